@@ -1,0 +1,47 @@
+"""Cross-entropy of class labels, hard or soft."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from lab.errors import ConfigError
+
+
+class CrossEntropy:
+    """(output, batch) -> (B,) losses in nats, unreduced, in float32 or wider.
+
+    output: (B, C) logits. batch["y"]: (B,) or (B, 1) integer labels below C, or (B, C) floating-point
+    probabilities such as mixup makes. label_smoothing: the share of the target spread evenly over all classes.
+    """
+
+    def __init__(self, label_smoothing: float) -> None:
+        if not 0 <= label_smoothing <= 1:
+            raise ConfigError(f"task.criterion.label_smoothing={label_smoothing}: give a share between 0 and 1")
+        self.label_smoothing = label_smoothing
+
+    def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        if "y" not in batch:
+            raise ConfigError(f"the batch has no field 'y' to learn, only {sorted(batch)}: name it in data.fields")
+        target = batch["y"]
+        if target.is_floating_point():
+            if target.shape != output.shape:
+                raise ConfigError(_mismatch(output, target, "floating-point targets: choose task=regression"))
+        else:
+            if target.dim() == 2 and target.shape[1] == 1:
+                target = target.squeeze(1)
+            if output.dim() != 2 or target.shape != output.shape[:1]:
+                raise ConfigError(_mismatch(output, target, "one integer label per sample is needed"))
+            target = target.long()  # torch takes no other integers; free where they are int64 already
+        if output.element_size() < 4:  # half precision: the exponentials need more
+            output = output.float()
+        return F.cross_entropy(output, target, reduction="none", label_smoothing=self.label_smoothing)
+
+
+def _mismatch(output: Tensor, target: Tensor, remedy: str) -> str:
+    return (
+        f"CrossEntropy cannot compare logits of shape {tuple(output.shape)} with batch['y'] of {target.dtype} and "
+        f"shape {tuple(target.shape)}: {remedy}, or (B, C) probabilities with C = model.num_outputs"
+    )

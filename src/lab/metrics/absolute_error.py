@@ -1,0 +1,30 @@
+"""Absolute error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from lab.errors import ConfigError
+
+
+class AbsoluteError:
+    """(output, batch) -> (B,) mean absolute error over each sample's elements, in float32 or wider.
+
+    batch["y"]: of output's shape; a flat output (B, N) fits any target of N elements per sample.
+    """
+
+    def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        target = batch["y"]
+        flat = output.dim() == 2 and output.shape[0] == target.shape[0] and output.numel() == target.numel()
+        if target.shape != output.shape and not flat:  # never broadcast: (B, 1) - (B,) would be (B, B)
+            raise ConfigError(
+                f"AbsoluteError cannot compare predictions of shape {tuple(output.shape)} with batch['y'] of shape "
+                f"{tuple(target.shape)}: set model.num_outputs to the number of elements of one target, "
+                "or choose task=classification"
+            )
+        batch_size = len(target)
+        if output.element_size() < 4:
+            output = output.float()
+        return (output.reshape(batch_size, -1) - target.reshape(batch_size, -1)).abs().mean(1)

@@ -1,0 +1,29 @@
+"""Accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from lab.errors import ConfigError
+
+
+class Accuracy:
+    """(output, batch) -> (B,) float32: 1 where the largest logit is at the label, else 0.
+
+    output: (B, C). batch["y"]: (B,) or (B, 1) integer labels, or (B, C) probabilities, of which the largest counts.
+    """
+
+    def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        target = batch["y"]
+        if target.is_floating_point() and target.shape == output.shape:
+            target = target.argmax(1)
+        elif target.dim() == 2 and target.shape[1] == 1:
+            target = target.squeeze(1)
+        if output.dim() != 2 or target.is_floating_point() or target.shape != output.shape[:1]:
+            raise ConfigError(
+                f"Accuracy cannot compare logits of shape {tuple(output.shape)} with batch['y'] of {target.dtype} and "
+                f"shape {tuple(target.shape)}: it needs one integer label per sample; for floats choose task=regression"
+            )
+        return (output.argmax(1) == target).float()

@@ -1,0 +1,45 @@
+"""A multilayer perceptron."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from lab.errors import ConfigError
+
+
+class MLP(nn.Module):
+    """x: (B, *input_shape) floating point -> (B, num_outputs); a linear layer and a ReLU for each width in `hidden`."""
+
+    def __init__(self, input_shape: Sequence[int], num_outputs: int, hidden: Sequence[int], dropout: float) -> None:
+        super().__init__()
+        self.input_shape = tuple(input_shape)
+        self.num_inputs = math.prod(self.input_shape)
+        widths = [self.num_inputs, *hidden]
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in pairwise(widths):
+            linear = nn.Linear(fan_in, fan_out)
+            nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
+            nn.init.zeros_(linear.bias)
+            layers += [linear, nn.ReLU()]
+            if dropout > 0:  # a Dropout(0) would still cost a call in every step
+                layers.append(nn.Dropout(dropout))
+        head = nn.Linear(widths[-1], num_outputs)
+        nn.init.normal_(head.weight, std=0.01)  # first outputs near 0: the first loss is that of a guess
+        nn.init.zeros_(head.bias)
+        self.layers = nn.Sequential(*layers, head)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1:] != self.input_shape:
+            raise ConfigError(
+                f"MLP was built for samples of shape {self.input_shape} and got {tuple(x.shape[1:])}: "
+                "set model.input_shape to the shape after data.transforms"
+            )
+        if not x.is_floating_point():
+            raise ConfigError(
+                f"MLP got {x.dtype}: add a transform such as lab.data.transforms.ToFloat to data.transforms"
+            )
+        return self.layers(x.reshape(-1, self.num_inputs))

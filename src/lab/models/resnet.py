@@ -1,0 +1,106 @@
+"""A small residual network for images of any size.
+
+    stem   3x3 convolutions, each halving an image larger than 64, so 224x224 enters the first stage as 56x56
+    stage  residual blocks; the first of every later stage halves the image and doubles the channels
+    head   mean over the image, dropout, linear
+
+Small images keep their resolution (8x8 digits: 8, 4, 2). No side ever falls below 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lab.errors import ConfigError
+
+LARGEST_FIRST_STAGE = 64  # pixels of the shorter side
+
+
+def conv_norm(channels_in: int, channels_out: int, size: int, stride: int = 1) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
+    # no bias: the norm that follows would subtract it again
+    conv = nn.Conv2d(channels_in, channels_out, size, stride, padding=size // 2, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return conv, nn.BatchNorm2d(channels_out)
+
+
+class Block(nn.Module):
+    """x: (B, channels_in, H, W) -> (B, channels_out, ceil(H / stride), ceil(W / stride))."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+        super().__init__()
+        conv, norm = conv_norm(channels_out, channels_out, 3)
+        nn.init.zeros_(norm.weight)  # starts as its shortcut alone, so depth does not hurt the first steps
+        self.residual = nn.Sequential(*conv_norm(channels_in, channels_out, 3, stride), nn.ReLU(), conv, norm)
+        shortcut: list[nn.Module] = []
+        if stride > 1:  # average, then 1x1: a strided 1x1 convolution would throw three of four pixels away
+            shortcut.append(nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False))
+        if channels_in != channels_out:
+            shortcut += conv_norm(channels_in, channels_out, 1)
+        self.shortcut = nn.Sequential(*shortcut)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.shortcut(x) + self.residual(x))
+
+
+class ResNet(nn.Module):
+    """x: (B, C, H, W), or (B, H, W) where input_shape is (H, W), floating point -> (B, num_outputs).
+
+    width: channels of the first stage. blocks: residual blocks of each stage. dropout: before the last layer.
+    Other image sizes than input_shape's are fine in forward; the number of channels is not free. In training BatchNorm
+    needs more than one value per channel: an image that shrinks to 1x1 needs a micro-batch of two or more.
+    """
+
+    def __init__(
+        self, input_shape: Sequence[int], num_outputs: int, width: int, blocks: Sequence[int], dropout: float
+    ) -> None:
+        super().__init__()
+        if len(input_shape) not in (2, 3) or min(input_shape) < 1:
+            raise ConfigError(
+                f"model.input_shape={list(input_shape)} is no image for ResNet: it takes (C, H, W) or (H, W); "
+                "choose model=mlp or another field as x"
+            )
+        if not blocks or min(blocks) < 1:
+            raise ConfigError(f"model.blocks={list(blocks)}: give each stage one block or more, such as [1, 1, 1]")
+        self.has_channels = len(input_shape) == 3
+        self.channels = int(input_shape[0]) if self.has_channels else 1
+
+        strides, side = [], min(input_shape[-2:])
+        while side > LARGEST_FIRST_STAGE:
+            strides.append(2)
+            side = (side + 1) // 2
+        stem: list[nn.Module] = []
+        for layer, stride in enumerate(strides or [1]):
+            stem += [*conv_norm(width if layer else self.channels, width, 3, stride), nn.ReLU()]
+        self.stem = nn.Sequential(*stem)
+
+        stages: list[nn.Module] = []
+        channels = width
+        for stage, num_blocks in enumerate(blocks):
+            for block in range(num_blocks):
+                first = stage > 0 and block == 0
+                stages.append(Block(channels, width * 2**stage, stride=2 if first else 1))
+                channels = width * 2**stage
+        self.stages = nn.Sequential(*stages)
+
+        self.dropout = nn.Dropout(dropout) if dropout > 0 else nn.Identity()
+        self.head = nn.Linear(channels, num_outputs)
+        nn.init.normal_(self.head.weight, std=0.01)  # first outputs near 0: the first loss is that of a guess
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.has_channels and x.dim() == 3:
+            x = x.unsqueeze(1)
+        if x.dim() != 4 or x.shape[1] != self.channels:
+            raise ConfigError(
+                f"ResNet was built for images of {self.channels} channels and got a batch of shape {tuple(x.shape)}: "
+                "set model.input_shape to (C, H, W), or (H, W), as it is after data.transforms"
+            )
+        if not x.is_floating_point():
+            raise ConfigError(
+                f"ResNet got {x.dtype}: add a transform such as lab.data.transforms.ToFloat to data.transforms"
+            )
+        # the mean, not AdaptiveAvgPool2d: that one has no deterministic gradient on CUDA
+        return self.head(self.dropout(self.stages(self.stem(x)).mean((2, 3))))
