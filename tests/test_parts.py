@@ -1,0 +1,330 @@
+"""Models, losses, metrics, the synthetic data and the digits that come with the project."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from types import ModuleType
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lab.data.synthetic import Synthetic
+from lab.errors import ConfigError
+from lab.losses.cross_entropy import CrossEntropy
+from lab.losses.squared_error import SquaredError
+from lab.metrics.absolute_error import AbsoluteError
+from lab.metrics.accuracy import Accuracy
+from lab.models.mlp import MLP
+from lab.models.resnet import ResNet
+
+ROOT = Path(__file__).resolve().parents[1]
+DIGITS = ROOT / "data" / "digits.h5"
+C = 7
+
+
+def small_resnet(shape: tuple[int, ...], blocks: tuple[int, ...] = (1, 1, 1), dropout: float = 0.0) -> ResNet:
+    return ResNet(input_shape=shape, num_outputs=C, width=4, blocks=blocks, dropout=dropout)
+
+
+# ---- models ----
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 5), max_size=4),
+    hidden=st.lists(st.integers(1, 9), max_size=3),
+    batch=st.integers(0, 3),
+)
+def test_mlp_maps_any_shape_to_outputs(shape: list[int], hidden: list[int], batch: int) -> None:
+    model = MLP(input_shape=shape, num_outputs=C, hidden=hidden, dropout=0.1)
+    assert model(torch.randn(batch, *shape)).shape == (batch, C)
+    assert [m.out_features for m in model.modules() if isinstance(m, nn.Linear)] == [*hidden, C]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    height=st.integers(1, 33),
+    width=st.integers(1, 33),
+    channels=st.integers(1, 4),
+    blocks=st.lists(st.integers(1, 2), min_size=1, max_size=5),
+)
+def test_resnet_takes_any_image(height: int, width: int, channels: int, blocks: list[int]) -> None:
+    model = small_resnet((channels, height, width), tuple(blocks))
+    output = model(torch.randn(2, channels, height, width))
+    assert output.shape == (2, C)
+    output.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (8, 8), (3, 5, 7), (3, 32, 32), (3, 65, 130), (3, 224, 224), (1, 1)])
+def test_resnet_shapes_and_first_loss(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model = small_resnet(shape)
+    output = model(torch.randn(2, *shape))
+    loss = F.cross_entropy(output, torch.tensor([0, 1]))
+    assert output.shape == (2, C)
+    assert loss.item() == pytest.approx(math.log(C), abs=0.2)  # the loss of a guess
+
+
+@pytest.mark.parametrize(
+    ("side", "first_stage"), [(8, 8), (64, 64), (65, 33), (128, 64), (129, 33), (224, 56), (513, 33)]
+)
+def test_resnet_stem_brings_large_images_to_64_at_most(side: int, first_stage: int) -> None:
+    model = small_resnet((1, side, side))
+    assert model.stem(torch.zeros(1, 1, side, side)).shape[-2:] == (first_stage, first_stage)
+
+
+def test_resnet_blocks_start_as_their_shortcut_and_convolutions_have_no_bias() -> None:
+    model = small_resnet((3, 8, 8), (2, 2)).eval()
+    block = model.stages[1]
+    x = torch.rand(2, 4, 8, 8)
+    assert torch.equal(block(x), x)
+    assert all(m.bias is None for m in model.modules() if isinstance(m, nn.Conv2d))
+
+
+def test_resnet_of_height_and_width_is_one_channel() -> None:
+    flat, deep = small_resnet((8, 8)), small_resnet((1, 8, 8))
+    deep.load_state_dict(flat.state_dict())
+    x = torch.rand(3, 8, 8)
+    assert torch.equal(flat.eval()(x), deep.eval()(x.unsqueeze(1)))
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet"])
+def test_dropout_is_of_training_alone(name: str) -> None:
+    torch.manual_seed(0)
+    shape, x = (1, 4, 4), torch.randn(4, 1, 4, 4)
+    model = MLP(shape, C, hidden=[32], dropout=0.5) if name == "mlp" else small_resnet(shape, dropout=0.5)
+    assert not torch.equal(model(x), model(x))
+    model.eval()
+    assert torch.equal(model(x), model(x))
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet"])
+def test_models_learn_synthetic_classes(name: str) -> None:
+    torch.manual_seed(0)
+    train, val = (Synthetic(512, (1, 6, 6), C, seed=0, split=split) for split in ("train", "val"))
+    model: nn.Module = MLP((1, 6, 6), C, hidden=[64], dropout=0.0) if name == "mlp" else small_resnet((1, 6, 6))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    criterion = CrossEntropy(label_smoothing=0.0)
+    for step in range(40):
+        batch = train.gather(np.arange(step * 64, step * 64 + 64) % len(train))
+        optimizer.zero_grad()
+        criterion(model(batch["x"]), batch).mean().backward()
+        optimizer.step()
+    batch = val.gather(np.arange(len(val)))
+    assert float(Accuracy()(model.eval()(batch["x"]), batch).mean()) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: small_resnet((64,)), r"model\.input_shape=\[64\].*model=mlp"),
+        (lambda: small_resnet((1, 2, 3, 4)), r"model\.input_shape=\[1, 2, 3, 4\]"),
+        (lambda: small_resnet((0, 8, 8)), r"model\.input_shape"),
+        (lambda: small_resnet((8, 8), ()), r"model\.blocks=\[\]"),
+        (lambda: small_resnet((3, 8, 8))(torch.rand(2, 1, 8, 8)), "3 channels"),
+        (lambda: small_resnet((8, 8))(torch.ones(2, 8, 8, dtype=torch.uint8)), "ToFloat"),
+        (lambda: MLP((4, 4), C, [], 0.0)(torch.rand(2, 16)), r"shape \(4, 4\).*\(16,\)"),
+        (lambda: MLP((4,), C, [], 0.0)(torch.ones(2, 4, dtype=torch.uint8)), "ToFloat"),
+    ],
+)
+def test_models_say_what_does_not_fit(build: object, says: str) -> None:
+    assert callable(build)
+    with pytest.raises(ConfigError, match=says):
+        build()
+
+
+# ---- losses and metrics ----
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_cross_entropy_reduces_to_torchs(smoothing: float, dtype: torch.dtype) -> None:
+    output, y = torch.randn(9, C, dtype=torch.float64), torch.randint(C, (9,))
+    loss = CrossEntropy(smoothing)(output, {"y": y.to(dtype)})
+    torch.testing.assert_close(loss.mean(), F.cross_entropy(output, y, label_smoothing=smoothing))
+    one_by_one = [F.cross_entropy(o[None], t[None], label_smoothing=smoothing) for o, t in zip(output, y, strict=True)]
+    torch.testing.assert_close(loss, torch.stack(one_by_one))
+    torch.testing.assert_close(CrossEntropy(smoothing)(output, {"y": y[:, None]}), loss)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_soft_targets_equal_hard_ones_and_mix_linearly(smoothing: float) -> None:
+    criterion, output = CrossEntropy(smoothing), torch.randn(9, C)
+    a, b = torch.randint(C, (2, 9))
+    one_hot_a, one_hot_b = F.one_hot(a, C).float(), F.one_hot(b, C).float()
+    hard_a, hard_b = criterion(output, {"y": a}), criterion(output, {"y": b})
+    torch.testing.assert_close(criterion(output, {"y": one_hot_a}), hard_a)
+    mixed = criterion(output, {"y": 0.3 * one_hot_a + 0.7 * one_hot_b})
+    torch.testing.assert_close(mixed, 0.3 * hard_a + 0.7 * hard_b)
+    assert torch.equal(Accuracy()(output, {"y": one_hot_a}), Accuracy()(output, {"y": a}))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3)])
+def test_squared_and_absolute_error_reduce_to_torchs(shape: tuple[int, ...]) -> None:
+    y = torch.randn(6, *shape)
+    output = torch.randn(6, *shape)
+    flat = output.reshape(6, math.prod(shape))
+    for prediction in (output, flat):  # a flat output stands for any target of as many elements, (B, 1) for (B,) too
+        squared, absolute = SquaredError()(prediction, {"y": y}), AbsoluteError()(prediction, {"y": y})
+        assert squared.shape == absolute.shape == (6,)
+        torch.testing.assert_close(squared.mean(), F.mse_loss(output, y))
+        torch.testing.assert_close(absolute.mean(), F.l1_loss(output, y))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_losses_of_half_precision_are_computed_in_float32(dtype: torch.dtype) -> None:
+    logits, y = (30 * torch.randn(8, C)).to(dtype), torch.randint(C, (8,))
+    loss = CrossEntropy(0.0)(logits, {"y": y})
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, F.cross_entropy(logits.float(), y, reduction="none"))
+    far = torch.full((2, 3), 1000.0, dtype=dtype)  # the square does not fit into float16
+    expected = torch.full((2,), 1e6)
+    torch.testing.assert_close(SquaredError()(far, {"y": torch.zeros(2, 3, dtype=dtype)}), expected)
+    assert AbsoluteError()(far, {"y": torch.zeros(2, 3, dtype=dtype)}).dtype == torch.float32
+
+
+def test_accuracy_counts_hits_of_each_sample() -> None:
+    output = torch.tensor([[2.0, 1.0], [2.0, 1.0], [0.0, 1.0]])
+    y = torch.tensor([0, 1, 1])
+    for target in (y, y[:, None], y.to(torch.uint8)):
+        assert Accuracy()(output, {"y": target}).tolist() == [1.0, 0.0, 1.0]
+
+
+def _logits(*shape: int) -> Tensor:
+    return torch.zeros(shape)
+
+
+@pytest.mark.parametrize(
+    ("call", "output", "y", "says"),
+    [
+        (CrossEntropy(0.0), _logits(4, C), torch.zeros(4), "task=regression"),
+        (CrossEntropy(0.0), _logits(4, C), torch.zeros(4, C + 1), "num_outputs"),
+        (CrossEntropy(0.0), _logits(4, C), torch.zeros(4, C, dtype=torch.int64), "one integer label"),
+        (CrossEntropy(0.0), _logits(4), torch.zeros(4, dtype=torch.int64), "one integer label"),
+        (CrossEntropy(0.0), _logits(4, C), None, r"no field 'y'.*data\.fields"),
+        (SquaredError(), _logits(4, C), torch.zeros(4, dtype=torch.int64), "task=classification"),
+        (SquaredError(), _logits(4, C), torch.zeros(4), "num_outputs"),
+        (SquaredError(), _logits(4, 1), torch.zeros(1, 4), "num_outputs"),
+        (SquaredError(), _logits(4, 2, 3), torch.zeros(4, 3, 2), "num_outputs"),
+        (SquaredError(), _logits(4, C), None, r"no field 'y'.*data\.fields"),
+        (Accuracy(), _logits(4, C), torch.zeros(4), "task=regression"),
+        (Accuracy(), _logits(4, C), torch.zeros(4, 2, dtype=torch.int64), "one integer label"),
+        (AbsoluteError(), _logits(4, C), torch.zeros(4, dtype=torch.int64), "task=classification"),
+        (AbsoluteError(), _logits(4, 1), torch.zeros(1, 4), "num_outputs"),
+    ],
+)
+def test_mismatches_say_what_to_change(call: object, output: Tensor, y: Tensor | None, says: str) -> None:
+    assert callable(call)
+    with pytest.raises(ConfigError, match=says):
+        call(output, {"x": output} if y is None else {"y": y})
+
+
+def test_label_smoothing_is_a_share() -> None:
+    with pytest.raises(ConfigError, match=r"label_smoothing=1\.5"):
+        CrossEntropy(label_smoothing=1.5)
+
+
+# ---- synthetic data ----
+
+
+def test_synthetic_is_a_function_of_seed_and_split() -> None:
+    def everything(seed: int, split: str) -> dict[str, Tensor]:
+        dataset = Synthetic(64, (2, 3), 5, seed=seed, split=split)
+        return dataset.gather(np.arange(len(dataset)))
+
+    train = everything(0, "train")
+    assert torch.equal(train["x"], everything(0, "train")["x"])
+    assert torch.equal(train["y"], everything(0, "train")["y"])
+    assert not torch.equal(train["x"], everything(1, "train")["x"])
+    val, test = everything(0, "val"), everything(0, "test")
+    assert len(val["x"]) == len(test["x"]) == 8
+    assert not torch.equal(val["x"], test["x"])
+    assert sorted(train["y"].bincount().tolist()) == [12, 13, 13, 13, 13]
+
+
+def test_synthetic_gathers_into_buffers_what_spec_says() -> None:
+    dataset = Synthetic(32, (3, 4), 5, seed=0, split="train")
+    rows = np.array([3, 31, 3, 0])
+    fresh = dataset.gather(rows)
+    buffers = {field: torch.empty((4, *shape), dtype=dtype) for field, (shape, dtype) in dataset.spec.items()}
+    pointers = {field: value.data_ptr() for field, value in buffers.items()}
+    dataset.gather(rows, buffers)
+    for field, value in buffers.items():
+        assert value.data_ptr() == pointers[field]
+        assert torch.equal(value, fresh[field])
+        assert torch.equal(value[0], value[2])
+    assert dataset.nbytes == 32 * (3 * 4 * 4 + 8)
+
+
+def test_synthetic_rejects_what_it_lacks() -> None:
+    with pytest.raises(ConfigError, match=r"'dev'.*train, val, test"):
+        Synthetic(8, (2,), 2, seed=0, split="dev")
+    with pytest.raises(ConfigError, match=r"data\.size=0"):
+        Synthetic(0, (2,), 2, seed=0, split="train")
+
+
+# ---- the digits ----
+
+
+def _script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_digits", ROOT / "tools" / "make_digits.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_digits_splits_are_disjoint_balanced_and_complete() -> None:
+    seen: set[bytes] = set()
+    with h5py.File(DIGITS) as file:
+        assert "CC BY 4.0" in file.attrs["license"]
+        assert "Alpaydin" in file.attrs["authors"]
+        for split, size in {"train": 1297, "val": 250, "test": 250}.items():
+            image, label = file[split]["image"], file[split]["label"]
+            assert (image.shape, image.dtype, image.chunks) == ((size, 1, 8, 8), np.uint8, None)
+            assert (label.shape, label.dtype, label.chunks) == ((size,), np.int64, None)
+            assert label.attrs["classes"] == 10
+            counts = np.bincount(label[:], minlength=10)
+            assert counts.max() - counts.min() <= (
+                9 if split == "train" else 0
+            )  # the set itself has 174 to 183 of each
+            images = {one.tobytes() for one in image[:]}
+            assert len(images) == size
+            assert not images & seen
+            seen |= images
+            assert image[:].max() == 255
+    assert len(seen) == 1797
+    assert DIGITS.stat().st_size < 200_000
+
+
+def test_digits_script_is_reproducible(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    images, labels = random.integers(0, 17, (900, 8, 8)), random.permutation(900) % 10
+    script = _script()
+    for name in ("a.h5", "b.h5"):
+        script.write(tmp_path / name, images, labels)
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.h5", "b.h5"]
+    rows = script.splits(labels)
+    assert np.array_equal(np.sort(np.concatenate(list(rows.values()))), np.arange(900))
+
+
+def test_digits_file_is_what_the_script_makes(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("sklearn.datasets", reason="the script alone needs scikit-learn")
+    digits = datasets.load_digits()
+    _script().write(tmp_path / "digits.h5", digits.images, digits.target)
+    with h5py.File(DIGITS) as shipped, h5py.File(tmp_path / "digits.h5") as made:
+        assert dict(shipped.attrs) == dict(made.attrs)
+        for split in ("train", "val", "test"):
+            for name in ("image", "label"):
+                assert np.array_equal(shipped[split][name], made[split][name])
