@@ -11,14 +11,12 @@ from torch import Tensor, nn
 from lab.errors import ConfigError
 
 
-class MLP(nn.Module):
+class MLP(nn.Sequential):
     """x: (B, *input_shape) floating point -> (B, num_outputs); a linear layer and a ReLU for each width in `hidden`."""
 
     def __init__(self, input_shape: Sequence[int], num_outputs: int, hidden: Sequence[int], dropout: float) -> None:
-        super().__init__()
-        self.input_shape = tuple(input_shape)
-        self.num_inputs = math.prod(self.input_shape)
-        widths = [self.num_inputs, *hidden]
+        shape = tuple(input_shape)
+        widths = [math.prod(shape), *hidden]
         layers: list[nn.Module] = []
         for fan_in, fan_out in pairwise(widths):
             linear = nn.Linear(fan_in, fan_out)
@@ -30,7 +28,8 @@ class MLP(nn.Module):
         head = nn.Linear(widths[-1], num_outputs)
         nn.init.normal_(head.weight, std=0.01)  # first outputs near 0: the first loss is that of a guess
         nn.init.zeros_(head.bias)
-        self.layers = nn.Sequential(*layers, head)
+        super().__init__(*layers, head)
+        self.input_shape, self.num_inputs = shape, widths[0]
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1:] != self.input_shape:
@@ -42,4 +41,4 @@ class MLP(nn.Module):
             raise ConfigError(
                 f"MLP got {x.dtype}: add a transform such as lab.data.transforms.ToFloat to data.transforms"
             )
-        return self.layers(x.reshape(-1, self.num_inputs))
+        return super().forward(x if x.dim() == 2 else x.reshape(-1, self.num_inputs))
