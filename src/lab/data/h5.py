@@ -19,7 +19,9 @@ class H5Dataset:
     splits: split -> {group: where its datasets lie, "/" for the root}. split: the one to read.
     """
 
-    def __init__(self, path: str, fields: Mapping[str, str], splits: Mapping[str, Mapping[str, Any]], split: str) -> None:
+    def __init__(
+        self, path: str, fields: Mapping[str, str], splits: Mapping[str, Mapping[str, Any]], split: str
+    ) -> None:
         with h5py.File(Path(path), "r") as file:
             group = file[splits[split]["group"]]
             self._values = {field: torch.from_numpy(group[name][:]) for field, name in fields.items()}

@@ -1,0 +1,22 @@
+"""The project's library. In a notebook: `from lab import load_run; model, cfg = load_run("outputs/...")`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from torch import nn
+
+
+def load_run(path: str | Path) -> tuple[nn.Module, DictConfig]:
+    """A run directory (its best checkpoint, else its newest valid one) or one checkpoint -> (model, config).
+
+    The model is on the CPU, in eval mode, with the weights that were evaluated (the moving average where the run kept
+    one). Needs the run directory alone: neither the data nor Hydra's command line.
+    """
+    from lab.restore import restore_model
+
+    model, cfg, _ = restore_model(Path(path))
+    return model, cfg

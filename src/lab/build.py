@@ -1,0 +1,127 @@
+"""Build what the config names. The only file that calls instantiate; what it builds never sees the config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from torch import nn
+
+from lab import hardware
+from lab.callbacks.base import Callback
+from lab.config import (
+    DataConfig,
+    HardwareConfig,
+    LoggerConfig,
+    MonitorConfig,
+    OptimConfig,
+    TrainerConfig,
+    split_own,
+    typed,
+)
+from lab.data.loader import Loader
+from lab.data.order import Plan, eval_plan, train_plan
+from lab.data.transforms import compose
+from lab.distributed import World
+from lab.hardware import Hardware
+from lab.optim import Schedule, build_optimizer, lean_step
+from lab.state import StepSettings, Task, TrainState, moving_average
+
+
+@dataclass(frozen=True)
+class Config:
+    """config.yaml, split into what the run reads itself and what it builds."""
+
+    cfg: DictConfig
+    data: DataConfig
+    dataset: dict[str, Any]
+    optim: OptimConfig
+    optimizer: dict[str, Any]
+    trainer: TrainerConfig
+    hardware: HardwareConfig
+    logger: LoggerConfig
+    monitor: MonitorConfig
+
+    @staticmethod
+    def of(cfg: DictConfig) -> Config:
+        data, dataset = split_own(cfg.data, DataConfig, "data")
+        optim, optimizer = split_own(cfg.optim, OptimConfig, "optim")
+        trainer, machine = typed(TrainerConfig, cfg.trainer, "trainer"), typed(HardwareConfig, cfg.hardware, "hardware")
+        logger, monitor = typed(LoggerConfig, cfg.logger, "logger"), typed(MonitorConfig, cfg.monitor, "monitor")
+        return Config(cfg, data, dataset, optim, optimizer, trainer, machine, logger, monitor)
+
+
+def make_model(config: Config) -> nn.Module:
+    return instantiate(config.cfg.model, _convert_="all")
+
+
+def make_callbacks(config: Config) -> list[Callback]:
+    return list(instantiate(config.cfg.callback, _convert_="all").values())
+
+
+def make_dataset(node: dict[str, Any], split: str) -> Any:
+    """The dataset of a split; None where the config gives the split no place (splits.val: null)."""
+    if "splits" in node and node["splits"].get(split) is None:
+        return None
+    return instantiate(node, split=split, _convert_="all")
+
+
+def make_train_loader(config: Config, machine: Hardware, dataset: Any, world: World, start: int) -> Loader:
+    """start: the global sample number that comes next."""
+    order = instantiate(config.data.order, _convert_="all")(dataset, seed=config.cfg.seed)
+    micro = machine.micro_batch_sizes
+    plan = train_plan(order, config.trainer.global_batch_size, micro, world.rank, world.size, start)
+    return _loader(config, dataset, plan, world, random=True)
+
+
+def make_eval_loader(config: Config, machine: Hardware, dataset: Any, world: World) -> Loader | None:
+    """Every sample of the set (or of its first trainer.max_eval_batches batches) once, over all ranks."""
+    if dataset is None:
+        return None
+    size, limit = len(dataset), config.trainer.max_eval_batches
+    if limit is not None:
+        size = min(size, limit * machine.eval_batch_size * world.size)
+    plan = eval_plan(size, machine.eval_batch_size, world.rank, world.size)
+    return _loader(config, dataset, plan, world, random=False)
+
+
+def _loader(config: Config, dataset: Any, plan: Plan, world: World, random: bool) -> Loader:
+    """random: with the transforms that draw numbers too."""
+    own = config.data
+    transforms = [instantiate(node, _convert_="all") for node in own.transforms.values()]
+    transform = compose([t for t in transforms if random or not t.random])
+    return Loader(dataset, plan, world.device, transform, own.loader, own.num_workers, seed=config.cfg.seed)
+
+
+def make_task(config: Config, device: torch.device) -> Task:
+    criterion, metrics = (instantiate(config.cfg.task[key], _convert_="all") for key in ("criterion", "metrics"))
+    return Task(criterion.to(device) if isinstance(criterion, nn.Module) else criterion, metrics)
+
+
+def make_state(
+    config: Config, machine: Hardware, model: nn.Module, total_steps: int
+) -> tuple[TrainState, StepSettings]:
+    trainer, own = config.trainer, config.optim
+    weight_decay = config.optimizer.get("weight_decay", 0.0)
+    optimizer = build_optimizer(
+        instantiate(config.optimizer, _convert_="all"), model, weight_decay, own.decay_norms_and_biases
+    )
+    schedule = Schedule(optimizer, instantiate(own.schedule, _convert_="all"), total_steps)
+    state = TrainState(
+        model, moving_average(model) if trainer.ema_decay else None, optimizer, schedule, hardware.scaler(machine)
+    )
+    settings = StepSettings(
+        local_batch_size=sum(machine.micro_batch_sizes),
+        accumulate=len(machine.micro_batch_sizes),
+        clip_norm=trainer.clip_norm,
+        skip_non_finite=trainer.non_finite == "skip",
+        ema_decay=trainer.ema_decay,
+        autocast=hardware.autocast(machine),
+        update=optimizer.step if config.hardware.compile else lean_step(optimizer),  # type: ignore[arg-type]
+        guarded=bool(optimizer.defaults.get("fused")),
+        foreach=True if machine.device in ("cpu", "cuda") else None,
+    )
+    return state, settings

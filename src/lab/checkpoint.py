@@ -1,0 +1,129 @@
+"""Checkpoints: written beside and renamed, loaded with weights_only=True, the newest valid one found again."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lab.errors import ConfigError
+
+log = logging.getLogger("lab")
+KEEP_LAST = 2  # the one before stays as long as the newest could turn out damaged
+
+
+def save(payload: dict[str, Any], path: Path) -> None:
+    """All or nothing: whoever kills the process, `path` holds the old file or the whole new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(payload, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The payload, on the CPU. Raises whatever torch.load raises for a damaged file."""
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def weights(payload: dict[str, Any]) -> dict[str, Any]:
+    """The weights to evaluate: the moving average where the run kept one."""
+    return payload["ema"] or payload["model"]
+
+
+def load_weights(model: nn.Module, state: dict[str, Any], source: str) -> None:
+    """Load `state` or raise a ConfigError that says which keys and shapes differ."""
+    own = model.state_dict()
+    shapes = [
+        f"{k}: {tuple(state[k].shape)} in the checkpoint, {tuple(own[k].shape)} in the model"
+        for k in own
+        if k in state and state[k].shape != own[k].shape
+    ]
+    parts = {
+        "missing in the checkpoint": [k for k in own if k not in state],
+        "not in the model": [k for k in state if k not in own],
+        "of another shape": shapes,
+    }
+    wrong = "; ".join(f"{what}: {_some(keys)}" for what, keys in parts.items() if keys)
+    if wrong:
+        raise ConfigError(
+            f"{source} does not fit the model: {wrong}; use the model and data settings it was trained with"
+        )
+    model.load_state_dict(state)
+
+
+def _some(keys: list[str], limit: int = 4) -> str:
+    return ", ".join(keys[:limit]) + (f" and {len(keys) - limit} more" if len(keys) > limit else "")
+
+
+class Checkpoints:
+    """The files of one run: last_<step>.pt (two of them) and best_<step>.pt (keep_best of them)."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(exist_ok=True)
+
+    def save_last(self, payload: dict[str, Any]) -> Path:
+        path = self._path("last", payload["step"])
+        save(payload, path)
+        for old in self._files("last")[KEEP_LAST:]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def save_best(self, payload: dict[str, Any]) -> Path:
+        """payload["best"] holds [score, step] of all that are to be kept, this one among them."""
+        path = self._path("best", payload["step"])
+        save(payload, path)
+        kept = {self._path("best", step) for _, step in payload["best"]}
+        for old in self._files("best"):
+            if old not in kept:
+                old.unlink(missing_ok=True)
+        return path
+
+    def best(self, best: list[list[float]]) -> Path | None:
+        """The file of the first of [score, step] pairs."""
+        return self._path("best", int(best[0][1])) if best else None
+
+    def newest_valid(self) -> tuple[Path, dict[str, Any]] | None:
+        """The newest checkpoint that loads; damaged ones are named and passed over."""
+        files = sorted(self._files("last") + self._files("best"), key=_step, reverse=True)
+        for path in files:
+            try:
+                return path, load(path)
+            except Exception as error:
+                log.warning("skipping damaged checkpoint %s (%s)", path, str(error).splitlines()[0])
+        return None
+
+    def _path(self, kind: str, step: int) -> Path:
+        return self.directory / f"{kind}_{step:09d}.pt"
+
+    def _files(self, kind: str) -> list[Path]:
+        """Newest first."""
+        return sorted(self.directory.glob(f"{kind}_*.pt"), key=_step, reverse=True)
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.rsplit("_", 1)[1])
+
+
+def find(path: Path) -> Path:
+    """The checkpoint that `path` means: itself, or a run directory's best, or else its newest valid one."""
+    if path.is_file():
+        return path
+    directory = path / "checkpoints"
+    if not directory.is_dir():
+        raise ConfigError(f"{path} is neither a checkpoint nor a run directory with checkpoints")
+    newest = Checkpoints(directory).newest_valid()
+    if newest is None:
+        raise ConfigError(f"{directory} holds no checkpoint that loads")
+    best = Checkpoints(directory).best(newest[1]["best"])
+    return best if best is not None and best.exists() else newest[0]

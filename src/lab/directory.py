@@ -1,0 +1,130 @@
+"""A run is a directory: claimed by one process at a time, filled with all it starts from. Imports no torch."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import secrets
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from lab.errors import ConfigError
+
+CONFIG, OVERRIDES, ENVIRONMENT, DIFF = "config.yaml", "overrides.yaml", "environment.json", "uncommitted.diff"
+STATUS, RESULT, FAILURE = "status.json", "result.json", "failure.json"
+PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")
+
+
+@contextmanager
+def claimed(directory: Path) -> Iterator[None]:
+    """Hold the directory for this run alone; the kernel gives it free whatever happens to the process."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"hydra.run.dir={directory}: another process is running there; wait or stop it") from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def holds_run(directory: Path) -> bool:
+    return (directory / CONFIG).exists()
+
+
+def fill(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
+    """Write what a new run starts from, config.yaml last: a directory with a config is a whole one."""
+    write_json(directory / ENVIRONMENT, environment())
+    diff = _git("diff", "HEAD")
+    if diff:
+        (directory / DIFF).write_text(diff)
+    OmegaConf.save(overrides, directory / OVERRIDES)
+    write_status(directory, "created", wandb_id=secrets.token_hex(4))
+    temporary = directory / f".{CONFIG}"
+    OmegaConf.save(cfg, temporary)
+    temporary.replace(directory / CONFIG)
+
+
+def environment() -> dict[str, Any]:
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # a vendored or path-installed package has no metadata
+            versions[name] = "unknown"
+    return {
+        "command": sys.argv,
+        "cwd": os.getcwd(),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "packages": versions,
+        "git_commit": _git("rev-parse", "HEAD").strip() or None,
+        "git_dirty": bool(_git("status", "--porcelain").strip()),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+    }
+
+
+def _git(*arguments: str) -> str:
+    """The output of git in the project, empty where there is no git or no repository."""
+    root = Path(__file__).resolve().parents[2]
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def write_json(path: Path, value: Any) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    temporary.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def write_status(directory: Path, status: str, **more: Any) -> None:
+    """status: created, running, finished, interrupted or failed. The id of the W&B run stays for good."""
+    known = read_json(directory / STATUS)
+    kept = {key: known[key] for key in ("wandb_id",) if key in known}
+    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    write_json(directory / STATUS, {"status": status, "time": now, **kept, **more})
+
+
+def record_failure(directory: Path, rank: int, error: BaseException) -> None:
+    """Keep the first failure of a run: what the other ranks raise afterwards is only its echo."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    record = {"rank": rank, "type": type(error).__name__, "message": str(error), "traceback": text}
+    temporary = directory / f".{FAILURE}.{os.getpid()}"
+    temporary.write_text(json.dumps(record, indent=2))
+    try:
+        os.link(temporary, directory / FAILURE)  # fails where the file exists: whole and exclusive at once
+    except FileExistsError:
+        return
+    finally:
+        temporary.unlink()
+    write_status(directory, "failed", error=f"{record['type']}: {record['message']}", traceback=text, rank=rank)
+
+
+def failure(directory: Path) -> dict[str, Any] | None:
+    return read_json(directory / FAILURE) or None
+
+
+def clear_failure(directory: Path) -> None:
+    (directory / FAILURE).unlink(missing_ok=True)

@@ -1,0 +1,171 @@
+"""Ranks. The only file that calls torch.distributed or reads RANK; importing it imports no torch.
+
+A process is a rank when RANK is in its environment: torchrun, srun's wrapper or `launch.py` put it there. The ranks
+meet at a store: torchrun's (MASTER_ADDR, MASTER_PORT) or, for ranks that `launch.py` started, a file (LAB_STORE), which
+needs no port that another job could take.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+DIRECTORY_KEY = "run_directory"
+_stores: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def started_ranks() -> int | None:
+    """How many ranks somebody else (torchrun, a scheduler) has started; None: this is a plain process."""
+    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else None
+
+
+def local_ranks() -> int:
+    """How many ranks share this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def rank_environment(rank: int, size: int, store: str) -> dict[str, str]:
+    """What makes a process on this machine one of `size` ranks that meet at the file `store`."""
+    count = str(size)
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": count,
+        "LOCAL_WORLD_SIZE": count,
+        "LAB_STORE": store,
+    }
+
+
+def _store() -> Any:
+    """The store at which the ranks meet, made once for each process."""
+    if "store" not in _stores:
+        import torch.distributed as dist
+
+        if "LAB_STORE" in os.environ:
+            _stores["store"] = dist.FileStore(os.environ["LAB_STORE"], int(os.environ["WORLD_SIZE"]))
+        else:
+            _stores["store"] = next(dist.rendezvous("env://"))[0]
+    return _stores["store"]
+
+
+def publish_directory(directory: str) -> None:
+    """Rank 0 tells the ranks that torchrun started beside it where the run is; "": nowhere, the config is wrong."""
+    _store().set(DIRECTORY_KEY, directory)
+
+
+def await_directory(timeout_s: float) -> str:
+    """What rank 0 published."""
+    return _store().get(DIRECTORY_KEY, timedelta(seconds=timeout_s)).decode()
+
+
+@contextmanager
+def world(device_type: str, timeout_s: float) -> Iterator[World]:
+    """This process's place among the ranks; several ranks form a process group that ends with the block.
+
+    device_type: cpu, cuda or mps. timeout_s: how long a collective may wait for the other ranks.
+    """
+    import torch
+
+    size, local_rank = started_ranks() or 1, int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device(device_type, local_rank) if device_type == "cuda" else torch.device(device_type)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    place = World(rank(), size, local_rank, device)
+    if size == 1:
+        yield place
+        return
+
+    import torch.distributed as dist
+
+    # gloo beside nccl: what lives on the host (random states, flags) is exchanged without touching the GPU
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    store = dist.PrefixStore("group", _store())
+    dist.init_process_group(
+        backend, store=store, rank=place.rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+    )
+    try:
+        yield place
+    finally:
+        dist.destroy_process_group()
+
+
+def wrap(model: nn.Module, world: World) -> nn.Module:
+    """The model whose backward averages the gradients over the ranks; with one rank the model itself."""
+    if world.size == 1:
+        return model
+    from torch.nn.parallel import DistributedDataParallel
+
+    # buffers are broadcast before an evaluation or a checkpoint, not at each step; torch 2.13 renamed the argument
+    arguments: dict[str, Any] = {"gradient_as_bucket_view": True}
+    new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    arguments["forward_sync_buffers" if new else "broadcast_buffers"] = False
+    return DistributedDataParallel(model, [world.device] if world.device.type == "cuda" else None, **arguments)
+
+
+def broadcast_buffers(model: nn.Module, world: World) -> None:
+    """Give all ranks rank 0's buffers (BatchNorm's running statistics), so that all evaluate one model."""
+    if world.size > 1:
+        import torch.distributed as dist
+
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
+
+
+def all_sum(values: Tensor, world: World) -> Tensor:
+    """The sum over all ranks, in place."""
+    if world.size > 1:
+        import torch.distributed as dist
+
+        dist.all_reduce(values)
+    return values
+
+
+def gather(value: Any, world: World) -> list[Any]:
+    """[value of rank 0, value of rank 1, ...] on rank 0, [] elsewhere. Values are small and picklable."""
+    if world.size == 1:
+        return [value]
+    import torch.distributed as dist
+
+    values: list[Any] = [None] * world.size if world.is_main else []
+    dist.gather_object(value, values if world.is_main else None, dst=0)
+    return values
+
+
+def share_from_main(value: Any, world: World) -> Any:
+    """Rank 0's value on all ranks."""
+    if world.size == 1:
+        return value
+    import torch.distributed as dist
+
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def barrier(world: World) -> None:
+    share_from_main(None, world)

@@ -1,0 +1,104 @@
+"""What `auto` means on this machine, and the settings that follow from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lab.config import HardwareConfig, TrainerConfig, check_share
+from lab.distributed import local_ranks, started_ranks
+from lab.errors import ConfigError
+from lab.seed import make_deterministic
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """hardware with every `auto` decided. micro_batch_sizes: of one optimizer step on one rank."""
+
+    device: str
+    num_procs: int
+    precision: str
+    num_threads: int
+    micro_batch_sizes: list[int]
+    eval_batch_size: int
+
+
+def resolve(hardware: HardwareConfig, trainer: TrainerConfig) -> Hardware:
+    """Decide every `auto`, in a process that will train: this may start CUDA."""
+    device, num_procs = choose_device(hardware), count_processes(hardware, trainer)
+    share = check_share(trainer.global_batch_size, num_procs)
+    parts = -(-share // min(hardware.micro_batch_size or share, share))
+    micro = [share // parts + (i < share % parts) for i in range(parts)]  # as equal as can be
+    precision = hardware.precision
+    if precision == "auto":
+        precision = "bf16" if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    threads = hardware.num_threads
+    if threads == "auto":
+        threads = max(1, cores() // local_ranks())
+    return Hardware(device, num_procs, precision, int(threads), micro, hardware.eval_batch_size or micro[0])
+
+
+def choose_device(hardware: HardwareConfig) -> str:
+    """cpu, cuda or mps; a ConfigError for what this machine lacks. Counts GPUs without starting CUDA."""
+    has = {"cuda": torch.cuda.device_count() > 0, "mps": torch.backends.mps.is_available(), "cpu": True}
+    if hardware.device == "auto":
+        return next(device for device, there in has.items() if there)
+    if not has[hardware.device]:
+        raise ConfigError(
+            f"hardware.device={hardware.device}: this machine has none, or this build of torch cannot use it; "
+            "hardware=auto takes what there is"
+        )
+    return hardware.device
+
+
+def count_processes(hardware: HardwareConfig, trainer: TrainerConfig) -> int:
+    """The ranks of this run, all together. Starts no CUDA, so the ranks can be forked afterwards."""
+    device, started = choose_device(hardware), started_ranks()
+    if started is not None:
+        if trainer.strategy == "single" and started > 1:
+            raise ConfigError(f"trainer.strategy=single, but {started} processes were started: add trainer=ddp")
+        if hardware.num_procs not in ("auto", started):
+            raise ConfigError(f"hardware.num_procs={hardware.num_procs}, but {started} were started: leave it auto")
+        return started
+    if trainer.strategy == "single":
+        return 1
+    gpus = torch.cuda.device_count()
+    if hardware.num_procs == "auto":
+        return {"cuda": gpus, "mps": 1}.get(device, 2)
+    if device == "cuda" and int(hardware.num_procs) > gpus:
+        raise ConfigError(f"hardware.num_procs={hardware.num_procs}: there are {gpus} GPUs, one for each process")
+    return int(hardware.num_procs)
+
+
+def cores() -> int:
+    """Cores that this process may use (a scheduler may have given fewer than the machine has)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def apply(config: HardwareConfig, hardware: Hardware) -> None:
+    """torch's global switches, in each process."""
+    torch.set_num_threads(hardware.num_threads)
+    torch.set_float32_matmul_precision("highest" if hardware.precision == "fp32" else "high")
+    torch.backends.cudnn.allow_tf32 = hardware.precision != "fp32"
+    torch.backends.cudnn.benchmark = config.cudnn_benchmark
+    torch.autograd.set_detect_anomaly(config.detect_anomaly)
+    if config.deterministic:
+        make_deterministic()
+
+
+def autocast(hardware: Hardware) -> Callable[[], AbstractContextManager[Any]]:
+    """Makes the context of the forward pass: torch.amp's for bf16 and fp16, none else."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(hardware.precision)
+    if dtype is None:
+        return nullcontext
+    return lambda: torch.autocast(hardware.device, dtype)
+
+
+def scaler(hardware: Hardware) -> torch.amp.GradScaler | None:
+    """fp16 alone needs the loss scaled: its gradients underflow."""
+    return torch.amp.GradScaler(hardware.device) if hardware.precision == "fp16" else None

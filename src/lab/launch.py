@@ -1,0 +1,113 @@
+"""How processes start and how they end. Importing this imports no torch.
+
+A run of one rank stays in the parent's process, so a debugger works. Several ranks, and every job of a multirun, are
+processes of their own, forked from a parent that has imported torch once, made no CUDA call and started no thread
+(measured: as fast to the first step as one process; spawn takes a second and a half more). Where fork is not safe
+(macOS) they are spawned. The parent hands over the run directory and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab.directory import failure, record_failure
+from lab.distributed import all_sum, rank_environment
+from lab.errors import RunFailed
+
+if TYPE_CHECKING:
+    from lab.distributed import World
+
+GRACE_S = 5.0  # what the other ranks get to end by themselves after one has failed
+
+
+def run_processes(target: Callable[[Path], None], directory: Path, num_procs: int) -> None:
+    """Run target(directory) in num_procs ranks until all have ended; RunFailed when one did not end well."""
+    import torch.multiprocessing as mp
+
+    method = "fork" if sys.platform == "linux" else "spawn"
+    with tempfile.TemporaryDirectory(prefix="lab-") as meeting:
+        store = str(Path(meeting) / "store")
+        context = mp.start_processes(
+            _rank_main, (target, directory, num_procs, store), nprocs=num_procs, join=False, start_method=method
+        )
+        assert context is not None
+        try:
+            while not context.join(grace_period=GRACE_S):
+                pass
+        except KeyboardInterrupt:
+            _let_end(context.processes)
+            raise
+        except mp.ProcessExitedException as error:
+            if failure(directory) is None:
+                record_failure(directory, error.error_index, RunFailed(f"rank {error.error_index}: {_end(error)}"))
+            raise RunFailed(str(error)) from None
+        except mp.ProcessRaisedException as error:
+            raise RunFailed(str(error)) from None
+        finally:
+            for process in context.processes:
+                if process.is_alive():
+                    process.kill()
+                process.join()
+
+
+def _end(error: Any) -> str:
+    if error.signal_name == "SIGKILL":
+        return "killed by SIGKILL; the kernel does that when memory runs out (see dmesg)"
+    return f"ended by {error.signal_name}" if error.signal_name else f"exit status {error.exit_code}"
+
+
+def _let_end(processes: list[Any]) -> None:
+    """The terminal sent Ctrl-C to the ranks too: they save and end. A second one ends them now."""
+    try:
+        for process in processes:
+            process.join()
+    except KeyboardInterrupt:
+        for process in processes:
+            process.kill()
+
+
+def _rank_main(index: int, target: Callable[[Path], None], directory: Path, num_procs: int, store: str) -> None:
+    os.environ.update(rank_environment(index, num_procs, store))
+    target(directory)
+
+
+class StopRequest:
+    """Set by SIGINT or SIGTERM; the loop looks at it after each step. A second SIGINT raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    def agreed(self, world: World, at_log: bool) -> bool:
+        """Whether all ranks stop now. Several ranks decide together, when they exchange values anyway: at a log."""
+        if world.size == 1 or not at_log:
+            return world.size == 1 and self.signal is not None
+        import torch
+
+        flag = all_sum(torch.tensor([float(self.signal is not None)]), world)
+        if flag.item() and self.signal is None:
+            self.signal = signal.SIGTERM
+        return bool(flag.item())
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """SIGINT and SIGTERM ask the loop to stop, for the length of the block."""
+    request = StopRequest()
+    before = {number: signal.signal(number, request._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

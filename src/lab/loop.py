@@ -1,0 +1,218 @@
+"""The training loop. This is the file to edit: most new methods change forward_loss, some train_step.
+
+    while steps are left:
+        micro-batches -> forward_loss -> backward (gradients averaged over ranks on the last) -> unscale, clip, update
+        at log_every / eval_every / save_every: values cross to the host, all ranks decide together
+
+Nothing in train_step waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from lab.clock import Clock
+from lab.data.loader import Loader
+from lab.distributed import World, all_sum, broadcast_buffers, gather
+from lab.errors import ConfigError, RunFailed
+from lab.seed import rng_state
+from lab.state import Batch, Run, StepSettings, Task, TrainState, averaged
+
+
+def due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
+
+
+def forward_loss(model: nn.Module, task: Task, batch: Batch) -> tuple[Tensor, Tensor]:
+    """((B,) losses, output). Edit this for a method with another forward pass."""
+    output = model(batch["x"])
+    return task.criterion(output, batch), output
+
+
+def without_sync(net: nn.Module) -> AbstractContextManager[Any]:
+    """Gradients stay on their rank: DDP averages them once, with the last micro-batch."""
+    no_sync: Any = getattr(net, "no_sync", nullcontext)
+    return no_sync()
+
+
+def train_step(
+    net: nn.Module, state: TrainState, task: Task, micro_batches: Iterator[Batch], settings: StepSettings
+) -> dict[str, Tensor]:
+    """One optimizer step over `settings.accumulate` micro-batches -> values on the device: loss, grad_norm, non_finite.
+
+    The loss is a sum over samples divided by the samples of the whole share, so uneven micro-batches weigh right, and
+    DDP's mean over ranks makes it the mean of the global batch.
+    """
+    scaler, optimizer = state.scaler, state.optimizer
+    total = None
+    for i in range(settings.accumulate):
+        batch = next(micro_batches)
+        last = i == settings.accumulate - 1
+        with nullcontext() if last else without_sync(net):
+            with settings.autocast():
+                losses, _ = forward_loss(net, task, batch)
+            if losses.dim() != 1:
+                raise ConfigError(
+                    f"task.criterion must return one loss a sample, (B,), but returned {tuple(losses.shape)}"
+                )
+            loss = losses.sum() / settings.local_batch_size
+            (scaler.scale(loss) if scaler else loss).backward()
+        total = loss.detach() if total is None else total + loss.detach()
+    assert total is not None
+    if scaler:
+        scaler.unscale_(optimizer)  # first: the limit is on the true gradients
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    norm = get_total_norm([p.grad for p in parameters], foreach=settings.foreach)
+    if settings.clip_norm is not None:
+        clip_grads_with_norm_(parameters, settings.clip_norm, norm, foreach=settings.foreach)
+    # the gradients are the averaged ones, so every rank sees the same norm and takes the same way
+    non_finite = torch.isfinite(norm).logical_not_().to(torch.float32)
+    if update(state, settings, non_finite):
+        state.schedule.step()
+        if state.ema is not None:
+            assert settings.ema_decay is not None
+            torch._foreach_lerp_(list(state.ema.parameters()), list(state.model.parameters()), 1 - settings.ema_decay)
+    for p in parameters:
+        p.grad = None
+    if settings.skip_non_finite or scaler:  # a skipped step adds nothing to the means
+        total, norm = (torch.nan_to_num(v, nan=0.0, posinf=0.0, neginf=0.0) for v in (total, norm))
+    return {"loss": total, "grad_norm": norm, "non_finite": non_finite}
+
+
+@torch.no_grad()
+def update(state: TrainState, settings: StepSettings, non_finite: Tensor) -> bool:
+    """Move the weights unless a gradient is not finite -> whether they moved, as far as the host may know.
+
+    The host asks the device only where it must: with fp16's scaler, with trainer.non_finite=skip, and for an optimizer
+    without a fused kernel. Otherwise the kernel itself leaves the weights alone, and the next log stops the run.
+    """
+    if state.scaler:
+        scale = state.scaler.get_scale()
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+        return state.scaler.get_scale() >= scale
+    if settings.guarded and not settings.skip_non_finite:
+        state.optimizer.found_inf = non_finite  # type: ignore[attr-defined]
+    elif non_finite.item():
+        return False
+    settings.update()
+    return True
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    task: Task,
+    batches: Iterable[Batch],
+    world: World,
+    autocast: Callable[[], AbstractContextManager[Any]],
+) -> dict[str, float]:
+    """{loss, <metric>, ...}: means over all samples of all ranks, each counted once. `model` is the bare one."""
+    was_training = model.training
+    model.eval()
+    broadcast_buffers(model, world)
+    names = ["loss", *task.metrics]
+    precise = torch.float32 if world.device.type == "mps" else torch.float64
+    sums = torch.zeros(len(names) + 1, dtype=precise, device=world.device)
+    for batch in batches:
+        with autocast():
+            losses, output = forward_loss(model, task, batch)
+        values = [losses, *(metric(output, batch) for metric in task.metrics.values())]
+        sums[:-1] += torch.stack([v.to(precise).sum() for v in values])
+        sums[-1] += len(losses)
+    all_sum(sums, world)
+    model.train(was_training)
+    *totals, count = sums.tolist()
+    return {name: total / count for name, total in zip(names, totals)}
+
+
+def fit(net: nn.Module, state: TrainState, task: Task, train: Loader, val: Loader | None, run: Run) -> None:
+    """Train from state.step to run.total_steps, or until a stop is asked for or the monitored score gets no better."""
+    batches = iter(train)
+    clock = Clock(train, run.logger)
+    net.train()
+    stopping = False
+    while state.step < run.total_steps and not stopping:
+        values = train_step(net, state, task, batches, run.step)
+        state.step += 1
+        state.samples += run.global_batch_size
+        for name, value in values.items():
+            state.totals[name] = state.totals[name] + value if name in state.totals else value
+        at_end = state.step == run.total_steps
+        at_log = due(state.step, run.log_every) or at_end
+        if at_log:
+            log_train(state, run, clock)
+        if state.samples // run.epoch_samples > (state.samples - run.global_batch_size) // run.epoch_samples:
+            clock.end_epoch(state.step)
+        stopping = run.stop.agreed(run.world, at_log)
+        if val is not None and run.eval_every and (due(state.step, run.eval_every) or at_end) and not stopping:
+            with clock.paused():
+                stopping = score(state, task, val, run)
+        if due(state.step, run.save_every) or at_end or stopping:
+            with clock.paused():
+                save(state, run, best=False)
+
+
+def check_finite(state: TrainState, run: Run) -> int:
+    """Steps since the last log that were not finite; the run stops at them, on all ranks, unless it is to skip them."""
+    skipped = int(state.totals["non_finite"].item()) if state.totals else 0
+    if skipped and not (run.step.skip_non_finite or state.scaler):
+        raise RunFailed(
+            f"a gradient was not finite in {skipped} of the steps {state.logged_step + 1} to {state.step}; "
+            "debug=nan names the module, trainer.non_finite=skip leaves such steps out, "
+            "a lower optim.lr or trainer.clip_norm may prevent them"
+        )
+    return skipped
+
+
+def log_train(state: TrainState, run: Run, clock: Clock) -> None:
+    """The means since the last log, over all ranks, cross to the host together."""
+    skipped = check_finite(state, run)
+    steps = state.step - state.logged_step
+    names = [name for name in state.totals if name != "non_finite"]
+    sums = all_sum(torch.stack([state.totals[name].float() for name in names]), run.world).tolist()
+    logged = {f"train/{n}": value / run.world.size / max(1, steps - skipped) for n, value in zip(names, sums)}
+    logged["train/lr"] = state.optimizer.param_groups[0]["lr"]
+    logged["train/epoch"] = state.samples / run.epoch_samples
+    if skipped:
+        logged["train/skipped_steps"] = float(skipped)
+    state.totals, state.logged_step = {}, state.step
+    run.logger.log(state.step, logged | clock.read(steps * run.global_batch_size))
+    for callback in run.callbacks:
+        callback.on_log(state, logged)
+
+
+def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
+    """Evaluate; keep the state if it is among the best -> whether to stop early."""
+    scores = evaluate(averaged(state), task, val, run.world, run.step.autocast)
+    scores = {f"val/{name}": value for name, value in scores.items()}
+    run.logger.log(state.step, scores)
+    for callback in run.callbacks:
+        callback.on_eval(state, scores)
+    value = scores[run.monitor_key]
+    better = not state.best or run.monitor_sign * value < run.monitor_sign * state.best[0][0]
+    state.stale = 0 if better else state.stale + 1
+    if math.isfinite(value):
+        ranked = sorted([*state.best, [value, state.step]], key=lambda entry: run.monitor_sign * entry[0])
+        state.best = ranked[: max(1, run.keep_best)]
+        if run.keep_best and [value, state.step] in state.best:
+            save(state, run, best=True)
+    return run.patience is not None and state.stale >= run.patience
+
+
+def save(state: TrainState, run: Run, best: bool) -> None:
+    """All ranks call this: each gives its random state, rank 0 writes."""
+    check_finite(state, run)
+    broadcast_buffers(averaged(state), run.world)
+    broadcast_buffers(state.model, run.world)
+    rng = gather(rng_state(run.world.device), run.world)
+    if run.world.is_main:
+        payload = state.payload(rng)
+        (run.checkpoints.save_best if best else run.checkpoints.save_last)(payload)

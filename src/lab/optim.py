@@ -1,0 +1,126 @@
+"""Optimizers: which parameters decay, how the learning rate moves, how a step starts lean."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+# factor(step, total_steps) -> share of the peak learning rate for the step-th (from 0) update
+Factor = Callable[[int, int], float]
+
+
+def parameter_groups(model: nn.Module, weight_decay: float, decay_norms_and_biases: bool) -> list[dict[str, Any]]:
+    """Trainable parameters; biases and norms (one dimension or none) are a group of their own, without decay."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    if decay_norms_and_biases or not weight_decay:
+        return [{"params": trainable}]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in trainable if p.dim() > 1]},
+        {"params": [p for p in trainable if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def build_optimizer(
+    make: Callable[..., Optimizer], model: nn.Module, weight_decay: float, decay_norms_and_biases: bool
+) -> Optimizer:
+    """make(params, ...): the optimizer's class with its arguments; fused where class and device have that."""
+    groups = parameter_groups(model, weight_decay, decay_norms_and_biases)
+    target = make.func if hasattr(make, "func") else make
+    given = getattr(make, "keywords", {})
+    if "fused" in inspect.signature(target).parameters and not {"fused", "foreach"} & set(given):
+        try:
+            return make(groups, fused=True)
+        except RuntimeError:  # this class has no fused kernel for this device or dtype
+            groups = parameter_groups(model, weight_decay, decay_norms_and_biases)
+    return make(groups)
+
+
+class Schedule:
+    """Sets each group's learning rate to its peak times factor(updates, total_steps); `updates` counts optimizer steps.
+
+    The rate is a function of the count alone, so a checkpoint needs nothing else.
+    """
+
+    def __init__(self, optimizer: Optimizer, factor: Factor, total_steps: int) -> None:
+        self.optimizer, self.factor, self.total_steps = optimizer, factor, total_steps
+        self.peaks = [group["lr"] for group in optimizer.param_groups]
+        self.updates = 0
+        self._set()
+
+    def _set(self) -> None:
+        factor = self.factor(self.updates, self.total_steps)
+        for group, peak in zip(self.optimizer.param_groups, self.peaks):
+            group["lr"] = peak * factor
+
+    def step(self) -> None:
+        self.updates += 1
+        self._set()
+
+    def state_dict(self) -> dict[str, int]:
+        return {"updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.updates = state["updates"]
+        self._set()
+
+
+def warm(step: int, total_steps: int, warmup: float) -> tuple[float, float]:
+    """(factor of the warm-up in (0, 1], progress in [0, 1] after it). warmup: share of all steps, rising linearly."""
+    warmup_steps = round(warmup * total_steps)
+    progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    return min(1.0, (step + 1) / max(1, warmup_steps)), min(1.0, max(0.0, progress))
+
+
+def constant(step: int, total_steps: int, warmup: float) -> float:
+    return warm(step, total_steps, warmup)[0]
+
+
+def linear(step: int, total_steps: int, warmup: float, final: float) -> float:
+    rise, progress = warm(step, total_steps, warmup)
+    return rise * (1 - (1 - final) * progress)
+
+
+def cosine(step: int, total_steps: int, warmup: float, final: float) -> float:
+    """Loshchilov & Hutter 2017 (SGDR), one period."""
+    rise, progress = warm(step, total_steps, warmup)
+    return rise * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def step(step: int, total_steps: int, warmup: float, milestones: Iterable[float], gamma: float) -> float:
+    rise, _ = warm(step, total_steps, warmup)
+    return rise * gamma ** sum(step >= milestone * total_steps for milestone in milestones)
+
+
+def lean_step(optimizer: Optimizer) -> Callable[[], None]:
+    """The optimizer's step without the wrappers that import torch._dynamo (a second at start-up) and cost at each step.
+
+    An optimizer with hooks keeps them: then it is optimizer.step itself.
+    """
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return optimizer.step  # type: ignore[return-value]
+    bare = inspect.unwrap(type(optimizer).step)
+
+    @torch.no_grad()
+    def update() -> None:
+        bare(optimizer)
+
+    return update
+
+
+def skip_dynamo_import() -> None:
+    """Make the optimizer's methods that are marked for torch.compile usable without importing torch._dynamo.
+
+    torch looks up a function's `__dynamo_disable` before it imports dynamo to make one. Right only in a process that
+    compiles nothing.
+    """
+    for name in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):
+        method = getattr(getattr(Optimizer, name), "__wrapped__", None)
+        if method is not None:
+            setattr(method, "__dynamo_disable", method)

@@ -1,0 +1,62 @@
+"""A trained model from a run directory, and its scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from lab import checkpoint, directory, hardware
+from lab.build import Config, make_dataset, make_eval_loader, make_model, make_task
+from lab.config import check
+from lab.distributed import world
+from lab.errors import ConfigError
+from lab.loop import evaluate
+
+
+def restore_model(path: Path) -> tuple[nn.Module, DictConfig, Path]:
+    """A run directory or one of its checkpoints -> (model in eval mode on the CPU, resolved config, checkpoint)."""
+    if not path.exists():
+        raise ConfigError(f"{path}: no such run directory or checkpoint")
+    file = checkpoint.find(path)
+    config = file.parent.parent / directory.CONFIG
+    if not config.exists():
+        raise ConfigError(f"{file}: its run's {directory.CONFIG} is missing from {config.parent}; keep them together")
+    cfg = cast(DictConfig, OmegaConf.load(config))
+    try:
+        payload = checkpoint.load(file)
+    except Exception as error:
+        raise ConfigError(f"{file} does not load: {str(error).splitlines()[0]}") from error
+    model = make_model(Config.of(cfg))
+    checkpoint.load_weights(model, checkpoint.weights(payload), str(file))
+    return model.eval(), cfg, file
+
+
+def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, float]:
+    """{loss, <metric>, ...} of the checkpoint on a split. overrides: key=value of the run's own config."""
+    model, cfg, _ = restore_model(path)
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals:
+            raise ConfigError(f"{override!r}: overrides are written key=value")
+        if OmegaConf.select(cfg, key) is None:
+            raise ConfigError(f"{key}: the run's config has no such key")
+        OmegaConf.update(cfg, key, OmegaConf.create([value])[0])
+    check(cfg)
+    config = Config.of(cfg)
+    machine = hardware.resolve(config.hardware, config.trainer)
+    hardware.apply(config.hardware, machine)
+    dataset = make_dataset(config.dataset, split)
+    if dataset is None:
+        raise ConfigError(f"--split {split}: data.splits.{split} is null in this run's config")
+    with world(machine.device, timeout_s=60.0) as place:
+        loader = make_eval_loader(config, machine, dataset, place)
+        assert loader is not None
+        try:
+            return evaluate(
+                model.to(place.device), make_task(config, place.device), loader, place, hardware.autocast(machine)
+            )
+        finally:
+            loader.close()

@@ -1,0 +1,222 @@
+"""One process's whole life, in the order of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from lab import checkpoint, directory, distributed, hardware
+from lab.build import (
+    Config,
+    make_callbacks,
+    make_dataset,
+    make_eval_loader,
+    make_model,
+    make_state,
+    make_task,
+    make_train_loader,
+)
+from lab.config import parse_interval
+from lab.data.loader import Loader
+from lab.distributed import World
+from lab.hardware import Hardware
+from lab.launch import StopRequest, stop_on_signals
+from lab.logger import Logger, RunLogger
+from lab.loop import evaluate, fit
+from lab.optim import skip_dynamo_import
+from lab.seed import seed_everything, set_rng_state
+from lab.state import Run, Task, TrainState, averaged
+
+COLLECTIVE_TIMEOUT_S = 1800.0
+
+
+def run(run_dir: Path) -> None:
+    """One rank, from the resolved config to the result; from the newest valid checkpoint where there is one."""
+    began = time.perf_counter()
+    with recording(run_dir, distributed.rank()):
+        config = Config.of(OmegaConf.load(run_dir / directory.CONFIG))  # type: ignore[arg-type]
+        machine = hardware.resolve(config.hardware, config.trainer)
+        hardware.apply(config.hardware, machine)
+        if not config.hardware.compile:
+            skip_dynamo_import()
+        with (
+            stop_on_signals() as stop,
+            distributed.world(machine.device, COLLECTIVE_TIMEOUT_S) as world,
+            recording(run_dir, world.rank),
+        ):
+            # ---- what to go on from: rank 0 chooses, all load the same
+            checkpoints = checkpoint.Checkpoints(run_dir / "checkpoints")
+            found = checkpoints.newest_valid() if world.is_main else None
+            source = distributed.share_from_main(found[0] if found else None, world)
+            payload = found[1] if found else checkpoint.load(source) if source else None
+            with make_logger(run_dir, config, world, payload["step"] if payload else 0) as logger:
+                logger.say(f"run {shown(run_dir)}" + (f", on from {source.name}" if source else ""))
+                result = train(config, machine, world, logger, checkpoints, payload, stop)
+                status = "interrupted" if stop.signal else "finished"
+                finish(run_dir, world, logger, status, stop, result, time.perf_counter() - began)
+
+
+def train(
+    config: Config,
+    machine: Hardware,
+    world: World,
+    logger: Logger,
+    checkpoints: checkpoint.Checkpoints,
+    payload: dict[str, Any] | None,
+    stop: StopRequest,
+) -> dict[str, Any]:
+    """Build everything, train, score the best weights -> what belongs into result.json."""
+    trainer = config.trainer
+    # ---- data
+    sets = {split: make_dataset(config.dataset, split) for split in ("train", "val", "test")}
+    train_loader = make_train_loader(config, machine, sets["train"], world, payload["samples"] if payload else 0)
+    val_loader, test_loader = (make_eval_loader(config, machine, sets[s], world) for s in ("val", "test"))
+
+    # ---- model, task, optimizer: drawn from the seed alone, so equal on all ranks
+    seed_everything(config.cfg.seed)
+    steps_per_epoch = len(sets["train"]) / trainer.global_batch_size
+    total_steps = trainer.max_steps or max(1, round((trainer.max_epochs or 0) * steps_per_epoch))
+    model = make_model(config).to(world.device)
+    task = make_task(config, world.device)
+    state, settings = make_state(config, machine, model, total_steps)
+    net = distributed.wrap(model, world)
+    net = torch.compile(net) if config.hardware.compile else net  # type: ignore[assignment]
+
+    # ---- when things are due
+    every = {
+        key: parse_interval(getattr(trainer, key), steps_per_epoch) for key in ("log_every", "eval_every", "save_every")
+    }
+    run = Run(
+        world, logger, checkpoints, make_callbacks(config), stop, settings,
+        global_batch_size=trainer.global_batch_size, epoch_samples=len(sets["train"]), total_steps=total_steps, **every,
+        keep_best=trainer.keep_best, patience=trainer.early_stop_patience,
+        monitor_key=config.monitor.key, monitor_sign=1 if config.monitor.mode == "min" else -1,
+    )  # fmt: skip
+
+    # ---- go on, or begin: from here each rank draws its own numbers
+    seed_everything(config.cfg.seed, stream=1 + world.rank)
+    if payload:
+        restore(state, payload, world)
+    for callback in run.callbacks:
+        callback.on_start(state)
+    describe(logger, machine, model, run, sets, train_loader)
+
+    # ---- train, then score the best weights
+    try:
+        logger.start_bar(state.step, total_steps)
+        fit(net, state, task, train_loader, val_loader, run)
+        logger.end_bar()
+        if stop.signal:
+            return {"step": state.step}
+        for callback in run.callbacks:
+            callback.on_end(state)
+        return final_scores(state, task, val_loader, test_loader, run)
+    finally:
+        for loader in (train_loader, val_loader, test_loader):
+            if loader is not None:
+                loader.close()
+
+
+@contextmanager
+def recording(run_dir: Path, rank: int) -> Iterator[None]:
+    """Keep what ended this rank before anything is torn down, so that it comes before what that does to the others."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        directory.write_status(run_dir, "interrupted", signal="SIGINT")
+        raise
+    except Exception as error:
+        directory.record_failure(run_dir, rank, error)
+        raise
+
+
+def make_logger(run_dir: Path, config: Config, world: World, from_step: int) -> Logger:
+    """The main rank's logger; the null logger elsewhere."""
+    if not world.is_main:
+        return Logger()
+    directory.write_status(run_dir, "running")
+    known, logger = directory.read_json(run_dir / directory.STATUS), config.logger
+    about = {"directory": str(run_dir), **directory.read_json(run_dir / directory.ENVIRONMENT)}
+    about["overrides"] = OmegaConf.to_container(OmegaConf.load(run_dir / directory.OVERRIDES))
+    wandb_run = {key: getattr(logger, key) for key in ("project", "entity", "group", "job_type", "tags")}
+    wandb_run |= {"id": known["wandb_id"], "name": run_dir.name}
+    wandb_run["config"] = {**OmegaConf.to_container(config.cfg), "run": about}  # type: ignore[dict-item]
+    return RunLogger(run_dir, logger, wandb_run, from_step)
+
+
+def restore(state: TrainState, payload: dict[str, Any], world: World) -> None:
+    """The state as it was when the checkpoint was written, each rank's random numbers too."""
+    checkpoint.load_weights(state.model, payload["model"], "the checkpoint")
+    if state.ema is not None:
+        checkpoint.load_weights(state.ema, checkpoint.weights(payload), "the checkpoint")
+    state.load(payload, world.device)
+    if world.rank < len(payload["rng"]):  # a rank that the run did not have keeps its fresh stream
+        set_rng_state(payload["rng"][world.rank], world.device)
+
+
+def describe(
+    logger: Logger, machine: Hardware, model: nn.Module, run: Run, sets: dict[str, Any], loader: Loader
+) -> None:
+    """What will happen, in three lines."""
+    parameters = sum(p.numel() for p in model.parameters())
+    sizes = ", ".join(f"{split} {len(data):,}" for split, data in sets.items() if data is not None)
+    micro = machine.micro_batch_sizes
+    batches = f"{run.global_batch_size} samples a step = {run.world.size} x {sum(micro)}"
+    if len(micro) > 1:
+        batches += f" in {len(micro)} micro-batches of up to {micro[0]}"
+    logger.say(f"{type(model).__name__}, {parameters:,} parameters; samples: {sizes}")
+    logger.say(
+        f"{machine.device}, {machine.precision}, {machine.num_threads} threads; {batches}; {run.total_steps:,} steps"
+    )
+    for line in [f"loader {loader.why}", *getattr(sets["train"], "describe", list)()]:
+        logger.say(line)
+
+
+def final_scores(state: TrainState, task: Task, val: Loader | None, test: Loader | None, run: Run) -> dict[str, Any]:
+    """Scores of the best weights; of the last ones where no best were kept."""
+    model, best = averaged(state), run.checkpoints.best(state.best) if run.keep_best else None
+    result: dict[str, Any] = {"step": state.step}
+    if best is not None:
+        model.load_state_dict(checkpoint.weights(checkpoint.load(best)))
+        result |= {"best_step": state.best[0][1], "best_checkpoint": str(best)}
+    for stage, loader in (("val", val), ("test", test)):
+        if loader is not None:
+            scores = evaluate(model, task, loader, run.world, run.step.autocast)
+            result |= {f"{stage}/{name}": value for name, value in scores.items()}
+    return result
+
+
+def finish(
+    run_dir: Path, world: World, logger: Logger, status: str, stop: StopRequest, result: dict[str, Any], seconds: float
+) -> None:
+    """result.json, status.json, W&B's summary and a short table for the user."""
+    if not world.is_main:
+        return
+    scores = {key: value for key, value in result.items() if "/" in key}
+    logger.summary({f"final/{key}": value for key, value in scores.items()})
+    if stop.signal:
+        directory.write_status(run_dir, status, signal=stop.signal.name)
+        logger.say(
+            f"stopped by {stop.signal.name} at step {result['step']}, saved; go on with: resume={shown(run_dir)}"
+        )
+        return
+    directory.write_json(run_dir / directory.RESULT, result | {"seconds": round(seconds, 2)})
+    directory.write_status(run_dir, status)
+    best = f", best at {result['best_step']}" if "best_step" in result else ""
+    rows = [f"  {key:<20} {value:.4f}" for key, value in scores.items()]
+    logger.say("\n".join([f"finished step {result['step']}{best}, {seconds:.1f} s", *rows, f"  {shown(run_dir)}"]))
+
+
+def shown(path: Path) -> str:
+    """Relative to where the user stands, when it lies below."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,71 @@
+"""Start a run: its directory, its processes, and what the user sees when one of them fails."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from lab import directory, distributed
+from lab.config import HardwareConfig, TrainerConfig, typed
+from lab.errors import ConfigError, RunFailed
+from lab.hardware import count_processes
+from lab.launch import run_processes
+from lab.run import run
+
+
+def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: bool) -> None:
+    """Run `cfg` (checked, resolved) in `run_dir`, or go on with the run that `run_dir` holds, to the end.
+
+    own_process: a job of a multirun, which never shares a process with another. Raises ConfigError, RunFailed,
+    KeyboardInterrupt or SystemExit as the run ended.
+    """
+    num_procs = count_processes(
+        typed(HardwareConfig, cfg.hardware, "hardware"), typed(TrainerConfig, cfg.trainer, "trainer")
+    )
+    with directory.claimed(run_dir):
+        if not directory.holds_run(run_dir):
+            directory.fill(run_dir, cfg, overrides)
+        directory.clear_failure(run_dir)
+        try:
+            if distributed.started_ranks() is not None:
+                distributed.publish_directory(str(run_dir))
+                run(run_dir)
+            elif num_procs == 1 and not own_process:
+                run(run_dir)
+            else:
+                run_processes(run, run_dir, num_procs)
+        except Exception as error:
+            raise first_failure(run_dir) from error
+        end_as_signalled(run_dir)
+
+
+def follow() -> None:
+    """The life of a rank above 0 that torchrun started: wait for rank 0's directory, then run there."""
+    run_dir = distributed.await_directory(timeout_s=600.0)
+    if not run_dir:
+        raise SystemExit(2)  # rank 0 has said what is wrong with the configuration
+    run(Path(run_dir))
+
+
+def first_failure(run_dir: Path) -> Exception:
+    """What went wrong first, on whichever rank, as one line; its traceback goes to stderr where it helps."""
+    record = directory.failure(run_dir)
+    if record is None:
+        raise AssertionError(f"{run_dir} failed without a record")
+    if record["type"] == "ConfigError":
+        return ConfigError(record["message"])
+    if record["type"] == "RunFailed":
+        return RunFailed(f"{record['message']} ({run_dir})")
+    print(f"rank {record['rank']} failed:\n{record['traceback']}", file=sys.stderr, end="")
+    return RunFailed(f"the run failed; what it wrote is in {run_dir}")
+
+
+def end_as_signalled(run_dir: Path) -> None:
+    status = directory.read_json(run_dir / directory.STATUS)
+    if status["status"] != "interrupted":
+        return
+    if status["signal"] == "SIGINT":
+        raise KeyboardInterrupt
+    raise SystemExit(143)

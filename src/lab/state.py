@@ -1,0 +1,121 @@
+"""What a run is made of: the task, the state that a checkpoint holds, and the surroundings."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab.callbacks.base import Callback
+from lab.checkpoint import Checkpoints
+from lab.distributed import World
+from lab.launch import StopRequest
+from lab.logger import Logger
+
+Batch = dict[str, Tensor]
+Loss = Callable[[Tensor, Batch], Tensor]  # (output, batch) -> (B,) losses, one for each sample
+Metric = Callable[[Tensor, Batch], Tensor]  # (output, batch) -> (B,) values, one for each sample
+
+
+@dataclass(frozen=True)
+class Task:
+    criterion: Loss
+    metrics: Mapping[str, Metric]
+
+
+@dataclass
+class TrainState:
+    """All that a checkpoint holds. `model` is bare: neither DDP's nor the compiler's wrapper."""
+
+    model: nn.Module
+    ema: nn.Module | None
+    optimizer: torch.optim.Optimizer
+    schedule: Any  # step(), state_dict(), load_state_dict()
+    scaler: torch.amp.GradScaler | None  # fp16 alone has one
+    step: int = 0  # optimizer steps done, skipped ones included
+    samples: int = 0  # global sample number that comes next
+    best: list[list[float]] = field(default_factory=list)  # [score, step] of the best checkpoints, best first
+    stale: int = 0  # evaluations since the best
+    totals: dict[str, Tensor] = field(default_factory=dict)  # sums since the last log, on the device
+    logged_step: int = 0  # the step of the last log
+
+    def payload(self, rng: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "ema": self.ema.state_dict() if self.ema else None,
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict() if self.scaler else None,
+            "step": self.step,
+            "samples": self.samples,
+            "best": self.best,
+            "stale": self.stale,
+            "totals": self.totals,
+            "logged_step": self.logged_step,
+            "rng": rng,
+        }
+
+    def load(self, payload: dict[str, Any], device: torch.device) -> None:
+        """The model's and the average's weights are loaded by the caller, which can say what does not fit."""
+        self.optimizer.load_state_dict(payload["optimizer"])
+        self.schedule.load_state_dict(payload["schedule"])
+        if self.scaler and payload["scaler"]:
+            self.scaler.load_state_dict(payload["scaler"])
+        for name in ("step", "samples", "best", "stale", "logged_step"):
+            setattr(self, name, payload[name])
+        self.totals = {k: v.to(device) for k, v in payload["totals"].items()}
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What train_step needs beside the state. local_batch_size: samples of this rank in one optimizer step."""
+
+    local_batch_size: int
+    accumulate: int
+    clip_norm: float | None
+    skip_non_finite: bool
+    ema_decay: float | None
+    autocast: Callable[[], AbstractContextManager[Any]]
+    update: Callable[[], None]  # the optimizer's step
+    guarded: bool  # the optimizer's kernel leaves the weights alone where `found_inf` is 1
+    foreach: bool | None  # one kernel for all tensors, where the device has that
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's surroundings, and when things are due (in optimizer steps; None: never)."""
+
+    world: World
+    logger: Logger
+    checkpoints: Checkpoints
+    callbacks: list[Callback]
+    stop: StopRequest
+    step: StepSettings
+    global_batch_size: int
+    epoch_samples: int
+    total_steps: int
+    log_every: int | None
+    eval_every: int | None
+    save_every: int | None
+    keep_best: int
+    patience: int | None
+    monitor_key: str
+    monitor_sign: int  # 1: less is better, -1: more is better
+
+
+def averaged(state: TrainState) -> nn.Module:
+    """The model to evaluate: the moving average of the weights, with the model's own buffers, where there is one."""
+    if state.ema is None:
+        return state.model
+    for mean, buffer in zip(state.ema.buffers(), state.model.buffers()):
+        mean.copy_(buffer)
+    return state.ema
+
+
+def moving_average(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model).requires_grad_(False)
