@@ -1,0 +1,189 @@
+"""The config's schemas, and the checks that come before anything is built.
+
+Here stand names, types and options; default values stand in conf/ alone. A new value of a group is a line here and a
+line in its yaml. What has a `_target_` is checked against the signature of that target (lab.targets).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+from lab.errors import ConfigError
+from lab.schema import Rule, check_interval, did_you_mean, option, plain, show, split_own, typed
+from lab.targets import check_targets
+
+__all__ = ["check", "parse_interval", "split_own", "typed"]
+
+
+Interval = Annotated[int | str | None, Rule(at_least=1, interval=True)]
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    strategy: Annotated[str, option("single", "ddp")]
+    max_steps: Annotated[int | None, Rule(at_least=1)]
+    max_epochs: Annotated[float | None, Rule(above=0)]
+    global_batch_size: Annotated[int, Rule(at_least=1)]
+    clip_norm: Annotated[float | None, Rule(above=0)]
+    non_finite: Annotated[str, option("stop", "skip")]
+    ema_decay: Annotated[float | None, Rule(above=0, below=1)]
+    log_every: Interval
+    eval_every: Interval
+    save_every: Interval
+    keep_best: Annotated[int, Rule(at_least=0)]
+    early_stop_patience: Annotated[int | None, Rule(at_least=1)]
+    max_eval_batches: Annotated[int | None, Rule(at_least=1)]
+
+
+@dataclass(frozen=True)
+class HardwareConfig:
+    device: Annotated[str, option("auto", "cpu", "cuda", "mps")]
+    num_procs: Annotated[int | str, Rule(words=("auto",), at_least=1)]
+    precision: Annotated[str, option("auto", "fp32", "tf32", "bf16", "fp16")]
+    micro_batch_size: Annotated[int | None, Rule(at_least=1)]
+    eval_batch_size: Annotated[int | None, Rule(at_least=1)]
+    compile: bool
+    deterministic: bool
+    cudnn_benchmark: bool
+    detect_anomaly: bool
+    num_threads: Annotated[int | str, Rule(words=("auto",), at_least=1)]
+
+
+@dataclass(frozen=True)
+class LoggerConfig:
+    kind: Annotated[str, option("wandb", "none")]
+    project: str
+    entity: str | None
+    group: str | None
+    job_type: str
+    tags: list[str]
+    mode: Annotated[str, option("auto", "online", "offline")]
+    timeout_s: Annotated[float, Rule(above=0)]
+
+
+@dataclass(frozen=True)
+class MonitorConfig:
+    key: str
+    mode: Annotated[str, option("min", "max")]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The run's own keys in `data`; all others are arguments of the dataset."""
+
+    input_shape: list[int]
+    num_outputs: Annotated[int, Rule(at_least=1)]
+    order: dict[str, Any]
+    transforms: dict[str, Any]
+    loader: Annotated[str, option("auto", "threads", "workers", "device")]
+    num_workers: Annotated[int | str, Rule(words=("auto",), at_least=0)]
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """The run's own keys in `optim`; all others are arguments of the optimizer."""
+
+    schedule: dict[str, Any]
+    decay_norms_and_biases: bool
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    criterion: dict[str, Any]
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RootConfig:
+    name: str
+    seed: Annotated[int, Rule(at_least=0, below=2**32)]
+    resume: str | None
+    monitor: MonitorConfig
+    data: dict[str, Any]
+    model: dict[str, Any]
+    task: TaskConfig
+    optim: dict[str, Any]
+    trainer: TrainerConfig
+    hardware: HardwareConfig
+    logger: LoggerConfig
+    callback: dict[str, Any]
+
+
+# nodes that are built, nodes whose every entry is built, and the run's own keys among a target's arguments
+TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task.criterion")
+COLLECTIONS = ("data.transforms", "task.metrics", "callback")
+OWN_KEYS = {"data": tuple(f.name for f in fields(DataConfig)), "optim": tuple(f.name for f in fields(OptimConfig))}
+# arguments that the run adds when it builds these
+GIVEN_BY_RUN = {"data": ("split",), "data.order": ("seed",), "optim": ("params",)}
+
+
+def check(cfg: Any) -> None:
+    """Raise a ConfigError on the first mistake in the whole, resolved config. Changes nothing. Imports torch last."""
+    values = plain(cfg)
+    for recipe in ("experiment", "debug"):
+        if isinstance(values.get(recipe), dict):
+            raise ConfigError(
+                f"{recipe}: its yaml must begin with the line '# @package _global_' to override the whole config"
+            )
+    root = typed(RootConfig, values)
+    split_own(root.data, DataConfig, "data")
+    split_own(root.optim, OptimConfig, "optim")
+    _check_combinations(root)
+    check_targets(values, TARGETS, COLLECTIONS, OWN_KEYS, GIVEN_BY_RUN)
+
+
+def check_share(global_batch_size: int, num_procs: int) -> int:
+    """Samples of one optimizer step for each of num_procs processes."""
+    share, left = divmod(global_batch_size, num_procs)
+    if left:
+        near = max(share, 1) * num_procs
+        raise ConfigError(
+            f"trainer.global_batch_size: {global_batch_size} cannot be shared equally by {num_procs} processes "
+            f"(hardware.num_procs) - {near} can"
+        )
+    return share
+
+
+def parse_interval(value: int | str | None, steps_per_epoch: int, key: str = "interval") -> int | None:
+    """Steps, or epochs written 1ep, 0.5ep -> optimizer steps, at least 1; null, which is never -> None."""
+    if value is None or isinstance(value, int):
+        return value
+    return max(1, round(check_interval(value, key) * steps_per_epoch))
+
+
+def _check_combinations(root: RootConfig) -> None:
+    trainer, hardware = root.trainer, root.hardware
+    if trainer.max_steps is None and trainer.max_epochs is None:
+        raise ConfigError("trainer.max_steps, trainer.max_epochs: both are null - give one of them")
+    if trainer.max_steps is not None and trainer.max_epochs is not None:
+        raise ConfigError(
+            f"trainer.max_steps={trainer.max_steps} and trainer.max_epochs={trainer.max_epochs:g}: only one can hold - "
+            "set the other to null"
+        )
+    if isinstance(hardware.num_procs, int):
+        if trainer.strategy == "single" and hardware.num_procs > 1:
+            raise ConfigError(
+                f"hardware.num_procs: trainer=single is one process, not {hardware.num_procs} - use trainer=ddp"
+            )
+        check_share(trainer.global_batch_size, hardware.num_procs)
+    if trainer.strategy == "ddp" and hardware.device == "mps" and hardware.num_procs not in (1, "auto"):
+        raise ConfigError("hardware.num_procs: a machine has one mps device - use hardware=cpu or trainer=single")
+    if hardware.precision == "tf32" and hardware.device in ("cpu", "mps"):
+        raise ConfigError(
+            f"hardware.precision: tf32 is a mode of CUDA devices, not of {hardware.device} - use fp32, bf16 or fp16"
+        )
+    if trainer.early_stop_patience is not None and trainer.eval_every is None:
+        raise ConfigError("trainer.early_stop_patience: counts evaluations, but trainer.eval_every is null - give both")
+    _check_monitor(root.monitor, root.task)
+    if any(size < 1 for size in split_own(root.data, DataConfig, "data")[0].input_shape):
+        raise ConfigError(f"data.input_shape: every size must be >= 1, got {root.data['input_shape']}")
+    if not root.name.strip() or ".." in root.name.split("/") or root.name.startswith("/"):
+        raise ConfigError(f"name: must be a folder below outputs/, got {show(root.name)}")
+
+
+def _check_monitor(monitor: MonitorConfig, task: TaskConfig) -> None:
+    scores = ["val/loss", *(f"val/{metric}" for metric in task.metrics)]
+    if monitor.key not in scores:
+        hint = did_you_mean(monitor.key, scores)
+        raise ConfigError(f"monitor.key: no score {show(monitor.key)}{hint} (logged: {', '.join(scores)})")

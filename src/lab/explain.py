@@ -1,0 +1,154 @@
+"""What Hydra, OmegaConf and yaml say about a user's mistake, as one line: the key, the value and the remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.errors import (
+    CompactHydraException,
+    ConfigCompositionException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
+
+from lab.errors import ConfigError
+from lab.schema import did_you_mean, leaves, nearest, no_such_key
+
+_NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config search path|provider=)")
+
+Compose = Callable[[Sequence[str]], dict[str, Any]]
+
+
+def explain(error: BaseException, argv: Sequence[str], conf: Path, compose: Compose) -> str | None:
+    """One line; None: the error is no mistake of the user's. argv: the arguments that Hydra was given;
+    conf: the folder of the config; compose: overrides -> the whole config."""
+    if isinstance(error, ConfigError):
+        return str(error)
+    if isinstance(error, yaml.YAMLError):
+        return _yaml(error)
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override}: no valid override - write key=value, a list as key=[1,2], and text with special "
+            f"characters in quotes twice, 'key=\"a,b\"'"
+        )
+    if isinstance(error, MissingConfigException):
+        return _missing_config(error, argv, conf)
+    if isinstance(error, ConfigCompositionException):
+        return _composition(error, argv, conf, compose)
+    if isinstance(error, OmegaConfBaseException):
+        return _interpolation(error)
+    if isinstance(error, CompactHydraException):
+        return one_line(error)
+    return None
+
+
+def one_line(error: BaseException) -> str:
+    """The text of an error without line breaks and without what only Hydra's authors need."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    kept = [line.rstrip(".:") for line in lines if line and not _NOISE.match(line)]
+    return " - ".join(kept) or type(error).__name__
+
+
+def _yaml(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    where = f"{mark.name}, line {mark.line + 1}: " if mark else ""
+    return f"{where}not valid yaml: {' '.join(str(getattr(error, 'problem', None) or error).split())}"
+
+
+def _missing_config(error: MissingConfigException, argv: Sequence[str], conf: Path) -> str:
+    """An option that a group lacks, or a group of a defaults list that there is not."""
+    group, _, option = (error.missing_cfg_file or "").lstrip("/").rpartition("/")
+    options = sorted(error.options or ())
+    if not group:
+        return one_line(error)
+    source = re.match(r"In '([^']+)'", str(error))
+    inside = f" (named in {source[1]}.yaml)" if source and not any(option in arg for arg in argv) else ""
+    if not options:
+        return (
+            f"{group}: no such group{did_you_mean(group, _groups(conf))} (groups: {', '.join(_groups(conf))}){inside}"
+        )
+    hint = f" - did you mean {group}={match}?" if (match := nearest(option, options)) else ""
+    return f"{group}={option}: no such option{hint} ({group} has: {', '.join(options)}){inside}"
+
+
+def _composition(error: ConfigCompositionException, argv: Sequence[str], conf: Path, compose: Compose) -> str | None:
+    text = str(error)
+    cause = error.__cause__
+    if isinstance(cause, yaml.YAMLError):
+        return _yaml(cause)
+    source = re.match(r"In '([^']+)': ", text)
+    if found := re.search(r"Could not (?:override|delete(?: from config\.)?) '([^']+)'", text):
+        line = unknown_key(found[1], argv, conf, compose)
+        return f"{line} (named in {source[1]}.yaml)" if source else line
+    if found := re.search(r"already at '([^']+)'", text):
+        return f"{found[1]}: exists already, so + cannot add it - write {found[1]}=..., without the +"
+    if found := re.search(r"Ambiguous value for argument '([^=']+)=(.*)'", text):
+        key, value = found[1], found[2]
+        return f"{key}={value}: several values are a sweep - add -m, or write a list as {key}=[{value}]"
+    if found := re.search(r"^(\S+) appears more than once in the final defaults list", text):
+        return f"{found[1]}: chosen already, so + cannot add it - write {found[1]}=..., without the +"
+    if found := re.search(r"You must specify '([^']+)'", text):
+        return f"{found[1]}: no option is chosen - give one, {found[1]}=... ({', '.join(text.split()[-1:])})"
+    if found := re.search(r"Error merging override (.*)", text):
+        return f"{found[1].rstrip('.')}: {one_line(cause) if cause else 'this value does not fit'}"
+    if not text.strip():
+        return one_line(cause) if cause else None
+    return one_line(error)
+
+
+def unknown_key(key: str, argv: Sequence[str], conf: Path, compose: Compose) -> str:
+    """The line for a key or group that there is not; its siblings come from the config without that override."""
+    key = key.lstrip("/")
+    if "/" in key or "@" in key:
+        return f"{key}: no such group{did_you_mean(key, _groups(conf))} (groups: {', '.join(_groups(conf))})"
+    cfg = _composed(argv, conf, compose)
+    elsewhere = leaves({name: node for name, node in cfg.items() if name != "hydra"})
+    parent, _, name = key.rpartition(".")
+    node: Any = cfg
+    for depth, part in enumerate(parent.split(".") if parent else []):
+        if not isinstance(node, dict) or part not in node:
+            # the first part that is wrong is the one to name
+            path = key.split(".")[: depth + 1]
+            if isinstance(node, dict):
+                return no_such_key(".".join(path), node, [])
+            return f"{key}: {'.'.join(path[:-1])} is a value, not a group"
+        node = node[part]
+    if not isinstance(node, dict):
+        return f"{key}: {parent} is a value, not a group"
+    if parent:
+        return no_such_key(key, node, elsewhere)
+    groups = [g for g in _groups(conf) if "/" not in g]
+    return no_such_key(name, [*dict.fromkeys([*(k for k in node if k != "hydra"), *groups])], elsewhere)
+
+
+def _composed(argv: Sequence[str], conf: Path, compose: Compose) -> dict[str, Any]:
+    """The config with the groups that argv chooses, as far as it composes, and without any other override."""
+    chosen = [a for a in argv if "," not in a and (conf / a.partition("=")[0]).is_dir()]
+    try:
+        return compose(chosen)
+    except Exception:  # another mistake among these: the plain config helps as well
+        return compose([])
+
+
+def _groups(conf: Path) -> list[str]:
+    found = {str(path.parent.relative_to(conf)) for path in conf.rglob("*.yaml")}
+    return sorted(g for g in found if g != "." and not g.startswith("hydra"))
+
+
+def _interpolation(error: OmegaConfBaseException) -> str:
+    """A failed ${...}: the key that holds it and why it failed."""
+    text = str(error).splitlines()[0]
+    key = getattr(error, "full_key", None) or "config"
+    if found := re.match(r"ConfigError raised while resolving interpolation: (.*)", text):
+        return f"{key}: {found[1]}"
+    if isinstance(error, InterpolationToMissingValueError):
+        name = text.rpartition(" ")[2]
+        return f"{name}: a value is missing here (???) - give one, {name}=..."
+    if found := re.match(r"Interpolation key '([^']+)' not found", text):
+        return f"{key}: there is no key {found[1]} for ${{{found[1]}}} to point to"
+    return f"{key}: {re.sub(r'^[A-Za-z]*Error raised while resolving interpolation: ', '', one_line(error))}"

@@ -1,0 +1,217 @@
+"""Dataclasses as schemas of plain config nodes: unknown, missing and mistyped keys become one readable line.
+
+A schema is a frozen dataclass without default values (the yaml holds those). What its type cannot say stands in a
+`Rule` beside it: `Annotated[int, Rule(at_least=1)]`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from omegaconf import OmegaConf
+
+from lab.errors import ConfigError
+
+T = TypeVar("T")
+MISSING = "???"
+INTERVAL = "steps (50) or epochs (1ep, 0.5ep) or null"
+_WORDS = {
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    type(None): "null",
+    dict: "a mapping",
+    Mapping: "a mapping",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the type of a field leaves open: words that its text may be, limits of its numbers, a text such as 1ep."""
+
+    words: tuple[str, ...] = ()
+    at_least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    interval: bool = False
+
+    def limits(self) -> list[tuple[str, float, Callable[[float, float], bool]]]:
+        rows = [(">=", self.at_least, operator.ge), (">", self.above, operator.gt), ("<", self.below, operator.lt)]
+        return [(sign, limit, holds) for sign, limit, holds in rows if limit is not None]
+
+
+def option(*words: str) -> Rule:
+    return Rule(words=words)
+
+
+def typed(cls: type[T], node: Any, key: str = "") -> T:
+    """`node`, a mapping of plain values at `key` (empty: the root), as an instance of `cls`; else a ConfigError."""
+    values = plain(node)
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{key}: expected a mapping, got {show(values)}")
+    schema = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    for name in values:
+        if name not in schema:
+            raise ConfigError(no_such_key(join(key, str(name)), schema, () if key else leaves(values)))
+    for name in schema:
+        if name not in values:
+            raise ConfigError(f"{join(key, name)}: this key is missing - give it a value, {join(key, name)}=...")
+    hints = get_type_hints(cls, include_extras=True)
+    return cls(**{name: _value(values[name], hints[name], join(key, name)) for name in schema})
+
+
+def split_own(node: Any, cls: type[T], key: str) -> tuple[T, dict[str, Any]]:
+    """The run's own keys of a node that also holds a `_target_` with its arguments -> (own part, remaining node)."""
+    values = plain(node)
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{key}: expected a mapping, got {show(values)}")
+    own = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    rest = {name: value for name, value in values.items() if name not in own}
+    return typed(cls, {name: value for name, value in values.items() if name in own}, key), rest
+
+
+def plain(node: Any) -> Any:
+    """Dicts, lists and scalars, interpolations resolved."""
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+def leaves(node: Any, key: str = "") -> list[str]:
+    """Dotted keys of all values that stand below a group."""
+    if not isinstance(node, Mapping):
+        return [key] if "." in key else []
+    return [leaf for name, value in node.items() for leaf in leaves(value, join(key, str(name)))]
+
+
+def join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def show(value: Any) -> str:
+    """A value as it is written in yaml, with quotes around text."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return "a mapping" if isinstance(value, Mapping) else repr(value)
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The valid name that `name` most likely means, if any comes close."""
+    matches = get_close_matches(name, [str(n) for n in names], n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
+    match = nearest(name, names)
+    return f" - did you mean {join(prefix, match)}?" if match else ""
+
+
+def no_such_key(key: str, siblings: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
+    """`elsewhere`: dotted keys of the whole config, where a key of exactly this name may stand."""
+    prefix, _, name = key.rpartition(".")
+    siblings = [str(s) for s in siblings if not str(s).startswith("_")]  # no _target_
+    same = [k for k in elsewhere if k.rpartition(".")[2] == name]
+    if len(same) == 1:
+        hint = f" - did you mean {same[0]}?"
+    elif not (hint := did_you_mean(name, siblings, prefix)) and elsewhere:
+        alike = [k for k in elsewhere if name in k.rpartition(".")[2]]  # batch_size: trainer.global_batch_size, ...
+        if not alike and (match := nearest(name, [k.rpartition(".")[2] for k in elsewhere])):
+            alike = [k for k in elsewhere if k.rpartition(".")[2] == match]
+        hint = f" - did you mean {' or '.join(alike[:3])}?" if alike else ""
+    return f"{key}: no such key{hint} ({prefix or 'the config'} has: {', '.join(siblings)})"
+
+
+def fits(value: Any, hint: Any, exact: bool = False) -> tuple[bool, Any]:
+    """Whether a plain value is of the type `hint` -> (yes or no, the value as that type).
+
+    Not exact: 1e5 is good for an integer and 7 for a text, since yaml reads them as a number of another kind.
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return next((found for m in args if (found := fits(value, m, exact))[0]), (False, None))
+    if origin is Literal:
+        return any(value == word and type(value) is type(word) for word in args), value
+    if is_dataclass(hint) or (origin or hint) in (dict, Mapping):
+        return isinstance(value, Mapping), value
+    if (origin or hint) in (list, tuple, Sequence):
+        return _fits_items(value, origin or hint, args, exact)
+    if isinstance(value, bool) or hint is bool:
+        return isinstance(value, bool) and hint is bool, value
+    if hint is int:
+        whole = isinstance(value, int) or (not exact and isinstance(value, float) and value.is_integer())
+        return whole, int(value) if whole else None
+    if hint is float:
+        number = isinstance(value, (int, float)) and (exact or math.isfinite(value))
+        return number, float(value) if number else None
+    if hint is str:
+        return isinstance(value, str) or (not exact and isinstance(value, int)), str(value)
+    return hint is Any or isinstance(value, hint), value
+
+
+def _fits_items(value: Any, kind: Any, args: tuple[Any, ...], exact: bool) -> tuple[bool, Any]:
+    if not isinstance(value, (list, tuple)):
+        return False, None
+    fixed = kind is tuple and args and args[-1] is not Ellipsis
+    hints = args if fixed else (args[0] if args else Any,) * len(value)
+    if len(hints) != len(value):
+        return False, None
+    items = [fits(item, hint, exact) for item, hint in zip(value, hints, strict=True)]
+    return all(good for good, _ in items), [out for _, out in items]
+
+
+def describe(hint: Any, words: Sequence[str] = ()) -> str:
+    """A type in words; `words`: what its text may be."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(member, words) for member in args)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, args))}"
+    if (origin or hint) in (list, tuple, Sequence):
+        if kind := [a for a in args if a is not Ellipsis]:
+            size = f" of {len(kind)}" if origin is tuple and len(kind) == len(args) else ""
+            return f"a list{size}, each item {describe(kind[0])}"
+        return "a list"
+    if hint is str and words:
+        return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
+    return _WORDS.get(origin or hint, getattr(hint, "__name__", str(hint)))
+
+
+def _value(value: Any, hint: Any, key: str) -> Any:
+    rule = Rule()
+    if get_origin(hint) is Annotated:
+        hint, rule = get_args(hint)
+    if value == MISSING:
+        raise ConfigError(f"{key}: a value is missing here (???) - give one, {key}=...")
+    good, out = fits(value, hint)
+    closed = rule.words and (not good or isinstance(out, str)) and out not in rule.words
+    if closed and (len(rule.words) > 1 and isinstance(value, str)):
+        hint = did_you_mean(str(value), rule.words)
+        raise ConfigError(f"{key}: no option {show(value)}{hint} (options: {', '.join(rule.words)})")
+    if closed or not good:
+        wanted = INTERVAL if rule.interval else describe(hint, rule.words)
+        raise ConfigError(f"{key}: expected {wanted}, got {show(value)}")
+    if is_dataclass(hint):
+        return typed(hint, value, key)  # type: ignore[arg-type]
+    if isinstance(out, str) and rule.interval:
+        check_interval(out, key)
+    if isinstance(out, (int, float)) and not isinstance(out, bool):
+        for sign, limit, holds in rule.limits():
+            if not holds(out, limit):
+                raise ConfigError(f"{key}: must be {sign} {limit:g}, got {show(value)}")
+    return out
+
+
+def check_interval(text: str, key: str) -> float:
+    """'0.5ep' -> 0.5"""
+    try:
+        epochs = float(text[:-2]) if text.endswith("ep") else math.nan
+    except ValueError:
+        epochs = math.nan
+    if not (math.isfinite(epochs) and epochs > 0):
+        raise ConfigError(f"{key}: expected {INTERVAL}, got {show(text)}")
+    return epochs

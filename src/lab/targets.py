@@ -1,0 +1,187 @@
+"""Checks of what has a `_target_`: may it be built, does it import, and does it take these keywords."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import traceback
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from lab.errors import ConfigError
+from lab.schema import describe, did_you_mean, fits, join, nearest, show
+
+# What a yaml may name as _target_, so that a config from elsewhere cannot run any function of the machine
+# (torch.hub.load, os.system). Using another library? Add its prefix here.
+TARGETS_ALLOWED = ("lab.*", "torch.nn.*", "torch.optim.*", "torchmetrics.*")
+_SPECIAL = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")
+
+
+def check_targets(
+    cfg: Mapping[str, Any],
+    single: Sequence[str],
+    collections: Sequence[str],
+    own: Mapping[str, Sequence[str]],
+    given: Mapping[str, Sequence[str]],
+) -> None:
+    """Raise a ConfigError on the first node that could not be built.
+
+    single, collections: dotted keys of nodes that must have a `_target_`, and of those whose every entry must.
+    own: key -> entries of that node that are no arguments. given: key -> arguments that the caller adds.
+    """
+    wanted = {key: _at(cfg, key) for key in single}
+    wanted |= {join(key, str(name)): node for key in collections for name, node in _at(cfg, key).items()}
+    for key, node in wanted.items():
+        if not isinstance(node, Mapping) or "_target_" not in node:
+            raise ConfigError(f"{key}: needs a _target_, the import path of what to build, got {show(node)}")
+    for key, node in _walk(cfg, ""):
+        target = locate(node["_target_"], key)
+        keywords = {n: v for n, v in node.items() if n not in _SPECIAL and n not in own.get(key, ())}
+        _check_keywords(target, node, keywords, key, own.get(key, ()), given.get(key, ()))
+
+
+def locate(path: Any, key: str) -> Any:
+    """The class or function that `path` names; `key`: the node whose `_target_` it is."""
+    where = join(key, "_target_")
+    if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
+        raise ConfigError(f"{where}: expected an import path such as lab.models.mlp.MLP, got {show(path)}")
+    if not any(path.startswith(prefix.rstrip("*")) for prefix in TARGETS_ALLOWED):
+        allowed = ", ".join(TARGETS_ALLOWED)
+        raise ConfigError(
+            f"{where}: {path} is not allowed ({allowed}) - add its library to TARGETS_ALLOWED in lab/targets.py"
+        )
+    parts = path.split(".")
+    found: Any = _import(parts[0], path, where)
+    for count, part in enumerate(parts[1:], start=2):
+        here = ".".join(parts[:count])
+        inner = getattr(found, part, None)
+        if isinstance(found, ModuleType) and (inner is None or isinstance(inner, ModuleType)):
+            # a module that `found` merely imported (lab.x.os.system) is not part of it
+            inner = _import(here, path, where) if hasattr(found, "__path__") else None
+        if inner is None:
+            hint = did_you_mean(part, _names(found))
+            raise ConfigError(f"{where}: {'.'.join(parts[: count - 1])} has no {part!r}{hint}")
+        found = inner
+    if not callable(found):
+        raise ConfigError(f"{where}: {path} is no class or function")
+    return found
+
+
+def _import(name: str, path: str, where: str) -> ModuleType | None:
+    """The module; None: there is none of this name."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise ConfigError(_import_message(error, name, where)) from error
+        if "." in name:
+            return None
+        raise ConfigError(f"{where}: no module {name!r} for {path} - is it installed?") from error
+    except Exception as error:  # whatever the module does while it is imported
+        raise ConfigError(_import_message(error, name, where)) from error
+
+
+def _import_message(error: Exception, name: str, where: str) -> str:
+    """The error as Python shows it, and the line of the file that raised it."""
+    text = " ".join("".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1].split())
+    if isinstance(error, SyntaxError):
+        file, line = error.filename, error.lineno
+        text = f"{type(error).__name__}: {error.msg}"
+    else:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+        file, line = frames[-1].filename, frames[-1].lineno
+    return f"{where}: {name} does not import: {text} ({_short(file)}, line {line})"
+
+
+def _short(file: str | None) -> str:
+    root = Path(__file__).resolve().parents[2]
+    path = Path(file or "?")
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+def _names(found: Any) -> list[str]:
+    """What a target path may go on with: public classes and functions, and the modules of a package."""
+    names = [n for n, v in vars(found).items() if callable(v) and not n.startswith("_")]
+    return names + [m.name for m in pkgutil.iter_modules(getattr(found, "__path__", []))]
+
+
+def _check_keywords(
+    target: Any, node: Mapping[str, Any], keywords: dict[str, Any], key: str, own: Sequence[str], given: Sequence[str]
+) -> None:
+    try:
+        parameters = dict(inspect.signature(target).parameters)
+    except (TypeError, ValueError):  # written in C, without a signature
+        return
+    path = node["_target_"]
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    for name in keywords:
+        if name in given and (name in named or open_ended):
+            raise ConfigError(f"{join(key, name)}: the run gives this argument itself - remove it here")
+        if name not in named and not open_ended:
+            accepts = [n for n in (*named, *own) if n not in given]
+            hint = f" - did you mean {match!r}?" if (match := nearest(name, accepts)) else ""
+            raise ConfigError(
+                f"{join(key, name)}: {path} takes no {name!r}{hint} (accepts: {', '.join(accepts) or 'nothing'})"
+            )
+    for name in given:
+        if name not in named and not open_ended and not node.get("_partial_"):
+            raise ConfigError(f"{join(key, '_target_')}: {path} takes no {name!r}, which the run gives")
+    if not node.get("_partial_"):
+        positional = list(named)[: len(node.get("_args_", ()))]
+        for name, p in named.items():
+            if p.default is p.empty and name not in keywords and name not in given and name not in positional:
+                raise ConfigError(
+                    f"{join(key, name)}: {path} needs a value for {name!r} - give one, {join(key, name)}=..."
+                )
+    _check_types(target, keywords, key)
+
+
+def _check_types(target: Any, keywords: dict[str, Any], key: str) -> None:
+    """Plain values against the annotations of the target, where it has any that say something about plain values."""
+    try:
+        hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except Exception:  # annotations that cannot be evaluated are no mistake of the config
+        return
+    for name, value in keywords.items():
+        hint = _plain_part(hints.get(name, Any))
+        if hint is not None and not isinstance(value, Mapping) and not fits(value, hint, exact=True)[0]:
+            raise ConfigError(f"{join(key, name)}: expected {describe(hint)}, got {show(value)}")
+
+
+def _plain_part(hint: Any) -> Any:
+    """What the annotation says about yaml's values (float | Tensor -> float); None: nothing that can be checked."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint in (int, float, str, bool, type(None), list, tuple, dict) or origin is Literal:
+        return hint
+    if origin in (Union, types.UnionType):
+        # a yaml holds no tensors, so such a member cannot be what was meant
+        members = [_plain_part(m) for m in args if not getattr(m, "__module__", "").startswith("torch")]
+        return None if None in members or not members else Union[tuple(members)]  # noqa: UP007 - built at run time
+    if origin in (list, tuple, Sequence):
+        items = [a if a is Ellipsis else _plain_part(a) for a in args]
+        return None if None in items else origin[tuple(items)]
+    return dict if origin in (dict, Mapping) else None
+
+
+def _at(cfg: Mapping[str, Any], key: str) -> Any:
+    node: Any = cfg
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
+
+
+def _walk(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """All nodes with a `_target_`, outer ones first."""
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            yield key, node
+        for name, value in node.items():
+            yield from _walk(value, join(key, str(name)))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _walk(value, join(key, str(index)))

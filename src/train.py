@@ -1,0 +1,65 @@
+"""Train: compose the config, check it, launch the run.
+
+    python src/train.py data=h5 trainer=ddp
+    python src/train.py -m optim.lr=1e-3,3e-3 seed=0,1,2
+
+Exit status: 0 finished, 1 a run failed, 2 a mistake in the configuration. No torch import before the config stands.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from lab.compose import remove_if_empty, resolved, run_hydra
+from lab.errors import ConfigError, RunFailed
+
+FINISHED, RUN_FAILED, MISTAKE = 0, 1, 2
+
+
+def main() -> int:
+    """The exit status; of a multirun, the worst of its jobs."""
+    statuses = [FINISHED]
+
+    def job(cfg: DictConfig) -> None:
+        statuses.append(train(cfg))
+
+    try:
+        run_hydra(job)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return MISTAKE
+    return max(statuses)
+
+
+def train(cfg: DictConfig) -> int:
+    """One composed config -> exit status. A failure raises nothing, so that a multirun goes on with its other jobs."""
+    hydra = HydraConfig.get()
+    run_dir, overrides = Path(hydra.runtime.output_dir), list(hydra.overrides.task)
+    multirun = hydra.mode == RunMode.MULTIRUN
+    label = f"job {hydra.job.num} ({' '.join(overrides)}): " if multirun else ""
+    try:
+        plain = resolved(cfg, Path(hydra.runtime.cwd))
+        from lab.config import check
+
+        check(plain)
+        from lab.launch import launch
+
+        launch(plain, run_dir=run_dir, overrides=overrides, multirun=multirun)
+    except ConfigError as error:
+        remove_if_empty(run_dir)
+        print(f"error: {label}{error}", file=sys.stderr)
+        return MISTAKE
+    except RunFailed as error:
+        if str(error):
+            print(f"failed: {label}{error}", file=sys.stderr)
+        return RUN_FAILED
+    return FINISHED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
