@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from lab.compose import remove_if_empty, resolved, run_hydra
 from lab.errors import ConfigError, RunFailed
+from lab.resume import choose
 
 FINISHED, RUN_FAILED, MISTAKE = 0, 1, 2
 
@@ -44,12 +45,15 @@ def train(cfg: DictConfig) -> int:
     label = f"job {hydra.job.num} ({' '.join(overrides)}): " if multirun else ""
     try:
         plain = resolved(cfg, Path(hydra.runtime.cwd))
+        plain, chosen = choose(plain, run_dir, overrides)
+        if chosen != run_dir:
+            remove_if_empty(run_dir)
         from lab.config import check
 
         check(plain)
-        from lab.launch import launch
+        from lab.start import start
 
-        launch(plain, run_dir=run_dir, overrides=overrides, multirun=multirun)
+        start(plain, chosen, overrides, own_process=multirun)
     except ConfigError as error:
         remove_if_empty(run_dir)
         print(f"error: {label}{error}", file=sys.stderr)

@@ -53,6 +53,16 @@ def fill(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
         (directory / DIFF).write_text(diff)
     OmegaConf.save(overrides, directory / OVERRIDES)
     write_status(directory, "created", wandb_id=secrets.token_hex(4))
+    _write_config(directory, cfg)
+
+
+def reopen(directory: Path, cfg: DictConfig) -> None:
+    """A run goes on, perhaps with changed values."""
+    (directory / FAILURE).unlink(missing_ok=True)
+    _write_config(directory, cfg)
+
+
+def _write_config(directory: Path, cfg: DictConfig) -> None:
     temporary = directory / f".{CONFIG}"
     OmegaConf.save(cfg, temporary)
     temporary.replace(directory / CONFIG)
@@ -124,7 +134,3 @@ def record_failure(directory: Path, rank: int, error: BaseException) -> None:
 
 def failure(directory: Path) -> dict[str, Any] | None:
     return read_json(directory / FAILURE) or None
-
-
-def clear_failure(directory: Path) -> None:
-    (directory / FAILURE).unlink(missing_ok=True)

@@ -13,8 +13,10 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -64,7 +66,6 @@ class RunLogger(Logger):
         cut_metrics(directory / METRICS, from_step)
         self._file = open(directory / METRICS, "a", buffering=1)  # noqa: SIM115 - closed in __exit__
         self._wandb = WandbThread(directory, config, wandb_run) if config.kind == "wandb" else None
-        self._handlers = log_to(directory / TRAIN_LOG)
         self._bar: Any = None
         self._shown: dict[str, str] = {}
 
@@ -114,13 +115,12 @@ class RunLogger(Logger):
         self._file.close()
         if self._wandb:
             self._wandb.finish(0 if kind is None else 1)
-        for handler in self._handlers:
-            log.removeHandler(handler)
-            handler.close()
 
 
-def log_to(path: Path) -> list[logging.Handler]:
-    """Everything into train.log, the notable on stderr."""
+@contextmanager
+def log_to(directory: Path) -> Iterator[None]:
+    """Everything into train.log, the notable on stderr, for the length of the block."""
+    path = directory / TRAIN_LOG
     log.setLevel(logging.DEBUG)
     log.propagate = False
     screen, file = logging.StreamHandler(sys.stderr), logging.FileHandler(path)
@@ -129,7 +129,12 @@ def log_to(path: Path) -> list[logging.Handler]:
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for handler in (screen, file):
         log.addHandler(handler)
-    return [screen, file]
+    try:
+        yield
+    finally:
+        for handler in (screen, file):
+            log.removeHandler(handler)
+            handler.close()
 
 
 def cut_metrics(path: Path, from_step: int) -> None:

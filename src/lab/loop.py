@@ -22,7 +22,6 @@ from lab.clock import Clock
 from lab.data.loader import Loader
 from lab.distributed import World, all_sum, broadcast_buffers, gather
 from lab.errors import ConfigError, RunFailed
-from lab.seed import rng_state
 from lab.state import Batch, Run, StepSettings, Task, TrainState, averaged
 
 
@@ -208,11 +207,11 @@ def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
 
 
 def save(state: TrainState, run: Run, best: bool) -> None:
-    """All ranks call this: each gives its random state, rank 0 writes."""
+    """All ranks call this: each gives what it has of its own, rank 0 writes."""
     check_finite(state, run)
     broadcast_buffers(averaged(state), run.world)
     broadcast_buffers(state.model, run.world)
-    rng = gather(rng_state(run.world.device), run.world)
+    ranks = gather(state.rank_payload(run.world.device), run.world)
     if run.world.is_main:
-        payload = state.payload(rng)
+        payload = state.payload(ranks)
         (run.checkpoints.save_best if best else run.checkpoints.save_last)(payload)

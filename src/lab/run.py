@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,10 @@ from lab.data.loader import Loader
 from lab.distributed import World
 from lab.hardware import Hardware
 from lab.launch import StopRequest, stop_on_signals
-from lab.logger import Logger, RunLogger
+from lab.logger import Logger, RunLogger, log_to
 from lab.loop import evaluate, fit
 from lab.optim import skip_dynamo_import
-from lab.seed import seed_everything, set_rng_state
+from lab.seed import seed_everything
 from lab.state import Run, Task, TrainState, averaged
 
 COLLECTIVE_TIMEOUT_S = 1800.0
@@ -50,6 +50,7 @@ def run(run_dir: Path) -> None:
             stop_on_signals() as stop,
             distributed.world(machine.device, COLLECTIVE_TIMEOUT_S) as world,
             recording(run_dir, world.rank),
+            log_to(run_dir) if world.is_main else nullcontext(),
         ):
             # ---- what to go on from: rank 0 chooses, all load the same
             checkpoints = checkpoint.Checkpoints(run_dir / "checkpoints")
@@ -152,13 +153,11 @@ def make_logger(run_dir: Path, config: Config, world: World, from_step: int) -> 
 
 
 def restore(state: TrainState, payload: dict[str, Any], world: World) -> None:
-    """The state as it was when the checkpoint was written, each rank's random numbers too."""
+    """The state as it was when the checkpoint was written."""
     checkpoint.load_weights(state.model, payload["model"], "the checkpoint")
     if state.ema is not None:
         checkpoint.load_weights(state.ema, checkpoint.weights(payload), "the checkpoint")
-    state.load(payload, world.device)
-    if world.rank < len(payload["rng"]):  # a rank that the run did not have keeps its fresh stream
-        set_rng_state(payload["rng"][world.rank], world.device)
+    state.load(payload, world)
 
 
 def describe(
@@ -209,9 +208,9 @@ def finish(
         return
     directory.write_json(run_dir / directory.RESULT, result | {"seconds": round(seconds, 2)})
     directory.write_status(run_dir, status)
-    best = f", best at {result['best_step']}" if "best_step" in result else ""
+    best = f" (best at step {result['best_step']})" if "best_step" in result else ""
     rows = [f"  {key:<20} {value:.4f}" for key, value in scores.items()]
-    logger.say("\n".join([f"finished step {result['step']}{best}, {seconds:.1f} s", *rows, f"  {shown(run_dir)}"]))
+    logger.say("\n".join([f"finished {result['step']:,} steps{best} in {seconds:.1f} s", *rows, f"  {shown(run_dir)}"]))
 
 
 def shown(path: Path) -> str:

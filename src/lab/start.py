@@ -25,9 +25,10 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
         typed(HardwareConfig, cfg.hardware, "hardware"), typed(TrainerConfig, cfg.trainer, "trainer")
     )
     with directory.claimed(run_dir):
-        if not directory.holds_run(run_dir):
+        if directory.holds_run(run_dir):
+            directory.reopen(run_dir, cfg)
+        else:
             directory.fill(run_dir, cfg, overrides)
-        directory.clear_failure(run_dir)
         try:
             if distributed.started_ranks() is not None:
                 distributed.publish_directory(str(run_dir))

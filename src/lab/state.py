@@ -16,6 +16,7 @@ from lab.checkpoint import Checkpoints
 from lab.distributed import World
 from lab.launch import StopRequest
 from lab.logger import Logger
+from lab.seed import rng_state, set_rng_state
 
 Batch = dict[str, Tensor]
 Loss = Callable[[Tensor, Batch], Tensor]  # (output, batch) -> (B,) losses, one for each sample
@@ -44,7 +45,8 @@ class TrainState:
     totals: dict[str, Tensor] = field(default_factory=dict)  # sums since the last log, on the device
     logged_step: int = 0  # the step of the last log
 
-    def payload(self, rng: list[dict[str, Any]]) -> dict[str, Any]:
+    def payload(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+        """ranks: what each rank has of its own, see rank_payload."""
         return {
             "model": self.model.state_dict(),
             "ema": self.ema.state_dict() if self.ema else None,
@@ -55,20 +57,32 @@ class TrainState:
             "samples": self.samples,
             "best": self.best,
             "stale": self.stale,
-            "totals": self.totals,
             "logged_step": self.logged_step,
-            "rng": rng,
+            "ranks": ranks,
         }
 
-    def load(self, payload: dict[str, Any], device: torch.device) -> None:
-        """The model's and the average's weights are loaded by the caller, which can say what does not fit."""
+    def rank_payload(self, device: torch.device) -> dict[str, Any]:
+        return {"rng": rng_state(device), "totals": {k: v.cpu() for k, v in self.totals.items()}}
+
+    def load(self, payload: dict[str, Any], world: World) -> None:
+        """All but the weights, which the caller loads, as it can say what does not fit.
+
+        With another number of ranks than the checkpoint's, each takes the mean of what has not been logged, and a rank
+        that the run did not have keeps its fresh random numbers.
+        """
         self.optimizer.load_state_dict(payload["optimizer"])
         self.schedule.load_state_dict(payload["schedule"])
         if self.scaler and payload["scaler"]:
             self.scaler.load_state_dict(payload["scaler"])
         for name in ("step", "samples", "best", "stale", "logged_step"):
             setattr(self, name, payload[name])
-        self.totals = {k: v.to(device) for k, v in payload["totals"].items()}
+        ranks = payload["ranks"]
+        totals = [rank["totals"] for rank in ranks]
+        if len(ranks) == world.size:
+            totals = [totals[world.rank]]
+        self.totals = {k: (sum(t[k] for t in totals) / len(totals)).to(world.device) for k in totals[0]}
+        if world.rank < len(ranks):
+            set_rng_state(ranks[world.rank]["rng"], world.device)
 
 
 @dataclass(frozen=True)

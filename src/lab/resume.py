@@ -1,0 +1,50 @@
+"""Whether a command begins a run or goes on with one. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from lab.directory import CONFIG, OVERRIDES, holds_run
+from lab.errors import ConfigError
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+def choose(cfg: DictConfig, run_dir: Path, overrides: list[str]) -> tuple[DictConfig, Path]:
+    """(config, directory) of the run that a command means. cfg: as composed; run_dir: where a new run would go.
+
+    A run that goes on keeps its own config, whatever conf/ says by now; values that the command gives, and did not give
+    when the run began, are changed in it.
+    """
+    resume, cfg = cfg.resume, cfg.copy()
+    cfg.resume = None
+    directory = run_dir if resume in (None, "auto") else Path(resume)
+    if resume is None and holds_run(directory):
+        raise ConfigError(
+            f"hydra.run.dir={directory}: it holds a run; add resume=auto to go on with it, or choose another"
+        )
+    if resume not in (None, "auto") and not holds_run(directory):
+        raise ConfigError(
+            f"resume={directory}: no run directory (it has no {CONFIG}); give the one that a run has printed"
+        )
+    if not holds_run(directory):
+        return cfg, directory
+    saved = cast(DictConfig, OmegaConf.load(directory / CONFIG))
+    given = set(OmegaConf.to_container(OmegaConf.load(directory / OVERRIDES)) or [])
+    for override in overrides:
+        key = override.partition("=")[0]
+        if override not in given and key != "resume" and not key.startswith("hydra."):
+            _change(saved, cfg, key, override, directory)
+    return saved, directory
+
+
+def _change(saved: DictConfig, cfg: DictConfig, key: str, override: str, directory: Path) -> None:
+    if key.startswith(("+", "~")) or "@" in key or (CONF / key).is_dir() or OmegaConf.select(saved, key) is None:
+        raise ConfigError(
+            f"{override}: the run in {directory} keeps its groups; a resumed run takes changed values (trainer.max_epochs=40) "
+            "only - for another one leave out resume"
+        )
+    OmegaConf.update(saved, key, OmegaConf.select(cfg, key))

@@ -1,0 +1,118 @@
+"""Shared by the tests: compose as the command line does, run, read what a run wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAIN = [sys.executable, str(ROOT / "src" / "train.py")]
+# one thread: runs are forked from this process, and a forked OpenMP pool would hang
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["WANDB_MODE"] = "offline"
+torch.set_num_threads(1)
+
+# small and fast; each test adds what it is about
+QUICK = ("logger=none", "hardware=cpu", "hardware.num_threads=1", "model.hidden=[16]", "trainer.max_epochs=null")
+
+
+def compose(*overrides: str) -> DictConfig:
+    """The checked, resolved config that these overrides make."""
+    import hydra
+
+    from lab.compose import CONF, register_resolvers, resolved
+    from lab.config import check
+
+    register_resolvers()
+    with hydra.initialize_config_dir(str(CONF), version_base=None):
+        cfg = resolved(hydra.compose("train", list(overrides)), Path.cwd())
+    check(cfg)
+    return cfg
+
+
+def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path:
+    """A run from start to end, in this process where it has one rank."""
+    from lab.start import start
+
+    threads = torch.get_num_threads()
+    try:
+        start(compose(*overrides), run_dir, list(overrides), own_process)
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(False)
+        torch.autograd.set_detect_anomaly(False)
+    return run_dir
+
+
+def last_checkpoint(run_dir: Path) -> dict[str, Any]:
+    from lab import checkpoint
+
+    return checkpoint.load(sorted((run_dir / "checkpoints").glob("last_*.pt"))[-1])
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what depends on the clock."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "time" and not k.startswith("perf/")} for line in lines]
+
+
+def status(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "status.json").read_text())
+
+
+def result(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "result.json").read_text())
+
+
+def assert_equal(a: Any, b: Any, where: str = "") -> None:
+    """Bitwise equality of nested containers of tensors."""
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_equal(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b)):
+            assert_equal(x, y, f"{where}[{i}]")
+    else:
+        assert a == b, f"{where}: {a} != {b}"
+
+
+@pytest.fixture
+def train_command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run `python src/train.py ...` as a user does, from a folder of its own."""
+
+    def command(*overrides: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*TRAIN, *overrides],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={**os.environ, **env},
+        )
+
+    return command
+
+
+def processes_with(text: str) -> list[int]:
+    """Process ids whose command line or working files name `text`: what a run left behind."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if text in (entry / "cmdline").read_bytes().decode(errors="replace"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]

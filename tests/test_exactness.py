@@ -1,0 +1,164 @@
+"""The contract: the order, the number of ranks and an interruption change nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import QUICK, TRAIN, assert_equal, compose, last_checkpoint, metrics, result, start_run, status
+from omegaconf import OmegaConf
+
+from lab.errors import ConfigError
+
+WAYS = {
+    "1 process": ("trainer=single",),
+    "1 process, micro-batches of 5": ("trainer=single", "hardware.micro_batch_size=5"),
+    "2 processes": ("trainer=ddp", "hardware.num_procs=2"),
+    "2 processes, micro-batches of 4": ("trainer=ddp", "hardware.num_procs=2", "hardware.micro_batch_size=4"),
+    "3 processes": ("trainer=ddp", "hardware.num_procs=3"),
+}
+
+
+def test_ranks_and_micro_batches_change_nothing(tmp_path: Path) -> None:
+    """Losses of each step and final weights are those of one process, to rounding; 25 steps cross an epoch."""
+    common = (*QUICK, "trainer.max_steps=25", "trainer.global_batch_size=66", "trainer.log_every=1", "seed=3")
+    runs = {way: start_run(tmp_path / str(i), *common, *more) for i, (way, more) in enumerate(WAYS.items())}
+    losses = {
+        way: torch.tensor([m["train/loss"] for m in metrics(run) if "train/loss" in m]) for way, run in runs.items()
+    }
+    norms = {
+        way: torch.tensor([m["train/grad_norm"] for m in metrics(run) if "train/grad_norm" in m])
+        for way, run in runs.items()
+    }
+    weights = {way: last_checkpoint(run)["model"] for way, run in runs.items()}
+    assert len(losses["1 process"]) == 25
+    for way in WAYS:
+        torch.testing.assert_close(
+            losses[way], losses["1 process"], rtol=1e-4, atol=1e-5, msg=lambda m, w=way: f"{w}: {m}"
+        )
+        torch.testing.assert_close(
+            norms[way], norms["1 process"], rtol=1e-3, atol=1e-4, msg=lambda m, w=way: f"{w}: {m}"
+        )
+        for name, value in weights["1 process"].items():
+            torch.testing.assert_close(weights[way][name], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_twice_equals_undisturbed(tmp_path: Path, ranks: int) -> None:
+    """SIGKILL in the middle of epochs, twice: the same checkpoint bit for bit, and the same metrics."""
+    overrides = (
+        *QUICK, "trainer=single" if ranks == 1 else "trainer=ddp", "trainer.max_steps=260", "trainer.global_batch_size=64",
+        "trainer.log_every=7", "trainer.eval_every=40", "trainer.save_every=5", "trainer.ema_decay=0.99",
+        "model.dropout=0.2", "optim.lr=3e-3", f"hardware.num_procs={'auto' if ranks == 1 else ranks}",
+    )  # fmt: skip
+    straight = start_run(tmp_path / "straight", *overrides, own_process=True)
+    killed = tmp_path / "killed"
+    for attempt, at_step in enumerate((35, 120)):
+        again = (f"resume={killed}",) if attempt else (*overrides, f"hydra.run.dir={killed}")
+        kill_at(killed, at_step, again)
+        assert status(killed)["status"] == "running"
+    done = subprocess.run([*TRAIN, f"resume={killed}"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert_equal(last_checkpoint(killed), last_checkpoint(straight))
+    assert metrics(killed) == metrics(straight)
+    first, second = result(killed), result(straight)
+    assert {k: first[k] for k in first if "/" in k} == {k: second[k] for k in second if "/" in k}
+
+
+def kill_at(run_dir: Path, step: int, overrides: tuple[str, ...]) -> None:
+    """Start the command, SIGKILL it as soon as a checkpoint of `step` or later is there, wait for its ranks to go."""
+    process = subprocess.Popen([*TRAIN, *overrides], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    end = time.monotonic() + 90
+    while not any(int(p.stem[5:]) >= step for p in (run_dir / "checkpoints").glob("last_*.pt")):
+        assert process.poll() is None, process.stderr.read().decode()  # type: ignore[union-attr]
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    while holds_lock(run_dir):
+        assert time.monotonic() < end, "a rank outlived its parent"
+        time.sleep(0.02)
+
+
+def holds_lock(run_dir: Path) -> bool:
+    import fcntl
+
+    with open(run_dir / ".lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("model", ["mlp", "resnet"])
+def test_scores_do_not_depend_on_the_ranks(tmp_path: Path, model: str) -> None:
+    """1, 2 and 3 ranks give one checkpoint the same scores on 250 samples, which 3 does not divide; BatchNorm too."""
+    small = ("model.hidden=[16]",) if model == "mlp" else ("model.width=4", "model.blocks=[1,1]")
+    quick = [o for o in QUICK if not o.startswith("model.")]
+    common = (*quick, f"model={model}", *small, "trainer.max_steps=12", "trainer.global_batch_size=66")
+    one = start_run(tmp_path / "1", *common)
+    scores = {1: result(one)}
+    for ranks in (2, 3):
+        copy = tmp_path / str(ranks)
+        shutil.copytree(one, copy)
+        cfg = OmegaConf.load(copy / "config.yaml")
+        cfg.trainer.strategy, cfg.hardware.num_procs, cfg.hardware.eval_batch_size = "ddp", ranks, 7
+        OmegaConf.save(cfg, copy / "config.yaml")
+        from lab.start import start
+
+        start(cfg, copy, [], own_process=False)
+        scores[ranks] = result(copy)
+    for ranks in (2, 3):
+        assert scores[ranks]["test/accuracy"] == scores[1]["test/accuracy"]
+        assert scores[ranks]["val/accuracy"] == scores[1]["val/accuracy"]
+        assert scores[ranks]["test/loss"] == pytest.approx(scores[1]["test/loss"], rel=1e-6)
+
+
+def test_deterministic_runs_are_bitwise_equal_and_seeds_count(tmp_path: Path) -> None:
+    common = (*QUICK, "trainer.max_steps=10", "model.dropout=0.1", "hardware.deterministic=true")
+    a, b, c = (
+        last_checkpoint(start_run(tmp_path / n, *common, f"seed={s}")) for n, s in (("a", 0), ("b", 0), ("c", 1))
+    )
+    assert_equal(a, b)
+    assert not torch.equal(a["model"]["0.weight"] if "0.weight" in a["model"] else next(iter(a["model"].values())),
+                           c["model"]["0.weight"] if "0.weight" in c["model"] else next(iter(c["model"].values())))  # fmt: skip
+
+
+def test_truncated_checkpoint_falls_back_to_the_one_before(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    common = (*QUICK, "trainer.max_steps=12", "trainer.save_every=4", "trainer.keep_best=0", "trainer.eval_every=null")
+    run = start_run(tmp_path / "run", *common)
+    straight = last_checkpoint(run)
+    newest = sorted((run / "checkpoints").glob("last_*.pt"))[-1]
+    os.truncate(newest, newest.stat().st_size // 2)
+    capfd.readouterr()
+    start_run(run, *common)
+    shown = capfd.readouterr().err
+    assert f"skipping damaged checkpoint {newest}" in shown
+    assert "on from last_000000008.pt" in shown
+    assert_equal(last_checkpoint(run), straight)
+
+
+def test_checkpoint_that_does_not_fit_says_what_differs(tmp_path: Path) -> None:
+    from lab.start import start
+
+    common = (*QUICK, "trainer.max_steps=2")
+    run = start_run(tmp_path / "run", *common)
+    cfg = compose(*common, "model.hidden=[24]")
+    OmegaConf.save(cfg, run / "config.yaml")
+    with pytest.raises(ConfigError, match=r"does not fit the model: of another shape: .*\(16, 64\).*\(24, 64\)"):
+        start(cfg, run, [], own_process=False)
+    assert status(run)["status"] == "failed"
+
+
+def test_checkpoints_hold_bare_names_and_load_safely(tmp_path: Path) -> None:
+    run = start_run(tmp_path / "run", *QUICK, "trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=2")
+    payload = last_checkpoint(run)  # weights_only=True
+    assert not [k for k in payload["model"] if k.startswith(("module.", "_orig_mod."))]
+    assert len(payload["ranks"]) == 2
