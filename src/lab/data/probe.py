@@ -1,30 +1,80 @@
-"""Shapes that a config takes from a data file. Imports h5py alone."""
+"""What a data file says about a field, asked while the config is composed. Imports no torch, reads what it must."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import h5py
 import numpy as np
 
+from lab.data.layout import files_of, find, open_h5, split_of
 from lab.errors import ConfigError
 
 
-def _dataset(data: Any, field: str) -> h5py.Dataset:
-    try:
-        file = h5py.File(data["path"], "r")
-    except OSError as error:
-        raise ConfigError(f"{data['path']}: {error}") from error
-    split = next(iter(data["splits"].values()))
-    return file[split["group"]][data["fields"][field]]
+def sample_shape(data: Mapping[str, Any], field: str) -> list[int]:
+    """Shape of one sample of a field. data: the config's data group (path, fields, splits, perhaps swmr)."""
+    shape, _, _ = next(_stored(data, field))
+    if shape is None:
+        raise ConfigError(
+            f"data.fields.{field}: its samples have no fixed shape (strings, or variable length); "
+            "set data.input_shape yourself"
+        )
+    return shape
 
 
-def sample_shape(data: Any, field: str) -> tuple[int, ...]:
-    return tuple(_dataset(data, field).shape[1:])
+def num_outputs(data: Mapping[str, Any], field: str) -> int:
+    """How many numbers a model must put out for a field.
+
+    Integers are classes: as many as the attribute `classes` names (of the dataset, its group or the file), else the
+    largest one + 1. Floating-point: the number of elements of one sample.
+    """
+    largest = 1
+    for _, values, blocks in _stored(data, field):
+        for owner in (values, values.parent, values.file):
+            if "classes" in owner.attrs:
+                return len(owner.attrs["classes"])
+        for block in blocks:
+            if block.dtype.kind in "fc":
+                return int(np.prod(sample_shape(data, field), dtype=np.int64))
+            if block.dtype.kind not in "iub":
+                raise ConfigError(
+                    f"data.fields.{field}: {values.name} in {values.file.filename} holds {block.dtype}, "
+                    "neither classes nor numbers; set data.num_outputs yourself"
+                )
+            if block.size and block.min() < 0:
+                raise ConfigError(
+                    f"data.fields.{field}: {values.name} in {values.file.filename} has the negative label {block.min()}; "
+                    "classes are 0, 1, ...: write them anew, or set data.num_outputs yourself"
+                )
+            largest = max(largest, int(block.max(initial=0)))
+    return largest + 1
 
 
-def num_outputs(data: Any, field: str) -> int:
-    values = _dataset(data, field)
-    if np.issubdtype(values.dtype, np.integer):
-        return int(values[:].max()) + 1
-    return int(np.prod(values.shape[1:], dtype=int))
+def _stored(
+    data: Mapping[str, Any], field: str
+) -> Iterator[tuple[list[int] | None, h5py.Dataset, Iterator[np.ndarray]]]:
+    """For each file: the shape of one sample (None if it varies), the dataset, and its values in blocks."""
+    fields, splits = data["fields"], data["splits"]
+    if field not in fields:
+        raise ConfigError(f"data.fields has no {field!r}; it has {sorted(fields)}")
+    split = "train" if splits.get("train") is not None else next((s for s in splits if splits[s] is not None), "train")
+    for path in files_of(data["path"]):
+        with open_h5(path, bool(data.get("swmr"))) as file:
+            item, member = find(file, split_of(splits, split)["group"], fields[field], f"data.fields.{field}")
+            values = item["values"] if isinstance(item, h5py.Group) and "values" in item else item
+            if not isinstance(values, h5py.Dataset) or not values.shape:
+                raise ConfigError(
+                    f"{path}: {item.name} (data.fields.{field}) has no rows; name a dataset of shape (rows, ...)"
+                )
+            dtype = values.dtype if member is None else values.dtype[member]
+            inner = dtype.subdtype[1] if dtype.subdtype else ()
+            fixed = values is item and dtype.kind not in "OS"
+            yield [int(n) for n in (*values.shape[1:], *inner)] if fixed else None, values, _blocks(values, member)
+
+
+def _blocks(values: h5py.Dataset, member: str | None) -> Iterator[np.ndarray]:
+    step = max(1, (16 << 20) // max(1, values.dtype.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))))
+    source = values if member is None else values.fields(member)
+    for begin in range(0, max(1, len(values)), step):
+        yield source[begin : begin + step]
