@@ -1,0 +1,9 @@
+"""Errors that the command line shows as one line, without a traceback."""
+
+
+class ConfigError(ValueError):
+    """A mistake of the user's: one line that names the key or file, the value and the remedy."""
+
+
+class RunFailed(RuntimeError):
+    """A run ended in failure and has shown its own traceback: exit status 1. The text, if any, is one more line."""
