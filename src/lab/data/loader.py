@@ -4,7 +4,12 @@ A dataset is one of two kinds:
 
 - `BatchDataset`: `spec` (shape and dtype of one sample, by field) and `gather(rows, out)`, which fills buffers that the
   loader owns and reuses. No per-sample Python; read from threads.
-- any map-style dataset whose `__getitem__(i)` returns a dict of tensors, arrays or numbers.
+- any map-style dataset whose `__getitem__(i)` returns a dict of tensors, arrays or numbers. It may have
+  `collate(samples) -> dict of tensors`, needed where the shapes of samples vary.
+
+    threads    lab.data.ring       threads gather into reused (pinned) buffers, copied to the GPU beside the step
+    device     lab.data.resident   the whole set lies on the device
+    workers    lab.data.workers    processes run __getitem__ and write into shared slots
 """
 
 from __future__ import annotations
@@ -17,25 +22,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lab.data import choose
 from lab.data.order import Plan
+from lab.data.resident import Resident
+from lab.data.ring import CAN_REUSE, Batch, Ring
+from lab.data.workers import open_workers
+from lab.errors import ConfigError
 
-Batch = dict[str, Tensor]
-# transform(batch, numbers): whole batches on the device; numbers are the (B,) global sample numbers that seed randomness
+# transform(batch, numbers): whole batches on the device; numbers (B,) are global sample numbers, which seed randomness
 Transform = Callable[[Batch, Tensor], Batch]
+
+_STARVED_SHARE = 0.03
 
 
 class BatchDataset(Protocol):
-    spec: dict[str, tuple[tuple[int, ...], torch.dtype]]  # field -> (shape of one sample, dtype)
+    """May also have: `advise(rows)`: these rows are gathered soon, ask the kernel for those not in memory;
+    `cached_share() -> float`: the share of probed rows that are in memory; `column(field) -> array`: all values of a
+    small field; `lengths(field)`: (N,) of a field of variable length; `chunk_rows`: samples in a chunk."""
+
+    spec: dict[str, tuple[tuple[int, ...], torch.dtype]]  # field -> (shape of one sample, dtype); -1: varies
 
     def __len__(self) -> int: ...
 
-    def gather(self, rows: np.ndarray, out: Batch) -> None:
-        """Write sample rows[i] into out[field][i] for every field; rows: (B,) int64. Safe from several threads."""
+    def gather(self, rows: np.ndarray, out: Batch | None) -> Batch:
+        """Write sample rows[i] into out[field][i] for every field; rows: (B,) int64. Safe from several threads, and
+        without the GIL in its long parts. out None (where a shape varies): return a batch of fresh memory."""
         ...
 
 
 class Loader:
-    """Micro-batches of this rank, on `device`, transformed. `wait_s`: seconds the consumer has waited for data."""
+    """Micro-batches of this rank, on `device`, transformed; each iteration begins at the plan's begin.
+
+    seed: of the random numbers that a map-style dataset draws, which depend on (seed, sample number) only.
+    wait_s: seconds the consumer has waited for data. why: how batches are delivered and why so.
+    """
 
     def __init__(
         self,
@@ -45,28 +65,65 @@ class Loader:
         transform: Transform | None = None,
         kind: str = "auto",
         num_workers: int | str = "auto",
+        *,
+        seed: int,
+        start_method: str | None = None,
     ) -> None:
-        self.dataset, self.plan, self.device, self.transform = dataset, plan, device, transform
+        if num_workers != "auto" and not (isinstance(num_workers, int) and num_workers >= 0):
+            raise ConfigError(f"data.num_workers={num_workers!r} must be auto or a number of at least 0")
+        self.plan, self.device, self.transform = plan, device, transform
         self.wait_s = 0.0
+        self.kind, self.why = choose.kind_of(dataset, plan, device, kind)
+        self._source: Any
+        if self.kind == "device":
+            self._source = Resident(dataset, device)
+        elif self.kind == "threads":
+            count, measured = choose.num_threads(dataset, plan, num_workers)
+            self.why += f"; {measured}" + ("" if CAN_REUSE else "; this torch cannot reuse buffers")
+            self._source = Ring(dataset, device, count)
+        else:
+            self._source, measured = open_workers(dataset, plan, device, num_workers, seed, start_method)
+            self.why += f"; {measured}"
+        if getattr(plan, "note", ""):
+            self.why += f"; {plan.note}"  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Batch]:
-        k = 0
-        while True:
-            began = time.perf_counter()
-            part = self.plan(k)
-            if part is None:
-                return
-            numbers, rows = part
-            batch = {
-                field: torch.empty((len(rows), *shape), dtype=dtype) for field, (shape, dtype) in self.dataset.spec.items()
-            }
-            self.dataset.gather(rows, batch)
-            batch = {field: value.to(self.device, non_blocking=True) for field, value in batch.items()}
-            if self.transform is not None:
-                batch = self.transform(batch, torch.from_numpy(numbers).to(self.device))
-            self.wait_s += time.perf_counter() - began
-            k += 1
-            yield batch
+        stream = self._source.stream(self.plan)
+        try:
+            while True:
+                began = time.perf_counter()
+                pair = next(stream, None)
+                self.wait_s += time.perf_counter() - began
+                if pair is None:
+                    return
+                batch, numbers = pair
+                # hold no batch while the consumer works: its buffer could not be used again when the consumer lets go
+                out = [batch if self.transform is None else self.transform(batch, numbers)]
+                del pair, batch, numbers
+                yield out.pop()
+        finally:
+            stream.close()
 
     def close(self) -> None:
         """End threads and workers; safe to call twice."""
+        self._source.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def starvation(wait_s: float, total_s: float, why: str) -> str | None:
+    """A sentence for the log if the loop waited for data for more than a few percent of the time; else None."""
+    if total_s <= 0 or wait_s / total_s <= _STARVED_SHARE:
+        return None
+    kind = why.split(":")[0]
+    remedy = {
+        "workers": "raise data.num_workers, or pack the set into HDF5 and let data.transforms do the work",
+        "threads": "raise data.num_workers, try data.loader=device if the set fits, or inspect the file's layout",
+        "device": "raise trainer.global_batch_size, or data.loader=threads to gather beside the step",
+    }.get(kind, "see data.loader")
+    share = f"{wait_s / total_s:.0%} of the time was spent waiting for data"
+    return f"{share} ({wait_s:.2g} of {total_s:.2g} s; {why}): {remedy}"

@@ -6,56 +6,129 @@
 
 The stream does not end at an epoch: a batch may hold the last samples of one epoch and the first of the next, so all
 batches have one size and no rank ever has a step more than another.
+
+The yaml chooses an order by `data.order._target_` and the run calls it with (dataset, seed=seed): here `shuffled`,
+`sequential`, `first`; in lab.data.windows `chunk_windows`; in lab.data.sampling `class_balanced`, `weighted`,
+`length_buckets`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sized
 from typing import Protocol
 
 import numpy as np
 
-# k-th micro-batch of this rank -> (sample numbers, dataset rows), each (B,) int64; None after the last
+from lab.data.permutation import Permutation
+from lab.errors import ConfigError
+
+# k-th micro-batch of this rank -> (sample numbers, dataset rows), each (B,) int64 and read-only; None after the last
 Plan = Callable[[int], "tuple[np.ndarray, np.ndarray] | None"]
+
+_BLOCK = 16384  # samples whose rows are computed in one go: numpy's cost per call, spread over so many, is nothing
 
 
 class Order(Protocol):
+    """May also have `note(batch_size) -> str` and `window_of(number) -> int`: a window's samples are best read together."""
+
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
         """numbers: (B,) int64 global sample numbers -> (B,) int64 dataset rows."""
         ...
 
 
-def shuffled(size: int, seed: int) -> Order:
-    """A new permutation of range(size) for each epoch."""
+def size_of(dataset: Sized) -> int:
+    if not len(dataset):
+        raise ConfigError("data: the training split holds no samples; check data.path and data.splits")
+    return len(dataset)
+
+
+def shuffled(dataset: Sized, seed: int) -> Order:
+    """A new permutation of the rows for each epoch."""
+    size = size_of(dataset)
+    permutation = Permutation(size, seed, stream=0)
 
     def order(numbers: np.ndarray) -> np.ndarray:
-        rows = np.empty_like(numbers)
-        for epoch in np.unique(numbers // size):
-            here = numbers // size == epoch
-            rows[here] = np.random.default_rng([seed, int(epoch)]).permutation(size)[numbers[here] % size]
-        return rows
+        epochs = numbers // size
+        return permutation(numbers - epochs * size, epochs)
 
     return order
 
 
-def sequential(size: int) -> Order:
+def sequential(dataset: Sized, seed: int) -> Order:
+    """The rows as they lie, again and again."""
+    size = size_of(dataset)
     return lambda numbers: numbers % size
 
 
-def train_plan(order: Order, global_batch_size: int, micro_sizes: list[int], rank: int, num_ranks: int, start: int) -> Plan:
-    """Endless: this rank's micro-batches from global sample number `start` on; sum(micro_sizes) * num_ranks samples a step."""
-    share = global_batch_size // num_ranks
-    assert sum(micro_sizes) == share
-    assert share * num_ranks == global_batch_size
-    begins = np.concatenate([[0], np.cumsum(micro_sizes)])
+def first(dataset: Sized, seed: int, count: int) -> Order:
+    """The first `count` rows again and again: what a model must be able to overfit."""
+    if not 0 < count <= size_of(dataset):
+        raise ConfigError(
+            f"data.order.count={count} must be between 1 and the {len(dataset)} samples of the training split"
+        )
+    return lambda numbers: numbers % count
 
-    def plan(k: int) -> tuple[np.ndarray, np.ndarray]:
-        step, micro = divmod(k, len(micro_sizes))
-        first = start + step * global_batch_size + rank * share
-        numbers = np.arange(first + begins[micro], first + begins[micro + 1], dtype=np.int64)
-        return numbers, order(numbers)
 
-    return plan
+class TrainPlan:
+    """Endless: this rank's micro-batches from sample number `start` on; sum(micro_sizes) * num_ranks samples a step."""
+
+    def __init__(
+        self, order: Order, global_batch_size: int, micro_sizes: list[int], rank: int, num_ranks: int, start: int
+    ) -> None:
+        share = global_batch_size // num_ranks
+        assert share * num_ranks == global_batch_size
+        assert sum(micro_sizes) == share
+        assert 0 <= rank < num_ranks
+        self._order, self._global_batch_size, self._share = order, global_batch_size, share
+        self._begins = [0, *np.cumsum(micro_sizes).tolist()]
+        self._first = start + rank * share
+        self._steps = -(-_BLOCK // share)  # steps in a block
+        self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._lock = threading.Lock()
+        self._window_of: Callable[[int], int] | None = getattr(order, "window_of", None)
+        note = getattr(order, "note", None)
+        self.note: str = note(global_batch_size) if note else ""
+
+    def __call__(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        step, micro = divmod(k, len(self._begins) - 1)
+        block, step_in_block = divmod(step, self._steps)
+        numbers, rows = self._block(block)
+        at = step_in_block * self._share
+        part = slice(at + self._begins[micro], at + self._begins[micro + 1])
+        return numbers[part], rows[part]
+
+    def window(self, k: int) -> int | None:
+        """The window in which the k-th micro-batch begins; None for an order without windows."""
+        if self._window_of is None:
+            return None
+        step, micro = divmod(k, len(self._begins) - 1)
+        return self._window_of(self._first + step * self._global_batch_size + self._begins[micro])
+
+    def _block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        with self._lock:  # several threads fill batches ahead; the second to come finds the block of the first
+            if block not in self._blocks:
+                steps = np.arange(block * self._steps, (block + 1) * self._steps, dtype=np.int64)
+                begins = self._first + steps * self._global_batch_size
+                numbers = (begins[:, None] + np.arange(self._share, dtype=np.int64)).ravel()
+                while len(self._blocks) > 1:
+                    del self._blocks[next(iter(self._blocks))]
+                self._blocks[block] = numbers, self._order(numbers)
+            return self._blocks[block]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_lock": None, "_blocks": {}}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+
+def train_plan(
+    order: Order, global_batch_size: int, micro_sizes: list[int], rank: int, num_ranks: int, start: int
+) -> TrainPlan:
+    """See TrainPlan."""
+    return TrainPlan(order, global_batch_size, micro_sizes, rank, num_ranks, start)
 
 
 def eval_plan(size: int, batch_size: int, rank: int, num_ranks: int) -> Plan:

@@ -1,0 +1,102 @@
+"""Keyed permutations of range(size) without an array of that size, and the hash that they and the samplers draw from.
+
+    position x -> (left, right) = divmod(x, b)      left < a, right < b, a * b just above size
+    8 rounds:     left += hash(right) mod a; right += hash(left) mod b; ...      (a Feistel network over Z_a x Z_b)
+    a value >= size is sent through again until it is inside (cycle walking): at most one in sqrt(size) needs it
+
+About 15 ns a sample in calls of some thousand positions, 250 ns in calls of 256: ask for many at once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_U32 = np.uint32
+_U64 = np.uint64
+
+
+def mix64(x: np.ndarray) -> np.ndarray:
+    """Splitmix's finaliser: (n,) uint64 -> (n,) uint64 that look independent of each other."""
+    x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
+    return x ^ (x >> _U64(31))
+
+
+def hashed(seed: int, stream: int, numbers: np.ndarray) -> np.ndarray:
+    """(n,) uint64 random bits, a pure function of (seed, stream, numbers[i]); numbers: (n,) int64."""
+    start = np.array([seed & 0xFFFFFFFFFFFFFFFF, stream & 0xFFFFFFFFFFFFFFFF], dtype=_U64)
+    key = mix64(mix64(start[:1] + _U64(_GOLDEN)) ^ start[1:])
+    return mix64(mix64(numbers.astype(_U64) * _U64(_GOLDEN) + key) ^ key)
+
+
+def _mix32(x: np.ndarray) -> np.ndarray:
+    x ^= x >> _U32(16)
+    x *= _U32(0x7FEB352D)
+    x ^= x >> _U32(15)
+    x *= _U32(0x846CA68B)  # the high bits are good now, and only they are used
+    return x
+
+
+class Permutation:
+    """Permutations of range(size), one for each (seed, stream, key); e.g. key = epoch."""
+
+    def __init__(self, size: int, seed: int, stream: int) -> None:
+        assert 0 < size < 1 << 62
+        self.size, self._seed, self._stream = size, seed, stream
+        self._a = (
+            math.isqrt(size - 1) // 2 * 2 + 2
+        )  # even: turning an odd number of places can only make even permutations
+        self._b = -(-size // self._a)
+        # chi-square over all permutations of 3 to 7 positions and pairs of positions of up to 300: 6 rounds fall short
+        self._rounds = 8 if size > 1024 else 24
+
+    def __call__(self, positions: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """positions: (n,) int64 in range(size); keys: (n,) int64, or (1,) for all -> (n,) int64 in range(size)."""
+        if not len(positions):
+            return positions.copy()
+        return self._walk(positions, self._round_keys(keys), range(self._rounds))
+
+    def inverse(self, values: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """The positions that `__call__` sends to `values`."""
+        return self._walk(values, self._round_keys(keys), range(self._rounds - 1, -1, -1))
+
+    def _round_keys(self, keys: np.ndarray) -> np.ndarray:
+        """(n,) keys -> (rounds, n) uint32; (rounds, 1) where all keys are the same."""
+        low, high = int(keys.min()), int(keys.max())
+        dense = high - low < 2 * len(
+            keys
+        )  # the usual case, a few epochs in a row: hash each key once, not each sample's
+        numbers = (np.arange(low, high + 1) if dense else keys)[None, :] * self._rounds + np.arange(self._rounds)[
+            :, None
+        ]
+        table = (hashed(self._seed, self._stream, numbers.ravel()) >> _U64(32)).astype(_U32).reshape(self._rounds, -1)
+        return table[:, keys - low] if dense and high > low else table
+
+    def _walk(self, values: np.ndarray, keys: np.ndarray, rounds: range) -> np.ndarray:
+        values = self._network(values, keys, rounds)
+        outside = np.flatnonzero(values >= self.size)
+        while len(outside):
+            values[outside] = self._network(values[outside], keys if keys.shape[1] == 1 else keys[:, outside], rounds)
+            outside = outside[values[outside] >= self.size]
+        return values
+
+    def _network(self, values: np.ndarray, keys: np.ndarray, rounds: range) -> np.ndarray:
+        a, b = _U64(self._a), _U64(self._b)
+        quotient = values // self._b
+        left, right = quotient.astype(_U64), (values - quotient * self._b).astype(_U64)
+        for i in rounds:
+            half, other, modulus = (left, right, a) if i % 2 == 0 else (right, left, b)
+            # a hash of 32 bits scaled to [0, modulus): no division; modulus < 2**31, so the product fits
+            shift = _mix32(other.astype(_U32) ^ keys[i]).astype(_U64) * modulus >> _U64(32)
+            if rounds.step > 0:
+                half += shift
+                np.minimum(
+                    half, half - modulus, out=half
+                )  # modulo: below the modulus the difference wraps to a huge value
+            else:
+                half -= shift
+                np.minimum(half, half + modulus, out=half)
+        return (left * b + right).astype(np.int64)

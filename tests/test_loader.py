@@ -1,0 +1,342 @@
+"""What every way of delivering promises: the plan's samples in order, no buffer overwritten while somebody reads it."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lab.data import ring
+from lab.data.loader import Loader, starvation
+from lab.data.order import eval_plan, sequential, shuffled, train_plan
+from lab.data.windows import chunk_windows
+from lab.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+class Table:
+    """x[i] is filled with i, y[i] = i; backed by a file when a path is given."""
+
+    def __init__(self, size: int, shape: tuple[int, ...] = (3, 2), path: Path | None = None) -> None:
+        values = np.broadcast_to(np.arange(size, dtype=np.int64).reshape(-1, *[1] * len(shape)), (size, *shape))
+        if path is not None:
+            mapped = np.memmap(path, dtype=np.int64, mode="w+", shape=(size, *shape))
+            mapped[:] = values
+            values = mapped
+        self.x = torch.from_numpy(np.asarray(values) if path else values.copy())
+        self.y = torch.arange(size)
+        self.spec = {"x": (shape, torch.int64), "y": ((), torch.int64)}
+        self.calls: list[np.ndarray] = []
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        assert out is not None
+        self.calls.append(rows)
+        index = torch.from_numpy(rows)
+        torch.index_select(self.x, 0, index, out=out["x"])
+        torch.index_select(self.y, 0, index, out=out["y"])
+        return out
+
+
+class Broken(Table):
+    def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        if len(self.calls) > 3:
+            raise OSError("the disk is gone")
+        return super().gather(rows, out)
+
+
+class Ragged:
+    """Sample i has i % 4 values."""
+
+    spec: ClassVar = {"values": ((-1,), torch.int64), "offsets": ((), torch.int64)}
+
+    def __len__(self) -> int:
+        return 50
+
+    def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        assert out is None
+        lengths = torch.from_numpy(rows % 4)
+        return {
+            "values": torch.repeat_interleave(torch.from_numpy(rows), lengths),
+            "offsets": torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
+        }
+
+
+def endless(size: int, batch: int, micro: list[int] | None = None, start: int = 0):
+    return train_plan(shuffled(range(size), seed=0), batch, micro or [batch], 0, 1, start)
+
+
+@pytest.fixture(params=["threads", "device"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def check(batch: dict[str, Tensor], rows: np.ndarray) -> None:
+    assert batch["y"].tolist() == rows.tolist()
+    assert torch.equal(batch["x"], batch["y"].reshape(-1, *[1] * (batch["x"].ndim - 1)).expand_as(batch["x"]))
+
+
+def test_train_stream_is_the_plan_over_epochs(kind: str, tmp_path: Path) -> None:
+    plan = endless(101, 10, [6, 4], start=30)
+    with Loader(Table(101, path=tmp_path / "x.bin"), plan, CPU, kind=kind, seed=0) as loader:
+        for k, batch in zip(range(500), loader, strict=False):
+            check(batch, plan(k)[1])
+    assert 0 < loader.wait_s < 10
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 4096, 5000])
+def test_evaluation_starts_anew_each_time(kind: str, size: int) -> None:
+    with Loader(Table(size), eval_plan(size, 8, 0, 1), CPU, kind=kind, seed=0) as loader:
+        for stop in (None, 3, 1, None, 0, None):
+            seen = []
+            for i, batch in enumerate(loader):
+                if i == stop:
+                    break
+                seen += batch["y"].tolist()
+            assert seen == list(range(size if stop is None else min(size, 8 * stop)))
+
+
+def test_large_batches_one_by_one_and_small_ones_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    for shape, rows in (((3, 2), 8), ((300, 2), 8)):
+        table = Table(1000, shape)
+        with Loader(table, endless(1000, rows), CPU, kind="threads", num_workers=1, seed=0) as loader:
+            check(next(iter(loader)), endless(1000, rows)(0)[1])
+        assert len(table.calls[0]) == rows * min(64, max(1, 262144 // (rows * (shape[0] * 2 + 1) * 8)))
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (2000, 40)], ids=["grouped", "single"])
+@pytest.mark.parametrize("hold", ["batch", "view", "numpy", "saved", "storage", "dlpack"])
+def test_what_somebody_holds_is_never_overwritten(kind: str, shape: tuple[int, ...], hold: str) -> None:
+    keep = {
+        "batch": lambda x: x,
+        "view": lambda x: x[1:, 0].t(),
+        "numpy": lambda x: x.numpy()[::2],
+        "saved": lambda x: torch.ones((), requires_grad=True) * x.view(torch.float64),  # x is saved for backward
+        "storage": lambda x: x.untyped_storage(),
+        "dlpack": lambda x: torch.from_dlpack(x),
+    }[hold]
+    plan = endless(64, 4)
+    held = []
+    with Loader(Table(64, shape), plan, CPU, kind=kind, seed=0) as loader:
+        for k, batch in zip(range(150), loader, strict=False):
+            if k % 5 == 0:
+                rows = torch.from_numpy(plan(k)[1])
+                expected = rows.view(-1, *[1] * len(shape)).expand(-1, *shape)
+                held.append((keep(batch["x"]), expected.contiguous()))
+            del batch
+    for kept, expected in held:
+        if hold == "saved":
+            kept.sum().backward()  # torch checks the version of what was saved
+        elif hold == "storage":
+            found = torch.empty(0, dtype=torch.int64).set_(kept)
+            assert any(
+                torch.equal(found[i : i + expected.numel()], expected.ravel()) for i in range(0, len(found), shape[0])
+            )
+        elif hold == "numpy":
+            assert np.array_equal(kept, expected.numpy()[::2])
+        else:
+            assert torch.equal(kept, expected[1:, 0].t() if hold == "view" else expected)
+
+
+def test_saved_for_backward_has_the_values_of_its_own_step() -> None:
+    weight = torch.ones((), dtype=torch.float64, requires_grad=True)
+    plan = endless(64, 4)
+    total, losses = 0, []
+    with Loader(Table(64, (500, 100)), plan, CPU, kind="threads", seed=0) as loader:
+        for k, batch in zip(range(40), loader, strict=False):
+            losses.append((weight * batch["x"].double()).sum() if k % 2 else (weight.expand(4) * batch["y"]).sum())
+            total += int(plan(k)[1].sum()) * (50_000 if k % 2 else 1)
+            del batch
+    sum(losses).backward()
+    assert weight.grad.item() == total
+
+
+def test_buffers_are_reused_unless_hoarded() -> None:
+    with Loader(Table(64, (3000, 10)), endless(64, 4), CPU, kind="threads", num_workers=2, seed=0) as loader:
+        for _, _batch in zip(range(200), loader, strict=False):
+            pass
+        few = loader._source.slots.allocated
+        assert few <= 8
+        hoard = [batch["x"] for _, batch in zip(range(40), loader, strict=False)]
+        assert loader._source.slots.allocated >= 40
+        references = [weakref.ref(x) for x in hoard]
+        assert len({x.data_ptr() for x in hoard}) == 40
+        del hoard
+        assert not any(ref() is not None for ref in references)
+
+
+def test_without_the_use_count_each_batch_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring, "CAN_REUSE", False)
+    plan = endless(64, 4)
+    with Loader(Table(64, (3000, 10)), plan, CPU, kind="threads", seed=0) as loader:
+        hoard = [batch for _, batch in zip(range(30), loader, strict=False)]
+        assert loader._source.slots.allocated >= 30
+    for k, batch in enumerate(hoard):
+        check(batch, plan(k)[1])
+
+
+def test_ragged_samples() -> None:
+    with Loader(Ragged(), eval_plan(50, 7, 0, 1), CPU, seed=0) as loader:
+        assert loader.why.startswith("threads: samples vary")
+        values = torch.cat([batch["values"] for batch in loader])
+    assert values.tolist() == [i for i in range(50) for _ in range(i % 4)]
+    with pytest.raises(ConfigError, match=r"data\.loader=threads"):
+        Loader(Ragged(), eval_plan(50, 7, 0, 1), CPU, kind="device", seed=0)
+
+
+def test_windows_are_gathered_together() -> None:
+    table = Table(1000)
+    order = chunk_windows(table, 0, 5, 10)
+    plan = train_plan(order, 10, [10], 0, 1, 0)
+    with Loader(table, plan, CPU, kind="threads", num_workers=1, seed=0) as loader:
+        for k, batch in zip(range(100), loader, strict=False):
+            check(batch, plan(k)[1])
+        assert "windows of 5 chunks (50 samples)" in loader.why
+    reads = [len(set((rows // 10).tolist())) for rows in table.calls[:20]]
+    assert reads == [5] * 20
+
+
+def test_advice_runs_ahead_of_reading() -> None:
+    class Advised(Table):
+        advised: set[int]
+
+        def advise(self, rows: np.ndarray) -> None:
+            self.advised.update(rows.tolist())
+
+        def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None) -> dict[str, Tensor]:
+            self.unadvised.append(len(set(rows.tolist()) - self.advised))
+            return super().gather(rows, out)
+
+    table = Advised(10_000, (1000, 8))
+    table.advised, table.unadvised = set(), []
+    plan = train_plan(sequential(table, 0), 20, [20], 0, 1, 0)
+    with Loader(table, plan, CPU, kind="threads", num_workers=1, seed=0) as loader:
+        for _, _batch in zip(range(100), loader, strict=False):
+            pass
+    assert sum(n > 0 for n in table.unadvised) <= 4
+    assert len(table.unadvised) >= 100
+
+
+def test_transform_gets_the_sample_numbers(kind: str) -> None:
+    def transform(batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
+        return {**batch, "numbers": numbers}
+
+    with Loader(Table(30), endless(30, 4, start=8), CPU, transform, kind=kind, seed=0) as loader:
+        for k, batch in zip(range(20), loader, strict=False):
+            assert batch["numbers"].tolist() == list(range(8 + 4 * k, 12 + 4 * k))
+
+
+def failing_transform(batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
+    raise RuntimeError("transform")
+
+
+def test_errors_arrive_with_their_traceback_and_the_loader_goes_on() -> None:
+    table = Broken(50, (3000, 10))
+    with Loader(table, endless(50, 5), CPU, kind="threads", num_workers=2, seed=0) as loader:
+        with pytest.raises(OSError, match="the disk is gone") as caught:
+            for _ in loader:
+                pass
+        assert "gather" in [entry.name for entry in caught.traceback]
+        table.calls.clear()
+        check(next(iter(loader)), endless(50, 5)(0)[1])
+    with (
+        Loader(Table(9), endless(9, 3), CPU, failing_transform, seed=0) as loader,
+        pytest.raises(RuntimeError, match="transform"),
+    ):
+        next(iter(loader))
+
+
+def test_close_and_forgetting_end_the_threads() -> None:
+    before = threading.active_count()
+    loader = Loader(Table(50), endless(50, 5), CPU, kind="threads", num_workers=2, seed=0)
+    stream = iter(loader)
+    next(stream)
+    assert threading.active_count() == before + 2
+    loader.close()
+    loader.close()
+    assert threading.active_count() == before
+    loader = Loader(Table(50), endless(50, 5), CPU, kind="threads", num_workers=2, seed=0)
+    stream = iter(loader)
+    next(stream)
+    del loader, stream
+    gc.collect()
+    assert threading.active_count() == before
+
+
+SCRIPT = """
+import numpy, os, signal, sys, threading, time, torch
+sys.path.insert(0, {tests!r})
+from test_loader import CPU, Table, endless
+from lab.data.loader import Loader
+class Slow(Table):
+    def gather(self, rows, out):
+        time.sleep({sleep})
+        return super().gather(rows, out)
+loader = Loader(Slow(50), endless(50, 5), CPU, kind="threads", num_workers=2, seed=0)
+{body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("sleep", "body", "code"),
+    [
+        (0, "for i, b in zip(range(5), loader): pass", 0),
+        (0, "it = iter(loader); next(it); raise SystemExit(3)", 3),
+        (0.5, "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\nfor b in loader: pass", -2),
+        (0, "next(iter(loader)); pid = os.fork()\nn = next(iter(loader))['y'].tolist()\n"
+            "if pid: sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) or n != endless(50, 5)(0)[1].tolist())\n"
+            "sys.exit(n != endless(50, 5)(0)[1].tolist())", 0),
+    ],
+    ids=["end", "exit", "interrupt", "fork"],
+)  # fmt: skip
+def test_a_process_with_a_ring_always_ends(sleep: float, body: str, code: int) -> None:
+    script = SCRIPT.format(tests=str(Path(__file__).parent), sleep=sleep, body=body)
+    began = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=None,
+        cwd=Path(__file__).parents[1] / "src",
+    )
+    assert done.returncode in (code, 128 - code if code < 0 else code), done.stderr
+    assert time.perf_counter() - began < 30
+    assert "Fatal" not in done.stderr
+
+
+def test_choice_and_its_reason() -> None:
+    small = Loader(Table(100), endless(100, 8), CPU, seed=0)
+    assert small.kind == "device"
+    assert "the whole set, 5.6 KB, is held in RAM" in small.why
+    large = Loader(Table(100, (1 << 17,)), endless(100, 8), CPU, seed=0)
+    assert large.kind == "threads"
+    assert "8.39 MB are gathered beside the step" in large.why
+    assert "measured: 1 thread" in large.why
+    given = Loader(Table(100), endless(100, 8), CPU, kind="threads", num_workers=3, seed=0)
+    assert given.why == "threads: as data.loader says; 3 threads, as data.num_workers says"
+    for bad in ({"kind": "thread"}, {"num_workers": -1}, {"num_workers": "many"}):
+        with pytest.raises(ConfigError, match=r"data\.(loader|num_workers)="):
+            Loader(Table(10), endless(10, 5), CPU, seed=0, **bad)
+
+
+def test_starvation_names_the_key() -> None:
+    assert starvation(0.1, 10, "threads: x") is None
+    assert starvation(0, 0, "threads: x") is None
+    for why in ("threads: x", "workers: x", "device: x"):
+        text = starvation(4, 10, why)
+        assert text.startswith("40% of the time")
+        assert "data." in text.split(why)[1] or "trainer." in text.split(why)[1]

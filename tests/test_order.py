@@ -1,0 +1,250 @@
+"""Orders are pure functions of (seed, sample number), every row once an epoch, shares equal and disjoint."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lab.data.order import eval_plan, first, sequential, shuffled, train_plan
+from lab.data.permutation import Permutation, hashed
+from lab.data.sampling import class_balanced, deal, length_buckets, weighted
+from lab.data.windows import ChunkWindows, chunk_windows
+from lab.errors import ConfigError
+
+
+class Table:
+    """Fields of scalars, in memory."""
+
+    def __init__(self, **fields: np.ndarray) -> None:
+        self._fields = {name: torch.as_tensor(value) for name, value in fields.items()}
+        self.spec = {name: (tuple(value.shape[1:]), value.dtype) for name, value in self._fields.items()}
+
+    def __len__(self) -> int:
+        return len(next(iter(self._fields.values())))
+
+    def gather(self, rows: np.ndarray, out: dict) -> dict:
+        for name, value in self._fields.items():
+            torch.index_select(value, 0, torch.from_numpy(rows), out=out[name])
+        return out
+
+
+def epochs(order, size: int, count: int) -> np.ndarray:
+    return order(np.arange(size * count)).reshape(count, size)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 97, 1000, 1025, 70001])
+def test_each_epoch_is_a_new_permutation(size: int) -> None:
+    parts = epochs(shuffled(range(size), seed=3), size, 4)
+    for part in parts:
+        assert np.array_equal(np.sort(part), np.arange(size))
+    if size > 60:
+        assert all(np.mean(a == b) < 0.1 for a, b in itertools.combinations([*parts, np.arange(size)], 2))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 1 << 61),
+    st.integers(0, 1 << 64),
+    st.lists(st.integers(0, 1 << 60), min_size=1, max_size=50),
+    st.integers(0, 9),
+)
+def test_permutation_has_an_inverse_at_any_size(size: int, seed: int, positions: list[int], key: int) -> None:
+    permutation = Permutation(size, seed, stream=0)
+    positions_ = np.array(positions) % size
+    values = permutation(positions_, np.array([key]))
+    assert ((values >= 0) & (values < size)).all()
+    assert np.array_equal(permutation.inverse(values, np.array([key])), positions_)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
+def test_all_permutations_are_equally_likely(size: int) -> None:
+    draws = 30_000
+    seen = Counter(map(tuple, epochs(shuffled(range(size), seed=1), size, draws).tolist()))
+    expected = draws / math.factorial(size)
+    orders = itertools.permutations(range(size))
+    chi2 = sum((seen[order] - expected) ** 2 / expected for order in orders)
+    freedom = math.factorial(size) - 1
+    assert abs(chi2 - freedom) < 5 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize(("size", "draws"), [(40, 100_000), (1500, 3000)])
+def test_neighbours_are_independent(size: int, draws: int) -> None:
+    parts = epochs(shuffled(range(size), seed=2), size, draws)
+    bins = parts[:, [0, 1, size // 2, size - 1]] * 10 // size
+    each = size // 10
+    expected = (np.full((10, 10), each) - np.eye(10)) * each * draws / (size * (size - 1))
+    for a, b in itertools.combinations(range(4), 2):
+        table = np.bincount(bins[:, a] * 10 + bins[:, b], minlength=100).reshape(10, 10)
+        assert ((table - expected) ** 2 / expected).sum() < 99 + 5 * math.sqrt(198)
+
+
+def test_order_does_not_depend_on_how_it_is_asked() -> None:
+    order = shuffled(range(1009), seed=5)
+    numbers = np.arange(5000)
+    whole = order(numbers)
+    assert np.array_equal(whole, np.concatenate([order(part) for part in np.split(numbers, [1, 7, 1009, 1010, 3333])]))
+    assert np.array_equal(whole[::-17], order(numbers[::-17].copy()))
+    assert np.array_equal(whole, shuffled(range(1009), seed=5)(numbers))
+    assert not np.array_equal(whole, shuffled(range(1009), seed=6)(numbers))
+
+
+def test_a_far_step_costs_no_more_than_the_first_and_order_is_fast() -> None:
+    order = shuffled(range(10**9), seed=0)  # an array of this size would be 8 GB
+    numbers = np.arange(16384)
+    best = {}
+    for begin in (0, 10**15):
+        order(numbers + begin)
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            order(numbers + begin)
+            times.append(time.perf_counter() - began)
+        best[begin] = min(times) / len(numbers)
+    assert best[0] < 200e-9  # 4.5 million samples/s leave 220 ns for each
+    assert best[10**15] < 5 * best[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5), st.integers(0, 3000))
+def test_ranks_and_micro_batches_share_one_stream(num_ranks: int, num_micro: int, micro: int, start: int) -> None:
+    order = shuffled(range(101), seed=0)
+    batch = num_ranks * num_micro * micro
+    plans = [train_plan(order, batch, [micro] * num_micro, rank, num_ranks, start) for rank in range(num_ranks)]
+    straight = train_plan(order, batch, [batch], 0, 1, start)
+    for step in (0, 1, 2, 3000):
+        parts = [plan(step * num_micro + m) for plan in plans for m in range(num_micro)]
+        numbers, rows = map(np.concatenate, zip(*parts, strict=True))
+        assert np.array_equal(numbers, start + np.arange(step * batch, (step + 1) * batch))
+        assert np.array_equal(rows, straight(step)[1])
+        assert np.array_equal(rows, order(numbers))
+
+
+def test_uneven_micro_batches_and_pickling() -> None:
+    plan = train_plan(sequential(range(1000), seed=0), 20, [7, 3], 1, 2, 0)
+    assert [plan(k)[0].tolist() for k in range(4)] == [[*range(10, 17)], [17, 18, 19], [*range(30, 37)], [37, 38, 39]]
+    copy = pickle.loads(pickle.dumps(plan.__getstate__() | {"_order": None}))
+    assert copy["_blocks"] == {}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 5))
+def test_evaluation_counts_each_row_once(size: int, batch_size: int, num_ranks: int) -> None:
+    seen = []
+    for rank in range(num_ranks):
+        plan = eval_plan(size, batch_size, rank, num_ranks)
+        k = 0
+        while (part := plan(k)) is not None:
+            assert 0 < len(part[1]) <= batch_size
+            seen += part[1].tolist()
+            k += 1
+        assert plan(k + 5) is None
+    assert sorted(seen) == list(range(size))
+
+
+def test_first_repeats_and_refuses() -> None:
+    assert first(range(10), seed=0, count=3)(np.arange(7)).tolist() == [0, 1, 2, 0, 1, 2, 0]
+    for count in (0, 11):
+        with pytest.raises(ConfigError, match=f"data.order.count={count}"):
+            first(range(10), seed=0, count=count)
+    with pytest.raises(ConfigError, match="no samples"):
+        shuffled(range(0), seed=0)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 12), st.integers(0, 5))
+def test_windows_hold_every_row_once_and_whole_chunks(size: int, chunk_rows: int, window: int, seed: int) -> None:
+    order = chunk_windows(range(size), seed, window, chunk_rows)
+    rows = order(np.arange(3 * size))
+    windows = np.array([order.window_of(n) for n in range(3 * size)])
+    for epoch in range(3):
+        part = slice(epoch * size, (epoch + 1) * size)
+        assert np.array_equal(np.sort(rows[part]), np.arange(size))
+        chunks_of = {}
+        for w, row in zip(windows[part].tolist(), rows[part].tolist(), strict=True):
+            chunks_of.setdefault(w, set()).add(row // chunk_rows)
+        assert all(len(chunks) <= window for chunks in chunks_of.values())
+        assert sum(map(len, chunks_of.values())) == -(-size // chunk_rows)  # no chunk in two windows
+    assert (np.diff(windows) >= 0).all()
+    assert np.array_equal(order(np.arange(size, 2 * size)[::3].copy()), rows[size : 2 * size : 3])
+
+
+@pytest.mark.parametrize("window", [16, 64, 256])
+def test_the_stated_quality_of_windows_is_the_measured_one(window: int) -> None:
+    size, chunk_rows, batch_size = 640 * 64, 64, 256
+    order = ChunkWindows(size, chunk_rows, window, seed=0)
+    labels = np.arange(size) * 10 // size  # sorted by label: the worst case
+    means = labels[order(np.arange(size * 10))].reshape(-1, batch_size).mean(axis=1)
+    measured = means.var() / (labels.var() / batch_size)
+    stated = float(order.note(batch_size).split()[-1][:-1])
+    assert stated / 1.6 < measured < stated * 1.6
+
+
+def test_windows_need_chunks() -> None:
+    with pytest.raises(ConfigError, match=r"data\.order\.chunk_rows"):
+        chunk_windows(range(10), 0, 4, None)
+
+
+def test_class_balance() -> None:
+    labels = np.repeat([3, 7, 9], [10, 1000, 100])
+    rows = class_balanced(Table(x=np.zeros((1110, 2)), y=labels), seed=0, field="y")(np.arange(30_000))
+    counts = Counter(labels[rows].tolist())
+    assert all(abs(counts[c] - 10_000) < 500 for c in (3, 7, 9))
+    within = np.bincount(rows)[:10]
+    assert within.min() > 800  # and the rows of a class alike
+    with pytest.raises(ConfigError, match=r"'z'.*\['x', 'y'\]"):
+        class_balanced(Table(x=np.zeros(3), y=np.zeros(3)), seed=0, field="z")
+
+
+def test_weights() -> None:
+    weights = [0.0, 1.0, 3.0, 0.0, 4.0, 0.0]
+    for given_as in (weights, "w"):
+        counts = np.bincount(weighted(Table(w=np.array(weights)), 0, given_as)(np.arange(80_000)), minlength=6)
+        assert np.allclose(counts, [0, 10_000, 30_000, 0, 40_000, 0], atol=600)
+        assert (counts[[0, 3, 5]] == 0).all()
+    with pytest.raises(ConfigError, match="not negative"):
+        weighted(range(2), 0, [1.0, -1.0])
+    with pytest.raises(ConfigError, match="one weight for each of the 3"):
+        weighted(range(3), 0, [1.0, 1.0])
+
+
+@pytest.mark.parametrize("size", [6400, 6437])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
+def test_length_buckets_deal_equal_tokens(size: int, num_ranks: int) -> None:
+    batch = 96
+    lengths = np.random.default_rng(0).lognormal(5, 0.8, size).astype(np.int64) + 1
+    order = length_buckets(Table(n=lengths), seed=0, field="n", batch_size=batch, jitter=0.1)
+    rows = order(np.arange(5 * size))
+    for epoch in rows.reshape(5, size):
+        assert np.array_equal(np.sort(epoch), np.arange(size))
+    batches = lengths[rows[: len(rows) // batch * batch]].reshape(-1, batch)
+    padded = batches.max(axis=1).sum() * batch / batches.sum()
+    random = lengths[shuffled(range(size), 0)(np.arange(len(rows) // batch * batch))].reshape(-1, batch)
+    assert padded < 1.25 < 3 < random.max(axis=1).sum() * batch / random.sum()
+    shares = batches.reshape(len(batches), num_ranks, -1).sum(axis=2)
+    imbalance = shares.max(axis=1) / shares.mean(axis=1)
+    assert np.mean(imbalance) < 1.02
+    assert np.quantile(imbalance, 0.95) < 1.05
+    assert not np.array_equal(np.sort(rows[:batch]), np.sort(rows[size : size + batch]))
+
+
+def test_deal_is_a_permutation() -> None:
+    for batch in (1, 2, 3, 10, 97):
+        assert np.array_equal(np.sort(deal(batch)), np.arange(batch))
+
+
+def test_hash_is_uniform_and_streams_differ() -> None:
+    draws = hashed(0, 0, np.arange(100_000))
+    assert len(np.unique(draws)) == 100_000
+    bits = (draws[:, None] >> np.arange(64, dtype=np.uint64) & np.uint64(1)).mean(axis=0)
+    assert np.abs(bits - 0.5).max() < 0.01
+    assert not np.intersect1d(draws, hashed(0, 1, np.arange(100_000))).size
+    assert not np.intersect1d(draws, hashed(1, 0, np.arange(100_000))).size
