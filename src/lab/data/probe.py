@@ -33,7 +33,8 @@ def num_outputs(data: Mapping[str, Any], field: str) -> int:
     for _, values, blocks in _stored(data, field):
         for owner in (values, values.parent, values.file):
             if "classes" in owner.attrs:
-                return len(owner.attrs["classes"])
+                classes = owner.attrs["classes"]  # their names, or how many there are
+                return int(classes) if np.ndim(classes) == 0 else len(classes)
         for block in blocks:
             if block.dtype.kind in "fc":
                 return int(np.prod(sample_shape(data, field), dtype=np.int64))

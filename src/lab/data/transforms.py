@@ -24,3 +24,12 @@ class ToFloat:
         x = batch[self.field]
         scaled = x.float() if x.is_floating_point() else x.float() / torch.iinfo(x.dtype).max
         return {**batch, self.field: scaled}
+
+
+def compose(transforms: list) -> object:
+    def apply(batch: Batch, numbers: Tensor) -> Batch:
+        for transform in transforms:
+            batch = transform(batch, numbers)
+        return batch
+
+    return apply
