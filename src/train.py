@@ -3,7 +3,7 @@
     python src/train.py data=h5 trainer=ddp
     python src/train.py -m optim.lr=1e-3,3e-3 seed=0,1,2
 
-Exit status: 0 finished, 1 a run failed, 2 a mistake in the configuration. No torch import before the config stands.
+Exit status: 0 finished, 1 a run failed, 2 a mistake in the configuration, 130 Ctrl-C, 143 SIGTERM. No torch import before the config stands.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from lab.compose import remove_if_empty, resolved, run_hydra
+from lab.distributed import rank, release_followers
 from lab.errors import ConfigError, RunFailed
 from lab.resume import choose
 
-FINISHED, RUN_FAILED, MISTAKE = 0, 1, 2
+FINISHED, RUN_FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
 
 def main() -> int:
     """The exit status; of a multirun, the worst of its jobs."""
+    if rank() > 0:  # torchrun or a scheduler started this process beside rank 0, which alone composes
+        from lab.start import follow
+
+        return follow()
     statuses = [FINISHED]
 
     def job(cfg: DictConfig) -> None:
@@ -33,7 +38,12 @@ def main() -> int:
         run_hydra(job)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        return MISTAKE
+        statuses.append(MISTAKE)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        if MISTAKE in statuses:
+            release_followers()
     return max(statuses)
 
 

@@ -122,6 +122,5 @@ def make_state(
         autocast=hardware.autocast(machine),
         update=optimizer.step if config.hardware.compile else lean_step(optimizer),  # type: ignore[arg-type]
         guarded=bool(optimizer.defaults.get("fused")),
-        foreach=True if machine.device in ("cpu", "cuda") else None,
     )
     return state, settings

@@ -10,6 +10,9 @@ from lab.data.loader import Loader, starvation
 from lab.logger import Logger
 
 
+SHORT_S = 1.0  # an epoch shorter than this says nothing about waiting
+
+
 class Clock:
     """Training speed and the share of time that the loop waited for data, pauses (evaluations, saves) left out."""
 
@@ -40,5 +43,5 @@ class Clock:
         seconds, waited = (b - a for a, b in zip(self.epoch_mark, now))
         self.epoch_mark = now
         verdict = starvation(waited, seconds, self.train.why)
-        if verdict:
+        if verdict and seconds > SHORT_S:
             self.logger.warn(f"step {step}: {verdict}")

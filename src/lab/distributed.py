@@ -78,9 +78,17 @@ def publish_directory(directory: str) -> None:
     _store().set(DIRECTORY_KEY, directory)
 
 
+def release_followers() -> None:
+    """Rank 0 will not run: those that wait for its directory end."""
+    if (started_ranks() or 1) > 1:
+        publish_directory("")
+
+
 def await_directory(timeout_s: float) -> str:
     """What rank 0 published."""
-    return _store().get(DIRECTORY_KEY, timedelta(seconds=timeout_s)).decode()
+    store = _store()
+    store.wait([DIRECTORY_KEY], timedelta(seconds=timeout_s))
+    return store.get(DIRECTORY_KEY).decode()
 
 
 @contextmanager

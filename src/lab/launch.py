@@ -39,8 +39,9 @@ def run_processes(target: Callable[[Path], None], directory: Path, num_procs: in
         )
         assert context is not None
         try:
-            while not context.join(grace_period=GRACE_S):
-                pass
+            with _forwarding_sigterm(context.processes):
+                while not context.join(grace_period=GRACE_S):
+                    pass
         except KeyboardInterrupt:
             _let_end(context.processes)
             raise
@@ -63,8 +64,25 @@ def _end(error: Any) -> str:
     return f"ended by {error.signal_name}" if error.signal_name else f"exit status {error.exit_code}"
 
 
+@contextmanager
+def _forwarding_sigterm(processes: list[Any]) -> Iterator[None]:
+    """A scheduler signals the parent alone; the ranks are to save and end."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: _ask_to_end(processes))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _ask_to_end(processes: list[Any]) -> None:
+    for process in processes:
+        process.terminate()
+
+
 def _let_end(processes: list[Any]) -> None:
-    """The terminal sent Ctrl-C to the ranks too: they save and end. A second one ends them now."""
+    """After Ctrl-C the ranks save and end; a second one ends them now. (A terminal has signalled them too: SIGTERM, as
+    it can be told apart from a second Ctrl-C, does no harm.)"""
+    _ask_to_end(processes)
     try:
         for process in processes:
             process.join()

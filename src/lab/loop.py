@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from lab.clock import Clock
 from lab.data.loader import Loader
@@ -68,9 +67,7 @@ def train_step(
     if scaler:
         scaler.unscale_(optimizer)  # first: the limit is on the true gradients
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    norm = get_total_norm([p.grad for p in parameters], foreach=settings.foreach)
-    if settings.clip_norm is not None:
-        clip_grads_with_norm_(parameters, settings.clip_norm, norm, foreach=settings.foreach)
+    norm = clip([p.grad for p in parameters], settings.clip_norm)
     # the gradients are the averaged ones, so every rank sees the same norm and takes the same way
     non_finite = torch.isfinite(norm).logical_not_().to(torch.float32)
     if update(state, settings, non_finite):
@@ -83,6 +80,14 @@ def train_step(
     if settings.skip_non_finite or scaler:  # a skipped step adds nothing to the means
         total, norm = (torch.nan_to_num(v, nan=0.0, posinf=0.0, neginf=0.0) for v in (total, norm))
     return {"loss": total, "grad_norm": norm, "non_finite": non_finite}
+
+
+def clip(gradients: list[Tensor], limit: float | None) -> Tensor:
+    """Scale the gradients down, in place, to a global norm of `limit` -> their norm before (Pascanu et al. 2013)."""
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    if limit is not None:
+        torch._foreach_mul_(gradients, torch.clamp(limit / (norm + 1e-6), max=1.0))
+    return norm
 
 
 @torch.no_grad()

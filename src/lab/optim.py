@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,31 +72,52 @@ class Schedule:
         self._set()
 
 
-def warm(step: int, total_steps: int, warmup: float) -> tuple[float, float]:
-    """(factor of the warm-up in (0, 1], progress in [0, 1] after it). warmup: share of all steps, rising linearly."""
-    warmup_steps = round(warmup * total_steps)
-    progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-    return min(1.0, (step + 1) / max(1, warmup_steps)), min(1.0, max(0.0, progress))
+@dataclass(frozen=True)
+class Constant:
+    """warmup: share of all steps in which the rate rises linearly. The others build on it."""
+
+    warmup: float
+
+    def __call__(self, step: int, total_steps: int) -> float:
+        warmup_steps = round(self.warmup * total_steps)
+        rise = min(1.0, (step + 1) / max(1, warmup_steps))
+        progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+        return rise * self.after(min(1.0, max(0.0, progress)), step / total_steps)
+
+    def after(self, progress: float, done: float) -> float:
+        """progress: from 0 at the end of the warm-up to 1 at the last step. done: share of all steps."""
+        return 1.0
 
 
-def constant(step: int, total_steps: int, warmup: float) -> float:
-    return warm(step, total_steps, warmup)[0]
+@dataclass(frozen=True)
+class Linear(Constant):
+    """final: the share of the peak that is left at the end."""
+
+    final: float
+
+    def after(self, progress: float, done: float) -> float:
+        return 1 - (1 - self.final) * progress
 
 
-def linear(step: int, total_steps: int, warmup: float, final: float) -> float:
-    rise, progress = warm(step, total_steps, warmup)
-    return rise * (1 - (1 - final) * progress)
-
-
-def cosine(step: int, total_steps: int, warmup: float, final: float) -> float:
+@dataclass(frozen=True)
+class Cosine(Constant):
     """Loshchilov & Hutter 2017 (SGDR), one period."""
-    rise, progress = warm(step, total_steps, warmup)
-    return rise * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+    final: float
+
+    def after(self, progress: float, done: float) -> float:
+        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def step(step: int, total_steps: int, warmup: float, milestones: Iterable[float], gamma: float) -> float:
-    rise, _ = warm(step, total_steps, warmup)
-    return rise * gamma ** sum(step >= milestone * total_steps for milestone in milestones)
+@dataclass(frozen=True)
+class Step(Constant):
+    """Multiplied by gamma at each milestone, a share of all steps."""
+
+    milestones: Sequence[float]
+    gamma: float
+
+    def after(self, progress: float, done: float) -> float:
+        return self.gamma ** sum(done >= milestone for milestone in self.milestones)
 
 
 def lean_step(optimizer: Optimizer) -> Callable[[], None]:

@@ -42,12 +42,16 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
         end_as_signalled(run_dir)
 
 
-def follow() -> None:
-    """The life of a rank above 0 that torchrun started: wait for rank 0's directory, then run there."""
+def follow() -> int:
+    """The life of a rank above 0 that torchrun started: wait for rank 0's directory, run there -> exit status."""
     run_dir = distributed.await_directory(timeout_s=600.0)
     if not run_dir:
-        raise SystemExit(2)  # rank 0 has said what is wrong with the configuration
-    run(Path(run_dir))
+        return 2  # rank 0 has said what is wrong with the configuration
+    try:
+        run(Path(run_dir))
+    except Exception:
+        return 1  # it is on record, and rank 0 shows what came first
+    return 0
 
 
 def first_failure(run_dir: Path) -> Exception:

@@ -97,7 +97,6 @@ class StepSettings:
     autocast: Callable[[], AbstractContextManager[Any]]
     update: Callable[[], None]  # the optimizer's step
     guarded: bool  # the optimizer's kernel leaves the weights alone where `found_inf` is 1
-    foreach: bool | None  # one kernel for all tensors, where the device has that
 
 
 @dataclass(frozen=True)

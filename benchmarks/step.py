@@ -1,0 +1,161 @@
+"""Microseconds per training step where the step is short: our loop beside bare PyTorch and Lightning.
+
+    python benchmarks/step.py [--rounds 7] [--steps 1000]
+
+MLP 64-64-10, batch 32, data in memory, AdamW, clipping at norm 1, one thread, the loss logged each 50 steps. The ways run
+in turns; the table gives medians over the rounds. Ours is read off metrics.jsonl, logging included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+SIZE, BATCH, LOG_EVERY = 4096, 32, 50
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def bare(steps: int, fused: bool) -> float:
+    x, y, net = torch.randn(SIZE, 64), torch.randint(10, (SIZE,)), model()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=fused)
+    rows, done = torch.randperm(SIZE), 0
+    began = time.perf_counter()
+    for step in range(steps):
+        if done + BATCH > SIZE:
+            rows, done = torch.randperm(SIZE), 0
+        index = rows[done : done + BATCH]
+        done += BATCH
+        loss = F.cross_entropy(net(x[index]), y[index])
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        if (step + 1) % LOG_EVERY == 0:
+            loss.item()
+    return (time.perf_counter() - began) / steps
+
+
+def ours(steps: int) -> float:
+    from conftest import start_run
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = start_run(
+            Path(folder) / "run",
+            "data=synthetic", f"data.size={SIZE}", "data.shape=[64]", "model.hidden=[64]", "logger=none", "hardware=cpu",
+            "hardware.num_threads=1", f"trainer.global_batch_size={BATCH}", f"trainer.max_steps={steps}",
+            "trainer.max_epochs=null", f"trainer.log_every={LOG_EVERY}", "trainer.eval_every=null",
+            "trainer.save_every=null",
+        )  # fmt: skip
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rates = [line["perf/samples_per_s"] for line in lines if "perf/samples_per_s" in line]
+    return BATCH * statistics.mean(1 / rate for rate in rates[1:])  # the first interval holds the start
+
+
+def lightning(steps: int, metrics: bool) -> float:
+    """metrics: as lightning-hydra-template does, with torchmetrics updated and logged at each step."""
+    import lightning as L
+    import torchmetrics
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Module(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.began = model(), 0.0
+            self.loss, self.accuracy = (
+                torchmetrics.MeanMetric(),
+                torchmetrics.Accuracy(task="multiclass", num_classes=10),
+            )
+
+        def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+            x, y = batch
+            logits = self.net(x)
+            loss = F.cross_entropy(logits, y)
+            if metrics:
+                self.loss(loss)
+                self.accuracy(logits, y)
+                self.log("train/loss", self.loss, on_step=False, on_epoch=True, prog_bar=True)
+                self.log("train/acc", self.accuracy, on_step=False, on_epoch=True, prog_bar=True)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+        def on_train_start(self) -> None:
+            self.began = time.perf_counter()
+
+        def on_train_end(self) -> None:
+            self.took = time.perf_counter() - self.began
+
+    data = DataLoader(TensorDataset(torch.randn(SIZE, 64), torch.randint(10, (SIZE,))), BATCH, shuffle=True)
+    module = Module()
+    trainer = L.Trainer(
+        max_steps=steps, max_epochs=-1, accelerator="cpu", logger=False, enable_checkpointing=False, gradient_clip_val=1.0,
+        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=LOG_EVERY,
+    )  # fmt: skip
+    trainer.fit(module, data)
+    return module.took / steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=1000)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    ways: dict[str, Callable[[], float]] = {
+        "bare PyTorch": lambda: bare(args.steps, fused=False),
+        "bare PyTorch, fused optimizer": lambda: bare(args.steps, fused=True),
+        "ours": lambda: ours(args.steps),
+    }
+    try:
+        import lightning as _  # noqa: F401
+
+        ways["Lightning, defaults"] = lambda: lightning(args.steps, metrics=False)
+        ways["Lightning, metrics logged each step (lightning-hydra-template's way)"] = lambda: lightning(
+            args.steps, True
+        )
+    except ImportError:
+        print("Lightning is not installed (pip install -e '.[bench]'): its rows are left out")
+    import logging
+    import os
+    import warnings
+
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    silent = os.open(os.devnull, os.O_WRONLY)
+    for _round in range(args.rounds):
+        for way, measure in ways.items():
+            stderr = os.dup(2)
+            os.dup2(silent, 2)
+            try:
+                times[way].append(measure())
+            finally:
+                os.dup2(stderr, 2)
+                os.close(stderr)
+    base = statistics.median(times["bare PyTorch"])
+    print(
+        f"| loop | us per step | x bare |\n|---|---|---|  torch {torch.__version__}, {args.rounds} rounds of {args.steps}"
+    )
+    for way, values in times.items():
+        middle = statistics.median(values)
+        print(f"| {way} | {middle * 1e6:.0f} | {middle / base:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,326 @@
+"""A run from the command line to its directory: what starts, what ends, what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import QUICK, ROOT, TRAIN, last_checkpoint, metrics, processes_with, result, start_run, status
+from torch import Tensor
+
+import lab.loop
+from lab import load_run
+from lab.errors import ConfigError, RunFailed
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+SHORT = (*QUICK, "trainer.max_steps=4")
+CONTENTS = {
+    "config.yaml", "overrides.yaml", "environment.json", "metrics.jsonl", "train.log", "status.json", "result.json",
+    "checkpoints",
+}  # fmt: skip
+
+
+def run_dirs(folder: Path) -> list[Path]:
+    return sorted(p.parent for p in folder.rglob("config.yaml"))
+
+
+def test_a_run_is_one_directory(train_command: Command, tmp_path: Path) -> None:
+    done = train_command(
+        *SHORT, "hydra.run.dir=runs/a", "data.path=" + os.path.relpath(ROOT / "data/digits.h5", tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    assert run_dirs(tmp_path) == [tmp_path / "runs/a"]
+    names = {p.name for p in (tmp_path / "runs/a").iterdir()}
+    assert names >= CONTENTS
+    assert not [p for p in tmp_path.iterdir() if p.name != "runs"], "something was written outside the run directory"
+    assert "${" not in (tmp_path / "runs/a/config.yaml").read_text()
+    environment = json.loads((tmp_path / "runs/a/environment.json").read_text())
+    assert environment["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    again = train_command(*SHORT, "hydra.run.dir=runs/a")
+    assert again.returncode == 2
+    assert again.stderr.startswith("error: hydra.run.dir=") and "resume=auto" in again.stderr  # noqa: PT018
+    assert again.stderr.count("\n") == 1
+
+
+def test_multirun_with_ddp_makes_two_directories(train_command: Command, tmp_path: Path) -> None:
+    done = train_command(
+        "-m", *SHORT, "trainer=ddp", "hardware.num_procs=2", "seed=0,1", f"hydra.sweep.dir={tmp_path}/sweep"
+    )
+    assert done.returncode == 0, done.stderr
+    runs = run_dirs(tmp_path)
+    assert runs == [tmp_path / "sweep/0", tmp_path / "sweep/1"]
+    assert [status(r)["status"] for r in runs] == ["finished", "finished"]
+    assert not torch.equal(*(last_checkpoint(r)["model"]["0.weight"] for r in runs))
+    assert not processes_with(str(tmp_path))
+
+
+def test_a_failing_job_does_not_stop_a_multirun(train_command: Command, tmp_path: Path) -> None:
+    lost = tmp_path / "lost.h5"
+    done = train_command("-m", *SHORT, f"data.path={lost},{ROOT}/data/digits.h5", f"hydra.sweep.dir={tmp_path}/sweep")
+    assert done.returncode == 2
+    assert str(lost) in done.stderr
+    assert [status(r)["status"] for r in run_dirs(tmp_path)] == ["finished"]
+
+
+def test_torchrun_ranks_share_one_directory(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*torchrun, TRAIN[1], *SHORT, "trainer=ddp", f"hydra.run.dir={tmp_path}/run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert run_dirs(tmp_path) == [tmp_path / "run"]
+    assert len(last_checkpoint(tmp_path / "run")["ranks"]) == 2
+    command = [*torchrun, TRAIN[1], *SHORT, "trainer=ddp", "modle=mlp", f"hydra.run.dir={tmp_path}/other"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "error: modle: no such" in done.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_resume_goes_on(tmp_path: Path, ranks: int, number: signal.Signals) -> None:
+    run = tmp_path / "run"
+    more = ("trainer=ddp", f"hardware.num_procs={ranks}") if ranks > 1 else ("trainer=single",)
+    command = [*TRAIN, *QUICK, *more, "trainer.max_steps=100000", "trainer.log_every=5", "trainer.save_every=null"]
+    process = subprocess.Popen(
+        [*command, f"hydra.run.dir={run}"], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    end = time.monotonic() + 60
+    while not (run / "metrics.jsonl").exists() or not metrics(run):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # what a terminal does
+    else:
+        process.send_signal(number)  # what a scheduler or `kill` does
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], shown
+    assert "Traceback" not in shown
+    assert status(run)["status"] == "interrupted"
+    step = last_checkpoint(run)["step"]
+    assert f"at step {step}" in shown
+    done = subprocess.run(
+        [*TRAIN, f"resume={run}", f"trainer.max_steps={step + 3}"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert result(run)["step"] == step + 3
+    assert status(run)["status"] == "finished"
+    assert not processes_with(str(run))
+
+
+def test_resume_takes_values_but_no_groups(train_command: Command, tmp_path: Path) -> None:
+    assert train_command(*SHORT, "hydra.run.dir=run").returncode == 0
+    done = train_command("resume=run", "model=resnet")
+    assert done.returncode == 2
+    assert "model=resnet: the run in" in done.stderr
+    assert train_command(*SHORT, "hydra.run.dir=run", "resume=auto", "trainer.max_steps=6").returncode == 0
+    assert result(tmp_path / "run")["step"] == 6
+    missing = train_command("resume=nowhere")
+    assert missing.returncode == 2
+    assert "resume=" in missing.stderr and "no run directory" in missing.stderr  # noqa: PT018
+    fresh = train_command(*SHORT, "hydra.run.dir=fresh", "resume=auto")
+    assert fresh.returncode == 0, fresh.stderr
+
+
+def fail_on(rank: int, error: Exception, at_call: int = 3) -> Callable[..., Any]:
+    """A forward_loss that fails on one rank."""
+    original, calls = lab.loop.forward_loss, [0]
+
+    def forward_loss(model: Any, task: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        calls[0] += 1
+        if int(os.environ.get("RANK", "0")) == rank and calls[0] == at_call:
+            raise error
+        return original(model, task, batch)
+
+    return forward_loss
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_failure_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], rank: int
+) -> None:
+    monkeypatch.setattr(lab.loop, "forward_loss", fail_on(rank, ZeroDivisionError("the cause")))
+    with pytest.raises(RunFailed):
+        start_run(tmp_path / "run", *SHORT, "trainer=ddp", "hardware.num_procs=2")
+    shown = capfd.readouterr().err
+    assert shown.count("Traceback") == 1
+    assert "ZeroDivisionError: the cause" in shown
+    state = status(tmp_path / "run")
+    assert (state["status"], state["rank"]) == ("failed", rank)
+    assert "ZeroDivisionError: the cause" in state["traceback"]
+
+
+def test_a_killed_rank_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = lab.loop.forward_loss
+
+    def forward_loss(*args: Any) -> tuple[Tensor, Tensor]:
+        if os.environ.get("RANK") == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args)
+
+    monkeypatch.setattr(lab.loop, "forward_loss", forward_loss)
+    with pytest.raises(RunFailed):
+        start_run(tmp_path / "run", *SHORT, "trainer=ddp", "hardware.num_procs=2")
+    assert status(tmp_path / "run")["status"] == "failed"
+
+
+def poisoned(at_call: int, rank: int) -> Callable[..., Any]:
+    """A forward_loss whose loss is NaN once, on one rank."""
+    original, calls = lab.loop.forward_loss, [0]
+
+    def forward_loss(model: Any, task: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        losses, output = original(model, task, batch)
+        calls[0] += 1
+        bad = calls[0] == at_call and int(os.environ.get("RANK", "0")) == rank
+        return (losses * float("nan") if bad else losses), output
+
+    return forward_loss
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_non_finite_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    """One NaN on one rank: skip leaves that step out on all, stop ends the run before a bad checkpoint is written."""
+    more = ("trainer=ddp", f"hardware.num_procs={ranks}") if ranks > 1 else ("trainer=single",)
+    common = (
+        *QUICK,
+        *more,
+        "trainer.max_steps=6",
+        "trainer.log_every=3",
+        "trainer.eval_every=null",
+        "trainer.save_every=2",
+    )
+    monkeypatch.setattr(lab.loop, "forward_loss", poisoned(5, ranks - 1))
+    skipped = start_run(tmp_path / "skip", *common, "trainer.non_finite=skip")
+    payload = last_checkpoint(skipped)
+    assert payload["schedule"]["updates"] == 5
+    assert all(torch.isfinite(v).all() for v in payload["model"].values())
+    assert [m.get("train/skipped_steps") for m in metrics(skipped)] == [None, 1.0]
+    monkeypatch.setattr(lab.loop, "forward_loss", poisoned(5, ranks - 1) if ranks > 1 else poisoned(5, 0))
+    with pytest.raises(RunFailed, match=r"not finite in 1 of the steps 4 to 6.*debug=nan"):
+        start_run(tmp_path / "stop", *common)
+    kept = last_checkpoint(tmp_path / "stop")
+    assert kept["step"] == 4
+    assert all(torch.isfinite(v).all() for v in kept["model"].values())
+
+
+def test_nan_hunter_names_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import lab.models.mlp
+
+    original = lab.models.mlp.MLP.__init__
+
+    def broken(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        with torch.no_grad():
+            list(self.parameters())[-1][0] = float("inf")
+
+    monkeypatch.setattr(lab.models.mlp.MLP, "__init__", broken)
+    with pytest.raises(RunFailed, match=r"output of module '\w+' \(Linear\) is not finite; its bias is not finite"):
+        start_run(tmp_path / "run", *SHORT, "debug=nan")
+
+
+def test_overfit_reaches_zero(tmp_path: Path) -> None:
+    run = start_run(tmp_path / "run", "hardware=cpu", "debug=overfit")
+    assert [m["train/loss"] for m in metrics(run) if "train/loss" in m][-1] < 0.01
+
+
+def test_the_example_experiment_reaches_its_score(tmp_path: Path) -> None:
+    run = start_run(tmp_path / "run", "experiment=digits", "logger=none", "hardware=cpu")
+    assert result(run)["test/accuracy"] >= 0.97
+
+
+@pytest.mark.parametrize("debug", ["fast", "anomaly"])
+def test_debug_configs_run(tmp_path: Path, debug: str) -> None:
+    more = () if debug == "fast" else ("trainer.max_epochs=null", "trainer.max_steps=3")
+    assert status(start_run(tmp_path / "run", f"debug={debug}", *more))["status"] == "finished"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_precisions_on_the_cpu(tmp_path: Path, precision: str) -> None:
+    run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=60", f"hardware.precision={precision}")
+    losses = [m["train/loss"] for m in metrics(run) if "train/loss" in m]
+    assert losses[-1] < losses[0] or len(losses) == 1
+    assert all(v.dtype == torch.float32 for v in last_checkpoint(run)["model"].values())
+
+
+def test_early_stop_and_keep_best(tmp_path: Path) -> None:
+    more = ("trainer.max_steps=200", "trainer.eval_every=5", "optim.lr=0", "trainer.early_stop_patience=3")
+    run = start_run(tmp_path / "run", *QUICK, *more, "trainer.keep_best=2", "optim/schedule=constant")
+    assert result(run)["step"] == 20  # the first is the best, three are no better
+    assert len(list((run / "checkpoints").glob("best_*.pt"))) == 2
+    assert result(run)["best_step"] == 5
+
+
+def test_load_run_and_evaluate_agree_with_the_run(tmp_path: Path) -> None:
+    run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=40", "trainer.ema_decay=0.9")
+    moved = tmp_path / "moved"
+    shutil.move(run, moved)
+    model, cfg = load_run(moved)
+    assert not model.training
+    assert cfg.trainer.max_steps == 40
+    scores = {}
+    for split in ("test", "val"):
+        command = [sys.executable, str(ROOT / "src/evaluate.py"), str(moved), "--split", split, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        scores |= {f"{split}/{k}": v for k, v in json.loads(done.stdout).items()}
+    for key, value in scores.items():
+        assert value == pytest.approx(result(moved)[key], rel=1e-6)
+    bad = subprocess.run(
+        [sys.executable, str(ROOT / "src/evaluate.py"), str(moved), "data.pth=x"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert bad.returncode == 2
+    assert "data.pth" in bad.stderr
+    assert bad.stderr.count("\n") == 1
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lab import checkpoint
+
+    original = torch.save
+
+    def full(payload: Any, file: Any) -> None:
+        if isinstance(payload, dict) and payload.get("step") == 6:
+            file.write(b"half")
+            raise OSError(28, "No space left on device")
+        original(payload, file)
+
+    monkeypatch.setattr(checkpoint.torch, "save", full)
+    with pytest.raises(RunFailed):
+        start_run(tmp_path / "run", *QUICK, "trainer.max_steps=10", "trainer.save_every=3", "trainer.eval_every=null")
+    assert last_checkpoint(tmp_path / "run")["step"] == 3
+    assert "No space left" in status(tmp_path / "run")["error"]
+    assert not list((tmp_path / "run/checkpoints").glob(".*"))
+
+
+def test_two_processes_never_share_a_directory(tmp_path: Path) -> None:
+    from lab.directory import claimed
+
+    with claimed(tmp_path / "run"), pytest.raises(ConfigError, match="another process is running there"):
+        start_run(tmp_path / "run", *SHORT)
+
+
+def test_dynamo_is_not_imported_for_nothing(tmp_path: Path) -> None:
+    """It costs a second at start-up; torch's optimizers import it on their first call."""
+    code = f"import sys; sys.argv = ['train.py', *{list(SHORT)!r}, 'hydra.run.dir={tmp_path}/run']; import train; \
+status = train.main(); assert status == 0; assert 'torch._dynamo' not in sys.modules; assert 'wandb' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": "src"},
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
