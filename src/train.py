@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from lab.compose import remove_if_empty, resolved, run_hydra
 from lab.errors import ConfigError, RunFailed
+from lab.schema import plain
 
 FINISHED, RUN_FAILED, MISTAKE = 0, 1, 2
 
@@ -39,17 +40,18 @@ def main() -> int:
 def train(cfg: DictConfig) -> int:
     """One composed config -> exit status. A failure raises nothing, so that a multirun goes on with its other jobs."""
     hydra = HydraConfig.get()
-    run_dir, overrides = Path(hydra.runtime.output_dir), list(hydra.overrides.task)
+    run_dir = Path(hydra.runtime.output_dir)
+    overrides = [str(text) for text in plain(hydra.overrides.task, resolve=False)]  # optim.lr=${oc.env:LR} as typed
     multirun = hydra.mode == RunMode.MULTIRUN
     label = f"job {hydra.job.num} ({' '.join(overrides)}): " if multirun else ""
     try:
-        plain = resolved(cfg, Path(hydra.runtime.cwd))
+        final = resolved(cfg, Path(hydra.runtime.cwd))
         from lab.config import check
 
-        check(plain)
-        from lab.launch import launch
+        check(final)
+        from lab.start import start
 
-        launch(plain, run_dir=run_dir, overrides=overrides, multirun=multirun)
+        start(final, run_dir, overrides, own_process=multirun)
     except ConfigError as error:
         remove_if_empty(run_dir)
         print(f"error: {label}{error}", file=sys.stderr)
