@@ -119,7 +119,6 @@ GIVEN_BY_RUN = {
     "data": ("split",),
     "data.order": ("dataset", "seed"),
     "optim": ("params",),
-    "optim.schedule": ("step", "total_steps"),
 }
 
 
