@@ -3,7 +3,8 @@
     python src/train.py data=h5 trainer=ddp
     python src/train.py -m optim.lr=1e-3,3e-3 seed=0,1,2
 
-Exit status: 0 finished, 1 a run failed, 2 a mistake in the configuration, 130 Ctrl-C, 143 SIGTERM. No torch import before the config stands.
+Exit status: 0 finished, 1 a run failed, 2 a mistake in the configuration, 130 Ctrl-C, 143 SIGTERM.
+No torch import before the config stands.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from lab.compose import remove_if_empty, resolved, run_hydra
 from lab.distributed import rank, release_followers
 from lab.errors import ConfigError, RunFailed
 from lab.resume import choose
+from lab.schema import plain
 
 FINISHED, RUN_FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
@@ -50,20 +52,20 @@ def main() -> int:
 def train(cfg: DictConfig) -> int:
     """One composed config -> exit status. A failure raises nothing, so that a multirun goes on with its other jobs."""
     hydra = HydraConfig.get()
-    run_dir, overrides = Path(hydra.runtime.output_dir), list(hydra.overrides.task)
+    run_dir = Path(hydra.runtime.output_dir)
+    overrides = [str(text) for text in plain(hydra.overrides.task, resolve=False)]  # optim.lr=${oc.env:LR} as typed
     multirun = hydra.mode == RunMode.MULTIRUN
     label = f"job {hydra.job.num} ({' '.join(overrides)}): " if multirun else ""
     try:
-        plain = resolved(cfg, Path(hydra.runtime.cwd))
-        plain, chosen = choose(plain, run_dir, overrides)
+        final, chosen = choose(resolved(cfg, Path(hydra.runtime.cwd)), run_dir, overrides)
         if chosen != run_dir:
             remove_if_empty(run_dir)
         from lab.config import check
 
-        check(plain)
+        check(final)
         from lab.start import start
 
-        start(plain, chosen, overrides, own_process=multirun)
+        start(final, chosen, overrides, own_process=multirun)
     except ConfigError as error:
         remove_if_empty(run_dir)
         print(f"error: {label}{error}", file=sys.stderr)

@@ -62,7 +62,7 @@ def run_hydra(job: Callable[[DictConfig], Any]) -> None:
     options: dict[str, Any] = {"execution_whitelist": TARGETS_ALLOWED} if _HYDRA_14 else {"version_base": None}
     decorate = hydra.main(config_path=str(CONF), config_name="train", **options)
     try:
-        with _argparse_raises():
+        with _argv(quoted(sys.argv[1:])), _argparse_raises():
             decorate(job)()
     except Exception as error:
         if shown == "1" or (line := explain(error, sys.argv[1:], CONF, composed)) is None:
@@ -71,6 +71,26 @@ def run_hydra(job: Callable[[DictConfig], Any]) -> None:
     finally:
         _restore("HYDRA_FULL_ERROR", shown)
         TidySweep.finish()
+
+
+def quoted(arguments: Sequence[str]) -> list[str]:
+    """debug=nan -> debug='nan': Hydra takes a bare nan for a number, and refuses it as the name of an option."""
+
+    def one(argument: str) -> str:
+        group, _, name = argument.partition("=")
+        reads_as_value = name.lower() in ("nan", "inf", "null", "true", "false") or name.isdecimal()
+        return f"{group}='{name}'" if reads_as_value and (CONF / group / f"{name}.yaml").is_file() else argument
+
+    return [one(argument) for argument in arguments]
+
+
+@contextlib.contextmanager
+def _argv(arguments: list[str]) -> Iterator[None]:
+    before, sys.argv = sys.argv, [sys.argv[0], *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 class TidySweep(Callback):
@@ -98,7 +118,7 @@ def composed(overrides: Sequence[str]) -> dict[str, Any]:
     register_resolvers()
     options: dict[str, Any] = {} if _HYDRA_14 else {"version_base": None}
     with hydra.initialize_config_dir(str(CONF), **options):
-        cfg = hydra.compose("train", list(overrides), return_hydra_config=True)
+        cfg = hydra.compose("train", quoted(overrides), return_hydra_config=True)
     return OmegaConf.to_container(cfg, resolve=False)  # type: ignore[return-value]
 
 
@@ -160,12 +180,14 @@ def _argparse_raises() -> Iterator[None]:
     def error(self: argparse.ArgumentParser, message: str) -> NoReturn:
         raise ConfigError(f"{message} - values are given as key=value, without dashes; see --help")
 
-    before = argparse.ArgumentParser.error
+    before = argparse.ArgumentParser.error, argparse.ArgumentParser.parse_args
     argparse.ArgumentParser.error = error  # type: ignore[method-assign]
+    # as Hydra 1.4 does: overrides may stand on both sides of -m
+    argparse.ArgumentParser.parse_args = argparse.ArgumentParser.parse_intermixed_args  # type: ignore
     try:
         yield
     finally:
-        argparse.ArgumentParser.error = before  # type: ignore[method-assign]
+        argparse.ArgumentParser.error, argparse.ArgumentParser.parse_args = before  # type: ignore[method-assign]
 
 
 def _restore(name: str, value: str | None) -> None:

@@ -115,7 +115,11 @@ TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task.crite
 COLLECTIONS = ("data.transforms", "task.metrics", "callback")
 OWN_KEYS = {"data": tuple(f.name for f in fields(DataConfig)), "optim": tuple(f.name for f in fields(OptimConfig))}
 # arguments that the run adds when it builds these
-GIVEN_BY_RUN = {"data": ("split",), "data.order": ("seed",), "optim": ("params",)}
+GIVEN_BY_RUN = {
+    "data": ("split",),
+    "data.order": ("dataset", "seed"),
+    "optim": ("params",),
+}
 
 
 def check(cfg: Any) -> None:
@@ -123,9 +127,7 @@ def check(cfg: Any) -> None:
     values = plain(cfg)
     for recipe in ("experiment", "debug"):
         if isinstance(values.get(recipe), dict):
-            raise ConfigError(
-                f"{recipe}: its yaml must begin with the line '# @package _global_' to override the whole config"
-            )
+            raise ConfigError(f"{recipe}: its yaml must begin with '# @package _global_' to override the whole config")
     root = typed(RootConfig, values)
     split_own(root.data, DataConfig, "data")
     split_own(root.optim, OptimConfig, "optim")

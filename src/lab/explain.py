@@ -20,6 +20,9 @@ from lab.errors import ConfigError
 from lab.schema import did_you_mean, leaves, nearest, no_such_key
 
 _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config search path|provider=)")
+_NOTHING_OF_THIS_NAME = re.compile(
+    r"(?:Could not override|Could not delete|delete from config\.|Group Default for) '([^']+)'"
+)
 
 Compose = Callable[[Sequence[str]], dict[str, Any]]
 
@@ -44,6 +47,11 @@ def explain(error: BaseException, argv: Sequence[str], conf: Path, compose: Comp
         return _interpolation(error)
     if isinstance(error, CompactHydraException):
         return one_line(error)
+    if isinstance(error, ValueError) and str(error).startswith("Config group override must be a string"):
+        for group, _, value in (arg.partition("=") for arg in argv):
+            if (conf / group).is_dir() and value in ("null", "None", "true", "false"):
+                options = sorted(path.stem for path in (conf / group).glob("*.yaml"))
+                return f"{group}={value}: no such option ({group} has: {', '.join(options)})"
     return None
 
 
@@ -67,7 +75,9 @@ def _missing_config(error: MissingConfigException, argv: Sequence[str], conf: Pa
     if not group:
         return one_line(error)
     source = re.match(r"In '([^']+)'", str(error))
-    inside = f" (named in {source[1]}.yaml)" if source and not any(option in arg for arg in argv) else ""
+    inside = (
+        f" (named in {source[1]}.yaml)" if source and source[1] != "train" and f"={option}" not in "".join(argv) else ""
+    )
     if not options:
         return (
             f"{group}: no such group{did_you_mean(group, _groups(conf))} (groups: {', '.join(_groups(conf))}){inside}"
@@ -82,7 +92,9 @@ def _composition(error: ConfigCompositionException, argv: Sequence[str], conf: P
     if isinstance(cause, yaml.YAMLError):
         return _yaml(cause)
     source = re.match(r"In '([^']+)': ", text)
-    if found := re.search(r"Could not (?:override|delete(?: from config\.)?) '([^']+)'", text):
+    if found := re.search(
+        r"(?:Could not override|delete from config\.|Could not delete|Group Default for) '([^']+)'", text
+    ):
         line = unknown_key(found[1], argv, conf, compose)
         return f"{line} (named in {source[1]}.yaml)" if source else line
     if found := re.search(r"already at '([^']+)'", text):
@@ -151,4 +163,4 @@ def _interpolation(error: OmegaConfBaseException) -> str:
         return f"{name}: a value is missing here (???) - give one, {name}=..."
     if found := re.match(r"Interpolation key '([^']+)' not found", text):
         return f"{key}: there is no key {found[1]} for ${{{found[1]}}} to point to"
-    return f"{key}: {re.sub(r'^[A-Za-z]*Error raised while resolving interpolation: ', '', one_line(error))}"
+    return f"{key}: {re.sub(r'^KeyError raised while resolving interpolation: ', '', one_line(error))}"

@@ -77,9 +77,9 @@ def split_own(node: Any, cls: type[T], key: str) -> tuple[T, dict[str, Any]]:
     return typed(cls, {name: value for name, value in values.items() if name in own}, key), rest
 
 
-def plain(node: Any) -> Any:
-    """Dicts, lists and scalars, interpolations resolved."""
-    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+def plain(node: Any, resolve: bool = True) -> Any:
+    """Dicts, lists and scalars; resolve: without interpolations."""
+    return OmegaConf.to_container(node, resolve=resolve) if OmegaConf.is_config(node) else node
 
 
 def leaves(node: Any, key: str = "") -> list[str]:
@@ -100,9 +100,9 @@ def show(value: Any) -> str:
     return "a mapping" if isinstance(value, Mapping) else repr(value)
 
 
-def nearest(name: str, names: Iterable[str]) -> str | None:
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The valid name that `name` most likely means, if any comes close."""
-    matches = get_close_matches(name, [str(n) for n in names], n=1, cutoff=0.6)
+    matches = get_close_matches(name, [str(n) for n in names], n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 
@@ -120,7 +120,7 @@ def no_such_key(key: str, siblings: Iterable[str], elsewhere: Sequence[str] = ()
         hint = f" - did you mean {same[0]}?"
     elif not (hint := did_you_mean(name, siblings, prefix)) and elsewhere:
         alike = [k for k in elsewhere if name in k.rpartition(".")[2]]  # batch_size: trainer.global_batch_size, ...
-        if not alike and (match := nearest(name, [k.rpartition(".")[2] for k in elsewhere])):
+        if not alike and (match := nearest(name, [k.rpartition(".")[2] for k in elsewhere], cutoff=0.75)):
             alike = [k for k in elsewhere if k.rpartition(".")[2] == match]
         hint = f" - did you mean {' or '.join(alike[:3])}?" if alike else ""
     return f"{key}: no such key{hint} ({prefix or 'the config'} has: {', '.join(siblings)})"
@@ -171,6 +171,8 @@ def describe(hint: Any, words: Sequence[str] = ()) -> str:
         return " or ".join(describe(member, words) for member in args)
     if origin is Literal:
         return f"one of {', '.join(map(str, args))}"
+    if is_dataclass(hint):
+        return "a mapping"
     if (origin or hint) in (list, tuple, Sequence):
         if kind := [a for a in args if a is not Ellipsis]:
             size = f" of {len(kind)}" if origin is tuple and len(kind) == len(args) else ""

@@ -44,6 +44,16 @@ def check_targets(
         _check_keywords(target, node, keywords, key, own.get(key, ()), given.get(key, ()))
 
 
+def build(node: Any, **arguments: Any) -> Any:
+    """What `node` names, built of its keywords and `arguments`; a plain list or dict where the yaml has one."""
+    from hydra.utils import instantiate
+
+    # Hydra 1.4 warns without its own allowlist; 1.3 does not know it
+    if "_execution_whitelist_" in inspect.signature(instantiate).parameters:
+        arguments["_execution_whitelist_"] = TARGETS_ALLOWED
+    return instantiate(node, _convert_="all", **arguments)
+
+
 def locate(path: Any, key: str) -> Any:
     """The class or function that `path` names; `key`: the node whose `_target_` it is."""
     where = join(key, "_target_")

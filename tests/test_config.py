@@ -1,0 +1,338 @@
+"""The config: schemas, intervals, combinations, targets; and every yaml of every group composes, passes and builds."""
+
+# ruff: noqa: E501 - the lines that users see, word for word
+from __future__ import annotations
+
+import copy
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import h5py
+import numpy as np
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from lab.compose import CONF, ROOT, composed, resolved
+from lab.config import DataConfig, OptimConfig, TrainerConfig, check, check_share, parse_interval, split_own, typed
+from lab.errors import ConfigError
+from lab.schema import Rule, option
+from lab.targets import build, check_targets
+
+OPTIONS = sorted(
+    f"{path.parent.relative_to(CONF)}={path.stem}" for path in CONF.rglob("*/*.yaml") if "hydra" not in path.parts
+)
+
+
+def compose(*overrides: str) -> DictConfig:
+    cfg = OmegaConf.create(composed(overrides))
+    del cfg["hydra"]
+    return resolved(cfg, Path.cwd())
+
+
+@pytest.fixture(scope="module")
+def base() -> dict[str, Any]:
+    return OmegaConf.to_container(compose("data=synthetic"))  # type: ignore[return-value]
+
+
+def changed(base: dict[str, Any], **values: Any) -> dict[str, Any]:
+    """trainer__max_steps=5 -> a copy with that key set."""
+    cfg = OmegaConf.create(copy.deepcopy(base))
+    for key, value in values.items():
+        OmegaConf.update(cfg, key.replace("__", "."), value)
+    return OmegaConf.to_container(cfg)  # type: ignore[return-value]
+
+
+def tokens(folder: Path) -> Path:
+    with h5py.File(folder / "tokens.h5", "w") as file:
+        for split in ("train", "val"):
+            file[f"{split}/tokens"] = np.arange(2000, dtype=np.uint16) % 50
+    return folder / "tokens.h5"
+
+
+@pytest.mark.parametrize("choice", OPTIONS)
+def test_every_yaml_composes_and_builds(choice: str, tmp_path: Path) -> None:
+    cfg = compose(choice, *([f"data.path={tokens(tmp_path)}"] if choice == "data=tokens" else []))
+    before = copy.deepcopy(cfg)
+    check(cfg)
+    assert cfg == before  # the check changes nothing
+
+    data, dataset = split_own(cfg.data, DataConfig, "data")
+    assert len(build(dataset, split="val")) > 0
+    for node in (data.order, *data.transforms.values(), *cfg.callback.values(), *cfg.task.metrics.values()):
+        assert build(node) is not None
+    build(cfg.task.criterion)
+    model = build(cfg.model)
+    optim, optimizer = split_own(cfg.optim, OptimConfig, "optim")
+    assert build(optimizer)(model.parameters()).param_groups
+    schedule = build(optim.schedule)
+    assert all(0 <= schedule(step, 100) <= 1 for step in range(101))
+
+
+def test_config_of_a_run_is_plain_and_one_suffix_holds_all_over() -> None:
+    cfg = compose("data=h5")
+    assert "${" not in OmegaConf.to_yaml(cfg)
+    assert cfg.data.path == str(ROOT / "data" / "digits.h5")
+    node = OmegaConf.create({"a": "${suffix:}", "b": "${suffix:}"})
+    assert node.a == node.b
+    assert re.fullmatch("[0-9a-f]{6}", node.a)
+    assert OmegaConf.create({"a": "${suffix:}"}).a != node.a
+
+
+def test_shapes_come_from_the_file(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for split in ("train", "val", "test"):
+            file[f"{split}/image"] = np.zeros((6, 3, 4, 5), np.uint8)
+            file[f"{split}/label"] = np.arange(6) % 6
+    cfg = compose("data=h5", f"data.path={tmp_path}/a.h5")
+    assert list(cfg.data.input_shape) == list(cfg.model.input_shape) == [3, 4, 5]
+    assert cfg.data.num_outputs == cfg.model.num_outputs == 6
+
+
+def test_relative_paths_become_absolute_against_the_folder_of_the_command(tmp_path: Path) -> None:
+    cfg = OmegaConf.create({"resume": "runs/a", "data": {"path": ["x.h5", "/y.h5", "s3://z/z.h5"]}})
+    out = resolved(cfg, tmp_path)
+    assert out.resume == str(tmp_path / "runs/a")
+    assert list(out.data.path) == [str(tmp_path / "x.h5"), "/y.h5", "s3://z/z.h5"]
+    assert resolved(OmegaConf.create({"resume": "auto", "data": {}}), tmp_path).resume == "auto"
+    assert cfg.resume == "runs/a"
+
+
+@pytest.mark.parametrize(
+    ("value", "steps"), [(None, None), (7, 7), ("1ep", 40), ("0.5ep", 20), ("0.001ep", 1), ("2.5ep", 100)]
+)
+def test_intervals(value: int | str | None, steps: int | None) -> None:
+    assert parse_interval(value, steps_per_epoch=40) == steps
+
+
+@pytest.mark.parametrize("value", ["ep", "1epp", "1 epoch", "0ep", "-1ep", "nanep", "infep", "50"])
+def test_malformed_intervals(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"trainer.log_every: expected steps \(50\) or epochs \(1ep, 0.5ep\) or null"):
+        parse_interval(value, 40, "trainer.log_every")
+
+
+@dataclass(frozen=True)
+class Inner:
+    mode: Annotated[str, option("fast", "slow")]
+
+
+@dataclass(frozen=True)
+class Outer:
+    count: Annotated[int, Rule(at_least=1)]
+    rate: float | None
+    flag: bool
+    names: list[str]
+    inner: Inner
+
+
+GOOD = {"count": 2, "rate": 1, "flag": True, "names": ["a", 7], "inner": {"mode": "fast"}}
+
+
+def test_typed_gives_values_of_the_declared_types() -> None:
+    value = typed(Outer, OmegaConf.create(GOOD), "g")
+    assert value == Outer(2, 1.0, True, ["a", "7"], Inner("fast"))
+    assert isinstance(value.rate, float)
+    assert typed(Outer, {**GOOD, "count": 1e3}, "g").count == 1000  # yaml reads 1e3 as a float
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("cuont", 1, "g.cuont: no such key - did you mean g.count? (g has: count, rate, flag, names, inner)"),
+        ("count", 0, "g.count: must be >= 1, got 0"),
+        ("count", 1.5, "g.count: expected an integer, got 1.5"),
+        ("count", True, "g.count: expected an integer, got true"),
+        ("count", None, "g.count: expected an integer, got null"),
+        ("count", "???", "g.count: a value is missing here (???) - give one, g.count=..."),
+        ("rate", "x", "g.rate: expected a number or null, got 'x'"),
+        ("rate", float("nan"), "g.rate: expected a number or null, got nan"),
+        ("flag", 1, "g.flag: expected true or false, got 1"),
+        ("names", "a", "g.names: expected a list, each item text, got 'a'"),
+        ("inner", 3, "g.inner: expected a mapping, got 3"),
+        ("inner", {"mode": "slwo"}, "g.inner.mode: no option 'slwo' - did you mean slow? (options: fast, slow)"),
+        ("inner", {"mode": 3}, "g.inner.mode: expected one of fast, slow, got 3"),
+        ("inner", {}, "g.inner.mode: this key is missing - give it a value, g.inner.mode=..."),
+    ],
+)
+def test_typed_names_key_value_and_remedy(key: str, value: Any, line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        typed(Outer, {**GOOD, key: value}, "g")
+    assert str(error.value) == line
+
+
+def test_split_own_leaves_the_targets_part() -> None:
+    own, rest = split_own({"_target_": "a.B", "mode": "fast", "lr": 3}, Inner, "optim")
+    assert own == Inner("fast")
+    assert rest == {"_target_": "a.B", "lr": 3}
+
+
+def test_schemas_hold_no_defaults(base: dict[str, Any]) -> None:
+    for key in base["trainer"]:
+        fewer = {k: v for k, v in base["trainer"].items() if k != key}
+        with pytest.raises(ConfigError, match=f"trainer.{key}: this key is missing"):
+            typed(TrainerConfig, fewer, "trainer")
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"trainer__max_steps": 5}, "trainer.max_steps=5 and trainer.max_epochs="),
+        ({"trainer__max_epochs": None}, "trainer.max_steps, trainer.max_epochs: both are null"),
+        ({"hardware__num_procs": 2}, "hardware.num_procs: trainer=single is one process, not 2 - use trainer=ddp"),
+        (
+            {"hardware__precision": "tf32", "hardware__device": "cpu"},
+            "hardware.precision: tf32 is a mode of CUDA devices",
+        ),
+        ({"trainer__ema_decay": 1.0}, "trainer.ema_decay: must be < 1, got 1.0"),
+        ({"trainer__ema_decay": 0}, "trainer.ema_decay: must be > 0, got 0"),
+        ({"trainer__keep_best": -1}, "trainer.keep_best: must be >= 0, got -1"),
+        ({"trainer__early_stop_patience": 2, "trainer__eval_every": None}, "trainer.early_stop_patience: counts"),
+        ({"monitor__key": "val/acuracy"}, "monitor.key: no score 'val/acuracy' - did you mean val/accuracy?"),
+        ({"seed": -1}, "seed: must be >= 0, got -1"),
+        ({"name": "../x"}, "name: must be a folder below outputs/, got '../x'"),
+        ({"data__input_shape": [3, 0]}, "data.input_shape: every size must be >= 1"),
+    ],
+)
+def test_impossible_combinations(base: dict[str, Any], values: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        check(changed(base, **values))
+
+
+def test_the_global_batch_must_be_shared_equally() -> None:
+    assert check_share(64, 4) == 16
+    with pytest.raises(
+        ConfigError, match=r"65 cannot be shared equally by 2 processes \(hardware.num_procs\) - 64 can"
+    ):
+        check_share(65, 2)
+
+
+# -- targets -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package lab.zoo of a user's, here with one good module."""
+    import lab
+
+    package = tmp_path / "zoo"
+    package.mkdir()
+    (package / "__init__.py").write_text("import os\n")
+    (package / "good.py").write_text(
+        "import os\nfrom typing import Literal\n\n"
+        "class Net:\n"
+        "    def __init__(self, width: int, act: Literal['relu', 'gelu'] = 'relu', shape: tuple[int, ...] = ()): ...\n\n"
+        "def anything(**kwargs): ...\n"
+    )
+    monkeypatch.setattr(lab, "__path__", [*lab.__path__, str(tmp_path)])
+    yield package
+    for name in [n for n in sys.modules if n.startswith("lab.zoo")]:
+        del sys.modules[name]
+    vars(lab).pop("zoo", None)
+
+
+def check_node(node: Any, given: tuple[str, ...] = ()) -> None:
+    check_targets({"model": node}, ("model",), (), {}, {"model": given})
+
+
+def line_of(node: Any, given: tuple[str, ...] = ()) -> str:
+    with pytest.raises(ConfigError) as error:
+        check_node(node, given)
+    return str(error.value)
+
+
+def test_good_targets_pass(zoo: Path) -> None:
+    check_node({"_target_": "lab.zoo.good.Net", "width": 3, "shape": [1, 2], "act": "gelu"})
+    check_node({"_target_": "lab.zoo.good.Net", "_partial_": True})
+    check_node({"_target_": "lab.zoo.good.Net"}, given=("width",))
+    check_node({"_target_": "lab.zoo.good.anything", "x": 3})
+    check_node({"_target_": "lab.zoo.good.Net", "_args_": [3]})
+
+
+@pytest.mark.parametrize(
+    ("node", "line"),
+    [
+        ({"width": 3}, "model: needs a _target_, the import path of what to build, got a mapping"),
+        ({"_target_": "lab.zoo.good.Nte"}, "model._target_: lab.zoo.good has no 'Nte' - did you mean Net?"),
+        ({"_target_": "lab.zoo.god.Net"}, "model._target_: lab.zoo has no 'god' - did you mean good?"),
+        ({"_target_": "lab.zoo.good"}, "model._target_: lab.zoo.good is no class or function"),
+        ({"_target_": "lab.zoo.os.system"}, "model._target_: lab.zoo has no 'os'"),
+        ({"_target_": "lab.zoo.good.os.system"}, "model._target_: lab.zoo.good has no 'os'"),
+        (
+            {"_target_": "lab.zoo.good.Net", "widht": 3},
+            "model.widht: lab.zoo.good.Net takes no 'widht' - did you mean 'width'? (accepts: width, act, shape)",
+        ),
+        (
+            {"_target_": "lab.zoo.good.Net"},
+            "model.width: lab.zoo.good.Net needs a value for 'width' - give one, model.width=...",
+        ),
+        ({"_target_": "lab.zoo.good.Net", "width": "3"}, "model.width: expected an integer, got '3'"),
+        (
+            {"_target_": "lab.zoo.good.Net", "width": 3, "act": "rel"},
+            "model.act: expected one of relu, gelu, got 'rel'",
+        ),
+        (
+            {"_target_": "lab.zoo.good.Net", "width": 3, "shape": 3},
+            "model.shape: expected a list, each item an integer, got 3",
+        ),
+        (
+            {"_target_": "os.system", "command": "true"},
+            "model._target_: os.system is not allowed (lab.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
+            "add its library to TARGETS_ALLOWED in lab/targets.py",
+        ),
+        ({"_target_": "torch.optim.SGD", "_partial_": True, "lr": "x"}, "model.lr: expected a number, got 'x'"),
+        ({"_target_": 3}, "model._target_: expected an import path such as lab.models.mlp.MLP, got 3"),
+    ],
+)
+def test_targets_that_cannot_be_built(zoo: Path, node: dict[str, Any], line: str) -> None:
+    assert line_of(node) == line
+
+
+def test_arguments_of_the_run_cannot_be_given(zoo: Path) -> None:
+    line = line_of({"_target_": "lab.zoo.good.Net", "width": 3}, given=("width",))
+    assert line == "model.width: the run gives this argument itself - remove it here"
+    line = line_of({"_target_": "lab.zoo.good.Net", "width": 3}, given=("split",))
+    assert line == "model._target_: lab.zoo.good.Net takes no 'split', which the run gives"
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "number"),
+    [
+        ("import os\nimport nothing_of_that_name\n", "ModuleNotFoundError: No module named 'nothing_of_that_name'", 2),
+        (
+            "from os import nothing_of_that_name\n",
+            "ImportError: cannot import name 'nothing_of_that_name' from 'os'",
+            1,
+        ),
+        ("\n\ndef f(:\n", "SyntaxError: invalid syntax", 3),
+        ("x = 1 / 0\n", "ZeroDivisionError: division by zero", 1),
+    ],
+)
+def test_the_real_error_of_a_module_that_does_not_import(zoo: Path, text: str, error: str, number: int) -> None:
+    (zoo / "broken.py").write_text(text)
+    line = line_of({"_target_": "lab.zoo.broken.Net"})
+    assert line.startswith(f"model._target_: lab.zoo.broken does not import: {error}")
+    assert line.endswith(f"({zoo / 'broken.py'}, line {number})")
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"]])
+def test_showing_help_and_config_imports_no_heavy_library(arguments: list[str], tmp_path: Path) -> None:
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = ['train.py', *{arguments}]\n"
+        f"sys.path.insert(0, {str(ROOT / 'src')!r})\n"
+        "try:\n"
+        f"    runpy.run_path({str(ROOT / 'src' / 'train.py')!r}, run_name='__main__')\n"
+        "except SystemExit as end:\n"
+        "    assert not end.code, end.code\n"
+        "heavy = {'torch', 'numpy', 'h5py', 'wandb'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "optim" in done.stdout
+    assert not list(tmp_path.iterdir())

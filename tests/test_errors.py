@@ -1,0 +1,201 @@
+"""What a user sees after a mistake: one line, word for word, exit status 2, and no folder left behind."""
+
+# ruff: noqa: E501 - the lines that users see, word for word
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import train
+from lab.compose import ROOT
+from lab.errors import ConfigError, RunFailed
+
+Call = Callable[..., tuple[int, list[str]]]
+ROOT_HAS = (
+    "(the config has: name, seed, resume, monitor, data, model, task, optim, trainer, hardware, logger, callback)"
+)
+GROUPS = "(the config has: data, model, task, optim, trainer, hardware, logger, callback, name, seed, resume, monitor"
+TRAINER_HAS = (
+    "(trainer has: strategy, max_steps, max_epochs, global_batch_size, clip_norm, non_finite, ema_decay, log_every, "
+    "eval_every, save_every, keep_best, early_stop_patience, max_eval_batches)"
+)
+SYNTAX = "no valid override - write key=value, a list as key=[1,2], and text with special characters in quotes twice, 'key=\"a,b\"'"
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The (config, run directory, overrides) of each run that would have started; seeds 66 and 77 fail."""
+    runs: list[Any] = []
+
+    def start(cfg: Any, run_dir: Path, overrides: list[str], own_process: bool) -> None:
+        assert run_dir.is_dir()
+        runs.append((cfg, run_dir, overrides))
+        if cfg.seed == 66:
+            raise RunFailed(f"RuntimeError: out of luck ({run_dir})")
+        if cfg.seed == 77:
+            raise ConfigError("data.path: nothing there")
+
+    monkeypatch.setitem(sys.modules, "lab.start", SimpleNamespace(start=start))
+    return runs
+
+
+@pytest.fixture
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], started: list[Any]
+) -> Call:
+    """train.py with these arguments -> (exit status, lines of stderr)."""
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+    def call(*arguments: str) -> tuple[int, list[str]]:
+        folders = [f"hydra.run.dir={tmp_path}/runs/a", f"hydra.sweep.dir={tmp_path}/runs/sweep"]
+        monkeypatch.setattr(sys, "argv", ["train.py", *folders, *arguments])
+        capsys.readouterr()
+        status = train.main()
+        return status, capsys.readouterr().err.splitlines()
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["optim.lrr=1"], "optim.lrr: no such key - did you mean optim.lr? (optim has: schedule, lr, betas, weight_decay, decay_norms_and_biases)"),
+        (["~optim.lrr"], "optim.lrr: no such key - did you mean optim.lr? (optim has: schedule, lr, betas, weight_decay, decay_norms_and_biases)"),
+        (["optim=sgd", "optim.momentun=1"], "optim.momentun: no such key - did you mean optim.momentum? (optim has: schedule, lr, momentum, nesterov, weight_decay, decay_norms_and_biases)"),
+        (["model.hiden.x=3"], "model.hiden: no such key - did you mean model.hidden? (model has: input_shape, num_outputs, hidden, dropout)"),
+        (["optim.lr.x=3"], "optim.lr.x: optim.lr is a value, not a group"),
+        (["hydra.run.dri=x"], "hydra.run.dri: no such key - did you mean hydra.run.dir? (hydra.run has: dir)"),
+        (["model=mpl"], "model=mpl: no such option - did you mean model=mlp? (model has: mlp, resnet)"),
+        (["model=null"], "model=null: no such option (model has: mlp, resnet)"),
+        (["-m", "model=mlp,mpl"], "model=mpl: no such option - did you mean model=mlp? (model has: mlp, resnet)"),
+        (["optim/schedule=cosin"], "optim/schedule=cosin: no such option - did you mean optim/schedule=cosine? (optim/schedule has: constant, cosine, linear, step)"),
+        (["model=mlp,resnet"], "model=mlp,resnet: several values are a sweep - add -m, or write a list as model=[mlp,resnet]"),
+        (["a=[1"], f"a=[1: {SYNTAX}"),
+        (["seed"], f"seed: {SYNTAX}"),
+        (["+optim.lr=3"], "optim.lr: exists already, so + cannot add it - write optim.lr=..., without the +"),
+        (["+model=mlp"], "model: chosen already, so + cannot add it - write model=..., without the +"),
+        (["--lr=3"], "unrecognized arguments: --lr=3 - values are given as key=value, without dashes; see --help"),
+        (["hydra.job.num=abc"], "hydra.job.num=abc: Value 'abc' of type 'str' could not be converted to Integer"),
+        (["trainer.max_steps=abc"], "trainer.max_steps: expected an integer or null, got 'abc'"),
+        (["+trainer.max_step=3"], f"trainer.max_step: no such key - did you mean trainer.max_steps? {TRAINER_HAS}"),
+        (["+sede=3"], f"sede: no such key - did you mean seed? {ROOT_HAS}"),
+        (["+model.hiden=3"], "model.hiden: lab.models.mlp.MLP takes no 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
+        (["model._target_=lab.models.mlp.MPL"], "model._target_: lab.models.mlp has no 'MPL' - did you mean MLP?"),
+        (["optim.lr=abc"], "optim.lr: expected a number, got 'abc'"),
+        (["optim.lr=???"], "optim.lr: a value is missing here (???) - give one, optim.lr=..."),
+        (["optim.lr=${optm.lr}"], "optim.lr: there is no key optm.lr for ${optm.lr} to point to"),
+        (["optim.lr=${oc.env:NO_SUCH_VARIABLE}"], "optim.lr: \"Environment variable 'NO_SUCH_VARIABLE' not found\""),
+        (["hardware.precision=fp8"], "hardware.precision: no option 'fp8' (options: auto, fp32, tf32, bf16, fp16)"),
+        (["hardware.device=gpu"], "hardware.device: no option 'gpu' - did you mean cpu? (options: auto, cpu, cuda, mps)"),
+        (["trainer.strategy=dpp"], "trainer.strategy: no option 'dpp' - did you mean ddp? (options: single, ddp)"),
+        (["monitor.mode=mx"], "monitor.mode: no option 'mx' - did you mean max? (options: min, max)"),
+        (["trainer.non_finite=skp"], "trainer.non_finite: no option 'skp' - did you mean skip? (options: stop, skip)"),
+        (["logger.kind=tb"], "logger.kind: no option 'tb' (options: wandb, none)"),
+        (["trainer.log_every=1epp"], "trainer.log_every: expected steps (50) or epochs (1ep, 0.5ep) or null, got '1epp'"),
+        (["hardware.num_procs=two"], "hardware.num_procs: expected an integer or auto, got 'two'"),
+        (["trainer=ddp", "trainer.global_batch_size=65", "hardware.num_procs=2"], "trainer.global_batch_size: 65 cannot be shared equally by 2 processes (hardware.num_procs) - 64 can"),
+    ],
+)  # fmt: skip
+def test_one_line(call: Call, started: list[Any], tmp_path: Path, arguments: list[str], line: str) -> None:
+    status, shown = call("data=synthetic", *arguments)
+    assert shown == [f"error: {line}"]
+    assert status == 2
+    assert not started
+    assert not (tmp_path / "runs" / "a").exists()
+    assert not (tmp_path / "runs" / "sweep").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["modle=mlp"], f"error: modle: no such key - did you mean model? {GROUPS}"),
+        (["lr=3"], f"error: lr: no such key - did you mean optim.lr? {GROUPS}"),
+        (["batch_size=3"], "error: batch_size: no such key - did you mean trainer.global_batch_size or "),
+        (["optim/shedule=cosine"], "error: optim/shedule: no such group - did you mean optim/schedule? (groups: "),
+    ],
+)
+def test_one_line_that_lists_all_groups(call: Call, arguments: list[str], line: str) -> None:
+    status, shown = call(*arguments)
+    assert status == 2
+    assert len(shown) == 1
+    assert shown[0].startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("# @package _global_\nmonitr: 3", f"monitr: no such key - did you mean monitor? {ROOT_HAS}"),
+        ("# @package _global_\nmax_steps: 3", f"max_steps: no such key - did you mean trainer.max_steps? {ROOT_HAS}"),
+        ("# @package _global_\ntrainer: {max_step: 3}", f"trainer.max_step: no such key - did you mean trainer.max_steps? {TRAINER_HAS}"),
+        ("# @package _global_\nmodel: {hiden: 3}", "model.hiden: lab.models.mlp.MLP takes no 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
+        ("# @package _global_\ntrainer: 3", "trainer: expected a mapping, got 3"),
+        ("# @package _global_\ndefaults: [{override /model: mpl}]", "model=mpl: no such option - did you mean model=mlp? (model has: mlp, resnet)"),
+        ("seed: 3", "experiment: its yaml must begin with '# @package _global_' to override the whole config"),
+    ],
+)  # fmt: skip
+def test_one_line_for_a_mistake_inside_a_yaml(call: Call, tmp_path: Path, text: str, line: str) -> None:
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    (tmp_path / "mine" / "experiment" / "new.yaml").write_text(text + "\n")
+    assert call("--config-dir", f"{tmp_path}/mine", "data=synthetic", "experiment=new") == (2, [f"error: {line}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "reason"),
+    [("seed: [3\ntrainer: 3\n", 2, "did not find|expected"), ("seed: 3\nseed: 4\n", 2, "found duplicate key seed")],
+)
+def test_broken_yaml_names_file_and_line(call: Call, tmp_path: Path, text: str, number: int, reason: str) -> None:
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    (tmp_path / "mine" / "experiment" / "new.yaml").write_text(text)
+    status, shown = call("--config-dir", f"{tmp_path}/mine", "experiment=new")
+    assert status == 2
+    assert len(shown) == 1
+    assert shown[0].startswith(f"error: {tmp_path}/mine/experiment/new.yaml, line {number}: not valid yaml: ")
+    assert any(part in shown[0] for part in reason.split("|"))
+
+
+def test_a_good_config_starts_once_and_resolved(call: Call, started: list[Any], tmp_path: Path) -> None:
+    assert call("data=synthetic", "seed=7", "resume=auto") == (0, [])
+    [(cfg, run_dir, overrides)] = started
+    assert cfg.seed == 7
+    assert list(cfg.model.input_shape) == list(cfg.data.shape)
+    assert run_dir == tmp_path / "runs" / "a"
+    assert {"data=synthetic", "seed=7"} <= set(overrides)
+
+
+def test_a_failed_run_is_status_1(call: Call, tmp_path: Path) -> None:
+    assert call("data=synthetic", "seed=66") == (1, [f"failed: RuntimeError: out of luck ({tmp_path}/runs/a)"])
+
+
+def test_an_error_of_the_programme_keeps_its_traceback(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setitem(sys.modules, "lab.start", SimpleNamespace(start=broken))
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        call("data=synthetic")
+
+
+def test_a_multirun_goes_on_and_shows_each_failure_once(call: Call, started: list[Any], tmp_path: Path) -> None:
+    status, shown = call("-m", "data=synthetic", "seed=1,66,77,-1,2")
+    assert [cfg.seed for cfg, _, _ in started] == [1, 66, 77, 2]
+    assert status == 2
+    assert [line.partition(" (")[0] for line in shown] == ["failed: job 1", "error: job 2", "error: job 3"]
+    assert shown[2].endswith("seed: must be >= 0, got -1")
+    assert len({run_dir for _, run_dir, _ in started}) == 4
+    assert not (tmp_path / "runs" / "sweep" / "3").exists()
+    assert call("-m", "data=synthetic", "seed=1,66")[0] == 1
+
+
+def test_from_the_shell_one_line_and_status_2(tmp_path: Path) -> None:
+    """The plain command, in another folder: no traceback, nothing on stdout, nothing written."""
+    command = [sys.executable, str(ROOT / "src" / "train.py"), f"hydra.run.dir={tmp_path}/a", "trainer.keep_bset=1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    line = f"error: trainer.keep_bset: no such key - did you mean trainer.keep_best? {TRAINER_HAS}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
+    assert not list(tmp_path.iterdir())
