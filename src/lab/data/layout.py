@@ -74,6 +74,12 @@ def open_h5(path: str, swmr: bool = False) -> Iterator[h5py.File]:
     file = open_file(path, swmr)
     try:
         yield file
+    except ConfigError:
+        raise
+    except (OSError, RuntimeError, KeyError, ValueError, OverflowError, MemoryError) as error:  # what h5py may raise
+        raise ConfigError(
+            f"{path}: cannot be read ({_first_line(error)}): it is damaged; copy or write it again"
+        ) from error
     finally:
         file.close()
 
@@ -154,6 +160,10 @@ def find(file: h5py.File, group: str, name: str, key: str) -> tuple[h5py.Dataset
             raise ConfigError(
                 f"{file.filename}: {below.name} has no {name!r} ({key}); {_choices(below, name)}"
             ) from None
+    if not isinstance(item, (h5py.Dataset, h5py.Group)):
+        raise ConfigError(
+            f"{file.filename}: {item.name} ({key}) is a named type, not a dataset; {_choices(below, name)}"
+        )
     return item, None
 
 

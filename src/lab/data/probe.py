@@ -26,14 +26,15 @@ def sample_shape(data: Mapping[str, Any], field: str) -> list[int]:
 def num_outputs(data: Mapping[str, Any], field: str) -> int:
     """How many numbers a model must put out for a field.
 
-    Integers are classes: as many as the attribute `classes` names (of the dataset, its group or the file), else the
+    Integers are classes: as many as the attribute `classes` names or says (of the dataset, its group or the file), else the
     largest one + 1. Floating-point: the number of elements of one sample.
     """
     largest = 1
     for _, values, blocks in _stored(data, field):
         for owner in (values, values.parent, values.file):
             if "classes" in owner.attrs:
-                return len(owner.attrs["classes"])
+                classes = owner.attrs["classes"]  # their names, or how many they are
+                return int(classes) if np.ndim(classes) == 0 else len(classes)
         for block in blocks:
             if block.dtype.kind in "fc":
                 return int(np.prod(sample_shape(data, field), dtype=np.int64))

@@ -127,6 +127,8 @@ class Mapped:
         return self.layout.offset[chunk, 0] + inner * self.layout.row_bytes
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        if len(rows) == 0:
+            return
         self._file.check()
         flat = out.reshape(len(out), -1).view(np.uint8)
         if self._rows is not None and at is None:
@@ -297,7 +299,7 @@ class ThroughH5py:
 
     def __init__(self, path: str, name: str, member: str | None = None, swmr: bool = False) -> None:
         self.path, self.name, self.member, self.swmr = path, name, member, swmr
-        self._handle: tuple[int, Any, Any] | None = None
+        self._handles: dict[int, tuple[Any, Any]] = {}  # process -> file, dataset
 
     def __getstate__(self) -> Any:
         return self.path, self.name, self.member, self.swmr
@@ -306,17 +308,18 @@ class ThroughH5py:
         self.__init__(*state)  # type: ignore[misc]
 
     def _dataset(self) -> Any:
-        if self._handle is None or self._handle[0] != os.getpid():
+        if os.getpid() not in self._handles:
             file = open_file(self.path, self.swmr)
             access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
             dset = file[self.name]
             if dset.chunks and (dset.chunks[0] == 1 or not dset.id.get_create_plist().get_nfilters()):
                 access.set_chunk_cache(521, 0, 0.75)  # doubles random reads where no chunk is worth keeping
                 dset = h5py.Dataset(h5py.h5d.open(file.id, self.name.encode(), access))
-            self._handle = (os.getpid(), file, dset)
+            self._handles.setdefault(os.getpid(), (file, dset))  # atomic: of two threads here, one's stays
+        dset = self._handles[os.getpid()][1]
         if self.swmr:
-            self._handle[2].refresh()
-        return self._handle[2]
+            dset.refresh()
+        return dset
 
     def _values(self) -> Any:
         dset = self._dataset()
