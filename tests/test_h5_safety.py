@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import hdf5plugin
 import numpy as np
 import pytest
 import torch
@@ -24,6 +25,13 @@ from lab.data.h5 import H5Dataset
 from lab.errors import ConfigError
 
 ROOT = {"all": {"group": "/"}}
+CODECS: dict[str, Any] = {
+    "gzip": {"compression": "gzip", "shuffle": True},
+    "lz4": dict(hdf5plugin.LZ4()),
+    "zstd": dict(hdf5plugin.Zstd()),
+    "blosc": dict(hdf5plugin.Blosc()),
+    "lzf": {"compression": "lzf"},
+}
 FIELDS = {"mapped": "m", "chunks": "c", "h5py": "h", "label": "y"}
 
 
@@ -181,16 +189,30 @@ def test_damaged_files(path: Path) -> None:
     assert torch.equal(data.gather(np.arange(80))["chunks"], data.gather(np.arange(80))["mapped"])
 
 
-def test_random_damage_is_never_a_crash(path: Path) -> None:
-    """Flipped bytes anywhere: an error or (outside checksums) other values, but this process lives."""
-    whole, rng = path.read_bytes(), np.random.default_rng(0)
-    for _ in range(60):
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_random_damage_of_chunks_is_never_a_crash(codec: str, tmp_path: Path) -> None:
+    """Flipped bytes in the data: an error or, without a checksum, other values; but this process lives."""
+    path, rng = tmp_path / "f.h5", np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=rng.integers(0, 9, (64, 100)), chunks=(4, 100), **CODECS[codec])
+        extents = [file["x"].id.get_chunk_info(k) for k in range(16)]
+    whole = path.read_bytes()
+    for _ in range(40):
         damaged = bytearray(whole)
-        for at in rng.integers(0, len(whole) if rng.random() < 0.5 else 4096, 8):
+        for chunk in rng.choice(len(extents), 3):
+            at = extents[chunk].byte_offset + rng.integers(0, min(extents[chunk].size, rng.choice([16, 10**6])))
             damaged[at] = rng.integers(0, 256)
         path.write_bytes(damaged)
         with contextlib.suppress(ConfigError):
-            opened(path).gather(np.arange(200))
+            H5Dataset(str(path), {"x": "x"}, ROOT, "all").gather(np.arange(64))
+
+
+def test_a_file_cut_short_anywhere(path: Path) -> None:
+    whole, rng = path.read_bytes(), np.random.default_rng(0)
+    for size in rng.integers(0, len(whole), 50):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ConfigError, match="f.h5"):
+            opened(path)
 
 
 def test_errors_name_file_field_and_remedy(path: Path) -> None:

@@ -275,7 +275,7 @@ def _layout(dset: h5py.Dataset, chunk: Any, offset: Any, size: Any, mask: Any, p
         size=np.asarray(size, dtype=np.int64),
         mask=np.asarray(mask, dtype=np.uint32),
         pipeline=tuple(pipeline),
-        fill=dset.fillvalue,
+        fill=dset.fillvalue if (np.asarray(size) == 0).any() else None,
     )
 
 
