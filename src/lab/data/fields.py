@@ -17,8 +17,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from lab.data.layout import find, plan
-from lab.data.ways import ChunkCache, Chunks, Mapped, ThroughH5py, Way
+from lab.data.layout import plan
+from lab.data.opening import find
+from lab.data.raw import ChunkCache
+from lab.data.ways import Chunks, Mapped, ThroughH5py, Way
 from lab.errors import ConfigError
 
 

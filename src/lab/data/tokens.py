@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from lab.data.fields import Fixed, open_field
-from lab.data.layout import files_of, open_h5, split_of
-from lab.data.ways import ChunkCache, Mapped
+from lab.data.opening import files_of, open_h5, split_of
+from lab.data.raw import ChunkCache
+from lab.data.ways import Mapped
 from lab.errors import ConfigError
 
 
