@@ -11,6 +11,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+import h5py
 import numpy as np
 
 DEFLATE, SHUFFLE, FLETCHER32, BLOSC, LZ4, ZSTD = 1, 2, 3, 32001, 32004, 32015
@@ -37,6 +38,13 @@ def obstacle(pipeline: tuple[tuple[int, Options], ...], chunk_bytes: int) -> str
         if number == FLETCHER32 and chunk_bytes > 1 << 24:
             return "checksums of chunks above 16 MB"
     return None
+
+
+def load_plugins(dset: h5py.Dataset) -> None:
+    """Let h5py know more filters, where this dataset has one that it does not know."""
+    create = dset.id.get_create_plist()
+    if not all(h5py.h5z.filter_avail(create.get_filter(k)[0]) for k in range(create.get_nfilters())):
+        _load("hdf5plugin")
 
 
 def decode(raw: bytes, pipeline: tuple[tuple[int, Options], ...], mask: int, nbytes: int) -> Any:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from lab.data.fields import open_field
-from lab.data.layout import files_of, find, open_h5, plan_reader, split_of
-from lab.data.ways import ChunkCache
+from lab.data.layout import plan_reader
+from lab.data.opening import files_of, find, open_h5, split_of
+from lab.data.raw import ChunkCache
 from lab.errors import ConfigError
 
 __all__ = ["H5Dataset", "plan_reader"]
@@ -188,11 +189,12 @@ class H5Dataset:
 
 def _padded(field: str, samples: list[np.ndarray], shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Tensor]:
     lengths = torch.tensor([len(sample) for sample in samples], dtype=torch.int64)
-    values = torch.zeros((len(samples), int(lengths.max()) if len(samples) else 0, *shape[1:]), dtype=dtype)
-    target = values.numpy()
+    longest = max(map(len, samples), default=0)
+    # by numpy: torch would fill it with its own threads, which hang in a forked process
+    values = np.zeros((len(samples), longest, *shape[1:]), dtype=torch.empty(0, dtype=dtype).numpy().dtype)
     for k, sample in enumerate(samples):
-        target[k, : len(sample)] = sample
-    return {field: values, f"{field}_length": lengths}
+        values[k, : len(sample)] = sample
+    return {field: torch.from_numpy(values), f"{field}_length": lengths}
 
 
 def read_index(file: h5py.File, group: str, name: str, size: int, key: str) -> np.ndarray:

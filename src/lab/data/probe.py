@@ -8,7 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from lab.data.layout import files_of, find, open_h5, split_of
+from lab.data.opening import files_of, find, open_h5, split_of
 from lab.errors import ConfigError
 
 
@@ -26,26 +26,26 @@ def sample_shape(data: Mapping[str, Any], field: str) -> list[int]:
 def num_outputs(data: Mapping[str, Any], field: str) -> int:
     """How many numbers a model must put out for a field.
 
-    Integers are classes: as many as the attribute `classes` names (of the dataset, its group or the file), else the
-    largest one + 1. Floating-point: the number of elements of one sample.
+    Integers are classes: as many as the attribute `classes` names or says (of the dataset, its group or the file),
+    else the largest one + 1. Floating-point: the number of elements of one sample.
     """
     largest = 1
     for _, values, blocks in _stored(data, field):
+        where = f"{values.file.filename}: {values.name} (data.fields.{field})"
         for owner in (values, values.parent, values.file):
             if "classes" in owner.attrs:
-                classes = owner.attrs["classes"]  # their names, or how many there are
+                classes = owner.attrs["classes"]  # their names, or how many they are
                 return int(classes) if np.ndim(classes) == 0 else len(classes)
         for block in blocks:
             if block.dtype.kind in "fc":
                 return int(np.prod(sample_shape(data, field), dtype=np.int64))
             if block.dtype.kind not in "iub":
                 raise ConfigError(
-                    f"data.fields.{field}: {values.name} in {values.file.filename} holds {block.dtype}, "
-                    "neither classes nor numbers; set data.num_outputs yourself"
+                    f"{where} holds {block.dtype}, neither classes nor numbers; set data.num_outputs yourself"
                 )
             if block.size and block.min() < 0:
                 raise ConfigError(
-                    f"data.fields.{field}: {values.name} in {values.file.filename} has the negative label {block.min()}; "
+                    f"{where} has the negative label {block.min()}; "
                     "classes are 0, 1, ...: write them anew, or set data.num_outputs yourself"
                 )
             largest = max(largest, int(block.max(initial=0)))

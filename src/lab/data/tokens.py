@@ -1,6 +1,6 @@
 """Windows of a token stream: the data of a language model.
 
-stream   t0 t1 t2 t3 t4 t5 t6 ...      1-D integers; shards one after the other, no window crosses from one to the next
+stream   t0 t1 t2 t3 t4 t5 t6 ...      1-D integers; shards one after the other, no window crosses into the next
 row 0    [t0 .. t4]                    window + 1 tokens, as int64
 row 1          [t2 .. t6]              stride tokens later
 """
@@ -15,17 +15,18 @@ import torch
 from torch import Tensor
 
 from lab.data.fields import Fixed, open_field
-from lab.data.layout import files_of, open_h5, split_of
-from lab.data.ways import ChunkCache, Mapped
+from lab.data.opening import files_of, open_h5, split_of
+from lab.data.raw import ChunkCache
+from lab.data.ways import Mapped
 from lab.errors import ConfigError
 
 
 class TokenWindows:
     """Rows are windows of a 1-D integer dataset; a batch has one field, (B, window + 1) int64.
 
-    path: a file, a pattern with *, or a list. fields: {name in the batch: name of the dataset}, just one. splits: split ->
-    {group}, as in H5Dataset. stride: tokens from one window's beginning to the next's; 1 and a shuffled order give windows at
-    random places, `window` gives consecutive ones, each token the target of one prediction.
+    path: a file, a pattern with *, or a list. fields: {name in the batch: name of the dataset}, just one. splits:
+    split -> {group}, as in H5Dataset. stride: tokens from one window's beginning to the next's; 1 and a shuffled order
+    give windows at random places, `window` gives consecutive ones, each token the target of one prediction.
     """
 
     def __init__(
@@ -74,8 +75,9 @@ class TokenWindows:
         total = sum(map(len, self._shards))
         first = self._shards[0]
         return [
-            f"{self._field}: {total} tokens of {first.dtype}, {self._size} windows of {self._window} every {self._stride}, "
-            f"{first.way} ({first.reason})" + (f", {len(self._shards)} files" if len(self._shards) > 1 else "")
+            f"{self._field}: {total} tokens of {first.dtype}, {self._size} windows of {self._window} every "
+            f"{self._stride}, {first.way} ({first.reason})"
+            + (f", {len(self._shards)} files" if len(self._shards) > 1 else "")
         ]
 
     def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:

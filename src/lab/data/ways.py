@@ -8,20 +8,16 @@ a pickle, and a forked child opens what must not be shared.
 
 from __future__ import annotations
 
-import mmap
 import os
-import threading
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import h5py
 import numpy as np
 
 from lab.data import filters
-from lab.data.layout import Layout, open_file
+from lab.data.layout import Layout
+from lab.data.opening import open_file
+from lab.data.raw import ChunkCache, RawFile, spread
 from lab.errors import ConfigError
 
 
@@ -29,71 +25,6 @@ class Way(Protocol):
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None: ...
 
     def advise(self, rows: np.ndarray) -> None: ...
-
-
-class RawFile:
-    """A file read by offset, and mapped. `end`: bytes it must have; checked before each use, since reading a mapping
-    past the end of a file kills the process."""
-
-    def __init__(self, path: str, end: int) -> None:
-        self.path, self.end = path, end
-        self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        weakref.finalize(self, os.close, self.fd)
-        stat = os.fstat(self.fd)
-        self.identity = (stat.st_dev, stat.st_ino)
-        self.check()
-
-    def __getstate__(self) -> Any:
-        return self.path, self.end, self.identity
-
-    def __setstate__(self, state: Any) -> None:
-        path, end, identity = state
-        self.__init__(path, end)  # type: ignore[misc]
-        if self.identity != identity:
-            raise ConfigError(f"{path} was replaced by another file while this run had it open; start the run again")
-
-    def check(self) -> None:
-        size = os.fstat(self.fd).st_size
-        if size < self.end:
-            raise ConfigError(
-                f"{self.path} has {size} bytes, its datasets need {self.end}: it was cut short; write it again"
-            )
-
-    def map(self) -> np.ndarray:
-        """All bytes, read-only."""
-        return np.frombuffer(mmap.mmap(self.fd, self.end, access=mmap.ACCESS_READ), dtype=np.uint8)
-
-    def read(self, size: int, offset: int) -> bytes:
-        parts, left = [], size
-        while left:
-            part = os.pread(self.fd, left, offset + size - left)
-            if not part:
-                raise ConfigError(f"{self.path} ends within a chunk at byte {offset}: it was cut short; write it again")
-            parts.append(part)
-            left -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def advise(self, offset: np.ndarray, size: np.ndarray) -> None:
-        """Ask the kernel to read these extents, unless a few of them show that they are in memory."""
-        if not hasattr(os, "posix_fadvise") or len(offset) == 0:
-            return
-        probe = slice(None, None, max(1, len(offset) // 8))
-        if all(map(self._resident, offset[probe].tolist(), size[probe].tolist())):
-            return
-        order = np.argsort(offset)
-        begin, end = offset[order], (offset + size)[order]
-        gap = np.flatnonzero(begin[1:] > end[:-1] + 65536) + 1  # nearer ones are cheaper together
-        firsts, lasts = np.append(0, gap), np.append(gap, len(begin)) - 1
-        for a, b in zip(begin[firsts].tolist(), np.maximum.accumulate(end)[lasts].tolist(), strict=True):
-            os.posix_fadvise(self.fd, a, b - a, os.POSIX_FADV_WILLNEED)
-
-    def _resident(self, offset: int, size: int) -> bool:
-        try:
-            return os.preadv(self.fd, [bytearray(1)], offset + size // 2, os.RWF_NOWAIT) == 1
-        except (AttributeError, BlockingIOError):
-            return False
-        except OSError:  # the file system cannot tell
-            return False
 
 
 class Mapped:
@@ -127,6 +58,8 @@ class Mapped:
         return self.layout.offset[chunk, 0] + inner * self.layout.row_bytes
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        if len(rows) == 0:
+            return
         self._file.check()
         flat = out.reshape(len(out), -1).view(np.uint8)
         if self._rows is not None and at is None:
@@ -156,51 +89,6 @@ class Mapped:
     def advise(self, rows: np.ndarray, count: np.ndarray | int = 1) -> None:
         """count: rows that follow each, itself included, where they lie together."""
         self._file.advise(self._addresses(rows), np.broadcast_to(count * self.layout.row_bytes, rows.shape))
-
-
-class ChunkCache:
-    """Decoded chunks, the least recently used dropped first; each is decoded once even if several threads want it."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self._reset()
-
-    def __getstate__(self) -> Any:
-        return self.max_bytes
-
-    def __setstate__(self, state: Any) -> None:
-        self.max_bytes = state
-        self._reset()
-
-    def _reset(self) -> None:
-        self._lock, self._pid = threading.Lock(), os.getpid()
-        self._chunks: OrderedDict[Any, tuple[Future[np.ndarray], int]] = OrderedDict()
-        self._bytes = 0
-
-    def get(self, key: Any, size: int, decode: Callable[[], np.ndarray]) -> np.ndarray:
-        if self._pid != os.getpid():
-            self._reset()  # forked: the lock may be held by a thread that does not exist here
-        if size > self.max_bytes:
-            return decode()
-        with self._lock:
-            found = self._chunks.get(key)
-            if found is None:
-                future: Future[np.ndarray] = Future()
-                self._chunks[key] = (future, size)
-                self._bytes += size
-                while self._bytes > self.max_bytes:
-                    self._bytes -= self._chunks.popitem(last=False)[1][1]
-            else:
-                self._chunks.move_to_end(key)
-                future = found[0]
-        if found is None:
-            try:
-                future.set_result(decode())
-            except BaseException as error:
-                future.set_exception(error)
-                with self._lock:
-                    self._bytes -= self._chunks.pop(key, (None, 0))[1]
-        return future.result()
 
 
 class Chunks:
@@ -265,39 +153,12 @@ class Chunks:
         self._file.advise(offset[size > 0], size[size > 0])
 
 
-_pool: tuple[int, ThreadPoolExecutor] | None = None
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def spread(work: Callable[[Any], None], items: Sequence[Any], nbytes: int) -> None:
-    """work(item) for each item, by all cores if there is enough of it."""
-    global _pool
-    threads = min(cores(), len(items), nbytes >> 18)
-    if threads > 1:
-        if _pool is None or _pool[0] != os.getpid():  # threads do not survive a fork
-            _pool = (os.getpid(), ThreadPoolExecutor(cores(), "decode"))
-        others = [_pool[1].submit(_each, work, items[k::threads]) for k in range(1, threads)]
-        _each(work, items[0::threads])
-        for other in others:
-            other.result()
-    else:
-        _each(work, items)
-
-
-def _each(work: Callable[[Any], None], items: Sequence[Any]) -> None:
-    for item in items:
-        work(item)
-
-
 class ThroughH5py:
     """Whatever HDF5 can read, by h5py, tuned: held handles, no sieve, consecutive rows together."""
 
     def __init__(self, path: str, name: str, member: str | None = None, swmr: bool = False) -> None:
         self.path, self.name, self.member, self.swmr = path, name, member, swmr
-        self._handle: tuple[int, Any, Any] | None = None
+        self._handles: dict[int, tuple[Any, Any]] = {}  # process -> file, dataset
 
     def __getstate__(self) -> Any:
         return self.path, self.name, self.member, self.swmr
@@ -306,17 +167,19 @@ class ThroughH5py:
         self.__init__(*state)  # type: ignore[misc]
 
     def _dataset(self) -> Any:
-        if self._handle is None or self._handle[0] != os.getpid():
+        if os.getpid() not in self._handles:
             file = open_file(self.path, self.swmr)
             access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
             dset = file[self.name]
+            filters.load_plugins(dset)
             if dset.chunks and (dset.chunks[0] == 1 or not dset.id.get_create_plist().get_nfilters()):
                 access.set_chunk_cache(521, 0, 0.75)  # doubles random reads where no chunk is worth keeping
                 dset = h5py.Dataset(h5py.h5d.open(file.id, self.name.encode(), access))
-            self._handle = (os.getpid(), file, dset)
+            self._handles.setdefault(os.getpid(), (file, dset))  # atomic: of two threads here, one's stays
+        dset = self._handles[os.getpid()][1]
         if self.swmr:
-            self._handle[2].refresh()
-        return self._handle[2]
+            dset.refresh()
+        return dset
 
     def _values(self) -> Any:
         dset = self._dataset()

@@ -1,0 +1,98 @@
+"""Shuffled epochs of compressed chunks, warm: H5Dataset.gather against PyTorch's DataLoader with f['x'][i].
+
+    python benchmarks/read_chunks.py [folder]
+
+One 150 KB sample to a chunk, in random order; and 64 samples of 3 KB to a chunk, in windows of 256 chunks.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import hdf5plugin
+import numpy as np
+import torch
+from read_common import images, interleaved, naive_loader, report
+
+from lab.data.h5 import H5Dataset
+
+BATCH = 64
+CODECS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "gzip": {"compression": "gzip", "compression_opts": 4},
+    "shuffle+gzip+fletcher32": {"compression": "gzip", "compression_opts": 4, "shuffle": True, "fletcher32": True},
+    "lz4": dict(hdf5plugin.LZ4()),
+    "zstd": dict(hdf5plugin.Zstd()),
+    "blosc lz4": dict(hdf5plugin.Blosc(cname="lz4")),
+    "blosc zstd": dict(hdf5plugin.Blosc(cname="zstd")),
+}
+
+
+def gathered(path: Path, order: Callable[[int], np.ndarray], limit: int | None = None) -> Callable[[], int]:
+    data = H5Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all", cache_mb=256)
+    shape, dtype = data.spec["x"]
+    out = {"x": torch.empty((BATCH, *shape), dtype=dtype)}
+
+    def epoch() -> int:
+        rows = order(len(data))[:limit]
+        for k in range(0, len(rows) - BATCH + 1, BATCH):
+            data.gather(rows[k : k + BATCH], out)
+        return len(rows) // BATCH * BATCH
+
+    epoch()
+    return epoch
+
+
+def windows(count: int, chunk_rows: int = 64, chunks: int = 256) -> np.ndarray:
+    """Chunks in random order; in windows of some of them, rows in random order."""
+    rng = np.random.default_rng()
+    rows = rng.permutation(count // chunk_rows)[:, None] * chunk_rows + np.arange(chunk_rows)
+    return np.concatenate([rng.permutation(rows[k : k + chunks].reshape(-1)) for k in range(0, len(rows), chunks)])
+
+
+def main(folder: Path) -> None:
+    large = list(images(1024))
+    for codec, options in CODECS.items():
+        path = folder / f"{codec}.h5"  # a new one for each: workers of the last may still hold it locked
+        with h5py.File(path, "w") as file:
+            dset = file.create_dataset("x", (len(large), 3, 224, 224), "u1", chunks=(1, 3, 224, 224), **options)
+            for k, image in enumerate(large):
+                dset[k] = image
+        ways = {
+            "DataLoader, 2 workers, f['x'][i]": naive_loader(str(path), "x", BATCH, 2),
+            "H5Dataset.gather": gathered(path, np.random.permutation),
+        }
+        rates = interleaved(ways, 5)
+        size = path.stat().st_size / len(large) / 1000
+        report(f"150 KB, {codec} ({size:.0f} KB stored)", rates, next(iter(ways)), "samples")
+    small = np.stack(list(images(32768, size=32)))
+    for codec in ("none", "gzip", "zstd"):
+        path = folder / f"small {codec}.h5"
+        with h5py.File(path, "w") as file:
+            file.create_dataset("x", data=small, chunks=(64, 3, 32, 32), **CODECS[codec])
+        ways = {
+            "H5Dataset.gather, truly random, no cache": gathered_random(path),
+            "H5Dataset.gather, windows of 256 chunks": gathered(path, windows),
+        }
+        report(f"3 KB, 64 to a chunk, {codec}", interleaved(ways, 5), next(iter(ways)), "samples")
+
+
+def gathered_random(path: Path) -> Callable[[], int]:
+    data = H5Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all", cache_mb=0)
+
+    def some() -> int:
+        for rows in np.random.permutation(len(data))[: 16 * BATCH].reshape(-1, BATCH):
+            data.gather(rows)
+        return 16 * BATCH
+
+    return some
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as name:
+        main(Path(name))

@@ -1,0 +1,70 @@
+"""Batches of random rows of a contiguous dataset, warm: H5Dataset.gather against its limit, and against h5py.
+
+python benchmarks/read_gather.py [folder]
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+from read_common import interleaved, naive_loader, report
+
+from lab.data.h5 import H5Dataset
+
+BATCH = 256
+
+
+def compare(folder: Path, title: str, shape: tuple[int, ...], count: int, rounds: int = 7) -> None:
+    path = folder / "gather.h5"
+    with h5py.File(path, "w") as file:
+        dset = file.create_dataset("x", (count, *shape), "u1")
+        for k in range(0, count, 1000):
+            block = dset[k : k + 1000].shape
+            dset[k : k + 1000] = np.random.default_rng(k).integers(0, 256, block, dtype=np.uint8)
+        offset = dset.id.get_offset()
+    data = H5Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all")
+    out = {"x": torch.empty((BATCH, *shape), dtype=torch.uint8)}
+    row = int(np.prod(shape))
+    with open(path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    rows = torch.frombuffer(mapped, dtype=torch.uint8, offset=offset, count=count * row).view(count, *shape)
+    held = h5py.File(path)["x"]
+
+    def epoch(read: Callable[[np.ndarray], object]) -> Callable[[], int]:
+        def run() -> int:
+            order = np.random.permutation(count)[: count // BATCH * BATCH].reshape(-1, BATCH)
+            for part in order:
+                read(part)
+            return order.size
+
+        run()
+        return run
+
+    rates = interleaved(
+        {
+            "limit: index_select(mapping, out=), 1 thread": epoch(
+                lambda r: torch.index_select(rows, 0, torch.from_numpy(r), out=out["x"])
+            ),
+            "H5Dataset.gather(rows, out), 1 thread": epoch(lambda r: data.gather(r, out)),
+            "H5Dataset.gather(rows)": epoch(data.gather),
+            "h5py used well: held, sorted batches": epoch(lambda r: torch.from_numpy(held[np.sort(r)])),
+            "DataLoader, 2 workers, f['x'][i]": naive_loader(str(path), "x", BATCH, 2),
+        },
+        rounds,
+    )
+    report(title, rates, "limit: index_select(mapping, out=), 1 thread", "samples")
+    path.unlink()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as folder:
+        compare(Path(folder), "3 x 224 x 224 uint8 (150 KB)", (3, 224, 224), 4096)
+        compare(Path(folder), "3 x 32 x 32 uint8 (3 KB)", (3, 32, 32), 65536)

@@ -1,0 +1,153 @@
+"""What the raw ways stand on: a file read by offset, a cache of decoded chunks, work spread over the cores."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from lab.errors import ConfigError
+
+
+class RawFile:
+    """A file read by offset, and mapped. `end`: bytes it must have; checked before each use, since reading a mapping
+    past the end of a file kills the process."""
+
+    def __init__(self, path: str, end: int) -> None:
+        self.path, self.end = path, end
+        self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        weakref.finalize(self, os.close, self.fd)
+        stat = os.fstat(self.fd)
+        self.identity = (stat.st_dev, stat.st_ino)
+        self.check()
+
+    def __getstate__(self) -> Any:
+        return self.path, self.end, self.identity
+
+    def __setstate__(self, state: Any) -> None:
+        path, end, identity = state
+        self.__init__(path, end)  # type: ignore[misc]
+        if self.identity != identity:
+            raise ConfigError(f"{path} was replaced by another file while this run had it open; start the run again")
+
+    def check(self) -> None:
+        size = os.fstat(self.fd).st_size
+        if size < self.end:
+            raise ConfigError(
+                f"{self.path} has {size} bytes, its datasets need {self.end}: it was cut short; write it again"
+            )
+
+    def map(self) -> np.ndarray:
+        """All bytes, read-only."""
+        return np.frombuffer(mmap.mmap(self.fd, self.end, access=mmap.ACCESS_READ), dtype=np.uint8)
+
+    def read(self, size: int, offset: int) -> bytes:
+        parts, left = [], size
+        while left:
+            part = os.pread(self.fd, left, offset + size - left)
+            if not part:
+                raise ConfigError(f"{self.path} ends within a chunk at byte {offset}: it was cut short; write it again")
+            parts.append(part)
+            left -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def advise(self, offset: np.ndarray, size: np.ndarray) -> None:
+        """Ask the kernel to read these extents, unless a few of them show that they are in memory."""
+        if not hasattr(os, "posix_fadvise") or len(offset) == 0:
+            return
+        probe = slice(None, None, max(1, len(offset) // 8))
+        if all(map(self._resident, offset[probe].tolist(), size[probe].tolist())):
+            return
+        order = np.argsort(offset)
+        begin, end = offset[order], (offset + size)[order]
+        gap = np.flatnonzero(begin[1:] > end[:-1] + 65536) + 1  # nearer ones are cheaper together
+        firsts, lasts = np.append(0, gap), np.append(gap, len(begin)) - 1
+        for a, b in zip(begin[firsts].tolist(), np.maximum.accumulate(end)[lasts].tolist(), strict=True):
+            os.posix_fadvise(self.fd, a, b - a, os.POSIX_FADV_WILLNEED)
+
+    def _resident(self, offset: int, size: int) -> bool:
+        try:
+            return os.preadv(self.fd, [bytearray(1)], offset + size // 2, os.RWF_NOWAIT) == 1
+        except (AttributeError, BlockingIOError):
+            return False
+        except OSError:  # the file system cannot tell
+            return False
+
+
+class ChunkCache:
+    """Decoded chunks, the least recently used dropped first; each is decoded once even if several threads want it."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._reset()
+
+    def __getstate__(self) -> Any:
+        return self.max_bytes
+
+    def __setstate__(self, state: Any) -> None:
+        self.max_bytes = state
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock, self._pid = threading.Lock(), os.getpid()
+        self._chunks: OrderedDict[Any, tuple[Future[np.ndarray], int]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: Any, size: int, decode: Callable[[], np.ndarray]) -> np.ndarray:
+        if self._pid != os.getpid():
+            self._reset()  # forked: the lock may be held by a thread that does not exist here
+        if size > self.max_bytes:
+            return decode()
+        with self._lock:
+            found = self._chunks.get(key)
+            if found is None:
+                future: Future[np.ndarray] = Future()
+                self._chunks[key] = (future, size)
+                self._bytes += size
+                while self._bytes > self.max_bytes:
+                    self._bytes -= self._chunks.popitem(last=False)[1][1]
+            else:
+                self._chunks.move_to_end(key)
+                future = found[0]
+        if found is None:
+            try:
+                future.set_result(decode())
+            except BaseException as error:
+                future.set_exception(error)
+                with self._lock:
+                    self._bytes -= self._chunks.pop(key, (None, 0))[1]
+        return future.result()
+
+
+_pool: tuple[int, ThreadPoolExecutor] | None = None
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def spread(work: Callable[[Any], None], items: Sequence[Any], nbytes: int) -> None:
+    """work(item) for each item, by all cores if there is enough of it."""
+    global _pool
+    threads = min(cores(), len(items), nbytes >> 18)
+    if threads > 1:
+        if _pool is None or _pool[0] != os.getpid():  # threads do not survive a fork
+            _pool = (os.getpid(), ThreadPoolExecutor(cores(), "decode"))
+        others = [_pool[1].submit(_each, work, items[k::threads]) for k in range(1, threads)]
+        _each(work, items[0::threads])
+        for other in others:
+            other.result()
+    else:
+        _each(work, items)
+
+
+def _each(work: Callable[[Any], None], items: Sequence[Any]) -> None:
+    for item in items:
+        work(item)
