@@ -1,4 +1,4 @@
-"""PyTorch's DataLoader with persistent workers, for datasets with a `collate` of their own: samples whose shapes vary."""
+"""PyTorch's DataLoader with persistent workers, for datasets with their own `collate`: samples whose shapes vary."""
 
 from __future__ import annotations
 
