@@ -9,7 +9,8 @@ A dataset is one of two kinds:
 
     threads    lab.data.ring       threads gather into reused (pinned) buffers, copied to the GPU beside the step
     device     lab.data.resident   the whole set lies on the device
-    workers    lab.data.workers    processes run __getitem__ and write into shared slots
+    workers    lab.data.workers    processes run __getitem__ and write into shared slots;
+               lab.data.torch_loader: PyTorch's DataLoader, where the dataset has its own `collate`
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ import torch
 from torch import Tensor
 
 from lab.data import choose
+from lab.data.open_workers import open_workers
 from lab.data.order import Plan
 from lab.data.resident import Resident
 from lab.data.ring import CAN_REUSE, Batch, Ring
-from lab.data.workers import open_workers
 from lab.errors import ConfigError
 
 # transform(batch, numbers): whole batches on the device; numbers (B,) are global sample numbers, which seed randomness
@@ -82,7 +83,9 @@ class Loader:
             self.why += f"; {measured}" + ("" if CAN_REUSE else "; this torch cannot reuse buffers")
             self._source = Ring(dataset, device, count)
         else:
-            self._source, measured = open_workers(dataset, plan, device, num_workers, seed, start_method)
+            self._source, measured = open_workers(
+                dataset, plan, device, num_workers, seed, start_method, choose.cores()
+            )
             self.why += f"; {measured}"
         if getattr(plan, "note", ""):
             self.why += f"; {plan.note}"  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ _BLOCK = 16384  # samples whose rows are computed in one go: numpy's cost per ca
 
 
 class Order(Protocol):
-    """May also have `note(batch_size) -> str` and `window_of(number) -> int`: a window's samples are best read together."""
+    """May also have `note(batch_size) -> str` and `window_of(number) -> int`: windows are best read whole."""
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
         """numbers: (B,) int64 global sample numbers -> (B,) int64 dataset rows."""
@@ -82,6 +82,7 @@ class TrainPlan:
         assert 0 <= rank < num_ranks
         self._order, self._global_batch_size, self._share = order, global_batch_size, share
         self._begins = [0, *np.cumsum(micro_sizes).tolist()]
+        self.max_rows = max(micro_sizes)
         self._first = start + rank * share
         self._steps = -(-_BLOCK // share)  # steps in a block
         self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}

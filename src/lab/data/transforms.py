@@ -1,35 +1,249 @@
 """Transforms of whole batches on the device. Randomness is a pure function of (seed, global sample number).
 
 A transform is `(batch, numbers) -> batch`; numbers: (B,) int64 global sample numbers, on the batch's device. Those
-with `random = True` are left out in evaluation.
+with `random = True` are left out in evaluation. `field` is one field or a list: the fields of a list (an image and its
+mask) are treated alike. Two transforms of one class and seed draw the same numbers: give one of them another `seed`
+to make them independent. Images are (B, C, H, W).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from lab.data.counter import Draws
+from lab.errors import ConfigError
+
 Batch = dict[str, Tensor]
+Transform = Callable[[Batch, Tensor], Batch]
 
 
-class ToFloat:
+def compose(transforms: Iterable[Transform], training: bool) -> Transform | None:
+    """One transform after another; in evaluation without the random ones; None if nothing is left to do."""
+    chosen = [t for t in transforms if training or not getattr(t, "random", False)]
+
+    def apply(batch: Batch, numbers: Tensor) -> Batch:
+        for transform in chosen:
+            batch = transform(batch, numbers)
+        return batch
+
+    return apply if chosen else None
+
+
+class _PerField:
+    """`prepare` draws once per batch; `apply` treats each field with what was drawn."""
+
+    def __init__(self, field: str | Sequence[str]) -> None:
+        self.fields = [field] if isinstance(field, str) else list(field)
+
+    def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
+        missing = [field for field in self.fields if field not in batch]
+        if missing:
+            raise ConfigError(
+                f"data.transforms: {type(self).__name__}.field={missing[0]!r}; the batch has {sorted(batch)}"
+            )
+        drawn = self.prepare(batch[self.fields[0]], numbers)
+        return {**batch, **{field: self.apply(batch[field], drawn) for field in self.fields}}
+
+    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+        return numbers
+
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class ToFloat(_PerField):
     """Integers are divided by the largest value of their type (uint8: 255), floats are cast: the field as float32."""
 
     random = False
 
-    def __init__(self, field: str) -> None:
-        self.field = field
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        if x.is_floating_point() or x.dtype == torch.bool:
+            return x.float()
+        return x.float() / torch.iinfo(x.dtype).max
+
+
+class Normalize(_PerField):
+    """(x - mean) / std per channel; mean, std: one number per channel of (B, C, ...), or one for all."""
+
+    random = False
+
+    def __init__(self, field: str | Sequence[str], mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__(field)
+        if len(mean) != len(std) or min(std) <= 0:
+            raise ConfigError(
+                f"data.transforms: Normalize needs as many std > 0 as mean, got mean={list(mean)} std={list(std)}"
+            )
+        self._mean, self._std = torch.tensor(list(mean)), torch.tensor(list(std))
+
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            raise ConfigError(f"data.transforms: Normalize got {x.dtype}; put ToFloat before it")
+        channels = len(self._mean)
+        if channels not in (1, x.shape[1]):
+            raise ConfigError(f"data.transforms: Normalize has {channels} means for {x.shape[1]} channels")
+        if self._mean.device != x.device:
+            self._mean, self._std = self._mean.to(x.device), self._std.to(x.device)
+        shape = (channels, *[1] * (x.ndim - 2))
+        return (x - self._mean.view(shape)) / self._std.view(shape)
+
+
+class RandomFlip(_PerField):
+    """Half of the samples mirrored along `dim` (-1: left and right)."""
+
+    random = True
+
+    def __init__(self, field: str | Sequence[str], dim: int, seed: int) -> None:
+        super().__init__(field)
+        self._dim, self._draws = dim, Draws(seed, f"RandomFlip{dim}")
+
+    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+        return self._draws.below(numbers, (2,))[:, 0].bool()
+
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        return torch.where(drawn.view(-1, *[1] * (x.ndim - 1)), x.flip(self._dim), x)
+
+
+class RandomCrop(_PerField):
+    """A window of `size` (H, W) at a random place of the image, which gets `padding` zeros on each side before."""
+
+    random = True
+
+    def __init__(self, field: str | Sequence[str], size: Sequence[int], padding: int, seed: int) -> None:
+        super().__init__(field)
+        self._height, self._width = size
+        self._padding, self._draws = padding, Draws(seed, "RandomCrop")
+
+    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+        places = tuple(
+            n + 2 * self._padding - m + 1 for n, m in zip(x.shape[-2:], (self._height, self._width), strict=True)
+        )
+        if min(places) < 1:
+            raise ConfigError(
+                f"data.transforms: RandomCrop.size={[self._height, self._width]} is larger than the image "
+                f"{list(x.shape[-2:])} with padding={self._padding}"
+            )
+        return self._draws.below(numbers, places)
+
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        padded = torch.nn.functional.pad(x, [self._padding] * 4)
+        windows = padded.unfold(2, self._height, 1).unfold(3, self._width, 1)  # a view: every window of every sample
+        return windows[torch.arange(len(x), device=x.device), :, drawn[:, 0], drawn[:, 1]]
+
+
+class _Rectangle(_PerField):
+    """Fills a rectangle of each image; drawn: (B, 4) int64 top, left, bottom, right."""
+
+    random = True
+    _value = 0.0
+
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        top, left, bottom, right = drawn.view(-1, 4, 1).unbind(1)
+        y, across = (torch.arange(n, device=x.device) for n in x.shape[-2:])
+        inside = ((y >= top) & (y < bottom))[:, None, :, None] & ((across >= left) & (across < right))[:, None, None, :]
+        return x.masked_fill(inside, self._value)
+
+
+class Cutout(_Rectangle):
+    """A square of `size` pixels around a random pixel set to `value`; at the border less of it is inside."""
+
+    def __init__(self, field: str | Sequence[str], size: int, value: float, seed: int) -> None:
+        super().__init__(field)
+        self._size, self._value, self._draws = size, value, Draws(seed, "Cutout")
+
+    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+        begin = self._draws.below(numbers, (x.shape[-2], x.shape[-1])) - self._size // 2
+        return torch.cat([begin, begin + self._size], 1)
+
+
+class RandomErase(_Rectangle):
+    """With `probability`, a rectangle of a random share of the area and a random height / width set to `value`."""
+
+    def __init__(
+        self,
+        field: str | Sequence[str],
+        probability: float,
+        area: Sequence[float],
+        ratio: Sequence[float],
+        value: float,
+        seed: int,
+    ) -> None:
+        super().__init__(field)
+        if not (0 <= probability <= 1 and 0 < area[0] <= area[1] <= 1 and 0 < ratio[0] <= ratio[1]):
+            raise ConfigError(
+                f"data.transforms: RandomErase needs probability in [0, 1], area [low, high] in (0, 1], ratio [low, high]; "
+                f"got probability={probability}, area={list(area)}, ratio={list(ratio)}"
+            )
+        self._probability, self._area, self._ratio = probability, list(area), [math.log(r) for r in ratio]
+        self._value, self._draws = value, Draws(seed, "RandomErase")
+
+    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        erased, area, ratio, y, left = self._draws.uniform(numbers, 5).unbind(1)
+        area = (self._area[0] + area * (self._area[1] - self._area[0])) * (height * width)
+        ratio = torch.exp(self._ratio[0] + ratio * (self._ratio[1] - self._ratio[0]))
+        rows = (area * ratio).sqrt().round().clamp(1, height)
+        columns = (area / ratio).sqrt().round().clamp(1, width)
+        top, left = (y * (height - rows + 1)).floor(), (left * (width - columns + 1)).floor()
+        rows = rows * (erased < self._probability)
+        return torch.stack([top, left, top + rows, left + columns], 1).long()
+
+
+class Mixup:
+    """Neighbours in the stream are mixed: sample 2i with 2i + 1, both with one share drawn from Beta(alpha, alpha).
+
+    The pair does not depend on how the global batch is split, as long as every micro-batch has an even size, which is
+    checked; partners are random because the order is. `target` (B,) class numbers becomes (B, num_classes) float32
+    shares, which cross-entropy accepts. Metrics that compare with class numbers cannot be taken from such batches.
+    """
+
+    random = True
+
+    def __init__(self, field: str, target: str, num_classes: int, alpha: float, seed: int) -> None:
+        if alpha <= 0:
+            raise ConfigError(
+                f"data.transforms: Mixup.alpha={alpha} must be above 0; leave the transform out for no mixing"
+            )
+        self._field, self._target, self._num_classes = field, target, num_classes
+        self._quantiles, self._draws = _beta_quantiles(alpha), Draws(seed, "Mixup")
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
-        x = batch[self.field]
-        scaled = x.float() if x.is_floating_point() else x.float() / torch.iinfo(x.dtype).max
-        return {**batch, self.field: scaled}
+        x, y = batch[self._field], batch[self._target]
+        if len(x) % 2:
+            raise ConfigError(
+                f"data.transforms: Mixup pairs neighbours and got a micro-batch of {len(x)} samples; make "
+                "trainer.global_batch_size divisible by twice the number of micro-batches and processes"
+            )
+        if self._quantiles.device != x.device:
+            self._quantiles = self._quantiles.to(x.device)
+        share = self._shares(numbers >> 1)
+        partner = torch.arange(len(x), device=x.device) ^ 1
+        targets = torch.nn.functional.one_hot(y, self._num_classes).float()
+        return {**batch, self._field: _mix(x, partner, share), self._target: _mix(targets, partner, share)}
+
+    def _shares(self, pairs: Tensor) -> Tensor:
+        """(B,) float32 from Beta(alpha, alpha), by its quantile function."""
+        at = self._draws.uniform(pairs, 1)[:, 0] * (len(self._quantiles) - 1)
+        low = at.long()
+        return torch.lerp(self._quantiles[low], self._quantiles[low + 1], at - low)
 
 
-def compose(transforms: list) -> object:
-    def apply(batch: Batch, numbers: Tensor) -> Batch:
-        for transform in transforms:
-            batch = transform(batch, numbers)
-        return batch
+def _mix(x: Tensor, partner: Tensor, share: Tensor) -> Tensor:
+    share = share.view(-1, *[1] * (x.ndim - 1)).to(x.dtype)
+    return x * share + x[partner] * (1 - share)
 
-    return apply
+
+def _beta_quantiles(alpha: float) -> Tensor:
+    """(4097,) float32: quantiles of Beta(alpha, alpha) at equal steps of probability.
+
+    In t = x ** alpha the density x ** (alpha - 1) * (1 - x) ** (alpha - 1) loses its pole at 0; the upper half is its mirror.
+    """
+    t = np.linspace(0, 0.5**alpha, 65537)
+    density = (1 - t ** (1 / alpha)) ** (alpha - 1)
+    mass = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
+    lower = np.interp(np.linspace(0, 1, 2049), mass / mass[-1], t) ** (1 / alpha)
+    return torch.from_numpy(np.concatenate([lower, 1 - lower[-2::-1]])).float()

@@ -1,0 +1,63 @@
+"""Random numbers on the batch's device as a pure function of (seed, stream, sample number, draw): no state.
+
+The same numbers on any device, for any number of ranks, workers and micro-batches. Splitmix's finaliser over a counter,
+in int64 arithmetic that wraps around.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+from torch import Tensor
+
+_BITS = 24  # of each draw: exact as a float32 in [0, 1)
+
+
+def _signed(value: int) -> int:
+    """A 64-bit pattern as torch's int64."""
+    value &= 0xFFFFFFFFFFFFFFFF
+    return value - (1 << 64) if value >> 63 else value
+
+
+_GOLDEN, _MIX1, _MIX2 = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)  # torch's >> keeps the sign
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _MIX1
+    x = (x ^ _shift(x, 27)) * _MIX2
+    return x ^ _shift(x, 31)
+
+
+class Draws:
+    """stream: a name; draws under different names have nothing in common."""
+
+    def __init__(self, seed: int, stream: str) -> None:
+        key = (seed * 0x9E3779B97F4A7C15 + zlib.crc32(stream.encode()) * 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
+        for multiplier in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
+            key = ((key ^ (key >> 29)) * multiplier) & 0xFFFFFFFFFFFFFFFF
+        self._key = _signed(key ^ (key >> 32))
+
+    def _bits(self, numbers: Tensor, count: int) -> Tensor:
+        """numbers: (B,) int64 -> (B, count) int64 of _BITS random bits."""
+        state = _mix(numbers * _GOLDEN + self._key)
+        draw = torch.arange(1, count + 1, device=numbers.device) * _GOLDEN
+        return _shift(_mix(state[:, None] + draw), 64 - _BITS)
+
+    def uniform(self, numbers: Tensor, count: int) -> Tensor:
+        """numbers: (B,) int64 -> (B, count) float32 in [0, 1)."""
+        return self._bits(numbers, count).float() * 2.0**-_BITS
+
+    def below(self, numbers: Tensor, limits: tuple[int, ...]) -> Tensor:
+        """numbers: (B,) int64 -> (B, len(limits)) int64, each in [0, its limit)."""
+        return torch.stack(
+            [
+                bits * limit >> _BITS
+                for bits, limit in zip(self._bits(numbers, len(limits)).unbind(1), limits, strict=True)
+            ],
+            1,
+        )

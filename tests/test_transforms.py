@@ -1,0 +1,208 @@
+"""Transforms: what they compute, and that randomness depends on (seed, sample number) and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lab.data.counter import Draws
+from lab.data.transforms import Cutout, Mixup, Normalize, RandomCrop, RandomErase, RandomFlip, ToFloat, compose
+from lab.errors import ConfigError
+
+RANDOM: dict[str, Callable[[int], object]] = {
+    "flip": lambda seed: RandomFlip("x", -1, seed),
+    "crop": lambda seed: RandomCrop("x", [8, 6], 2, seed),
+    "cutout": lambda seed: Cutout("x", 3, 0.5, seed),
+    "erase": lambda seed: RandomErase("x", 0.5, [0.1, 0.4], [0.3, 3.3], 0.0, seed),
+    "mixup": lambda seed: Mixup("x", "y", 10, 0.4, seed),
+}
+
+
+def batch_of(numbers: Tensor) -> dict[str, Tensor]:
+    """Images that depend on the number only, without zeros."""
+    base = torch.arange(1, 3 * 9 * 7 + 1, dtype=torch.float32).view(3, 9, 7)
+    return {"x": base + 200 * (numbers % 50).view(-1, 1, 1, 1), "y": numbers % 10}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_bitwise_the_same_for_any_split(name: str) -> None:
+    numbers = torch.arange(1000, 1096)
+    whole = RANDOM[name](3)(batch_of(numbers), numbers)
+    for sizes in ([48, 48], [2, 90, 4], [24] * 4):
+        parts = [RANDOM[name](3)(batch_of(part), part) for part in numbers.split(sizes)]
+        for field in whole:
+            assert torch.equal(torch.cat([part[field] for part in parts]), whole[field])
+    again, other = RANDOM[name](3)(batch_of(numbers), numbers), RANDOM[name](4)(batch_of(numbers), numbers)
+    assert torch.equal(again["x"], whole["x"])
+    assert not torch.equal(other["x"], whole["x"])
+    state = torch.get_rng_state()
+    RANDOM[name](3)(batch_of(numbers), numbers)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(batch_of(numbers)["x"], batch_of(numbers)["x"])
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_the_input_is_not_written_to(name: str) -> None:
+    numbers = torch.arange(32)
+    batch = batch_of(numbers)
+    RANDOM[name](0)(batch, numbers)
+    assert torch.equal(batch["x"], batch_of(numbers)["x"])
+    assert torch.equal(batch["y"], batch_of(numbers)["y"])
+
+
+@pytest.mark.parametrize("name", sorted(set(RANDOM) - {"mixup"}))
+def test_fields_of_a_list_are_treated_alike(name: str) -> None:
+    numbers = torch.arange(40)
+    batch = batch_of(numbers)
+    transform = RANDOM[name](1)
+    transform.fields = ["x", "mask"]
+    out = transform({**batch, "mask": (batch["x"] * 10).long()}, numbers)
+    kept = out["x"] != 0.5 if name == "cutout" else torch.ones_like(out["x"]).bool()
+    assert torch.equal((out["x"] * 10).long()[kept], out["mask"][kept])
+
+
+def test_flip() -> None:
+    numbers = torch.arange(4000)
+    x = batch_of(numbers)["x"]
+    out = RandomFlip("x", -1, 0)({"x": x}, numbers)["x"]
+    flipped = (out == x.flip(-1)).flatten(1).all(1)
+    assert torch.equal(out[~flipped], x[~flipped])
+    assert 1850 < flipped.sum() < 2150
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_crop_takes_every_place_equally_often(dtype: torch.dtype) -> None:
+    numbers = torch.arange(6000)
+    image = torch.arange(1, 64).view(1, 1, 9, 7).to(dtype)
+    out = RandomCrop("x", [9, 5], 1, 0)({"x": image.expand(6000, 2, 9, 7)}, numbers)["x"]
+    assert out.shape == (6000, 2, 9, 5)
+    assert out.dtype == dtype
+    padded = torch.nn.functional.pad(image[0, 0], [1] * 4)
+    places = {padded[i : i + 9, j : j + 5].numpy().tobytes(): 0 for i in range(3) for j in range(5)}
+    for sample in out:
+        assert torch.equal(sample[0], sample[1])
+        places[sample[0].numpy().tobytes()] += 1
+    assert len(places) == 15
+    assert all(300 < count < 500 for count in places.values())
+    with pytest.raises(
+        ConfigError, match=r"RandomCrop\.size=\[20, 5\] is larger than the image \[9, 7\] with padding=1"
+    ):
+        RandomCrop("x", [20, 5], 1, 0)({"x": image}, numbers[:1])
+
+
+def test_cutout_is_a_square_cut_at_the_border() -> None:
+    numbers = torch.arange(3000)
+    out = Cutout("x", 3, -1.0, 0)({"x": torch.zeros(3000, 2, 9, 7)}, numbers)["x"]
+    gone = (out == -1).sum((2, 3))
+    assert torch.equal(gone[:, 0], gone[:, 1])
+    assert set(gone[:, 0].tolist()) == {4, 6, 9}
+    hit = (out[:, 0] == -1).float().mean(0)
+    assert hit[1:-1, 1:-1].std() < 0.02  # inner pixels equally often
+
+
+def test_erase_keeps_to_its_share_of_area() -> None:
+    numbers = torch.arange(4000)
+    out = RandomErase("x", 0.25, [0.1, 0.2], [0.5, 2.0], 7.0, 0)({"x": torch.zeros(4000, 1, 32, 32)}, numbers)["x"]
+    share = (out == 7).float().mean((1, 2, 3))
+    erased = share[share > 0]
+    assert 900 < len(erased) < 1100
+    assert erased.min() > 0.08
+    assert erased.max() < 0.22
+    rows, columns = (out == 7).any(3).sum(2)[share > 0].float(), (out == 7).any(2).sum(2)[share > 0].float()
+    assert torch.equal(rows * columns, erased[:, None] * 1024)  # rectangles
+    assert (rows / columns).log().mean().abs() < 0.05
+    with pytest.raises(ConfigError, match="RandomErase needs"):
+        RandomErase("x", 2.0, [0.1, 0.2], [0.5, 2.0], 0.0, 0)
+
+
+def test_mixup_mixes_neighbours_with_one_share() -> None:
+    numbers = torch.arange(500, 564)
+    batch = batch_of(numbers)
+    out = Mixup("x", "y", 10, 0.4, 0)(batch, numbers)
+    assert torch.allclose(out["y"].sum(1), torch.ones(64))
+    for i in range(0, 64, 2):
+        share = out["y"][i, batch["y"][i]]
+        for a, b in ((i, i + 1), (i + 1, i)):
+            assert torch.allclose(out["x"][a], share * batch["x"][a] + (1 - share) * batch["x"][b])
+            assert torch.allclose(out["y"][a, batch["y"][b]], 1 - share, atol=1e-6)
+    assert len(set(out["y"][::2].max(1).values.tolist())) > 28
+    torch.nn.functional.cross_entropy(torch.randn(64, 10), out["y"])
+    with pytest.raises(ConfigError, match="micro-batch of 3 samples"):
+        Mixup("x", "y", 10, 0.4, 0)(batch_of(numbers[:3]), numbers[:3])
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.4, 1.0, 2.0, 8.0])
+def test_mixup_shares_follow_their_distribution(alpha: float) -> None:
+    pairs = torch.arange(200_000)
+    shares = Mixup("x", "y", 10, alpha, 0)._shares(pairs).numpy()
+    assert abs(shares.mean() - 0.5) < 0.005
+    assert abs(shares.var() * 4 * (2 * alpha + 1) - 1) < 0.02
+    reference = np.sort(np.random.default_rng(0).beta(alpha, alpha, 200_000))
+    assert np.abs(np.sort(shares) - reference)[200:-200].max() < 0.02  # the outermost 1/4096 is coarser
+
+
+def test_to_float_and_normalize() -> None:
+    numbers = torch.arange(2)
+    x = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 3, 1, 1).expand(2, 3, 4, 4)
+    out = ToFloat("x")({"x": x}, numbers)
+    assert out["x"][0, :, 0, 0].tolist() == pytest.approx([0, 0.2, 1])
+    out = Normalize("x", [0.0, 0.2, 0.5], [1.0, 1.0, 0.25])(out, numbers)
+    assert out["x"][1, :, 2, 2].tolist() == pytest.approx([0, 0, 2])
+    assert ToFloat("x")({"x": torch.tensor([True])}, numbers)["x"].tolist() == [1.0]
+    for wrong in (
+        lambda: Normalize("x", [0.0], [0.0]),
+        lambda: Normalize("x", [0.0, 0.0], [1.0, 1.0])({"x": out["x"]}, numbers),
+    ):
+        with pytest.raises(ConfigError, match="Normalize"):
+            wrong()
+    with pytest.raises(ConfigError, match="put ToFloat before it"):
+        Normalize("x", [0.0], [1.0])({"x": x}, numbers)
+    with pytest.raises(ConfigError, match=r"ToFloat.field='z'; the batch has \['x'\]"):
+        ToFloat("z")({"x": x}, numbers)
+
+
+def test_compose_leaves_randomness_out_of_evaluation() -> None:
+    numbers = torch.arange(64)
+    transforms = [ToFloat("x"), RandomFlip("x", -1, 0)]
+    x = torch.arange(64 * 12, dtype=torch.int16).view(64, 1, 3, 4)
+    evaluated = compose(transforms, training=False)({"x": x}, numbers)["x"]
+    assert torch.equal(evaluated, x.float() / 32767)
+    assert not torch.equal(compose(transforms, training=True)({"x": x}, numbers)["x"], evaluated)
+    assert compose([RandomFlip("x", -1, 0)], training=False) is None
+
+
+def test_draws_are_uniform_and_independent() -> None:
+    numbers = torch.arange(1 << 40, (1 << 40) + 100_000)
+    draws = Draws(0, "a").uniform(numbers, 4)
+    assert draws.min() >= 0
+    assert draws.max() < 1
+    assert (draws.mean(0) - 0.5).abs().max() < 0.005
+    others = [
+        Draws(0, "b").uniform(numbers, 2),
+        Draws(1, "a").uniform(numbers, 2),
+        Draws(0, "a").uniform(numbers + 1, 2),
+    ]
+    table = torch.cat([draws, *others], 1)
+    correlations = torch.corrcoef(table.T) - torch.eye(table.shape[1])
+    assert correlations.abs().max() < 0.02
+    assert torch.equal(Draws(0, "a").uniform(numbers, 2), draws[:, :2])
+    counts = torch.bincount(Draws(5, "c").below(numbers, (7,))[:, 0], minlength=7)
+    assert len(counts) == 7
+    assert (counts - 100_000 / 7).abs().max() < 600
+
+
+def test_cost_of_drawing_is_small() -> None:
+    numbers = torch.arange(256)
+    draws = Draws(0, "a")
+    draws.uniform(numbers, 4)
+    times = []
+    for _ in range(20):
+        began = time.perf_counter()
+        draws.uniform(numbers, 4)
+        times.append(time.perf_counter() - began)
+    assert min(times) < 1e-3  # a batch, not a sample

@@ -1,0 +1,326 @@
+"""Map-style datasets: the same numbers from any number of workers and any way of starting them; every end is clean."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lab.data.loader import Loader
+from lab.data.order import eval_plan, shuffled, train_plan
+from lab.data.samples import seed_sample
+from lab.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+class Noisy:
+    """Fields of every kind, drawn from all three generators."""
+
+    def __init__(self, size: int = 40, sleep: float = 0.0) -> None:
+        self.size, self.sleep = size, sleep
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        time.sleep(self.sleep)
+        return {
+            "torch": torch.rand(3, 2),
+            "numpy": np.random.rand(2).astype(np.float16),
+            "python": random.random(),
+            "row": i,
+            "flag": bool(i % 2),
+            "half": torch.full((2,), i, dtype=torch.bfloat16),
+            "scalar": np.int16(i),
+        }
+
+
+class Varying(Noisy):
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"x": torch.rand(i % 3 + 1), "row": i}
+
+    def collate(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
+        lengths = torch.tensor([len(sample["x"]) for sample in samples])
+        return {
+            "x": torch.cat([s["x"] for s in samples]),
+            "n": lengths,
+            "row": torch.tensor([s["row"] for s in samples]),
+        }
+
+
+class Misfit(Noisy):
+    def __init__(self, bad: Any) -> None:
+        super().__init__()
+        self.bad = bad
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return self.bad if i == 33 else {"x": torch.zeros(3), "y": i}
+
+
+class Failing(Noisy):
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        if i == 33:
+            raise OSError(f"sample {i} cannot be read")
+        return super().__getitem__(i)
+
+
+class Dying(Noisy):
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        if i == 33:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(i)
+
+
+class Unpicklable(Noisy):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = lambda: None
+
+
+class Blocks:
+    """A dataset that gathers whole batches, in workers because it holds the GIL."""
+
+    def __init__(self) -> None:
+        self.spec = {"row": ((2,), torch.int64)}
+
+    def __len__(self) -> int:
+        return 40
+
+    def gather(self, rows: np.ndarray, out: dict[str, Tensor]) -> dict[str, Tensor]:
+        out["row"][:] = torch.from_numpy(rows)[:, None]
+        return out
+
+
+def plan_of(size: int = 40, batch: int = 6, micro: list[int] | None = None):
+    return train_plan(shuffled(range(size), seed=1), batch, micro or [batch], 0, 1, 0)
+
+
+def take(dataset: Any, count: int, num_workers: int, plan: Any = None, **options: Any) -> list[dict[str, Tensor]]:
+    with Loader(dataset, plan or plan_of(), CPU, kind="workers", num_workers=num_workers, seed=7, **options) as loader:
+        return [{k: v.clone() for k, v in batch.items()} for _, batch in zip(range(count), loader, strict=False)]
+
+
+def same(a: list[dict[str, Tensor]], b: list[dict[str, Tensor]]) -> bool:
+    return len(a) == len(b) and all(
+        x.keys() == y.keys() and all(torch.equal(x[k], y[k]) and x[k].dtype == y[k].dtype for k in x)
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+@pytest.mark.parametrize("dataset", [Noisy(), Varying()], ids=["slots", "collate"])
+def test_numbers_depend_on_the_sample_only(dataset: Any) -> None:
+    reference = take(dataset, 20, 0)
+    seed_sample(7, 0)
+    first = torch.rand(3, 2) if not isinstance(dataset, Varying) else torch.rand(int(reference[0]["n"][0]))
+    assert torch.equal(
+        reference[0]["torch" if "torch" in reference[0] else "x"][: len(first)].reshape(-1)[: first.numel()],
+        first.reshape(-1),
+    )
+    for num_workers in (1, 3):
+        assert same(take(dataset, 20, num_workers), reference)
+    cut = take(dataset, 40, 2, plan_of(micro=[4, 2]))
+    assert torch.equal(torch.cat([b["row"] for b in cut]), torch.cat([b["row"] for b in reference]))
+    field = "torch" if "torch" in cut[0] else "x"
+    assert torch.equal(torch.cat([b[field] for b in cut]), torch.cat([b[field] for b in reference]))
+    assert len(torch.unique(torch.cat([b[field].reshape(-1) for b in reference]))) > 200  # and no two samples alike
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+def test_start_methods(start_method: str) -> None:
+    assert same(take(Noisy(), 8, 2, start_method=start_method), take(Noisy(), 8, 0))
+
+
+def test_batch_datasets_in_workers() -> None:
+    batches = take(Blocks(), 20, 2)
+    assert (
+        torch.cat([b["row"][:, 1] for b in batches]).tolist()
+        == np.concatenate([plan_of()(k)[1] for k in range(20)]).tolist()
+    )
+
+
+def test_making_samples_here_leaves_the_loops_random_numbers_alone() -> None:
+    for num_workers in (0, "auto"):
+        states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+        take(Noisy(), 3, num_workers)
+        assert random.getstate() == states[0]
+        assert np.random.get_state()[1].tolist() == states[1]
+        assert torch.equal(torch.get_rng_state(), states[2])
+
+
+@pytest.mark.parametrize("dataset", [Noisy(), Varying()], ids=["slots", "collate"])
+def test_evaluation_starts_anew_with_the_same_workers(dataset: Any) -> None:
+    with Loader(dataset, eval_plan(40, 7, 0, 1), CPU, kind="workers", num_workers=2, seed=0) as loader:
+        pids = set()
+        for stop in (None, 2, 0, 1, None):
+            seen = []
+            for i, batch in enumerate(loader):
+                if i == stop:
+                    break
+                seen += batch["row"].tolist()
+            assert seen == list(range(40 if stop is None else 7 * stop))
+            if isinstance(dataset, Noisy) and not isinstance(dataset, Varying):
+                pids.add(tuple(process.pid for process in loader._source._processes))
+        assert len(pids) <= 1
+
+
+def test_two_iterations_at_once_are_refused() -> None:
+    with Loader(Noisy(), plan_of(), CPU, kind="workers", num_workers=1, seed=0) as loader:
+        one, two = iter(loader), iter(loader)
+        next(one)
+        next(two)
+        with pytest.raises(RuntimeError, match="iterated anew"):
+            next(one)
+
+
+@pytest.mark.parametrize("keep", [lambda v: v, lambda v: v[2:], lambda v: v.numpy()], ids=["batch", "view", "numpy"])
+def test_a_slot_is_not_overwritten_while_held(keep: Any) -> None:
+    held = []
+    with Loader(Noisy(), plan_of(), CPU, kind="workers", num_workers=2, seed=0) as loader:
+        for k, batch in zip(range(60), loader, strict=False):
+            if k % 3 == 0:
+                held.append((keep(batch["row"]), keep(torch.from_numpy(plan_of()(k)[1]))))
+            del batch
+    assert all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in held)
+
+
+def test_slots_are_used_again_in_place() -> None:
+    with Loader(Noisy(), plan_of(), CPU, kind="workers", num_workers=2, seed=0) as loader:
+        places = {batch["torch"].data_ptr() for _, batch in zip(range(60), loader, strict=False)}
+        slots = {slot.data_ptr() for slot in loader._source._slots}
+        inside = {any(s <= p < s + loader._source._layout.nbytes for s in slots) for p in places}
+    assert inside == {True}
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"x": torch.zeros(4), "y": 1}, r"field 'x': torch.float32 \(3,\) and torch.float32 \(4,\).*collate"),
+        ({"x": torch.zeros(1), "y": 1}, r"field 'x'"),
+        ({"x": torch.zeros(3).double(), "y": 1}, r"torch.float32 \(3,\) and torch.float64"),
+        ({"x": torch.zeros(3), "y": 1.5}, r"field 'y': torch.int64"),
+        ({"x": torch.zeros(3)}, r"differ in their fields"),
+        ({"x": "text", "y": 1}, r"is a str; return tensors"),
+    ],
+)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_samples_that_do_not_fit_are_named(bad: Any, message: str, num_workers: int) -> None:
+    with pytest.raises(ConfigError, match=message):
+        take(Misfit(bad), 20, num_workers)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_error_in_a_sample_arrives_with_its_traceback(num_workers: int) -> None:
+    with pytest.raises(OSError, match="sample 33 cannot be read") as caught:
+        take(Failing(), 20, num_workers)
+    if num_workers:
+        assert "in __getitem__" in str(caught.value.__cause__)
+        assert "in worker" in str(caught.value.__cause__)
+
+
+def test_the_loader_goes_on_after_an_error() -> None:
+    with Loader(Failing(), eval_plan(40, 4, 0, 1), CPU, kind="workers", num_workers=2, seed=0) as loader:
+        for _ in range(2):
+            stream = iter(loader)
+            assert [next(stream)["row"].tolist() for _ in range(8)] == np.arange(32).reshape(8, 4).tolist()
+            with pytest.raises(OSError, match="sample 33"):
+                next(stream)
+
+
+def test_a_killed_worker_is_reported() -> None:
+    began = time.perf_counter()
+    with pytest.raises(RuntimeError, match=r"data worker \d \(pid \d+\) died with exit code -9.*memory"):
+        take(Dying(), 20, 2)
+    assert time.perf_counter() - began < 10
+
+
+def test_what_cannot_be_pickled_is_named() -> None:
+    take(Unpicklable(), 2, 1, start_method="fork")
+    with pytest.raises(ConfigError, match="Unpicklable cannot be sent to a worker started by spawn"):
+        take(Unpicklable(), 2, 1, start_method="spawn")
+
+
+def test_too_little_shared_memory_is_said_before_it_crashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = os.statvfs("/")
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((stats.f_bsize, 512, 9, 9, 9, *stats[5:10])))
+    with pytest.raises(ConfigError, match=r"/dev/shm has 0 MB free.*--shm-size"):
+        take(Noisy(), 1, 2, plan_of(batch=3000))
+
+
+def test_auto_measures_and_says_so() -> None:
+    quick = Loader(Noisy(), plan_of(batch=1), CPU, seed=0)
+    assert quick.kind == "workers"
+    assert "in this process: a batch takes only" in quick.why
+    with Loader(Noisy(sleep=0.002), plan_of(), CPU, seed=7) as loader:
+        assert "measured samples/s: 1 worker" in loader.why
+        batches = [{k: v.clone() for k, v in b.items()} for _, b in zip(range(3), loader, strict=False)]
+    assert same(batches, take(Noisy(), 3, 0))
+    with Loader(Varying(), plan_of(), CPU, num_workers=2, seed=0) as loader:
+        assert "PyTorch's DataLoader" in loader.why
+    with pytest.raises(ConfigError, match=r"data\.loader=threads needs"):
+        Loader(Noisy(), plan_of(), CPU, kind="threads", seed=0)
+
+
+SCRIPT = """
+import os, signal, sys, threading, time
+sys.path.insert(0, {tests!r})
+from test_workers import CPU, Noisy, plan_of
+from lab.data.loader import Loader
+loader = Loader(Noisy(sleep={sleep}), plan_of(), CPU, kind="workers", num_workers=2, seed=0)
+stream = iter(loader)
+next(stream)
+print(*[p.pid for p in loader._source._processes], flush=True)
+{body}
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+@pytest.mark.parametrize(
+    ("sleep", "body", "code"),
+    [
+        (0.01, "pass", 0),
+        (0.01, "raise SystemExit(3)", 3),
+        (0.01, "os.kill(os.getpid(), signal.SIGKILL)", -9),
+        (0.01, "os._exit(4)", 4),
+        (0.5, "pass", 0),
+        (0.05, "threading.Timer(0.3, os.killpg, (0, signal.SIGINT)).start()\nfor b in stream: pass", -2),
+        (0.01, "for p in loader._source._processes: [os.kill(p.pid, n) for n in (2, 10, 15)]\n"
+               "for _ in range(5): next(stream)\nloader.close(); loader.close()", 0),
+    ],
+    ids=["end", "exit", "killed", "_exit", "long sample", "interrupt", "signals to workers"],
+)  # fmt: skip
+def test_workers_end_with_their_parent(sleep: float, body: str, code: int) -> None:
+    script = SCRIPT.format(tests=str(Path(__file__).parent), sleep=sleep, body=body)
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=Path(__file__).parents[1] / "src",
+    ) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    pids = [int(pid) for pid in out.split()]
+    assert len(pids) == 2
+    until = time.monotonic() + 15
+    while any(alive(pid) for pid in pids) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in pids)
