@@ -89,7 +89,8 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--split", nargs="+", type=share, metavar="NAME=SHARE", help="shares of train drawn by --seed; of text, its end"
     )
-    shuffle_and_shard(p)
+    shuffle(p)
+    add("--shard", type=shard, metavar="I/N", help="write the I-th of N shares, into OUT.I-of-N.h5")
     add("--on-error", choices=["stop", "skip"], help="at a sample that cannot be read [stop]")
     common(p)
 
@@ -100,15 +101,14 @@ def parser() -> argparse.ArgumentParser:
     p = verbs.add_parser("repack", help="another layout, chunking or codec", argument_default=argparse.SUPPRESS)
     p.add_argument("source")
     p.add_argument("out")
-    shuffle_and_shard(p)
+    shuffle(p)
     common(p)
     return top
 
 
-def shuffle_and_shard(p: argparse.ArgumentParser) -> None:
+def shuffle(p: argparse.ArgumentParser) -> None:
     p.add_argument("--shuffle", action="store_true", help="write the rows of each group in random order")
     p.add_argument("--seed", type=int, help="of --shuffle and --split [0]")
-    p.add_argument("--shard", type=shard, metavar="I/N", help="write the I-th of N shares, into OUT.I-of-N.h5")
 
 
 def common(p: argparse.ArgumentParser) -> None:

@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from lab.data.importers.base import Bad, Rows, Source, UnlikeSample, select
+from lab.data.importers.base import Bad, Rows, Source, UnlikeSample
 from lab.data.pack_file import (
     Column,
     Journal,
+    Rest,
     Span,
     check_with_hdf5,
     crc_of,
@@ -38,7 +39,7 @@ from lab.data.pack_file import (
     pwrite_all,
 )
 from lab.data.pack_options import PackOptions
-from lab.data.pack_plan import Block, Part, columns, cut_blocks, make_parts, measure, split_rows
+from lab.data.pack_plan import Block, Part, columns, cut_blocks, measure, plan_parts
 from lab.errors import ConfigError
 
 tqdm.monitor_interval = 0  # no thread of tqdm's beside a fork
@@ -136,16 +137,21 @@ def _finished(running: dict[Future[Any], Any]) -> Iterator[tuple[Any, Any]]:
 def pack(source: Source, out: str | Path, options: PackOptions, provenance: dict[str, Any]) -> Path:
     """Write the source's selected fields -> the path, with the shard in its name. provenance: root attributes."""
     out = shard_name(Path(out), options.shard)
-    names = select(source, options.fields, out)
-    parts = make_parts(split_rows(source, options), names)
-    return write_parts(source, parts, out, options, provenance)
+    return write_parts(source, plan_parts(source, options, out), out, options, provenance)
 
 
 def shard_name(out: Path, shard: tuple[int, int]) -> Path:
     return out if shard == (0, 1) else out.with_name(f"{out.stem}.{shard[0]}-of-{shard[1]}{out.suffix}")
 
 
-def write_parts(source: Source, parts: list[Part], out: Path, options: PackOptions, provenance: dict[str, Any]) -> Path:
+def write_parts(
+    source: Source,
+    parts: list[Part],
+    out: Path,
+    options: PackOptions,
+    provenance: dict[str, Any],
+    rest: Rest | None = None,
+) -> Path:
     if out.exists() and not options.overwrite:
         raise ConfigError(f"{out} exists; --overwrite replaces it")
     if not out.parent.is_dir():
@@ -156,11 +162,11 @@ def write_parts(source: Source, parts: list[Part], out: Path, options: PackOptio
     pool = make_pool(worker, options.workers)
     try:
         with full_disk(out, sum(total_bytes(source, part) for part in parts)):
-            Run(source, parts, temp, journal, options, provenance).go(pool, worker, out)
+            Run(source, parts, temp, journal, options, provenance, rest).go(pool, worker, out)
         journal.remove()
     except BrokenProcessPool:
         raise ConfigError(
-            f"{out}: a worker process was killed, perhaps for lack of memory; the same command with fewer --workers goes on"
+            f"{out}: a worker was killed, perhaps for lack of memory; go on with the same command and fewer --workers"
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -193,9 +199,10 @@ class Run:
         journal: Journal,
         options: PackOptions,
         provenance: dict[str, Any],
+        rest: Rest | None,
     ) -> None:
         self.source, self.parts, self.temp, self.journal = source, parts, temp, journal
-        self.options, self.provenance = options, provenance
+        self.options, self.provenance, self.rest = options, provenance, rest
         self.records: dict[int, dict[str, Any]] = {}
         self.places: dict[str, int] = {}
 
@@ -240,7 +247,7 @@ class Run:
             self.journal.begin({})
             self.temp.unlink(missing_ok=True)
             try:
-                create(self.temp, made, self.provenance)
+                create(self.temp, made, self.provenance, self.rest)
             except OSError:
                 self.discard()
                 raise
@@ -327,7 +334,7 @@ class Run:
             part.rows = np.asarray(part.rows)[keep]
         final = self.temp.with_name(self.temp.name + ".compact")
         made = [c for part in self.parts for c in columns(part, self.source.fields)]
-        create(final, made, {**self.provenance, "skipped": listed})
+        create(final, made, {**self.provenance, "skipped": listed}, self.rest)
         places, filled, moved = offsets(final), dict.fromkeys((c.path for c in made), 0), []
         source, target = os.open(self.temp, os.O_RDONLY), os.open(final, os.O_RDWR)
         try:

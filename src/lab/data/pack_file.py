@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,9 @@ except ImportError:
     from zlib import crc32
 
 PAGE = 4096  # bytes; datasets begin on a page, so that mapped rows share none with metadata
+
+
+Rest = Callable[[h5py.File], None]
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,11 @@ class Span:
     crc: int
 
 
-def create(path: Path, columns: list[Column], attrs: Mapping[str, Any]) -> None:
-    """Make the file with all its datasets allocated, unfilled, on page borders."""
+def create(path: Path, columns: list[Column], attrs: Mapping[str, Any], rest: Rest | None = None) -> None:
+    """Make the file with all its datasets allocated, unfilled, on page borders. rest: adds all that has no rows."""
     need = sum(c.row_bytes * c.shape[0] for c in columns)
     # v108: room for attributes of more than 64 KB (class names, lists of skipped files); any HDF5 since 2008 reads it
     with h5py.File(path, "w", libver=("v108", "latest"), alignment_threshold=1, alignment_interval=PAGE) as file:
-        set_attrs(file, attrs)
         layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         layout.set_layout(h5py.h5d.CONTIGUOUS)
         layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -76,6 +78,9 @@ def create(path: Path, columns: list[Column], attrs: Mapping[str, Any]) -> None:
             made = h5py.h5d.create(file.id, None, kind, space, layout)
             h5py.h5o.link(made, file.id, c.path.encode(), lcpl=parents)
             set_attrs(h5py.Dataset(made), c.attrs)
+        if rest is not None:
+            rest(file)
+        set_attrs(file, attrs)
     reserve(path, need)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from tqdm import tqdm
 
-from lab.data.importers.base import Field, Rows, Source
+from lab.data.importers.base import Field, Rows, Source, select
 from lab.data.pack_file import Column
 from lab.data.pack_options import PackOptions
 from lab.errors import ConfigError
@@ -89,10 +89,12 @@ def take_shares(splits: dict[str, Rows], options: PackOptions, ordered: bool) ->
     return shares | splits
 
 
-def make_parts(splits: Mapping[str, Rows], names: Mapping[str, str]) -> list[Part]:
+def plan_parts(source: Source, options: PackOptions, out: object) -> list[Part]:
+    """One part for each split, with the fields that were asked for."""
+    names = select(source, options.fields, out)
     return [
-        Part(rows, {source: f"{split}/{name}" if split else name for source, name in names.items()})
-        for split, rows in splits.items()
+        Part(rows, {name: f"{split}/{new}" if split else new for name, new in names.items()})
+        for split, rows in split_rows(source, options).items()
     ]
 
 

@@ -30,7 +30,7 @@ class Field:
 
     @property
     def unit(self) -> tuple[int, ...]:
-        """Of a ragged field: the shape of what its offsets count. (None, 3): rows of 3; (3, None, None): single numbers."""
+        """The shape of what a ragged field's offsets count: for (None, 3) rows of 3, for (3, None, None) numbers."""
         rest = self.shape[1:]
         return rest if self.shape[0] is None and None not in rest and 0 not in rest else ()  # type: ignore[return-value]
 
