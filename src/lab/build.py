@@ -1,4 +1,4 @@
-"""Build what the config names. The only file that calls instantiate; what it builds never sees the config."""
+"""Build what the config names. What it builds never sees the config."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import nn
 
@@ -28,6 +27,7 @@ from lab.data.transforms import compose
 from lab.distributed import World
 from lab.hardware import Hardware
 from lab.optim import Schedule, build_optimizer, lean_step
+from lab.targets import build
 from lab.state import StepSettings, Task, TrainState, moving_average
 
 
@@ -55,23 +55,23 @@ class Config:
 
 
 def make_model(config: Config) -> nn.Module:
-    return instantiate(config.cfg.model, _convert_="all")
+    return build(config.cfg.model)
 
 
 def make_callbacks(config: Config) -> list[Callback]:
-    return list(instantiate(config.cfg.callback, _convert_="all").values())
+    return list(build(config.cfg.callback).values())
 
 
 def make_dataset(node: dict[str, Any], split: str) -> Any:
     """The dataset of a split; None where the config gives the split no place (splits.val: null)."""
     if "splits" in node and node["splits"].get(split) is None:
         return None
-    return instantiate(node, split=split, _convert_="all")
+    return build(node, split=split)
 
 
 def make_train_loader(config: Config, machine: Hardware, dataset: Any, world: World, start: int) -> Loader:
     """start: the global sample number that comes next."""
-    order = instantiate(config.data.order, _convert_="all")(dataset, seed=config.cfg.seed)
+    order = build(config.data.order)(dataset, seed=config.cfg.seed)
     micro = machine.micro_batch_sizes
     plan = train_plan(order, config.trainer.global_batch_size, micro, world.rank, world.size, start)
     return _loader(config, dataset, plan, world, random=True)
@@ -91,13 +91,12 @@ def make_eval_loader(config: Config, machine: Hardware, dataset: Any, world: Wor
 def _loader(config: Config, dataset: Any, plan: Plan, world: World, random: bool) -> Loader:
     """random: with the transforms that draw numbers too."""
     own = config.data
-    transforms = [instantiate(node, _convert_="all") for node in own.transforms.values()]
-    transform = compose([t for t in transforms if random or not t.random])
+    transform = compose([build(node) for node in own.transforms.values()], training=random)
     return Loader(dataset, plan, world.device, transform, own.loader, own.num_workers, seed=config.cfg.seed)
 
 
 def make_task(config: Config, device: torch.device) -> Task:
-    criterion, metrics = (instantiate(config.cfg.task[key], _convert_="all") for key in ("criterion", "metrics"))
+    criterion, metrics = (build(config.cfg.task[key]) for key in ("criterion", "metrics"))
     return Task(criterion.to(device) if isinstance(criterion, nn.Module) else criterion, metrics)
 
 
@@ -107,9 +106,9 @@ def make_state(
     trainer, own = config.trainer, config.optim
     weight_decay = config.optimizer.get("weight_decay", 0.0)
     optimizer = build_optimizer(
-        instantiate(config.optimizer, _convert_="all"), model, weight_decay, own.decay_norms_and_biases
+        build(config.optimizer), model, weight_decay, own.decay_norms_and_biases
     )
-    schedule = Schedule(optimizer, instantiate(own.schedule, _convert_="all"), total_steps)
+    schedule = Schedule(optimizer, build(own.schedule), total_steps)
     state = TrainState(
         model, moving_average(model) if trainer.ema_decay else None, optimizer, schedule, hardware.scaler(machine)
     )

@@ -158,11 +158,6 @@ def _check_combinations(root: RootConfig) -> None:
     trainer, hardware = root.trainer, root.hardware
     if trainer.max_steps is None and trainer.max_epochs is None:
         raise ConfigError("trainer.max_steps, trainer.max_epochs: both are null - give one of them")
-    if trainer.max_steps is not None and trainer.max_epochs is not None:
-        raise ConfigError(
-            f"trainer.max_steps={trainer.max_steps} and trainer.max_epochs={trainer.max_epochs:g}: only one can hold - "
-            "set the other to null"
-        )
     if isinstance(hardware.num_procs, int):
         if trainer.strategy == "single" and hardware.num_procs > 1:
             raise ConfigError(

@@ -83,7 +83,8 @@ def train(
     # ---- model, task, optimizer: drawn from the seed alone, so equal on all ranks
     seed_everything(config.cfg.seed)
     steps_per_epoch = len(sets["train"]) / trainer.global_batch_size
-    total_steps = trainer.max_steps or max(1, round((trainer.max_epochs or 0) * steps_per_epoch))
+    limits = [trainer.max_steps, trainer.max_epochs and max(1, round(trainer.max_epochs * steps_per_epoch))]
+    total_steps = min(int(limit) for limit in limits if limit)
     model = make_model(config).to(world.device)
     task = make_task(config, world.device)
     state, settings = make_state(config, machine, model, total_steps)

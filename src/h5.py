@@ -1,0 +1,177 @@
+"""Write and look at HDF5 files.
+
+python src/h5.py pack photos/ photos.h5 --size 224 --crop center --split val=0.1
+python src/h5.py inspect photos.h5
+python src/h5.py repack old.h5 new.h5 --codec zstd
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from dataclasses import fields as dataclass_fields
+from datetime import datetime, timezone
+from typing import Any
+
+from lab.errors import ConfigError
+
+
+def pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or (equals and not value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value or name
+
+
+def share(text: str) -> tuple[str, float]:
+    name, value = pair(text)
+    try:
+        return name, float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=SHARE, such as val=0.1") from None
+
+
+def image_size(text: str) -> tuple[int, int]:
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(s.isdigit() and int(s) for s in sides):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither SIDE nor HEIGHTxWIDTH in pixels")
+    return int(sides[0]), int(sides[-1])
+
+
+def shard(text: str) -> tuple[int, int]:
+    i, _, n = text.partition("/")
+    if not (i.isdigit() and n.isdigit() and int(i) < int(n)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not I/N with I from 0 to N-1")
+    return int(i), int(n)
+
+
+def positive(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser("h5", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = top.add_subparsers(dest="verb", required=True)
+
+    # no defaults here (SUPPRESS): those of lab.data.pack_options hold; the help names them in brackets
+    p = verbs.add_parser("pack", help="any known format into one .h5 file", argument_default=argparse.SUPPRESS)
+    add = p.add_argument
+    add(
+        "source",
+        help="a folder (images, arrays, shards) or a .npy .npz .pth .csv .parquet .txt .tar .tfrecord .lmdb .zarr .n5",
+    )
+    add("out")
+    add("--format", help="images, numpy, torch, samples, lmdb, zarr, n5, tfrecord, webdataset, table, text [found out]")
+    add("--fields", nargs="+", type=pair, metavar="SOURCE[=NAME]", help="fields to write, and their names [all]")
+    kinds = "image, npy, pth, text, int, float, class, or raw numbers such as uint8:3,32,32"
+    add(
+        "--as",
+        dest="kinds",
+        nargs="+",
+        type=pair,
+        metavar="FIELD=KIND",
+        help=f"what a field's bytes or strings are: {kinds}",
+    )
+    add("--files", dest="file_column", metavar="COLUMN", help="column of a table that names image files")
+    add("--size", type=image_size, metavar="SIDE|HxW", help="resize images, in pixels")
+    add(
+        "--crop", choices=["none", "center"], help="center: the shorter side to --size, then the middle [none: stretch]"
+    )
+    add("--mode", help="of images: RGB, L, RGBA or 'I;16' [RGB]")
+    add("--variable", action="store_true", help="keep each image's size: flat values + offsets + shapes")
+    add("--tokenizer", help="bytes, chars, a tokenizers JSON file, or module:function from text to ids [bytes]")
+    add(
+        "--reverse-axes", action="store_true", help="N5 whose dimensions are turned round (as z5py and zarr 2 write it)"
+    )
+    add(
+        "--split", nargs="+", type=share, metavar="NAME=SHARE", help="shares of train drawn by --seed; of text, its end"
+    )
+    shuffle(p)
+    add("--shard", type=shard, metavar="I/N", help="write the I-th of N shares, into OUT.I-of-N.h5")
+    add("--on-error", choices=["stop", "skip"], help="at a sample that cannot be read [stop]")
+    common(p)
+
+    p = verbs.add_parser("inspect", help="how a file is laid out and read, how fast, and what to change")
+    p.add_argument("file")
+    p.add_argument("--seconds", type=float, default=0.3, help="to measure each dataset for; 0: do not measure [0.3]")
+
+    p = verbs.add_parser("repack", help="another layout, chunking or codec", argument_default=argparse.SUPPRESS)
+    p.add_argument("source")
+    p.add_argument("out")
+    shuffle(p)
+    common(p)
+    return top
+
+
+def shuffle(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--shuffle", action="store_true", help="write the rows of each group in random order")
+    p.add_argument("--seed", type=int, help="of --shuffle and --split [0]")
+
+
+def common(p: argparse.ArgumentParser) -> None:
+    codecs = ["none", "gzip", "zstd", "lz4", "blosc-lz4", "blosc-zstd"]
+    p.add_argument(
+        "--codec", choices=codecs, help="compress, in chunks of whole rows [none: contiguous, fastest to read]"
+    )
+    p.add_argument("--level", type=int, help="of the codec")
+    p.add_argument("--rows-per-chunk", type=positive, help="1 for rows of 64 KB and more [by the size of a row]")
+    p.add_argument("--overwrite", action="store_true", help="replace OUT, or an unfinished pack of something else")
+    p.add_argument("--workers", type=positive, help="processes or threads [all cores]")
+    p.add_argument("--quiet", action="store_true")
+
+
+def provenance(source: str, argv: list[str], options: Any) -> dict[str, Any]:
+    import json
+    import platform
+    from importlib.metadata import version
+
+    return {
+        "source": source,
+        "command": shlex.join(["python", "src/h5.py", *argv]),
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": ", ".join(
+            [f"python {platform.python_version()}", *(f"{p} {version(p)}" for p in ("h5py", "numpy"))]
+        ),
+        "options": json.dumps(options.identity()),
+    }
+
+
+def main(argv: list[str]) -> None:
+    args = vars(parser().parse_args(argv))
+    verb = args.pop("verb")
+    if verb == "inspect":
+        from lab.data.inspect_file import inspect
+
+        return inspect(args["file"], args["seconds"])
+    from lab.data.encode import Encoding
+    from lab.data.pack_options import PackOptions
+
+    for name in ("fields", "kinds", "split"):
+        if name in args:
+            args[name] = dict(args[name])
+    encode = Encoding(**{f.name: args.pop(f.name) for f in dataclass_fields(Encoding) if f.name in args})
+    source, out = args.pop("source"), args.pop("out")
+    options = PackOptions(**args)
+    record = provenance(source, argv, options)
+    if verb == "repack":
+        from lab.data.repack import repack
+
+        return repack(source, out, options, encode, record)
+    from lab.data.importers import open_source
+    from lab.data.repack import pack_encoded
+
+    return pack_encoded(open_source(source, options), out, options, encode, record)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        sys.exit(130)

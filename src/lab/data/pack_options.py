@@ -1,0 +1,48 @@
+"""What a pack can be told. The defaults live here and nowhere else; `src/h5.py` shows them in its help."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    # which parts of the source become which fields
+    format: str = "auto"
+    fields: Mapping[str, str] = field(
+        default_factory=dict
+    )  # name in the source -> name in the file; empty: all, unchanged
+    kinds: Mapping[str, str] = field(default_factory=dict)  # how bytes or strings are read, by name in the source
+    file_column: str | None = None  # column of a table that names image files, relative to the table
+    # images
+    size: tuple[int, int] | None = None  # (height, width) in pixels
+    crop: str = "none"  # none: resize to `size` whatever the aspect; center: shorter side to `size`, then the middle
+    mode: str = "RGB"  # RGB, L (grey), RGBA, or I;16 (16-bit grey)
+    variable: bool = False  # keep each image's own size: flat values + offsets + shapes
+    # text
+    tokenizer: str = "bytes"
+    # N5 keeps its dimensions in column-major order; some writers turn them round, some do not
+    reverse_axes: bool = False
+    # rows
+    split: Mapping[str, float] = field(
+        default_factory=dict
+    )  # name -> share of the rows that no split claims, or of train
+    shuffle: bool = False
+    seed: int = 0
+    shard: tuple[int, int] = (0, 1)  # (i, n): write the i-th of n equal shares
+    # running
+    on_error: str = "stop"
+    overwrite: bool = False
+    workers: int = os.cpu_count() or 1
+    quiet: bool = False
+
+    def identity(self) -> dict[str, object]:
+        """The options that decide what bytes are written: a killed pack goes on only where these are the same."""
+        how = {"overwrite", "workers", "quiet", "on_error"}
+        return {
+            k: dict(v) if isinstance(v, Mapping) else list(v) if isinstance(v, tuple) else v
+            for k, v in sorted(vars(self).items())
+            if k not in how
+        }
