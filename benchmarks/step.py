@@ -2,8 +2,8 @@
 
     python benchmarks/step.py [--rounds 7] [--steps 1000]
 
-MLP 64-64-10, batch 32, data in memory, AdamW, clipping at norm 1, one thread, the loss logged each 50 steps. The ways run
-in turns; the table gives medians over the rounds. Ours is read off metrics.jsonl, logging included.
+MLP 64-64-10, batch 32, data in memory, AdamW, clipping at norm 1, one thread, the loss logged each 50 steps. The ways
+run in turns; the table gives medians over the rounds. Ours is read off metrics.jsonl, logging included.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def ours(steps: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         run = start_run(
             Path(folder) / "run",
-            "data=synthetic", f"data.size={SIZE}", "data.shape=[64]", "model.hidden=[64]", "logger=none", "hardware=cpu",
-            "hardware.num_threads=1", f"trainer.global_batch_size={BATCH}", f"trainer.max_steps={steps}",
+            "data=synthetic", f"data.size={SIZE}", "data.shape=[64]", "model.hidden=[64]", "logger=none",
+            "hardware=cpu", "hardware.num_threads=1", f"trainer.global_batch_size={BATCH}", f"trainer.max_steps={steps}",
             "trainer.max_epochs=null", f"trainer.log_every={LOG_EVERY}", "trainer.eval_every=null",
             "trainer.save_every=null",
         )  # fmt: skip
@@ -76,10 +76,8 @@ def lightning(steps: int, metrics: bool) -> float:
         def __init__(self) -> None:
             super().__init__()
             self.net, self.began = model(), 0.0
-            self.loss, self.accuracy = (
-                torchmetrics.MeanMetric(),
-                torchmetrics.Accuracy(task="multiclass", num_classes=10),
-            )
+            self.loss = torchmetrics.MeanMetric()
+            self.accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=10)
 
         def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
             x, y = batch
@@ -104,8 +102,8 @@ def lightning(steps: int, metrics: bool) -> float:
     data = DataLoader(TensorDataset(torch.randn(SIZE, 64), torch.randint(10, (SIZE,))), BATCH, shuffle=True)
     module = Module()
     trainer = L.Trainer(
-        max_steps=steps, max_epochs=-1, accelerator="cpu", logger=False, enable_checkpointing=False, gradient_clip_val=1.0,
-        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=LOG_EVERY,
+        max_steps=steps, max_epochs=-1, accelerator="cpu", logger=False, enable_checkpointing=False,
+        gradient_clip_val=1.0, enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=LOG_EVERY,
     )  # fmt: skip
     trainer.fit(module, data)
     return module.took / steps

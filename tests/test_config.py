@@ -179,7 +179,6 @@ def test_schemas_hold_no_defaults(base: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"trainer__max_steps": 5}, "trainer.max_steps=5 and trainer.max_epochs="),
         ({"trainer__max_epochs": None}, "trainer.max_steps, trainer.max_epochs: both are null"),
         ({"hardware__num_procs": 2}, "hardware.num_procs: trainer=single is one process, not 2 - use trainer=ddp"),
         (

@@ -22,7 +22,7 @@ ROOT_HAS = (
 )
 GROUPS = "(the config has: data, model, task, optim, trainer, hardware, logger, callback, name, seed, resume, monitor"
 TRAINER_HAS = (
-    "(trainer has: strategy, max_steps, max_epochs, global_batch_size, clip_norm, non_finite, ema_decay, log_every, "
+    "(trainer has: strategy, max_epochs, max_steps, global_batch_size, clip_norm, non_finite, ema_decay, log_every, "
     "eval_every, save_every, keep_best, early_stop_patience, max_eval_batches)"
 )
 SYNTAX = "no valid override - write key=value, a list as key=[1,2], and text with special characters in quotes twice, 'key=\"a,b\"'"

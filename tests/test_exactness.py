@@ -53,7 +53,7 @@ def test_ranks_and_micro_batches_change_nothing(tmp_path: Path) -> None:
 def test_killed_twice_equals_undisturbed(tmp_path: Path, ranks: int) -> None:
     """SIGKILL in the middle of epochs, twice: the same checkpoint bit for bit, and the same metrics."""
     overrides = (
-        *QUICK, "trainer=single" if ranks == 1 else "trainer=ddp", "trainer.max_steps=260", "trainer.global_batch_size=64",
+        *QUICK, "trainer=single" if ranks == 1 else "trainer=ddp", "trainer.max_steps=260",
         "trainer.log_every=7", "trainer.eval_every=40", "trainer.save_every=5", "trainer.ema_decay=0.99",
         "model.dropout=0.2", "optim.lr=3e-3", f"hardware.num_procs={'auto' if ranks == 1 else ranks}",
     )  # fmt: skip
@@ -127,8 +127,7 @@ def test_deterministic_runs_are_bitwise_equal_and_seeds_count(tmp_path: Path) ->
         last_checkpoint(start_run(tmp_path / n, *common, f"seed={s}")) for n, s in (("a", 0), ("b", 0), ("c", 1))
     )
     assert_equal(a, b)
-    assert not torch.equal(a["model"]["0.weight"] if "0.weight" in a["model"] else next(iter(a["model"].values())),
-                           c["model"]["0.weight"] if "0.weight" in c["model"] else next(iter(c["model"].values())))  # fmt: skip
+    assert not any(torch.equal(a["model"][name], c["model"][name]) for name in a["model"])
 
 
 def test_truncated_checkpoint_falls_back_to_the_one_before(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

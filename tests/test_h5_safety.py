@@ -211,7 +211,7 @@ def test_a_file_cut_short_anywhere(path: Path) -> None:
     whole, rng = path.read_bytes(), np.random.default_rng(0)
     for size in rng.integers(0, len(whole), 50):
         path.write_bytes(whole[:size])
-        with pytest.raises(ConfigError, match="f.h5"):
+        with pytest.raises(ConfigError, match=r"f\.h5"):
             opened(path)
 
 

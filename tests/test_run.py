@@ -224,7 +224,7 @@ def test_nan_hunter_names_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(lab.models.mlp.MLP, "__init__", broken)
     with pytest.raises(RunFailed, match=r"output of module '\w+' \(Linear\) is not finite; its bias is not finite"):
-        start_run(tmp_path / "run", *SHORT, "debug=nan")
+        start_run(tmp_path / "run", *SHORT, "debug='nan'")
 
 
 def test_overfit_reaches_zero(tmp_path: Path) -> None:

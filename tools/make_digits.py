@@ -62,7 +62,7 @@ def write(path: Path, images: np.ndarray, labels: np.ndarray) -> None:
             # a time stamp would make each run's bytes differ
             group.create_dataset("image", data=pixels[rows], track_times=False)
             label = group.create_dataset("label", data=labels[rows].astype(np.int64), track_times=False)
-            label.attrs["classes"] = NUM_CLASSES
+            label.attrs["classes"] = [str(digit) for digit in range(NUM_CLASSES)]
     os.replace(beside, path)
 
 

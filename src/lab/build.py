@@ -27,8 +27,8 @@ from lab.data.transforms import compose
 from lab.distributed import World
 from lab.hardware import Hardware
 from lab.optim import Schedule, build_optimizer, lean_step
-from lab.targets import build
 from lab.state import StepSettings, Task, TrainState, moving_average
+from lab.targets import build
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,7 @@ def make_state(
 ) -> tuple[TrainState, StepSettings]:
     trainer, own = config.trainer, config.optim
     weight_decay = config.optimizer.get("weight_decay", 0.0)
-    optimizer = build_optimizer(
-        build(config.optimizer), model, weight_decay, own.decay_norms_and_biases
-    )
+    optimizer = build_optimizer(build(config.optimizer), model, weight_decay, own.decay_norms_and_biases)
     schedule = Schedule(optimizer, build(own.schedule), total_steps)
     state = TrainState(
         model, moving_average(model) if trainer.ema_decay else None, optimizer, schedule, hardware.scaler(machine)

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from lab.data.loader import Loader, starvation
 from lab.logger import Logger
 
-
 SHORT_S = 1.0  # an epoch shorter than this says nothing about waiting
 
 

@@ -147,7 +147,7 @@ def check_share(global_batch_size: int, num_procs: int) -> int:
     return share
 
 
-def parse_interval(value: int | str | None, steps_per_epoch: int, key: str = "interval") -> int | None:
+def parse_interval(value: int | str | None, steps_per_epoch: float, key: str = "interval") -> int | None:
     """Steps, or epochs written 1ep, 0.5ep -> optimizer steps, at least 1; null, which is never -> None."""
     if value is None or isinstance(value, int):
         return value

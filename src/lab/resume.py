@@ -44,7 +44,7 @@ def choose(cfg: DictConfig, run_dir: Path, overrides: list[str]) -> tuple[DictCo
 def _change(saved: DictConfig, cfg: DictConfig, key: str, override: str, directory: Path) -> None:
     if key.startswith(("+", "~")) or "@" in key or (CONF / key).is_dir() or OmegaConf.select(saved, key) is None:
         raise ConfigError(
-            f"{override}: the run in {directory} keeps its groups; a resumed run takes changed values (trainer.max_epochs=40) "
-            "only - for another one leave out resume"
+            f"{override}: the run in {directory} keeps its groups; only values can be changed when it goes on "
+            "(trainer.max_epochs=40) - for another run leave out resume"
         )
     OmegaConf.update(saved, key, OmegaConf.select(cfg, key))

@@ -53,6 +53,7 @@ class TokenWindows:
                 if not isinstance(shard, Fixed) or len(shard.shape) != 1 or shard.dtype.kind not in "iu":
                     raise ConfigError(f"{file_name}: {name!r} must be a 1-D dataset of integers to be a token stream")
                 self._shards.append(shard)
+        stride = stride if split == "train" else window  # elsewhere each token is the target of one prediction
         counts = [max(0, (len(shard) - 1 - window) // stride + 1) for shard in self._shards]
         self._starts = np.cumsum([0, *counts])
         self._window, self._stride, self._size = window, stride, sum(counts)

@@ -1,0 +1,28 @@
+"""Cross-entropy of the next token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from lab.errors import ConfigError
+
+
+class NextToken:
+    """(output, batch) -> (B,) losses in nats a token, the mean of each window.
+
+    output: (B, T, V) logits. batch["y"]: (B, T) int64 token ids. Windows have one length, so the mean over samples is
+    the mean over tokens.
+    """
+
+    def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        target = batch.get("y")
+        if target is None or output.dim() != 3 or target.shape != output.shape[:2]:
+            found = None if target is None else tuple(target.shape)
+            raise ConfigError(
+                f"NextToken needs logits (B, T, V) and batch['y'] (B, T), not {tuple(output.shape)} and {found}: "
+                "task=next_token goes with data=tokens and model=gpt"
+            )
+        return F.cross_entropy(output.float().transpose(1, 2), target, reduction="none").mean(1)

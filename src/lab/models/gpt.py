@@ -1,0 +1,62 @@
+"""A small decoder-only transformer (Radford et al. 2019, GPT-2: pre-norm, tied embeddings)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lab.errors import ConfigError
+
+
+class Block(nn.Module):
+    """(B, T, D) -> (B, T, D): causal self-attention, then a two-layer network, each added to its input."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.norm_attention, self.norm_mlp = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width, bias=False), nn.GELU(), nn.Linear(4 * width, width, bias=False)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        size, length, width = x.shape
+        qkv = self.qkv(self.norm_attention(x)).view(size, length, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, T, D / heads)
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        mixed = self.out(mixed.transpose(1, 2).reshape(size, length, width))
+        x = x + F.dropout(mixed, self.dropout, self.training)
+        return x + F.dropout(self.mlp(self.norm_mlp(x)), self.dropout, self.training)
+
+
+class GPT(nn.Module):
+    """(B, T) int64 token ids -> (B, T, num_outputs) logits of the next token; T up to input_shape[0]."""
+
+    def __init__(
+        self, input_shape: Sequence[int], num_outputs: int, width: int, heads: int, layers: int, dropout: float
+    ) -> None:
+        super().__init__()
+        if len(input_shape) != 1:
+            raise ConfigError(f"model GPT reads token windows, (T,), not samples of shape {list(input_shape)}: data=tokens")
+        if width % heads:
+            raise ConfigError(f"model.width={width} is not a multiple of model.heads={heads}")
+        self.dropout = dropout
+        self.token, self.position = nn.Embedding(num_outputs, width), nn.Embedding(input_shape[0], width)
+        self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width, bias=False)
+        for name, p in self.named_parameters():
+            if p.dim() > 1:  # what is added to the residual stream starts smaller, so that its variance does not grow
+                last = name.endswith(("out.weight", "mlp.2.weight"))
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if last else 0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.blocks(F.dropout(x, self.dropout, self.training))
+        return F.linear(self.norm(x), self.token.weight)
