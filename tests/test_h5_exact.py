@@ -90,6 +90,7 @@ def write(path: Path, case: dict[str, Any]) -> None:
     layout, shape = case["layout"], case["shape"]
     with h5py.File(path, "w", userblock_size=case["user_block"], libver="latest" if case["latest"] else None) as file:
         file.attrs["padding"] = "x" * int(rng.integers(1, 200))  # so that offsets are misaligned
+        file["odd"] = np.zeros(int(rng.integers(1, 9)), "u1")  # what follows is misaligned
         if layout == "compact" and values.nbytes < 60000:
             create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             create.set_layout(h5py.h5d.COMPACT)
