@@ -175,6 +175,22 @@ def test_filter_mask(tmp_path: Path) -> None:
     assert same_bits(data.gather(np.arange(40))["x"], values)
 
 
+def test_filters_in_an_unusual_order(tmp_path: Path) -> None:
+    """A checksum before the shuffling leaves bytes over that are no whole element."""
+    values = np.random.default_rng(0).random((40, 7))
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        create.set_chunk((3, 7))
+        create.set_fletcher32()
+        create.set_shuffle()
+        create.set_deflate(1)
+        space = h5py.h5s.create_simple((40, 7))
+        h5py.Dataset(h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_DOUBLE, space, create))[...] = values
+    data = root(tmp_path / "f.h5", x="x")
+    assert "fletcher32+shuffle+gzip" in data.describe()[0]
+    assert same_bits(data.gather(np.arange(40))["x"], values)
+
+
 def test_members_of_compound_types(tmp_path: Path) -> None:
     table = np.zeros(50, dtype=[("energy", "<f4"), ("hits", "<i2", (3,))])
     table["energy"], table["hits"] = np.arange(50), np.arange(150).reshape(50, 3)

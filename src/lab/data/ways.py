@@ -171,16 +171,17 @@ class ThroughH5py:
     def _dataset(self) -> Any:
         if os.getpid() not in self._handles:
             file = acquire(self.path, self.swmr)
-            access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+            done = weakref.finalize(self, release, self.path, self.swmr)
             dset = file[self.name]
             filters.load_plugins(dset)
             if dset.chunks and (dset.chunks[0] == 1 or not dset.id.get_create_plist().get_nfilters()):
+                access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
                 access.set_chunk_cache(521, 0, 0.75)  # doubles random reads where no chunk is worth keeping
                 dset = h5py.Dataset(h5py.h5d.open(file.id, self.name.encode(), access))
             if self._handles.setdefault(os.getpid(), dset) is dset:  # atomic: of two threads here, one's stays
-                self._close = weakref.finalize(self, release, self.path, self.swmr)
+                self._close = done
             else:
-                release(self.path, self.swmr)
+                done()
         dset = self._handles[os.getpid()]
         if self.swmr:
             dset.refresh()
