@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections import deque
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from read_common import interleaved, report
 
 from lab.data.h5 import H5Dataset
 
-BATCH, AHEAD = 64, 4
+BATCH = 64
 
 
 def drop(path: Path) -> None:
@@ -31,18 +31,17 @@ def drop(path: Path) -> None:
     os.close(handle)
 
 
-def ahead(data: H5Dataset, rows: np.ndarray, advise: bool) -> int:
+def ahead(path: Path, rows: np.ndarray, group: int) -> tuple[int, float]:
+    """Gather batches; ask for the rows in groups, the next group before the batches of this one. group 0: don't ask."""
+    data = H5Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all")  # anew: what is mapped cannot be dropped
     out = {"x": torch.empty((BATCH, *data.spec["x"][0]), dtype=torch.uint8)}
-    waiting: deque[np.ndarray] = deque()
-    for part in rows.reshape(-1, BATCH):
-        if advise:
-            data.advise(part)
-        waiting.append(part)
-        if len(waiting) > AHEAD:
-            data.gather(waiting.popleft(), out)
-    while waiting:
-        data.gather(waiting.popleft(), out)
-    return rows.size
+    asked, began = 0, time.perf_counter()
+    for k in range(0, len(rows), BATCH):
+        while group and asked < min(k + BATCH + group, len(rows)):
+            data.advise(rows[asked : asked + group])
+            asked += group
+        data.gather(rows[k : k + BATCH], out)
+    return len(rows), time.perf_counter() - began
 
 
 def compare(folder: Path, title: str, shape: tuple[int, ...], count: int, rows: int, rounds: int = 5) -> None:
@@ -52,29 +51,28 @@ def compare(folder: Path, title: str, shape: tuple[int, ...], count: int, rows: 
         for k in range(0, count, 1000):
             n = min(1000, count - k)
             dset[k : k + n] = np.random.default_rng(k).integers(0, 256, (n, *shape), dtype=np.uint8)
-    data = H5Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all")
 
     def random() -> np.ndarray:
         return np.random.permutation(count)[: rows // BATCH * BATCH]
 
     def blocks() -> np.ndarray:
-        """Blocks of 1 MB in random order, shuffled within windows of 64 of them; 8 times as many rows."""
+        """Blocks of 1 MB in random order, rows shuffled within windows of 64 of them; 8 times as many rows."""
         size, some = max(1, (1 << 20) // row_bytes), min(count, 8 * rows)
         whole = np.random.permutation(count // size)[:, None] * size + np.arange(size)
         parts = [np.random.permutation(whole[k : k + 64].reshape(-1)) for k in range(0, len(whole), 64)]
         chosen = np.concatenate(parts)[:some]
         return chosen[: len(chosen) // BATCH * BATCH]
 
-    def through_h5py() -> int:
+    def through_h5py() -> tuple[int, float]:
         with h5py.File(path) as file:
-            held = file["x"]
-            chosen = random()
+            held, chosen = file["x"], random()
+            began = time.perf_counter()
             for row in chosen:
                 torch.from_numpy(held[row])
-            return chosen.size
+            return chosen.size, time.perf_counter() - began
 
-    def cold(read: Callable[[], int]) -> Callable[[], int]:
-        def run() -> int:
+    def cold(read: Callable[[], tuple[int, float]]) -> Callable[[], tuple[int, float]]:
+        def run() -> tuple[int, float]:
             drop(path)
             return read()
 
@@ -82,9 +80,9 @@ def compare(folder: Path, title: str, shape: tuple[int, ...], count: int, rows: 
 
     ways = {
         "h5py, random": cold(through_h5py),
-        "mapping alone, random": cold(lambda: ahead(data, random(), advise=False)),
-        "advise() ahead, random": cold(lambda: ahead(data, random(), advise=True)),
-        "advise() ahead, 1 MB blocks": cold(lambda: ahead(data, blocks(), advise=True)),
+        "mapping alone, random": cold(lambda: ahead(path, random(), 0)),
+        "advise() ahead, random": cold(lambda: ahead(path, random(), 4 * BATCH)),
+        "advise() ahead, 1 MB blocks": cold(lambda: ahead(path, blocks(), 64 * max(1, (1 << 20) // row_bytes))),
     }
     report(title, interleaved(ways, rounds), "h5py, random", "samples")
     path.unlink()

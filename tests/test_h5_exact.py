@@ -90,6 +90,7 @@ def write(path: Path, case: dict[str, Any]) -> None:
     layout, shape = case["layout"], case["shape"]
     with h5py.File(path, "w", userblock_size=case["user_block"], libver="latest" if case["latest"] else None) as file:
         file.attrs["padding"] = "x" * int(rng.integers(1, 200))  # so that offsets are misaligned
+        file["odd"] = np.zeros(int(rng.integers(1, 9)), "u1")  # what follows is misaligned
         if layout == "compact" and values.nbytes < 60000:
             create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             create.set_layout(h5py.h5d.COMPACT)
@@ -171,6 +172,22 @@ def test_filter_mask(tmp_path: Path) -> None:
         dset.id.write_direct_chunk((12, 0), shuffled, filter_mask=0b10)
     data = root(tmp_path / "f.h5", x="x")
     assert "chunks" in data.describe()[0]
+    assert same_bits(data.gather(np.arange(40))["x"], values)
+
+
+def test_filters_in_an_unusual_order(tmp_path: Path) -> None:
+    """A checksum before the shuffling leaves bytes over that are no whole element."""
+    values = np.random.default_rng(0).random((40, 7))
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        create.set_chunk((3, 7))
+        create.set_fletcher32()
+        create.set_shuffle()
+        create.set_deflate(1)
+        space = h5py.h5s.create_simple((40, 7))
+        h5py.Dataset(h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_DOUBLE, space, create))[...] = values
+    data = root(tmp_path / "f.h5", x="x")
+    assert "fletcher32+shuffle+gzip" in data.describe()[0]
     assert same_bits(data.gather(np.arange(40))["x"], values)
 
 

@@ -65,7 +65,7 @@ def test_samples_of_different_length(kind: str, tmp_path: Path) -> None:
     inner = (3,) if kind == "matrices" else ()
     samples = [rng.random((int(rng.integers(0, 20)), *inner)).astype("f4") for _ in range(50)]
     with h5py.File(tmp_path / "f.h5", "w") as file:
-        file["y"] = np.arange(50)
+        file["odd"], file["y"] = np.zeros(3, "u1"), np.arange(50)
         if kind == "vlen":
             dset = file.create_dataset("x", (50,), dtype=h5py.vlen_dtype("f4"))
             for k, sample in enumerate(samples):
@@ -163,6 +163,7 @@ def test_token_windows(options: dict[str, Any], stride: int, tmp_path: Path) -> 
     streams = [np.random.default_rng(k).integers(0, 60000, n).astype(np.uint16) for k, n in enumerate((500, 10, 333))]
     for k, stream in enumerate(streams):
         with h5py.File(tmp_path / f"{k}.h5", "w") as file:
+            file["odd"] = np.zeros(3, "u1")  # what follows is misaligned
             file.create_dataset("t", data=stream, **options if len(stream) > 10 else {})
     paths = [str(tmp_path / f"{k}.h5") for k in range(3)]
     data = TokenWindows(paths, {"tokens": "t"}, ROOT, "all", window=32, stride=stride, cache_mb=1)

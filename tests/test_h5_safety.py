@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from lab.data import filters
 from lab.data.h5 import H5Dataset
 from lab.errors import ConfigError
 
+SRC = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
 ROOT = {"all": {"group": "/"}}
 CODECS: dict[str, Any] = {
     "gzip": {"compression": "gzip", "shuffle": True},
@@ -243,6 +246,83 @@ def test_errors_name_file_field_and_remedy(path: Path) -> None:
         assert "f.h5" in str(error.value)
     with pytest.raises(ConfigError, match="is a directory"):
         H5Dataset(str(path.parent), {"x": "m"}, ROOT, "all")
+
+
+def test_sources_that_would_read_as_fill_values(tmp_path: Path) -> None:
+    path, raw = tmp_path / "f.h5", tmp_path / "x.raw"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(100.0), external=[(str(raw), 0, h5py.h5f.UNLIMITED)])
+        layout = h5py.VirtualLayout((5,), "f4")
+        layout[:] = h5py.VirtualSource(".", "nothing", (5,))
+        file.create_virtual_dataset("v", layout)
+    raw.write_bytes(raw.read_bytes()[:300])
+    with pytest.raises(ConfigError, match=r"/x is stored in .*x.raw, which has 300 of its 800 bytes"):
+        H5Dataset(str(path), {"x": "x"}, ROOT, "all")
+    raw.unlink()
+    with pytest.raises(ConfigError, match="/x cannot be read"):
+        H5Dataset(str(path), {"x": "x"}, ROOT, "all")
+    with pytest.raises(ConfigError, match=r"source \. has no nothing"):
+        H5Dataset(str(path), {"v": "v"}, ROOT, "all")
+
+
+def test_filters_of_hdf5plugin_are_found(tmp_path: Path) -> None:
+    """Here it is imported already; in a run it must be loaded when a file needs it, in spawned workers too."""
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(64), chunks=(8,), **hdf5plugin.Bitshuffle())
+        file.create_dataset("y", data=np.arange(64), chunks=(8,), **hdf5plugin.Zstd())
+    code = """if True:
+        import pickle, sys, numpy
+        from lab.data.h5 import H5Dataset
+        data = H5Dataset(sys.argv[1], {"x": "x", "y": "y"}, {"all": {"group": "/"}}, "all")
+        assert all(value.tolist() == list(range(64)) for value in data.gather(numpy.arange(64)).values())
+        sys.stdout.buffer.write(pickle.dumps(data))
+    """
+    raw = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "f.h5"], stdout=subprocess.PIPE, env=SRC, check=True
+    ).stdout
+    code = "import pickle, sys; data = pickle.load(sys.stdin.buffer); assert data[63]['x'] == 63"
+    subprocess.run([sys.executable, "-c", code], input=raw, env=SRC, check=True)
+
+
+def test_without_the_libraries_h5py_reads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(path, "a") as file:
+        file.create_dataset("z", data=np.arange(200), chunks=(8,), **hdf5plugin.Zstd())
+    monkeypatch.setattr(filters, "_load", lambda library: None)
+    data = H5Dataset(str(path), {"z": "z", "c": "c"}, ROOT, "all")
+    assert "h5py (zstd without the library zstandard" in data.describe()[0]
+    assert data.gather(np.arange(200))["z"].tolist() == list(range(200))
+    assert "chunks (" in data.describe()[1]  # gzip is in Python itself
+    assert data.gather(np.arange(200))["c"][:, 0].tolist() == list(range(200))
+
+
+@pytest.mark.parametrize("missing", [(), ("RWF_NOWAIT",), ("posix_fadvise", "RWF_NOWAIT")])
+def test_advice_changes_nothing(missing: tuple[str, ...], path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Linux, and on systems that lack some of its calls."""
+    for name in missing:
+        monkeypatch.delattr(os, name)
+    data = opened(path)
+    data.advise(np.random.default_rng(0).permutation(200))
+    data.advise(np.arange(0))
+    assert check(data, 0) == "ok"
+
+
+def test_advice_brings_rows_into_memory(tmp_path: Path) -> None:
+    path = tmp_path / "f.h5"
+    with h5py.File(path, "w") as file:
+        file["m"] = np.zeros((400, 1 << 16), "u1")
+    data = H5Dataset(str(path), {"m": "m"}, ROOT, "all")
+    file = data._fields["m"][0].reader._file
+    os.fsync(file.fd)
+    os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    offset = int(data._fields["m"][0].reader.layout.offset[0, 0])
+    if file._resident(offset + (300 << 16), 1 << 16):
+        pytest.skip("this file system keeps files in memory")
+    data.advise(np.array([300]))
+    for _ in range(200):
+        if file._resident(offset + (300 << 16), 1 << 16):
+            return
+        time.sleep(0.02)
+    pytest.fail("the row was not read ahead")
 
 
 WRITER = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from glob import glob
@@ -32,7 +33,7 @@ def files_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
 
 @contextmanager
 def open_h5(path: str, swmr: bool = False) -> Iterator[h5py.File]:
-    file = open_file(path, swmr)
+    file = acquire(path, swmr)
     try:
         yield file
     except ConfigError:
@@ -42,10 +43,40 @@ def open_h5(path: str, swmr: bool = False) -> Iterator[h5py.File]:
             f"{path}: cannot be read ({_first_line(error)}): it is damaged; copy or write it again"
         ) from error
     finally:
-        file.close()
+        release(path, swmr)
 
 
-def open_file(path: str, swmr: bool = False) -> h5py.File:
+_Key = tuple[int, str, bool]
+_held: dict[_Key, tuple[h5py.File, list[None]]] = {}  # the file, and an item for each holder
+_locks: dict[int, threading.RLock] = {}  # by process: a forked child must not wait for its parent's thread
+
+
+def acquire(path: str, swmr: bool) -> h5py.File:
+    """This process's handle of a file, opened if it is not yet; to be given back by release.
+
+    Only one: HDF5 2.0 crashes on closing a file that is open twice and has a virtual dataset of parts of its own.
+    """
+    key = (os.getpid(), os.path.abspath(path), swmr)
+    with _locks.setdefault(os.getpid(), threading.RLock()):
+        if key not in _held:
+            _held[key] = (_open(path, swmr), [])
+        file, holders = _held[key]
+        holders.append(None)
+        return file
+
+
+def release(path: str, swmr: bool) -> None:
+    key = (os.getpid(), os.path.abspath(path), swmr)
+    with _locks.setdefault(os.getpid(), threading.RLock()):
+        if key in _held:  # not, if it was acquired before a fork
+            file, holders = _held[key]
+            holders.pop()
+            if not holders:
+                del _held[key]
+                file.close()
+
+
+def _open(path: str, swmr: bool = False) -> h5py.File:
     """Open for reading, without HDF5's locks (which fail on some network and read-only file systems)."""
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)

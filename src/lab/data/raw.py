@@ -22,6 +22,7 @@ class RawFile:
 
     def __init__(self, path: str, end: int) -> None:
         self.path, self.end = path, end
+        self._map: mmap.mmap | None = None
         self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         weakref.finalize(self, os.close, self.fd)
         stat = os.fstat(self.fd)
@@ -46,7 +47,8 @@ class RawFile:
 
     def map(self) -> np.ndarray:
         """All bytes, read-only."""
-        return np.frombuffer(mmap.mmap(self.fd, self.end, access=mmap.ACCESS_READ), dtype=np.uint8)
+        self._map = mmap.mmap(self.fd, self.end, access=mmap.ACCESS_READ)
+        return np.frombuffer(self._map, dtype=np.uint8)
 
     def read(self, size: int, offset: int) -> bytes:
         parts, left = [], size
@@ -60,7 +62,7 @@ class RawFile:
 
     def advise(self, offset: np.ndarray, size: np.ndarray) -> None:
         """Ask the kernel to read these extents, unless a few of them show that they are in memory."""
-        if not hasattr(os, "posix_fadvise") or len(offset) == 0:
+        if len(offset) == 0:
             return
         probe = slice(None, None, max(1, len(offset) // 8))
         if all(map(self._resident, offset[probe].tolist(), size[probe].tolist())):
@@ -70,7 +72,14 @@ class RawFile:
         gap = np.flatnonzero(begin[1:] > end[:-1] + 65536) + 1  # nearer ones are cheaper together
         firsts, lasts = np.append(0, gap), np.append(gap, len(begin)) - 1
         for a, b in zip(begin[firsts].tolist(), np.maximum.accumulate(end)[lasts].tolist(), strict=True):
-            os.posix_fadvise(self.fd, a, b - a, os.POSIX_FADV_WILLNEED)
+            self._will_need(a, b)
+
+    def _will_need(self, begin: int, end: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self.fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
+        elif self._map is not None:  # macOS
+            page = begin // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_WILLNEED, page, end - page)
 
     def _resident(self, offset: int, size: int) -> bool:
         try:

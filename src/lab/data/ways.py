@@ -9,6 +9,7 @@ a pickle, and a forked child opens what must not be shared.
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any, Protocol
 
 import h5py
@@ -16,7 +17,7 @@ import numpy as np
 
 from lab.data import filters
 from lab.data.layout import Layout
-from lab.data.opening import open_file
+from lab.data.opening import acquire, release
 from lab.data.raw import ChunkCache, RawFile, spread
 from lab.errors import ConfigError
 
@@ -156,9 +157,10 @@ class Chunks:
 class ThroughH5py:
     """Whatever HDF5 can read, by h5py, tuned: held handles, no sieve, consecutive rows together."""
 
-    def __init__(self, path: str, name: str, member: str | None = None, swmr: bool = False) -> None:
+    def __init__(self, path: str, name: str, member: str | None, swmr: bool) -> None:
         self.path, self.name, self.member, self.swmr = path, name, member, swmr
-        self._handles: dict[int, tuple[Any, Any]] = {}  # process -> file, dataset
+        self._handles: dict[int, Any] = {}  # process -> dataset
+        self._close: Any = None
 
     def __getstate__(self) -> Any:
         return self.path, self.name, self.member, self.swmr
@@ -168,15 +170,19 @@ class ThroughH5py:
 
     def _dataset(self) -> Any:
         if os.getpid() not in self._handles:
-            file = open_file(self.path, self.swmr)
-            access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+            file = acquire(self.path, self.swmr)
+            done = weakref.finalize(self, release, self.path, self.swmr)
             dset = file[self.name]
             filters.load_plugins(dset)
             if dset.chunks and (dset.chunks[0] == 1 or not dset.id.get_create_plist().get_nfilters()):
+                access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
                 access.set_chunk_cache(521, 0, 0.75)  # doubles random reads where no chunk is worth keeping
                 dset = h5py.Dataset(h5py.h5d.open(file.id, self.name.encode(), access))
-            self._handles.setdefault(os.getpid(), (file, dset))  # atomic: of two threads here, one's stays
-        dset = self._handles[os.getpid()][1]
+            if self._handles.setdefault(os.getpid(), dset) is dset:  # atomic: of two threads here, one's stays
+                self._close = done
+            else:
+                done()
+        dset = self._handles[os.getpid()]
         if self.swmr:
             dset.refresh()
         return dset
@@ -185,7 +191,7 @@ class ThroughH5py:
         dset = self._dataset()
         if self.member is not None:
             return dset.fields(self.member)
-        return dset.asstr() if h5py.check_string_dtype(dset.dtype) else dset
+        return dset.asstr() if h5py.check_string_dtype(dset.dtype) and dset.dtype.kind == "O" else dset
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
         order = np.argsort(rows, kind="stable")
@@ -203,6 +209,12 @@ class ThroughH5py:
                 f"{self.path}: {self.name} cannot be read ({str(error).splitlines()[0]}); "
                 "it is damaged, or needs a filter that is not installed (pip install hdf5plugin)"
             ) from error
+
+    def close(self) -> None:
+        """Until the next use. While it is open, this process cannot open the file with HDF5's locks."""
+        self._handles.clear()
+        if self._close is not None:
+            self._close()
 
     def advise(self, rows: np.ndarray) -> None:
         """HDF5 reads when it is asked to."""
