@@ -1,0 +1,75 @@
+"""Seconds from the command to its output, its first step and its end, beside what importing torch alone costs.
+
+    python benchmarks/startup.py [--rounds 7]
+
+The commands run in turns; the table gives medians. The first step is read off the first line of metrics.jsonl
+(trainer.log_every=1), counted from the start of the command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAIN = [sys.executable, str(ROOT / "src" / "train.py")]
+TINY = ["trainer.max_steps=10", "trainer.log_every=1", "trainer.save_every=null", "hardware=cpu"]
+
+
+def whole(command: list[str]) -> Callable[[], float]:
+    def measure() -> float:
+        began = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        return time.perf_counter() - began
+
+    return measure
+
+
+def first_step(*overrides: str) -> Callable[[], float]:
+    def measure() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.time()
+            command = [*TRAIN, *TINY, *overrides, f"hydra.run.dir={folder}/run"]
+            subprocess.run(command, check=True, capture_output=True, env={**os.environ, "WANDB_MODE": "offline"})
+            line = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()[0]
+            return json.loads(line)["time"] - began
+
+    return measure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    ways = {
+        "import torch": whole([sys.executable, "-c", "import torch"]),
+        "import torch, numpy": whole([sys.executable, "-c", "import torch, numpy"]),
+        "train.py --help": whole([*TRAIN, "--help"]),
+        "train.py --cfg job": whole([*TRAIN, "--cfg", "job"]),
+        "first step, 1 process": first_step("logger=none"),
+        "first step, 1 process, with Weights & Biases": first_step(),
+        "first step, 2 processes": first_step("logger=none", "trainer=ddp", "hardware.num_procs=2"),
+    }
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for measure in ways.values():  # files into the page cache
+        measure()
+    for _ in range(args.rounds):
+        for way, measure in ways.items():
+            times[way].append(measure())
+    middle = {way: statistics.median(values) for way, values in times.items()}
+    print("| command | s | x import torch | minus import of torch and numpy, s |\n|---|---|---|---|")
+    for way, seconds in middle.items():
+        beyond = seconds - middle["import torch, numpy"]
+        print(f"| {way} | {seconds:.2f} | {seconds / middle['import torch']:.2f} | {beyond:+.2f} |")
+
+
+if __name__ == "__main__":
+    main()
