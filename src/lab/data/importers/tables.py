@@ -1,8 +1,8 @@
 """CSV and Parquet: a field for each column, or `--fields a,b,c=x` and `--fields 'pixel*=x'` for several in one.
 
 Strings become classes (sorted, as the attribute `classes`) or, with --as COLUMN=text, UTF-8 of any length. Bytes, and
-the {bytes, path} of Hugging Face's image sets, are decoded as in values.py. A column `split` gives the splits. Numbers of a
-CSV with a point are float32; a Parquet file says its types itself.
+the {bytes, path} of Hugging Face's image sets, are decoded as in values.py. A column `split` gives the splits. Numbers
+of a CSV with a point are float32; a Parquet file says its types itself.
 """
 
 from __future__ import annotations
