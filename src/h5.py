@@ -101,6 +101,7 @@ def parser() -> argparse.ArgumentParser:
     p = verbs.add_parser("repack", help="another layout, chunking or codec", argument_default=argparse.SUPPRESS)
     p.add_argument("source")
     p.add_argument("out")
+    p.add_argument("--flatten", action="store_true", help="variable length and strings: into flat values + offsets")
     shuffle(p)
     common(p)
     return top
@@ -153,13 +154,13 @@ def main(argv: list[str]) -> None:
         if name in args:
             args[name] = dict(args[name])
     encode = Encoding(**{f.name: args.pop(f.name) for f in dataclass_fields(Encoding) if f.name in args})
-    source, out = args.pop("source"), args.pop("out")
+    source, out, flatten = args.pop("source"), args.pop("out"), args.pop("flatten", False)
     options = PackOptions(**args)
     record = provenance(source, argv, options)
     if verb == "repack":
         from lab.data.repack import repack
 
-        return repack(source, out, options, encode, record)
+        return repack(source, out, options, encode, record, flatten)
     from lab.data.importers import open_source
     from lab.data.repack import pack_encoded
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import h5py
 import numpy as np
+import torch
 
-from lab.data.importers.hdf5 import open_h5
-from lab.data.layout import plan_reader
+from lab.data.h5 import H5Dataset, plan_reader
+from lab.data.importers.hdf5 import missing_filter, open_h5
+from lab.errors import ConfigError
 
 BATCH = 256
 COSTLY = 4.0  # bytes read for each byte wanted, from which on another layout is worth its while
@@ -92,9 +94,6 @@ def show(path: str, each: Found, seconds: float) -> None:
 
 def measure(path: str, each: Found, seconds: float) -> None:
     """Samples/s of random rows, by the project's reader and by h5py one at a time."""
-    from lab.data.h5 import H5Dataset
-    from lab.errors import ConfigError
-
     group, _, name = each.name.rpartition("/")
     try:
         data = H5Dataset(path, {"x": name}, {"all": {"group": group or "/"}}, "all")
@@ -105,16 +104,14 @@ def measure(path: str, each: Found, seconds: float) -> None:
     out = buffers(data)
     fast = rate(lambda: data.gather(rng.integers(0, size, BATCH), out), BATCH, seconds)
     dset = each.dset
-    slow = rate(lambda: dset[int(rng.integers(0, size))], 1, seconds)
-    print(
-        f"  speed: {fast:,.0f} samples/s in random batches of {BATCH}, one thread ({slow:,.0f} by h5py one at a time)"
-    )
+    plain = "h5py has no filter for it"
+    if missing_filter(dset) is None:
+        plain = f"{rate(lambda: dset[int(rng.integers(0, size))], 1, seconds):,.0f} by h5py one at a time"
+    print(f"  speed: {fast:,.0f} samples/s in random batches of {BATCH}, one thread ({plain})")
 
 
 def buffers(data: Any) -> Any:
     """Reused batch memory, as the loader has it; None where the shape is not fixed."""
-    import torch
-
     if any(-1 in shape for shape, _ in data.spec.values()):
         return None
     return {field: torch.empty((BATCH, *shape), dtype=dtype) for field, (shape, dtype) in data.spec.items()}
@@ -131,25 +128,27 @@ def rate(call: Any, per_call: int, seconds: float) -> float:
 
 def advise(path: str, found: list[Found]) -> None:
     print("\nadvice:")
+    vlen = [each for each in found if each.dset.dtype.kind == "O" and each.dset.ndim == 1]
+    for each in vlen:
+        print(f"  {each.name}: of variable length, which HDF5 reads one by one; flat values and offsets are mapped")
     fixable = []
     for each in found:
-        if each.dset.dtype.kind == "O":
-            print(f"  {each.name}: of variable length, which HDF5 reads one by one; pack it as values + offsets")
-        elif why := complaint(each):
+        if why := complaint(each):
             print(f"  {each.name}: {why}")
             fixable.append(each)
-    if not fixable:
+    if not fixable and not vlen:
         print("  nothing to repack")
         return
     new = str(Path(path).with_suffix("")) + ".repacked.h5"
     whole = sum(each.size for each in found)
-    print(f"  fastest to read ({whole / 1e6:,.1f} MB):\n    {command('repack', path, new)}")
+    flatten = ["--flatten"] * bool(vlen)
+    print(f"  fastest to read ({whole / 1e6:,.1f} MB):\n    {command('repack', path, new, *flatten)}")
     if any(e.filters and e.stored < POINTLESS * e.size for e in fixable):
         print(f"  smaller, one to a few rows to a chunk:\n    {command('repack', path, new, '--codec', 'zstd')}")
 
 
 def complaint(each: Found) -> str | None:
-    if each.amplification is None:
+    if each.amplification is None or each.dset.dtype.kind == "O":
         return None
     if each.filters and each.size and each.stored > POINTLESS * each.size:
         return f"compression saves {1 - each.stored / each.size:.0%} and costs the decoding of each sample"

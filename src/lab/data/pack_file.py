@@ -236,6 +236,6 @@ def full_disk(out: Path, need: int) -> Iterator[None]:
             raise
         free = shutil.disk_usage(out.parent).free
         raise ConfigError(
-            f"{out}: no room on the disk ({error.strerror}): {need / 1e9:.3g} GB needed, {free / 1e9:.3g} GB free in "
-            f"{out.parent}; make room, then the same command goes on"
+            f"{out}: no room on the disk ({os.strerror(error.errno)}): {need / 1e9:.3g} GB needed, {free / 1e9:.3g} GB "
+            f"free in {out.parent}; make room and run the same command again"
         ) from None

@@ -18,10 +18,11 @@ from tqdm import tqdm
 from lab.data.encode import Encoding
 from lab.data.importers.base import Source
 from lab.data.importers.hdf5 import Contents, H5Source, copy_rest, open_h5, scan
-from lab.data.pack import in_flight, pack, shard_name, write_parts
+from lab.data.pack import pack, shard_name, write_parts
 from lab.data.pack_file import Journal, bytes_of, crc32, full_disk, publish
 from lab.data.pack_options import PackOptions
 from lab.data.pack_plan import BLOCK_BYTES, Part, plan_parts
+from lab.data.pack_workers import in_flight
 from lab.errors import ConfigError
 
 
@@ -47,15 +48,27 @@ def made_by(raw: Path, provenance: dict[str, Any]) -> bool:
         return all(file.attrs.get(name) == provenance.get(name) for name in ("source", "options"))
 
 
-def repack(source: str, out: str, options: PackOptions, encoding: Encoding, provenance: dict[str, Any]) -> None:
-    """provenance: its command and date become the attribute `repacked`; the old file's attributes are kept."""
+def repack(
+    source: str,
+    out: str,
+    options: PackOptions,
+    encoding: Encoding,
+    provenance: dict[str, Any],
+    flatten: bool = False,
+) -> None:
+    """provenance: its command and date become the attribute `repacked`; the old file's attributes are kept.
+
+    flatten: HDF5's variable length and strings become groups of flat `values` and `offsets`.
+    """
+    if flatten and not encoding.contiguous:
+        raise ConfigError("--flatten: the flat values are mapped, so leave --codec and --rows-per-chunk out")
     old, new = Path(source), Path(out)
     if new.exists() and (not options.overwrite or new.samefile(old)):
         raise ConfigError(
             f"{out} exists; " + ("--overwrite replaces it" if not new.samefile(old) else "name another file")
         )
     with open_h5(old) as file:
-        contents = scan(file)
+        contents = scan(file, flatten)
     attrs = {"repacked": f"{provenance['created']} {provenance['command']}"} if provenance else {}
     rows = H5Source(old, contents)
     try:
@@ -83,7 +96,10 @@ def look(path: Path) -> str:
 
 def make_parts(source: H5Source, contents: Contents, options: PackOptions) -> list[Part]:
     if not options.shuffle:
-        return [Part(range(shape[0]), {name: name}) for name, (shape, _) in contents.plain.items()]
+        sizes = {name: shape[0] for name, (shape, _) in contents.plain.items()} | contents.vlen
+        return [Part(range(size), {name: name}) for name, size in sizes.items()]
+    if contents.vlen:
+        raise ConfigError("--shuffle: samples of different length are shuffled when packed; leave --flatten out")
     together: dict[tuple[str, int], list[str]] = {}
     for name, (shape, _) in contents.plain.items():
         if name.endswith("/offsets") and f"{name[: -len('offsets')]}values" in contents.plain:
@@ -141,7 +157,12 @@ def _write(
     attrs: dict[str, Any],
     rest: Any,
 ) -> Sums:
-    with h5py.File(temp, "w", libver=("v108", "latest")) as file, ThreadPoolExecutor(options.workers) as pool:
+    # chunks need no pages, but numbers at odd addresses are slow to read
+    aligned = {"alignment_threshold": 1, "alignment_interval": 8}
+    with (
+        h5py.File(temp, "w", libver=("v108", "latest"), **aligned) as file,
+        ThreadPoolExecutor(options.workers) as pool,
+    ):
         tasks, steps = [], {}
         for part in parts:
             for name in part.paths:

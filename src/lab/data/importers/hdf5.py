@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +21,14 @@ class Contents:
     """Paths of what a file holds."""
 
     plain: dict[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)  # numbers with rows
+    vlen: dict[str, int] = field(default_factory=dict)  # samples of variable length, to be made flat: number of rows
     groups: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)  # scalars, strings, variable length ...: copied by HDF5
     aliases: dict[str, str] = field(default_factory=dict)  # further names of one object
     links: dict[str, Any] = field(default_factory=dict)  # soft and external
 
 
-def scan(file: h5py.File) -> Contents:
+def scan(file: h5py.File, flatten: bool) -> Contents:
     contents, seen = Contents(), {_address(file): "/"}
 
     def walk(group: h5py.Group, prefix: str) -> None:
@@ -42,6 +45,8 @@ def scan(file: h5py.File) -> Contents:
                 walk(item, path + "/")
             elif isinstance(item, h5py.Dataset) and is_plain(item):
                 contents.plain[path] = (item.shape, native(item.dtype))
+            elif flatten and isinstance(item, h5py.Dataset) and item.ndim == 1 and vlen_type(item) is not None:
+                contents.vlen[path] = len(item)
             else:
                 contents.others.append(path)
 
@@ -67,6 +72,14 @@ def is_plain(dset: h5py.Dataset) -> bool:
     return bool(dset.id.get_type().equal(h5py.h5t.py_create(dset.dtype, logical=True)))
 
 
+def vlen_type(dset: h5py.Dataset) -> np.dtype | None:
+    """Of the values of samples of variable length; strings are UTF-8 bytes."""
+    if h5py.check_string_dtype(dset.dtype) is not None and dset.dtype.kind == "O":
+        return np.dtype(np.uint8)
+    kind = h5py.check_vlen_dtype(dset.dtype)
+    return native(np.dtype(kind)) if isinstance(kind, (np.dtype, type)) and np.dtype(kind).kind in "biufc" else None
+
+
 def native(dtype: np.dtype) -> np.dtype:
     """In this machine's byte order, which is read without h5py; enumerations and records are left alone."""
     return dtype if dtype.isnative or dtype.metadata or dtype.fields else dtype.newbyteorder("=")
@@ -80,9 +93,15 @@ class H5Source(Source):
         self.fields = {name: Field(shape[1:], dtype) for name, (shape, dtype) in contents.plain.items()}
         self._file = h5py.File(path, "r", rdcc_nbytes=1 << 26)
         self._arrays: dict[str, Any] = {name: self._array(name) for name in contents.plain}
+        for name in contents.vlen:
+            dset = self._arrays[name] = self._file[name]
+            text = h5py.check_string_dtype(dset.dtype) is not None
+            self.fields[name] = Field((None,), vlen_type(dset), {"encoding": "utf-8"} if text else {})  # type: ignore[arg-type]
 
     def _array(self, name: str) -> Any:
         dset = self._file[name]
+        if number := missing_filter(dset):
+            raise ConfigError(f"{self.path}: {name} needs the HDF5 filter {number}: pip install 'lab[codecs]'")
         offset = None if dset.chunks or dset.is_virtual or dset.external else dset.id.get_offset()
         if offset is None:
             return dset
@@ -93,7 +112,13 @@ class H5Source(Source):
 
     def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
         where: Any = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
-        return {name: np.asarray(self._arrays[name][where], self.fields[name].dtype) for name in fields}, []
+        return {name: self._read(name, where) for name in fields}, []
+
+    def _read(self, name: str, where: Any) -> Any:
+        values, kind = self._arrays[name][where], self.fields[name].dtype
+        if not self.fields[name].ragged:
+            return np.asarray(values, kind)
+        return [np.frombuffer(v, np.uint8) if isinstance(v, bytes) else np.asarray(v, kind) for v in values]
 
     def identity(self) -> Any:
         stat = self.path.stat()
@@ -102,6 +127,15 @@ class H5Source(Source):
     def close(self) -> None:
         self._arrays.clear()
         self._file.close()
+
+
+def missing_filter(dset: h5py.Dataset) -> int | None:
+    """The number of a filter without which this installation of HDF5 cannot read the dataset."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("hdf5plugin")  # brings the usual ones
+    plan = dset.id.get_create_plist()
+    numbers = (plan.get_filter(k)[0] for k in range(plan.get_nfilters()))
+    return next((n for n in numbers if not h5py.h5z.filter_avail(n)), None)
 
 
 def open_h5(path: str | Path) -> h5py.File:
@@ -130,7 +164,7 @@ def copy_rest(source: h5py.File, target: h5py.File, contents: Contents) -> list[
     lost: list[str] = []
     for path in contents.groups:
         target.require_group(path)
-    for path in ["/", *contents.groups, *contents.plain]:
+    for path in ["/", *contents.groups, *contents.plain, *contents.vlen]:
         lost += [f"{path}: attribute {name}" for name in copy_attrs(source[path], target[path])]
     for path in contents.others:
         source.copy(source[path], target, name=path)

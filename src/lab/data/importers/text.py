@@ -90,7 +90,7 @@ def tokenizer(name: str) -> tuple[Encode, int]:
 
 
 def tokens(by_split: dict[str, list[Path]], encode: Encode, size: int) -> dict[str, dict[str, Any]]:
-    """The ids of each split, all in the smallest unsigned type that holds them; size: of the vocabulary, 0 if unknown."""
+    """The ids of each split, in the smallest unsigned type that holds all; size: of the vocabulary, 0 if unknown."""
     wide = {split: spool(files, encode) for split, files in by_split.items()}
     top = max(size - 1, *(top for _, top in wide.values()))
     dtype = np.min_scalar_type(top)
