@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from lab.data.order import Plan
-from lab.data.ring import GROUP_BYTES, GROUP_MOST, Batch, Slots, sample_bytes, split
+from lab.data.ring import GROUP_MOST, Batch, Slots, sample_bytes, split
 
 _LOAD_BYTES = 64 * 1024 * 1024  # read at once while the set is loaded
+_GROUP_BYTES = 256 * 1024  # small micro-batches are indexed together up to this; the loop waits for it
 _GROUP_ROWS = 16384  # rows whose numbers cross to the device together
 
 
@@ -54,7 +55,7 @@ class Resident:
             sizes = [len(numbers) for numbers, _ in found]
             numbers, rows = (self._to_device(np.concatenate(arrays)) for arrays in zip(*found, strict=True))
             k += len(found)
-            group = min(max(1, GROUP_BYTES // max(1, self._row_bytes * max(sizes))), GROUP_MOST)
+            group = min(max(1, _GROUP_BYTES // max(1, self._row_bytes * max(sizes))), GROUP_MOST)
             begin = 0
             for i in range(0, len(sizes), group):
                 end = begin + sum(sizes[i : i + group])
