@@ -48,13 +48,16 @@ def ring(folder: Path, batch_size: int, kind: str = "threads") -> tuple[Loader, 
 
 
 def limit(folder: Path, size: int, batch_size: int) -> Callable[[], Iterator[Tensor]]:
-    """Bare index_select from the mapping into a reused buffer: a copy of the bytes is the least there is to do."""
+    """Bare index_select from the mapping into a reused buffer, on one thread: a copy of the bytes is the least work."""
     values = torch.from_numpy(np.load(folder / "x.npy", mmap_mode="c"))
     out = torch.empty((batch_size, *values.shape[1:]), dtype=torch.uint8)
 
     def epoch() -> Iterator[Tensor]:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # on a busy machine, two that wait for each other are many times slower
         for rows in torch.randperm(size).split(batch_size):
             yield torch.index_select(values, 0, rows, out=out[: len(rows)])
+        torch.set_num_threads(threads)
 
     return epoch
 
