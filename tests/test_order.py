@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
+import re
 import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from lab.data.order import eval_plan, first, sequential, shuffled, train_plan
 from lab.data.permutation import Permutation, hashed
@@ -248,3 +252,25 @@ def test_hash_is_uniform_and_streams_differ() -> None:
     assert np.abs(bits - 0.5).max() < 0.01
     assert not np.intersect1d(draws, hashed(0, 1, np.arange(100_000))).size
     assert not np.intersect1d(draws, hashed(1, 0, np.arange(100_000))).size
+
+
+def test_the_orders_and_transforms_that_the_yaml_names_can_be_built() -> None:
+    text = (Path(__file__).parents[1] / "conf/data/h5.yaml").read_text()
+    lines = re.sub(r",\n +# +", ", ", text).splitlines()
+    dataset = Table(x=np.arange(1, 301), y=np.arange(300) % 3, w=np.ones(300))
+    built = {"order": 0, "transform": 0}
+    for line in lines:
+        if not line.strip().startswith("# ") or "{ _target_:" not in line:
+            continue
+        key, node = next(iter(OmegaConf.create(line.strip()[2:]).items()))
+        context = OmegaConf.create({"seed": 1, "trainer": {"global_batch_size": 10}, "node": node})
+        made = instantiate(context.node)
+        if key == "order":
+            options = {"chunk_rows": 4} if made.func is chunk_windows else {}
+            rows = made(dataset, seed=1, **options)(np.arange(300))
+            assert rows.min() >= 0
+            assert rows.max() < 300
+        else:
+            assert made.random == (key != "normalize")
+        built["order" if key == "order" else "transform"] += 1
+    assert built == {"order": 6, "transform": 6}

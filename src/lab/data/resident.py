@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from lab.data.order import Plan
-from lab.data.ring import Batch, Slots
+from lab.data.ring import GROUP_MOST, Batch, Slots, sample_bytes, split
 
 _LOAD_BYTES = 64 * 1024 * 1024  # read at once while the set is loaded
+_GROUP_BYTES = 256 * 1024  # small micro-batches are indexed together up to this; the loop waits for it
 _GROUP_ROWS = 16384  # rows whose numbers cross to the device together
 
 
@@ -22,6 +23,7 @@ class Resident:
     def __init__(self, dataset: Any, device: torch.device) -> None:
         self.dataset, self.device = dataset, device
         self._held: Batch | None = None
+        self._row_bytes = sample_bytes(dataset.spec)
         self._slots = Slots(dataset.spec, pin=False, most=4) if device.type == "cpu" else None
 
     def _load(self) -> Batch:
@@ -49,15 +51,18 @@ class Resident:
         if self._held is None:
             self._held = self._load()
         k = 0
-        while parts := self._parts(plan, k):
-            k += len(parts)
-            sizes = [len(numbers) for numbers, _ in parts]
-            numbers, rows = (
-                self._to_device(np.concatenate(arrays)).split(sizes) for arrays in zip(*parts, strict=True)
-            )
-            for number, row in zip(numbers, rows, strict=True):
-                pair = [(self._index(self._held, row), number)]
-                yield pair.pop()
+        while found := self._parts(plan, k):
+            sizes = [len(numbers) for numbers, _ in found]
+            numbers, rows = (self._to_device(np.concatenate(arrays)) for arrays in zip(*found, strict=True))
+            k += len(found)
+            group = min(max(1, _GROUP_BYTES // max(1, self._row_bytes * max(sizes))), GROUP_MOST)
+            begin = 0
+            for i in range(0, len(sizes), group):
+                end = begin + sum(sizes[i : i + group])
+                parts = split(self._index(self._held, rows[begin:end]), numbers[begin:end], sizes[i : i + group])
+                begin = end
+                while parts:
+                    yield parts.pop()
 
     def _index(self, held: Batch, rows: Tensor) -> Batch:
         if self._slots is None:

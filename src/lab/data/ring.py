@@ -31,10 +31,10 @@ Spec = dict[str, "tuple[tuple[int, ...], torch.dtype]"]
 _use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 CAN_REUSE = _use_count is not None  # a private function of torch: without it every batch gets fresh memory
 
-_GROUP_BYTES = (
+GROUP_BYTES = (
     256 * 1024
 )  # small micro-batches are gathered together up to this: a hand-over between threads costs ~50 us
-_GROUP_MOST = 64
+GROUP_MOST = 64
 _WINDOW_BYTES = 256 * 1024 * 1024  # a window of chunks is gathered together up to this
 
 
@@ -154,7 +154,7 @@ class _Filler:
         if self.stream is not None:
             with torch.cuda.stream(self.stream):
                 job.numbers = job.numbers.to(self.device, non_blocking=True)
-                on_gpu = {name: tensor.to(self.device, non_blocking=True) for name, tensor in job.batch.items()}
+                on_gpu = to_device(job.batch, self.device)
                 job.copied = torch.cuda.Event()
                 job.copied.record()
             if slot is None:
@@ -242,7 +242,7 @@ def _group(plan: Plan, spec: Spec) -> Callable[[int], int]:
     batch_bytes = max(1, len(part[0]) * sample_bytes(spec))
     window: Callable[[int], int | None] = getattr(plan, "window", lambda k: None)
     if window(0) is None:
-        group = min(max(1, _GROUP_BYTES // batch_bytes), _GROUP_MOST)
+        group = min(max(1, GROUP_BYTES // batch_bytes), GROUP_MOST)
         return lambda begin: begin + group
     most = max(1, _WINDOW_BYTES // batch_bytes)
 
@@ -257,7 +257,7 @@ def _group(plan: Plan, spec: Spec) -> Callable[[int], int]:
 
 def _split(job: _Job, device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
     """The micro-batches of a job; keeps no batch that it has handed out, nor, after the last, the job's memory."""
-    batch, numbers, sizes = job.batch, job.numbers, job.sizes
+    batch, numbers = job.batch, job.numbers
     job.batch = None
     assert batch is not None
     assert numbers is not None
@@ -265,21 +265,32 @@ def _split(job: _Job, device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
         here = torch.cuda.current_stream(device)
         here.wait_event(job.copied)
         for tensor in (*batch.values(), numbers):
-            tensor.record_stream(
-                here
-            )  # allocated on the side stream: not to be given out again before this one is through
+            if isinstance(tensor, Tensor):
+                tensor.record_stream(
+                    here
+                )  # allocated on the side stream: not to be given out before this one is through
     elif device.type != "cpu":
-        batch = {name: tensor.to(device) for name, tensor in batch.items()}
-        numbers = numbers.to(device)
+        batch, numbers = to_device(batch, device), numbers.to(device)
+    parts = split(batch, numbers, job.sizes)
+    del batch, numbers
+    while parts:
+        yield parts.pop()
+
+
+def split(batch: Batch, numbers: Tensor, sizes: list[int]) -> list[tuple[Batch, Tensor]]:
+    """A batch cut into micro-batches of these sizes, the last first."""
     if len(sizes) == 1:
-        pair = [(batch, numbers)]
-        del batch
-        yield pair.pop()
-        return
-    begin = 0
-    for i, size in enumerate(sizes):
-        pair = [({name: tensor[begin : begin + size] for name, tensor in batch.items()}, numbers[begin : begin + size])]
-        begin += size
-        if i == len(sizes) - 1:
-            batch = {}
-        yield pair.pop()
+        return [(batch, numbers)]
+    # "unsafe" as to autograd, for which the parts are then no views of one tensor: a write into one is none into others
+    columns = [torch.unsafe_split_with_sizes(tensor, sizes) for tensor in (*batch.values(), numbers)]
+    return [
+        (dict(zip(batch, values, strict=False)), values[-1]) for values in zip(*map(reversed, columns), strict=True)
+    ]
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Lists (of strings) stay where they are."""
+    return {
+        name: value.to(device, non_blocking=device.type == "cuda") if isinstance(value, Tensor) else value
+        for name, value in batch.items()
+    }

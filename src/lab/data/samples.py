@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lab.data.order import Plan
 from lab.data.permutation import hashed
-from lab.data.ring import Batch, Spec
+from lab.data.ring import Batch, Spec, to_device
 from lab.errors import ConfigError
 
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float32}  # floats as a model's, not as Python's
@@ -97,7 +97,7 @@ class InProcess:
         while (part := plan(k)) is not None:
             with own_random_numbers():
                 batch = self._make(*part)
-            pair = [({f: v.to(self.device) for f, v in batch.items()}, torch.from_numpy(part[0]).to(self.device))]
+            pair = [(to_device(batch, self.device), torch.from_numpy(part[0]).to(self.device))]
             del batch
             yield pair.pop()
             k += 1

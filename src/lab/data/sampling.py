@@ -62,13 +62,12 @@ def weighted(dataset: Sized, seed: int, weights: str | Sequence[float]) -> Order
 def length_buckets(dataset: Sized, seed: int, field: str, batch_size: int, jitter: float) -> Order:
     """Global batches of similar length, in random order; every row once an epoch.
 
-    field: lengths of the samples, or a field of variable length of a dataset with `lengths(field)`.
+    field: holds the lengths of the samples, or is itself of variable length (its batch has `<field>_length` beside it).
     batch_size: trainer.global_batch_size. jitter: each epoch sorts by length * (1 + jitter * u), u in [0, 1), so that
     batches are composed anew. Within a batch any share of consecutive positions holds long and short samples alike:
     ranks and micro-batches get nearly equal numbers of tokens.
     """
-    lengths = dataset.lengths(field) if hasattr(dataset, "lengths") else column(dataset, field)
-    lengths = np.asarray(lengths).astype(np.float64)
+    lengths = column(dataset, field).astype(np.float64)
     if lengths.shape != (size_of(dataset),):
         raise ConfigError(
             f"data.order.field={field!r} has shape {lengths.shape}; give a field with one length per sample"
@@ -129,17 +128,18 @@ def column(dataset: Any, field: str) -> np.ndarray:
     """All values of one field, by row: by `dataset.column(field)` where there is one, else by reading the set once."""
     if hasattr(dataset, "column"):
         return np.asarray(dataset.column(field))
-    size = size_of(dataset)
     if not hasattr(dataset, "gather"):
-        samples = (dataset[i] for i in range(size))
-        return np.stack([np.asarray(_named(sample, field)) for sample in samples])
+        return np.stack([np.asarray(_named(dataset[i], field)) for i in range(size_of(dataset))])
     _named(dataset.spec, field)
-    parts = []
+    ragged = any(-1 in shape for shape, _ in dataset.spec.values())
+    size, parts = size_of(dataset), []
     for begin in range(0, size, _PER_READ):
         rows = np.arange(begin, min(begin + _PER_READ, size), dtype=np.int64)
-        out = {name: torch.empty((len(rows), *shape), dtype=dtype) for name, (shape, dtype) in dataset.spec.items()}
-        dataset.gather(rows, out)
-        parts.append(out[field].numpy())
+        spec = {} if ragged else dataset.spec
+        out = {name: torch.empty((len(rows), *shape), dtype=dtype) for name, (shape, dtype) in spec.items()}
+        batch = dataset.gather(rows, None if ragged else out)
+        # of samples of different length, what is wanted here is how long they are
+        parts.append(np.asarray(batch[f"{field}_length" if -1 in dataset.spec[field][0] else field]))
     return np.concatenate(parts)
 
 

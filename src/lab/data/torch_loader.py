@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lab.data.order import Plan
-from lab.data.ring import Batch
+from lab.data.ring import Batch, to_device
 from lab.data.samples import seed_sample
 
 
@@ -77,10 +77,7 @@ class TorchLoader:
             raise RuntimeError("this loader is closed")
         self._batches.plan = plan
         for batch, numbers in self._loader:
-            yield (
-                {field: value.to(self.device, non_blocking=True) for field, value in batch.items()},
-                numbers.to(self.device, non_blocking=True),
-            )
+            yield to_device(batch, self.device), numbers.to(self.device, non_blocking=True)
 
     def close(self) -> None:
         """End the workers; safe to call twice."""

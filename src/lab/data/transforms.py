@@ -175,7 +175,7 @@ class RandomErase(_Rectangle):
         super().__init__(field)
         if not (0 <= probability <= 1 and 0 < area[0] <= area[1] <= 1 and 0 < ratio[0] <= ratio[1]):
             raise ConfigError(
-                f"data.transforms: RandomErase needs probability in [0, 1], area [low, high] in (0, 1], ratio [low, high]; "
+                f"data.transforms: RandomErase needs probability in [0, 1], area and ratio [low, high]; "
                 f"got probability={probability}, area={list(area)}, ratio={list(ratio)}"
             )
         self._probability, self._area, self._ratio = probability, list(area), [math.log(r) for r in ratio]
@@ -240,7 +240,7 @@ def _mix(x: Tensor, partner: Tensor, share: Tensor) -> Tensor:
 def _beta_quantiles(alpha: float) -> Tensor:
     """(4097,) float32: quantiles of Beta(alpha, alpha) at equal steps of probability.
 
-    In t = x ** alpha the density x ** (alpha - 1) * (1 - x) ** (alpha - 1) loses its pole at 0; the upper half is its mirror.
+    In t = x ** alpha the density x ** (alpha - 1) * (1 - x) ** (alpha - 1) has no pole; the upper half is a mirror.
     """
     t = np.linspace(0, 0.5**alpha, 65537)
     density = (1 - t ** (1 / alpha)) ** (alpha - 1)

@@ -27,7 +27,7 @@ import torch.multiprocessing
 from torch import Tensor
 
 from lab.data.order import Plan
-from lab.data.ring import CAN_REUSE, Batch, Spec, users
+from lab.data.ring import CAN_REUSE, Batch, Spec, to_device, users
 from lab.data.samples import fill
 from lab.errors import ConfigError
 
@@ -231,13 +231,13 @@ class Workers:
         indices, batch = self._layout.views(self._slots[slot], rows)
         numbers = indices[0].clone()
         if self.device.type == "cuda":
-            on_gpu = {field: value.to(self.device, non_blocking=True) for field, value in batch.items()}
+            on_gpu = to_device(batch, self.device)
             event = torch.cuda.Event()
             event.record()
             self._copied[slot] = event
             return on_gpu, numbers.to(self.device, non_blocking=True)
         if self.device.type != "cpu":
-            return {field: value.to(self.device) for field, value in batch.items()}, numbers.to(self.device)
+            return to_device(batch, self.device), numbers.to(self.device)
         held = sum(not self._free(i) for i in range(len(self._slots)) if i not in self._working and i != slot)
         if held >= _SPARE - 1 or not CAN_REUSE:  # a consumer who hoards: the slots must not run out
             return {field: value.clone() for field, value in batch.items()}, numbers
