@@ -44,7 +44,9 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         if len(input_shape) != 1:
-            raise ConfigError(f"model GPT reads token windows, (T,), not samples of shape {list(input_shape)}: data=tokens")
+            raise ConfigError(
+                f"model GPT reads token windows, (T,), not samples of shape {list(input_shape)}: data=tokens"
+            )
         if width % heads:
             raise ConfigError(f"model.width={width} is not a multiple of model.heads={heads}")
         self.dropout = dropout
