@@ -57,7 +57,8 @@ def ours(steps: int) -> float:
         run = start_run(
             Path(folder) / "run",
             "data=synthetic", f"data.size={SIZE}", "data.shape=[64]", "model.hidden=[64]", "logger=none",
-            "hardware=cpu", "hardware.num_threads=1", f"trainer.global_batch_size={BATCH}", f"trainer.max_steps={steps}",
+            "hardware=cpu", "hardware.num_threads=1", f"trainer.global_batch_size={BATCH}",
+            f"trainer.max_steps={steps}",
             "trainer.max_epochs=null", f"trainer.log_every={LOG_EVERY}", "trainer.eval_every=null",
             "trainer.save_every=null",
         )  # fmt: skip
@@ -147,9 +148,8 @@ def main() -> None:
                 os.dup2(stderr, 2)
                 os.close(stderr)
     base = statistics.median(times["bare PyTorch"])
-    print(
-        f"| loop | us per step | x bare |\n|---|---|---|  torch {torch.__version__}, {args.rounds} rounds of {args.steps}"
-    )
+    print(f"torch {torch.__version__}, {args.rounds} rounds of {args.steps} steps\n")
+    print("| loop | us per step | x bare |\n|---|---|---|")
     for way, values in times.items():
         middle = statistics.median(values)
         print(f"| {way} | {middle * 1e6:.0f} | {middle / base:.2f} |")

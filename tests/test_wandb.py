@@ -63,8 +63,10 @@ def test_an_offline_run_holds_metrics_and_config(train_command: Command, tmp_pat
 
 def test_a_failed_run_is_failed_there_too(train_command: Command, tmp_path: Path) -> None:
     # 1e30 makes the loss overflow in the first steps
-    done = train_command(*RUN, "optim=sgd", "optim.lr=1e30", "trainer.max_steps=50", "trainer.log_every=5", "trainer.clip_norm=null",
-                         "optim/schedule=constant", "optim.schedule.warmup=0", "hydra.run.dir=run")  # fmt: skip
+    done = train_command(
+        *RUN, "optim=sgd", "optim.lr=1e30", "optim/schedule=constant", "optim.schedule.warmup=0",
+        "trainer.max_steps=50", "trainer.log_every=5", "trainer.clip_norm=null", "hydra.run.dir=run",
+    )  # fmt: skip
     assert done.returncode == 1
     assert "not finite" in done.stderr
     assert "Traceback" not in done.stderr

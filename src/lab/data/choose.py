@@ -56,6 +56,9 @@ def _for_batch_dataset(dataset: Any, plan: Plan, device: torch.device) -> tuple[
         return "threads", "threads: samples vary in length"
     row_bytes = sample_bytes(dataset.spec)
     nbytes = row_bytes * len(dataset)
+    stored = getattr(dataset, "nbytes", nbytes)
+    if nbytes > 2 * stored:
+        return "threads", f"threads: its samples overlap, {_size(stored)} would become {_size(nbytes)}"
     limit = min(_RESIDENT_BYTES, _free_bytes(device) // 10)
     part = plan(0)
     batch_bytes = row_bytes * len(part[0]) if part else 0

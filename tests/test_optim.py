@@ -1,0 +1,121 @@
+"""Parameter groups, schedules, and the lean way through torch's optimizers."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lab.loop import clip
+from lab.optim import Constant, Cosine, Linear, Schedule, Step, build_optimizer, lean_step
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 2))
+
+
+def backward(model: nn.Module) -> None:
+    torch.manual_seed(1)
+    model(torch.randn(7, 6)).square().mean().backward()
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
+def test_biases_and_norms_do_not_decay(make: type[torch.optim.Optimizer]) -> None:
+    model = small()
+    optimizer = build_optimizer(lambda p, **k: make(p, lr=0.1, weight_decay=0.3, **k), model, 0.3, False)
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert len(decays) == len(list(model.parameters()))
+    for p in model.parameters():
+        assert decays[id(p)] == (0.3 if p.dim() > 1 else 0.0)
+    everything = build_optimizer(lambda p, **k: make(p, lr=0.1, weight_decay=0.3, **k), model, 0.3, True)
+    assert [group["weight_decay"] for group in everything.param_groups] == [0.3]
+
+
+def test_fused_where_the_class_has_it() -> None:
+    assert build_optimizer(torch.optim.AdamW, small(), 0.0, True).defaults["fused"]
+    assert "fused" not in build_optimizer(torch.optim.RMSprop, small(), 0.0, True).defaults
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
+def test_the_lean_step_is_the_step(make: type[torch.optim.Optimizer]) -> None:
+    one = small()
+    two = copy.deepcopy(one)
+    optimizers = [build_optimizer(make, model, 0.01, False) for model in (one, two)]
+    steps = [lean_step(optimizers[0]), optimizers[1].step]
+    for _ in range(3):
+        for model, step in zip((one, two), steps):
+            model.zero_grad()
+            backward(model)
+            step()
+    for a, b in zip(one.parameters(), two.parameters()):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD])
+def test_the_fused_kernel_leaves_weights_alone_where_told(make: type[torch.optim.Optimizer]) -> None:
+    """What trainer.non_finite=stop relies on: no host sync, and still no weight is lost."""
+    model = small()
+    optimizer = build_optimizer(make, model, 0.01, False)
+    step = lean_step(optimizer)
+    for bad in (0.0, 1.0, 0.0):
+        before = [p.clone() for p in model.parameters()]
+        model.zero_grad()
+        backward(model)
+        if bad:
+            next(iter(model.parameters())).grad[0] = math.nan  # type: ignore[index]
+        optimizer.found_inf = torch.tensor(bad)  # type: ignore[attr-defined]
+        step()
+        same = [torch.equal(a, b) for a, b in zip(before, model.parameters())]
+        assert all(same) if bad else not any(same)
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_hooks_of_an_optimizer_are_kept() -> None:
+    model, called = small(), []
+    optimizer = build_optimizer(torch.optim.SGD, model, 0.0, True)
+    optimizer.register_step_post_hook(lambda *args: called.append(1))
+    backward(model)
+    lean_step(optimizer)()
+    assert called == [1]
+
+
+def test_clip_is_torch_s() -> None:
+    for limit in (0.01, 1e6):
+        one = small()
+        two = copy.deepcopy(one)
+        backward(one)
+        backward(two)
+        norm = clip([p.grad for p in one.parameters() if p.grad is not None], limit)
+        expected = nn.utils.clip_grad_norm_(two.parameters(), limit)
+        torch.testing.assert_close(norm, expected)
+        for a, b in zip(one.parameters(), two.parameters()):
+            torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_schedules() -> None:
+    total = 100
+    warm = [Constant(0.1)(step, total) for step in range(total)]
+    assert warm[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    assert set(warm[10:]) == {1.0}
+    assert Cosine(0.0, 0.1)(0, total) == 1.0
+    assert Cosine(0.0, 0.1)(50, total) == pytest.approx(0.55)
+    assert Cosine(0.0, 0.1)(100, total) == pytest.approx(0.1)
+    assert Linear(0.5, 0.0)(75, total) == pytest.approx(0.5)
+    steps = [Step(0.0, [0.5, 0.75], 0.1)(step, total) for step in (0, 49, 50, 74, 75, 99)]
+    assert steps == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+
+
+def test_a_schedule_goes_on_where_it_was() -> None:
+    first, second = (build_optimizer(lambda p, **k: torch.optim.SGD(p, lr=0.5, **k), small(), 0.0, False) for _ in "ab")
+    schedule = Schedule(first, Cosine(0.1, 0.0), 20)
+    rates = []
+    for _ in range(12):
+        rates.append(first.param_groups[0]["lr"])
+        schedule.step()
+    again = Schedule(second, Cosine(0.1, 0.0), 20)
+    again.load_state_dict({"updates": 7})
+    assert second.param_groups[0]["lr"] == rates[7]
