@@ -32,7 +32,8 @@ CPU = torch.device("cpu")
 LARGE, SMALL = (3, 224, 224), (3, 32, 32)
 _WINDOW_S = 0.6
 PEERS = list(loader_peers.PEERS)
-TARGETS = {LARGE: (14, 7, 7, 8, 11, 20), SMALL: (100, 25, 4, 18, 60, 200)}  # ours / peer, in the order of PEERS
+# ours / peer, in the order of PEERS; None: a stronger variant of the peer before it, for comparison
+TARGETS = {LARGE: (14, 7, None, 7, None, 8, 11, 20), SMALL: (100, 25, None, 4, None, 18, 60, 200)}
 
 
 def open_set(folder: Path) -> H5Dataset:

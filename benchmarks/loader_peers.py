@@ -93,6 +93,22 @@ class KeptH5(_Lazy):
         return torch.from_numpy(out[np.argsort(order)])
 
 
+class KeptH5BySample(_Lazy):
+    """The dataset is held open, and nothing else is done."""
+
+    def __getitem__(self, i: int) -> Tensor:
+        if self.handle is None:
+            self.handle = h5py.File(self.folder / "x.h5", "r")["x"]
+        return torch.from_numpy(self.handle[i])
+
+
+class MemmapBySample(_Lazy):
+    def __getitem__(self, i: int) -> Tensor:
+        if self.handle is None:
+            self.handle = np.load(self.folder / "x.npy", mmap_mode="r")
+        return torch.from_numpy(self.handle[i].copy())
+
+
 class Memmap(_Lazy):
     def __getitem__(self, rows: list[int]) -> Tensor:
         if self.handle is None:
@@ -174,8 +190,10 @@ def webdataset(folder: Path, size: int, shape: tuple[int, ...], batch_size: int,
 # name -> (way, numbers of workers to try: the best counts). Workers first: LMDB may not be open where they are forked.
 PEERS: dict[str, tuple[Callable[..., Epoch], tuple[int, ...]]] = {
     "DataLoader, 2 workers, f['x'][i]": (by_sample(NaiveH5), (2,)),
-    "h5py used well": (by_batch(KeptH5), (2, 0)),
-    "memmap": (by_batch(Memmap), (2, 0)),
+    "h5py, kept handle": (by_sample(KeptH5BySample), (2, 0)),
+    "h5py, kept handle, no sieve, sorted whole batches": (by_batch(KeptH5), (2, 0)),
+    "memmap": (by_sample(MemmapBySample), (2, 0)),
+    "memmap, whole batches": (by_batch(Memmap), (2, 0)),
     "LMDB": (by_sample(Lmdb), (2, 0)),
     "webdataset": (webdataset, (2, 0)),
     "zarr": (by_sample(Zarr), (2, 0)),

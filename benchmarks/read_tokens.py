@@ -26,7 +26,7 @@ def main(folder: Path) -> None:
     with h5py.File(folder / "tokens.h5", "w") as file:
         file["tokens"] = tokens
     path = str(folder / "tokens.h5")
-    data = TokenWindows(path, {"tokens": "tokens"}, {"all": {"group": "/"}}, "all", window=WINDOW, stride=1)
+    data = TokenWindows(path, {"tokens": "tokens"}, {"train": {"group": "/"}}, "train", window=WINDOW, stride=1)
     out = {"tokens": torch.empty(BATCH, WINDOW + 1, dtype=torch.int64)}
     split = NextToken("tokens")
     held = h5py.File(path)["tokens"]

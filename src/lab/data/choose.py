@@ -88,7 +88,7 @@ def num_threads(dataset: Any, plan: Plan, num_workers: int | str) -> tuple[int, 
     if plan(0) is None:
         return 1, "1 thread, as there is nothing to read"
     rates: dict[int, float] = {}
-    count = 1
+    count = min(2, cores())  # while one waits to hand its batch over, another gathers
     while count <= min(cores(), 4) and (len(rates) < 2 or rates[count // 2] > 1.1 * rates[count // 4]):
         rates[count] = _rate(dataset, plan, count)
         count *= 2

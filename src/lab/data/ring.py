@@ -31,9 +31,9 @@ Spec = dict[str, "tuple[tuple[int, ...], torch.dtype]"]
 _use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 CAN_REUSE = _use_count is not None  # a private function of torch: without it every batch gets fresh memory
 
-GROUP_BYTES = (
-    256 * 1024
-)  # small micro-batches are gathered together up to this: a hand-over between threads costs ~50 us
+# Small micro-batches are gathered together up to this: a hand-over between threads costs about 50 us. Measured with
+# batches of 0.8 MB: 1 MB reaches 0.47 of what bare index_select does, 4 MB 0.86, 16 MB 0.7.
+GROUP_BYTES = 4 * 1024 * 1024
 GROUP_MOST = 64
 _WINDOW_BYTES = 256 * 1024 * 1024  # a window of chunks is gathered together up to this
 
@@ -128,6 +128,7 @@ class _Filler:
         self.tasks: SimpleQueue[_Job | None] = SimpleQueue()
 
     def work(self) -> None:
+        _never_preempt()
         with torch.cuda.device(self.device) if self.on_gpu else contextlib.nullcontext():
             while (job := self.tasks.get()) is not None:
                 try:
@@ -162,6 +163,14 @@ class _Filler:
             else:
                 slot.copied = job.copied
             job.batch = on_gpu
+
+
+def _never_preempt() -> None:
+    """Linux: this thread, woken to fill a buffer, does not push the training loop off its core (measured on 2 cores
+    with a step of 10 ms: 0.1 ms added to it instead of 0.45; a lower priority changes nothing)."""
+    if hasattr(os, "SCHED_BATCH"):
+        with contextlib.suppress(OSError):  # a sandbox may forbid it; then it is as before
+            os.sched_setscheduler(threading.get_native_id(), os.SCHED_BATCH, os.sched_param(0))
 
 
 def _stop(filler: _Filler, threads: list[threading.Thread], pid: int) -> None:
