@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser("h5", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = top.add_subparsers(dest="verb", required=True)
 
-    # no defaults here (SUPPRESS): those of lab.data.pack_options hold; the help names them in brackets
+    # no defaults here (SUPPRESS): those of lab.packing.options hold; the help names them in brackets
     p = verbs.add_parser("pack", help="any known format into one .h5 file", argument_default=argparse.SUPPRESS)
     add = p.add_argument
     add(
@@ -144,11 +144,11 @@ def main(argv: list[str]) -> None:
     args = vars(parser().parse_args(argv))
     verb = args.pop("verb")
     if verb == "inspect":
-        from lab.data.inspect_file import inspect
+        from lab.packing.inspect import inspect
 
         return inspect(args["file"], args["seconds"])
-    from lab.data.encode import Encoding
-    from lab.data.pack_options import PackOptions
+    from lab.packing.encode import Encoding
+    from lab.packing.options import PackOptions
 
     for name in ("fields", "kinds", "split"):
         if name in args:
@@ -158,11 +158,11 @@ def main(argv: list[str]) -> None:
     options = PackOptions(**args)
     record = provenance(source, argv, options)
     if verb == "repack":
-        from lab.data.repack import repack
+        from lab.packing.repack import repack
 
         return repack(source, out, options, encode, record, flatten)
-    from lab.data.importers import open_source
-    from lab.data.repack import pack_encoded
+    from lab.packing.importers import open_source
+    from lab.packing.repack import pack_encoded
 
     return pack_encoded(open_source(source, options), out, options, encode, record)
 

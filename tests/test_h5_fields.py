@@ -166,7 +166,10 @@ def test_token_windows(options: dict[str, Any], stride: int, tmp_path: Path) -> 
             file["odd"] = np.zeros(3, "u1")  # what follows is misaligned
             file.create_dataset("t", data=stream, **options if len(stream) > 10 else {})
     paths = [str(tmp_path / f"{k}.h5") for k in range(3)]
-    data = TokenWindows(paths, {"tokens": "t"}, ROOT, "all", window=32, stride=stride, cache_mb=1)
+    splits = {"train": ROOT["all"], "val": ROOT["all"]}
+    data = TokenWindows(paths, {"tokens": "t"}, splits, "train", window=32, stride=stride, cache_mb=1)
+    consecutive = TokenWindows(paths, {"tokens": "t"}, splits, "val", window=32, stride=stride)
+    assert len(consecutive) == sum((len(s) - 1) // 32 for s in streams)  # each token is a target once
     windows = [s[b : b + 33].astype(np.int64) for s in streams for b in range(0, len(s) - 32, stride)]
     assert len(data) == len(windows)
     rows = np.random.default_rng(0).integers(0, len(data), 64)

@@ -22,8 +22,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lab.data import filters
 from lab.data.h5 import H5Dataset
+from lab.data.reading import filters
 from lab.errors import ConfigError
 
 SRC = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")}

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.data import ring
+from lab.data.delivery import ring
 from lab.data.loader import Loader, starvation
 from lab.data.order import eval_plan, sequential, shuffled, train_plan
 from lab.data.windows import chunk_windows

@@ -10,10 +10,10 @@ import h5py
 import numpy as np
 import pytest
 
-from lab.data.importers import open_source
-from lab.data.pack import pack
-from lab.data.pack_options import PackOptions
 from lab.errors import ConfigError
+from lab.packing.importers import open_source
+from lab.packing.options import PackOptions
+from lab.packing.write import pack
 
 Image = pytest.importorskip("PIL.Image")
 

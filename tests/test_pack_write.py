@@ -16,12 +16,12 @@ import h5py
 import numpy as np
 import pytest
 
-from lab.data.importers import open_source
-from lab.data.importers.base import ArraySource, BadSample, Field, Rows, SampleSource
-from lab.data.pack import pack
-from lab.data.pack_file import Journal, offsets
-from lab.data.pack_options import PackOptions
 from lab.errors import ConfigError
+from lab.packing.file import Journal, offsets
+from lab.packing.importers import open_source
+from lab.packing.importers.base import ArraySource, BadSample, Field, Rows, SampleSource
+from lab.packing.options import PackOptions
+from lab.packing.write import pack
 
 H5 = Path(__file__).parents[1] / "src" / "h5.py"
 
@@ -168,7 +168,7 @@ class Slow(Numbers):
 KILLED = """
 import sys; sys.path[:0] = {path!r}
 from test_pack_write import Slow, options
-from lab.data.pack import pack
+from lab.packing.write import pack
 pack(Slow(8000), {out!r}, options(), {{}})
 """
 
@@ -216,7 +216,7 @@ class Counting(ArraySource):
 
 
 def test_finished_blocks_are_not_read_again_but_lost_ones_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.data.pack_plan.BLOCK_BYTES", 1500)  # 100 rows
+    monkeypatch.setattr("lab.packing.plan.BLOCK_BYTES", 1500)  # 100 rows
     made = {"x": arrays()["x"]}
 
     def refuse(self: Journal, record: dict[str, Any], add: Any = Journal.add) -> None:
@@ -292,7 +292,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
     out = tmp_path / "a.h5"
     code = (
         f"import resource, sys; sys.path[:0] = [{str(H5.parent)!r}]; import h5\n"
-        "import lab.data.pack, lab.data.encode, lab.data.repack\n"
+        "import lab.packing.write, lab.packing.encode, lab.packing.repack\n"
         "used = int(open('/proc/self/statm').read().split()[5]) * 4096\n"  # data and stack: not the mapped file
         "resource.setrlimit(resource.RLIMIT_DATA, (used + 300_000_000,) * 2)\n"
         f"h5.main(['pack', {str(tmp_path / 'x.npy')!r}, {str(out)!r}, '--workers', '2', '--quiet'])"

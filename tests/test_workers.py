@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab.data.delivery.samples import seed_sample
 from lab.data.loader import Loader
 from lab.data.order import eval_plan, shuffled, train_plan
-from lab.data.samples import seed_sample
 from lab.errors import ConfigError
 
 CPU = torch.device("cpu")

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.data.fields import open_field
-from lab.data.layout import plan_reader
-from lab.data.opening import files_of, find, open_h5, split_of
-from lab.data.raw import ChunkCache
+from lab.data.reading.fields import open_field
+from lab.data.reading.layout import plan_reader
+from lab.data.reading.opening import files_of, find, open_h5, split_of
+from lab.data.reading.raw import ChunkCache
 from lab.errors import ConfigError
 
 __all__ = ["H5Dataset", "plan_reader"]

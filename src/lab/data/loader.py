@@ -7,10 +7,10 @@ A dataset is one of two kinds:
 - any map-style dataset whose `__getitem__(i)` returns a dict of tensors, arrays or numbers. It may have
   `collate(samples) -> dict of tensors`, needed where the shapes of samples vary.
 
-    threads    lab.data.ring       threads gather into reused (pinned) buffers, copied to the GPU beside the step
-    device     lab.data.resident   the whole set lies on the device
-    workers    lab.data.workers    processes run __getitem__ and write into shared slots;
-               lab.data.torch_loader: PyTorch's DataLoader, where the dataset has its own `collate`
+    threads    delivery.ring         threads gather into reused (pinned) buffers, copied to the GPU beside the step
+    device     delivery.resident     the whole set lies on the device
+    workers    delivery.workers      processes run __getitem__ and write into shared slots;
+               delivery.torch_loader PyTorch's DataLoader, where the dataset has its own `collate`
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.data import choose
-from lab.data.open_workers import open_workers
+from lab.data.delivery import choose
+from lab.data.delivery.open_workers import open_workers
+from lab.data.delivery.resident import Resident
+from lab.data.delivery.ring import CAN_REUSE, Batch, Ring
 from lab.data.order import Plan
-from lab.data.resident import Resident
-from lab.data.ring import CAN_REUSE, Batch, Ring
 from lab.errors import ConfigError
 
 # transform(batch, numbers): whole batches on the device; numbers (B,) are global sample numbers, which seed randomness

@@ -8,7 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from lab.data.opening import files_of, find, open_h5, split_of
+from lab.data.reading.opening import files_of, find, open_h5, split_of
 from lab.errors import ConfigError
 
 

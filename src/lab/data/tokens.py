@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.data.fields import Fixed, open_field
-from lab.data.opening import files_of, open_h5, split_of
-from lab.data.raw import ChunkCache
-from lab.data.ways import Mapped
+from lab.data.reading.fields import Fixed, open_field
+from lab.data.reading.opening import files_of, open_h5, split_of
+from lab.data.reading.raw import ChunkCache
+from lab.data.reading.ways import Mapped
 from lab.errors import ConfigError
 
 

@@ -1,0 +1,243 @@
+"""One named field over the shards of a set: which readers it needs, and its samples as arrays.
+
+    numbers, all samples of one shape    -> (B, *sample)                      read into the caller's buffer
+    samples of different length          -> list of (length, ...) arrays      stored flat + offsets, or HDF5 vlen
+    strings                              -> list of str                       flat UTF-8 + offsets, fixed, or HDF5 vlen
+
+Flat + offsets is a group with `values` (total, ...) and `offsets` (N + 1,): sample i is
+values[offsets[i]:offsets[i + 1]]. It holds strings if the group, or `values`, has the attribute encoding = "utf-8" and
+the values are uint8.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import h5py
+import numpy as np
+
+from lab.data.reading.layout import plan
+from lab.data.reading.opening import find, open_h5
+from lab.data.reading.raw import ChunkCache
+from lab.data.reading.ways import Chunks, Mapped, ThroughH5py, Way
+from lab.errors import ConfigError
+
+
+class Fixed:
+    """Samples of one shape: `shape` (N, *sample), `dtype` in native byte order."""
+
+    def __init__(self, dset: h5py.Dataset, member: str | None, cache: ChunkCache, swmr: bool) -> None:
+        where = f"{dset.file.filename}: {dset.name}"
+        dtype = dset.dtype if member is None else dset.dtype[member]
+        if dtype.names:
+            raise ConfigError(
+                f"{where} has a compound type; name a member: {dset.name}/{dtype.names[0]} (of {dtype.names})"
+            )
+        base, inner = dtype.subdtype or (dtype, ())
+        if base.kind not in "biufcS" or base.char in "gG":  # long double
+            raise ConfigError(f"{where} has the type {dtype}, which no tensor can hold; repack it as another type")
+        if not dset.shape:
+            raise ConfigError(f"{where} is a single value without rows; a field needs a dataset of shape (rows, ...)")
+        self.shape, self.dtype = (*dset.shape, *inner), base.newbyteorder("=")
+        self.chunk_rows = dset.chunks[0] if dset.chunks else 1
+        _check_sources(dset)
+        way, self.reason, layout = plan(dset)
+        if swmr or member is not None:
+            layout, self.reason = None, "being written (SWMR)" if swmr else "a member of a compound type"
+        self.reader: Way
+        if layout is None:
+            self.way, self.reader = "h5py", ThroughH5py(dset.file.filename, dset.name, member, swmr)
+        elif way == "mapped":
+            self.way, self.reader = way, Mapped(layout)
+        else:
+            self.way, self.reader = way, Chunks(layout, cache)
+        self._verify(dset, member)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+
+    def nbytes(self, rows: np.ndarray | None) -> int:
+        return (self.shape[0] if rows is None else len(rows)) * self.row_bytes
+
+    def _verify(self, dset: h5py.Dataset, member: str | None) -> None:
+        """Read some rows, and compare them with what h5py reads: a wrong guess about the format must stop the run."""
+        if len(self) == 0:
+            return
+        rows = np.unique([0, len(self) - 1, *np.random.default_rng(0).integers(len(self), size=2)])
+        self.reader.advise(rows)
+        ours = self.read(rows)
+        if isinstance(self.reader, ThroughH5py):
+            self.reader.close()
+            return
+        for k, row in enumerate(rows.tolist()):
+            try:
+                theirs = np.asarray(dset[row : row + 1], dtype=self.dtype)
+            except OSError as error:
+                if "filter" not in str(error):
+                    raise
+                self.reason += "; not compared with HDF5, which lacks this filter (pip install hdf5plugin)"
+                return
+            if theirs.tobytes() != ours[k : k + 1].tobytes():
+                raise ConfigError(
+                    f"{dset.file.filename}: row {row} of {dset.name} read as {self.way} differs from h5py's; "
+                    "please report this file's layout (h5dump -pH), and repack the file meanwhile"
+                )
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """(B, *sample), newly allocated."""
+        out = np.empty((len(rows), *self.shape[1:]), dtype=self.dtype)
+        self.reader.gather_into(rows, out)
+        return out
+
+    def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        self.reader.gather_into(rows, out, at)
+
+    def advise(self, rows: np.ndarray) -> None:
+        self.reader.advise(rows)
+
+
+class FlatOffsets:
+    """Samples of different length, stored one after the other."""
+
+    def __init__(self, group: h5py.Group, cache: ChunkCache, swmr: bool) -> None:
+        self._where = f"{group.file.filename}: {group.name}"
+        values = group["values"]
+        self.values = Fixed(values, None, cache, swmr)
+        self.text = str(group.attrs.get("encoding", values.attrs.get("encoding", ""))).lower() in (
+            "utf-8",
+            "utf8",
+            "ascii",
+        )
+        self.way, self.reason = self.values.way, f"flat + offsets, values {self.values.reason}"
+        self.chunk_rows = 1
+        self.shape, self.dtype = (-1, *self.values.shape[1:]), self.values.dtype
+        offsets = group["offsets"]
+        if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or offsets.shape[0] == 0:
+            raise ConfigError(f"{self._where}/offsets must be N + 1 integers, but is {offsets.shape} {offsets.dtype}")
+        self.offsets = offsets[:].astype(np.int64)
+        if (np.diff(self.offsets) < 0).any() or self.offsets[0] < 0 or self.offsets[-1] > len(self.values):
+            raise ConfigError(f"{self._where}/offsets must rise from 0 to {len(self.values)} (values), and do not")
+        if self.text and (self.dtype != np.uint8 or len(self.shape) != 1):
+            raise ConfigError(
+                f"{self._where} says it is text, but its values are {self.values.shape} {self.dtype}, not (n,) uint8"
+            )
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def nbytes(self, rows: np.ndarray | None) -> int:
+        lengths = np.diff(self.offsets)
+        return int((lengths if rows is None else lengths[rows]).sum()) * self.values.row_bytes
+
+    def read(self, rows: np.ndarray) -> list[Any]:
+        bounds = zip(self.offsets[rows].tolist(), self.offsets[rows + 1].tolist(), strict=True)
+        reader = self.values.reader
+        if isinstance(reader, Mapped) and reader.contiguous:
+            samples = [reader.view(a, b) for a, b in bounds]
+        else:
+            samples = [self.values.read(np.arange(a, b)) for a, b in bounds]
+        return [_decoded(s.tobytes(), self._where) for s in samples] if self.text else samples
+
+    def advise(self, rows: np.ndarray) -> None:
+        begin, end = self.offsets[rows], self.offsets[rows + 1]
+        if isinstance(self.values.reader, Mapped):
+            self.values.reader.advise(begin[end > begin], (end - begin)[end > begin])
+
+
+class Objects:
+    """Strings, and HDF5's own variable length."""
+
+    def __init__(self, dset: h5py.Dataset, cache: ChunkCache, swmr: bool) -> None:
+        self._where = f"{dset.file.filename}: {dset.name}"
+        if dset.ndim != 1:
+            raise ConfigError(
+                f"{self._where} has the shape {dset.shape}; strings and vlen samples must be of shape (rows,)"
+            )
+        string, vlen = h5py.check_string_dtype(dset.dtype), h5py.check_vlen_dtype(dset.dtype)
+        if string is None and (vlen is None or np.dtype(vlen).kind not in "biuf"):
+            raise ConfigError(
+                f"{self._where} has the type {dset.dtype}, which no tensor can hold; repack it as another type"
+            )
+        self._rows, self.text, self.chunk_rows = dset.shape[0], string is not None, 1
+        self.shape, self.dtype = (-1,), np.dtype(np.uint8 if self.text else vlen).newbyteorder("=")
+        self._fixed = Fixed(dset, None, cache, swmr) if string and string.length is not None else None
+        self._reader = ThroughH5py(dset.file.filename, dset.name, None, swmr)
+        self.way, self.reason = (self._fixed.way, self._fixed.reason) if self._fixed else ("h5py", "variable length")
+        self._bytes_a_row = dset.dtype.itemsize
+        self.read(np.arange(min(1, self._rows)))  # what is damaged shall show now
+        self._reader.close()
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def nbytes(self, rows: np.ndarray | None) -> int:
+        """Of what has a fixed size: the strings, or the references to the samples."""
+        return (self._rows if rows is None else len(rows)) * self._bytes_a_row
+
+    def read(self, rows: np.ndarray) -> list[Any]:
+        if self._fixed is not None:
+            return [_decoded(raw, self._where) for raw in self._fixed.read(rows).tolist()]
+        out = np.empty(len(rows), dtype=object)
+        try:
+            self._reader.gather_into(rows, out)
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{self._where} is not UTF-8 ({error}); write it again as UTF-8") from error
+        return out.tolist() if self.text else [np.asarray(sample, dtype=self.dtype) for sample in out]
+
+    def advise(self, rows: np.ndarray) -> None:
+        if self._fixed is not None:
+            self._fixed.advise(rows)
+
+
+Field = Fixed | FlatOffsets | Objects
+
+
+def open_field(file: h5py.File, group: str, name: str, key: str, cache: ChunkCache, swmr: bool) -> Any:
+    item, member = find(file, group, name, key)
+    if isinstance(item, h5py.Group):
+        if not {"values", "offsets"} <= set(item):
+            raise ConfigError(
+                f"{file.filename}: {item.name} ({key}) is a group of {sorted(item)[:20]}; name one of its datasets "
+                "(a group is a field only if it holds `values` and `offsets`)"
+            )
+        return FlatOffsets(item, cache, swmr)
+    if item.shape is None:
+        raise ConfigError(f"{file.filename}: {item.name} ({key}) is empty: it has no rows and no shape")
+    if member is None and item.dtype.kind in "OS" and not item.dtype.subdtype:
+        return Objects(item, cache, swmr)
+    return Fixed(item, member, cache, swmr)
+
+
+def _decoded(raw: bytes, where: str) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where} is not UTF-8 ({error}); write it again as UTF-8") from error
+
+
+def _check_sources(dset: h5py.Dataset) -> None:
+    """HDF5 reads fill values, without a word, where a virtual dataset's source is missing or an external file short."""
+    where = f"{dset.file.filename}: {dset.name}"
+    for source in dset.virtual_sources() if dset.is_virtual else ():
+        name, folder = source.file_name, os.path.dirname(os.path.abspath(dset.file.filename))
+        if "%" in name or "HDF5_VDS_PREFIX" in os.environ:
+            continue
+        found = [p for p in (os.path.join(folder, name), name) if os.path.exists(p)]
+        if name != "." and not found:
+            raise ConfigError(f"{where} is virtual and its source {name} is missing; put it beside the file")
+        with open_h5(dset.file.filename if name == "." else found[0]) as file:
+            if source.dset_name not in file:
+                raise ConfigError(f"{where} is virtual and its source {name} has no {source.dset_name}")
+    end, needed = 0, dset.size * dset.dtype.itemsize
+    for name, offset, size in dset.external or ():
+        there = os.path.getsize(name) - offset if os.path.exists(name) else needed  # missing: HDF5 itself says so
+        end += min(there, size)
+    if dset.external and end < needed:
+        raise ConfigError(
+            f"{where} is stored in {dset.external[0][0]}, which has {end} of its {needed} bytes; copy it again"
+        )

@@ -1,0 +1,220 @@
+"""The three ways to read rows of one HDF5 dataset (layout.py says which). All give the same bytes.
+
+Each has `gather_into(rows, out, at=None)`: write row rows[k] to out[k], or to out[at[k]]. rows: (B,) int64, all within
+the dataset (the caller checks); out: C-contiguous, of the dataset's shape and type. Safe from several threads.
+`advise(rows)` asks the kernel to fetch what is not in memory yet. Handles are this process's own: they are left out of
+a pickle, and a forked child opens what must not be shared.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any, Protocol
+
+import h5py
+import numpy as np
+
+from lab.data.reading import filters
+from lab.data.reading.layout import Layout
+from lab.data.reading.opening import acquire, release
+from lab.data.reading.raw import ChunkCache, RawFile, spread
+from lab.errors import ConfigError
+
+
+class Way(Protocol):
+    def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None: ...
+
+    def advise(self, rows: np.ndarray) -> None: ...
+
+
+class Mapped:
+    """Rows lie in the file as they are: copy them from its mapping."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._file = RawFile(layout.path, layout.end)
+        self._open()
+
+    def __getstate__(self) -> Any:
+        return self.layout, self._file
+
+    def __setstate__(self, state: Any) -> None:
+        self.layout, self._file = state
+        self._open()
+
+    def _open(self) -> None:
+        self._bytes, size = self._file.map(), self.layout.row_bytes
+        self._rows: np.ndarray | None = None
+        if len(self.layout.offset) == 1:
+            first = int(self.layout.offset[0, 0])
+            self._rows = self._bytes[first : first + self.layout.shape[0] * size].reshape(-1, size)
+        # every run of `size` bytes, at any offset: picking from it gathers rows that lie anywhere
+        self._runs = np.lib.stride_tricks.as_strided(
+            self._bytes, (len(self._bytes) - size + 1, size), (1, 1), writeable=False
+        )
+
+    def _addresses(self, rows: np.ndarray) -> np.ndarray:
+        chunk, inner = np.divmod(rows, self.layout.chunk[0])
+        return self.layout.offset[chunk, 0] + inner * self.layout.row_bytes
+
+    def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        if len(rows) == 0:
+            return
+        self._file.check()
+        flat = out.reshape(len(out), -1).view(np.uint8)
+        if self._rows is not None and at is None:
+            # "clip" because "raise" would go through a buffer; one thread, since the loader has several of its own
+            np.take(self._rows, rows, axis=0, out=flat[: len(rows)], mode="clip")
+            return
+        addresses, size = self._addresses(rows), self.layout.row_bytes
+        at = np.arange(len(rows)) if at is None else at
+        if size >= 16384:
+            for k, address in zip(at.tolist(), addresses.tolist(), strict=True):
+                flat[k] = self._bytes[address : address + size]
+        else:
+            step = max(1, (128 << 10) // size)  # rows whose copies stay in the cache
+            for k in range(0, len(rows), step):
+                flat[at[k : k + step]] = self._runs[addresses[k : k + step]]
+
+    @property
+    def contiguous(self) -> bool:
+        return self._rows is not None
+
+    def view(self, start: int, stop: int) -> np.ndarray:
+        """Rows start..stop of a contiguous dataset, not copied; read-only."""
+        self._file.check()
+        assert self._rows is not None
+        return self._rows[start:stop].reshape(-1).view(self.layout.dtype).reshape(-1, *self.layout.shape[1:])
+
+    def advise(self, rows: np.ndarray, count: np.ndarray | int = 1) -> None:
+        """count: rows that follow each, itself included, where they lie together."""
+        self._file.advise(self._addresses(rows), np.broadcast_to(count * self.layout.row_bytes, rows.shape))
+
+
+class Chunks:
+    """Chunks with filters: read by offset, decoded in threads, cropped."""
+
+    def __init__(self, layout: Layout, cache: ChunkCache) -> None:
+        self.layout, self._cache = layout, cache
+        self._file = RawFile(layout.path, layout.end)
+        grid = [-(-n // c) for n, c in zip(layout.shape[1:], layout.chunk[1:], strict=True)]
+        # for each tile of a row: where it goes in the sample, and how much of it is inside
+        self._tiles = []
+        for corner in np.ndindex(*grid):
+            begin = [i * c for i, c in zip(corner, layout.chunk[1:], strict=True)]
+            end = [min(b + c, n) for b, c, n in zip(begin, layout.chunk[1:], layout.shape[1:], strict=True)]
+            target = tuple(map(slice, begin, end))
+            self._tiles.append((target, tuple(slice(0, e - b) for b, e in zip(begin, end, strict=True))))
+
+    def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        chunk, inner = np.divmod(rows, self.layout.chunk[0])
+        order = np.argsort(chunk, kind="stable")
+        cuts = np.flatnonzero(np.diff(chunk[order])) + 1
+        groups = np.split(order, cuts) if len(rows) else []
+
+        def copy(group: np.ndarray) -> None:
+            number = int(chunk[group[0]])
+            to, of = (group if at is None else at[group]), inner[group]
+            for tile, (target, inside) in enumerate(self._tiles):
+                values = self._chunk(number, tile)
+                here, there = (to, *target), (of, *inside)
+                if len(group) == 1:  # plain slices, several times faster
+                    here, there = (to[0], *target), (of[0], *inside)
+                out[here] = values[there]
+
+        spread(copy, groups, self.layout.chunk_bytes * len(self._tiles) * len(groups))
+
+    def _chunk(self, number: int, tile: int) -> np.ndarray:
+        """Tile `tile` of row chunk `number`, decoded."""
+        if self.layout.chunk[0] == 1:
+            return self._decode(number, tile)
+        key = (self.layout.path, self.layout.name, number, tile)
+        return self._cache.get(key, self.layout.chunk_bytes, lambda: self._decode(number, tile))
+
+    def _decode(self, number: int, tile: int) -> np.ndarray:
+        layout = self.layout
+        size, offset = int(layout.size[number, tile]), int(layout.offset[number, tile])
+        if size == 0:
+            return np.broadcast_to(np.asarray(layout.fill, dtype=layout.dtype), layout.chunk)
+        raw = self._file.read(size, offset)
+        try:
+            data = filters.decode(raw, layout.pipeline, int(layout.mask[number, tile]), layout.chunk_bytes)
+        except ValueError as error:
+            first = number * layout.chunk[0]
+            raise ConfigError(
+                f"{layout.path}: {layout.name} is damaged in the chunk of row {first} (byte {offset}; {error}); "
+                "copy or write the file again"
+            ) from error
+        return np.frombuffer(data, dtype=layout.dtype).reshape(layout.chunk)
+
+    def advise(self, rows: np.ndarray) -> None:
+        chunk = np.unique(rows // self.layout.chunk[0])
+        offset, size = self.layout.offset[chunk].reshape(-1), self.layout.size[chunk].reshape(-1)
+        self._file.advise(offset[size > 0], size[size > 0])
+
+
+class ThroughH5py:
+    """Whatever HDF5 can read, by h5py, tuned: held handles, no sieve, consecutive rows together."""
+
+    def __init__(self, path: str, name: str, member: str | None, swmr: bool) -> None:
+        self.path, self.name, self.member, self.swmr = path, name, member, swmr
+        self._handles: dict[int, Any] = {}  # process -> dataset
+        self._close: Any = None
+
+    def __getstate__(self) -> Any:
+        return self.path, self.name, self.member, self.swmr
+
+    def __setstate__(self, state: Any) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+    def _dataset(self) -> Any:
+        if os.getpid() not in self._handles:
+            file = acquire(self.path, self.swmr)
+            done = weakref.finalize(self, release, self.path, self.swmr)
+            dset = file[self.name]
+            filters.load_plugins(dset)
+            if dset.chunks and (dset.chunks[0] == 1 or not dset.id.get_create_plist().get_nfilters()):
+                access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+                access.set_chunk_cache(521, 0, 0.75)  # doubles random reads where no chunk is worth keeping
+                dset = h5py.Dataset(h5py.h5d.open(file.id, self.name.encode(), access))
+            if self._handles.setdefault(os.getpid(), dset) is dset:  # atomic: of two threads here, one's stays
+                self._close = done
+            else:
+                done()
+        dset = self._handles[os.getpid()]
+        if self.swmr:
+            dset.refresh()
+        return dset
+
+    def _values(self) -> Any:
+        dset = self._dataset()
+        if self.member is not None:
+            return dset.fields(self.member)
+        return dset.asstr() if h5py.check_string_dtype(dset.dtype) and dset.dtype.kind == "O" else dset
+
+    def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        order = np.argsort(rows, kind="stable")
+        cuts = np.flatnonzero(np.diff(rows[order]) != 1) + 1
+        try:
+            values = self._values()
+            for run in np.split(order, cuts) if len(rows) else []:
+                begin, to = int(rows[run[0]]), (run if at is None else at[run])
+                if len(run) == 1:
+                    out[to[0]] = values[begin]
+                else:
+                    out[to] = values[begin : begin + len(run)]
+        except (OSError, RuntimeError) as error:
+            raise ConfigError(
+                f"{self.path}: {self.name} cannot be read ({str(error).splitlines()[0]}); "
+                "it is damaged, or needs a filter that is not installed (pip install hdf5plugin)"
+            ) from error
+
+    def close(self) -> None:
+        """Until the next use. While it is open, this process cannot open the file with HDF5's locks."""
+        self._handles.clear()
+        if self._close is not None:
+            self._close()
+
+    def advise(self, rows: np.ndarray) -> None:
+        """HDF5 reads when it is asked to."""

@@ -1,0 +1,91 @@
+"""webdataset: tar files in which files of one stem, one after the other, are one sample: 0001.jpg, 0001.cls, ..."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lab.errors import ConfigError
+from lab.packing.importers.base import BadSample
+from lab.packing.importers.images import SUFFIXES
+from lab.packing.importers.values import EncodedSource, files_by_split, ranges, stamp
+from lab.packing.options import PackOptions
+
+KINDS = {"cls": "int", "npy": "npy", "pth": "pth", "pt": "pth", "txt": "text"}
+NAMES = {"cls": "label", **{suffix[1:]: "image" for suffix in SUFFIXES}}
+
+
+class TarSource(EncodedSource):
+    """Samples by their place in the tars, found in one pass over the headers."""
+
+    def __init__(self, path: Path, options: PackOptions) -> None:
+        by_split = files_by_split(path, lambda p: p.suffix == ".tar")
+        self.files = [file for files in by_split.values() for file in files]
+        self._keys: list[str] = []
+        places: dict[str, list[tuple[int, int, int, int]]] = {}  # field -> (sample, file, offset, size)
+        sizes: dict[str, int] = {}
+        for split, files in by_split.items():
+            before = len(self._keys)
+            for file in files:
+                self._index(file, places)
+            sizes[split] = len(self._keys) - before
+        self.splits = ranges(sizes)
+        self._places = {name: self._table(found) for name, found in places.items()}
+        self._fds: dict[int, int] = {}
+        kinds = {NAMES.get(ext, ext): KINDS[ext] for ext in KINDS if NAMES.get(ext, ext) in places}
+        named = PackOptions(**{**vars(options), "kinds": {**kinds, **options.kinds}})
+        self.learn(len(self._keys), named, path)
+
+    def _index(self, file: Path, places: dict[str, list[tuple[int, int, int, int]]]) -> None:
+        number, last = self.files.index(file), None
+        try:
+            with tarfile.open(file, "r:") as tar:
+                for member in tar:
+                    tar.members = []  # type: ignore[attr-defined]  # else it keeps them all
+                    folder, _, name = member.name.rpartition("/")
+                    stem, dot, ext = name.partition(".")
+                    if not member.isfile() or not dot or not stem:
+                        continue
+                    if (key := f"{folder}/{stem}") != last:
+                        self._keys.append(f"{file.name}: {key.lstrip('/')}")
+                        last = key
+                    field = NAMES.get(ext.lower(), ext.lower())
+                    places.setdefault(field, []).append((len(self._keys) - 1, number, member.offset_data, member.size))
+        except tarfile.TarError as error:
+            raise ConfigError(f"{file} is no plain tar ({error}); decompress it first if it is compressed") from None
+
+    def _table(self, found: list[tuple[int, int, int, int]]) -> np.ndarray:
+        table = np.full((len(self._keys), 3), -1, np.int64)
+        entries = np.array(found, np.int64)
+        table[entries[:, 0]] = entries[:, 1:]
+        return table
+
+    def name_of(self, row: int) -> str:
+        return self._keys[row]
+
+    def raw(self, row: int) -> dict[str, Any]:
+        out = {}
+        for name, table in self._places.items():
+            number, offset, size = table[row].tolist()
+            if number < 0:
+                continue
+            if number not in self._fds:
+                self._fds[number] = os.open(self.files[number], os.O_RDONLY)
+            out[name] = os.pread(self._fds[number], size, offset)
+            if len(out[name]) < size:
+                raise BadSample(self.name_of(row), f"{name} is cut off: the tar is shorter than its index says")
+        return out
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_fds": {}}
+
+    def identity(self) -> Any:
+        return stamp(self.files)
+
+
+def open_webdataset(path: Path, options: PackOptions) -> TarSource:
+    return TarSource(path, options)
