@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values of data, task, hardware")
     parser.add_argument("--split", default="test", help="train, val, test or what else the data config names")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     from lab.errors import ConfigError, RunFailed
 
     try:

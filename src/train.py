@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from lab.compose import remove_if_empty, resolved, run_hydra
-from lab.distributed import rank, release_followers
+from lab.distributed import rank, release_followers, started_ranks
 from lab.errors import ConfigError, RunFailed
 from lab.resume import choose
 from lab.schema import plain
@@ -57,6 +57,10 @@ def train(cfg: DictConfig) -> int:
     multirun = hydra.mode == RunMode.MULTIRUN
     label = f"job {hydra.job.num} ({' '.join(overrides)}): " if multirun else ""
     try:
+        if multirun and (started_ranks() or 1) > 1:
+            raise ConfigError(
+                "-m under torchrun: start a sweep with the plain command; its jobs start their own processes"
+            )
         final, chosen = choose(resolved(cfg, Path(hydra.runtime.cwd)), run_dir, overrides)
         if chosen != run_dir:
             remove_if_empty(run_dir)

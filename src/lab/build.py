@@ -82,8 +82,8 @@ def make_eval_loader(config: Config, machine: Hardware, dataset: Any, world: Wor
     if dataset is None:
         return None
     size, limit = len(dataset), config.trainer.max_eval_batches
-    if limit is not None:
-        size = min(size, limit * machine.eval_batch_size * world.size)
+    if limit is not None:  # in the algorithm's batches: what is scored does not depend on the hardware
+        size = min(size, limit * config.trainer.global_batch_size)
     plan = eval_plan(size, machine.eval_batch_size, world.rank, world.size)
     return _loader(config, dataset, plan, world, random=False)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lab.errors import ConfigError
+from lab.errors import ConfigError, RunFailed
 
 log = logging.getLogger("lab")
 KEEP_LAST = 2  # the one before stays as long as the newest could turn out damaged
@@ -25,9 +25,18 @@ def save(payload: dict[str, Any], path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if (cause := _disk_error(error)) is not None:
+            raise RunFailed(f"{path} could not be written: {cause.strerror}; the one before is whole") from error
         raise
+
+
+def _disk_error(error: BaseException | None) -> OSError | None:
+    """torch.save turns a full disk into a complaint of its zip writer: what came before it."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__context__
+    return error
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -29,8 +29,11 @@ PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")
 @contextmanager
 def claimed(directory: Path) -> Iterator[None]:
     """Hold the directory for this run alone; the kernel gives it free whatever happens to the process."""
-    directory.mkdir(parents=True, exist_ok=True)
-    lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise ConfigError(f"hydra.run.dir={directory}: nothing can be written there: {error.strerror}") from None
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -53,16 +56,18 @@ def fill(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
         (directory / DIFF).write_text(diff)
     OmegaConf.save(overrides, directory / OVERRIDES)
     write_status(directory, "created", wandb_id=secrets.token_hex(4))
-    _write_config(directory, cfg)
+    write_config(directory, cfg)
 
 
-def reopen(directory: Path, cfg: DictConfig) -> None:
-    """A run goes on, perhaps with changed values."""
+def reopen(directory: Path, cfg: DictConfig) -> DictConfig:
+    """A run goes on, perhaps with changed values -> its config so far."""
     (directory / FAILURE).unlink(missing_ok=True)
-    _write_config(directory, cfg)
+    before = cast(DictConfig, OmegaConf.load(directory / CONFIG))
+    write_config(directory, cfg)
+    return before
 
 
-def _write_config(directory: Path, cfg: DictConfig) -> None:
+def write_config(directory: Path, cfg: DictConfig) -> None:
     temporary = directory / f".{CONFIG}"
     OmegaConf.save(cfg, temporary)
     temporary.replace(directory / CONFIG)
@@ -117,8 +122,13 @@ def write_status(directory: Path, status: str, **more: Any) -> None:
     write_json(directory / STATUS, {"status": status, "time": now, **kept, **more})
 
 
-def record_failure(directory: Path, rank: int, error: BaseException) -> None:
-    """Keep the first failure of a run: what the other ranks raise afterwards is only its echo."""
+def record_failure(directory: Path, rank: int, error: BaseException, first: bool = False) -> None:
+    """Keep the first failure of a run: what the other ranks raise afterwards is only its echo.
+
+    first: this one is known to have come before whatever is on record.
+    """
+    if first:
+        (directory / FAILURE).unlink(missing_ok=True)
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     record = {"rank": rank, "type": type(error).__name__, "message": str(error), "traceback": text}
     temporary = directory / f".{FAILURE}.{os.getpid()}"

@@ -32,6 +32,8 @@ def explain(error: BaseException, argv: Sequence[str], conf: Path, compose: Comp
     conf: the folder of the config; compose: overrides -> the whole config."""
     if isinstance(error, ConfigError):
         return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}"
     if isinstance(error, yaml.YAMLError):
         return _yaml(error)
     if isinstance(error, OverrideParseException):
@@ -95,6 +97,11 @@ def _composition(error: ConfigCompositionException, argv: Sequence[str], conf: P
     if found := re.search(
         r"(?:Could not override|delete from config\.|Could not delete|Group Default for) '([^']+)'", text
     ):
+        if any(arg.startswith(f"{found[1]}={{") for arg in argv):
+            return (
+                f"{found[1]}={{...}}: a mapping can change the keys that are there, but bring no new ones; give "
+                f"each by itself, {found[1]}.name=..., new ones with a plus, +{found[1]}.name=..., or write an experiment yaml"
+            )
         line = unknown_key(found[1], argv, conf, compose)
         return f"{line} (named in {source[1]}.yaml)" if source else line
     if found := re.search(r"already at '([^']+)'", text):

@@ -12,8 +12,10 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from lab.errors import RunFailed
 if TYPE_CHECKING:
     from lab.distributed import World
 
+SETTLE_S = 0.1  # ranks end within this of each other when one fault ends them all
 GRACE_S = 5.0  # what the other ranks get to end by themselves after one has failed
 
 
@@ -40,16 +43,15 @@ def run_processes(target: Callable[[Path], None], directory: Path, num_procs: in
         assert context is not None
         try:
             with _forwarding_sigterm(context.processes):
+                _wait_for_the_first_end(context.processes, directory)
                 while not context.join(grace_period=GRACE_S):
                     pass
         except KeyboardInterrupt:
             _let_end(context.processes)
             raise
-        except mp.ProcessExitedException as error:
+        except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
             if failure(directory) is None:
-                record_failure(directory, error.error_index, RunFailed(f"rank {error.error_index}: {_end(error)}"))
-            raise RunFailed(str(error)) from None
-        except mp.ProcessRaisedException as error:
+                record_failure(directory, error.error_index, RunFailed(f"rank {error.error_index}: {error.msg}"))
             raise RunFailed(str(error)) from None
         finally:
             for process in context.processes:
@@ -58,10 +60,22 @@ def run_processes(target: Callable[[Path], None], directory: Path, num_procs: in
                 process.join()
 
 
-def _end(error: Any) -> str:
-    if error.signal_name == "SIGKILL":
-        return "killed by SIGKILL; the kernel does that when memory runs out (see dmesg)"
-    return f"ended by {error.signal_name}" if error.signal_name else f"exit status {error.exit_code}"
+def _wait_for_the_first_end(processes: list[Any], directory: Path) -> None:
+    """Until all ranks have ended well, or one has not. One that a signal killed cannot say so itself, and the others
+    would: that their connection broke."""
+    running = {process.sentinel: process for process in processes}
+    while running:
+        for sentinel in connection.wait(list(running)):
+            if running.pop(sentinel).exitcode != 0:  # type: ignore[call-overload]
+                time.sleep(SETTLE_S)
+                for rank, process in enumerate(processes):
+                    if process.exitcode is not None and process.exitcode < 0:
+                        name = signal.Signals(-process.exitcode).name
+                        memory = " (the kernel does that when memory runs out: see dmesg)" if name == "SIGKILL" else ""
+                        cause = RunFailed(f"rank {rank} was killed by {name}{memory}")
+                        record_failure(directory, rank, cause, first=True)
+                        return
+                return
 
 
 @contextmanager
@@ -124,7 +138,10 @@ class StopRequest:
     def _handle(self, number: int, frame: Any) -> None:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal = signal.Signals(number)
+        if self.signal is None and os.environ.get("LOCAL_RANK", "0") == "0":
+            when = "after this step" if os.environ.get("WORLD_SIZE", "1") == "1" else "at the next log"
+            os.write(2, f"\n{signal.Signals(number).name}: saving and stopping {when}; Ctrl-C again: now\n".encode())
+        self.signal = self.signal or signal.Signals(number)
 
 
 @contextmanager

@@ -45,8 +45,15 @@ class Logger:
     def summary(self, values: dict[str, float]) -> None:
         """The run's result."""
 
+    def latest(self, key: str) -> dict[str, float]:
+        """{key: the value logged last}, or nothing."""
+        return {}
+
     def start_bar(self, step: int, total_steps: int) -> None:
         """A progress bar, where a person is watching."""
+
+    def progress(self, step: int) -> None:
+        """Called after each step."""
 
     def end_bar(self) -> None: ...
 
@@ -68,6 +75,10 @@ class RunLogger(Logger):
         self._wandb = WandbThread(directory, config, wandb_run) if config.kind == "wandb" else None
         self._bar: Any = None
         self._shown: dict[str, str] = {}
+        self._latest: dict[str, float] = {}
+
+    def latest(self, key: str) -> dict[str, float]:
+        return {key: self._latest[key]} if key in self._latest else {}
 
     def start_bar(self, step: int, total_steps: int) -> None:
         if sys.stderr.isatty():
@@ -79,12 +90,16 @@ class RunLogger(Logger):
         self._file.write(json.dumps({"step": step, "time": time.time(), **plain}) + "\n")
         if self._wandb:
             self._wandb.log({"step": step, **values})
+        self._latest |= values
         line = {k: f"{v:.4g}" for k, v in values.items() if k in ("train/loss",) or k.startswith("val/")}
         self._shown |= line
         if self._bar is not None:
-            self._bar.update(step - self._bar.n)
-            self._bar.set_postfix(self._shown)
+            self._bar.set_postfix(self._shown, refresh=False)
         log.debug("step %d: %s", step, ", ".join(f"{k} {v:.6g}" for k, v in values.items()))
+
+    def progress(self, step: int) -> None:
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
 
     def say(self, text: str) -> None:
         self._aside(logging.INFO, text)

@@ -34,6 +34,12 @@ def forward_loss(model: nn.Module, task: Task, batch: Batch) -> tuple[Tensor, Te
     return task.criterion(output, batch), output
 
 
+def check_per_sample(values: Tensor, key: str) -> None:
+    """A mean over the batch, summed and divided by the samples again, would be wrong without a word."""
+    if values.dim() != 1:
+        raise ConfigError(f"{key}: must return one value a sample, (B,), but returned shape {tuple(values.shape)}")
+
+
 def without_sync(net: nn.Module) -> AbstractContextManager[Any]:
     """Gradients stay on their rank: DDP averages them once, with the last micro-batch."""
     no_sync: Any = getattr(net, "no_sync", nullcontext)
@@ -56,10 +62,7 @@ def train_step(
         with nullcontext() if last else without_sync(net):
             with settings.autocast():
                 losses, _ = forward_loss(net, task, batch)
-            if losses.dim() != 1:
-                raise ConfigError(
-                    f"task.criterion must return one loss a sample, (B,), but returned {tuple(losses.shape)}"
-                )
+            check_per_sample(losses, "task.criterion")
             loss = losses.sum() / settings.local_batch_size
             (scaler.scale(loss) if scaler else loss).backward()
         total = loss.detach() if total is None else total + loss.detach()
@@ -129,6 +132,8 @@ def evaluate(
         with autocast():
             losses, output = forward_loss(model, task, batch)
         values = [losses, *(metric(output, batch) for metric in task.metrics.values())]
+        for name, value in zip(names, values):
+            check_per_sample(value, f"task.metrics.{name}" if name != "loss" else "task.criterion")
         sums[:-1] += torch.stack([v.to(precise).sum() for v in values])
         sums[-1] += len(losses)
     all_sum(sums, world)
@@ -149,6 +154,7 @@ def fit(net: nn.Module, state: TrainState, task: Task, train: Loader, val: Loade
         state.samples += run.global_batch_size
         for name, value in values.items():
             state.totals[name] = state.totals[name] + value if name in state.totals else value
+        run.logger.progress(state.step)
         at_end = state.step == run.total_steps
         at_log = due(state.step, run.log_every) or at_end
         if at_log:

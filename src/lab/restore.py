@@ -14,6 +14,8 @@ from lab.config import check
 from lab.distributed import world
 from lab.errors import ConfigError
 from lab.loop import evaluate
+from lab.resume import has_key
+from lab.schema import no_such_key
 
 
 def restore_model(path: Path) -> tuple[nn.Module, DictConfig, Path]:
@@ -41,13 +43,17 @@ def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, 
         key, equals, value = override.partition("=")
         if not equals:
             raise ConfigError(f"{override!r}: overrides are written key=value")
-        if OmegaConf.select(cfg, key) is None:
-            raise ConfigError(f"{key}: the run's config has no such key")
+        if not has_key(cfg, key):
+            parent = OmegaConf.select(cfg, key.rpartition(".")[0]) or cfg
+            raise ConfigError(no_such_key(key, [str(name) for name in parent]))
         OmegaConf.update(cfg, key, OmegaConf.create([value])[0])
     check(cfg)
     config = Config.of(cfg)
     machine = hardware.resolve(config.hardware, config.trainer)
     hardware.apply(config.hardware, machine)
+    splits = config.dataset.get("splits")
+    if isinstance(splits, dict) and split not in splits:
+        raise ConfigError(f"--split {split}: data.splits has {', '.join(splits)}")
     dataset = make_dataset(config.dataset, split)
     if dataset is None:
         raise ConfigError(f"--split {split}: data.splits.{split} is null in this run's config")

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from lab.directory import CONFIG, OVERRIDES, holds_run
 from lab.errors import ConfigError
 
+SURROUNDINGS = ("hardware", "logger", "callback")  # groups that do not say what is computed
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
@@ -42,9 +43,19 @@ def choose(cfg: DictConfig, run_dir: Path, overrides: list[str]) -> tuple[DictCo
 
 
 def _change(saved: DictConfig, cfg: DictConfig, key: str, override: str, directory: Path) -> None:
-    if key.startswith(("+", "~")) or "@" in key or (CONF / key).is_dir() or OmegaConf.select(saved, key) is None:
+    if key in SURROUNDINGS:
+        OmegaConf.update(saved, key, cfg[key], merge=False)
+    elif has_key(saved, key) and not (CONF / key).is_dir():
+        OmegaConf.update(saved, key, OmegaConf.select(cfg, key))
+    else:
         raise ConfigError(
-            f"{override}: the run in {directory} keeps its groups; only values can be changed when it goes on "
-            "(trainer.max_epochs=40) - for another run leave out resume"
+            f"{override}: the run in {directory} keeps its groups; what can be changed when it goes on are values "
+            f"(trainer.max_epochs=40) and the groups {', '.join(SURROUNDINGS)} - for another run leave out resume"
         )
-    OmegaConf.update(saved, key, OmegaConf.select(cfg, key))
+
+
+def has_key(cfg: DictConfig, key: str) -> bool:
+    """Whether there is this key, null or not."""
+    parent, _, name = key.rpartition(".")
+    node = OmegaConf.select(cfg, parent) if parent else cfg
+    return isinstance(node, DictConfig) and name in node

@@ -26,6 +26,7 @@ from lab.build import (
 from lab.config import parse_interval
 from lab.data.loader import Loader
 from lab.distributed import World
+from lab.errors import ConfigError
 from lab.hardware import Hardware
 from lab.launch import StopRequest, stop_on_signals
 from lab.logger import Logger, RunLogger, log_to
@@ -77,6 +78,16 @@ def train(
     trainer = config.trainer
     # ---- data
     sets = {split: make_dataset(config.dataset, split) for split in ("train", "val", "test")}
+    if sets["train"] is None:
+        raise ConfigError("data.splits.train=null: there is nothing to train on; name the group that holds the split")
+    if sets["val"] is None and trainer.early_stop_patience is not None:
+        raise ConfigError("trainer.early_stop_patience: needs a validation split, but data.splits.val is null")
+    if trainer.global_batch_size > len(sets["train"]):
+        logger.warn(
+            f"trainer.global_batch_size={trainer.global_batch_size} is more than the {len(sets['train']):,} training "
+            "samples: each step sees some of them more than once"
+        )
+
     train_loader = make_train_loader(config, machine, sets["train"], world, payload["samples"] if payload else 0)
     val_loader, test_loader = (make_eval_loader(config, machine, sets[s], world) for s in ("val", "test"))
 
@@ -173,7 +184,7 @@ def describe(
         batches += f" in {len(micro)} micro-batches of up to {micro[0]}"
     logger.say(f"{type(model).__name__}, {parameters:,} parameters; samples: {sizes}")
     logger.say(
-        f"{machine.device}, {machine.precision}, {machine.num_threads} threads; {batches}; {run.total_steps:,} steps"
+        f"{machine.device}, {machine.precision}, threads: {machine.num_threads}; {batches}; {run.total_steps:,} steps"
     )
     for line in [f"loader {loader.why}", *getattr(sets["train"], "describe", list)()]:
         logger.say(line)
@@ -182,7 +193,7 @@ def describe(
 def final_scores(state: TrainState, task: Task, val: Loader | None, test: Loader | None, run: Run) -> dict[str, Any]:
     """Scores of the best weights; of the last ones where no best were kept."""
     model, best = averaged(state), run.checkpoints.best(state.best) if run.keep_best else None
-    result: dict[str, Any] = {"step": state.step}
+    result: dict[str, Any] = {"step": state.step, **run.logger.latest("train/loss")}
     if best is not None:
         model.load_state_dict(checkpoint.weights(checkpoint.load(best)))
         result |= {"best_step": state.best[0][1], "best_checkpoint": str(best)}

@@ -25,9 +25,8 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
         typed(HardwareConfig, cfg.hardware, "hardware"), typed(TrainerConfig, cfg.trainer, "trainer")
     )
     with directory.claimed(run_dir):
-        if directory.holds_run(run_dir):
-            directory.reopen(run_dir, cfg)
-        else:
+        before = directory.reopen(run_dir, cfg) if directory.holds_run(run_dir) else None
+        if before is None:
             directory.fill(run_dir, cfg, overrides)
         try:
             if distributed.started_ranks() is not None:
@@ -37,8 +36,14 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
                 run(run_dir)
             else:
                 run_processes(run, run_dir, num_procs)
+        except KeyboardInterrupt:
+            directory.write_status(run_dir, "interrupted", signal="SIGINT")
+            raise
         except Exception as error:
-            raise first_failure(run_dir) from error
+            first = first_failure(run_dir)
+            if before is not None and isinstance(first, ConfigError):
+                directory.write_config(run_dir, before)  # a changed value that does not fit must not stay
+            raise first from error
         end_as_signalled(run_dir)
 
 

@@ -46,12 +46,16 @@ def check_targets(
 
 def build(node: Any, **arguments: Any) -> Any:
     """What `node` names, built of its keywords and `arguments`; a plain list or dict where the yaml has one."""
+    from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
     # Hydra 1.4 warns without its own allowlist; 1.3 does not know it
     if "_execution_whitelist_" in inspect.signature(instantiate).parameters:
         arguments["_execution_whitelist_"] = TARGETS_ALLOWED
-    return instantiate(node, _convert_="all", **arguments)
+    try:
+        return instantiate(node, _convert_="all", **arguments)
+    except InstantiationException as error:  # it hides what the target itself says
+        raise (error.__cause__ or error) from None
 
 
 def locate(path: Any, key: str) -> Any:

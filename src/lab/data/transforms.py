@@ -130,6 +130,8 @@ class RandomCrop(_PerField):
         return self._draws.below(numbers, places)
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        if x.ndim == 3:  # (B, H, W): one channel
+            return self.apply(x.unsqueeze(1), drawn).squeeze(1)
         padded = torch.nn.functional.pad(x, [self._padding] * 4)
         windows = padded.unfold(2, self._height, 1).unfold(3, self._width, 1)  # a view: every window of every sample
         return windows[torch.arange(len(x), device=x.device), :, drawn[:, 0], drawn[:, 1]]

@@ -127,7 +127,10 @@ def find(file: h5py.File, group: str, name: str, key: str) -> tuple[h5py.Dataset
     try:
         below = file[group]
     except (KeyError, ValueError):
-        raise ConfigError(f"{file.filename} has no group {group!r} ({key}); {_choices(file, group)}") from None
+        raise ConfigError(
+            f"{file.filename} has no group {group!r} ({key}); {_choices(file, group)}; "
+            "data.splits.<split>.group says where a split lies, null that there is none"
+        ) from None
     if not isinstance(below, h5py.Group):
         raise ConfigError(f"{file.filename}: {group!r} ({key}) is a dataset, not a group; use its parent group, or '/'")
     item: Any = below
