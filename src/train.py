@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from lab.compose import remove_if_empty, resolved, run_hydra
+from lab.compose import remove_if_empty, run_hydra
 from lab.distributed import rank, release_followers, started_ranks
 from lab.errors import ConfigError, RunFailed
 from lab.resume import choose
@@ -44,8 +44,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
-        if MISTAKE in statuses:
-            release_followers()
+        release_followers()
     return max(statuses)
 
 
@@ -61,7 +60,7 @@ def train(cfg: DictConfig) -> int:
             raise ConfigError(
                 "-m under torchrun: start a sweep with the plain command; its jobs start their own processes"
             )
-        final, chosen = choose(resolved(cfg, Path(hydra.runtime.cwd)), run_dir, overrides)
+        final, chosen = choose(cfg, run_dir, overrides, Path(hydra.runtime.cwd))
         if chosen != run_dir:
             remove_if_empty(run_dir)
         from lab.config import check

@@ -46,6 +46,9 @@ def changed(base: dict[str, Any], **values: Any) -> dict[str, Any]:
     return OmegaConf.to_container(cfg)  # type: ignore[return-value]
 
 
+NEED_TOKENS = ("data=tokens", "model=gpt", "experiment=shakespeare")
+
+
 def tokens(folder: Path) -> Path:
     with h5py.File(folder / "tokens.h5", "w") as file:
         for split in ("train", "val"):
@@ -55,7 +58,9 @@ def tokens(folder: Path) -> Path:
 
 @pytest.mark.parametrize("choice", OPTIONS)
 def test_every_yaml_composes_and_builds(choice: str, tmp_path: Path) -> None:
-    cfg = compose(choice, *([f"data.path={tokens(tmp_path)}"] if choice == "data=tokens" else []))
+    more = [f"data.path={tokens(tmp_path)}"] if choice in NEED_TOKENS else []
+    more += ["data=tokens", "task=next_token"] if choice == "model=gpt" else []
+    cfg = compose(choice, *more)
     before = copy.deepcopy(cfg)
     check(cfg)
     assert cfg == before  # the check changes nothing

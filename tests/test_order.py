@@ -263,7 +263,9 @@ def test_the_orders_and_transforms_that_the_yaml_names_can_be_built() -> None:
         if not line.strip().startswith("# ") or "{ _target_:" not in line:
             continue
         key, node = next(iter(OmegaConf.create(line.strip()[2:]).items()))
-        context = OmegaConf.create({"seed": 1, "trainer": {"global_batch_size": 10}, "node": node})
+        context = OmegaConf.create(
+            {"seed": 1, "trainer": {"global_batch_size": 10}, "data": {"num_outputs": 3}, "node": node}
+        )
         made = instantiate(context.node)
         if key == "order":
             options = {"chunk_rows": 4} if made.func is chunk_windows else {}

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, ROOT, TRAIN, last_checkpoint, metrics, processes_with, result, start_run, status
+from conftest import QUICK, ROOT, TRAIN, compose, last_checkpoint, metrics, processes_with, result, start_run, status
 from torch import Tensor
 
 import lab.loop
@@ -324,3 +324,99 @@ status = train.main(); assert status == 0; assert 'torch._dynamo' not in sys.mod
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_resume_that_does_not_fit_leaves_the_run_as_it_was(train_command: Command, tmp_path: Path) -> None:
+    assert train_command(*SHORT, "hydra.run.dir=run").returncode == 0
+    before = (tmp_path / "run/config.yaml").read_text()
+    done = train_command("resume=run", "model.hidden=[3]")
+    assert done.returncode == 2
+    assert "does not fit the model" in done.stderr
+    assert (tmp_path / "run/config.yaml").read_text() == before
+    # a key that is null can be changed, and what the optimizer was given holds
+    assert train_command("resume=run", "trainer.max_steps=6", "optim.weight_decay=0.5").returncode == 0
+    assert last_checkpoint(tmp_path / "run")["optimizer"]["param_groups"][0]["weight_decay"] == 0.5
+    assert result(tmp_path / "run")["step"] == 6
+
+
+def test_the_average_keeps_no_graph_and_follows_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    original = lab.loop.train_step
+
+    def train_step(net: Any, state: Any, *rest: Any) -> Any:
+        values = original(net, state, *rest)
+        seen.append((state.ema, [p.detach().clone() for p in state.model.parameters()]))
+        return values
+
+    monkeypatch.setattr(lab.loop, "train_step", train_step)
+    start_run(tmp_path / "run", *QUICK, "trainer.max_steps=5", "trainer.ema_decay=0.5")
+    ema = seen[-1][0]
+    assert not any(p.requires_grad or p.grad_fn for p in ema.parameters())
+    from lab.build import Config, make_model  # the initial weights: drawn from the seed alone
+    from lab.seed import seed_everything
+
+    seed_everything(0)
+    expected = [p.detach().clone() for p in make_model(Config.of(compose(*QUICK, "trainer.max_steps=5"))).parameters()]
+    for _, weights in seen:
+        expected = [0.5 * mean + 0.5 * weight for mean, weight in zip(expected, weights)]
+    for mean, value in zip(expected, last_checkpoint(tmp_path / "run")["ema"].values()):
+        torch.testing.assert_close(mean, value)
+
+
+@pytest.mark.parametrize("optim", ["sgd", "adamw"])
+def test_fp16_survives_an_overflow_in_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optim: str
+) -> None:
+    monkeypatch.setattr(lab.loop, "forward_loss", poisoned(1, 0))
+    more = ("hardware.precision=fp16", f"optim={optim}", "trainer.max_steps=20", "trainer.log_every=4", "optim.lr=0.01")
+    run = start_run(tmp_path / "run", *QUICK, *more)
+    payload = last_checkpoint(run)
+    assert payload["schedule"]["updates"] == 19
+    assert all(torch.isfinite(v).all() for v in payload["model"].values())
+    losses = [m["train/loss"] for m in metrics(run) if "train/loss" in m]
+    assert losses[-1] < losses[0] < 3
+
+
+def test_fp16_that_never_recovers_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = lab.loop.forward_loss
+    monkeypatch.setattr(lab.loop, "forward_loss", lambda *a: (original(*a)[0] * float("nan"), original(*a)[1]))
+    with pytest.raises(RunFailed, match=r"loss scale has fallen"):
+        start_run(tmp_path / "run", *QUICK, "hardware.precision=fp16", "trainer.max_steps=60", "trainer.log_every=10")
+    assert "train/loss" not in metrics(tmp_path / "run")[0]
+
+
+def test_a_metric_that_returns_a_mean_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import lab.metrics.accuracy
+
+    original = lab.metrics.accuracy.Accuracy.__call__
+    monkeypatch.setattr(lab.metrics.accuracy.Accuracy, "__call__", lambda *a: original(*a).mean())
+    with pytest.raises(ConfigError, match=r"task\.metrics\.accuracy: must return one value a sample"):
+        start_run(tmp_path / "run", *SHORT)
+
+
+def test_a_damaged_best_checkpoint_does_not_cost_the_run(tmp_path: Path) -> None:
+    run = start_run(tmp_path / "run", *SHORT)
+    for best in (run / "checkpoints").glob("best_*.pt"):
+        os.truncate(best, 100)
+    start_run_again(run)
+    assert "best_step" not in result(run)
+    model, _ = load_run(run)
+    assert not model.training
+
+
+def start_run_again(run: Path) -> None:
+    from omegaconf import OmegaConf
+
+    from lab.start import start
+
+    start(OmegaConf.load(run / "config.yaml"), run, [], own_process=False)  # type: ignore[arg-type]
+
+
+def test_no_checkpoint_that_loads_is_an_error(tmp_path: Path) -> None:
+    run = start_run(tmp_path / "run", *SHORT)
+    for file in (run / "checkpoints").glob("*.pt"):
+        os.truncate(file, 100)
+    before = (run / "metrics.jsonl").read_text()
+    with pytest.raises(ConfigError, match=r"none of its .* checkpoints loads"):
+        start_run_again(run)
+    assert (run / "metrics.jsonl").read_text() == before

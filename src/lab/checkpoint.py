@@ -98,18 +98,37 @@ class Checkpoints:
                 old.unlink(missing_ok=True)
         return path
 
-    def best(self, best: list[list[float]]) -> Path | None:
-        """The file of the first of [score, step] pairs."""
-        return self._path("best", int(best[0][1])) if best else None
+    def best_path(self, entry: list[float]) -> Path:
+        """The file of a [score, step]."""
+        return self._path("best", int(entry[1]))
+
+    def load_best(self, best: list[list[float]]) -> tuple[list[float], dict[str, Any]] | None:
+        """The first of [score, step] whose file loads, and what it holds; damaged or missing ones are named."""
+        for entry in best:
+            try:
+                return entry, load(self.best_path(entry))
+            except Exception as error:
+                log.warning("passing over %s (%s)", self.best_path(entry), str(error).splitlines()[0])
+        return None
 
     def newest_valid(self) -> tuple[Path, dict[str, Any]] | None:
-        """The newest checkpoint that loads; damaged ones are named and passed over."""
+        """The newest checkpoint that loads; damaged ones are named, and put aside so that they count no more.
+
+        A ConfigError where there are checkpoints and none loads: beginning anew is for the user to decide.
+        """
         files = sorted(self._files("last") + self._files("best"), key=_step, reverse=True)
         for path in files:
             try:
                 return path, load(path)
+            except PermissionError:
+                raise
             except Exception as error:
                 log.warning("skipping damaged checkpoint %s (%s)", path, str(error).splitlines()[0])
+                path.rename(path.with_suffix(".damaged"))
+        if files:
+            raise ConfigError(
+                f"{self.directory}: none of its {len(files)} checkpoints loads; move them away to begin anew"
+            )
         return None
 
     def _path(self, kind: str, step: int) -> Path:
@@ -131,8 +150,9 @@ def find(path: Path) -> Path:
     directory = path / "checkpoints"
     if not directory.is_dir():
         raise ConfigError(f"{path} is neither a checkpoint nor a run directory with checkpoints")
-    newest = Checkpoints(directory).newest_valid()
+    checkpoints = Checkpoints(directory)
+    newest = checkpoints.newest_valid()
     if newest is None:
-        raise ConfigError(f"{directory} holds no checkpoint that loads")
-    best = Checkpoints(directory).best(newest[1]["best"])
-    return best if best is not None and best.exists() else newest[0]
+        raise ConfigError(f"{directory} holds no checkpoint")
+    best = checkpoints.load_best(newest[1]["best"])
+    return checkpoints.best_path(best[0]) if best else newest[0]

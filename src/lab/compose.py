@@ -133,7 +133,7 @@ def resolved(cfg: DictConfig, cwd: Path) -> DictConfig:
         for key in ("data.path", "resume"):
             if (value := OmegaConf.select(copy, key)) is not None:
                 OmegaConf.update(
-                    copy, key, _absolute(OmegaConf.to_container(value) if OmegaConf.is_config(value) else value, cwd)
+                    copy, key, absolute(OmegaConf.to_container(value) if OmegaConf.is_config(value) else value, cwd)
                 )
         # through plain values: a node that an interpolation pointed to becomes a copy of its own
         return DictConfig(OmegaConf.to_container(copy, resolve=True))
@@ -165,9 +165,10 @@ def remove_if_empty(folder: Path) -> None:
             parent.rmdir()
 
 
-def _absolute(value: Any, cwd: Path) -> Any:
+def absolute(value: Any, cwd: Path) -> Any:
+    """A path, or a list of them, against `cwd`."""
     if isinstance(value, list):
-        return [_absolute(item, cwd) for item in value]
+        return [absolute(item, cwd) for item in value]
     if not isinstance(value, str) or value == "auto" or "://" in value:
         return value
     return os.path.normpath(cwd / Path(value).expanduser())

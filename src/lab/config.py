@@ -22,8 +22,8 @@ Interval = Annotated[int | str | None, Rule(at_least=1, interval=True)]
 @dataclass(frozen=True)
 class TrainerConfig:
     strategy: Annotated[str, option("single", "ddp")]
-    max_steps: Annotated[int | None, Rule(at_least=1)]
     max_epochs: Annotated[float | None, Rule(above=0)]
+    max_steps: Annotated[int | None, Rule(at_least=1)]
     global_batch_size: Annotated[int, Rule(at_least=1)]
     clip_norm: Annotated[float | None, Rule(above=0)]
     non_finite: Annotated[str, option("stop", "skip")]

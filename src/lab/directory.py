@@ -105,7 +105,7 @@ def _git(*arguments: str) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(value, indent=2) + "\n")
     temporary.replace(path)
 

@@ -76,11 +76,12 @@ def _store() -> Any:
 def publish_directory(directory: str) -> None:
     """Rank 0 tells the ranks that torchrun started beside it where the run is; "": nowhere, the config is wrong."""
     _store().set(DIRECTORY_KEY, directory)
+    _stores["published"] = True
 
 
 def release_followers() -> None:
-    """Rank 0 will not run: those that wait for its directory end."""
-    if (started_ranks() or 1) > 1:
+    """Rank 0 ends; where it has not run, those that wait for its directory end too."""
+    if (started_ranks() or 1) > 1 and "published" not in _stores:
         publish_directory("")
 
 
@@ -116,10 +117,9 @@ def world(device_type: str, timeout_s: float) -> Iterator[World]:
     dist.init_process_group(
         backend, store=store, rank=place.rank, world_size=size, timeout=timedelta(seconds=timeout_s)
     )
-    try:
-        yield place
-    finally:
-        dist.destroy_process_group()
+    yield place
+    # not after an exception: the other ranks may be stuck, and NCCL would wait for them; the process ends anyway
+    dist.destroy_process_group()
 
 
 def wrap(model: nn.Module, world: World) -> nn.Module:
@@ -173,7 +173,3 @@ def share_from_main(value: Any, world: World) -> Any:
     values = [value]
     dist.broadcast_object_list(values, src=0)
     return values[0]
-
-
-def barrier(world: World) -> None:
-    share_from_main(None, world)

@@ -32,8 +32,6 @@ def explain(error: BaseException, argv: Sequence[str], conf: Path, compose: Comp
     conf: the folder of the config; compose: overrides -> the whole config."""
     if isinstance(error, ConfigError):
         return str(error)
-    if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}"
     if isinstance(error, yaml.YAMLError):
         return _yaml(error)
     if isinstance(error, OverrideParseException):
@@ -49,6 +47,8 @@ def explain(error: BaseException, argv: Sequence[str], conf: Path, compose: Comp
         return _interpolation(error)
     if isinstance(error, CompactHydraException):
         return one_line(error)
+    if isinstance(error, OSError) and error.filename:  # Hydra makes the run's folder
+        return f"{error.filename}: {error.strerror}"
     if isinstance(error, ValueError) and str(error).startswith("Config group override must be a string"):
         for group, _, value in (arg.partition("=") for arg in argv):
             if (conf / group).is_dir() and value in ("null", "None", "true", "false"):
@@ -99,8 +99,8 @@ def _composition(error: ConfigCompositionException, argv: Sequence[str], conf: P
     ):
         if any(arg.startswith(f"{found[1]}={{") for arg in argv):
             return (
-                f"{found[1]}={{...}}: a mapping can change the keys that are there, but bring no new ones; give "
-                f"each by itself, {found[1]}.name=..., new ones with a plus, +{found[1]}.name=..., or write an experiment yaml"
+                f"{found[1]}={{...}}: a mapping can change the keys that are there, but bring no new ones; give each "
+                f"by itself, {found[1]}.name=..., new ones with a plus, +{found[1]}.name=..., or in an experiment yaml"
             )
         line = unknown_key(found[1], argv, conf, compose)
         return f"{line} (named in {source[1]}.yaml)" if source else line

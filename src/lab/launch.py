@@ -122,26 +122,30 @@ class StopRequest:
     """Set by SIGINT or SIGTERM; the loop looks at it after each step. A second SIGINT raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
+        self.requested: signal.Signals | None = None
+        self.signal: signal.Signals | None = None  # what all ranks have agreed to stop for
 
-    def agreed(self, world: World, at_log: bool) -> bool:
-        """Whether all ranks stop now. Several ranks decide together, when they exchange values anyway: at a log."""
-        if world.size == 1 or not at_log:
-            return world.size == 1 and self.signal is not None
-        import torch
+    def agreed(self, world: World, meeting: bool) -> bool:
+        """Whether all ranks stop now. Several ranks decide together, where they meet: a log, evaluation, save."""
+        if world.size == 1:
+            self.signal = self.requested
+        elif meeting:
+            import torch
 
-        flag = all_sum(torch.tensor([float(self.signal is not None)]), world)
-        if flag.item() and self.signal is None:
-            self.signal = signal.SIGTERM
-        return bool(flag.item())
+            flag = all_sum(torch.tensor([float(self.requested is not None)]), world)
+            if flag.item():
+                self.signal = self.requested or signal.SIGTERM
+        return self.signal is not None
 
     def _handle(self, number: int, frame: Any) -> None:
-        if self.signal is not None and number == signal.SIGINT:
+        if self.requested is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if self.signal is None and os.environ.get("LOCAL_RANK", "0") == "0":
-            when = "after this step" if os.environ.get("WORLD_SIZE", "1") == "1" else "at the next log"
+        if self.requested is None and os.environ.get("LOCAL_RANK", "0") == "0":
+            when = (
+                "after this step" if os.environ.get("WORLD_SIZE", "1") == "1" else "at the next log, evaluation or save"
+            )
             os.write(2, f"\n{signal.Signals(number).name}: saving and stopping {when}; Ctrl-C again: now\n".encode())
-        self.signal = self.signal or signal.Signals(number)
+        self.requested = self.requested or signal.Signals(number)
 
 
 @contextmanager

@@ -12,12 +12,12 @@ import netrc
 import os
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,8 +49,8 @@ class Logger:
         """{key: the value logged last}, or nothing."""
         return {}
 
-    def start_bar(self, step: int, total_steps: int) -> None:
-        """A progress bar, where a person is watching."""
+    def begin(self, step: int, total_steps: int) -> None:
+        """Training begins, all workers are forked: W&B's thread starts, and a bar where a person is watching."""
 
     def progress(self, step: int) -> None:
         """Called after each step."""
@@ -72,7 +72,8 @@ class RunLogger(Logger):
     def __init__(self, directory: Path, config: LoggerConfig, wandb_run: dict[str, Any], from_step: int) -> None:
         cut_metrics(directory / METRICS, from_step)
         self._file = open(directory / METRICS, "a", buffering=1)  # noqa: SIM115 - closed in __exit__
-        self._wandb = WandbThread(directory, config, wandb_run) if config.kind == "wandb" else None
+        self._wandb: WandbThread | None = None
+        self._wandb_arguments = (directory, config, wandb_run) if config.kind == "wandb" else None
         self._bar: Any = None
         self._shown: dict[str, str] = {}
         self._latest: dict[str, float] = {}
@@ -80,7 +81,9 @@ class RunLogger(Logger):
     def latest(self, key: str) -> dict[str, float]:
         return {key: self._latest[key]} if key in self._latest else {}
 
-    def start_bar(self, step: int, total_steps: int) -> None:
+    def begin(self, step: int, total_steps: int) -> None:
+        if self._wandb_arguments:
+            self._wandb = WandbThread(*self._wandb_arguments)
         if sys.stderr.isatty():
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 
@@ -173,37 +176,34 @@ class WandbThread:
 
     def __init__(self, directory: Path, config: LoggerConfig, run: dict[str, Any]) -> None:
         self._directory, self._config, self._run_arguments = directory, config, run
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="wandb")
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._calls.put(self._start)
         self._run: Any = None
-        self._broken = False
-        self._submit(self._start)
+        # a daemon: what hangs in it does not keep the process, its GPU and its directory's lock
+        self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
+        self._thread.start()
 
     def log(self, values: dict[str, float]) -> None:
-        self._submit(lambda: self._run.log(values))
+        self._calls.put(lambda: self._run.log(values))
 
     def summary(self, values: dict[str, float]) -> None:
-        self._submit(lambda: self._run.summary.update(values))
+        self._calls.put(lambda: self._run.summary.update(values))
 
     def finish(self, exit_code: int) -> None:
         """Bounded: what could not be sent in time stays in the run directory."""
-        done = self._submit(lambda: self._run.finish(exit_code=exit_code))
-        try:
-            done.result(FINISH_S + self._config.timeout_s)
-        except FutureTimeout:
-            log.warning("W&B is still uploading after %.0f s; send the rest with: %s", FINISH_S, self._sync_command())
-        self._thread.shutdown(wait=False)
+        self._calls.put(lambda: self._run.finish(exit_code=exit_code))
+        self._calls.put(None)
+        self._thread.join(FINISH_S + self._config.timeout_s)
+        if self._thread.is_alive():
+            log.warning("W&B is still busy after %.0f s; send the rest with: %s", FINISH_S, self._sync_command())
 
-    def _submit(self, call: Any) -> Future[None]:
-        def guarded() -> None:
-            if self._broken:
-                return
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
             try:
                 call()
             except Exception as error:
-                self._broken = True
                 log.warning("W&B stopped (%s: %s); metrics.jsonl goes on", type(error).__name__, error)
-
-        return self._thread.submit(guarded)
+                return
 
     def _start(self) -> None:
         import wandb

@@ -23,6 +23,8 @@ from lab.distributed import World, all_sum, broadcast_buffers, gather
 from lab.errors import ConfigError, RunFailed
 from lab.state import Batch, Run, StepSettings, Task, TrainState, averaged
 
+SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536 and is halved by each step that is not finite
+
 
 def due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
@@ -75,13 +77,10 @@ def train_step(
     non_finite = torch.isfinite(norm).logical_not_().to(torch.float32)
     if update(state, settings, non_finite):
         state.schedule.step()
-        if state.ema is not None:
-            assert settings.ema_decay is not None
-            torch._foreach_lerp_(list(state.ema.parameters()), list(state.model.parameters()), 1 - settings.ema_decay)
     for p in parameters:
         p.grad = None
-    if settings.skip_non_finite or scaler:  # a skipped step adds nothing to the means
-        total, norm = (torch.nan_to_num(v, nan=0.0, posinf=0.0, neginf=0.0) for v in (total, norm))
+    if settings.skip_non_finite or scaler:  # a step that is left out adds nothing to the means
+        total, norm = (torch.where(non_finite > 0, 0.0, v) for v in (total, norm))
     return {"loss": total, "grad_norm": norm, "non_finite": non_finite}
 
 
@@ -95,22 +94,23 @@ def clip(gradients: list[Tensor], limit: float | None) -> Tensor:
 
 @torch.no_grad()
 def update(state: TrainState, settings: StepSettings, non_finite: Tensor) -> bool:
-    """Move the weights unless a gradient is not finite -> whether they moved, as far as the host may know.
+    """Move the weights unless a gradient is not finite -> whether they moved, as far as the host knows.
 
-    The host asks the device only where it must: with fp16's scaler, with trainer.non_finite=skip, and for an optimizer
-    without a fused kernel. Otherwise the kernel itself leaves the weights alone, and the next log stops the run.
+    The host asks the device only where it must: with fp16, with trainer.non_finite=skip, and for an optimizer without a
+    fused kernel. Otherwise the kernel itself leaves the weights alone (found_inf), and the next log stops the run.
     """
+    ask = state.scaler is not None or settings.skip_non_finite or not settings.guarded
+    moves = not (ask and non_finite.item())
+    if moves:
+        if not ask:
+            state.optimizer.found_inf = non_finite  # type: ignore[attr-defined]
+        settings.update()  # not scaler.step: the gradients are unscaled already, and the norm has told what it would
+        if state.ema is not None:
+            assert settings.ema_decay is not None
+            torch._foreach_lerp_(list(state.ema.parameters()), list(state.model.parameters()), 1 - settings.ema_decay)
     if state.scaler:
-        scale = state.scaler.get_scale()
-        state.scaler.step(state.optimizer)
         state.scaler.update()
-        return state.scaler.get_scale() >= scale
-    if settings.guarded and not settings.skip_non_finite:
-        state.optimizer.found_inf = non_finite  # type: ignore[attr-defined]
-    elif non_finite.item():
-        return False
-    settings.update()
-    return True
+    return moves
 
 
 @torch.no_grad()
@@ -161,7 +161,8 @@ def fit(net: nn.Module, state: TrainState, task: Task, train: Loader, val: Loade
             log_train(state, run, clock)
         if state.samples // run.epoch_samples > (state.samples - run.global_batch_size) // run.epoch_samples:
             clock.end_epoch(state.step)
-        stopping = run.stop.agreed(run.world, at_log)
+        meeting = at_log or due(state.step, run.eval_every) or due(state.step, run.save_every)
+        stopping = run.stop.agreed(run.world, meeting)
         if val is not None and run.eval_every and (due(state.step, run.eval_every) or at_end) and not stopping:
             with clock.paused():
                 stopping = score(state, task, val, run)
@@ -179,6 +180,11 @@ def check_finite(state: TrainState, run: Run) -> int:
             "debug=nan names the module, trainer.non_finite=skip leaves such steps out, "
             "a lower optim.lr or trainer.clip_norm may prevent them"
         )
+    if state.scaler and state.scaler.get_scale() < SMALLEST_SCALE:
+        raise RunFailed(
+            f"fp16: the loss scale has fallen below {SMALLEST_SCALE:g} by step {state.step}, as no step was finite; "
+            "hardware.precision=bf16 has the range of fp32, a lower optim.lr may help too"
+        )
     return skipped
 
 
@@ -188,7 +194,8 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
     steps = state.step - state.logged_step
     names = [name for name in state.totals if name != "non_finite"]
     sums = all_sum(torch.stack([state.totals[name].float() for name in names]), run.world).tolist()
-    logged = {f"train/{n}": value / run.world.size / max(1, steps - skipped) for n, value in zip(names, sums)}
+    counted = run.world.size * (steps - skipped)
+    logged = {f"train/{name}": value / counted for name, value in zip(names, sums) if counted}
     logged["train/lr"] = state.optimizer.param_groups[0]["lr"]
     logged["train/epoch"] = state.samples / run.epoch_samples
     if skipped:
@@ -207,12 +214,15 @@ def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
     for callback in run.callbacks:
         callback.on_eval(state, scores)
     value = scores[run.monitor_key]
-    better = not state.best or run.monitor_sign * value < run.monitor_sign * state.best[0][0]
-    state.stale = 0 if better else state.stale + 1
+    rank = run.monitor_sign * value
+    if math.isfinite(value) and (state.best_score is None or rank < run.monitor_sign * state.best_score):
+        state.best_score, state.stale = value, 0
+    else:
+        state.stale += 1
     if math.isfinite(value):
         ranked = sorted([*state.best, [value, state.step]], key=lambda entry: run.monitor_sign * entry[0])
-        state.best = ranked[: max(1, run.keep_best)]
-        if run.keep_best and [value, state.step] in state.best:
+        state.best = ranked[: run.keep_best]
+        if [value, state.step] in state.best:
             save(state, run, best=True)
     return run.patience is not None and state.stale >= run.patience
 
@@ -222,6 +232,9 @@ def save(state: TrainState, run: Run, best: bool) -> None:
     check_finite(state, run)
     broadcast_buffers(averaged(state), run.world)
     broadcast_buffers(state.model, run.world)
+    for name, buffer in state.model.named_buffers():
+        if buffer.is_floating_point() and not torch.isfinite(buffer).all():  # a skipped step protects weights only
+            raise RunFailed(f"the model's buffer {name} is not finite at step {state.step}; debug=nan names the module")
     ranks = gather(state.rank_payload(run.world.device), run.world)
     if run.world.is_main:
         payload = state.payload(ranks)

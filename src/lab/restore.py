@@ -47,6 +47,7 @@ def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, 
             parent = OmegaConf.select(cfg, key.rpartition(".")[0]) or cfg
             raise ConfigError(no_such_key(key, [str(name) for name in parent]))
         OmegaConf.update(cfg, key, OmegaConf.create([value])[0])
+    cfg.trainer.strategy, cfg.hardware.num_procs = "single", "auto"  # on one device, wherever it was trained
     check(cfg)
     config = Config.of(cfg)
     machine = hardware.resolve(config.hardware, config.trainer)

@@ -7,22 +7,23 @@ from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from lab.compose import absolute, resolved
 from lab.directory import CONFIG, OVERRIDES, holds_run
 from lab.errors import ConfigError
+from lab.schema import plain
 
 SURROUNDINGS = ("hardware", "logger", "callback")  # groups that do not say what is computed
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
-def choose(cfg: DictConfig, run_dir: Path, overrides: list[str]) -> tuple[DictConfig, Path]:
-    """(config, directory) of the run that a command means. cfg: as composed; run_dir: where a new run would go.
+def choose(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) -> tuple[DictConfig, Path]:
+    """(resolved config, directory) of the run that a command means. cfg: as composed; run_dir: of a new run.
 
     A run that goes on keeps its own config, whatever conf/ says by now; values that the command gives, and did not give
     when the run began, are changed in it.
     """
-    resume, cfg = cfg.resume, cfg.copy()
-    cfg.resume = None
-    directory = run_dir if resume in (None, "auto") else Path(resume)
+    resume = cfg.resume
+    directory = run_dir if resume in (None, "auto") else Path(absolute(resume, cwd))
     if resume is None and holds_run(directory):
         raise ConfigError(
             f"hydra.run.dir={directory}: it holds a run; add resume=auto to go on with it, or choose another"
@@ -32,19 +33,23 @@ def choose(cfg: DictConfig, run_dir: Path, overrides: list[str]) -> tuple[DictCo
             f"resume={directory}: no run directory (it has no {CONFIG}); give the one that a run has printed"
         )
     if not holds_run(directory):
-        return cfg, directory
+        new = resolved(cfg, cwd)
+        new.resume = None
+        return new, directory
     saved = cast(DictConfig, OmegaConf.load(directory / CONFIG))
     given = set(OmegaConf.to_container(OmegaConf.load(directory / OVERRIDES)) or [])
     for override in overrides:
         key = override.partition("=")[0]
         if override not in given and key != "resume" and not key.startswith("hydra."):
             _change(saved, cfg, key, override, directory)
+    if "path" in saved.data:
+        saved.data.path = absolute(plain(saved.data.path), cwd)
     return saved, directory
 
 
 def _change(saved: DictConfig, cfg: DictConfig, key: str, override: str, directory: Path) -> None:
     if key in SURROUNDINGS:
-        OmegaConf.update(saved, key, cfg[key], merge=False)
+        OmegaConf.update(saved, key, OmegaConf.to_container(cfg[key], resolve=True), merge=False)
     elif has_key(saved, key) and not (CONF / key).is_dir():
         OmegaConf.update(saved, key, OmegaConf.select(cfg, key))
     else:

@@ -116,14 +116,14 @@ def train(
     # ---- go on, or begin: from here each rank draws its own numbers
     seed_everything(config.cfg.seed, stream=1 + world.rank)
     if payload:
-        restore(state, payload, world)
+        restore(state, payload, config, run)
     for callback in run.callbacks:
         callback.on_start(state)
     describe(logger, machine, model, run, sets, train_loader)
 
     # ---- train, then score the best weights
     try:
-        logger.start_bar(state.step, total_steps)
+        logger.begin(state.step, total_steps)
         fit(net, state, task, train_loader, val_loader, run)
         logger.end_bar()
         if stop.signal:
@@ -164,12 +164,13 @@ def make_logger(run_dir: Path, config: Config, world: World, from_step: int) -> 
     return RunLogger(run_dir, logger, wandb_run, from_step)
 
 
-def restore(state: TrainState, payload: dict[str, Any], world: World) -> None:
+def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run) -> None:
     """The state as it was when the checkpoint was written."""
     checkpoint.load_weights(state.model, payload["model"], "the checkpoint")
     if state.ema is not None:
         checkpoint.load_weights(state.ema, checkpoint.weights(payload), "the checkpoint")
-    state.load(payload, world)
+    state.load(payload, run.world, options=[*config.optimizer, "fused"])
+    state.best = [entry for entry in state.best if run.checkpoints.best_path(entry).exists()]
 
 
 def describe(
@@ -192,11 +193,12 @@ def describe(
 
 def final_scores(state: TrainState, task: Task, val: Loader | None, test: Loader | None, run: Run) -> dict[str, Any]:
     """Scores of the best weights; of the last ones where no best were kept."""
-    model, best = averaged(state), run.checkpoints.best(state.best) if run.keep_best else None
+    model = averaged(state)
     result: dict[str, Any] = {"step": state.step, **run.logger.latest("train/loss")}
-    if best is not None:
-        model.load_state_dict(checkpoint.weights(checkpoint.load(best)))
-        result |= {"best_step": state.best[0][1], "best_checkpoint": str(best)}
+    if found := run.checkpoints.load_best(state.best):
+        entry, payload = found
+        model.load_state_dict(checkpoint.weights(payload))
+        result |= {"best_step": int(entry[1]), "best_checkpoint": str(run.checkpoints.best_path(entry))}
     for stage, loader in (("val", val), ("test", test)):
         if loader is not None:
             scores = evaluate(model, task, loader, run.world, run.step.autocast)

@@ -55,7 +55,10 @@ def follow() -> int:
     try:
         run(Path(run_dir))
     except Exception:
-        return 1  # it is on record, and rank 0 shows what came first
+        record = directory.failure(Path(run_dir))
+        if record is not None and record["rank"] == distributed.rank():  # rank 0 may be stuck, waiting for this one
+            print(f"failed: {first_failure(Path(run_dir))}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,8 +40,9 @@ class TrainState:
     scaler: torch.amp.GradScaler | None  # fp16 alone has one
     step: int = 0  # optimizer steps done, skipped ones included
     samples: int = 0  # global sample number that comes next
-    best: list[list[float]] = field(default_factory=list)  # [score, step] of the best checkpoints, best first
-    stale: int = 0  # evaluations since the best
+    best: list[list[float]] = field(default_factory=list)  # [score, step] of the best checkpoints kept, best first
+    best_score: float | None = None
+    stale: int = 0  # evaluations since the best score
     totals: dict[str, Tensor] = field(default_factory=dict)  # sums since the last log, on the device
     logged_step: int = 0  # the step of the last log
 
@@ -56,6 +57,7 @@ class TrainState:
             "step": self.step,
             "samples": self.samples,
             "best": self.best,
+            "best_score": self.best_score,
             "stale": self.stale,
             "logged_step": self.logged_step,
             "ranks": ranks,
@@ -64,17 +66,22 @@ class TrainState:
     def rank_payload(self, device: torch.device) -> dict[str, Any]:
         return {"rng": rng_state(device), "totals": {k: v.cpu() for k, v in self.totals.items()}}
 
-    def load(self, payload: dict[str, Any], world: World) -> None:
+    def load(self, payload: dict[str, Any], world: World, options: Collection[str]) -> None:
         """All but the weights, which the caller loads, as it can say what does not fit.
+
+        options: of the optimizer, that the config gives: they may have been changed, and hold from here on.
 
         With another number of ranks than the checkpoint's, each takes the mean of what has not been logged, and a rank
         that the run did not have keeps its fresh random numbers.
         """
+        given = [{k: v for k, v in group.items() if k in options} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(payload["optimizer"])
+        for group, values in zip(self.optimizer.param_groups, given):
+            group.update(values)
         self.schedule.load_state_dict(payload["schedule"])
         if self.scaler and payload["scaler"]:
             self.scaler.load_state_dict(payload["scaler"])
-        for name in ("step", "samples", "best", "stale", "logged_step"):
+        for name in ("step", "samples", "best", "best_score", "stale", "logged_step"):
             setattr(self, name, payload[name])
         ranks = payload["ranks"]
         totals = [rank["totals"] for rank in ranks]

@@ -24,10 +24,6 @@ from lab.errors import ConfigError
 __all__ = ["H5Dataset", "plan_reader"]
 
 
-# stored type -> the type in a batch: torch can hold these but hardly compute with them
-WIDER = {"uint32": np.int64, "uint64": np.int64}
-
-
 class H5Dataset:
     """Named fields of one HDF5 file, or of several (shards) one after the other.
 
@@ -97,7 +93,7 @@ class H5Dataset:
                 f"data.fields.{field} differs between the files: {sorted(map(str, kinds))}; they must agree"
             )
         shape, dtype, _ = kinds.pop()
-        return shape, torch.from_numpy(np.empty(0, dtype=WIDER.get(str(dtype), dtype))).dtype
+        return shape, torch.from_numpy(np.empty(0, dtype=dtype)).dtype
 
     @staticmethod
     def _is_text(field: Any) -> bool:
@@ -157,12 +153,8 @@ class H5Dataset:
             target = torch.empty((len(rows), *shape), dtype=dtype) if out is None else out[field][: len(rows)]
             if tuple(target.shape) != (len(rows), *shape) or target.dtype != dtype or not target.is_contiguous():
                 raise ValueError(f"the buffer of {field!r} must be contiguous, ({len(rows)} or more, *{shape}) {dtype}")
-            stored = shards[0].dtype
-            into = np.empty(target.shape, stored) if str(stored) in WIDER else target.numpy()
             for shard, local, at in parts:
-                shard.gather_into(local, into, at)
-            if into.dtype != target.numpy().dtype:
-                target.numpy()[...] = _as_int64(field, into)
+                shard.gather_into(local, target.numpy(), at)
             batch[field] = target
         return batch
 
@@ -193,14 +185,6 @@ class H5Dataset:
         of = np.searchsorted(self._starts, rows, side="right") - 1
         places = [np.flatnonzero(of == k) for k in range(len(shards))]
         return [(shards[k], rows[at] - self._starts[k], at) for k, at in enumerate(places) if len(at)]
-
-
-def _as_int64(field: str, values: np.ndarray) -> np.ndarray:
-    if values.size and values.max() > np.iinfo(np.int64).max:
-        raise ConfigError(
-            f"data.fields.{field}: {values.max()} is beyond int64, torch's largest integer with arithmetic"
-        )
-    return values.astype(np.int64)
 
 
 def _padded(field: str, samples: list[np.ndarray], shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -27,8 +27,8 @@ def chunk_windows(dataset: Sized, seed: int, window: int, chunk_rows: int | None
     rows = chunk_rows or getattr(dataset, "chunk_rows", None)
     if not rows:
         raise ConfigError(
-            "data.order: chunk_windows needs chunks of several samples, and this dataset has none, or fits decoded into "
-            "data.cache_mb; "
+            "data.order: chunk_windows needs chunks of several samples; this dataset has none, or fits decoded into "
+            "data.cache_mb: "
             "set data.order.chunk_rows, or use data.order._target_=lab.data.order.shuffled"
         )
     if window < 1:

@@ -142,7 +142,9 @@ def open_h5(path: str | Path) -> h5py.File:
     if not Path(path).is_file():
         raise ConfigError(f"{path} {'is a folder' if Path(path).is_dir() else 'does not exist'}; give an HDF5 file")
     try:
-        return h5py.File(path, "r", locking=False)  # it may lie on a file system without locks, or be written just now
+        return h5py.File(path, "r")
+    except BlockingIOError:  # somebody is writing it
+        return h5py.File(path, "r", locking=False)
     except OSError as error:
         why = "is cut short" if "truncated" in str(error) else "is no HDF5 file, or damaged"
         raise ConfigError(f"{path} {why} ({str(error).splitlines()[0]})") from None
