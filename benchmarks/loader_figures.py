@@ -100,10 +100,8 @@ def epochs(folder: Path, size: int, shape: tuple[int, ...], batch_size: int, rou
     for name, keys in names.items():
         best = max(keys, key=lambda key: medians[key])
         told = f"{name} (best: {best.split('/')[-1]} workers)" if len(keys) > 1 else name
-        print(
-            f"| {told} | {medians[best]:,.0f} | {ours / medians[best]:.1f} | {TARGETS[shape][PEERS.index(name)]} |",
-            flush=True,
-        )
+        target = TARGETS[shape][PEERS.index(name)] or ""
+        print(f"| {told} | {medians[best]:,.0f} | {ours / medians[best]:.1f} | {target} |", flush=True)
     loader.close()
 
 

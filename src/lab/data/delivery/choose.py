@@ -47,8 +47,8 @@ def kind_of(dataset: Any, plan: Plan, device: torch.device, kind: str) -> tuple[
     for field, (_, dtype) in dataset.spec.items():
         if dtype in (torch.uint32, torch.uint64):
             raise ConfigError(
-                f"data.fields.{field} is {str(dtype).removeprefix('torch.')}, with which torch cannot compute: store it "
-                "as int64 (dset[:].astype('int64') in h5py)"
+                f"data.fields.{field} is {str(dtype).removeprefix('torch.')}, with which torch cannot compute: store "
+                "it as int64 (dset[:].astype('int64') in h5py)"
             )
     if kind != "auto":
         if kind == "device" and is_ragged(dataset.spec):
