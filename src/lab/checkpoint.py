@@ -28,7 +28,7 @@ def save(payload: dict[str, Any], path: Path) -> None:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if (cause := _disk_error(error)) is not None:
-            raise RunFailed(f"{path} could not be written: {cause.strerror}; the one before is whole") from error
+            raise RunFailed(f"{path} could not be written: {cause.strerror}; those written before are whole") from error
         raise
 
 
