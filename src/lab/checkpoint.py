@@ -79,7 +79,6 @@ class Checkpoints:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        directory.mkdir(exist_ok=True)
 
     def save_last(self, payload: dict[str, Any]) -> Path:
         path = self._path("last", payload["step"])
@@ -111,9 +110,10 @@ class Checkpoints:
                 log.warning("passing over %s (%s)", self.best_path(entry), str(error).splitlines()[0])
         return None
 
-    def newest_valid(self) -> tuple[Path, dict[str, Any]] | None:
-        """The newest checkpoint that loads; damaged ones are named, and put aside so that they count no more.
+    def newest_valid(self, put_aside: bool = False) -> tuple[Path, dict[str, Any]] | None:
+        """The newest checkpoint that loads, and what it holds; damaged ones are named.
 
+        put_aside: rename these, so that they no longer count among those to keep; for the run itself alone.
         A ConfigError where there are checkpoints and none loads: beginning anew is for the user to decide.
         """
         files = sorted(self._files("last") + self._files("best"), key=_step, reverse=True)
@@ -124,7 +124,8 @@ class Checkpoints:
                 raise
             except Exception as error:
                 log.warning("skipping damaged checkpoint %s (%s)", path, str(error).splitlines()[0])
-                path.rename(path.with_suffix(".damaged"))
+                if put_aside:
+                    path.rename(path.with_suffix(".damaged"))
         if files:
             raise ConfigError(
                 f"{self.directory}: none of its {len(files)} checkpoints loads; move them away to begin anew"
@@ -143,16 +144,18 @@ def _step(path: Path) -> int:
     return int(path.stem.rsplit("_", 1)[1])
 
 
-def find(path: Path) -> Path:
-    """The checkpoint that `path` means: itself, or a run directory's best, or else its newest valid one."""
+def find(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The checkpoint that `path` means and what it holds: itself, or a run directory's best, or else its newest valid."""
     if path.is_file():
-        return path
-    directory = path / "checkpoints"
-    if not directory.is_dir():
+        try:
+            return path, load(path)
+        except Exception as error:
+            raise ConfigError(f"{path} does not load: {str(error).splitlines()[0]}") from error
+    checkpoints = Checkpoints(path / "checkpoints")
+    if not checkpoints.directory.is_dir():
         raise ConfigError(f"{path} is neither a checkpoint nor a run directory with checkpoints")
-    checkpoints = Checkpoints(directory)
     newest = checkpoints.newest_valid()
     if newest is None:
-        raise ConfigError(f"{directory} holds no checkpoint")
+        raise ConfigError(f"{checkpoints.directory} holds no checkpoint")
     best = checkpoints.load_best(newest[1]["best"])
-    return checkpoints.best_path(best[0]) if best else newest[0]
+    return (checkpoints.best_path(best[0]), best[1]) if best else newest

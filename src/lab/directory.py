@@ -68,9 +68,7 @@ def reopen(directory: Path, cfg: DictConfig) -> DictConfig:
 
 
 def write_config(directory: Path, cfg: DictConfig) -> None:
-    temporary = directory / f".{CONFIG}"
-    OmegaConf.save(cfg, temporary)
-    temporary.replace(directory / CONFIG)
+    replace_text(directory / CONFIG, OmegaConf.to_yaml(cfg))
 
 
 def environment() -> dict[str, Any]:
@@ -104,10 +102,15 @@ def _git(*arguments: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def write_json(path: Path, value: Any) -> None:
+def replace_text(path: Path, text: str) -> None:
+    """All or nothing: `path` holds what it held, or the whole text."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    temporary.write_text(text)
     temporary.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    replace_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -20,9 +20,6 @@ from lab.errors import ConfigError
 from lab.schema import did_you_mean, leaves, nearest, no_such_key
 
 _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config search path|provider=)")
-_NOTHING_OF_THIS_NAME = re.compile(
-    r"(?:Could not override|Could not delete|delete from config\.|Group Default for) '([^']+)'"
-)
 
 Compose = Callable[[Sequence[str]], dict[str, Any]]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from lab.config import HardwareConfig, TrainerConfig, check_share
+from lab.cores import cores
 from lab.distributed import local_ranks, started_ranks
 from lab.errors import ConfigError
 from lab.seed import make_deterministic
@@ -73,11 +73,6 @@ def count_processes(hardware: HardwareConfig, trainer: TrainerConfig) -> int:
     if device == "cuda" and int(hardware.num_procs) > gpus:
         raise ConfigError(f"hardware.num_procs={hardware.num_procs}: there are {gpus} GPUs, one for each process")
     return int(hardware.num_procs)
-
-
-def cores() -> int:
-    """Cores that this process may use (a scheduler may have given fewer than the machine has)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def apply(config: HardwareConfig, hardware: Hardware) -> None:

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from tqdm import tqdm
 
 from lab.config import LoggerConfig
+from lab.directory import replace_text
 
 log = logging.getLogger("lab")
 METRICS, TRAIN_LOG = "metrics.jsonl", "train.log"
@@ -75,7 +76,6 @@ class RunLogger(Logger):
         self._wandb: WandbThread | None = None
         self._wandb_arguments = (directory, config, wandb_run) if config.kind == "wandb" else None
         self._bar: Any = None
-        self._shown: dict[str, str] = {}
         self._latest: dict[str, float] = {}
 
     def latest(self, key: str) -> dict[str, float]:
@@ -94,10 +94,9 @@ class RunLogger(Logger):
         if self._wandb:
             self._wandb.log({"step": step, **values})
         self._latest |= values
-        line = {k: f"{v:.4g}" for k, v in values.items() if k in ("train/loss",) or k.startswith("val/")}
-        self._shown |= line
         if self._bar is not None:
-            self._bar.set_postfix(self._shown, refresh=False)
+            shown = {k: f"{v:.4g}" for k, v in self._latest.items() if k == "train/loss" or k.startswith("val/")}
+            self._bar.set_postfix(shown, refresh=False)
         log.debug("step %d: %s", step, ", ".join(f"{k} {v:.6g}" for k, v in values.items()))
 
     def progress(self, step: int) -> None:
@@ -166,9 +165,7 @@ def cut_metrics(path: Path, from_step: int) -> None:
                 kept.append(line + "\n")
         except json.JSONDecodeError:  # the half line of a killed process
             continue
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(kept))
-    temporary.replace(path)
+    replace_text(path, "".join(kept))
 
 
 class WandbThread:

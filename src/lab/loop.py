@@ -230,8 +230,8 @@ def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
 def save(state: TrainState, run: Run, best: bool) -> None:
     """All ranks call this: each gives what it has of its own, rank 0 writes."""
     check_finite(state, run)
-    broadcast_buffers(averaged(state), run.world)
     broadcast_buffers(state.model, run.world)
+    averaged(state)  # its buffers are the model's
     for name, buffer in state.model.named_buffers():
         if buffer.is_floating_point() and not torch.isfinite(buffer).all():  # a skipped step protects weights only
             raise RunFailed(f"the model's buffer {name} is not finite at step {state.step}; debug=nan names the module")

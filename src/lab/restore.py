@@ -22,15 +22,11 @@ def restore_model(path: Path) -> tuple[nn.Module, DictConfig, Path]:
     """A run directory or one of its checkpoints -> (model in eval mode on the CPU, resolved config, checkpoint)."""
     if not path.exists():
         raise ConfigError(f"{path}: no such run directory or checkpoint")
-    file = checkpoint.find(path)
+    file, payload = checkpoint.find(path)
     config = file.parent.parent / directory.CONFIG
     if not config.exists():
         raise ConfigError(f"{file}: its run's {directory.CONFIG} is missing from {config.parent}; keep them together")
     cfg = cast(DictConfig, OmegaConf.load(config))
-    try:
-        payload = checkpoint.load(file)
-    except Exception as error:
-        raise ConfigError(f"{file} does not load: {str(error).splitlines()[0]}") from error
     model = make_model(Config.of(cfg))
     checkpoint.load_weights(model, checkpoint.weights(payload), str(file))
     return model.eval(), cfg, file

@@ -7,13 +7,12 @@ from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from lab.compose import absolute, resolved
+from lab.compose import CONF, absolute, resolved
 from lab.directory import CONFIG, OVERRIDES, holds_run
 from lab.errors import ConfigError
 from lab.schema import plain
 
 SURROUNDINGS = ("hardware", "logger", "callback")  # groups that do not say what is computed
-CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 def choose(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) -> tuple[DictConfig, Path]:

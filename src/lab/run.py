@@ -55,14 +55,14 @@ def run(run_dir: Path) -> None:
         ):
             # ---- what to go on from: rank 0 chooses, all load the same
             checkpoints = checkpoint.Checkpoints(run_dir / "checkpoints")
-            found = checkpoints.newest_valid() if world.is_main else None
+            checkpoints.directory.mkdir(exist_ok=True)
+            found = checkpoints.newest_valid(put_aside=True) if world.is_main else None
             source = distributed.share_from_main(found[0] if found else None, world)
             payload = found[1] if found else checkpoint.load(source) if source else None
             with make_logger(run_dir, config, world, payload["step"] if payload else 0) as logger:
                 logger.say(f"run {shown(run_dir)}" + (f", on from {source.name}" if source else ""))
                 result = train(config, machine, world, logger, checkpoints, payload, stop)
-                status = "interrupted" if stop.signal else "finished"
-                finish(run_dir, world, logger, status, stop, result, time.perf_counter() - began)
+                finish(run_dir, world, logger, stop, result, time.perf_counter() - began)
 
 
 def train(
@@ -207,7 +207,7 @@ def final_scores(state: TrainState, task: Task, val: Loader | None, test: Loader
 
 
 def finish(
-    run_dir: Path, world: World, logger: Logger, status: str, stop: StopRequest, result: dict[str, Any], seconds: float
+    run_dir: Path, world: World, logger: Logger, stop: StopRequest, result: dict[str, Any], seconds: float
 ) -> None:
     """result.json, status.json, W&B's summary and a short table for the user."""
     if not world.is_main:
@@ -215,13 +215,13 @@ def finish(
     scores = {key: value for key, value in result.items() if "/" in key}
     logger.summary({f"final/{key}": value for key, value in scores.items()})
     if stop.signal:
-        directory.write_status(run_dir, status, signal=stop.signal.name)
+        directory.write_status(run_dir, "interrupted", signal=stop.signal.name)
         logger.say(
             f"stopped by {stop.signal.name} at step {result['step']}, saved; go on with: resume={shown(run_dir)}"
         )
         return
     directory.write_json(run_dir / directory.RESULT, result | {"seconds": round(seconds, 2)})
-    directory.write_status(run_dir, status)
+    directory.write_status(run_dir, "finished")
     best = f" (best at step {result['best_step']})" if "best_step" in result else ""
     rows = [f"  {key:<20} {value:.4f}" for key, value in scores.items()]
     logger.say("\n".join([f"finished {result['step']:,} steps{best} in {seconds:.1f} s", *rows, f"  {shown(run_dir)}"]))

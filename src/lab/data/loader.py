@@ -85,7 +85,7 @@ class Loader:
             self._source = Ring(dataset, device, count)
         else:
             self._source, measured = open_workers(
-                dataset, plan, device, num_workers, seed, start_method, choose.cores()
+                dataset, plan, device, num_workers, seed, start_method, choose.own_cores()
             )
             self.why += f"; {measured}"
         if getattr(plan, "note", ""):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lab.cores import cores
 from lab.data.delivery.ring import Batch, is_ragged, sample_bytes
 from lab.data.order import Plan
 from lab.errors import ConfigError
@@ -27,10 +28,9 @@ def is_batch_dataset(dataset: Any) -> bool:
     return hasattr(dataset, "spec") and hasattr(dataset, "gather")
 
 
-def cores() -> int:
+def own_cores() -> int:
     """This process's share of the cores: what it may run on, and no more than hardware.num_threads gave it."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(allowed, torch.get_num_threads()))
+    return max(1, min(cores(), torch.get_num_threads()))
 
 
 def kind_of(dataset: Any, plan: Plan, device: torch.device, kind: str) -> tuple[str, str]:
@@ -94,8 +94,8 @@ def num_threads(dataset: Any, plan: Plan, num_workers: int | str) -> tuple[int, 
     if plan(0) is None:
         return 1, "1 thread, as there is nothing to read"
     rates: dict[int, float] = {}
-    count = min(2, cores())  # while one waits to hand its batch over, another gathers
-    while count <= min(cores(), 4) and (len(rates) < 2 or rates[count // 2] > 1.1 * rates[count // 4]):
+    count = min(2, own_cores())  # while one waits to hand its batch over, another gathers
+    while count <= min(own_cores(), 4) and (len(rates) < 2 or rates[count // 2] > 1.1 * rates[count // 4]):
         rates[count] = _rate(dataset, plan, count)
         count *= 2
     best = min(count for count, rate in rates.items() if rate >= 0.9 * max(rates.values()))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from lab.cores import cores
 from lab.errors import ConfigError
 
 
@@ -136,10 +137,6 @@ class ChunkCache:
 
 
 _pool: tuple[int, ThreadPoolExecutor] | None = None
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def spread(work: Callable[[Any], None], items: Sequence[Any], nbytes: int) -> None:
