@@ -145,7 +145,7 @@ def _step(path: Path) -> int:
 
 
 def find(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The checkpoint that `path` means and what it holds: itself, or a run directory's best, or else its newest valid."""
+    """The checkpoint that `path` means and what it holds: itself, or a run's best one, or else its newest valid one."""
     if path.is_file():
         try:
             return path, load(path)
