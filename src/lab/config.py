@@ -20,6 +20,14 @@ Interval = Annotated[int | str | None, Rule(at_least=1, interval=True)]
 
 
 @dataclass(frozen=True)
+class DDPConfig:
+    find_unused_parameters: bool
+    static_graph: bool
+    bucket_cap_mb: Annotated[float | None, Rule(above=0)]
+    comm_hook: Annotated[str | None, option("fp16", "bf16")]
+
+
+@dataclass(frozen=True)
 class TrainerConfig:
     strategy: Annotated[str, option("single", "ddp")]
     max_epochs: Annotated[float | None, Rule(above=0)]
@@ -34,6 +42,9 @@ class TrainerConfig:
     keep_best: Annotated[int, Rule(at_least=0)]
     early_stop_patience: Annotated[int | None, Rule(at_least=1)]
     max_eval_batches: Annotated[int | None, Rule(at_least=1)]
+    straggler_share: Annotated[float | None, Rule(above=0)]
+    sync_batchnorm: bool
+    ddp: DDPConfig
 
 
 @dataclass(frozen=True)
@@ -170,6 +181,7 @@ def _check_combinations(root: RootConfig) -> None:
         raise ConfigError(
             f"hardware.precision: tf32 is a mode of CUDA devices, not of {hardware.device} - use fp32, bf16 or fp16"
         )
+    _check_ddp(trainer, hardware)
     if trainer.early_stop_patience is not None and trainer.eval_every is None:
         raise ConfigError("trainer.early_stop_patience: counts evaluations, but trainer.eval_every is null - give both")
     _check_monitor(root.monitor, root.task)
@@ -177,6 +189,24 @@ def _check_combinations(root: RootConfig) -> None:
         raise ConfigError(f"data.input_shape: every size must be >= 1, got {root.data['input_shape']}")
     if not root.name.strip() or ".." in root.name.split("/") or root.name.startswith("/"):
         raise ConfigError(f"name: must be a folder below outputs/, got {show(root.name)}")
+
+
+def _check_ddp(trainer: TrainerConfig, hardware: HardwareConfig) -> None:
+    """What only DistributedDataParallel does is refused elsewhere: it would have no effect."""
+    options = trainer.ddp
+    asked = {f"trainer.ddp.{f.name}": getattr(options, f.name) for f in fields(options)}
+    asked["trainer.sync_batchnorm"] = trainer.sync_batchnorm
+    for key, value in asked.items():
+        if value not in (False, None) and trainer.strategy != "ddp":
+            raise ConfigError(f"{key}={show(value)}: an option of trainer=ddp, not of {trainer.strategy}")
+    if options.find_unused_parameters and options.static_graph:
+        raise ConfigError(
+            "trainer.ddp.find_unused_parameters=true: leave it false, trainer.ddp.static_graph=true finds them itself"
+        )
+    if trainer.sync_batchnorm and hardware.device in ("cpu", "mps"):
+        raise ConfigError(
+            f"trainer.sync_batchnorm=true: torch's SyncBatchNorm runs on CUDA only, not on {hardware.device}"
+        )
 
 
 def _check_monitor(monitor: MonitorConfig, task: TaskConfig) -> None:

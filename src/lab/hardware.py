@@ -33,6 +33,12 @@ def resolve(hardware: HardwareConfig, trainer: TrainerConfig) -> Hardware:
     device, num_procs = choose_device(hardware), count_processes(hardware, trainer)
     share = check_share(trainer.global_batch_size, num_procs)
     parts = -(-share // min(hardware.micro_batch_size or share, share))
+    if parts > 1 and trainer.ddp.static_graph:
+        raise ConfigError(
+            "trainer.ddp.static_graph=true: torch fails where gradients are accumulated, and "
+            f"hardware.micro_batch_size={hardware.micro_batch_size} makes {parts} micro-batches of a rank's {share} "
+            "samples - leave one of them out"
+        )
     micro = [share // parts + (i < share % parts) for i in range(parts)]  # as equal as can be
     precision = hardware.precision
     if precision == "auto":

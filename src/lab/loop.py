@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lab.clock import Clock
 from lab.data.loader import Loader
+from lab.ddp import name_unused
 from lab.distributed import World, all_sum, broadcast_buffers, gather
 from lab.errors import ConfigError, RunFailed
 from lab.state import Batch, Run, StepSettings, Task, TrainState, averaged
@@ -69,6 +70,8 @@ def train_step(
             (scaler.scale(loss) if scaler else loss).backward()
         total = loss.detach() if total is None else total + loss.detach()
     assert total is not None
+    if state.step == 0:
+        name_unused(net, state.model)
     if scaler:
         scaler.unscale_(optimizer)  # first: the limit is on the true gradients
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -149,7 +152,9 @@ def fit(net: nn.Module, state: TrainState, task: Task, train: Loader, val: Loade
     net.train()
     stopping = False
     while state.step < run.total_steps and not stopping:
+        run.balance.begin()
         values = train_step(net, state, task, batches, run.step)
+        run.balance.end()
         state.step += 1
         state.samples += run.global_batch_size
         for name, value in values.items():
@@ -193,7 +198,8 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
     skipped = check_finite(state, run)
     steps = state.step - state.logged_step
     names = [name for name in state.totals if name != "non_finite"]
-    sums = all_sum(torch.stack([state.totals[name].float() for name in names]), run.world).tolist()
+    own = torch.tensor(run.balance.row(), device=run.world.device)
+    sums = all_sum(torch.cat([torch.stack([state.totals[name].float() for name in names]), own]), run.world).tolist()
     counted = run.world.size * (steps - skipped)
     logged = {f"train/{name}": value / counted for name, value in zip(names, sums) if counted}
     logged["train/lr"] = state.optimizer.param_groups[0]["lr"]
@@ -201,6 +207,7 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
     if skipped:
         logged["train/skipped_steps"] = float(skipped)
     state.totals, state.logged_step = {}, state.step
+    logged |= run.balance.read(state.step, sums[len(names) :])
     run.logger.log(state.step, logged | clock.read(steps * run.global_batch_size))
     for callback in run.callbacks:
         callback.on_log(state, logged)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lab.balance import Balance
 from lab.callbacks.base import Callback
 from lab.checkpoint import Checkpoints
 from lab.distributed import World
@@ -112,6 +113,7 @@ class Run:
 
     world: World
     logger: Logger
+    balance: Balance
     checkpoints: Checkpoints
     callbacks: list[Callback]
     stop: StopRequest
