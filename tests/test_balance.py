@@ -1,4 +1,4 @@
-"""What a rank holds and does beside the others: the slow one is named, whatever makes it slow, and equal ones are not."""
+"""The figures that tell ranks apart: the slow rank is named, whatever makes it slow, and equal ones are not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def slow_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Synthetic.gather
 
     def gather(self: Synthetic, rows: np.ndarray, out: Any = None) -> Any:
-        time.sleep(SLOW_S if os.environ.get("RANK") == "1" else 0)
+        time.sleep(SLOW_S * len(rows) / 32 if os.environ.get("RANK") == "1" else 0)  # rows of several batches at once
         return original(self, rows, out)
 
     monkeypatch.setattr(Synthetic, "gather", gather)
@@ -81,7 +81,7 @@ def test_a_slow_rank_is_named(
     assert cause in shown
     figures = result(run)["balance"]
     quick, slow = (rank["step_time_ms"] for rank in figures["ranks"])
-    assert slow > SLOW_S * 1e3 > quick
+    assert slow > SLOW_S * 500 > quick  # half: the first batches were ready before the run began
     assert figures["step_time"] == pytest.approx(2 * slow / (quick + slow), rel=1e-3)
     assert (figures["ranks"][1]["data_wait_ms"] > SLOW_S * 500) == (cause == "its data come late")
 

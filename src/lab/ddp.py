@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,10 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lab.config import DDPConfig
 from lab.distributed import rank
-from lab.errors import ConfigError, RunFailed
+from lab.errors import ConfigError
 
 log = logging.getLogger("lab")
-REMEDY = "set trainer.ddp.find_unused_parameters=true, or take them out of the model"
 
 
 def wrap_ddp(model: nn.Module, device: torch.device, options: DDPConfig) -> DistributedDataParallel:
@@ -30,6 +26,8 @@ def wrap_ddp(model: nn.Module, device: torch.device, options: DDPConfig) -> Dist
         find_unused_parameters=options.find_unused_parameters, static_graph=options.static_graph,
         bucket_cap_mb=options.bucket_cap_mb, **arguments,
     )  # fmt: skip
+    if options.comm_hook == "bf16" and device.type != "cuda":
+        raise ConfigError(f"trainer.ddp.comm_hook=bf16: torch has it for CUDA only, not for {device.type}; fp16 works")
     if options.comm_hook is not None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -53,36 +51,22 @@ def unwrapped(net: nn.Module) -> DistributedDataParallel | None:
     return net if isinstance(net, DistributedDataParallel) else None
 
 
-def name_unused(net: nn.Module, model: nn.Module) -> None:
-    """After the first backward: name the parameters of `model`, the bare one of `net`, that have no gradient.
+def name_unused(net: nn.Module, model: nn.Module, step: int) -> None:
+    """After a backward that left parameters of `model`, the bare one of `net`, without a gradient: name them.
 
-    A ConfigError where DDP has then averaged only some of the gradients; elsewhere a warning.
+    Where DDP needs all of them it has not averaged the gradients, and the ranks would no longer meet: an error.
+    Elsewhere a warning at the first step.
     """
-    names = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    if not names:
-        return
     ddp = unwrapped(net)
-    if ddp is not None and not (ddp.find_unused_parameters or ddp.static_graph):
-        raise ConfigError(f"the loss does not depend on the parameters {_some(names)}: {REMEDY}")
+    fatal = ddp is not None and not (ddp.find_unused_parameters or ddp.static_graph)
+    if not fatal and step > 0:
+        return
+    names = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    what = f"the loss does not depend on {', '.join(names[:6])}" + (f" and {len(names) - 6} more" if names[6:] else "")
+    if fatal:
+        raise ConfigError(
+            f"step {step + 1}, rank {rank()}: {what}: set trainer.ddp.find_unused_parameters=true, "
+            "or take these parameters out of the model"
+        )
     if rank() == 0:
-        log.warning("the loss does not depend on the parameters %s: they are not trained", _some(names))
-
-
-@contextmanager
-def naming_late_unused(net: nn.Module) -> Iterator[None]:
-    """A later step may leave gradients out; DDP finds that at the next forward and names them by number."""
-    try:
-        yield
-    except RuntimeError as error:
-        ddp, found = unwrapped(net), re.search(r"did not receive grad for rank (\d+): ([\d ]+)", str(error))
-        if ddp is None or found is None:
-            raise
-        names = [name for name, p in ddp.module.named_parameters() if p.requires_grad]
-        unused = _some([names[int(number)] for number in found[2].split()])
-        raise RunFailed(
-            f"on rank {found[1]} a step's loss did not depend on the parameters {unused}: {REMEDY}"
-        ) from error
-
-
-def _some(names: list[str], limit: int = 6) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+        log.warning("%s: these parameters are not trained", what)

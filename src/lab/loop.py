@@ -70,11 +70,11 @@ def train_step(
             (scaler.scale(loss) if scaler else loss).backward()
         total = loss.detach() if total is None else total + loss.detach()
     assert total is not None
-    if state.step == 0:
-        name_unused(net, state.model)
     if scaler:
         scaler.unscale_(optimizer)  # first: the limit is on the true gradients
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if len(parameters) < settings.num_parameters:
+        name_unused(net, state.model, state.step)
     norm = clip([p.grad for p in parameters], settings.clip_norm)
     # the gradients are the averaged ones, so every rank sees the same norm and takes the same way
     non_finite = torch.isfinite(norm).logical_not_().to(torch.float32)

@@ -26,7 +26,7 @@ from lab.build import (
 )
 from lab.config import parse_interval
 from lab.data.loader import Loader
-from lab.ddp import naming_late_unused, with_sync_batchnorm
+from lab.ddp import with_sync_batchnorm
 from lab.distributed import World
 from lab.errors import ConfigError
 from lab.hardware import Hardware
@@ -131,8 +131,7 @@ def train(
     # ---- train, then score the best weights
     try:
         logger.begin(state.step, total_steps)
-        with naming_late_unused(net):
-            fit(net, state, task, train_loader, val_loader, run)
+        fit(net, state, task, train_loader, val_loader, run)
         logger.end_bar()
         if stop.signal:
             return {"step": state.step}

@@ -95,9 +95,11 @@ class TrainState:
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What train_step needs beside the state. local_batch_size: samples of this rank in one optimizer step."""
+    """What train_step needs beside the state. local_batch_size: samples of this rank in one optimizer step;
+    num_parameters: how many the optimizer trains."""
 
     local_batch_size: int
+    num_parameters: int
     accumulate: int
     clip_norm: float | None
     skip_non_finite: bool
