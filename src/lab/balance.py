@@ -30,7 +30,7 @@ from lab.logger import Logger
 
 WARM_UP = 3  # the first steps allocate, choose kernels and build buckets
 SAMPLE_EVERY = 8  # on CUDA: four events at every step would cost the host more than they tell
-NAME_AFTER = 100  # steps after which a straggler is named while the run goes on
+NAME_AFTER_S = 2.0  # of measured work: what is shorter matters to nobody, and chance is in it
 LISTED = 8  # ranks whose values the line at the end gives one by one
 COLUMNS = 5  # of a rank's row: memory in bytes, own work in s, steps it was measured in, data wait in s, steps
 UNITS = {"memory": ("peak memory", 1e-6, "MB"), "step_time": ("own work", 1e3, "ms"), "data_wait": ("wait", 1e3, "ms")}
@@ -135,7 +135,7 @@ class RanksBalance(Balance):
         rows = [table[i : i + COLUMNS] for i in range(0, len(table), COLUMNS)]
         for total, (memory, *sums) in zip(self._totals, rows):
             total[:] = [max(total[0], memory), *(a + b for a, b in zip(total[1:], sums))]
-        if not self._named and self._steps >= NAME_AFTER:
+        if not self._named:
             self._name_straggler(f"step {step}: ")
         return {f"balance/{name}": max_over_mean(values) for name, values in figures(rows).items()}
 
@@ -159,7 +159,7 @@ class RanksBalance(Balance):
         found = figures(self._totals)
         own = found.get("step_time", [])
         rank = straggler(own, self._share)
-        if rank is None:
+        if rank is None or self._totals[rank][1] < NAME_AFTER_S:
             return
         self._named = True
         late = own[rank] - mean_of_others(own, rank)

@@ -29,7 +29,7 @@ class DDPConfig:
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    strategy: Annotated[str, option("single", "ddp")]
+    strategy: Annotated[str, option("single", "ddp", "dp")]
     max_epochs: Annotated[float | None, Rule(above=0)]
     max_steps: Annotated[int | None, Rule(at_least=1)]
     global_batch_size: Annotated[int, Rule(at_least=1)]
@@ -121,6 +121,7 @@ class RootConfig:
     callback: dict[str, Any]
 
 
+ONE_PROCESS = ("single", "dp")
 # nodes that are built, nodes whose every entry is built, and the run's own keys among a target's arguments
 TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task.criterion")
 COLLECTIONS = ("data.transforms", "task.metrics", "callback")
@@ -144,6 +145,14 @@ def check(cfg: Any) -> None:
     split_own(root.optim, OptimConfig, "optim")
     _check_combinations(root)
     check_targets(values, TARGETS, COLLECTIONS, OWN_KEYS, GIVEN_BY_RUN)
+
+
+def as_single(cfg: Any) -> None:
+    """Make a config that of one process on one device, wherever it was trained."""
+    cfg.hardware.num_procs = "auto"
+    cfg.trainer.strategy, cfg.trainer.sync_batchnorm = "single", False
+    for name, value in cfg.trainer.ddp.items():
+        cfg.trainer.ddp[name] = False if isinstance(value, bool) else None
 
 
 def check_share(global_batch_size: int, num_procs: int) -> int:
@@ -170,9 +179,10 @@ def _check_combinations(root: RootConfig) -> None:
     if trainer.max_steps is None and trainer.max_epochs is None:
         raise ConfigError("trainer.max_steps, trainer.max_epochs: both are null - give one of them")
     if isinstance(hardware.num_procs, int):
-        if trainer.strategy == "single" and hardware.num_procs > 1:
+        if trainer.strategy in ONE_PROCESS and hardware.num_procs > 1:
             raise ConfigError(
-                f"hardware.num_procs: trainer=single is one process, not {hardware.num_procs} - use trainer=ddp"
+                f"hardware.num_procs: trainer={trainer.strategy} is one process, not {hardware.num_procs} - "
+                "use trainer=ddp"
             )
         check_share(trainer.global_batch_size, hardware.num_procs)
     if trainer.strategy == "ddp" and hardware.device == "mps" and hardware.num_procs not in (1, "auto"):
@@ -181,6 +191,10 @@ def _check_combinations(root: RootConfig) -> None:
         raise ConfigError(
             f"hardware.precision: tf32 is a mode of CUDA devices, not of {hardware.device} - use fp32, bf16 or fp16"
         )
+    if trainer.strategy == "dp" and hardware.device in ("cpu", "mps"):
+        raise ConfigError(f"trainer=dp: shares a batch among several GPUs, not on {hardware.device} - use trainer=ddp")
+    if trainer.strategy == "dp" and hardware.compile:
+        raise ConfigError("hardware.compile=true: trainer=dp copies the model at each step - use trainer=ddp")
     _check_ddp(trainer, hardware)
     if trainer.early_stop_patience is not None and trainer.eval_every is None:
         raise ConfigError("trainer.early_stop_patience: counts evaluations, but trainer.eval_every is null - give both")

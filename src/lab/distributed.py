@@ -125,6 +125,10 @@ def world(device_type: str, timeout_s: float) -> Iterator[World]:
 
 def wrap(model: nn.Module, world: World, trainer: TrainerConfig) -> nn.Module:
     """The model whose backward averages the gradients over the ranks; with one rank the model itself."""
+    if trainer.strategy == "dp":
+        from lab.data_parallel import Replicas, gpus
+
+        return Replicas(model, gpus())
     if world.size == 1:
         return model
     from lab.ddp import wrap_ddp

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lab.clock import Clock
 from lab.data.loader import Loader
+from lab.data_parallel import on_each_device
 from lab.ddp import name_unused
 from lab.distributed import World, all_sum, broadcast_buffers, gather
 from lab.errors import ConfigError, RunFailed
@@ -31,6 +32,7 @@ def due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
+@on_each_device  # for trainer=dp
 def forward_loss(model: nn.Module, task: Task, batch: Batch) -> tuple[Tensor, Tensor]:
     """((B,) losses, output). Edit this for a method with another forward pass."""
     output = model(batch["x"])
