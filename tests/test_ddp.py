@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,22 @@ def test_compressed_gradients_are_near_and_resume_bit_for_bit(tmp_path: Path) ->
     for name, value in squeezed.items():
         assert torch.equal(final_weights(cut)[name], value)
     assert metrics(cut) == metrics(straight)
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("trainer.ddp.bucket_cap_mb=0.002",), ("trainer.ddp.find_unused_parameters=true",)]
+)
+def test_three_ranks_resume_bit_for_bit(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """The order in which three values are added must not depend on when the process began."""
+    more = (
+        "hardware.num_procs=3", "trainer.global_batch_size=66", "trainer.save_every=4", "model.hidden=[64,64]", *options
+    )  # fmt: skip
+    straight = start_run(tmp_path / "straight", *DDP, *more)
+    shutil.copytree(straight, cut := tmp_path / "cut")
+    (cut / "checkpoints/last_000000008.pt").unlink()
+    start_run(cut, *DDP, *more)
+    for name, value in final_weights(straight).items():
+        assert torch.equal(final_weights(cut)[name], value)
 
 
 def test_a_bf16_hook_needs_cuda(tmp_path: Path) -> None:

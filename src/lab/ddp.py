@@ -33,7 +33,26 @@ def wrap_ddp(model: nn.Module, device: torch.device, options: DDPConfig) -> Dist
 
         # not PowerSGD's: it carries errors from step to step, which no checkpoint holds
         net.register_comm_hook(None, getattr(default_hooks, f"{options.comm_hook}_compress_hook"))
+    if not (options.find_unused_parameters or options.static_graph):
+        settle_buckets(net)
     return net
+
+
+def settle_buckets(net: DistributedDataParallel) -> None:
+    """Let DDP form its final buckets now, not after the first step.
+
+    Where a gradient lies in its bucket decides in which order the values of three or more ranks are added. A run that
+    goes on from a checkpoint must add as the undisturbed one does, but DDP groups anew after a process's first step, by
+    the order in which gradients came. Here they come from the last parameter to the first. (With
+    find_unused_parameters DDP does not regroup; with static_graph this backward would count as the model's own.)
+    """
+    model, trained = net.module, [p for p in net.parameters() if p.requires_grad]
+    # what is added last is the first in the backward; an input, as DDP fails on CUDA without any
+    model.forward = lambda unused: sum(p.real.sum() for p in trained)
+    net(trained[0].detach()).backward()
+    del model.forward
+    for p in trained:
+        p.grad = None
 
 
 def with_sync_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
