@@ -6,22 +6,17 @@ Faults are put into the functions of the loop before the ranks are forked from t
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-import random
-import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, TRAIN, assert_equal, last_checkpoint, metrics, result, start_run, status
+from conftest import QUICK, assert_equal, last_checkpoint, metrics, result, start_run, status
 from omegaconf import OmegaConf
 
 import lab.checkpoint
