@@ -145,6 +145,8 @@ class RanksBalance(Balance):
 
     def report(self) -> dict[str, Any]:
         found = figures(self._totals)
+        if not self._steps:  # the run had all its steps behind it
+            return {}
         ratios = {name: max_over_mean(values) for name, values in found.items()}
         parts, ranks = [], [{} for _ in range(self._world.size)]  # type: tuple[list[str], list[dict[str, float]]]
         for name, values in found.items():

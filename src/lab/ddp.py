@@ -12,22 +12,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lab.config import DDPConfig
 from lab.distributed import rank
+from lab.dynamo import ddp_without_dynamo
 from lab.errors import ConfigError
 
 log = logging.getLogger("lab")
 
 
 def wrap_ddp(model: nn.Module, device: torch.device, options: DDPConfig) -> DistributedDataParallel:
+    if options.comm_hook == "bf16" and device.type != "cuda":
+        raise ConfigError(f"trainer.ddp.comm_hook=bf16: torch has it for CUDA only, not for {device.type}; fp16 works")
     # buffers are broadcast before an evaluation or a checkpoint, not at each step; torch 2.13 renamed the argument
     new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     arguments: dict[str, Any] = {"forward_sync_buffers" if new else "broadcast_buffers": False}
-    net = DistributedDataParallel(
-        model, [device] if device.type == "cuda" else None, gradient_as_bucket_view=True,
-        find_unused_parameters=options.find_unused_parameters, static_graph=options.static_graph,
-        bucket_cap_mb=options.bucket_cap_mb, **arguments,
-    )  # fmt: skip
-    if options.comm_hook == "bf16" and device.type != "cuda":
-        raise ConfigError(f"trainer.ddp.comm_hook=bf16: torch has it for CUDA only, not for {device.type}; fp16 works")
+    for name in ("find_unused_parameters", "static_graph", "bucket_cap_mb"):
+        arguments[name] = getattr(options, name)
+    with ddp_without_dynamo():
+        net = DistributedDataParallel(
+            model, [device] if device.type == "cuda" else None, gradient_as_bucket_view=True, **arguments
+        )
     if options.comm_hook is not None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 

@@ -12,7 +12,7 @@ import torch
 from lab.config import ONE_PROCESS, HardwareConfig, TrainerConfig, check_share
 from lab.cores import cores
 from lab.data_parallel import gpus
-from lab.distributed import local_ranks, started_ranks
+from lab.distributed import local_rank, local_ranks, started_ranks
 from lab.errors import ConfigError
 from lab.seed import make_deterministic
 
@@ -43,6 +43,8 @@ def resolve(hardware: HardwareConfig, trainer: TrainerConfig) -> Hardware:
         )
     micro = [share // parts + (i < share % parts) for i in range(parts)]  # as equal as can be
     precision = hardware.precision
+    if device == "cuda":
+        torch.cuda.set_device(local_rank())  # first: a question to CUDA would open a context on GPU 0 in each rank
     if precision == "auto":
         precision = "bf16" if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     threads = hardware.num_threads
