@@ -16,6 +16,7 @@ import lab.build
 import lab.run
 from lab.ddp import with_sync_batchnorm
 from lab.errors import ConfigError
+from lab.restore import score_checkpoint
 
 RUN = (*QUICK, "trainer.max_steps=8", "trainer.log_every=2", "trainer.eval_every=null", "trainer.save_every=null")
 DDP = (*RUN, "trainer=ddp", "hardware.num_procs=2")
@@ -148,6 +149,11 @@ def test_options_that_cannot_be(overrides: tuple[str, ...], line: str) -> None:
 def test_static_graph_refuses_micro_batches(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"static_graph=true.*micro_batch_size=8 makes 4 micro-batches"):
         start_run(tmp_path / "run", *DDP, "trainer.ddp.static_graph=true", "hardware.micro_batch_size=8")
+
+
+def test_a_run_with_options_is_scored_in_one_process(tmp_path: Path) -> None:
+    run = start_run(tmp_path / "run", *DDP, "trainer.ddp.comm_hook=fp16")
+    assert score_checkpoint(run, "test", [])["accuracy"] == result(run)["test/accuracy"]
 
 
 def test_sync_batchnorm_keeps_names_and_parameters_and_says_where_it_cannot_be() -> None:

@@ -33,7 +33,11 @@ SAMPLE_EVERY = 8  # on CUDA: four events at every step would cost the host more 
 NAME_AFTER_S = 2.0  # of measured work: what is shorter matters to nobody, and chance is in it
 LISTED = 8  # ranks whose values the line at the end gives one by one
 COLUMNS = 5  # of a rank's row: memory in bytes, own work in s, steps it was measured in, data wait in s, steps
-UNITS = {"memory": ("peak memory", 1e-6, "MB"), "step_time": ("own work", 1e3, "ms"), "data_wait": ("wait", 1e3, "ms")}
+UNITS = {
+    "memory": ("peak memory", 1e-6, "MB"),
+    "step_time": ("own work", 1e3, "ms"),
+    "data_wait": ("data wait", 1e3, "ms"),
+}
 
 
 class Balance:
@@ -141,6 +145,8 @@ class RanksBalance(Balance):
 
     def report(self) -> dict[str, Any]:
         found = figures(self._totals)
+        if not self._steps:  # the run had all its steps behind it
+            return {}
         ratios = {name: max_over_mean(values) for name, values in found.items()}
         parts, ranks = [], [{} for _ in range(self._world.size)]  # type: tuple[list[str], list[dict[str, float]]]
         for name, values in found.items():

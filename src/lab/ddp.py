@@ -19,17 +19,17 @@ log = logging.getLogger("lab")
 
 
 def wrap_ddp(model: nn.Module, device: torch.device, options: DDPConfig) -> DistributedDataParallel:
+    if options.comm_hook == "bf16" and device.type != "cuda":
+        raise ConfigError(f"trainer.ddp.comm_hook=bf16: torch has it for CUDA only, not for {device.type}; fp16 works")
     # buffers are broadcast before an evaluation or a checkpoint, not at each step; torch 2.13 renamed the argument
     new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     arguments: dict[str, Any] = {"forward_sync_buffers" if new else "broadcast_buffers": False}
+    for name in ("find_unused_parameters", "static_graph", "bucket_cap_mb"):
+        arguments[name] = getattr(options, name)
     with ddp_without_dynamo():
         net = DistributedDataParallel(
-            model, [device] if device.type == "cuda" else None, gradient_as_bucket_view=True,
-            find_unused_parameters=options.find_unused_parameters, static_graph=options.static_graph,
-            bucket_cap_mb=options.bucket_cap_mb, **arguments,
-        )  # fmt: skip
-    if options.comm_hook == "bf16" and device.type != "cuda":
-        raise ConfigError(f"trainer.ddp.comm_hook=bf16: torch has it for CUDA only, not for {device.type}; fp16 works")
+            model, [device] if device.type == "cuda" else None, gradient_as_bucket_view=True, **arguments
+        )
     if options.comm_hook is not None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
