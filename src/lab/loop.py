@@ -10,6 +10,7 @@ Nothing in train_step waits for the device.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -21,6 +22,7 @@ from lab.clock import Clock
 from lab.data.loader import Loader
 from lab.distributed import World, all_sum, broadcast_buffers, gather
 from lab.errors import ConfigError, RunFailed
+from lab.fsdp import whole
 from lab.state import Batch, Run, StepSettings, Task, TrainState, averaged
 
 SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536 and is halved by each step that is not finite
@@ -81,12 +83,13 @@ def train_step(
         p.grad = None
     if settings.skip_non_finite or scaler:  # a step that is left out adds nothing to the means
         total, norm = (torch.where(non_finite > 0, 0.0, v) for v in (total, norm))
-    return {"loss": total, "grad_norm": norm, "non_finite": non_finite}
+    values = {"loss": total, "grad_norm": norm, "non_finite": non_finite}
+    return {name: value.to(total.device) for name, value in values.items()}  # fsdp may keep the gradients on the host
 
 
 def clip(gradients: list[Tensor], limit: float | None) -> Tensor:
     """Scale the gradients down, in place, to a global norm of `limit` -> their norm before (Pascanu et al. 2013)."""
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norm = whole(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
     if limit is not None:
         torch._foreach_mul_(gradients, torch.clamp(limit / (norm + 1e-6), max=1.0))
     return norm
@@ -128,18 +131,22 @@ def evaluate(
     names = ["loss", *task.metrics]
     precise = torch.float32 if world.device.type == "mps" else torch.float64
     sums = torch.zeros(len(names) + 1, dtype=precise, device=world.device)
+    rows = getattr(batches, "num_rows", None)  # what comes after these only keeps the ranks in step
+    left = sys.maxsize if rows is None else rows
     for batch in batches:
         with autocast():
             losses, output = forward_loss(model, task, batch)
         values = [losses, *(metric(output, batch) for metric in task.metrics.values())]
         for name, value in zip(names, values):
             check_per_sample(value, f"task.metrics.{name}" if name != "loss" else "task.criterion")
-        sums[:-1] += torch.stack([v.to(precise).sum() for v in values])
-        sums[-1] += len(losses)
+        count = min(left, len(losses))
+        left -= count
+        sums[:-1] += torch.stack([v[:count].to(precise).sum() for v in values])
+        sums[-1] += count
     all_sum(sums, world)
     model.train(was_training)
-    *totals, count = sums.tolist()
-    return {name: total / count for name, total in zip(names, totals)}
+    *totals, samples = sums.tolist()
+    return {name: total / samples for name, total in zip(names, totals)}
 
 
 def fit(net: nn.Module, state: TrainState, task: Task, train: Loader, val: Loader | None, run: Run) -> None:
@@ -228,14 +235,12 @@ def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
 
 
 def save(state: TrainState, run: Run, best: bool) -> None:
-    """All ranks call this: each gives what it has of its own, rank 0 writes."""
+    """All ranks call this: each gives what it has of its own; rank 0 writes, or each its part of a sharded model."""
     check_finite(state, run)
     broadcast_buffers(state.model, run.world)
     averaged(state)  # its buffers are the model's
     for name, buffer in state.model.named_buffers():
         if buffer.is_floating_point() and not torch.isfinite(buffer).all():  # a skipped step protects weights only
             raise RunFailed(f"the model's buffer {name} is not finite at step {state.step}; debug=nan names the module")
-    ranks = gather(state.rank_payload(run.world.device), run.world)
-    if run.world.is_main:
-        payload = state.payload(ranks)
-        (run.checkpoints.save_best if best else run.checkpoints.save_last)(payload)
+    payload = state.payload(gather(state.rank_payload(run.world.device), run.world))
+    (run.checkpoints.save_best if best else run.checkpoints.save_last)(payload)

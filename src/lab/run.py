@@ -12,7 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from lab import checkpoint, directory, distributed, hardware
+from lab import checkpoint, directory, distributed, fsdp, hardware, shards
 from lab.build import (
     Config,
     make_callbacks,
@@ -54,11 +54,11 @@ def run(run_dir: Path) -> None:
             log_to(run_dir) if world.is_main else nullcontext(),
         ):
             # ---- what to go on from: rank 0 chooses, all load the same
-            checkpoints = checkpoint.Checkpoints(run_dir / "checkpoints")
+            checkpoints = checkpoint.Checkpoints(run_dir / "checkpoints", world)
             checkpoints.directory.mkdir(exist_ok=True)
             found = checkpoints.newest_valid(put_aside=True) if world.is_main else None
             source = distributed.share_from_main(found[0] if found else None, world)
-            payload = found[1] if found else checkpoint.load(source) if source else None
+            payload = found[1] if found else checkpoint.peek(source) if source else None
             with make_logger(run_dir, config, world, payload["step"] if payload else 0) as logger:
                 logger.say(f"run {shown(run_dir)}" + (f", on from {source.name}" if source else ""))
                 result = train(config, machine, world, logger, checkpoints, payload, stop)
@@ -96,11 +96,12 @@ def train(
     steps_per_epoch = len(sets["train"]) / trainer.global_batch_size
     limits = [trainer.max_steps, trainer.max_epochs and max(1, round(trainer.max_epochs * steps_per_epoch))]
     total_steps = min(int(limit) for limit in limits if limit)
-    model = make_model(config).to(world.device)
-    task = make_task(config, world.device)
-    state, settings = make_state(config, machine, model, total_steps)
-    net = distributed.wrap(model, world)
-    net = torch.compile(net) if config.hardware.compile else net  # type: ignore[assignment]
+    model, task = make_model(config), make_task(config, world.device)
+    state, settings = make_state(config, machine, model, total_steps, world)
+    net = model
+    if not fsdp.is_sharded(model):  # that is wrapped and compiled already, block by block
+        net = distributed.wrap(model, world)
+        net = torch.compile(net) if config.hardware.compile else net  # type: ignore[assignment]
 
     # ---- when things are due
     every = {
@@ -166,6 +167,7 @@ def make_logger(run_dir: Path, config: Config, world: World, from_step: int) -> 
 
 def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run) -> None:
     """The state as it was when the checkpoint was written."""
+    payload = shards.laid_out(payload, state.model, state.optimizer)
     checkpoint.load_weights(state.model, payload["model"], "the checkpoint")
     if state.ema is not None:
         checkpoint.load_weights(state.ema, checkpoint.weights(payload), "the checkpoint")
@@ -183,10 +185,13 @@ def describe(
     batches = f"{run.global_batch_size} samples a step = {run.world.size} x {sum(micro)}"
     if len(micro) > 1:
         batches += f" in {len(micro)} micro-batches of up to {micro[0]}"
-    logger.say(f"{type(model).__name__}, {parameters:,} parameters; samples: {sizes}")
+    kind = fsdp.class_name(model) if fsdp.is_sharded(model) else type(model).__name__
+    logger.say(f"{kind}, {parameters:,} parameters; samples: {sizes}")
     logger.say(
         f"{machine.device}, {machine.precision}, threads: {machine.num_threads}; {batches}; {run.total_steps:,} steps"
     )
+    if fsdp.is_sharded(model):
+        logger.say(fsdp.describe(model))
     for line in [f"loader {loader.why}", *getattr(sets["train"], "describe", list)()]:
         logger.say(line)
 
@@ -197,7 +202,7 @@ def final_scores(state: TrainState, task: Task, val: Loader | None, test: Loader
     result: dict[str, Any] = {"step": state.step, **run.logger.latest("train/loss")}
     if found := run.checkpoints.load_best(state.best):
         entry, payload = found
-        model.load_state_dict(checkpoint.weights(payload))
+        model.load_state_dict(checkpoint.weights(shards.laid_out(payload, model, parts=("model", "ema"))))
         result |= {"best_step": int(entry[1]), "best_checkpoint": str(run.checkpoints.best_path(entry))}
     for stage, loader in (("val", val), ("test", test)):
         if loader is not None:
