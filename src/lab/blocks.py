@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from lab.errors import ConfigError
 from lab.schema import did_you_mean
@@ -65,20 +68,45 @@ def _nothing(model: nn.Module, pattern: str, key: str) -> str:
 def checkpoint_activations(modules: Iterable[nn.Module], compiled: bool) -> None:
     """Keep a module's input only, and compute what lies inside again in the backward pass (Chen et al. 2016).
 
-    Random numbers are drawn again as they were. compiled: the modules will be compiled.
+    Random numbers are drawn again as they were, and running statistics are updated once. compiled: the modules will be
+    compiled.
     """
     from torch.utils.checkpoint import checkpoint
 
     # the compiler knows the decorated function; without it, the decorator would import the compiler
     run = checkpoint if compiled else inspect.unwrap(checkpoint)
     for module in modules:
-        module.forward = _kept_small(module.forward, run)  # not a wrapper module: names stay as they are
+        options: dict[str, Any] = {"use_reentrant": False}
+        if norms := [norm for norm in module.modules() if isinstance(norm, _NormBase) and norm.track_running_stats]:
+            if compiled:
+                raise ConfigError(
+                    "hardware.compile=true: with hardware.activation_checkpointing BatchNorm would count each batch "
+                    "twice - leave one of the two out"
+                )
+            options["context_fn"] = partial(_once, norms)
+        module.forward = _kept_small(module.forward, partial(run, **options))  # no wrapper module: the names stay
 
 
 def _kept_small(forward: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled():
-            return run(forward, *args, use_reentrant=False, **kwargs)
-        return forward(*args, **kwargs)
+        return run(forward, *args, **kwargs) if torch.is_grad_enabled() else forward(*args, **kwargs)
 
     return checkpointed
+
+
+def _once(norms: list[_NormBase]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What surrounds the forward pass, and its repetition, which leaves the statistics alone."""
+    return nullcontext(), _uncounted(norms)
+
+
+@contextmanager
+def _uncounted(norms: list[_NormBase]) -> Iterator[None]:
+    """Momentum 0 adds nothing. (Without the statistics the pass would not be the same for autograd.)"""
+    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, momentum, count in before:
+            norm.momentum, norm.num_batches_tracked = momentum, count

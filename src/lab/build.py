@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from lab.data.loader import Loader
 from lab.data.order import Plan, eval_plan, train_plan
 from lab.data.transforms import compose
 from lab.distributed import World
+from lab.fsdp import explained, is_sharded, shard
 from lab.hardware import Hardware
 from lab.optim import Schedule, build_optimizer, lean_step
 from lab.state import StepSettings, Task, TrainState, moving_average
@@ -103,14 +105,11 @@ def make_task(config: Config, device: torch.device) -> Task:
 
 def place(model: nn.Module, config: Config, machine: Hardware, world: World) -> None:
     """Move the model to its device; with trainer=fsdp and several ranks, each rank's part to each rank's."""
-    options = config.trainer.fsdp
-    if config.trainer.strategy != "fsdp" or world.size == 1:
+    options = config.trainer.fsdp if config.trainer.strategy == "fsdp" else None
+    if options is None:
         model.to(world.device)
-        return
-    from lab.fsdp import shard
-
-    assert options is not None
-    shard(model, options, machine.precision, world, config.hardware.compile)
+    else:
+        shard(model, options, machine.precision, world, config.hardware.compile)
 
 
 def make_state(
@@ -129,6 +128,7 @@ def make_state(
     optimizer = build_optimizer(build(config.optimizer), model, weight_decay, own.decay_norms_and_biases)
     schedule = Schedule(optimizer, build(own.schedule), total_steps)
     state = TrainState(model, ema, optimizer, schedule, hardware.scaler(machine))
+    update: Callable[[], Any] = optimizer.step if config.hardware.compile else lean_step(optimizer)
     settings = StepSettings(
         local_batch_size=sum(machine.micro_batch_sizes),
         accumulate=len(machine.micro_batch_sizes),
@@ -136,7 +136,7 @@ def make_state(
         skip_non_finite=trainer.non_finite == "skip",
         ema_decay=trainer.ema_decay,
         autocast=hardware.autocast(machine),
-        update=optimizer.step if config.hardware.compile else lean_step(optimizer),  # type: ignore[arg-type]
+        update=explained(update, optimizer) if is_sharded(model) else update,
         guarded=bool(optimizer.defaults.get("fused")),
     )
     return state, settings

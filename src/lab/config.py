@@ -22,8 +22,8 @@ Interval = Annotated[int | str | None, Rule(at_least=1, interval=True)]
 @dataclass(frozen=True)
 class FsdpConfig:
     wrap: list[str] | str
-    param_dtype: Annotated[str, option("auto", "fp32", "bf16", "fp16")]
-    reduce_dtype: Annotated[str, option("fp32", "bf16", "fp16")]
+    param_dtype: Annotated[str, option("auto", "fp32")]
+    reduce_dtype: Annotated[str, option("fp32", "bf16")]
     reshard_after_forward: bool
     reduce_each_micro_batch: bool
     cpu_offload: bool

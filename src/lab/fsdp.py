@@ -10,7 +10,7 @@ the gradients and the moving average take as they are. shards.py writes and read
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from lab import blocks
 from lab.distributed import World
-from lab.errors import ConfigError
+from lab.errors import ConfigError, RunFailed
 
 if TYPE_CHECKING:
     from lab.config import FsdpConfig
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 KEY = "trainer.fsdp.wrap"
 
 
@@ -32,12 +32,18 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
     """Cut `model`, whole on the host, over the ranks, and move it to their devices, in place.
 
     From then on it has `no_sync()` as DDP has. precision: hardware.precision, decided. The forward pass stays under
-    autocast, so that norms and losses are computed as with trainer=ddp; param_dtype is what is gathered.
+    autocast, so that norms and losses are computed as with trainer=ddp; param_dtype is what is gathered. With one rank
+    there is nothing to cut: the model is moved.
     """
+    units = wrapped(model, config)
+    if world.size == 1:
+        if config.cpu_offload:
+            raise ConfigError("trainer.fsdp.cpu_offload=true: wants two processes or more, and there is one")
+        model.to(world.device)
+        return
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
-    units = wrapped(model, config)
     mesh = init_device_mesh(world.device.type, (world.size,))
     offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if config.cpu_offload else OffloadPolicy()
     for unit in units.values():
@@ -70,12 +76,12 @@ def _mixed_precision(unit: nn.Module, config: FsdpConfig, precision: str) -> Any
     from torch.distributed.fsdp import MixedPrecisionPolicy
     from torch.nn.modules.batchnorm import _NormBase
 
-    param_dtype = DTYPES[precision if config.param_dtype == "auto" else config.param_dtype]
+    param_dtype = DTYPES.get(precision) if config.param_dtype == "auto" else None
     if any(isinstance(module, _NormBase) for module in unit.modules()):
-        param_dtype = torch.float32  # BatchNorm refuses weights of another type than its running statistics
+        param_dtype = None  # BatchNorm refuses weights of another type than its running statistics
     return MixedPrecisionPolicy(
-        param_dtype=None if param_dtype == torch.float32 else param_dtype,
-        reduce_dtype=DTYPES[config.reduce_dtype],
+        param_dtype=param_dtype,
+        reduce_dtype=DTYPES.get(config.reduce_dtype, torch.float32),
         cast_forward_inputs=False,  # autocast does that, operation by operation
     )
 
@@ -96,6 +102,22 @@ def _cut_again(model: Any, inputs: Any, output: Any) -> None:
         for module in model.modules():
             if hasattr(module, "reshard"):
                 module.reshard()
+
+
+def explained(update: Callable[[], Any], optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """The optimizer's step, with a readable end where it needs what DTensors cannot do."""
+
+    def step() -> None:
+        try:
+            update()
+        except (NotImplementedError, RuntimeError) as error:
+            reason = str(error).splitlines()[0]
+            if "sharding" not in str(error).lower() and "DTensor" not in str(error):
+                raise
+            name = type(optimizer).__name__
+            raise RunFailed(f"optim: {name} cannot update sharded weights, use another ({reason})") from error
+
+    return step
 
 
 def is_part(value: Tensor | None) -> bool:

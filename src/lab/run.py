@@ -99,7 +99,7 @@ def train(
     model, task = make_model(config), make_task(config, world.device)
     state, settings = make_state(config, machine, model, total_steps, world)
     net = model
-    if not fsdp.is_sharded(model):  # that is wrapped and compiled already, block by block
+    if not fsdp.is_sharded(model):  # a sharded one is wrapped and compiled already, block by block
         net = distributed.wrap(model, world)
         net = torch.compile(net) if config.hardware.compile else net  # type: ignore[assignment]
 

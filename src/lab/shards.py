@@ -59,7 +59,7 @@ def save(payload: dict[str, Any], path: Path, world: World) -> None:
         raise RunFailed(f"{path} could not be written: {cause[0]} (rank {rank}); those before are whole") from error
     if world.is_main:
         sizes = {file.name: file.stat().st_size for file in temporary.iterdir()}
-        save_file(rest | {"files": sizes}, temporary / REST)
+        save_file(rest | {"files": sizes, "keys": list(tensors)}, temporary / REST)
         delete(path)
         temporary.replace(path)
         _sync(path.parent)
@@ -109,7 +109,7 @@ def joined(tensors: Mapping[str, Tensor], rest: dict[str, Any]) -> dict[str, Any
             payload[part][name] = value
     payload["ema"] = payload["ema"] or None
     payload["optimizer"] = rest["optimizer"] | {"state": state}
-    for key in ("files", "shards"):
+    for key in ("files", "keys", "shards"):
         payload.pop(key, None)
     return payload
 
@@ -146,16 +146,21 @@ def load(path: Path, parts: Collection[str] = PARTS, mould: Mould = lambda key: 
 
     reader, rest = Reader(path), head(path)
     tensors = {}
-    for key, stored in reader.read_metadata().state_dict_metadata.items():
+    index = reader.read_metadata().state_dict_metadata
+    for key in rest["keys"]:
         if key.split(".", 1)[0] in parts:
-            like, dtype = mould(key), stored.properties.dtype
+            stored, like = index[key], mould(key)
+            dtype = stored.properties.dtype
             if like is not None and like.shape == stored.size:
                 tensors[key] = _empty_like(like, dtype)
             else:
                 tensors[key] = torch.empty(stored.size, dtype=dtype)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*load in a single process")
-        dcp.load(tensors, storage_reader=reader, no_dist=True)
+        try:
+            dcp.load(tensors, storage_reader=reader, no_dist=True)
+        except dcp.api.CheckpointException as error:  # a BaseException
+            raise ValueError(f"{path} cannot be read: {next(iter(error.failures.values()))[0]}") from error
     if "optimizer" not in parts:
         rest["optimizer"] = {"state": {}, "param_groups": []}
     return joined(tensors, rest)
