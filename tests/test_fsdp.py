@@ -470,8 +470,8 @@ def test_a_config_that_cannot_be_is_refused(overrides: list[str], message: str |
 
 
 def test_an_optimizer_that_cannot_shard_is_named(tmp_path: Path) -> None:
+    more = ("optim._target_=torch.optim.Adafactor", "~optim.betas", "trainer.max_steps=2")
     with pytest.raises(RunFailed, match=r"optim: Adafactor cannot update sharded weights"):
-        more = ("optim._target_=torch.optim.Adafactor", "~optim.betas", "trainer.max_steps=2")
         start_run(tmp_path / "run", *QUICK, *FSDP, *more)
 
 

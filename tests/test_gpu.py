@@ -79,3 +79,12 @@ def test_compiled_steps_agree(tmp_path: Path) -> None:
 def test_ranks_have_a_gpu_each(tmp_path: Path) -> None:
     run = start_run(tmp_path / "run", *COMMON, "trainer=ddp", "trainer.max_steps=20", "hardware.num_procs=2")
     assert len(last_checkpoint(run)["ranks"]) == 2
+    assert all(rank["step_time_ms"] > 0 for rank in result(run)["balance"]["ranks"])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_ranks_with_sync_batchnorm_and_compressed_gradients_learn(tmp_path: Path) -> None:
+    more = ("trainer=ddp", "hardware.num_procs=2", "trainer.sync_batchnorm=true", "trainer.ddp.comm_hook=bf16")
+    run = start_run(tmp_path / "run", *COMMON, *more, "trainer.max_steps=200", "optim.lr=3e-3")
+    assert result(run)["test/accuracy"] > 0.9
+    assert "step_time" not in result(run)["balance"]  # nothing tells it where ranks wait for each other all along

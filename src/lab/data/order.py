@@ -144,6 +144,7 @@ class EvalPlan:
         self.num_rows = len(self._rows)
         most = -(-size // num_ranks) if in_step else self.num_rows
         self._num_batches, self._extra = -(-most // batch_size), rank % max(size, 1)
+        self.common = self._num_batches if in_step else -(-(size // num_ranks) // batch_size)  # what every rank has
 
     def __call__(self, k: int) -> tuple[np.ndarray, np.ndarray] | None:
         if k >= self._num_batches:
