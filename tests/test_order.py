@@ -154,6 +154,23 @@ def test_evaluation_counts_each_row_once(size: int, batch_size: int, num_ranks: 
     assert sorted(seen) == list(range(size))
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 5))
+def test_evaluation_in_step_counts_each_row_once(size: int, batch_size: int, num_ranks: int) -> None:
+    """Equally many batches for all ranks; the rows to count come first, and are each row once."""
+    seen, lengths = [], set()
+    for rank in range(num_ranks):
+        plan = eval_plan(size, batch_size, rank, num_ranks, in_step=True)
+        batches = list(iter(lambda plan=plan, k=itertools.count(): plan(next(k)), None))
+        rows = [row for _, part in batches for row in part.tolist()]
+        assert all(0 < len(part) <= batch_size and 0 <= min(part) and max(part) < size for _, part in batches)
+        seen += rows[: plan.num_rows]
+        lengths.add(len(batches))
+        assert plan.common == len(batches)
+    assert sorted(seen) == list(range(size))
+    assert len(lengths) == 1
+
+
 def test_first_repeats_and_refuses() -> None:
     assert first(range(10), seed=0, count=3)(np.arange(7)).tolist() == [0, 1, 2, 0, 1, 2, 0]
     for count in (0, 11):

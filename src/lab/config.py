@@ -29,8 +29,18 @@ class DDPConfig:
 
 
 @dataclass(frozen=True)
+class FsdpConfig:
+    wrap: list[str] | str
+    param_dtype: Annotated[str, option("auto", "fp32")]
+    reduce_dtype: Annotated[str, option("fp32", "bf16")]
+    reshard_after_forward: bool
+    reduce_each_micro_batch: bool
+    cpu_offload: bool
+
+
+@dataclass(frozen=True)
 class TrainerConfig:
-    strategy: Annotated[str, option("single", "ddp", "dp")]
+    strategy: Annotated[str, option("single", "ddp", "dp", "fsdp")]
     max_epochs: Annotated[float | None, Rule(above=0)]
     max_steps: Annotated[int | None, Rule(at_least=1)]
     global_batch_size: Annotated[int, Rule(at_least=1)]
@@ -49,6 +59,7 @@ class TrainerConfig:
     straggler_share: Annotated[float | None, Rule(above=0)]
     sync_batchnorm: bool
     ddp: DDPConfig
+    fsdp: FsdpConfig | None
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,7 @@ class HardwareConfig:
     precision: Annotated[str, option("auto", "fp32", "tf32", "bf16", "fp16")]
     micro_batch_size: Annotated[int | None, Rule(at_least=1)]
     eval_batch_size: Annotated[int | None, Rule(at_least=1)]
+    activation_checkpointing: list[str] | str
     compile: bool
     deterministic: bool
     cudnn_benchmark: bool
@@ -189,6 +201,10 @@ def _check_combinations(root: RootConfig) -> None:
                 "use trainer=ddp"
             )
         check_share(trainer.global_batch_size, hardware.num_procs)
+    if trainer.strategy == "fsdp" and trainer.fsdp is None:
+        raise ConfigError("trainer.strategy=fsdp: trainer.fsdp, which says how to shard, is null - use trainer=fsdp")
+    if trainer.strategy == "fsdp" and hardware.device == "mps":
+        raise ConfigError("trainer.strategy=fsdp: shards over CUDA devices or CPU processes, not mps - trainer=single")
     if trainer.strategy == "ddp" and hardware.device == "mps" and hardware.num_procs not in (1, "auto"):
         raise ConfigError("hardware.num_procs: a machine has one mps device - use hardware=cpu or trainer=single")
     if hardware.precision == "tf32" and hardware.device in ("cpu", "mps"):

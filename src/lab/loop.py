@@ -11,6 +11,7 @@ Nothing in train_step waits for the device.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -25,6 +26,7 @@ from lab.data_parallel import on_each_device
 from lab.ddp import name_unused
 from lab.distributed import World, all_sum, broadcast_buffers, gather, meet
 from lab.errors import ConfigError, RunFailed
+from lab.fsdp import whole
 from lab.seed import rng_state, set_rng_state
 from lab.state import Batch, Run, StepSettings, Task, TrainState, averaged
 from lab.stop import Stopped
@@ -90,12 +92,13 @@ def train_step(
         p.grad = None
     if settings.skip_non_finite or scaler:  # a step that is left out adds nothing to the means
         total, norm = (torch.where(non_finite > 0, 0.0, v) for v in (total, norm))
-    return {"loss": total, "grad_norm": norm, "non_finite": non_finite}
+    values = {"loss": total, "grad_norm": norm, "non_finite": non_finite}
+    return {name: value.to(total.device) for name, value in values.items()}  # fsdp may keep the gradients on the host
 
 
 def clip(gradients: list[Tensor], limit: float | None) -> Tensor:
     """Scale the gradients down, in place, to a global norm of `limit` -> their norm before (Pascanu et al. 2013)."""
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norm = whole(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
     if limit is not None:
         torch._foreach_mul_(gradients, torch.clamp(limit / (norm + 1e-6), max=1.0))
     return norm
@@ -129,26 +132,33 @@ def evaluate(
     batches: Iterable[Batch],
     world: World,
     autocast: Callable[[], AbstractContextManager[Any]],
+    rows: int | None = None,
 ) -> dict[str, float]:
-    """{loss, <metric>, ...}: means over all samples of all ranks, each counted once. `model` is the bare one."""
+    """{loss, <metric>, ...}: means over all samples of all ranks, each counted once. `model` is the bare one.
+
+    rows: of this rank, which count; what comes after them only keeps the ranks of a sharded model in step.
+    """
     was_training = model.training
     model.eval()
     broadcast_buffers(model, world)
     names = ["loss", *task.metrics]
     precise = torch.float32 if world.device.type == "mps" else torch.float64
     sums = torch.zeros(len(names) + 1, dtype=precise, device=world.device)
+    left = sys.maxsize if rows is None else rows
     for batch in batches:
         with autocast():
             losses, output = forward_loss(model, task, batch)
         values = [losses, *(metric(output, batch) for metric in task.metrics.values())]
         for name, value in zip(names, values):
             check_per_sample(value, f"task.metrics.{name}" if name != "loss" else "task.criterion")
-        sums[:-1] += torch.stack([v.to(precise).sum() for v in values])
-        sums[-1] += len(losses)
+        count = min(left, len(losses))
+        left -= count
+        sums[:-1] += torch.stack([v[:count].to(precise).sum() for v in values])
+        sums[-1] += count
     all_sum(sums, world)
     model.train(was_training)
-    *totals, count = sums.tolist()
-    return {name: total / count for name, total in zip(names, totals)}
+    *totals, samples = sums.tolist()
+    return {name: total / samples for name, total in zip(names, totals)}
 
 
 def fit(net: nn.Module, state: TrainState, task: Task, train: Loader, val: Loader | None, run: Run) -> None:
@@ -232,7 +242,8 @@ def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
     """Evaluate; keep the state if it is among the best -> whether to stop, early or as it was asked for."""
     before = rng_state(run.world.device)
     try:
-        scores = evaluate(averaged(state), task, run.evaluating(val, state.step), run.world, run.step.autocast)
+        batches = run.evaluating(val, state.step)
+        scores = evaluate(averaged(state), task, batches, run.world, run.step.autocast, val.num_rows)
     except Stopped:
         set_rng_state(before, run.world.device)  # as if this evaluation had not begun
         return True
@@ -256,7 +267,7 @@ def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
 
 
 def save(state: TrainState, run: Run, best: bool) -> None:
-    """All ranks call this: each gives what it has of its own, rank 0 writes."""
+    """All ranks call this: each gives what it has of its own; rank 0 writes, or each its part of a sharded model."""
     began = time.monotonic()
     run.watch.beat("saving", state.step, slow=True)
     check_finite(state, run)
@@ -265,10 +276,8 @@ def save(state: TrainState, run: Run, best: bool) -> None:
     for name, buffer in state.model.named_buffers():
         if buffer.is_floating_point() and not torch.isfinite(buffer).all():  # a skipped step protects weights only
             raise RunFailed(f"the model's buffer {name} is not finite at step {state.step}; debug=nan names the module")
-    ranks = gather(state.rank_payload(run.world.device), run.world)
-    if run.world.is_main:
-        payload = state.payload(ranks)
-        (run.checkpoints.save_best if best else run.checkpoints.save_last)(payload)
+    payload = state.payload(gather(state.rank_payload(run.world.device), run.world))
+    (run.checkpoints.save_best if best else run.checkpoints.save_last)(payload)
     meet(run.world)  # the others have as much time for this as rank 0
     run.stop.save_s = max(run.stop.save_s, time.monotonic() - began)
     run.watch.beat("training", state.step)

@@ -12,6 +12,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from lab.errors import ConfigError
+from lab.fsdp import is_sharded
+
+FUSED_ON_PARTS = (torch.optim.Adam, torch.optim.AdamW)  # whose fused kernels know DTensors
+
 # factor(step, total_steps) -> share of the peak learning rate for the step-th (from 0) update
 Factor = Callable[[int, int], float]
 
@@ -35,7 +40,12 @@ def build_optimizer(
     groups = parameter_groups(model, weight_decay, decay_norms_and_biases)
     target = make.func if hasattr(make, "func") else make
     given = getattr(make, "keywords", {})
-    if "fused" in inspect.signature(target).parameters and not {"fused", "foreach"} & set(given):
+    can_fuse = "fused" in inspect.signature(target).parameters
+    if is_sharded(model) and not (inspect.isclass(target) and issubclass(target, FUSED_ON_PARTS)):
+        can_fuse = False
+        if given.get("fused"):
+            raise ConfigError(f"optim.fused=true: torch has no fused {target.__name__} for trainer=fsdp - leave it out")
+    if can_fuse and not {"fused", "foreach"} & set(given):
         try:
             return make(groups, fused=True)
         except RuntimeError:  # this class has no fused kernel for this device or dtype

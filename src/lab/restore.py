@@ -32,6 +32,20 @@ def restore_model(path: Path) -> tuple[nn.Module, DictConfig, Path]:
     return model.eval(), cfg, file
 
 
+def export(path: Path, target: Path, overwrite: bool) -> tuple[Path, int]:
+    """Write the weights of a run or checkpoint as a state dict -> (the checkpoint, the number of values)."""
+    if not path.exists():
+        raise ConfigError(f"{path}: no such run directory or checkpoint")
+    if target.is_dir() or not target.parent.is_dir():
+        raise ConfigError(f"{target}: must be a file in a folder that exists")
+    if target.exists() and not overwrite:
+        raise ConfigError(f"{target} exists; add --overwrite to replace it")
+    source, payload = checkpoint.find(path)
+    state = checkpoint.weights(payload)
+    checkpoint.save(state, target)
+    return source, sum(value.numel() for value in state.values())
+
+
 def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, float]:
     """{loss, <metric>, ...} of the checkpoint on a split. overrides: key=value of the run's own config."""
     model, cfg, _ = restore_model(path)

@@ -13,7 +13,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from lab import checkpoint, directory, distributed, hardware
+from lab import checkpoint, directory, distributed, fsdp, hardware, shards
 from lab.balance import Balance, RanksBalance
 from lab.build import (
     Config,
@@ -66,11 +66,11 @@ def run(run_dir: Path, began: float | None = None) -> None:
             if world.size > 1 and not distributed.has_parent():
                 watch.dead_peers = distributed.dead_peers(world)
             # ---- what to go on from: rank 0 chooses, all load the same
-            checkpoints = checkpoint.Checkpoints(run_dir / "checkpoints")
+            checkpoints = checkpoint.Checkpoints(run_dir / "checkpoints", world)
             checkpoints.directory.mkdir(exist_ok=True)
             found = checkpoints.newest_valid(put_aside=True) if world.is_main else None
             source = distributed.share_from_main(found[0] if found else None, world)
-            payload = found[1] if found else checkpoint.load(source) if source else None
+            payload = found[1] if found else checkpoint.peek(source) if source else None
             with make_logger(run_dir, config, world, payload["step"] if payload else 0) as logger:
                 watch.before_end = logger.give_up
                 logger.say(f"run {shown(run_dir)}" + (f", on from {source.name}" if source else ""))
@@ -111,13 +111,14 @@ def train(
     steps_per_epoch = len(sets["train"]) / trainer.global_batch_size
     limits = [trainer.max_steps, trainer.max_epochs and max(1, round(trainer.max_epochs * steps_per_epoch))]
     total_steps = min(int(limit) for limit in limits if limit)
-    model = make_model(config).to(world.device)
+    model, task = make_model(config), make_task(config, world.device)
     if trainer.sync_batchnorm:
         model = with_sync_batchnorm(model, world.device)
-    task = make_task(config, world.device)
-    state, settings = make_state(config, machine, model, total_steps)
-    net = distributed.wrap(model, world, trainer)
-    net = torch.compile(net) if config.hardware.compile else net  # type: ignore[assignment]
+    state, settings = make_state(config, machine, model, total_steps, world)
+    net = model
+    if not fsdp.is_sharded(model):  # a sharded one is wrapped and compiled already, block by block
+        net = distributed.wrap(model, world, trainer)
+        net = torch.compile(net) if config.hardware.compile else net  # type: ignore[assignment]
 
     share = trainer.straggler_share
     balance = RanksBalance(net, world, train_loader, logger, share) if world.size > 1 else Balance()
@@ -197,6 +198,7 @@ def make_logger(run_dir: Path, config: Config, world: World, from_step: int) -> 
 
 def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run) -> None:
     """The state as it was when the checkpoint was written."""
+    payload = shards.laid_out(payload, state.model, state.optimizer)
     checkpoint.load_weights(state.model, payload["model"], "the checkpoint")
     if state.ema is not None:
         checkpoint.load_weights(state.ema, checkpoint.weights(payload), "the checkpoint")
@@ -214,10 +216,13 @@ def describe(
     batches = f"{run.global_batch_size} samples a step = {run.world.size} x {sum(micro)}"
     if len(micro) > 1:
         batches += f" in {len(micro)} micro-batches of up to {micro[0]}"
-    logger.say(f"{type(model).__name__}, {parameters:,} parameters; samples: {sizes}")
+    kind = fsdp.class_name(model) if fsdp.is_sharded(model) else type(model).__name__
+    logger.say(f"{kind}, {parameters:,} parameters; samples: {sizes}")
     logger.say(
         f"{machine.device}, {machine.precision}, threads: {machine.num_threads}; {batches}; {run.total_steps:,} steps"
     )
+    if fsdp.is_sharded(model):
+        logger.say(fsdp.describe(model))
     for line in [f"loader {loader.why}", *getattr(sets["train"], "describe", list)()]:
         logger.say(line)
 
@@ -229,11 +234,12 @@ def final_scores(state: TrainState, task: Task, val: Loader | None, test: Loader
     run.watch.beat("loading the best checkpoint", state.step, slow=True)
     if found := run.checkpoints.load_best(state.best):
         entry, payload = found
-        model.load_state_dict(checkpoint.weights(payload))
+        model.load_state_dict(checkpoint.weights(shards.laid_out(payload, model, parts=("model", "ema"))))
         result |= {"best_step": int(entry[1]), "best_checkpoint": str(run.checkpoints.best_path(entry))}
     for stage, loader in (("val", val), ("test", test)):
         if loader is not None:
-            scores = evaluate(model, task, run.evaluating(loader, state.step), run.world, run.step.autocast)
+            batches = run.evaluating(loader, state.step)
+            scores = evaluate(model, task, batches, run.world, run.step.autocast, loader.num_rows)
             result |= {f"{stage}/{name}": value for name, value in scores.items()}
     return result
 

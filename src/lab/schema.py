@@ -200,8 +200,9 @@ def _value(value: Any, hint: Any, key: str) -> Any:
     if closed or not good:
         wanted = INTERVAL if rule.interval else DURATION if rule.duration else describe(hint, rule.words)
         raise ConfigError(f"{key}: expected {wanted}, got {show(value)}")
-    if is_dataclass(hint):
-        return typed(hint, value, key)  # type: ignore[arg-type]
+    for member in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
+        if is_dataclass(member) and out is not None:
+            return typed(member, value, key)  # type: ignore[arg-type]
     if isinstance(out, str) and rule.interval:
         check_interval(out, key)
     if isinstance(out, str) and rule.duration:
