@@ -7,12 +7,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from lab import directory, distributed
+from lab import directory, distributed, meeting
 from lab.config import HardwareConfig, TrainerConfig, typed
 from lab.errors import ConfigError, RunFailed
 from lab.hardware import count_processes
 from lab.launch import run_processes
-from lab.run import run
+from lab.place import place
+from lab.run import recording, run
 
 
 def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: bool) -> None:
@@ -29,13 +30,11 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
         if before is None:
             directory.fill(run_dir, cfg, overrides)
         try:
-            if distributed.started_ranks() is not None:
-                distributed.publish_directory(str(run_dir))
-                run(run_dir)
-            elif num_procs == 1 and not own_process:
-                run(run_dir)
+            if distributed.started_ranks() is not None or (num_procs == 1 and not own_process):
+                lead(run_dir)
             else:
-                run_processes(run, run_dir, num_procs)
+                meeting.leave_to_ranks(run_dir)
+                run_processes(lead, run_dir, num_procs // distributed.hosts())
         except KeyboardInterrupt:
             directory.write_status(run_dir, "interrupted", signal="SIGINT")
             raise
@@ -47,17 +46,31 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
         end_as_signalled(run_dir)
 
 
+def lead(run_dir: Path) -> None:
+    """The life of a rank; rank 0 first tells the ranks and hosts that others have started where the run is."""
+    if distributed.rank() == 0 and meeting.followers():
+        with recording(run_dir, rank=0):
+            meeting.publish_directory(run_dir)
+    run(run_dir)
+
+
 def follow() -> int:
-    """The life of a rank above 0 that torchrun started: wait for rank 0's directory, run there -> exit status."""
-    run_dir = distributed.await_directory(timeout_s=600.0)
-    if not run_dir:
+    """The life of a rank above 0 that torchrun or srun started, or of a host above 0, which starts ranks: wait for rank
+    0's directory, run there -> exit status."""
+    here, found = place(), meeting.await_directory()
+    if found is None or here is None:
         return 2  # rank 0 has said what is wrong with the configuration
+    run_dir, local_ranks = found
     try:
-        run(Path(run_dir))
+        if here.kind == "host":
+            run_processes(run, run_dir, local_ranks)
+        else:
+            run(run_dir)
     except Exception:
-        record = directory.failure(Path(run_dir))
-        if record is not None and record["rank"] == distributed.rank():  # rank 0 may be stuck, waiting for this one
-            print(f"failed: {first_failure(Path(run_dir))}", file=sys.stderr)
+        record = directory.failure(run_dir)
+        own = range(here.index * local_ranks, (here.index + 1) * local_ranks) if here.kind == "host" else [here.index]
+        if record is not None and record["rank"] in own:  # rank 0 may be stuck, waiting for this one
+            print(f"failed: {first_failure(run_dir)}", file=sys.stderr)
         return 1
     return 0
 
