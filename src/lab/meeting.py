@@ -85,7 +85,6 @@ def await_directory() -> tuple[Path, int] | None:
     """
     here = place()
     assert here is not None
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are pages, and come as exceptions anyway
     try:
         meeting, wait = store(), timedelta(seconds=START_TIMEOUT_S)
         meeting.wait([DIRECTORY], wait)

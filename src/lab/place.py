@@ -59,8 +59,10 @@ def place(env: Mapping[str, str] | None = None) -> Place | None:
 
 
 def adopt() -> None:
-    """Say SLURM's variables in torchrun's words, which torch and other libraries know. Again: no difference."""
+    """Say SLURM's variables in torchrun's words, which torch and other libraries know; before torch is imported."""
     here = place()
+    if here is not None:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are pages, and come as exceptions anyway
     if here is not None and here.kind == "rank" and "LOCAL_RANK" not in os.environ:
         assert here.local_count is not None
         os.environ |= rank_variables(here.index, here.count, here.local_index, here.local_count)
