@@ -17,6 +17,7 @@ from conftest import QUICK, TRAIN, assert_equal, last_checkpoint, metrics, proce
 pytestmark = pytest.mark.multihost
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d"]
 DDP = (*QUICK, "trainer=ddp")
+Start = Callable[..., "list[subprocess.Popen[str]]"]
 
 
 class Host:
@@ -175,3 +176,32 @@ def test_pods_without_names_and_the_death_of_one(two_hosts: tuple[Host, Host], t
     assert code == 1, said
     assert status(run)["status"] == "failed", said
     assert not two_hosts[0].processes()
+
+
+@pytest.mark.parametrize("started_by", [torchrun, pods])
+def test_sigterm_to_one_host_preempts_all(two_hosts: tuple[Host, Host], tmp_path: Path, started_by: Start) -> None:
+    run = tmp_path / "run"
+    endless = ("trainer.max_steps=1000000", "trainer.log_every=5", f"hydra.run.dir={run}")
+    started = started_by(two_hosts, *endless)
+    wait_until(trains(run), 60, started)
+    started[1].send_signal(signal.SIGTERM)
+    ended = ends(started, 30)
+    # torchrun has one exit status for all that went wrong with its ranks
+    assert [code for code, _ in ended] == ([75, 75] if started_by is pods else [1, 1]), ended
+    assert status(run)["status"] == "preempted", ended
+    step = last_checkpoint(run)["step"]
+    assert f"at step {step:,}" in ended[0][1] or f"at step {step}" in ended[0][1]
+    assert not processes_with(str(run))
+
+
+@pytest.mark.slow  # the timeout of the collectives
+def test_a_cable_that_is_cut_ends_both_hosts(two_hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    endless = ("trainer.max_steps=1000000", "trainer.log_every=5", "trainer.timeout=5s", f"hydra.run.dir={run}")
+    started = pods(two_hosts, *endless)
+    wait_until(trains(run), 60, started)
+    ip("-n", two_hosts[0].name, "link", "set", f"v{two_hosts[0].name}", "down")
+    ended = ends(started, 90)
+    assert [code for code, _ in ended] == [1, 1], ended
+    assert status(run)["status"] == "failed"
+    assert not processes_with(str(run))

@@ -17,6 +17,7 @@ __all__ = ["check", "parse_interval", "split_own", "typed"]
 
 
 Interval = Annotated[int | str | None, Rule(at_least=1, interval=True)]
+Duration = Annotated[float | str | None, Rule(above=0, duration=True)]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,9 @@ class TrainerConfig:
     keep_best: Annotated[int, Rule(at_least=0)]
     early_stop_patience: Annotated[int | None, Rule(at_least=1)]
     max_eval_batches: Annotated[int | None, Rule(at_least=1)]
+    max_time: Duration
+    timeout: Duration
+    max_restarts: Annotated[int, Rule(at_least=0)]
 
 
 @dataclass(frozen=True)

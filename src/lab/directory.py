@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from lab.errors import ConfigError
 
 CONFIG, OVERRIDES, ENVIRONMENT, DIFF = "config.yaml", "overrides.yaml", "environment.json", "uncommitted.diff"
 STATUS, RESULT, FAILURE = "status.json", "result.json", "failure.json"
+FAILURES, STUCK = "failures.jsonl", "stuck"  # attempts that failed and were restarted; where hung ranks stood
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")
 
 
@@ -61,7 +63,7 @@ def fill(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
 
 def reopen(directory: Path, cfg: DictConfig) -> DictConfig:
     """A run goes on, perhaps with changed values -> its config so far."""
-    (directory / FAILURE).unlink(missing_ok=True)
+    forget_failure(directory)
     before = cast(DictConfig, OmegaConf.load(directory / CONFIG))
     write_config(directory, cfg)
     return before
@@ -118,32 +120,49 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_status(directory: Path, status: str, **more: Any) -> None:
-    """status: created, running, finished, interrupted or failed. The id of the W&B run stays for good."""
+    """status: created, running, finished, failed, interrupted (Ctrl-C) or preempted (another signal, or its time was
+    up; to be run again). The id of the W&B run stays for good."""
     known = read_json(directory / STATUS)
     kept = {key: known[key] for key in ("wandb_id",) if key in known}
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     write_json(directory / STATUS, {"status": status, "time": now, **kept, **more})
 
 
-def record_failure(directory: Path, rank: int, error: BaseException, first: bool = False) -> None:
-    """Keep the first failure of a run: what the other ranks raise afterwards is only its echo.
+def record_failure(directory: Path, rank: int, error: BaseException, first: bool = False, stack: str = "") -> bool:
+    """Keep the first failure of a run: what the other ranks raise afterwards is only its echo. -> whether it was.
 
-    first: this one is known to have come before whatever is on record.
+    first: this one is known to have come before whatever is on record. stack: for an error that has no traceback.
     """
     if first:
         (directory / FAILURE).unlink(missing_ok=True)
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = stack
+    if error.__traceback__ is not None:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     record = {"rank": rank, "type": type(error).__name__, "message": str(error), "traceback": text}
     temporary = directory / f".{FAILURE}.{os.getpid()}"
     temporary.write_text(json.dumps(record, indent=2))
     try:
         os.link(temporary, directory / FAILURE)  # fails where the file exists: whole and exclusive at once
     except FileExistsError:
-        return
+        return False
     finally:
         temporary.unlink()
     write_status(directory, "failed", error=f"{record['type']}: {record['message']}", traceback=text, rank=rank)
+    return True
 
 
 def failure(directory: Path) -> dict[str, Any] | None:
     return read_json(directory / FAILURE) or None
+
+
+def forget_failure(directory: Path) -> None:
+    """Before the run is started again."""
+    (directory / FAILURE).unlink(missing_ok=True)
+    shutil.rmtree(directory / STUCK, ignore_errors=True)
+
+
+def keep_failure(directory: Path, attempt: int) -> None:
+    """Before a restart: put the record into failures.jsonl."""
+    with open(directory / FAILURES, "a") as file:
+        file.write(json.dumps({"attempt": attempt, "time": time.time(), **(failure(directory) or {})}) + "\n")
+    forget_failure(directory)

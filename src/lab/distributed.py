@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -47,6 +47,23 @@ def started_ranks() -> int | None:
     return int(os.environ["WORLD_SIZE"]) if "LOCAL_RANK" in os.environ else None
 
 
+def local_rank() -> int:
+    """Which of the ranks on this machine this is."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def gpu() -> int:
+    """The number of the GPU that this rank takes, among those that it can see."""
+    import torch
+
+    return gpu_index(local_rank(), torch.cuda.device_count())
+
+
+def has_parent() -> bool:
+    """Whether `launch.py` started this process: its parent tells the user what has failed."""
+    return "LAB_PARENT" in os.environ
+
+
 def local_ranks() -> int:
     """How many ranks share this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -58,12 +75,18 @@ def hosts() -> int:
     return here.count if here is not None and here.kind == "host" else 1
 
 
+def first_rank(local_size: int) -> int:
+    """Of the `local_size` ranks that this process starts."""
+    here = place()
+    return here.index * local_size if here is not None and here.kind == "host" else 0
+
+
 def rank_environment(local_rank: int, local_size: int, meeting_file: str) -> dict[str, str]:
     """What makes a process one of the `local_size` ranks of this machine; those of a single machine meet at a file."""
     here = place()
     if here is None or here.kind == "rank":
         return rank_variables(local_rank, local_size, local_rank, local_size) | {"LAB_STORE": meeting_file}
-    index, count = here.index * local_size + local_rank, here.count * local_size
+    index, count = first_rank(local_size) + local_rank, here.count * local_size
     meeting = {"MASTER_ADDR": here.address, "MASTER_PORT": str(here.port), "LAB_HOSTS": str(here.count)}
     return rank_variables(index, count, local_rank, local_size) | meeting
 
@@ -105,12 +128,11 @@ def world(device_type: str, timeout_s: float) -> Iterator[World]:
     """
     import torch
 
-    size, local_rank = started_ranks() or 1, int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device(device_type)
+    size = started_ranks() or 1
+    device = torch.device(device_type, gpu()) if device_type == "cuda" else torch.device(device_type)
     if device.type == "cuda":
-        device = torch.device(device_type, gpu_index(local_rank, torch.cuda.device_count()))
         torch.cuda.set_device(device)
-    world = World(rank(), size, local_rank, device)
+    world = World(rank(), size, local_rank(), device)
     if size == 1:
         yield world
         return
@@ -127,6 +149,7 @@ def world(device_type: str, timeout_s: float) -> Iterator[World]:
     )
     yield world
     # not after an exception: the other ranks may be stuck, and NCCL would wait for them; the process ends anyway
+    meet(world)  # rank 0 has more to do at the end: whoever started the ranks would take the first to leave for lost
     dist.destroy_process_group()
 
 
@@ -136,11 +159,14 @@ def wrap(model: nn.Module, world: World) -> nn.Module:
         return model
     from torch.nn.parallel import DistributedDataParallel
 
+    from lab.dynamo import ddp_without_dynamo
+
     # buffers are broadcast before an evaluation or a checkpoint, not at each step; torch 2.13 renamed the argument
     arguments: dict[str, Any] = {"gradient_as_bucket_view": True}
     new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     arguments["forward_sync_buffers" if new else "broadcast_buffers"] = False
-    return DistributedDataParallel(model, [world.device] if world.device.type == "cuda" else None, **arguments)
+    with ddp_without_dynamo():
+        return DistributedDataParallel(model, [world.device] if world.device.type == "cuda" else None, **arguments)
 
 
 def broadcast_buffers(model: nn.Module, world: World) -> None:
@@ -159,6 +185,48 @@ def all_sum(values: Tensor, world: World) -> Tensor:
 
         dist.all_reduce(values)
     return values
+
+
+def all_max(values: list[int], world: World) -> Callable[[], list[int]]:
+    """Begin to find the greatest of all ranks' values, one by one, on the CPU -> a function that waits for them."""
+    import torch
+    import torch.distributed as dist
+
+    shared = torch.tensor(values, dtype=torch.int64)
+    work = dist.all_reduce(shared, op=dist.ReduceOp.MAX, async_op=True)
+
+    def result() -> list[int]:
+        work.wait()
+        return shared.tolist()
+
+    return result
+
+
+def meet(world: World) -> None:
+    """Wait until all ranks are here."""
+    if world.size > 1:
+        all_max([0], world)()
+
+
+def dead_peers(world: World) -> Callable[[], list[int]]:
+    """A function that names the ranks on this machine whose processes are gone. All ranks call this together."""
+    import socket
+
+    import torch.distributed as dist
+
+    places: list[Any] = [None] * world.size
+    dist.all_gather_object(places, (socket.gethostname(), os.getpid()))
+    pids = {rank: pid for rank, (host, pid) in enumerate(places) if host == socket.gethostname()}
+    return lambda: [rank for rank, pid in pids.items() if _gone(pid)]
+
+
+def _gone(pid: int) -> bool:
+    """No process, or one that has ended and waits for its parent to notice."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return os.path.isdir("/proc/self")  # without /proc there is no telling
 
 
 def gather(value: Any, world: World) -> list[Any]:

@@ -11,7 +11,7 @@ import torch
 
 from lab.config import HardwareConfig, TrainerConfig, check_share
 from lab.cores import cores
-from lab.distributed import local_ranks, started_ranks
+from lab.distributed import gpu, local_ranks, started_ranks
 from lab.errors import ConfigError
 from lab.place import Place, place
 from lab.seed import make_deterministic
@@ -36,6 +36,8 @@ def resolve(hardware: HardwareConfig, trainer: TrainerConfig) -> Hardware:
     parts = -(-share // min(hardware.micro_batch_size or share, share))
     micro = [share // parts + (i < share % parts) for i in range(parts)]  # as equal as can be
     precision = hardware.precision
+    if device == "cuda":
+        torch.cuda.set_device(gpu())  # first: a question to CUDA would open a context on GPU 0 in each rank
     if precision == "auto":
         precision = "bf16" if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     threads = hardware.num_threads

@@ -23,6 +23,7 @@ from lab.place import place
 
 DIRECTORY, TOKEN = "run_directory", ".meeting"
 RELEASE_S = 60.0  # how long rank 0 stays to tell the others that nothing will run
+HEAR_S = 5.0  # and that they shall stop
 VISIBLE_S = 30.0  # how late a shared file system may show a new file
 _published: list[Path] = []
 
@@ -52,6 +53,8 @@ def publish_directory(directory: Path) -> None:
     (directory / TOKEN).unlink()
     store().set("verdict", "stop" if problems else "go")
     if problems:
+        with suppress(RuntimeError):  # this process holds the store, and ends
+            store().wait([f"heard/{index}" for index in followers()], timedelta(seconds=HEAR_S))
         raise ConfigError(f"hydra.run.dir={directory}: {problems[0]}")
 
 
@@ -99,6 +102,7 @@ def await_directory() -> tuple[Path, int] | None:
         meeting.set(f"answer/{here.index}", problem)
         meeting.wait(["verdict"], wait)
         go = meeting.get("verdict") == b"go"
+        meeting.set(f"heard/{here.index}", "")
     except RuntimeError as error:  # DistError: a timeout, a connection that broke
         why = str(error).partition("\n")[0]
         raise ConfigError(f"MASTER_ADDR={here.address}: rank 0 is not there, or no more: {why}") from None
