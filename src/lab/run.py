@@ -15,6 +15,7 @@ from torch import nn
 from lab import checkpoint, directory, distributed, hardware
 from lab.build import (
     Config,
+    count_steps,
     make_callbacks,
     make_dataset,
     make_eval_loader,
@@ -95,8 +96,7 @@ def train(
     # ---- model, task, optimizer: drawn from the seed alone, so equal on all ranks
     seed_everything(config.cfg.seed)
     steps_per_epoch = len(sets["train"]) / trainer.global_batch_size
-    limits = [trainer.max_steps, trainer.max_epochs and max(1, round(trainer.max_epochs * steps_per_epoch))]
-    total_steps = min(int(limit) for limit in limits if limit)
+    total_steps = count_steps(trainer, len(sets["train"]))
     model = make_model(config).to(world.device)
     task = make_task(config, world.device)
     state, settings = make_state(config, machine, model, total_steps)

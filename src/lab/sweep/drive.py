@@ -5,22 +5,23 @@ from __future__ import annotations
 import importlib.util
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.plugins.launcher import Launcher
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from lab.config import SweepConfig, typed
-from lab.directory import shown
+from lab.directory import CONFIG, shown
 from lab.distributed import started_ranks
 from lab.errors import ConfigError, RunFailed
 from lab.schema import plain
 from lab.sweep import plan
-from lab.sweep.ledger import Job, Ledger
-from lab.sweep.screen import table
+from lab.sweep.ledger import Job, Ledger, NewJob, differing
+from lab.sweep.screen import label, table
 
 PREEMPTED = 75  # EX_TEMPFAIL: to be started again
 
@@ -46,17 +47,17 @@ def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, argument
     Raises ConfigError before anything is written, later what `conclude` raises.
     """
     options, ledger = opened(master)
-    composer = plan.Composer(loader, master, Path(master.hydra.runtime.cwd), ledger.directory)
+    swept = [*ledger.swept, *plan.swept_keys(arguments)]
+    composer = plan.Composer(loader, master, Path(master.hydra.runtime.cwd), ledger.directory, swept)
     combinations = plan.expand(arguments, loader, ledger.swept, composer.cwd)
-    jobs = plan.write(ledger, combinations, composer, arguments)
+    new = plan.compose(ledger, combinations, composer)
+    if options.preflight:
+        say(tried(ledger, combinations, new, swept, options.retry_failed, launcher))
+    jobs = plan.write(ledger, combinations, new, arguments)
     due = ledger.due(jobs, options.retry_failed)
     chosen = {job.key for job in due}
     plan.adapt(ledger, [c for c, job in zip(combinations, jobs) if job.key in chosen], due, composer)
     say(f"sweep {ledger.name}: {outlook(ledger, jobs, due)}\n  {shown(ledger.directory)}")
-    if options.preflight and due:
-        from lab.sweep.preflight import preflight
-
-        preflight(ledger, due)
     stopped = run(launcher, Work(ledger, due, jobs, options)) if due else None
     conclude(ledger, jobs, stopped)
 
@@ -69,6 +70,30 @@ def opened(master: DictConfig) -> tuple[SweepConfig, Ledger]:
         raise ConfigError("resume: a run's own; a sweep goes on by its name - leave resume out, give sweep=NAME again")
     options = typed(SweepConfig, master.sweep, "sweep")
     return options, Ledger(Path(master.hydra.sweep.dir).absolute())
+
+
+def tried(
+    ledger: Ledger,
+    combinations: Sequence[plan.Combination],
+    new: Mapping[int, NewJob],
+    swept: Sequence[str],
+    retry_failed: bool,
+    launcher: Launcher,
+) -> str:
+    """What the preflight says of the jobs that are to run, written or not; before any is written."""
+    from lab.sweep.preflight import Candidate, preflight
+
+    known = [job for c in combinations if (job := ledger.find(c.values)) is not None]
+    candidates = [
+        Candidate(job.number, label(job, ledger), cast(DictConfig, OmegaConf.load(job.directory / CONFIG)))
+        for job in ledger.due(known, retry_failed)
+    ]
+    for number, one in enumerate(new.values(), start=len(ledger.jobs)):
+        candidates.append(Candidate(number, differing(one.overrides, swept), one.cfg))
+    if not candidates:
+        return "preflight: no job is to run"
+    at_once = launcher.at_once(len(candidates)) if hasattr(launcher, "at_once") else 1
+    return preflight(candidates, at_once)
 
 
 def outlook(ledger: Ledger, jobs: Sequence[Job], due: Sequence[Job]) -> str:

@@ -29,7 +29,7 @@ from lab.errors import Claimed, RunFailed
 from lab.launch import die_with_parent
 from lab.sweep.job import ELSEWHERE, run_job
 from lab.sweep.lease import Lease, Leases
-from lab.sweep.ledger import ENDED, Job, is_due
+from lab.sweep.ledger import Job, is_due
 from lab.sweep.screen import Screen
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ class Pool:
         if code == ELSEWHERE:
             self._elsewhere[job.key] = job, float("inf")
             return
-        if code != 0 and not self._ending:
-            record_unexplained(job, code)
+        if code != 0:
+            record_unexplained(job, code, self.stopped or (signal.SIGTERM if self._ending else None))
         (job.directory / FAULT).unlink(missing_ok=True)
         self._tell(job, time.monotonic() - running.began)
 
@@ -187,11 +187,15 @@ def run_jobs(work: Work, config: PoolConfig) -> signal.Signals | None:
     return pool.stopped
 
 
-def record_unexplained(job: Job, exit_code: int) -> None:
-    """A job that was killed, or that ended without a word, cannot say so itself."""
+def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None) -> None:
+    """A job that was killed, or that ended without a word, cannot say so itself. stopped: it was asked to end."""
     try:
         with run_directory.claimed(job.directory):
-            if job.state() in (*ENDED, "failed"):
+            if job.state() not in ("queued", "running"):
+                return
+            if stopped is not None:
+                state = "interrupted" if stopped == signal.SIGINT else "preempted"
+                run_directory.write_status(job.directory, state, signal=stopped.name)
                 return
             fault = job.directory / FAULT
             trace = fault.read_text(errors="replace").strip() if fault.exists() else ""
