@@ -29,6 +29,7 @@ from lab.directory import replace_text
 
 log = logging.getLogger("lab")
 METRICS, TRAIN_LOG = "metrics.jsonl", "train.log"
+GIVE_UP_S = 5.0  # the same for a run that has failed and must end
 FINISH_S = 60.0  # what an upload that is behind gets at the end; `wandb sync` sends the rest
 
 
@@ -57,6 +58,9 @@ class Logger:
         """Called after each step."""
 
     def end_bar(self) -> None: ...
+
+    def give_up(self) -> None:
+        """The process ends now, from another thread: mark the W&B run as failed."""
 
     def __enter__(self) -> Logger:
         return self
@@ -125,6 +129,10 @@ class RunLogger(Logger):
             self._bar.close()
             self._bar = None
 
+    def give_up(self) -> None:
+        if self._wandb:
+            self._wandb.finish(1, GIVE_UP_S)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -186,13 +194,13 @@ class WandbThread:
     def summary(self, values: dict[str, float]) -> None:
         self._calls.put(lambda: self._run.summary.update(values))
 
-    def finish(self, exit_code: int) -> None:
+    def finish(self, exit_code: int, limit_s: float = FINISH_S) -> None:
         """Bounded: what could not be sent in time stays in the run directory."""
         self._calls.put(lambda: self._run.finish(exit_code=exit_code))
         self._calls.put(None)
-        self._thread.join(FINISH_S + self._config.timeout_s)
+        self._thread.join(limit_s + self._config.timeout_s)
         if self._thread.is_alive():
-            log.warning("W&B is still busy after %.0f s; send the rest with: %s", FINISH_S, self._sync_command())
+            log.warning("W&B is still busy after %.0f s; send the rest with: %s", limit_s, self._sync_command())
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:

@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 from lab.config import parse_interval
 from lab.cores import CORES_LIMIT, cores
 from lab.errors import ConfigError, RunFailed
-from lab.launch import die_with_parent
+from lab.launch import die_with
 from lab.sweep.screen import aligned, clock
 
 TIMED_STEPS = 3
@@ -99,9 +99,7 @@ def _in_a_process(candidate: Candidate, known: Sequence[str], num_cores: int) ->
 
 
 def _child(cfg: DictConfig, num_cores: int, known: list[str], send: Connection, parent: int) -> None:
-    die_with_parent()
-    if os.getppid() != parent:
-        os._exit(1)
+    die_with(parent)
     os.environ[CORES_LIMIT] = str(num_cores)
     try:
         send.send(("good", vars(try_out(cfg, known))))
