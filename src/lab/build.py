@@ -112,6 +112,13 @@ def place(model: nn.Module, config: Config, machine: Hardware, world: World) -> 
         shard(model, options, machine.precision, world, config.hardware.compile)
 
 
+def count_steps(trainer: TrainerConfig, num_samples: int) -> int:
+    """Optimizer steps of the whole run; num_samples: of an epoch."""
+    steps_per_epoch = num_samples / trainer.global_batch_size
+    limits = [trainer.max_steps, trainer.max_epochs and max(1, round(trainer.max_epochs * steps_per_epoch))]
+    return min(int(limit) for limit in limits if limit)
+
+
 def make_state(
     config: Config, machine: Hardware, model: nn.Module, total_steps: int, world: World
 ) -> tuple[TrainState, StepSettings]:
