@@ -207,7 +207,7 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
 
 
 def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
-    """Evaluate; keep the state if it is among the best -> whether to stop early."""
+    """Evaluate; keep the state if it is among the best -> whether to stop, early or pruned."""
     scores = evaluate(averaged(state), task, val, run.world, run.step.autocast)
     scores = {f"val/{name}": value for name, value in scores.items()}
     run.logger.log(state.step, scores)
@@ -224,7 +224,10 @@ def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
         state.best = ranked[: run.keep_best]
         if [value, state.step] in state.best:
             save(state, run, best=True)
-    return run.patience is not None and state.stale >= run.patience
+    if run.pruning is not None and state.step < run.total_steps:
+        assert run.eval_every is not None
+        run.stop.pruned = run.pruning.stops(run.world, state.step // run.eval_every - 1, scores)
+    return run.stop.pruned or (run.patience is not None and state.stale >= run.patience)
 
 
 def save(state: TrainState, run: Run, best: bool) -> None:

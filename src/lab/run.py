@@ -32,6 +32,7 @@ from lab.launch import StopRequest, stop_on_signals
 from lab.logger import Logger, RunLogger, log_to
 from lab.loop import evaluate, fit
 from lab.optim import skip_dynamo_import
+from lab.search.pruning import Pruning
 from lab.seed import seed_everything
 from lab.state import Run, Task, TrainState, averaged
 
@@ -111,6 +112,7 @@ def train(
         global_batch_size=trainer.global_batch_size, epoch_samples=len(sets["train"]), total_steps=total_steps, **every,
         keep_best=trainer.keep_best, patience=trainer.early_stop_patience,
         monitor_key=config.monitor.key, monitor_sign=1 if config.monitor.mode == "min" else -1,
+        pruning=Pruning.of(checkpoints.directory.parent),
     )  # fmt: skip
 
     # ---- go on, or begin: from here each rank draws its own numbers
@@ -126,7 +128,7 @@ def train(
         logger.begin(state.step, total_steps)
         fit(net, state, task, train_loader, val_loader, run)
         logger.end_bar()
-        if stop.signal:
+        if stop.signal or stop.pruned:
             return {"step": state.step}
         for callback in run.callbacks:
             callback.on_end(state)
@@ -157,6 +159,7 @@ def make_logger(run_dir: Path, config: Config, world: World, from_step: int) -> 
     directory.write_status(run_dir, "running")
     known, logger = directory.read_json(run_dir / directory.STATUS), config.logger
     about = {"directory": str(run_dir), **directory.read_json(run_dir / directory.ENVIRONMENT)}
+    about["sweep"] = known.get("sweep")  # its name, the job's number and that of a search's trial
     about["overrides"] = OmegaConf.to_container(OmegaConf.load(run_dir / directory.OVERRIDES))
     wandb_run = {key: getattr(logger, key) for key in ("project", "entity", "group", "job_type", "tags")}
     wandb_run |= {"id": known["wandb_id"], "name": run_dir.name}
@@ -214,6 +217,11 @@ def finish(
         return
     scores = {key: value for key, value in result.items() if "/" in key}
     logger.summary({f"final/{key}": value for key, value in scores.items()})
+    if stop.pruned:
+        directory.write_status(run_dir, "pruned", step=result["step"])
+        logger.summary({"pruned": True, "pruned_at_step": result["step"]})
+        logger.say(f"pruned by the search at step {result['step']}: {shown(run_dir)}")
+        return
     if stop.signal:
         directory.write_status(run_dir, "interrupted", signal=stop.signal.name)
         logger.say(

@@ -16,6 +16,7 @@ from lab.checkpoint import Checkpoints
 from lab.distributed import World
 from lab.launch import StopRequest
 from lab.logger import Logger
+from lab.search.pruning import Pruning
 from lab.seed import rng_state, set_rng_state
 
 Batch = dict[str, Tensor]
@@ -126,6 +127,7 @@ class Run:
     patience: int | None
     monitor_key: str
     monitor_sign: int  # 1: less is better, -1: more is better
+    pruning: Pruning | None  # of a search's trial
 
 
 def averaged(state: TrainState) -> nn.Module:
