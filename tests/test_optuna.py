@@ -18,6 +18,7 @@ optuna = pytest.importorskip("optuna", reason="needs the extra optuna")
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # noqa: E402
 
+from lab.search.methods import Methods  # noqa: E402
 from lab.search.objectives import Objective, choose, read  # noqa: E402
 from lab.search.space import parse  # noqa: E402
 from lab.search.storage import create_study  # noqa: E402
@@ -28,7 +29,13 @@ LOSS = [Objective("val/loss", "min")]
 
 def settings(**changed: Any) -> SearchConfig:
     values: dict[str, Any] = dict.fromkeys(["objectives", "params", "storage", "study"])
-    values |= {"n_trials": 8, "n_jobs": 1, "seed": 0, "sampler": sampler("TPESampler"), "pruner": pruner("NopPruner")}
+    values |= {
+        "n_trials": 8,
+        "n_jobs": None,
+        "seed": 0,
+        "sampler": sampler("TPESampler"),
+        "pruner": pruner("NopPruner"),
+    }
     return SearchConfig(**{**values, **changed})
 
 
@@ -38,6 +45,11 @@ def sampler(name: str, **arguments: Any) -> dict[str, Any]:
 
 def pruner(name: str, **arguments: Any) -> dict[str, Any]:
     return {"_target_": f"optuna.pruners.{name}", **arguments}
+
+
+def a_search(config: SearchConfig, arguments: list[str], objectives: list[Objective], name: str, where: Path) -> Search:
+    space = parse(arguments)
+    return Search(config, space, Methods(config, space), objectives, name, where)
 
 
 # ---- the space
@@ -70,8 +82,7 @@ def test_every_value_of_a_space_is_an_override_that_reads_as_itself() -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     space = parse(["a=tag(log,interval(1e-9,1e-1))", "b=range(0.1,1,0.1)", "c='x,y',z", "d=range(5)", "e=3", "~f"])
-    sampler = optuna.samplers.RandomSampler(seed=0)
-    study = optuna.create_study(kind=kind)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     steps = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9}
     for _ in range(50):
         params = study.ask(space.swept).params
@@ -129,7 +140,7 @@ SPACE = ["optim.lr=tag(log,interval(1e-4,1e-1))", "model.hidden=choice([16],[32]
 def drive(sweep_dir: Path, until: int, killed_at: int | None = None, kind: str = "TPESampler") -> list[Any]:
     """Trials with a known score, from wherever the study stands; killed_at: this one is asked for, and never told."""
     node = sampler(kind, n_startup_trials=3) if kind == "TPESampler" else sampler(kind)
-    search = Search(settings(sampler=node), parse(SPACE), LOSS, "s", sweep_dir)
+    search = a_search(settings(sampler=node), SPACE, LOSS, "s", sweep_dir)
     waiting = search.running()
     while waiting or len(search.trials()) < until:
         asked = waiting.pop() if waiting else search.ask()
@@ -153,16 +164,16 @@ def test_the_seed_says_what_is_drawn_and_a_restart_changes_nothing(tmp_path: Pat
 def test_a_trial_killed_while_it_was_drawn_is_drawn_to_its_end(tmp_path: Path) -> None:
     study = create_study(None, "s", tmp_path, ["min"])
     study.set_user_attr("space", None)
-    Search(settings(), parse(SPACE), LOSS, "s", tmp_path)
+    a_search(settings(), SPACE, LOSS, "s", tmp_path)
     trial = study.ask()
     lr = trial.suggest_float("optim.lr", 1e-4, 1e-1, log=True)
-    [asked] = Search(settings(), parse(SPACE), LOSS, "s", tmp_path).running()
+    [asked] = a_search(settings(), SPACE, LOSS, "s", tmp_path).running()
     assert asked.params.keys() == {"optim.lr", "model.hidden", "x"}
     assert asked.params["optim.lr"] == lr
 
 
 def test_failed_trials_count_and_are_tried_again_on_request(tmp_path: Path) -> None:
-    search = Search(settings(n_trials=3), parse(SPACE), LOSS, "s", tmp_path)
+    search = a_search(settings(n_trials=3), SPACE, LOSS, "s", tmp_path)
     first = search.ask()
     search.tell(first.number, "fail", why="out of memory")
     assert [t.user_attrs["why"] for t in search.ended()] == ["out of memory"]
@@ -176,9 +187,9 @@ def test_failed_trials_count_and_are_tried_again_on_request(tmp_path: Path) -> N
 
 
 def test_every_combination_once_and_no_more(tmp_path: Path) -> None:
-    search = Search(
+    search = a_search(
         settings(sampler=sampler("BruteForceSampler"), n_trials=50),
-        parse(["a=range(3)", "b=x,y", "c=range(0.1,0.3,0.1)"]),
+        ["a=range(3)", "b=x,y", "c=range(0.1,0.3,0.1)"],
         LOSS,
         "s",
         tmp_path,
@@ -190,14 +201,14 @@ def test_every_combination_once_and_no_more(tmp_path: Path) -> None:
 
 
 def test_the_storage_is_a_file_of_the_sweep_and_keeps_to_one_search(tmp_path: Path) -> None:
-    search = Search(settings(), parse([*SPACE, "trainer.max_steps=5", "logger=none"]), LOSS, "digits/lr", tmp_path)
+    search = a_search(settings(), [*SPACE, "trainer.max_steps=5", "logger=none"], LOSS, "digits/lr", tmp_path)
     search.ask()
     with sqlite3.connect(tmp_path / "study.db") as db:
         assert db.execute("select study_name from studies").fetchall() == [("digits/lr",)]
     # what does not say what is computed may change
-    Search(
+    a_search(
         settings(sampler=sampler("RandomSampler"), n_trials=99),
-        parse([*SPACE, "trainer.max_steps=5"]),
+        [*SPACE, "trainer.max_steps=5"],
         LOSS,
         "digits/lr",
         tmp_path,
@@ -212,7 +223,7 @@ def test_the_storage_is_a_file_of_the_sweep_and_keeps_to_one_search(tmp_path: Pa
         with pytest.raises(
             ConfigError, match=r"holds another search \(optim\.lr=tag\(log,interval\(1e-4,1e-1\)\) .*val/loss min"
         ):
-            Search(settings(), parse(arguments), objectives, "digits/lr", tmp_path)
+            a_search(settings(), arguments, objectives, "digits/lr", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +243,7 @@ def test_the_storage_is_a_file_of_the_sweep_and_keeps_to_one_search(tmp_path: Pa
 )
 def test_mistakes_of_a_search_are_one_line(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Search(settings(**changed), parse(SPACE), LOSS, "s", tmp_path)
+        a_search(settings(**changed), SPACE, LOSS, "s", tmp_path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -243,7 +254,7 @@ def test_pruning_needs_one_score_that_is_known_on_the_way(tmp_path: Path) -> Non
         ([Objective("seconds", "min")], "a val/ score"),
     ]:
         with pytest.raises(ConfigError, match=message):
-            Search(settings(pruner=pruner("MedianPruner")), parse(SPACE), objectives, "s", tmp_path)
+            a_search(settings(pruner=pruner("MedianPruner")), SPACE, objectives, "s", tmp_path)
 
 
 # ---- pruning inside a run

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from lab.errors import ConfigError
+from lab.errors import Claimed, ConfigError
 
 CONFIG, OVERRIDES, ENVIRONMENT, DIFF = "config.yaml", "overrides.yaml", "environment.json", "uncommitted.diff"
 STATUS, RESULT, FAILURE = "status.json", "result.json", "failure.json"
@@ -38,7 +38,7 @@ def claimed(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"hydra.run.dir={directory}: another process is running there; wait or stop it") from None
+            raise Claimed(f"hydra.run.dir={directory}: another process is running there; wait or stop it") from None
         yield
     finally:
         os.close(lock)
@@ -162,14 +162,16 @@ def write_status(directory: Path, status: str, **more: Any) -> None:
     write_json(directory / STATUS, {"status": status, "time": now, **kept, **more})
 
 
-def record_failure(directory: Path, rank: int, error: BaseException, first: bool = False) -> None:
+def record_failure(
+    directory: Path, rank: int, error: BaseException, first: bool = False, trace: str | None = None
+) -> None:
     """Keep the first failure of a run: what the other ranks raise afterwards is only its echo.
 
-    first: this one is known to have come before whatever is on record.
+    first: this one is known to have come before whatever is on record. trace: in place of the error's own traceback.
     """
     if first:
         (directory / FAILURE).unlink(missing_ok=True)
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = trace or "".join(traceback.format_exception(type(error), error, error.__traceback__))
     record = {"rank": rank, "type": type(error).__name__, "message": str(error), "traceback": text}
     temporary = directory / f".{FAILURE}.{os.getpid()}"
     temporary.write_text(json.dumps(record, indent=2))
@@ -184,3 +186,11 @@ def record_failure(directory: Path, rank: int, error: BaseException, first: bool
 
 def failure(directory: Path) -> dict[str, Any] | None:
     return read_json(directory / FAILURE) or None
+
+
+def shown(path: Path) -> str:
+    """Relative to where the user stands, when it lies below."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

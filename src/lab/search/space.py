@@ -147,6 +147,14 @@ def _ends(distribution: BaseDistribution) -> list[Any]:
     return [low] if low == high else [low, high]
 
 
+def count_values(distribution: Any) -> int:
+    """How many values there are to draw; 0: no end of them."""
+    if hasattr(distribution, "choices"):
+        return len(distribution.choices)
+    step = getattr(distribution, "step", None)
+    return round((distribution.high - distribution.low) / step) + 1 if step else 0
+
+
 def _exact(value: Any) -> Decimal:
     """The decimal number that was typed: Decimal(0.1) is not it."""
     return Decimal(repr(float(value)))

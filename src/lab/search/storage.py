@@ -42,8 +42,9 @@ def create_study(url: str | None, name: str, sweep_dir: Path, modes: Sequence[st
     """The study of this name, made where there is none. modes: min or max, one for each objective."""
     storage = open_storage(url, sweep_dir)
     import optuna
+    from optuna.study import StudyDirection
 
-    directions = [{"min": "minimize", "max": "maximize"}[mode] for mode in modes]
+    directions = [StudyDirection.MINIMIZE if mode == "min" else StudyDirection.MAXIMIZE for mode in modes]
     return optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
 
 
@@ -53,6 +54,15 @@ def load_study(url: str | None, name: str, sweep_dir: Path) -> Study:
     import optuna
 
     return optuna.load_study(study_name=name, storage=storage, sampler=optuna.samplers.RandomSampler())
+
+
+def storage_errors() -> tuple[type[Exception], ...]:
+    """What a database raises that has gone away, or is full."""
+    quiet()
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return StorageInternalError, SQLAlchemyError
 
 
 def shown(url: str) -> str:

@@ -8,33 +8,23 @@ undisturbed one would have drawn from the same results.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.config import SearchConfig
 from lab.errors import ConfigError
-from lab.explain import one_line
-from lab.resume import SURROUNDINGS
+from lab.search.methods import Methods
 from lab.search.objectives import Objective
-from lab.search.pruning import PRUNERS_ALLOWED
 from lab.search.space import Space
-from lab.search.storage import create_study, quiet, shown
-from lab.targets import build, check_targets
+from lab.search.storage import STUDY_FILE, create_study, shown
+from lab.sweep.identity import values_of
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial, Trial
 
-ALLOWED = ("optuna.samplers.*", *PRUNERS_ALLOWED)
-NO_PRUNING = "optuna.pruners.NopPruner"
-EXHAUSTIVE = ("BruteForceSampler", "GridSampler")
-# the seed says which sequence, the storage where in it: another seed for each trial would mix sequences
-ONE_SEED = ("QMCSampler",)
-NEEDS = {"CmaEsSampler": "cmaes", "QMCSampler": "scipy", "GPSampler": "scipy"}  # imported when they draw
 SPACE, WHY, RETRY_OF = "space", "why", "retry_of"
 
 
@@ -50,58 +40,19 @@ class Search:
     """name: of the study in its storage. sweep_dir: where the search's runs lie."""
 
     def __init__(
-        self, config: SearchConfig, space: Space, objectives: Sequence[Objective], name: str, sweep_dir: Path
+        self,
+        config: SearchConfig,
+        space: Space,
+        methods: Methods,
+        objectives: Sequence[Objective],
+        name: str,
+        sweep_dir: Path,
     ) -> None:
-        quiet()
-        self.config, self.space, self.objectives, self.sweep_dir = config, space, list(objectives), sweep_dir
-        self.name = config.study or name
-        self._check()
+        self.config, self.space, self.methods, self.objectives = config, space, methods, list(objectives)
+        self.name, self.sweep_dir = config.study or name, sweep_dir
         self._study = create_study(config.storage, self.name, sweep_dir, [o.mode for o in objectives])
         self._check_same_search()
-        self._study.pruner = build(config.pruner, allowed=ALLOWED)
-
-    # ---- before the first trial
-    def _check(self) -> None:
-        if not self.space.swept:
-            raise ConfigError(
-                "hydra/sweeper=optuna: there is nothing to search - give a key an interval, a range or a choice, "
-                "'optim.lr=tag(log,interval(1e-4,1e-1))'"
-            )
-        nodes = {"hydra": {"sweeper": {"sampler": self.config.sampler, "pruner": self.config.pruner}}}
-        keys = ("hydra.sweeper.sampler", "hydra.sweeper.pruner")
-        check_targets(nodes, keys, (), {}, {keys[0]: ("seed",)} if self._takes_seed() else {}, allowed=ALLOWED)
-        for key, node in zip(keys, (self.config.sampler, self.config.pruner)):
-            try:
-                self.sampler(0) if key == keys[0] else build(node, allowed=ALLOWED)
-            except ImportError as error:
-                raise ConfigError(f"{key}: {node['_target_']}: {one_line(error)}") from None
-            except (ValueError, TypeError) as error:
-                raise ConfigError(f"{key}: {node['_target_']} does not accept this: {one_line(error)}") from None
-        if (package := NEEDS.get(self._kind)) and find_spec(package) is None:
-            raise ConfigError(f"hydra/sweeper/sampler: {self._kind} needs {package} - pip install {package}")
-        if self._kind in EXHAUSTIVE:
-            for key in self.space.swept:
-                if not self._values_of(key):
-                    raise ConfigError(
-                        f"{self.space.typed[key]}: {self._kind} takes every combination, and an interval has no end of "
-                        "values - choose another hydra/sweeper/sampler, or a range, a choice or int(interval(...))"
-                    )
-        if self.prunes:
-            if len(self.objectives) > 1:
-                raise ConfigError("hydra/sweeper/pruner: a search with several objectives cannot prune - use none")
-            if not self.objectives[0].key.startswith("val/"):
-                raise ConfigError(
-                    f"hydra/sweeper/pruner: {self.objectives[0].key} is known at a run's end only - use a val/ score "
-                    "as the objective, or pruner=none"
-                )
-
-    def _takes_seed(self) -> bool:
-        import inspect
-
-        from lab.targets import locate
-
-        target = locate(self.config.sampler.get("_target_"), "hydra.sweeper.sampler", ALLOWED)
-        return "seed" in inspect.signature(target).parameters
+        self._study.pruner = methods.pruner()
 
     def _check_same_search(self) -> None:
         """What is searched stays for good; how (sampler, pruner, n_trials, hardware) may change between two starts."""
@@ -109,7 +60,7 @@ class Search:
 
         now: dict[str, Any] = {
             "space": {key: json.loads(distribution_to_json(d)) for key, d in sorted(self.space.swept.items())},
-            "values": {key: text for key, text in sorted(self.space.fixed.items()) if _counts(key)},
+            "values": values_of(list(self.space.fixed.values())),
             "objectives": {o.key: o.mode for o in self.objectives},
         }
         known = self._study.user_attrs.get(SPACE)
@@ -118,41 +69,25 @@ class Search:
             return
         if known is None or any(known[part] != now[part] for part in now):
             was = "another program's trials" if known is None else _shortly(known)
+            url = shown(self.config.storage or f"sqlite:///{self.sweep_dir / STUDY_FILE}")
             raise ConfigError(
-                f"sweep={self.sweep_dir.name}: its storage {shown(self._study_url)} holds another search ({was}) - "
+                f"sweep={self.sweep_dir.name}: its storage {url} holds another search ({was}) - "
                 "give this one another name, sweep=..."
             )
-
-    @property
-    def _study_url(self) -> str:
-        return self.config.storage or f"sqlite:///{self.sweep_dir}/study.db"
-
-    @property
-    def prunes(self) -> bool:
-        return self.config.pruner["_target_"] != NO_PRUNING
-
-    @property
-    def _kind(self) -> str:
-        return str(self.config.sampler["_target_"]).rpartition(".")[2]
-
-    def sampler(self, number: int) -> Any:
-        """The sampler that draws trial `number`."""
-        import numpy as np
-
-        if not self._takes_seed():
-            return build(self.config.sampler, allowed=ALLOWED)
-        seed = self.config.seed
-        if self._kind not in ONE_SEED:
-            seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
-        return build(self.config.sampler, allowed=ALLOWED, seed=seed)
 
     # ---- trials
     @property
     def limit(self) -> int:
         """How many trials the search ends with."""
-        if self._kind not in EXHAUSTIVE:
-            return self.config.n_trials
-        return min(self.config.n_trials, math.prod(self._values_of(key) for key in self.space.swept))
+        return self.methods.limit
+
+    def has_room(self) -> bool:
+        """For another trial. Those that were interrupted hold their place: the next start goes on with them."""
+        return len(self.ended()) + len(self._in_state("RUNNING")) < self.limit
+
+    def expected(self) -> int:
+        """How many trials there will be in the end, those included that have failed and are tried again."""
+        return max(self.limit + len(self.trials()) - len(self.ended()) - len(self._in_state("RUNNING", "WAITING")), 0)
 
     def trials(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)
@@ -163,31 +98,32 @@ class Search:
         again = {t.user_attrs.get(RETRY_OF) for t in trials}
         return [t for t in trials if t.state.is_finished() and t.number not in again]
 
+    def best_trials(self) -> list[FrozenTrial]:
+        """The best; of several objectives, all that no other beats in every one."""
+        complete = self._in_state("COMPLETE")
+        if not complete:
+            return []
+        return [self._study.best_trial] if len(self.objectives) == 1 else self._study.best_trials
+
     def retry_failed(self) -> None:
         """Another trial with the same parameters for each that has failed: what has ended never changes."""
-        from optuna.trial import TrialState
-
+        failed = {trial.number for trial in self._in_state("FAIL")}
         for trial in self.ended():
-            if trial.state == TrialState.FAIL and trial.params:
+            if trial.number in failed and trial.params:
                 self._study.enqueue_trial(dict(trial.params), user_attrs={RETRY_OF: trial.number})
 
     def running(self) -> list[Asked]:
         """Trials that an earlier start has begun and not ended, whole: one that was killed while it drew a trial's
         parameters has left some of them out."""
-        from optuna.trial import TrialState
+        return [self._drawn(trial.number) for trial in self._in_state("RUNNING")]
 
-        unfinished = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return [self._drawn(trial.number) for trial in unfinished]
-
-    def count_running(self) -> int:
-        from optuna.trial import TrialState
-
-        return len(self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
+    def _in_state(self, *names: str) -> list[FrozenTrial]:
+        return [trial for trial in self.trials() if trial.state.name in names]
 
     def ask(self) -> Asked:
         """The next trial; queued ones first."""
         number = len(self.trials())
-        self._study.sampler = self.sampler(number)
+        self._study.sampler = self.methods.sampler(number)
         return self._drawn(self._study.ask().number)
 
     def _drawn(self, number: int) -> Asked:
@@ -195,9 +131,10 @@ class Search:
         return Asked(number, {key: _suggest(trial, key, d) for key, d in self.space.swept.items()})
 
     def _trial(self, number: int) -> Trial:
+        """The trial as one that is running now."""
         from optuna.trial import Trial
 
-        self._study.sampler = self.sampler(number)
+        self._study.sampler = self.methods.sampler(number)
         return Trial(self._study, self.trials()[number]._trial_id)
 
     def tell(self, number: int, state: str, values: Sequence[float] = (), why: str = "") -> None:
@@ -220,16 +157,8 @@ class Search:
             "trial": asked.number,
             "params": asked.params,
             "objective": self.objectives[0].key,
-            "pruner": self.config.pruner if self.prunes else None,
+            "pruner": self.config.pruner if self.methods.prunes else None,
         }
-
-    def _values_of(self, key: str) -> int:
-        """How many values a key can take; 0: no end of them."""
-        distribution: Any = self.space.swept[key]
-        if hasattr(distribution, "choices"):
-            return len(distribution.choices)
-        step = getattr(distribution, "step", None)
-        return round((distribution.high - distribution.low) / step) + 1 if step else 0
 
 
 def _suggest(trial: Trial, key: str, distribution: BaseDistribution) -> Any:
@@ -243,12 +172,6 @@ def _suggest(trial: Trial, key: str, distribution: BaseDistribution) -> Any:
         return trial.suggest_int(key, d.low, d.high, step=d.step, log=d.log)
     assert isinstance(distribution, FloatDistribution)
     return trial.suggest_float(key, distribution.low, distribution.high, step=distribution.step, log=distribution.log)
-
-
-def _counts(key: str) -> bool:
-    """Whether a value that all trials share is part of what they compute."""
-    top = key.lstrip("~+").partition(".")[0].partition("/")[0]
-    return top not in (*SURROUNDINGS, "hydra", "sweep")
 
 
 def _shortly(known: Mapping[str, Any]) -> str:
