@@ -78,7 +78,7 @@ def test_override_syntax_becomes_distributions(override: str, expected: Any) -> 
 
 
 def test_every_value_of_a_space_is_an_override_that_reads_as_itself() -> None:
-    """What is drawn goes back through Hydra's grammar to the same value, bit for bit."""
+    """What is drawn goes back through Hydra's grammar to the same value, real ones to six digits."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     space = parse(["a=tag(log,interval(1e-9,1e-1))", "b=range(0.1,1,0.1)", "c='x,y',z", "d=range(5)", "e=3", "~f"])
@@ -89,7 +89,9 @@ def test_every_value_of_a_space_is_an_override_that_reads_as_itself() -> None:
         fixed_e, fixed_f, *drawn = space.overrides(params)
         assert (fixed_e, fixed_f) == ("e=3", "~f")
         values = {o.key_or_group: o.value() for o in OverridesParser.create().parse_overrides(drawn)}
-        assert values["a"] == params["a"]
+        assert values["a"] == pytest.approx(params["a"], rel=1e-5)
+        assert 1e-9 <= values["a"] <= 1e-1
+        assert len(drawn[0]) <= len("a=1.23456e-09")
         assert values["b"] in steps
         assert values["c"] in ("x,y", "z")
         assert values["d"] == params["d"]
@@ -248,13 +250,15 @@ def test_mistakes_of_a_search_are_one_line(tmp_path: Path, changed: dict[str, An
     assert "\n" not in str(caught.value)
 
 
-def test_pruning_needs_one_score_that_is_known_on_the_way(tmp_path: Path) -> None:
-    for objectives, message in [
-        ([*LOSS, Objective("seconds", "min")], "several objectives"),
-        ([Objective("seconds", "min")], "a val/ score"),
+def test_pruning_needs_one_score_that_is_known_on_the_way() -> None:
+    methods = Methods(settings(pruner=pruner("MedianPruner")), parse(SPACE))
+    for objectives, eval_every, message in [
+        ([*LOSS, Objective("seconds", "min")], 5, "several objectives"),
+        ([Objective("seconds", "min")], 5, "a val/ score"),
+        (LOSS, None, "trainer.eval_every is null"),
     ]:
         with pytest.raises(ConfigError, match=message):
-            a_search(settings(pruner=pruner("MedianPruner")), SPACE, objectives, "s", tmp_path)
+            methods.check_pruning(objectives, {"trainer": {"eval_every": eval_every}})
 
 
 # ---- pruning inside a run

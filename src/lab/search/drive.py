@@ -97,7 +97,9 @@ class Drive:
 
     def run(self, launcher: Launcher, options: Any, waiting: list[Asked]) -> signal.Signals | None:
         """-> the signal that stopped it before its end, if one did."""
-        total = [self._job_of(number) for number in range(self.study.expected())]
+        known = {job.key: job for job in self.ledger.jobs}
+        expected = [self._job_of(number) for number in range(self.study.expected())]
+        total = [known.get(job.key, job) for job in expected]
         jobs = self._jobs(waiting)
         if hasattr(launcher, "run_jobs"):
             return run(launcher, Work(self.ledger, jobs, total, options, self._ended))

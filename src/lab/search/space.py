@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 TAGS = ("log", "int")
+DIGITS = 6
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,13 @@ def _choice(override: Override, value: Any) -> BaseDistribution:
 
 
 def _text(value: Any, distribution: BaseDistribution) -> str:
-    """A parameter as it stands in an override, exact to the bit."""
-    step = getattr(distribution, "step", None)
-    if isinstance(value, float) and step is not None:  # 0.1 + 2 * 0.1 = 0.30000000000000004
-        low: float = distribution.low  # type: ignore[attr-defined]
-        value = float(_exact(low) + round((value - low) / step) * _exact(step))
+    """A parameter as it stands in an override: a real one with as many digits as a person reads."""
+    if isinstance(value, float):
+        low, high, step = (getattr(distribution, name) for name in ("low", "high", "step"))
+        if step is None:
+            value = min(max(float(f"{value:.{DIGITS}g}"), low), high)
+        else:  # 0.1 + 2 * 0.1 = 0.30000000000000004
+            value = float(_exact(low) + round((value - low) / step) * _exact(step))
     return value if isinstance(value, str) else repr(value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lab.errors import RunFailed
@@ -22,21 +23,26 @@ def outlook(study: Search, num_left_over: int) -> str:
     ended = study.ended()
     to_run = max(0, study.limit - len(ended))
     parts = [f"{study.limit} trials", f"{to_run} to run" + (f" ({num_left_over} go on)" if num_left_over else "")]
-    states = [trial.state.name.lower() for trial in ended]
+    states = _states(ended)
     parts += [f"{states.count(state)} {state} before" for state in dict.fromkeys(states)]
     return f"search {study.sweep_dir.name}: {', '.join(parts)}"
+
+
+def _states(trials: Sequence[FrozenTrial]) -> list[str]:
+    return [{"FAIL": "failed"}.get(trial.state.name, trial.state.name.lower()) for trial in trials]
 
 
 def conclude(study: Search, ledger: Ledger, stopped: signal.Signals | None) -> None:
     """The table, the best, the report. Raises as the search ended: KeyboardInterrupt, SystemExit(75), RunFailed where
     no trial gave a score; some that failed are part of a search."""
     trials = study.trials()
-    states = [trial.state.name.lower() for trial in trials]
+    states = _states(trials)
     if ledger.jobs:
         say(f"\n{table(ledger, ledger.jobs)}")
     say(f"\nsearch {ledger.name}: {counted(states)}")
+    explained = {job.status().get("sweep", {}).get("trial") for job in ledger.jobs if job.state() == "failed"}
     for trial in trials:
-        if why := trial.user_attrs.get(WHY):
+        if (why := trial.user_attrs.get(WHY)) and trial.number not in explained:  # by the table
             say(f"  trial {trial.number} failed: {why.splitlines()[0]}")
     for line in best(study):
         say(line)
