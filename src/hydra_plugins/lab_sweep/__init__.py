@@ -36,12 +36,15 @@ class PoolLauncher(Launcher):
     def __init__(self, **options: Any) -> None:
         self.options = options
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None: ...
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from lab.config import PoolConfig, typed
+
+        self.config = typed(PoolConfig, self.options, "hydra.launcher")
 
     def run_jobs(self, work: Any) -> Any:
         from lab.sweep.pool import run_jobs
 
-        return run_jobs(work, self.options)
+        return run_jobs(work, self.config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from lab.errors import ConfigError

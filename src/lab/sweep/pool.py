@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
@@ -24,7 +24,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from lab import directory as run_directory
-from lab.config import PoolConfig, typed
+from lab.config import PoolConfig
 from lab.errors import Claimed, RunFailed
 from lab.launch import die_with_parent
 from lab.sweep.job import ELSEWHERE, run_job
@@ -172,11 +172,10 @@ class Pool:
                     os.killpg(running.process.pid, signal.SIGKILL)
 
 
-def run_jobs(work: Work, options: Mapping[str, Any]) -> signal.Signals | None:
-    """The local launcher. options: hydra.launcher."""
+def run_jobs(work: Work, config: PoolConfig) -> signal.Signals | None:
+    """The local launcher: the work's jobs to their ends -> the signal that stopped them before, if one did."""
     import torch  # noqa: F401 - once, for all jobs
 
-    config = typed(PoolConfig, options, "hydra.launcher")
     num_jobs = len(work.jobs) if isinstance(work.jobs, Sized) else None
     leases = Leases(config.jobs_at_once, config.gpus_per_job, num_jobs)
     screen = Screen(work.ledger, work.total, leases.at_once)

@@ -109,7 +109,7 @@ class Screen:
 
 def table(ledger: Ledger, jobs: Sequence[Job]) -> str:
     """Which jobs ended how, and why: all of them, or, where they are many, the failed and the best."""
-    scored = [(score_of(job, ledger), job) for job in jobs]
+    scored = [(score_of(job, ledger), job) for job in sorted(jobs, key=lambda job: job.number)]
     if len(jobs) > ROWS_AT_MOST:
         ranked = sorted((s, j.number) for s, j in ((_sign(ledger) * v, j) for v, j in scored if v is not None))
         kept = {number for _, number in ranked[:10]}
