@@ -29,7 +29,7 @@ from lab.search import objectives as objective_values
 from lab.search.methods import Methods
 from lab.search.pruning import TRIAL
 from lab.search.space import Space, parse
-from lab.search.storage import storage_errors
+from lab.search.storage import quiet, storage_errors
 from lab.search.study import Asked, Search
 from lab.search.summary import conclude, outlook
 from lab.sweep.drive import Work, opened, run, say
@@ -48,6 +48,7 @@ def search(
     master: the command's whole config. options: hydra.sweeper. Raises ConfigError before anything is written, later
     what `conclude` raises.
     """
+    quiet()
     sweep_options, ledger = opened(master)
     config = typed(SearchConfig, {k: plain(v) for k, v in options.items()}, "hydra.sweeper")
     space = parse([*(f"{k}={v}" for k, v in (config.params or {}).items()), *_of_the_experiment(arguments)], loader)

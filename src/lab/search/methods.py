@@ -14,7 +14,6 @@ from lab.explain import one_line
 from lab.search.objectives import Objective
 from lab.search.pruning import PRUNERS_ALLOWED
 from lab.search.space import Space, count_values
-from lab.search.storage import quiet
 from lab.targets import build, check_targets, locate
 
 ALLOWED = ("optuna.samplers.*", *PRUNERS_ALLOWED)
@@ -30,7 +29,6 @@ class Methods:
     """Checked: ConfigError with the first mistake. Builds no storage, writes nothing."""
 
     def __init__(self, config: SearchConfig, space: Space) -> None:
-        quiet()
         self._config, self._space = config, space
         if not space.swept:
             raise ConfigError(
