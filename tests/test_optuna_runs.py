@@ -32,7 +32,7 @@ def trial_states(sweep: Path) -> list[str]:
 
 def test_extended_killed_and_started_again_it_ends_as_if_undisturbed(tmp_path: Path) -> None:
     """3 trials, then 6: SIGKILL in the middle of the fifth, which goes on in its directory."""
-    long = (*SEARCH, LR, HIDDEN, "trainer.max_steps=800", "trainer.save_every=50", "trainer.eval_every=200")
+    long = (*SEARCH, LR, HIDDEN, "trainer.max_steps=400", "trainer.save_every=50", "trainer.eval_every=100")
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     assert call(*long, f"hydra.sweep.dir={straight}", "hydra.sweeper.n_trials=6").returncode == 0
     first = call(*long, f"hydra.sweep.dir={killed}", "hydra.sweeper.n_trials=3")

@@ -124,7 +124,6 @@ class StopRequest:
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
         self.signal: signal.Signals | None = None  # what all ranks have agreed to stop for
-        self.pruned = False  # a search has given this run up; all ranks have the same answer
 
     def agreed(self, world: World, meeting: bool) -> bool:
         """Whether all ranks stop now. Several ranks decide together, where they meet: a log, evaluation, save."""

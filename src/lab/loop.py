@@ -226,8 +226,9 @@ def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
             save(state, run, best=True)
     if run.pruning is not None and state.step < run.total_steps:
         assert run.eval_every is not None
-        run.stop.pruned = run.pruning.stops(run.world, state.step // run.eval_every - 1, scores)
-    return run.stop.pruned or (run.patience is not None and state.stale >= run.patience)
+        if run.pruning.stops(run.world, state.step // run.eval_every - 1, scores):
+            return True
+    return run.patience is not None and state.stale >= run.patience
 
 
 def save(state: TrainState, run: Run, best: bool) -> None:

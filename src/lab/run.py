@@ -129,7 +129,9 @@ def train(
         logger.begin(state.step, total_steps)
         fit(net, state, task, train_loader, val_loader, run)
         logger.end_bar()
-        if stop.signal or stop.pruned:
+        if run.pruning is not None and run.pruning.pruned:
+            return {"step": state.step, "pruned": True}
+        if stop.signal:
             return {"step": state.step}
         for callback in run.callbacks:
             callback.on_end(state)
@@ -218,7 +220,7 @@ def finish(
         return
     scores = {key: value for key, value in result.items() if "/" in key}
     logger.summary({f"final/{key}": value for key, value in scores.items()})
-    if stop.pruned:
+    if result.get("pruned"):
         directory.write_status(run_dir, "pruned", step=result["step"])
         logger.summary({"pruned": True, "pruned_at_step": result["step"]})
         logger.say(f"pruned by the search at step {result['step']}: {shown(run_dir)}")

@@ -30,6 +30,7 @@ class Pruning:
 
     def __init__(self, run_dir: Path, facts: Mapping[str, Any]) -> None:
         self._run_dir, self._facts = run_dir, facts
+        self.pruned = False  # the answer, the same on all ranks
         self._trial: Trial | None = None
         self._given_up = False
 
@@ -43,7 +44,8 @@ class Pruning:
         """Whether the run is to stop, after its evaluation number `evaluation` (from 0); the same on all ranks, which
         call this together."""
         answer = self._ask(evaluation, scores[self._facts["objective"]]) if world.is_main else False
-        return bool(share_from_main(answer, world))
+        self.pruned = bool(share_from_main(answer, world))
+        return self.pruned
 
     def _ask(self, evaluation: int, value: float) -> bool:
         if self._given_up:
