@@ -139,6 +139,21 @@ class PoolConfig:
 
 
 @dataclass(frozen=True)
+class SearchConfig:
+    """hydra.sweeper, where it is optuna."""
+
+    n_trials: Annotated[int, Rule(at_least=1)]
+    n_jobs: Annotated[int | None, Rule(at_least=1)]
+    seed: Annotated[int, Rule(at_least=0, below=2**32)]
+    objectives: dict[str, str] | None
+    params: dict[str, Any] | None
+    storage: str | None
+    study: str | None
+    sampler: dict[str, Any]
+    pruner: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class RootConfig:
     name: str
     seed: Annotated[int, Rule(at_least=0, below=2**32)]

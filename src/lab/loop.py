@@ -239,7 +239,7 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
 
 
 def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
-    """Evaluate; keep the state if it is among the best -> whether to stop, early or as it was asked for."""
+    """Evaluate; keep the state if it is among the best -> whether to stop: early, pruned, or as it was asked for."""
     before = rng_state(run.world.device)
     try:
         batches = run.evaluating(val, state.step)
@@ -263,6 +263,10 @@ def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
         state.best = ranked[: run.keep_best]
         if [value, state.step] in state.best:
             save(state, run, best=True)
+    if run.pruning is not None and state.step < run.total_steps:
+        assert run.eval_every is not None
+        if run.pruning.stops(run.world, state.step // run.eval_every - 1, scores):
+            return True
     return run.patience is not None and state.stale >= run.patience
 
 

@@ -37,6 +37,7 @@ from lab.hardware import Hardware
 from lab.logger import Logger, RunLogger, log_to
 from lab.loop import evaluate, fit
 from lab.schema import seconds
+from lab.search.pruning import Pruning
 from lab.seed import seed_everything
 from lab.state import Run, Task, TrainState, averaged
 from lab.stop import Stopped, StopRequest, stop_on_signals
@@ -134,6 +135,7 @@ def train(
         global_batch_size=trainer.global_batch_size, epoch_samples=len(sets["train"]), total_steps=total_steps, **every,
         keep_best=trainer.keep_best, patience=trainer.early_stop_patience,
         monitor_key=config.monitor.key, monitor_sign=1 if config.monitor.mode == "min" else -1,
+        pruning=Pruning.of(checkpoints.directory.parent),
     )  # fmt: skip
 
     # ---- go on, or begin: from here each rank draws its own numbers
@@ -150,6 +152,8 @@ def train(
         fit(net, state, task, train_loader, val_loader, run)
         logger.end_bar()
         stop.settle()
+        if run.pruning is not None and run.pruning.pruned:
+            return {"step": state.step, "pruned": True}
         if stop.cause:
             return {"step": state.step}
         balanced = run.balance.report()
@@ -191,6 +195,7 @@ def make_logger(run_dir: Path, config: Config, world: World, from_step: int) -> 
     directory.write_status(run_dir, "running")
     known, logger = directory.read_json(run_dir / directory.STATUS), config.logger
     about = {"directory": str(run_dir), **directory.read_json(run_dir / directory.ENVIRONMENT)}
+    about["sweep"] = known.get("sweep")  # its name, the job's number and that of a search's trial
     about["overrides"] = OmegaConf.to_container(OmegaConf.load(run_dir / directory.OVERRIDES))
     wandb_run = {key: getattr(logger, key) for key in ("project", "entity", "group", "job_type", "tags")}
     wandb_run |= {"id": known["wandb_id"], "name": run_dir.name}
@@ -254,6 +259,11 @@ def finish(
         return
     scores = {key: value for key, value in result.items() if "/" in key}
     logger.summary({f"final/{key}": value for key, value in scores.items()})
+    if result.get("pruned"):
+        directory.write_status(run_dir, "pruned", step=result["step"])
+        logger.summary({"pruned": True, "pruned_at_step": result["step"]})
+        logger.say(f"pruned by the search at step {result['step']}: {shown(run_dir)}")
+        return
     if stop.cause:
         directory.write_status(run_dir, "interrupted" if stop.cause == "SIGINT" else "preempted", signal=stop.cause)
         logger.say(f"stopped by {stop.cause} at step {result['step']}, saved; go on with: resume={shown(run_dir)}")

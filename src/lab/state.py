@@ -17,6 +17,7 @@ from lab.checkpoint import Checkpoints
 from lab.data.loader import Loader
 from lab.distributed import World
 from lab.logger import Logger
+from lab.search.pruning import Pruning
 from lab.seed import rng_state, set_rng_state
 from lab.stop import Stopped, StopRequest
 from lab.watch import Watch
@@ -135,6 +136,7 @@ class Run:
     patience: int | None
     monitor_key: str
     monitor_sign: int  # 1: less is better, -1: more is better
+    pruning: Pruning | None  # of a search's trial
 
     def evaluating(self, loader: Loader, step: int) -> Iterator[Batch]:
         """The batches of an evaluation; Stopped, on all ranks after the same one, once they have agreed to stop."""
