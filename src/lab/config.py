@@ -95,10 +95,28 @@ class TaskConfig:
 
 
 @dataclass(frozen=True)
+class SweepConfig:
+    name: str | None
+    retry_failed: bool
+    fail_fast: bool
+    preflight: bool
+    job: str | None
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """hydra.launcher, where that is the local pool."""
+
+    jobs_at_once: Annotated[int | str, Rule(words=("auto",), at_least=1)]
+    gpus_per_job: Annotated[float | str, Rule(words=("auto",), above=0)]
+
+
+@dataclass(frozen=True)
 class RootConfig:
     name: str
     seed: Annotated[int, Rule(at_least=0, below=2**32)]
     resume: str | None
+    sweep: SweepConfig
     monitor: MonitorConfig
     data: dict[str, Any]
     model: dict[str, Any]

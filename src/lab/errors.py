@@ -7,3 +7,7 @@ class ConfigError(ValueError):
 
 class RunFailed(RuntimeError):
     """A run ended in failure and has shown its own traceback: exit status 1. The text, if any, is one more line."""
+
+
+class Claimed(ConfigError):
+    """Another process runs in this directory."""

@@ -106,12 +106,12 @@ def _let_end(processes: list[Any]) -> None:
 
 
 def _rank_main(index: int, target: Callable[[Path], None], directory: Path, num_procs: int, store: str) -> None:
-    _die_with_parent()
+    die_with_parent()
     os.environ.update(rank_environment(index, num_procs, store))
     target(directory)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """The kernel kills this rank when its parent has gone, however that went (Linux only)."""
     from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 

@@ -25,6 +25,7 @@ from lab.build import (
 )
 from lab.config import parse_interval
 from lab.data.loader import Loader
+from lab.directory import shown
 from lab.distributed import World
 from lab.errors import ConfigError
 from lab.hardware import Hardware
@@ -225,11 +226,3 @@ def finish(
     best = f" (best at step {result['best_step']})" if "best_step" in result else ""
     rows = [f"  {key:<20} {value:.4f}" for key, value in scores.items()]
     logger.say("\n".join([f"finished {result['step']:,} steps{best} in {seconds:.1f} s", *rows, f"  {shown(run_dir)}"]))
-
-
-def shown(path: Path) -> str:
-    """Relative to where the user stands, when it lies below."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

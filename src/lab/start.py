@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -15,16 +16,19 @@ from lab.launch import run_processes
 from lab.run import run
 
 
-def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: bool) -> None:
+def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: bool, leave: Collection[str] = ()) -> None:
     """Run `cfg` (checked, resolved) in `run_dir`, or go on with the run that `run_dir` holds, to the end.
 
-    own_process: a job of a multirun, which never shares a process with another. Raises ConfigError, RunFailed,
+    own_process: a job of a multirun, which never shares a process with another. leave: a run whose status is one of
+    these is left as it is. Raises ConfigError, RunFailed,
     KeyboardInterrupt or SystemExit as the run ended.
     """
     num_procs = count_processes(
         typed(HardwareConfig, cfg.hardware, "hardware"), typed(TrainerConfig, cfg.trainer, "trainer")
     )
     with directory.claimed(run_dir):
+        if directory.read_json(run_dir / directory.STATUS).get("status") in leave:
+            return
         before = directory.reopen(run_dir, cfg) if directory.holds_run(run_dir) else None
         if before is None:
             directory.fill(run_dir, cfg, overrides)
