@@ -21,16 +21,25 @@ from lab.report.text import groups_csv, jobs_csv, markdown
 __all__ = ["Objective", "best_group", "groups", "read", "save_best", "write", "write_study"]
 
 log = logging.getLogger("lab")
+SUMMARY_S = 30.0  # what W&B gets for the summary of a sweep
 INSTALL = "no pictures and no page: pip install -e '.[report]' brings matplotlib and plotly, which draw them"
 
 
 def write(sweep_dir: Path) -> list[Path]:
-    """The report of a sweep, at its end -> the files. It never raises: a report that fails is one line."""
+    """The report of a sweep, at its end -> the files; and its summary in W&B, where its jobs are. It never raises: what
+    fails is one line."""
     try:
-        return write_study(read([sweep_dir]), say=log.info)
+        study = read([sweep_dir])
+        files = write_study(study, say=log.info)
     except Exception as error:
         log.warning("no report (%s: %s); later: python src/report.py %s", type(error).__name__, error, sweep_dir)
         return []
+    if study.jobs[0].config.get("logger.kind") == "wandb":
+        from lab.wandb_sync import summarise_apart
+
+        if trouble := summarise_apart(sweep_dir, SUMMARY_S):
+            log.warning("no summary in W&B (%s); later: python src/sync.py --summary %s", trouble, sweep_dir)
+    return files
 
 
 def write_study(study: Study, say: Callable[[str], object]) -> list[Path]:

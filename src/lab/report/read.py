@@ -5,7 +5,6 @@ Imports neither torch nor Hydra; nothing in a run directory is changed.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -17,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from lab.directory import CONFIG, ENVIRONMENT, OVERRIDES, RESULT, STATUS, read_json
+from lab.directory import CONFIG, ENVIRONMENT, OVERRIDES, RESULT, STATUS, is_claimed, read_json
 from lab.errors import ConfigError
 from lab.schema import join
 
@@ -196,20 +195,8 @@ def read_metrics(path: Path) -> tuple[dict[str, list[tuple[int, float]]], list[t
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process of this machine holds the run's lock; of another machine's run its status is believed.
-
-    Asked of runs that say they are running, and with a shared lock for microseconds, so that it is in nobody's way.
-    """
-    if _json(path / ENVIRONMENT).get("host") != platform.node():
-        return True
-    try:
-        with open(path / ".lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
+    """Whether a process of this machine runs there; of another machine's run its status is believed."""
+    return _json(path / ENVIRONMENT).get("host") != platform.node() or is_claimed(path)
 
 
 def runs_below(path: Path) -> Iterator[Path]:
