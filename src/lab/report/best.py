@@ -19,10 +19,9 @@ MACHINE = "hardware"  # says where it runs; part of the best config only where i
 
 
 def override_list(group: Group) -> list[str]:
-    """What to type for this configuration: the overrides of its jobs, but for the seed and what makes it a sweep."""
-    return [
-        o for o in group.jobs[0].overrides if _key(o).split(".")[0] not in SURROUNDINGS[1:] and not _seed_or_hydra(o)
-    ]
+    """What to type for this configuration: the overrides of its jobs, but for seed, logger and what makes a sweep."""
+    overrides = group.jobs[0].overrides
+    return [o for o in overrides if _top(o) not in (*SURROUNDINGS, "hydra") and not is_seed(_key(o))]
 
 
 def command(group: Group) -> str:
@@ -138,8 +137,8 @@ def _seeds(job: Job) -> list[str]:
     return [f"seed={job.config['seed']}"] if "seed" in job.config else []
 
 
-def _seed_or_hydra(override: str) -> bool:
-    return is_seed(_key(override)) or _key(override).startswith("hydra")
+def _top(override: str) -> str:
+    return re.split(r"[./@]", _key(override))[0]
 
 
 def _key(override: str) -> str:

@@ -143,7 +143,7 @@ def _sweep(path: Path, out: Path | None, objective: Objective | None) -> Study:
     if not jobs:
         raise ConfigError(f"{path / SWEEP}: lists no job yet")
     asked = tuple(Objective(o["key"], o["mode"]) for o in facts.get("objectives") or ())
-    typed = tuple(facts.get("overrides") or ())
+    typed = tuple(o for o in facts.get("overrides") or () if not o.startswith(("sweep=", "sweep.name=")))
     log_keys = frozenset(o.partition("=")[0].lstrip("+") for o in typed if "log" in o.partition("=")[2])
     return Study(
         facts.get("name") or path.name, out or path, jobs, tuple(facts.get("swept") or differing(jobs)),

@@ -110,7 +110,7 @@ def _group_table(study: Study) -> str:
             + [score_text(group, o) for o in study.objectives]
             + [n, failed or "", len(group.jobs) - n - failed or ""]
         )
-    return _table([*head, *(o.key for o in study.objectives), "n", "failures", "not yet"], rows)
+    return _table([*head, *(o.key for o in study.objectives), "n", "failures", "unfinished"], rows)
 
 
 def _job_table(study: Study) -> str:

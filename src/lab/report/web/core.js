@@ -56,7 +56,10 @@ function layout(extra = {}) {
     modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--quiet"), activecolor: css("--accent") },
     xaxis: axis(xaxis), yaxis: axis(yaxis), ...rest };
 }
-const PLOT = { responsive: true, displaylogo: false, displayModeBar: false };
+// plotly watches the window only; a plot must also follow its own box
+const watcher = new ResizeObserver((entries) => entries.forEach(({ target }) => { if (target.data) Plotly.Plots.resize(target); }));
+const watch = () => document.querySelectorAll(".plot").forEach((plot) => watcher.observe(plot));
+const PLOT = { displaylogo: false, displayModeBar: false };
 const PLOT_TOOLS = { ...PLOT, displayModeBar: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
 
 function setTheme(value) {

@@ -104,6 +104,8 @@ function drawLegend() {
   if (axis && axis.kind !== "category") {
     items.push(element("span", {}, `${by}: `), ...axis.values.filter((_, i, all) => i % Math.ceil(all.length / 9) === 0 || i === all.length - 1)
       .map((value) => element("span", {}, swatch(colorOf(D.groups.findIndex((g) => g.values[by]?.value === value))), ` ${round(value)}`)));
+  } else if (axis) {
+    items.push(element("span", {}, `${by}: `), ...axis.texts.map((text, k) => element("span", {}, swatch(palette()[k % COLORED]), ` ${text}`)));
   } else {
     D.groups.forEach((group, i) => {
       if (by === "" && i >= COLORED && !chosen.groups.has(i)) return;

@@ -56,7 +56,7 @@ function drawObjectives() {
       marker: { color, symbol, size: 9 }, line: { color, width: 1.2 }, name: front ? "no other is better in both" : "beaten in both", hovertemplate: "%{x:.5g}, %{y:.5g}<extra>%{text}</extra>" };
   };
   Plotly.react("objectives", [trace(false, faintColor(), "circle"), trace(true, css("--accent"), "diamond")], layout({ showlegend: true,
-    legend: { orientation: "h", y: 1.12 }, xaxis: { title: { text: `${plain(a.key)} (${a.mode})` }, type: D.logScore ? "log" : "linear" }, yaxis: { title: { text: `${plain(b.key)} (${b.mode})` } } }), PLOT);
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, xaxis: { title: { text: `${plain(a.key)} (${a.mode})` }, type: D.logScore ? "log" : "linear" }, yaxis: { title: { text: `${plain(b.key)} (${b.mode})` } } }), PLOT);
 }
 
 if (D.axes.length && D.jobs.some((job) => job.scores[0] !== null)) {

@@ -68,7 +68,7 @@ function head() {
 
 head();
 const names = D.objectives.map((o) => o.key);
-redraws.push(sortable($("groups"), ["", ...(D.isSweep && D.groupColumns.length ? D.groupColumns.map((c) => c.name) : ["configuration"]), ...names, "n", "failures", "not yet"], groupRows));
+redraws.push(sortable($("groups"), ["", ...(D.isSweep && D.groupColumns.length ? D.groupColumns.map((c) => c.name) : ["configuration"]), ...names, "n", "failures", "unfinished"], groupRows));
 const fillJobs = sortable($("jobs"), ["job", ...(D.isSweep ? D.columns.map((c) => c.name) : ["configuration"]), "status", ...names, "step", "time", "directory", "why no score"], jobRows);
 redraws.push(fillJobs);
 $("filter").addEventListener("input", fillJobs);
@@ -78,3 +78,4 @@ if (D.differences.length) {
 }
 sortable($("common"), ["key", "value"], () => D.common.map(([key, text]) => ({ cells: [{ text: key, value: key }, { text, value: text, class: "wide" }] })));
 setTheme(theme);
+watch();
