@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 
@@ -19,7 +21,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Upload runs and sweeps that were logged offline to W&B.")
     parser.add_argument("directories", nargs="*", type=Path, help="run directories, sweeps, folders of them")
     parser.add_argument("--replay", action="store_true", help="write the runs anew from their metrics.jsonl")
-    parser.add_argument("--offline", action="store_true", help="replay into new offline runs, to look at them")
+    parser.add_argument("--offline", type=Path, metavar="FOLDER", help="replay into offline runs there, to look at")
     parser.add_argument("--summary", action="store_true", help="only the summaries of sweeps")
     args = parser.parse_args()
     from lab.compose import ROOT
@@ -40,43 +42,53 @@ def main() -> int:
                 )
             if not reachable(10.0):
                 raise ConfigError("W&B's server cannot be reached (WANDB_BASE_URL, if it is one of your own)")
-        failed = 0 if args.summary else upload([run for f in folders for run in runs_below(f)], mode, args.replay)
-        for sweep in dict.fromkeys(path.parent for folder in folders for path in folder.rglob(SWEEP)):
-            from lab.wandb_sync import summarise
-
-            if name := summarise(sweep, None if args.summary else mode):
-                print(f"{os.path.relpath(sweep)}: {name}")
+        runs = [] if args.summary else [run for folder in folders for run in runs_below(folder)]
+        failed = upload(runs, mode, args.replay, args.offline)
+        sweeps = dict.fromkeys(path.parent for folder in folders for path in folder.rglob(SWEEP))
+        failed += summaries(list(sweeps), None if args.summary else mode, args.offline)
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return min(failed, 1)
 
 
-def upload(runs: list[Path], mode: str, replay_all: bool) -> int:
-    """-> how many failed."""
-    import wandb
-
+def upload(runs: list[Path], mode: str, anew: bool, folder: Path | None) -> int:
+    """-> how many failed. anew: write all from their metrics.jsonl."""
     from lab.wandb_sync import offline_parts, plan, replay, sync
 
     failed, whole = 0, []
     for run in runs:
-        what = "replay" if replay_all or mode == "offline" else plan(run)
+        what = "replay" if anew or folder else plan(run)
         if what == "sync":
             whole += offline_parts(run)
         elif what == "replay":
-            try:
-                replay(run, mode)
-                print(f"{os.path.relpath(run)}: written as one run")
-            except (wandb.Error, OSError) as error:
-                failed += 1
-                print(f"failed: {os.path.relpath(run)}: {type(error).__name__}: {error}", file=sys.stderr)
+            failed += attempt(run, partial(replay, run, mode, folder))
         elif what == "running":
             print(f"{os.path.relpath(run)}: is running, later")
-    if whole and sync(whole):
-        failed += 1
-        print("failed: wandb sync, see above", file=sys.stderr)
-    print(f"{len(whole)} uploaded by wandb sync" if whole else "nothing more to upload")
+    if whole:
+        failed += attempt(Path(f"{len(whole)} runs"), partial(sync, whole))
+    elif runs:
+        print("nothing more to upload")
     return failed
+
+
+def summaries(sweeps: list[Path], mode: str | None, folder: Path | None) -> int:
+    """-> how many failed."""
+    from lab.wandb_sync import summarise
+
+    return sum(attempt(sweep, partial(summarise, sweep, mode, folder)) for sweep in sweeps)
+
+
+def attempt(what: Path, work: Callable[[], str | None]) -> int:
+    """Say what `work` says -> 1 where it failed: whatever W&B raises ends this run only."""
+    try:
+        done = work()
+    except Exception as error:
+        print(f"failed: {os.path.relpath(what)}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    if done:
+        print(f"{os.path.relpath(what)}: {done}")
+    return 0
 
 
 if __name__ == "__main__":

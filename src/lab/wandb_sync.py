@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import directory
-from lab.errors import ConfigError
+from lab.errors import RunFailed
 from lab.report.analyse import best_group, config_keys, counts, groups, is_failure
 from lab.report.best import override_list
 from lab.report.read import METRICS, Study, read, read_job
@@ -47,18 +47,20 @@ def plan(run_dir: Path) -> str:
     return "nothing" if sent == _sent(run_dir) else "replay"
 
 
-def sync(parts: list[Path]) -> int:
-    """Upload with W&B's own command -> its exit status."""
+def sync(parts: list[Path]) -> str:
+    """Upload with W&B's own command -> what was done. Raises RunFailed."""
     beside = Path(sys.executable).with_name("wandb")
     command = str(beside) if beside.exists() else shutil.which("wandb")
     if command is None:
-        raise ConfigError("wandb: the command is not there; pip install wandb")
-    return subprocess.run([command, "sync", "--yes", *map(str, parts)]).returncode
+        raise RunFailed("the command wandb is not there; pip install wandb")
+    if status := subprocess.run([command, "sync", "--yes", *map(str, parts)]).returncode:
+        raise RunFailed(f"wandb sync ended with status {status}")
+    return "uploaded by wandb sync"
 
 
-def replay(run_dir: Path, mode: str, folder: Path | None = None) -> None:
-    """Write the run into one W&B run of its id. mode: online, or offline to look at it (wandb leet). folder: for W&B's
-    own files, which an upload needs no longer."""
+def replay(run_dir: Path, mode: str, folder: Path | None = None) -> str:
+    """Write the run into one W&B run of its id -> what was done. mode: online, or offline to look at it (wandb leet).
+    folder: for W&B's own files, which an upload needs no longer."""
     logger, arguments = describe_run(run_dir)
     status = read_job(run_dir, 0, ()).status
     run = begin(arguments, folder or run_dir, mode, logger.timeout_s)
@@ -73,6 +75,7 @@ def replay(run_dir: Path, mode: str, folder: Path | None = None) -> None:
     end(run, status)
     if mode == "online":
         directory.write_json(run_dir / "wandb" / REPLAYED, _sent(run_dir))
+    return "written as one run"
 
 
 def records(path: Path) -> Iterator[dict[str, Any]]:
@@ -91,7 +94,7 @@ def _sent(run_dir: Path) -> dict[str, Any]:
     return {"status": status.get("status"), "metrics": hashlib.sha256(text).hexdigest()}
 
 
-def summarise(sweep_dir: Path, mode: str | None = None) -> str | None:
+def summarise(sweep_dir: Path, mode: str | None = None, folder: Path | None = None) -> str | None:
     """The group's summary: tables of jobs and configurations, counts and the best, as one run of the sweep's group; the
     same id each time, so that a later one takes its place. mode: online, offline, or as the jobs' config says.
     -> its name; None: the sweep logs nothing to W&B."""
@@ -108,7 +111,7 @@ def summarise(sweep_dir: Path, mode: str | None = None) -> str | None:
     name = f"{study.name}: summary"
     about = {"sweep": study.name, "overrides": list(study.typed), "directory": str(sweep_dir)}
     arguments |= {"id": _summary_id(study), "name": name, "job_type": "summary", "config": about}
-    run = begin(arguments, sweep_dir, mode, logger.timeout_s)
+    run = begin(arguments, folder or sweep_dir, mode, logger.timeout_s)
     run.summary.update(_facts(study))
     objectives = [objective.key for objective in study.objectives]
     keys = config_keys(study)
@@ -131,8 +134,8 @@ def summarise(sweep_dir: Path, mode: str | None = None) -> str | None:
         for job in study.jobs
     ]
     run.log({
-        "configurations": wandb.Table(columns=heads, data=configurations),
-        "jobs": wandb.Table(columns=["job", "status", *study.swept, *objectives, "step", "error"], data=jobs),
+        "table/configurations": wandb.Table(columns=heads, data=configurations),
+        "table/jobs": wandb.Table(columns=["job", "status", *study.swept, *objectives, "step", "error"], data=jobs),
     })  # fmt: skip
     run.finish(exit_code=0)
     return name
