@@ -213,3 +213,73 @@ def test_probe(tmp_path: Path) -> None:
         num_outputs(config | {"fields": {"y": "labels"}}, "y")
     with pytest.raises(ConfigError, match=r"no group 'trian'.*did you mean 'train'.*train/image \(12, 3, 4\)"):
         num_outputs(config | {"splits": {"train": {"group": "trian"}}}, "label")
+
+
+def test_labels_of_all_splits_are_among_the_classes_of_training(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        for split, top in {"train": 4, "val": 6, "test": 3}.items():
+            file[f"{split}/y"] = np.arange(top)
+        file["named/y"], file["minus/y"] = np.arange(3), np.array([0, -1])
+        file["named/y"].attrs["classes"] = 2
+    config: dict[str, Any] = {"path": str(tmp_path / "f.h5"), "fields": {"y": "y"}}
+
+    def outputs(*groups: str) -> int:
+        splits = {name: {"group": group} for name, group in zip(("train", "val", "test"), groups)}
+        return num_outputs({**config, "splits": {"test": None, **splits}}, "y")
+
+    assert outputs("train", "test") == 4
+    for groups, line in {
+        ("train", "val"): r"/val/y .*has the label 5, but the classes are 0 to 3 \(of train\).*data.num_outputs=6",
+        ("named",): r"/named/y .*has the label 2, but the classes are 0 to 1 \(its attribute `classes`\)",
+        ("train", "test", "minus"): r"/minus/y .*the negative label -1.*null in data.splits",
+    }.items():
+        with pytest.raises(ConfigError, match=line):
+            outputs(*groups)
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (3, 2), "compression": "gzip"}, {"dtype": ">u8"}])
+def test_unsigned_integers_become_int64(tmp_path: Path, options: dict[str, Any]) -> None:
+    values = np.random.default_rng(0).integers(0, 2**32, (20, 2), dtype=np.uint32)
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file.create_dataset("a", data=values, **options)
+        file.create_dataset("b", data=values.astype(np.uint64))
+        write_ragged(file, "r", [row.astype(np.uint32) for row in values])
+        file.create_dataset("large", data=np.full(20, 2**63 + 5, np.uint64))
+    data = H5Dataset(str(tmp_path / "f.h5"), {"a": "a", "b": "b", "r": "r"}, ROOT, "all")
+    assert {dtype for _, dtype in data.spec.values()} == {torch.int64}
+    rows = np.array([3, 0, 19, 3])
+    out = {name: torch.empty((4, 2), dtype=torch.int64) for name in "ab"}
+    batch = data.gather(rows, {**out, "r": torch.empty(0)})
+    for name in "abr":
+        np.testing.assert_array_equal(batch[name].numpy(), values[rows])
+    np.testing.assert_array_equal(data.column("a"), values)
+    with pytest.raises(ConfigError, match=r"large holds 9223372036854775813, above"):
+        H5Dataset(str(tmp_path / "f.h5"), {"x": "large"}, ROOT, "all")
+
+
+def test_column_and_cached_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`column` is what gather gives for all rows, of the field alone; the probe's answer decides over the threads."""
+    from lab.data.delivery import choose
+    from lab.data.reading.raw import RawFile
+
+    paths = []
+    for k in range(2):
+        paths.append(str(tmp_path / f"{k}.h5"))
+        with h5py.File(paths[-1], "w") as file:
+            file["y"], file["x"] = np.arange(10) + 100 * k, np.zeros((10, 5))
+            file.create_dataset("z", data=np.arange(10), chunks=(3,), compression="gzip")
+            write_ragged(file, "r", [np.zeros(n + k) for n in range(10)])
+            file.create_dataset("s", data=["a" * n for n in range(10)], dtype=h5py.string_dtype())
+    fields = {name: name for name in "xyzrs"}
+    data = H5Dataset(paths, fields, {"all": {"group": "/", "rows": [0, 0.5]}}, "all")
+    batch = data.gather(np.arange(len(data)))
+    for name in "xyz":
+        np.testing.assert_array_equal(data.column(name), batch[name].numpy())
+    np.testing.assert_array_equal(data.column("r"), batch["r_length"].numpy())
+    np.testing.assert_array_equal(data.column("s"), [len(text) for text in batch["s"]])
+    assert data.cached_share() == 1.0  # just read
+    monkeypatch.setattr(RawFile, "_cached", lambda self, at, unknown: False)
+    assert H5Dataset(paths, {"x": "x", "z": "z"}, ROOT, "all").cached_share() == 0
+    count, why = choose.num_threads(H5Dataset(paths, {"x": "x"}, ROOT, "all"), lambda k: None, "auto")
+    assert count == 8
+    assert "in memory" in why

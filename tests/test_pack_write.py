@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from lab.errors import ConfigError
-from lab.packing.file import Journal, offsets
+from lab.packing.file import offsets
 from lab.packing.importers import open_source
 from lab.packing.importers.base import ArraySource, BadSample, Field, Rows, SampleSource
+from lab.packing.journal import Journal
 from lab.packing.options import PackOptions
 from lab.packing.write import pack
 
@@ -282,6 +283,30 @@ def test_damage_between_writing_and_reading_back_is_found(tmp_path: Path, monkey
     with pytest.raises(ConfigError, match="read back is not what was written"):
         pack(ArraySource({"": arrays()}, "id", {}), tmp_path / "a.h5", options(), {})
     assert not (tmp_path / "a.h5").exists()
+
+
+def test_a_file_has_its_name_only_once_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flush runs beside the reading back; both end before the rename, and a failed flush is a failed pack."""
+    done: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def slow(fd: int) -> None:
+        time.sleep(0.3)
+        fsync(fd)
+        done.append("fsync")
+
+    monkeypatch.setattr(os, "fsync", slow)
+    monkeypatch.setattr(Path, "replace", lambda self, to: (done.append("rename"), replace(self, to))[1])
+    pack(ArraySource({"": arrays()}, "id", {}), tmp_path / "a.h5", options(), {})
+    assert done == ["fsync", "rename", "fsync"]
+
+    def broken(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(ConfigError, match="no room on the disk"):
+        pack(ArraySource({"": arrays()}, "id", {}), tmp_path / "b.h5", options(), {})
+    assert not (tmp_path / "b.h5").exists()
 
 
 def test_memory_stays_bounded(tmp_path: Path) -> None:

@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from lab.data.counter import Draws
-from lab.data.transforms import Cutout, Mixup, Normalize, RandomCrop, RandomErase, RandomFlip, ToFloat, compose
+from lab.data.transforms import (
+    ChannelsFirst,
+    Cutout,
+    Mixup,
+    Normalize,
+    RandomCrop,
+    RandomErase,
+    RandomFlip,
+    ToFloat,
+    compose,
+)
 from lab.errors import ConfigError
 
 RANDOM: dict[str, Callable[[int], object]] = {
@@ -134,6 +144,27 @@ def test_mixup_mixes_neighbours_with_one_share() -> None:
     torch.nn.functional.cross_entropy(torch.randn(64, 10), out["y"])
     with pytest.raises(ConfigError, match="micro-batch of 3 samples"):
         Mixup("x", "y", 10, 0.4, 0)(batch_of(numbers[:3]), numbers[:3])
+
+
+def test_mixup_takes_labels_of_any_usual_form() -> None:
+    numbers = torch.arange(64)
+    batch = batch_of(numbers)
+    wanted = Mixup("x", "y", 10, 0.4, 0)(batch, numbers)["y"]
+    hot = torch.nn.functional.one_hot(batch["y"], 10)
+    for y in (batch["y"].to(torch.uint8), batch["y"][:, None], hot, hot.float(), hot.bool()):
+        assert torch.equal(Mixup("x", "y", 10, 0.4, 0)({**batch, "y": y}, numbers)["y"], wanted)
+    for y in (batch["y"].float(), hot[:, :9], hot[:, None]):
+        with pytest.raises(ConfigError, match=r"Mixup.target='y' is .* num_classes=10 shares"):
+            Mixup("x", "y", 10, 0.4, 0)({**batch, "y": y}, numbers)
+
+
+def test_channels_first_is_a_view() -> None:
+    x = torch.rand(4, 5, 6, 3)
+    out = ChannelsFirst("x")({"x": x}, torch.arange(4))["x"]
+    assert out.shape == (4, 3, 5, 6)
+    assert torch.equal(out[1, 2], x[1, :, :, 2])
+    with pytest.raises(ConfigError, match="ChannelsFirst"):
+        ChannelsFirst("x")({"x": x[0]}, torch.arange(4))
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 1.0, 2.0, 8.0])

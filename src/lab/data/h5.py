@@ -23,6 +23,8 @@ from lab.errors import ConfigError
 
 __all__ = ["H5Dataset", "plan_reader"]
 
+_PROBED = 64  # rows
+
 
 class H5Dataset:
     """Named fields of one HDF5 file, or of several (shards) one after the other.
@@ -164,6 +166,21 @@ class H5Dataset:
         for shards in self._fields.values():
             for shard, local, _ in self._by_shard(shards, rows):
                 shard.advise(local)
+
+    def cached_share(self) -> float:
+        """The share of the bytes that are in memory, as far as the system tells: of a few rows, probed."""
+        rows = np.random.default_rng(0).integers(self._size, size=min(self._size, _PROBED))
+        shares, weights = [], []
+        for shards in self._fields.values():
+            for shard, local, _ in self._by_shard(shards, self._file_rows(rows)):
+                shares.append(shard.cached_share(local))
+                weights.append(1 + shard.nbytes(local))
+        return float(np.average(shares, weights=weights))
+
+    def column(self, field: str) -> np.ndarray:
+        """All values of a field, by row; of strings and of samples of different length the lengths."""
+        values = np.concatenate([shard.column() for shard in self._fields[field]])
+        return values if self._rows is None else values[self._rows]
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         """One sample, for PyTorch's DataLoader; of its own length where lengths differ."""

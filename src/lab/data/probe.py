@@ -11,10 +11,12 @@ import numpy as np
 from lab.data.reading.opening import files_of, find, open_h5, split_of
 from lab.errors import ConfigError
 
+_CHECKED = 1 << 24  # labels; of more, such as a stream of tokens, what the attribute `classes` says is believed
+
 
 def sample_shape(data: Mapping[str, Any], field: str) -> list[int]:
     """Shape of one sample of a field. data: the config's data group (path, fields, splits, perhaps swmr)."""
-    shape, _, _ = next(_stored(data, field))
+    shape, _, _ = next(_stored(data, field, _groups(data)[0]))
     if shape is None:
         raise ConfigError(
             f"data.fields.{field}: its samples have no fixed shape (strings, or variable length); "
@@ -27,42 +29,71 @@ def num_outputs(data: Mapping[str, Any], field: str) -> int:
     """How many numbers a model must put out for a field.
 
     Integers are classes: as many as the attribute `classes` names or says (of the dataset, its group or the file),
-    else the largest one + 1. Floating-point: the number of elements of one sample.
+    else the largest one of the training split + 1. Every split's labels must be among them: a GPU would end in an
+    assertion without a name. Floating-point: the number of elements of one sample.
     """
-    largest = 1
-    for _, values, blocks in _stored(data, field):
+    first, *others = _groups(data)
+    outputs = None
+    for group in (first, *others):
+        count, top, where = _classes(data, field, group)
+        if count is None:
+            return int(np.prod(sample_shape(data, field), dtype=np.int64))
+        outputs = max(count, 2) if outputs is None else outputs
+        if top >= outputs:
+            raise ConfigError(
+                f"{where} has the label {top}, but the classes are 0 to {outputs - 1} "
+                f"({'its attribute `classes`' if group == first else f'of {first}'}): correct the labels, leave the "
+                f"split out (null in data.splits), or set data.num_outputs={top + 1}"
+            )
+    assert outputs is not None
+    return outputs
+
+
+def _groups(data: Mapping[str, Any]) -> list[str]:
+    """Where the splits lie, the training split's (else the first one's) first."""
+    splits = data["splits"]
+    there = sorted((s for s in splits if splits[s] is not None), key=lambda s: s != "train")
+    return list(dict.fromkeys(split_of(splits, split)["group"] for split in there or ["train"]))
+
+
+def _classes(data: Mapping[str, Any], field: str, group: str) -> tuple[int | None, int, str]:
+    """(number of classes, None if the field is no classes; the largest label that was seen; where it was seen)."""
+    named, top, at = None, -1, ""
+    for _, values, blocks in _stored(data, field, group):
         where = f"{values.file.filename}: {values.name} (data.fields.{field})"
         for owner in (values, values.parent, values.file):
-            if "classes" in owner.attrs:
+            if named is None and "classes" in owner.attrs:
                 classes = owner.attrs["classes"]  # their names, or how many they are
-                return int(classes) if np.ndim(classes) == 0 else len(classes)
+                named = int(classes) if np.ndim(classes) == 0 else len(classes)
+        if named is not None and values.size > _CHECKED:
+            continue
         for block in blocks:
             if block.dtype.kind in "fc":
-                return int(np.prod(sample_shape(data, field), dtype=np.int64))
+                return named, top, where
             if block.dtype.kind not in "iub":
                 raise ConfigError(
                     f"{where} holds {block.dtype}, neither classes nor numbers; set data.num_outputs yourself"
                 )
             if block.size and block.min() < 0:
                 raise ConfigError(
-                    f"{where} has the negative label {block.min()}; "
-                    "classes are 0, 1, ...: write them anew, or set data.num_outputs yourself"
+                    f"{where} has the negative label {block.min()}; classes are 0, 1, ...: write them anew, leave "
+                    "the split out (null in data.splits), or set data.num_outputs yourself"
                 )
-            largest = max(largest, int(block.max(initial=0)))
-    return largest + 1
+            if block.size and int(block.max()) > top:
+                top, at = int(block.max()), where
+    return (top + 1 if named is None else named), top, at
 
 
 def _stored(
-    data: Mapping[str, Any], field: str
+    data: Mapping[str, Any], field: str, group: str
 ) -> Iterator[tuple[list[int] | None, h5py.Dataset, Iterator[np.ndarray]]]:
     """For each file: the shape of one sample (None if it varies), the dataset, and its values in blocks."""
-    fields, splits = data["fields"], data["splits"]
+    fields = data["fields"]
     if field not in fields:
         raise ConfigError(f"data.fields has no {field!r}; it has {sorted(fields)}")
-    split = "train" if splits.get("train") is not None else next((s for s in splits if splits[s] is not None), "train")
     for path in files_of(data["path"]):
         with open_h5(path, bool(data.get("swmr"))) as file:
-            item, member = find(file, split_of(splits, split)["group"], fields[field], f"data.fields.{field}")
+            item, member = find(file, group, fields[field], f"data.fields.{field}")
             values = item["values"] if isinstance(item, h5py.Group) and "values" in item else item
             if not isinstance(values, h5py.Dataset) or not values.shape:
                 raise ConfigError(

@@ -126,11 +126,12 @@ def deal(batch_size: int) -> np.ndarray:
 
 def column(dataset: Any, field: str) -> np.ndarray:
     """All values of one field, by row: by `dataset.column(field)` where there is one, else by reading the set once."""
+    if hasattr(dataset, "spec"):
+        _named(dataset.spec, field)
     if hasattr(dataset, "column"):
         return np.asarray(dataset.column(field))
     if not hasattr(dataset, "gather"):
         return np.stack([np.asarray(_named(dataset[i], field)) for i in range(size_of(dataset))])
-    _named(dataset.spec, field)
     ragged = any(-1 in shape for shape, _ in dataset.spec.values())
     size, parts = size_of(dataset), []
     for begin in range(0, size, _PER_READ):

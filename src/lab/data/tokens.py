@@ -87,7 +87,7 @@ class TokenWindows:
         tokens = tokens[: len(rows)]
         target = tokens.numpy()
         for shard, begin, at in self._places(rows):
-            if isinstance(shard.reader, Mapped) and shard.reader.contiguous:
+            if isinstance(shard.reader, Mapped) and shard.reader.contiguous:  # of any integer type: it is cast here
                 every = np.lib.stride_tricks.sliding_window_view(shard.reader.view(0, len(shard)), self._window + 1)
                 target[at] = every[begin]
             else:

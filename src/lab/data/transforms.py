@@ -67,6 +67,17 @@ class ToFloat(_PerField):
         return x.float() / torch.iinfo(x.dtype).max
 
 
+class ChannelsFirst(_PerField):
+    """Images stored (H, W, C) as (B, C, H, W), a view; put it before all others, and set data.input_shape."""
+
+    random = False
+
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        if x.ndim != 4:
+            raise ConfigError(f"data.transforms: ChannelsFirst takes (B, H, W, C), and got {tuple(x.shape)}")
+        return x.permute(0, 3, 1, 2)
+
+
 class Normalize(_PerField):
     """(x - mean) / std per channel; mean, std: one number per channel of (B, C, ...), or one for all."""
 
@@ -199,8 +210,9 @@ class Mixup:
     """Neighbours in the stream are mixed: sample 2i with 2i + 1, both with one share drawn from Beta(alpha, alpha).
 
     The pair does not depend on how the global batch is split, as long as every micro-batch has an even size, which is
-    checked; partners are random because the order is. `target` (B,) class numbers becomes (B, num_classes) float32
-    shares, which cross-entropy accepts. Metrics that compare with class numbers cannot be taken from such batches.
+    checked; partners are random because the order is. `target`, class numbers (B,) or (B, 1) or shares
+    (B, num_classes) such as one-hot rows, becomes (B, num_classes) float32 shares, which cross-entropy accepts. Metrics
+    that compare with class numbers cannot be taken from such batches.
     """
 
     random = True
@@ -224,8 +236,20 @@ class Mixup:
             self._quantiles = self._quantiles.to(x.device)
         share = self._shares(numbers >> 1)
         partner = torch.arange(len(x), device=x.device) ^ 1
-        targets = torch.nn.functional.one_hot(y, self._num_classes).float()
+        targets = self._as_shares(y)
         return {**batch, self._field: _mix(x, partner, share), self._target: _mix(targets, partner, share)}
+
+    def _as_shares(self, y: Tensor) -> Tensor:
+        """(B, num_classes) float32. No look at the values: that would wait for the device."""
+        if y.shape[1:] == (self._num_classes,) and self._num_classes > 1:
+            return y.float()
+        if y.is_floating_point() or y.shape[1:] not in ((), (1,)):
+            raise ConfigError(
+                f"data.transforms: Mixup.target={self._target!r} is {y.dtype} of shape {tuple(y.shape[1:])} a sample; "
+                f"give one class number, or num_classes={self._num_classes} shares"
+            )
+        classes = torch.arange(self._num_classes, device=y.device)
+        return (y.reshape(-1, 1) == classes).float()
 
     def _shares(self, pairs: Tensor) -> Tensor:
         """(B,) float32 from Beta(alpha, alpha), by its quantile function."""

@@ -37,7 +37,14 @@ class CrossEntropy:
             target = target.long()  # torch takes no other integers; free where they are int64 already
         if output.element_size() < 4:  # half precision: the exponentials need more
             output = output.float()
-        return F.cross_entropy(output, target, reduction="none", label_smoothing=self.label_smoothing)
+        try:
+            return F.cross_entropy(output, target, reduction="none", label_smoothing=self.label_smoothing)
+        except IndexError as error:  # a CPU's; CUDA ends in an assertion, so lab.data.probe checks labels before
+            raise ConfigError(
+                f"batch['y'] has the label {int(target.max() if target.min() >= 0 else target.min())}, but the model "
+                f"puts out {output.shape[1]} classes, 0 to {output.shape[1] - 1}: correct the labels, or set "
+                "data.num_outputs"
+            ) from error
 
 
 def _mismatch(output: Tensor, target: Tensor, remedy: str) -> str:

@@ -62,6 +62,14 @@ class ResNet(nn.Module):
                 f"model.input_shape={list(input_shape)} is no image for ResNet: it takes (C, H, W) or (H, W); "
                 "choose model=mlp or another field as x"
             )
+        if len(input_shape) == 3 and input_shape[2] in (1, 3, 4) and min(input_shape[:2]) > 4:
+            height, width, channels = input_shape
+            raise ConfigError(
+                f"model.input_shape={list(input_shape)} looks like (H, W, C), and ResNet takes (C, H, W): add "
+                "'+data.transforms.channels_first={_target_: lab.data.transforms.ChannelsFirst, field: x}' "
+                f"data.input_shape=[{channels},{height},{width}] (in a yaml, before the other transforms); if the "
+                f"first number is channels, model.input_shape=[{height},{width},{width}] says so, since only it matters"
+            )
         if not blocks or min(blocks) < 1:
             raise ConfigError(f"model.blocks={list(blocks)}: give each stage one block or more, such as [1, 1, 1]")
         self.has_channels = len(input_shape) == 3

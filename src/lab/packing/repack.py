@@ -17,9 +17,10 @@ from tqdm import tqdm
 
 from lab.errors import ConfigError
 from lab.packing.encode import Encoding
-from lab.packing.file import Journal, bytes_of, crc32, full_disk, publish
+from lab.packing.file import bytes_of, crc32, flushing, full_disk, publish
 from lab.packing.importers.base import Source
 from lab.packing.importers.hdf5 import Contents, H5Source, copy_rest, open_h5, scan
+from lab.packing.journal import Journal
 from lab.packing.options import PackOptions
 from lab.packing.plan import BLOCK_BYTES, Part, plan_parts
 from lab.packing.pool import in_flight
@@ -136,7 +137,8 @@ def write_chunks(
         need = sum(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in contents.plain.values())
         with full_disk(out, need):
             sums = _write(source, parts, contents, temp, options, encoding, attrs, rest)
-            _verify(temp, sums, options)
+            with flushing(temp):
+                _verify(temp, sums, options)
             publish(temp, out)
     finally:
         temp.unlink(missing_ok=True)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 from collections.abc import Callable
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -22,21 +21,23 @@ from tqdm import tqdm
 
 from lab.errors import ConfigError
 from lab.packing.file import (
-    Journal,
     Rest,
     Span,
-    check_with_hdf5,
     create,
     damaged,
+    flushing,
     full_disk,
     offsets,
     publish,
     pwrite_all,
+    verify,
 )
 from lab.packing.importers.base import Source, UnlikeSample
+from lab.packing.journal import Journal
 from lab.packing.options import PackOptions
 from lab.packing.plan import Block, Part, columns, cut_blocks, measure, plan_parts
 from lab.packing.pool import Task, Worker, in_flight, make_pool, measure_here, write_here
+from lab.packing.summary import summary
 
 
 def pack(source: Source, out: str | Path, options: PackOptions, provenance: dict[str, Any]) -> Path:
@@ -118,7 +119,8 @@ class Run:
         bad = self.bad_rows()
         final, spans = (self.temp, self.spans()) if not bad else self.compact(bad)
         spans += self.write_offsets(final)
-        verify(final, spans, self.options)
+        with flushing(final):
+            verify(final, spans, self.options.workers, self.options.quiet)
         publish(final, out)
         self.temp.unlink(missing_ok=True)
         if not self.options.quiet:
@@ -262,46 +264,3 @@ class Run:
         finally:
             os.close(fd)
         return spans
-
-
-def summary(out: Path, parts: list[Part], source: Source, size: int) -> str:
-    lines = [f"{out}: {size / 1e6:,.1f} MB, all read back and compared"]
-    for part in parts:
-        for name, path in part.paths.items():
-            what = source.fields[name]
-            shape = "x".join("?" if side is None else str(side) for side in what.shape) + " " * bool(what.shape)
-            lines.append(f"  {path}: {len(part.rows):,} rows of {shape}{what.dtype}")
-    lines.append(f"look at it: {shlex.join(['python', 'src/h5.py', 'inspect', str(out)])}")
-    return "\n".join([*lines, f"train on it: {train_command(out, [path for p in parts for path in p.paths.values()])}"])
-
-
-def train_command(out: Path, paths: list[str]) -> str:
-    """How data=h5 reads the file: what differs from the config's own names and splits."""
-    groups = {path.rpartition("/")[0] for path in paths}
-    names = list(dict.fromkeys(path.rpartition("/")[2] for path in paths))
-    if names == ["tokens"]:
-        return shlex.join(["python", "src/train.py", "experiment=shakespeare", f"data.path={out}"])
-    command = ["python", "src/train.py", f"data.path={out}"]
-    command += [f"data.fields.{field}={name}" for field, name in zip("xy", names) if name not in ("image", "label")]
-    if groups == {""}:
-        shares = {"train": "[0,0.8]", "val": "[0.8,0.9]", "test": "[0.9,1]"}
-        for split, rows in shares.items():
-            command += [f"data.splits.{split}.group=/", f"data.splits.{split}.rows={rows}"]
-    else:
-        command += [f"data.splits.{split}=null" for split in ("val", "test") if split not in groups]
-    return shlex.join(command)
-
-
-def verify(path: Path, spans: list[Span], options: PackOptions) -> None:
-    """Read every byte back against its checksum, and samples of it through HDF5."""
-    places = offsets(path)
-    worker = Worker(Source(), path)
-    try:
-        with ThreadPoolExecutor(options.workers) as pool:
-            found = pool.map(lambda s: worker.check(places[s.path] + s.begin, s.size), spans)
-            for span, crc in zip(tqdm(spans, desc="verify", unit=" blocks", disable=options.quiet), found, strict=True):
-                if crc != span.crc:
-                    raise damaged(path, span)
-    finally:
-        worker.close()
-    check_with_hdf5(path, spans)

@@ -44,12 +44,6 @@ def kind_of(dataset: Any, plan: Plan, device: torch.device, kind: str) -> tuple[
                 "__getitem__: use data.loader=workers"
             )
         return "workers", "workers: the dataset works sample by sample in Python"
-    for field, (_, dtype) in dataset.spec.items():
-        if dtype in (torch.uint32, torch.uint64):
-            raise ConfigError(
-                f"data.fields.{field} is {str(dtype).removeprefix('torch.')}, with which torch cannot compute: store "
-                "it as int64 (dset[:].astype('int64') in h5py)"
-            )
     if kind != "auto":
         if kind == "device" and is_ragged(dataset.spec):
             raise ConfigError("data.loader=device needs samples of one shape; use data.loader=threads")

@@ -4,6 +4,8 @@
     samples of different length          -> list of (length, ...) arrays      stored flat + offsets, or HDF5 vlen
     strings                              -> list of str                       flat UTF-8 + offsets, fixed, or HDF5 vlen
 
+uint32 and uint64, with which torch cannot compute, become int64; a value above its range is an error.
+
 Flat + offsets is a group with `values` (total, ...) and `offsets` (N + 1,): sample i is
 values[offsets[i]:offsets[i + 1]]. It holds strings if the group, or `values`, has the attribute encoding = "utf-8" and
 the values are uint8.
@@ -24,11 +26,22 @@ from lab.data.reading.ways import Chunks, Mapped, ThroughH5py, Way
 from lab.errors import ConfigError
 
 
+def torch_dtype(dtype: np.dtype) -> np.dtype:
+    """Of a stored type, the type that a batch has; in native byte order."""
+    return np.dtype(np.int64) if dtype.kind == "u" and dtype.itemsize >= 4 else dtype.newbyteorder("=")
+
+
+def for_torch(values: np.ndarray, where: str) -> np.ndarray:
+    if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
+        raise ConfigError(f"{where} holds {values.max()}, above what torch's int64 can hold; store it as another type")
+    return values.astype(torch_dtype(values.dtype), copy=False)
+
+
 class Fixed:
-    """Samples of one shape: `shape` (N, *sample), `dtype` in native byte order."""
+    """Samples of one shape: `shape` (N, *sample), `dtype` of a batch, `_stored` the file's in native byte order."""
 
     def __init__(self, dset: h5py.Dataset, member: str | None, cache: ChunkCache, swmr: bool) -> None:
-        where = f"{dset.file.filename}: {dset.name}"
+        self._where = where = f"{dset.file.filename}: {dset.name}"
         dtype = dset.dtype if member is None else dset.dtype[member]
         if dtype.names:
             raise ConfigError(
@@ -39,7 +52,7 @@ class Fixed:
             raise ConfigError(f"{where} has the type {dtype}, which no tensor can hold; repack it as another type")
         if not dset.shape:
             raise ConfigError(f"{where} is a single value without rows; a field needs a dataset of shape (rows, ...)")
-        self.shape, self.dtype = (*dset.shape, *inner), base.newbyteorder("=")
+        self.shape, self.dtype, self._stored = (*dset.shape, *inner), torch_dtype(base), base.newbyteorder("=")
         self.chunk_rows = dset.chunks[0] if dset.chunks else 1
         _check_sources(dset)
         way, self.reason, layout = plan(dset)
@@ -90,15 +103,31 @@ class Fixed:
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """(B, *sample), newly allocated."""
-        out = np.empty((len(rows), *self.shape[1:]), dtype=self.dtype)
+        out = np.empty((len(rows), *self.shape[1:]), dtype=self._stored)
         self.reader.gather_into(rows, out)
-        return out
+        return for_torch(out, self._where)
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
-        self.reader.gather_into(rows, out, at)
+        if self._stored == self.dtype:
+            self.reader.gather_into(rows, out, at)
+        else:
+            out[slice(len(rows)) if at is None else at] = self.read(rows)
 
     def advise(self, rows: np.ndarray) -> None:
         self.reader.advise(rows)
+
+    def cached_share(self, rows: np.ndarray) -> float:
+        return self.reader.cached_share(rows)
+
+    def column(self) -> np.ndarray:
+        """(N, *sample): all of it."""
+        return self.read(np.arange(len(self)))
+
+    def view(self, start: int, stop: int) -> np.ndarray:
+        """Samples start..stop; not copied where they lie together in the file as a batch has them."""
+        if isinstance(self.reader, Mapped) and self.reader.contiguous and self._stored == self.dtype:
+            return self.reader.view(start, stop)
+        return self.read(np.arange(start, stop))
 
 
 class FlatOffsets:
@@ -136,17 +165,21 @@ class FlatOffsets:
 
     def read(self, rows: np.ndarray) -> list[Any]:
         bounds = zip(self.offsets[rows].tolist(), self.offsets[rows + 1].tolist(), strict=True)
-        reader = self.values.reader
-        if isinstance(reader, Mapped) and reader.contiguous:
-            samples = [reader.view(a, b) for a, b in bounds]
-        else:
-            samples = [self.values.read(np.arange(a, b)) for a, b in bounds]
+        samples = [self.values.view(a, b) for a, b in bounds]
         return [_decoded(s.tobytes(), self._where) for s in samples] if self.text else samples
 
     def advise(self, rows: np.ndarray) -> None:
         begin, end = self.offsets[rows], self.offsets[rows + 1]
         if isinstance(self.values.reader, Mapped):
             self.values.reader.advise(begin[end > begin], (end - begin)[end > begin])
+
+    def cached_share(self, rows: np.ndarray) -> float:
+        begin = self.offsets[rows][self.offsets[rows + 1] > self.offsets[rows]]
+        return self.values.cached_share(begin) if len(begin) else 1.0
+
+    def column(self) -> np.ndarray:
+        """(N,) int64: the lengths."""
+        return np.diff(self.offsets)
 
 
 class Objects:
@@ -164,7 +197,7 @@ class Objects:
                 f"{self._where} has the type {dset.dtype}, which no tensor can hold; repack it as another type"
             )
         self._rows, self.text, self.chunk_rows = dset.shape[0], string is not None, 1
-        self.shape, self.dtype = (-1,), np.dtype(np.uint8 if self.text else vlen).newbyteorder("=")
+        self.shape, self.dtype = (-1,), torch_dtype(np.dtype(np.uint8 if self.text else vlen))
         self._fixed = Fixed(dset, None, cache, swmr) if string and string.length is not None else None
         self._reader = ThroughH5py(dset.file.filename, dset.name, None, swmr)
         self.way, self.reason = (self._fixed.way, self._fixed.reason) if self._fixed else ("h5py", "variable length")
@@ -187,11 +220,19 @@ class Objects:
             self._reader.gather_into(rows, out)
         except UnicodeDecodeError as error:
             raise ConfigError(f"{self._where} is not UTF-8 ({error}); write it again as UTF-8") from error
-        return out.tolist() if self.text else [np.asarray(sample, dtype=self.dtype) for sample in out]
+        return out.tolist() if self.text else [for_torch(np.asarray(sample), self._where) for sample in out]
 
     def advise(self, rows: np.ndarray) -> None:
         if self._fixed is not None:
             self._fixed.advise(rows)
+
+    def cached_share(self, rows: np.ndarray) -> float:
+        return self._fixed.cached_share(rows) if self._fixed is not None else 1.0
+
+    def column(self) -> np.ndarray:
+        """(N,) int64: the lengths."""
+        rows = np.arange(len(self))
+        return np.array([len(s) for k in range(0, len(rows), 4096) for s in self.read(rows[k : k + 4096])], np.int64)
 
 
 Field = Fixed | FlatOffsets | Objects

@@ -66,7 +66,7 @@ class RawFile:
         if len(offset) == 0:
             return
         probe = slice(None, None, max(1, len(offset) // 8))
-        if all(map(self._resident, offset[probe].tolist(), size[probe].tolist())):
+        if self.cached_share(offset[probe], size[probe], unknown=False) == 1:
             return
         order = np.argsort(offset)
         begin, end = offset[order], (offset + size)[order]
@@ -82,13 +82,17 @@ class RawFile:
             page = begin // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_WILLNEED, page, end - page)
 
-    def _resident(self, offset: int, size: int) -> bool:
+    def cached_share(self, offset: np.ndarray, size: np.ndarray, unknown: bool = True) -> float:
+        """The share of these extents whose middle is in memory; unknown: what counts where the system cannot tell."""
+        return float(np.mean([self._cached(int(at), unknown) for at in offset + size // 2])) if len(offset) else 1.0
+
+    def _cached(self, at: int, unknown: bool) -> bool:
         try:
-            return os.preadv(self.fd, [bytearray(1)], offset + size // 2, os.RWF_NOWAIT) == 1
-        except (AttributeError, BlockingIOError):
+            return os.preadv(self.fd, [bytearray(1)], at, os.RWF_NOWAIT) == 1
+        except BlockingIOError:
             return False
-        except OSError:  # the file system cannot tell
-            return False
+        except (AttributeError, OSError):
+            return unknown
 
 
 class ChunkCache:

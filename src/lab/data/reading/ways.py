@@ -2,8 +2,8 @@
 
 Each has `gather_into(rows, out, at=None)`: write row rows[k] to out[k], or to out[at[k]]. rows: (B,) int64, all within
 the dataset (the caller checks); out: C-contiguous, of the dataset's shape and type. Safe from several threads.
-`advise(rows)` asks the kernel to fetch what is not in memory yet. Handles are this process's own: they are left out of
-a pickle, and a forked child opens what must not be shared.
+`advise(rows)` asks the kernel to fetch what is not in memory yet, `cached_share(rows)` is the share that is. Handles
+are this process's own: they are left out of a pickle, and a forked child opens what must not be shared.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class Way(Protocol):
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None: ...
 
     def advise(self, rows: np.ndarray) -> None: ...
+
+    def cached_share(self, rows: np.ndarray) -> float: ...
 
 
 class Mapped:
@@ -91,6 +93,9 @@ class Mapped:
         """count: rows that follow each, itself included, where they lie together."""
         self._file.advise(self._addresses(rows), np.broadcast_to(count * self.layout.row_bytes, rows.shape))
 
+    def cached_share(self, rows: np.ndarray) -> float:
+        return self._file.cached_share(self._addresses(rows), np.broadcast_to(self.layout.row_bytes, rows.shape))
+
 
 class Chunks:
     """Chunks with filters: read by offset, decoded in threads, cropped."""
@@ -149,9 +154,15 @@ class Chunks:
         return np.frombuffer(data, dtype=layout.dtype).reshape(layout.chunk)
 
     def advise(self, rows: np.ndarray) -> None:
+        self._file.advise(*self._extents(rows))
+
+    def cached_share(self, rows: np.ndarray) -> float:
+        return self._file.cached_share(*self._extents(rows))
+
+    def _extents(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         chunk = np.unique(rows // self.layout.chunk[0])
         offset, size = self.layout.offset[chunk].reshape(-1), self.layout.size[chunk].reshape(-1)
-        self._file.advise(offset[size > 0], size[size > 0])
+        return offset[size > 0], size[size > 0]
 
 
 class ThroughH5py:
@@ -218,3 +229,6 @@ class ThroughH5py:
 
     def advise(self, rows: np.ndarray) -> None:
         """HDF5 reads when it is asked to."""
+
+    def cached_share(self, rows: np.ndarray) -> float:
+        return 1.0  # unknown
