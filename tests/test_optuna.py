@@ -304,27 +304,16 @@ def test_a_pruned_run_stops_on_all_ranks_and_leaves_nothing(tmp_path: Path, rank
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_wandb_is_told_of_the_trial_and_its_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lab import run
+def test_wandb_is_told_of_the_trial(tmp_path: Path) -> None:
+    from lab.wandb_log import describe_run
 
-    told: dict[str, Any] = {}
-    made = run.RunLogger
-
-    class Told(made):  # type: ignore[misc, valid-type]
-        def __init__(self, run_dir: Path, config: Any, wandb_run: dict[str, Any], from_step: int) -> None:
-            told.update(wandb_run)
-            super().__init__(run_dir, config, wandb_run, from_step)
-
-        def summary(self, values: dict[str, Any]) -> None:
-            told.setdefault("summary", {}).update(values)
-
-    monkeypatch.setattr(run, "RunLogger", Told)
     run_dir, _ = trial_directory(tmp_path)
     facts = {"status": "queued", "wandb_id": "abc", "sweep": {"sweep": "s", "job": 1, "trial": 1}}
     (run_dir / "status.json").write_text(json.dumps(facts))
     start_run(run_dir, *PRUNED)
-    assert told["config"]["run"]["sweep"] == facts["sweep"]
-    assert told["summary"] == {"pruned": True, "pruned_at_step": 4}
+    _, arguments = describe_run(run_dir)
+    assert arguments["config"]["run"]["sweep"] == facts["sweep"]
+    assert (arguments["id"], arguments["group"]) == ("abc", "s")
 
 
 def test_a_run_goes_on_where_its_search_cannot_be_reached(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def test_names_of_directories_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     values = values_of(["data.path='/a b/c,d.h5'", "optim.lr=${oc.env:LR}", "x.lr=2", "model.hidden=[16,8]"])
     name = directory_name(values, list(values))
     assert name.startswith("path-c-d_hidden-16-8_optim.lr-0.5_x.lr-2_")
-    assert values["optim.lr"] == 0.5
+    assert values["optim.lr"] == "0.5"
     assert directory_name(values, ()).startswith("job_")
     assert canonical({"a": [1.0, True, None]}) == {"a": [1, True, None]}
     assert canonical("${seed}") == "${seed}"
