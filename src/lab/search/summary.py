@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lab.errors import RunFailed
 from lab.search.study import WHY, Search
-from lab.sweep.drive import PREEMPTED, counted, say, write_report
+from lab.sweep.drive import PREEMPTED, counted, report, say
 from lab.sweep.ledger import Ledger
 from lab.sweep.screen import table
 
@@ -47,7 +47,7 @@ def conclude(study: Search, ledger: Ledger, stopped: signal.Signals | None) -> N
     for line in best(study):
         say(line)
     if ledger.jobs:
-        write_report(ledger)
+        report(ledger.directory)
     again = f"the same command with sweep={ledger.name} goes on"
     if stopped == signal.SIGINT:
         say(f"stopped by Ctrl-C; {again}")
