@@ -92,7 +92,7 @@ def call(
         (["optim.lr=${oc.env:NO_SUCH_VARIABLE}"], "optim.lr: \"Environment variable 'NO_SUCH_VARIABLE' not found\""),
         (["hardware.precision=fp8"], "hardware.precision: no option 'fp8' (options: auto, fp32, tf32, bf16, fp16)"),
         (["hardware.device=gpu"], "hardware.device: no option 'gpu' - did you mean cpu? (options: auto, cpu, cuda, mps)"),
-        (["trainer.strategy=dpp"], "trainer.strategy: no option 'dpp' - did you mean ddp? (options: single, ddp, dp, fsdp)"),
+        (["trainer.strategy=dpp"], "trainer.strategy: no option 'dpp' - did you mean dp? (options: single, ddp, dp, fsdp)"),
         (["monitor.mode=mx"], "monitor.mode: no option 'mx' - did you mean max? (options: min, max)"),
         (["trainer.non_finite=skp"], "trainer.non_finite: no option 'skp' - did you mean skip? (options: stop, skip)"),
         (["logger.kind=tb"], "logger.kind: no option 'tb' (options: wandb, none)"),

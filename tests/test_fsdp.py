@@ -23,8 +23,9 @@ from torch import nn
 
 import lab.loop
 from lab import checkpoint, load_run, shards
+from lab.directory import failure, record_failure
 from lab.errors import ConfigError, RunFailed
-from lab.launch import run_processes
+from lab.launch import Ranks
 
 FSDP = ("trainer=fsdp", "hardware.num_procs=2")
 PLAIN = [o for o in QUICK if not o.startswith("model.")]
@@ -84,11 +85,18 @@ def on_ranks(work: Callable[..., None], folder: Path, ranks: int = 2) -> None:
     def rank(directory: Path) -> None:
         from lab.distributed import world
 
-        with world("cpu", 60.0) as place:
-            work(place, directory)
+        try:
+            with world("cpu", 60.0) as place:
+                work(place, directory)
+        except Exception as error:
+            record_failure(directory, int(os.environ["RANK"]), error)
+            raise
 
     folder.mkdir(exist_ok=True)
-    run_processes(rank, folder, ranks)
+    try:
+        Ranks().run(rank, folder, ranks)
+    except RunFailed:
+        pytest.fail((failure(folder) or {})["traceback"])
 
 
 def fsdp_config(**values: Any) -> Any:
@@ -104,19 +112,24 @@ def fsdp_config(**values: Any) -> Any:
 def test_sharded_steps_equal_the_others(tmp_path: Path, tokens: Path, model: str) -> None:
     """Losses, norms and weights of ddp with two ranks; and of one rank, but for BatchNorm, which counts by rank."""
     common = (
-        *model_overrides(model, tokens), "trainer.max_steps=12", "trainer.global_batch_size=30", "trainer.log_every=1",
-        "trainer.ema_decay=0.9", "trainer.clip_norm=0.5", "seed=3", "trainer.eval_every=6",
+        *model_overrides(model, tokens), "trainer.max_steps=8", "trainer.global_batch_size=36", "trainer.log_every=1",
+        "trainer.ema_decay=0.9", "trainer.clip_norm=0.5", "seed=3", "trainer.eval_every=4",
     )  # fmt: skip
+    two = (*FSDP, "hardware.micro_batch_size=6")
     ways = {
-        "ddp": ("trainer=ddp", "hardware.num_procs=2", "hardware.micro_batch_size=4"),
-        "fsdp": (*FSDP, "hardware.micro_batch_size=4"),
-        "cut each time": (*FSDP, "hardware.micro_batch_size=4", "trainer.fsdp.reduce_each_micro_batch=true"),
-        "kept": (*FSDP, "hardware.micro_batch_size=4", "trainer.fsdp.reshard_after_forward=false"),
-        "again": (*FSDP, "hardware.micro_batch_size=4", "hardware.activation_checkpointing=auto"),
-        "host": (*FSDP, "hardware.micro_batch_size=4", "trainer.fsdp.cpu_offload=true"),
+        "ddp": ("trainer=ddp", "hardware.num_procs=2", "hardware.micro_batch_size=6"),
+        "fsdp": two,
+        "again": (*two, "hardware.activation_checkpointing=auto"),
     }
     if model != "resnet":
         ways |= {"single": ("trainer=single",), "three": ("trainer=fsdp", "hardware.num_procs=3")}
+    if model == "mlp":
+        ways |= {
+            "cut each time": (*two, "trainer.fsdp.reduce_each_micro_batch=true"),
+            "kept": (*two, "trainer.fsdp.reshard_after_forward=false"),
+            "two copies": ("trainer=fsdp", "hardware.num_procs=4", "trainer.fsdp.replicas=2"),
+            "host": (*two, "trainer.fsdp.cpu_offload=true"),
+        }
     runs = {way: start_run(tmp_path / way, *common, *more) for way, more in ways.items()}
     expected = newest(runs["ddp"])
     for way, run in runs.items():
@@ -444,6 +457,7 @@ def test_an_index_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (["trainer.fsdp.wrap=Linea"], r"trainer\.fsdp\.wrap: MLP has no module .* 'Linea' - did you mean Linear\?"),
         (["trainer.fsdp.wrap=[ReLU]"], r"trainer\.fsdp\.wrap: 1 \(ReLU\) has no parameters"),
         (["hardware.activation_checkpointing=[Bloc]"], r"hardware\.activation_checkpointing: MLP has no .*'Bloc'"),
+        (["trainer.fsdp.replicas=2"], r"trainer\.fsdp\.replicas=2: 2 processes cannot be shared"),
         (["hardware.num_procs=1", "trainer.fsdp.cpu_offload=true"], r"cpu_offload=true: wants two processes"),
         (["optim=sgd", "+optim.fused=true"], r"optim\.fused=true: torch has no fused SGD for trainer=fsdp"),
     ],
@@ -475,11 +489,13 @@ def test_an_optimizer_that_cannot_shard_is_named(tmp_path: Path) -> None:
         start_run(tmp_path / "run", *QUICK, *FSDP, *more)
 
 
-@pytest.mark.parametrize("optim", ["optim=sgd", "optim._target_=torch.optim.RMSprop"])
-def test_other_optimizers_go_on_exactly(tmp_path: Path, optim: str) -> None:
+@pytest.mark.parametrize(
+    ("optim", "ranks"), [(["optim=sgd"], 2), (["optim._target_=torch.optim.RMSprop", "~optim.betas"], 2), ([], 3)]
+)
+def test_other_optimizers_and_ranks_go_on_exactly(tmp_path: Path, optim: list[str], ranks: int) -> None:
     more = ("trainer.max_steps=8", "trainer.save_every=4", "trainer.eval_every=null", "trainer.keep_best=0")
-    more = (*more, optim, *(("~optim.betas",) if "RMSprop" in optim else ()))
-    run = start_run(tmp_path / "run", *QUICK, *FSDP, *more)
+    more = (*more, *optim, "trainer=fsdp", f"hardware.num_procs={ranks}", "trainer.global_batch_size=60")
+    run = start_run(tmp_path / "run", *QUICK, *more)
     straight = newest(run)
     cut_at(run, 4)
     go_on(run)

@@ -161,9 +161,10 @@ def test_evaluation_in_step_counts_each_row_once(size: int, batch_size: int, num
     seen, lengths = [], set()
     for rank in range(num_ranks):
         plan = eval_plan(size, batch_size, rank, num_ranks, in_step=True)
-        batches = list(itertools.takewhile(lambda batch: batch is not None, map(plan, itertools.count())))
+        batches = list(itertools.takewhile(lambda part: part is not None, map(plan, itertools.count())))
         rows = [row for _, part in batches for row in part.tolist()]
-        assert all(0 < len(part) <= batch_size and min(part) >= 0 and max(part) < size for _, part in batches)
+        assert all(0 < len(part) <= batch_size for _, part in batches)
+        assert not rows or (min(rows) >= 0 and max(rows) < size)
         seen += rows[: plan.num_rows]
         lengths.add(len(batches))
         assert plan.common == len(batches)

@@ -33,6 +33,7 @@ class FsdpConfig:
     wrap: list[str] | str
     param_dtype: Annotated[str, option("auto", "fp32")]
     reduce_dtype: Annotated[str, option("fp32", "bf16")]
+    replicas: Annotated[int, Rule(at_least=1)]
     reshard_after_forward: bool
     reduce_each_micro_batch: bool
     cpu_offload: bool

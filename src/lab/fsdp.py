@@ -41,10 +41,11 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
             raise ConfigError("trainer.fsdp.cpu_offload=true: wants two processes or more, and there is one")
         model.to(world.device)
         return
-    from torch.distributed.device_mesh import init_device_mesh
+    if config.cpu_offload and precision == "fp16":
+        raise ConfigError("trainer.fsdp.cpu_offload=true: not with hardware.precision=fp16 - use bf16")
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
-    mesh = init_device_mesh(world.device.type, (world.size,))
+    mesh = _mesh(config.replicas, world)
     offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if config.cpu_offload else OffloadPolicy()
     for unit in units.values():
         if compiled:
@@ -61,6 +62,23 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
     if not config.reduce_each_micro_batch:
         model.no_sync = lambda: _without_sync(model)  # type: ignore[assignment]
     model.register_forward_hook(_cut_again)
+
+
+def _mesh(replicas: int, world: World) -> Any:
+    """The ranks in a row; with copies, a row for each: ranks that follow each other, so those of one host."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    share, left = divmod(world.size, replicas)
+    if left or share < 2:
+        raise ConfigError(
+            f"trainer.fsdp.replicas={replicas}: {world.size} processes cannot be shared by so many copies, two or more "
+            "for each - trainer=ddp has a copy in each process"
+        )
+    if world.device.type == "cuda":
+        torch.cuda.init()  # else the mesh would choose a device of its own
+    if replicas == 1:
+        return init_device_mesh(world.device.type, (share,))
+    return init_device_mesh(world.device.type, (replicas, share), mesh_dim_names=("replicate", "shard"))
 
 
 def wrapped(model: nn.Module, config: FsdpConfig) -> dict[str, nn.Module]:
