@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,7 @@ def test_restarts_equal_the_undisturbed_run(tmp_path: Path) -> None:
     draw, seen = random.Random(os.getpid()), set[int]()
     for _ in range(3):
         # git is the parent's child for a moment, before there is a config
-        ranks = wait_for(lambda: (run / "config.yaml").exists() and two(children(parent.pid) - seen), parent)  # noqa: B023 - called at once
+        ranks = wait_for(partial(two_more, run, parent.pid, seen), parent)
         seen |= ranks
         time.sleep(draw.uniform(0, 0.8))
         os.kill(draw.choice(sorted(ranks)), signal.SIGKILL)
@@ -222,8 +223,9 @@ def test_restarts_equal_the_undisturbed_run(tmp_path: Path) -> None:
     assert not holds_lock(run)
 
 
-def two(found: set[int]) -> set[int] | None:
-    return found if len(found) == 2 else None
+def two_more(run: Path, parent: int, seen: set[int]) -> set[int] | None:
+    found = children(parent) - seen
+    return found if len(found) == 2 and (run / "config.yaml").exists() else None
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -335,3 +337,91 @@ def test_a_second_ctrl_c_ends_it_now(tmp_path: Path, ranks: int) -> None:
     assert "Traceback" not in shown
     assert status(run)["status"] == "interrupted"
     assert not holds_lock(run)
+
+
+def test_a_requeued_command_ends_like_the_undisturbed_run(tmp_path: Path) -> None:
+    """The same command again and again, as a scheduler does with one that ends with 75: one directory, one W&B run."""
+    run = tmp_path / "run"
+    overrides = [o for o in TWO if not o.startswith(("trainer.timeout", "trainer.max_steps", "trainer.eval_every"))]
+    overrides += ["trainer.max_steps=1500", "trainer.eval_every=100", "trainer.save_every=null", "trainer.log_every=50"]
+    straight = start_run(tmp_path / "straight", *overrides)
+    command = [*TRAIN, *overrides, "resume=auto", "trainer.max_time=1.5s", f"hydra.run.dir={run}"]
+    codes, names = [], set()
+    while not codes or (codes[-1] == 75 and len(codes) < 40):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        codes.append(done.returncode)
+        names.add(status(run)["wandb_id"])
+        if codes[-1] == 75:
+            assert (status(run)["status"], status(run)["signal"]) == ("preempted", "trainer.max_time"), done.stderr
+            assert "stopped by trainer.max_time at step" in done.stderr
+    assert codes[-1] == 0, done.stderr
+    assert len(codes) > 1
+    assert len(names) == 1
+    assert_same(run, straight)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_the_whole_group_spares_the_data_workers(tmp_path: Path, number: signal.Signals) -> None:
+    run = tmp_path / "run"
+    command = [*TRAIN, *ENDLESS, "data=synthetic", "data.loader=workers", "data.num_workers=2", f"hydra.run.dir={run}"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for(lambda: list((run / "checkpoints").glob("last_*.pt")), process)
+    os.killpg(process.pid, number)
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == 75, shown
+    assert (status(run)["status"], status(run)["signal"]) == ("preempted", number.name)
+    assert "worker" not in shown.partition("saving and stopping")[2]
+    assert not holds_lock(run)
+
+
+def test_one_process_that_hangs_is_ended(tmp_path: Path) -> None:
+    """It has no parent to say so, and W&B hears of it."""
+    code = (
+        "import sys, time, lab.loop, lab.logger, train\n"
+        "def hang(*rest):\n    time.sleep(1000)\n"
+        "def finish(self, code, *rest):\n    print('W&B finishes with', code, flush=True)\n"
+        "lab.loop.score, lab.logger.WandbThread.finish = hang, finish\n"
+        "lab.logger.WandbThread._work = lambda self: None\n"
+        "sys.exit(train.main())"
+    )
+    overrides = [o for o in COMMON if not o.startswith(("logger", "trainer.timeout"))]
+    overrides += ["trainer.timeout=2", "logger=wandb", f"hydra.run.dir={tmp_path}/run"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *overrides], capture_output=True, text=True, timeout=90,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "failed: rank 0 hung: it did not move for 2 s (trainer.timeout; training, at step 4)" in done.stderr
+    assert "line 3, in hang" in done.stderr
+    assert done.stdout == "W&B finishes with 1\n"
+    assert status(tmp_path / "run")["status"] == "failed"
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_job_of_a_multirun_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab.loop, "score", lambda *rest: time.sleep(1000))
+    with pytest.raises(RunFailed, match=r"rank 0 hung.*training, at step 4"):
+        start_run(tmp_path / "run", *COMMON, own_process=True)
+
+
+def report(rank: int, waits: bool, idle_s: float) -> dict[str, Any]:
+    return {"rank": rank, "waits": waits, "idle_s": idle_s, "place": "training, at step 3", "stack": f"stack {rank}"}
+
+
+def test_the_verdict_names_the_rank_that_does_not_wait() -> None:
+    from lab.watch import verdict
+
+    found = verdict([report(0, True, 30), report(1, False, 29), report(2, True, 31)], 3, 20)
+    assert found is not None
+    assert found[0] == 1
+    assert "stack 1" in found[2]
+    # a rank that said nothing is the one, but only where all that spoke wait
+    found = verdict([report(0, True, 30), report(2, True, 31)], 3, 20)
+    assert found is not None
+    assert (found[0], found[2]) == (1, "")
+    found = verdict([report(0, True, 30), report(2, False, 31)], 3, 20)
+    assert found is not None
+    assert found[0] == 2
+    # one that still moves is only slow
+    assert verdict([report(0, True, 30), report(1, False, 2)], 2, 20) is None
+    assert verdict([], 2, 20) is None
