@@ -43,7 +43,7 @@ class Digits(L.LightningDataModule):
         with h5py.File(DIGITS) as file:
             self.sets = {
                 split: TensorDataset(
-                    torch.from_numpy(file[split]["x"][:]).float() / 255, torch.from_numpy(file[split]["y"][:])
+                    torch.from_numpy(file[split]["image"][:]).float() / 255, torch.from_numpy(file[split]["label"][:])
                 )
                 for split in ("train", "val", "test")
             }
