@@ -243,3 +243,32 @@ def test_names_of_directories_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert canonical({"a": [1.0, True, None]}) == {"a": [1, True, None]}
     assert canonical("${seed}") == "${seed}"
     assert len(directory_name(values_of([f"a.key{i}={i}" for i in range(50)]), [f"a.key{i}" for i in range(50)])) < 100
+
+
+def test_jobs_are_composed_as_hydra_composes_them(tmp_path: Path) -> None:
+    """Values are set on a config that is composed once; groups, lists, nulls and keys within keys change nothing."""
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+    from omegaconf import OmegaConf, open_dict
+
+    from lab.compose import CONF, register_resolvers
+    from lab.sweep.plan import Composer, expand, swept_keys
+
+    register_resolvers()
+    arguments = [
+        "optim.lr=1e-3,3e-3", "seed=range(2)", "model=mlp,resnet", "data.input_shape=[1,8,8],[1,2,3]",
+        "optim=adamw,sgd", "trainer.clip_norm=null,1", "logger.tags=[],[a,b]", "logger.tags.0=c", "+model.x=1,2",
+    ]  # fmt: skip
+    with hydra.initialize_config_dir(str(CONF), version_base=None):
+        loader = GlobalHydra.instance().config_loader()
+        master = loader.load_configuration("train", arguments, RunMode.MULTIRUN)
+        composer = Composer(loader, master, tmp_path, tmp_path, swept_keys(arguments))
+        jobs = [job for job in expand(arguments, loader, [], tmp_path) if "logger.tags=[]" not in job.overrides]
+        assert len(jobs) == 128
+        for job in jobs[::9]:
+            ours, theirs = composer._composed(job.overrides), loader.load_sweep_config(master, list(job.overrides))
+            for cfg in (ours, theirs):
+                with open_dict(cfg):
+                    del cfg["hydra"]
+            assert OmegaConf.to_yaml(ours) == OmegaConf.to_yaml(theirs), job.overrides
