@@ -305,26 +305,27 @@ def test_a_pruned_run_stops_on_all_ranks_and_leaves_nothing(tmp_path: Path, rank
 
 
 def test_wandb_is_told_of_the_trial_and_its_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lab import run
+    from lab import wandb_log
 
-    told: dict[str, Any] = {}
-    made = run.RunLogger
+    ended = []
 
-    class Told(made):  # type: ignore[misc, valid-type]
-        def __init__(self, run_dir: Path, config: Any, wandb_run: dict[str, Any], from_step: int) -> None:
-            told.update(wandb_run)
-            super().__init__(run_dir, config, wandb_run, from_step)
+    class Told:
+        summary: dict[str, Any] = {}  # noqa: RUF012
+        step = 0
 
-        def summary(self, values: dict[str, Any]) -> None:
-            told.setdefault("summary", {}).update(values)
+        def log(self, *args: Any, **more: Any) -> None: ...
 
-    monkeypatch.setattr(run, "RunLogger", Told)
+        def finish(self, exit_code: int) -> None:
+            ended.append((exit_code, self.summary["status"]))
+
+    begun: dict[str, Any] = {}
+    monkeypatch.setattr(wandb_log, "begin", lambda arguments, *rest: begun.update(arguments) or Told())
     run_dir, _ = trial_directory(tmp_path)
     facts = {"status": "queued", "wandb_id": "abc", "sweep": {"sweep": "s", "job": 1, "trial": 1}}
     (run_dir / "status.json").write_text(json.dumps(facts))
-    start_run(run_dir, *PRUNED)
-    assert told["config"]["run"]["sweep"] == facts["sweep"]
-    assert told["summary"] == {"pruned": True, "pruned_at_step": 4}
+    start_run(run_dir, *PRUNED, "logger=wandb")
+    assert begun["config"]["run"]["sweep"] == facts["sweep"]
+    assert ended == [(0, "pruned")]
 
 
 def test_a_run_goes_on_where_its_search_cannot_be_reached(tmp_path: Path) -> None:
