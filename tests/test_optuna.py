@@ -304,16 +304,28 @@ def test_a_pruned_run_stops_on_all_ranks_and_leaves_nothing(tmp_path: Path, rank
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_wandb_is_told_of_the_trial(tmp_path: Path) -> None:
-    from lab.wandb_log import describe_run
+def test_wandb_is_told_of_the_trial_and_its_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lab import wandb_log
 
+    ended = []
+
+    class Told:
+        summary: dict[str, Any] = {}  # noqa: RUF012
+        step = 0
+
+        def log(self, *args: Any, **more: Any) -> None: ...
+
+        def finish(self, exit_code: int) -> None:
+            ended.append((exit_code, self.summary["status"]))
+
+    begun: dict[str, Any] = {}
+    monkeypatch.setattr(wandb_log, "begin", lambda arguments, *rest: begun.update(arguments) or Told())
     run_dir, _ = trial_directory(tmp_path)
     facts = {"status": "queued", "wandb_id": "abc", "sweep": {"sweep": "s", "job": 1, "trial": 1}}
     (run_dir / "status.json").write_text(json.dumps(facts))
-    start_run(run_dir, *PRUNED)
-    _, arguments = describe_run(run_dir)
-    assert arguments["config"]["run"]["sweep"] == facts["sweep"]
-    assert (arguments["id"], arguments["group"]) == ("abc", "s")
+    start_run(run_dir, *PRUNED, "logger=wandb")
+    assert begun["config"]["run"]["sweep"] == facts["sweep"]
+    assert ended == [(0, "pruned")]
 
 
 def test_a_run_goes_on_where_its_search_cannot_be_reached(tmp_path: Path) -> None:

@@ -162,7 +162,6 @@ def test_one_process_drives_a_search(tmp_path: Path) -> None:
         ((LR, "hydra.sweeper.n_trial=3"), "did you mean hydra.sweeper.n_trials?"),
         (("model.hiden=choice([1],[2])",), "model.hiden: no such key - did you mean model.hidden?"),
         (("trainer.max_steps=5",), "there is nothing to search"),
-        ((LR, "sweep.preflight=true"), "sweep.preflight: "),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path, arguments: tuple[str, ...], line: str) -> None:

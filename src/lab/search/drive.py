@@ -36,8 +36,9 @@ from lab.sweep.drive import Work, opened, run, say
 from lab.sweep.identity import NEVER
 from lab.sweep.ledger import SWEEP, Job, Ledger, NewJob
 from lab.sweep.plan import Combination, Composer, adapt
+from lab.sweep.preflight import Candidate
 
-LOCK = ".search.lock"
+LOCK, TRIAL_KEY = ".search.lock", "trial_"
 
 
 def search(
@@ -52,19 +53,19 @@ def search(
     sweep_options, ledger = opened(master)
     config = typed(SearchConfig, {k: plain(v) for k, v in options.items()}, "hydra.sweeper")
     space = parse([*(f"{k}={v}" for k, v in (config.params or {}).items()), *_of_the_experiment(arguments)], loader)
-    composer = Composer(loader, master, Path(master.hydra.runtime.cwd), ledger.directory)
+    composer = Composer(loader, master, Path(master.hydra.runtime.cwd), ledger.directory, space.keys)
     methods = Methods(config, space)
-    first, *others = (space.overrides(params) for params in space.corners())
-    base = plain(composer.job(0, trial_key(0), first))
+    if any(not job.key.startswith(TRIAL_KEY) for job in ledger.jobs):
+        raise ConfigError(f"sweep={ledger.name}: holds a sweep, not a search - give the search another name")
+    corners = corners_of(space, composer, all_of_them=sweep_options.preflight or not ledger.jobs)
+    base = plain(corners[0].cfg)
     objectives = objective_values.choose(config.objectives, base)
     methods.check_pruning(objectives, base)
-    if not ledger.jobs:
-        for overrides in others:
-            composer.job(0, trial_key(0), overrides)
-    elif any(not job.key.startswith(trial_key(0)[:-4]) for job in ledger.jobs):
-        raise ConfigError(f"sweep={ledger.name}: holds a sweep, not a search - give the search another name")
     if sweep_options.preflight:
-        raise ConfigError("sweep.preflight: the trials of a search are not known before it starts - leave it out")
+        from lab.sweep.preflight import preflight
+
+        at_once = launcher.at_once(methods.limit) if hasattr(launcher, "at_once") else 1
+        say(f"every choice and both ends of every range, one after the other:\n{preflight(corners, at_once)}")
     with driving(ledger.directory):
         try:
             study = Search(config, space, methods, objectives, f"{base['name']}/{ledger.name}", ledger.directory)
@@ -73,11 +74,19 @@ def search(
             drive = Drive(study, ledger, composer, arguments)
             waiting = drive.left_over()
             say(f"{outlook(study, len(waiting))}\n  {shown(ledger.directory)}")
-            stopped = drive.run(launcher, sweep_options, waiting)
+            to_run = bool(waiting) or study.has_room()
+            stopped = drive.run(launcher, sweep_options, waiting) if to_run else None
         except storage_errors() as error:
             reason = one_line(getattr(error, "orig", None) or error)
             raise RunFailed(f"hydra.sweeper.storage: {reason}; the same command goes on") from error
-        conclude(study, ledger, stopped)
+        conclude(study, ledger, stopped, changed=to_run)
+
+
+def corners_of(space: Space, composer: Composer, all_of_them: bool) -> list[Candidate]:
+    """Configs of jobs that show every choice and both ends of every range, checked; else the first of them."""
+    params = islice(space.corners(), None if all_of_them else 1)
+    found = [(space.overrides(values), " ".join(space.drawn(values))) for values in params]
+    return [Candidate(n, label, composer.job(n, trial_key(n), texts)) for n, (texts, label) in enumerate(found)]
 
 
 def _of_the_experiment(arguments: Sequence[str]) -> list[str]:
@@ -136,11 +145,10 @@ class Drive:
 
     def _add(self, new: NewJob, space: Space) -> Job:
         objectives = [{"key": o.key, "mode": o.mode} for o in self.study.objectives]
-        swept = [key.lstrip("+") for key in space.swept]
-        return self.ledger.add([new], self.command, swept, objectives)[0]
+        return self.ledger.add([new], self.command, space.keys, objectives)[0]
 
     def _ended(self, job: Job, state: str) -> None:
-        self._tell(int(job.key[-4:]), state)
+        self._tell(int(job.key.removeprefix(TRIAL_KEY)), state)
 
     def _tell(self, number: int, state: str) -> bool:
         """Tell the study what has become of a trial -> whether it has ended."""
@@ -162,7 +170,7 @@ class Drive:
 
 def trial_key(number: int) -> str:
     """The name of a trial's directory: equal parameters may be tried twice."""
-    return f"trial_{number:04d}"
+    return f"{TRIAL_KEY}{number:04d}"
 
 
 @contextmanager

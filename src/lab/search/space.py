@@ -37,6 +37,11 @@ class Space:
     swept: dict[str, BaseDistribution]
     typed: dict[str, str]
 
+    @property
+    def keys(self) -> list[str]:
+        """What is swept, as the ledger names it."""
+        return [key.lstrip("+") for key in self.swept]
+
     def overrides(self, params: Mapping[str, Any]) -> list[str]:
         """The overrides of a trial with these parameters."""
         return [*self.fixed.values(), *self.drawn(params)]

@@ -32,9 +32,9 @@ def _states(trials: Sequence[FrozenTrial]) -> list[str]:
     return [{"FAIL": "failed"}.get(trial.state.name, trial.state.name.lower()) for trial in trials]
 
 
-def conclude(study: Search, ledger: Ledger, stopped: signal.Signals | None) -> None:
+def conclude(study: Search, ledger: Ledger, stopped: signal.Signals | None, changed: bool) -> None:
     """The table, the best, the report. Raises as the search ended: KeyboardInterrupt, SystemExit(75), RunFailed where
-    no trial gave a score; some that failed are part of a search."""
+    no trial gave a score; some that failed are part of a search. changed: whether any trial has run."""
     trials = study.trials()
     states = _states(trials)
     if ledger.jobs:
@@ -47,7 +47,7 @@ def conclude(study: Search, ledger: Ledger, stopped: signal.Signals | None) -> N
     for line in best(study):
         say(line)
     if ledger.jobs:
-        report(ledger.directory)
+        report(ledger, changed)
     again = f"the same command with sweep={ledger.name} goes on"
     if stopped == signal.SIGINT:
         say(f"stopped by Ctrl-C; {again}")

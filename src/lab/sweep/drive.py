@@ -131,7 +131,7 @@ def conclude(ledger: Ledger, jobs: Sequence[Job], stopped: signal.Signals | None
     """
     states = [job.state() for job in jobs]
     say(f"\n{table(ledger, jobs)}\n\nsweep {ledger.name}: {counted(states)}")
-    report(ledger.directory, changed)
+    report(ledger, changed)
     again = f"the same command with sweep={ledger.name} goes on"
     if stopped == signal.SIGINT:
         say(f"stopped by Ctrl-C; {again}")
@@ -144,14 +144,13 @@ def conclude(ledger: Ledger, jobs: Sequence[Job], stopped: signal.Signals | None
         raise SystemExit(PREEMPTED)
 
 
-def report(directory: Path, changed: bool = True) -> None:
-    """Write the sweep's report anew, where a job has run since the last one, and say where it is."""
-    if changed or not (directory / "report.md").exists():
+def report(ledger: Ledger, changed: bool) -> None:
+    if changed or not (ledger.directory / "report.md").exists():
         from lab.report import write
 
-        write(directory)
+        write(ledger.directory)
     for name in ("report.md", "report.html"):
-        if (path := directory / name).exists():
+        if (path := ledger.directory / name).exists():
             say(f"  {shown(path)}")
 
 
