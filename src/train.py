@@ -3,7 +3,8 @@
     python src/train.py data=h5 trainer=ddp
     python src/train.py -m optim.lr=1e-3,3e-3 seed=0,1,2 sweep=lr
 
-Exit status: 0 finished, 1 a run failed, 2 a mistake in the configuration, 130 Ctrl-C, 143 SIGTERM.
+Exit status: 0 finished, 1 a run failed, 2 a mistake in the configuration, 130 Ctrl-C, 75 preempted (SIGTERM,
+SIGUSR1, SIGUSR2, trainer.max_time): saved, to be run again with resume.
 No torch import before the config stands.
 """
 

@@ -22,9 +22,9 @@ from omegaconf import OmegaConf
 
 forward_loss, run, seen = lab.loop.forward_loss, lab.start.run, dict(calls=0, seed=None)
 
-def noted(run_dir):
+def noted(run_dir, *more, **named):
     seen["seed"] = OmegaConf.load(run_dir / "config.yaml").seed
-    run(run_dir)
+    run(run_dir, *more, **named)
 
 def faulty(*args):
     seen["calls"] += 1

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from lab.agent import from_agent
@@ -105,8 +106,13 @@ def composed(overrides: Sequence[str]) -> dict[str, Any]:
     """The whole config, `hydra` included, as these overrides make it; interpolations stay."""
     register_resolvers()
     options: dict[str, Any] = {} if _HYDRA_14 else {"version_base": None}
-    with hydra.initialize_config_dir(str(CONF), **options):
-        cfg = hydra.compose("train", quoted(overrides), return_hydra_config=True)
+    at_work = GlobalHydra.instance()
+    outer, at_work.hydra = at_work.hydra, None  # of a sweep, whose job has a mistake
+    try:
+        with hydra.initialize_config_dir(str(CONF), **options):
+            cfg = hydra.compose("train", quoted(overrides), return_hydra_config=True)
+    finally:
+        at_work.hydra = outer
     return OmegaConf.to_container(cfg, resolve=False)  # type: ignore[return-value]
 
 

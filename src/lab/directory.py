@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from lab.errors import Claimed, ConfigError
 
 CONFIG, OVERRIDES, ENVIRONMENT, DIFF = "config.yaml", "overrides.yaml", "environment.json", "uncommitted.diff"
 STATUS, RESULT, FAILURE = "status.json", "result.json", "failure.json"
+FAILURES, STUCK = "failures.jsonl", "stuck"  # attempts that failed and were restarted; where hung ranks stood
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")
 
 
@@ -102,7 +104,7 @@ def new_wandb_id() -> str:
 
 def reopen(directory: Path, cfg: DictConfig) -> DictConfig:
     """A run goes on, perhaps with changed values -> its config so far."""
-    (directory / FAILURE).unlink(missing_ok=True)
+    forget_failure(directory)
     before = cast(DictConfig, OmegaConf.load(directory / CONFIG))
     write_config(directory, cfg)
     return before
@@ -159,34 +161,36 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_status(directory: Path, status: str, **more: Any) -> None:
-    """status: created, queued, running, finished, interrupted or failed. The id of the W&B run and the place in a sweep
-    stay for good."""
+    """status: queued (a sweep's, nothing has run), created, running, finished, failed, pruned, interrupted (Ctrl-C) or
+    preempted (another signal, or its time was up; to be run again). The id of the W&B run and the place in a sweep stay
+    for good."""
     known = read_json(directory / STATUS)
     kept = {key: known[key] for key in ("wandb_id", "sweep") if key in known}
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     write_json(directory / STATUS, {"status": status, "time": now, **kept, **more})
 
 
-def record_failure(
-    directory: Path, rank: int, error: BaseException, first: bool = False, trace: str | None = None
-) -> None:
-    """Keep the first failure of a run: what the other ranks raise afterwards is only its echo.
+def record_failure(directory: Path, rank: int, error: BaseException, first: bool = False, stack: str = "") -> bool:
+    """Keep the first failure of a run: what the other ranks raise afterwards is only its echo. -> whether it was.
 
-    first: this one is known to have come before whatever is on record. trace: in place of the error's own traceback.
+    first: this one is known to have come before whatever is on record. stack: for an error that has no traceback.
     """
     if first:
         (directory / FAILURE).unlink(missing_ok=True)
-    text = trace or "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = stack
+    if error.__traceback__ is not None:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     record = {"rank": rank, "type": type(error).__name__, "message": str(error), "traceback": text}
     temporary = directory / f".{FAILURE}.{os.getpid()}"
     temporary.write_text(json.dumps(record, indent=2))
     try:
         os.link(temporary, directory / FAILURE)  # fails where the file exists: whole and exclusive at once
     except FileExistsError:
-        return
+        return False
     finally:
         temporary.unlink()
     write_status(directory, "failed", error=f"{record['type']}: {record['message']}", traceback=text, rank=rank)
+    return True
 
 
 def failure(directory: Path) -> dict[str, Any] | None:
@@ -199,3 +203,16 @@ def shown(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def forget_failure(directory: Path) -> None:
+    """Before the run is started again."""
+    (directory / FAILURE).unlink(missing_ok=True)
+    shutil.rmtree(directory / STUCK, ignore_errors=True)
+
+
+def keep_failure(directory: Path, attempt: int) -> None:
+    """Before a restart: put the record into failures.jsonl."""
+    with open(directory / FAILURES, "a") as file:
+        file.write(json.dumps({"attempt": attempt, "time": time.time(), **(failure(directory) or {})}) + "\n")
+    forget_failure(directory)

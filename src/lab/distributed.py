@@ -7,9 +7,8 @@ needs no port that another job could take.
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+    from lab.config import TrainerConfig
 
 DIRECTORY_KEY = "run_directory"
 _stores: dict[str, Any] = {}
@@ -42,6 +43,16 @@ def rank() -> int:
 def started_ranks() -> int | None:
     """How many ranks somebody else (torchrun, a scheduler) has started; None: this is a plain process."""
     return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else None
+
+
+def local_rank() -> int:
+    """Which of the ranks on this machine this is, and which GPU it takes."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def has_parent() -> bool:
+    """Whether `launch.py` started this process: its parent tells the user what has failed."""
+    return "LAB_PARENT" in os.environ
 
 
 def local_ranks() -> int:
@@ -100,11 +111,11 @@ def world(device_type: str, timeout_s: float) -> Iterator[World]:
     """
     import torch
 
-    size, local_rank = started_ranks() or 1, int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device(device_type, local_rank) if device_type == "cuda" else torch.device(device_type)
+    size = started_ranks() or 1
+    device = torch.device(device_type, local_rank()) if device_type == "cuda" else torch.device(device_type)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    place = World(rank(), size, local_rank, device)
+    place = World(rank(), size, local_rank(), device)
     if size == 1:
         yield place
         return
@@ -119,20 +130,21 @@ def world(device_type: str, timeout_s: float) -> Iterator[World]:
     )
     yield place
     # not after an exception: the other ranks may be stuck, and NCCL would wait for them; the process ends anyway
+    meet(place)  # rank 0 has more to do at the end: whoever started the ranks would take the first to leave for lost
     dist.destroy_process_group()
 
 
-def wrap(model: nn.Module, world: World) -> nn.Module:
+def wrap(model: nn.Module, world: World, trainer: TrainerConfig) -> nn.Module:
     """The model whose backward averages the gradients over the ranks; with one rank the model itself."""
+    if trainer.strategy == "dp":
+        from lab.data_parallel import Replicas, gpus
+
+        return Replicas(model, gpus())
     if world.size == 1:
         return model
-    from torch.nn.parallel import DistributedDataParallel
+    from lab.ddp import wrap_ddp
 
-    # buffers are broadcast before an evaluation or a checkpoint, not at each step; torch 2.13 renamed the argument
-    arguments: dict[str, Any] = {"gradient_as_bucket_view": True}
-    new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    arguments["forward_sync_buffers" if new else "broadcast_buffers"] = False
-    return DistributedDataParallel(model, [world.device] if world.device.type == "cuda" else None, **arguments)
+    return wrap_ddp(model, world.device, trainer.ddp)
 
 
 def broadcast_buffers(model: nn.Module, world: World) -> None:
@@ -151,6 +163,48 @@ def all_sum(values: Tensor, world: World) -> Tensor:
 
         dist.all_reduce(values)
     return values
+
+
+def all_max(values: list[int], world: World) -> Callable[[], list[int]]:
+    """Begin to find the greatest of all ranks' values, one by one, on the CPU -> a function that waits for them."""
+    import torch
+    import torch.distributed as dist
+
+    shared = torch.tensor(values, dtype=torch.int64)
+    work = dist.all_reduce(shared, op=dist.ReduceOp.MAX, async_op=True)
+
+    def result() -> list[int]:
+        work.wait()
+        return shared.tolist()
+
+    return result
+
+
+def meet(world: World) -> None:
+    """Wait until all ranks are here."""
+    if world.size > 1:
+        all_max([0], world)()
+
+
+def dead_peers(world: World) -> Callable[[], list[int]]:
+    """A function that names the ranks on this machine whose processes are gone. All ranks call this together."""
+    import socket
+
+    import torch.distributed as dist
+
+    places: list[Any] = [None] * world.size
+    dist.all_gather_object(places, (socket.gethostname(), os.getpid()))
+    pids = {rank: pid for rank, (host, pid) in enumerate(places) if host == socket.gethostname()}
+    return lambda: [rank for rank, pid in pids.items() if _gone(pid)]
+
+
+def _gone(pid: int) -> bool:
+    """No process, or one that has ended and waits for its parent to notice."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return os.path.isdir("/proc/self")  # without /proc there is no telling
 
 
 def gather(value: Any, world: World) -> list[Any]:

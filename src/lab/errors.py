@@ -11,3 +11,7 @@ class RunFailed(RuntimeError):
 
 class Claimed(ConfigError):
     """Another process runs in this directory."""
+
+
+class RankLost(RunFailed):
+    """A rank was killed, died or hung: nothing that the run itself did, so it may go well another time."""

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from lab.config import HardwareConfig, TrainerConfig, check_share
+from lab.config import ONE_PROCESS, HardwareConfig, TrainerConfig, check_share
 from lab.cores import cores
-from lab.distributed import local_ranks, started_ranks
+from lab.data_parallel import gpus
+from lab.distributed import local_rank, local_ranks, started_ranks
 from lab.errors import ConfigError
 from lab.seed import make_deterministic
 
@@ -32,15 +33,25 @@ def resolve(hardware: HardwareConfig, trainer: TrainerConfig) -> Hardware:
     """Decide every `auto`, in a process that will train: this may start CUDA."""
     device, num_procs = choose_device(hardware), count_processes(hardware, trainer)
     share = check_share(trainer.global_batch_size, num_procs)
-    parts = -(-share // min(hardware.micro_batch_size or share, share))
+    devices = len(gpus()) if trainer.strategy == "dp" else 1  # of this process
+    parts = -(-share // min((hardware.micro_batch_size or share) * devices, share))
+    if parts > 1 and trainer.ddp.static_graph:
+        raise ConfigError(
+            "trainer.ddp.static_graph=true: torch fails where gradients are accumulated, and "
+            f"hardware.micro_batch_size={hardware.micro_batch_size} makes {parts} micro-batches of a rank's {share} "
+            "samples - leave one of them out"
+        )
     micro = [share // parts + (i < share % parts) for i in range(parts)]  # as equal as can be
     precision = hardware.precision
+    if device == "cuda":
+        torch.cuda.set_device(local_rank())  # first: a question to CUDA would open a context on GPU 0 in each rank
     if precision == "auto":
         precision = "bf16" if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     threads = hardware.num_threads
     if threads == "auto":
         threads = max(1, cores() // local_ranks())
-    return Hardware(device, num_procs, precision, int(threads), micro, hardware.eval_batch_size or micro[0])
+    eval_batch_size = hardware.eval_batch_size or -(-micro[0] // devices)
+    return Hardware(device, num_procs, precision, int(threads), micro, eval_batch_size)
 
 
 def choose_device(hardware: HardwareConfig) -> str:
@@ -60,12 +71,14 @@ def count_processes(hardware: HardwareConfig, trainer: TrainerConfig) -> int:
     """The ranks of this run, all together. Starts no CUDA, so the ranks can be forked afterwards."""
     device, started = choose_device(hardware), started_ranks()
     if started is not None:
-        if trainer.strategy == "single" and started > 1:
-            raise ConfigError(f"trainer.strategy=single, but {started} processes were started: add trainer=ddp")
+        if trainer.strategy in ONE_PROCESS and started > 1:
+            raise ConfigError(
+                f"trainer.strategy={trainer.strategy}, but {started} processes were started: add trainer=ddp"
+            )
         if hardware.num_procs not in ("auto", started):
             raise ConfigError(f"hardware.num_procs={hardware.num_procs}, but {started} were started: leave it auto")
         return started
-    if trainer.strategy == "single":
+    if trainer.strategy in ONE_PROCESS:
         return 1
     gpus = torch.cuda.device_count()
     if hardware.num_procs == "auto":

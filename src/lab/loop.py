@@ -2,7 +2,8 @@
 
     while steps are left:
         micro-batches -> forward_loss -> backward (gradients averaged over ranks on the last) -> unscale, clip, update
-        at log_every / eval_every / save_every: values cross to the host, all ranks decide together
+        at log_every / eval_every / save_every: values cross to the host
+        a signal, or the time that is up, on any rank: all stop together, with a checkpoint
 
 Nothing in train_step waits for the device.
 """
@@ -10,6 +11,7 @@ Nothing in train_step waits for the device.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -19,9 +21,13 @@ from torch import Tensor, nn
 
 from lab.clock import Clock
 from lab.data.loader import Loader
-from lab.distributed import World, all_sum, broadcast_buffers, gather
+from lab.data_parallel import on_each_device
+from lab.ddp import name_unused
+from lab.distributed import World, all_sum, broadcast_buffers, gather, meet
 from lab.errors import ConfigError, RunFailed
+from lab.seed import rng_state, set_rng_state
 from lab.state import Batch, Run, StepSettings, Task, TrainState, averaged
+from lab.stop import Stopped
 
 SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536 and is halved by each step that is not finite
 
@@ -30,6 +36,7 @@ def due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
+@on_each_device  # for trainer=dp
 def forward_loss(model: nn.Module, task: Task, batch: Batch) -> tuple[Tensor, Tensor]:
     """((B,) losses, output). Edit this for a method with another forward pass."""
     output = model(batch["x"])
@@ -72,6 +79,8 @@ def train_step(
     if scaler:
         scaler.unscale_(optimizer)  # first: the limit is on the true gradients
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if len(parameters) < settings.num_parameters:
+        name_unused(net, state.model, state.step)
     norm = clip([p.grad for p in parameters], settings.clip_norm)
     # the gradients are the averaged ones, so every rank sees the same norm and takes the same way
     non_finite = torch.isfinite(norm).logical_not_().to(torch.float32)
@@ -146,29 +155,40 @@ def fit(net: nn.Module, state: TrainState, task: Task, train: Loader, val: Loade
     """Train from state.step to run.total_steps, or until a stop is asked for or the monitored score gets no better."""
     batches = iter(train)
     clock = Clock(train, run.logger)
+    stopping = run.patience is not None and state.stale >= run.patience
+    if val is not None and to_be_scored(state, run):  # a stop came before this evaluation, or during it
+        with clock.paused():
+            stopping = score(state, task, val, run)
+            save(state, run, best=False)
     net.train()
-    stopping = False
+    run.watch.beat("training", state.step, slow=True)  # a first step may compile
     while state.step < run.total_steps and not stopping:
+        run.balance.begin()
         values = train_step(net, state, task, batches, run.step)
+        run.balance.end()
         state.step += 1
         state.samples += run.global_batch_size
+        run.watch.beat("training", state.step)
         for name, value in values.items():
             state.totals[name] = state.totals[name] + value if name in state.totals else value
         run.logger.progress(state.step)
         at_end = state.step == run.total_steps
-        at_log = due(state.step, run.log_every) or at_end
-        if at_log:
+        if due(state.step, run.log_every) or at_end:
             log_train(state, run, clock)
         if state.samples // run.epoch_samples > (state.samples - run.global_batch_size) // run.epoch_samples:
             clock.end_epoch(state.step)
-        meeting = at_log or due(state.step, run.eval_every) or due(state.step, run.save_every)
-        stopping = run.stop.agreed(run.world, meeting)
-        if val is not None and run.eval_every and (due(state.step, run.eval_every) or at_end) and not stopping:
+        stopping = run.stop.agreed(run.world)
+        if val is not None and to_be_scored(state, run) and not stopping:
             with clock.paused():
                 stopping = score(state, task, val, run)
         if due(state.step, run.save_every) or at_end or stopping:
             with clock.paused():
                 save(state, run, best=False)
+
+
+def to_be_scored(state: TrainState, run: Run) -> bool:
+    at_end = state.step == run.total_steps
+    return bool(run.eval_every) and state.scored_step < state.step and (due(state.step, run.eval_every) or at_end)
 
 
 def check_finite(state: TrainState, run: Run) -> int:
@@ -193,22 +213,30 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
     skipped = check_finite(state, run)
     steps = state.step - state.logged_step
     names = [name for name in state.totals if name != "non_finite"]
-    sums = all_sum(torch.stack([state.totals[name].float() for name in names]), run.world).tolist()
+    own = torch.tensor(run.balance.row(), device=run.world.device)
+    sums = all_sum(torch.cat([torch.stack([state.totals[name].float() for name in names]), own]), run.world).tolist()
     counted = run.world.size * (steps - skipped)
     logged = {f"train/{name}": value / counted for name, value in zip(names, sums) if counted}
-    logged["train/lr"] = state.optimizer.param_groups[0]["lr"]
+    logged["train/lr"] = state.schedule.last_lr
     logged["train/epoch"] = state.samples / run.epoch_samples
     if skipped:
         logged["train/skipped_steps"] = float(skipped)
     state.totals, state.logged_step = {}, state.step
+    logged |= run.balance.read(state.step, sums[len(names) :])
     run.logger.log(state.step, logged | clock.read(steps * run.global_batch_size))
     for callback in run.callbacks:
         callback.on_log(state, logged)
 
 
 def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
-    """Evaluate; keep the state if it is among the best -> whether to stop early."""
-    scores = evaluate(averaged(state), task, val, run.world, run.step.autocast)
+    """Evaluate; keep the state if it is among the best -> whether to stop, early or as it was asked for."""
+    before = rng_state(run.world.device)
+    try:
+        scores = evaluate(averaged(state), task, run.evaluating(val, state.step), run.world, run.step.autocast)
+    except Stopped:
+        set_rng_state(before, run.world.device)  # as if this evaluation had not begun
+        return True
+    state.scored_step = state.step
     scores = {f"val/{name}": value for name, value in scores.items()}
     run.logger.log(state.step, scores)
     for callback in run.callbacks:
@@ -229,6 +257,8 @@ def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
 
 def save(state: TrainState, run: Run, best: bool) -> None:
     """All ranks call this: each gives what it has of its own, rank 0 writes."""
+    began = time.monotonic()
+    run.watch.beat("saving", state.step, slow=True)
     check_finite(state, run)
     broadcast_buffers(state.model, run.world)
     averaged(state)  # its buffers are the model's
@@ -239,3 +269,6 @@ def save(state: TrainState, run: Run, best: bool) -> None:
     if run.world.is_main:
         payload = state.payload(ranks)
         (run.checkpoints.save_best if best else run.checkpoints.save_last)(payload)
+    meet(run.world)  # the others have as much time for this as rank 0
+    run.stop.save_s = max(run.stop.save_s, time.monotonic() - began)
+    run.watch.beat("training", state.step)

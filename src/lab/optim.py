@@ -60,6 +60,11 @@ class Schedule:
         for group, peak in zip(self.optimizer.param_groups, self.peaks):
             group["lr"] = peak * factor
 
+    @property
+    def last_lr(self) -> float:
+        """Of the newest update; the optimizer holds that of the next."""
+        return self.peaks[0] * self.factor(max(0, self.updates - 1), self.total_steps)
+
     def step(self) -> None:
         self.updates += 1
         self._set()
@@ -134,15 +139,3 @@ def lean_step(optimizer: Optimizer) -> Callable[[], None]:
         bare(optimizer)
 
     return update
-
-
-def skip_dynamo_import() -> None:
-    """Make the optimizer's methods that are marked for torch.compile usable without importing torch._dynamo.
-
-    torch looks up a function's `__dynamo_disable` before it imports dynamo to make one. Right only in a process that
-    compiles nothing.
-    """
-    for name in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):
-        method = getattr(getattr(Optimizer, name), "__wrapped__", None)
-        if method is not None:
-            setattr(method, "__dynamo_disable", method)

@@ -41,6 +41,11 @@ class PoolLauncher(Launcher):
 
         self.config = typed(PoolConfig, self.options, "hydra.launcher")
 
+    def at_once(self, num_jobs: int) -> int:
+        from lab.sweep.lease import Leases
+
+        return Leases(self.config.jobs_at_once, self.config.gpus_per_job, num_jobs).at_once
+
     def run_jobs(self, work: Any) -> Any:
         from lab.sweep.pool import run_jobs
 

@@ -143,4 +143,5 @@ def eval_plan(size: int, batch_size: int, rank: int, num_ranks: int) -> Plan:
         numbers = np.arange(part.start, part.stop, part.step, dtype=np.int64)
         return numbers, numbers
 
+    plan.common = -(-(size // num_ranks) // batch_size)  # type: ignore[attr-defined]  # what every rank has
     return plan

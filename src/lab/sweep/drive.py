@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.plugins.launcher import Launcher
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from lab.config import SweepConfig, typed
-from lab.directory import shown
+from lab.directory import CONFIG, shown
 from lab.distributed import started_ranks
 from lab.errors import ConfigError, RunFailed
 from lab.schema import plain
 from lab.sweep import plan
-from lab.sweep.ledger import Job, Ledger
-from lab.sweep.screen import table
+from lab.sweep.ledger import Job, Ledger, NewJob, differing
+from lab.sweep.screen import label, table
 
 PREEMPTED = 75  # EX_TEMPFAIL: to be started again
 
@@ -46,19 +46,19 @@ def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, argument
     Raises ConfigError before anything is written, later what `conclude` raises.
     """
     options, ledger = opened(master)
-    composer = plan.Composer(loader, master, Path(master.hydra.runtime.cwd), ledger.directory)
+    swept = [*ledger.swept, *plan.swept_keys(arguments)]
+    composer = plan.Composer(loader, master, Path(master.hydra.runtime.cwd), ledger.directory, swept)
     combinations = plan.expand(arguments, loader, ledger.swept, composer.cwd)
-    jobs = plan.write(ledger, combinations, composer, arguments)
+    new = plan.compose(ledger, combinations, composer)
+    if options.preflight:
+        say(tried(ledger, combinations, new, swept, options.retry_failed, launcher))
+    jobs = plan.write(ledger, combinations, new, arguments)
     due = ledger.due(jobs, options.retry_failed)
     chosen = {job.key for job in due}
     plan.adapt(ledger, [c for c, job in zip(combinations, jobs) if job.key in chosen], due, composer)
     say(f"sweep {ledger.name}: {outlook(ledger, jobs, due)}\n  {shown(ledger.directory)}")
-    if options.preflight and due:
-        from lab.sweep.preflight import preflight
-
-        preflight(ledger, due)
     stopped = run(launcher, Work(ledger, due, jobs, options)) if due else None
-    conclude(ledger, jobs, stopped)
+    conclude(ledger, jobs, stopped, changed=bool(due))
 
 
 def opened(master: DictConfig) -> tuple[SweepConfig, Ledger]:
@@ -69,6 +69,30 @@ def opened(master: DictConfig) -> tuple[SweepConfig, Ledger]:
         raise ConfigError("resume: a run's own; a sweep goes on by its name - leave resume out, give sweep=NAME again")
     options = typed(SweepConfig, master.sweep, "sweep")
     return options, Ledger(Path(master.hydra.sweep.dir).absolute())
+
+
+def tried(
+    ledger: Ledger,
+    combinations: Sequence[plan.Combination],
+    new: Mapping[int, NewJob],
+    swept: Sequence[str],
+    retry_failed: bool,
+    launcher: Launcher,
+) -> str:
+    """What the preflight says of the jobs that are to run, written or not; before any is written."""
+    from lab.sweep.preflight import Candidate, preflight
+
+    known = [job for c in combinations if (job := ledger.find(c.values)) is not None]
+    candidates = [
+        Candidate(job.number, label(job, ledger), cast(DictConfig, OmegaConf.load(job.directory / CONFIG)))
+        for job in ledger.due(known, retry_failed)
+    ]
+    for number, one in enumerate(new.values(), start=len(ledger.jobs)):
+        candidates.append(Candidate(number, differing(one.overrides, swept), one.cfg))
+    if not candidates:
+        return "preflight: no job is to run"
+    at_once = launcher.at_once(len(candidates)) if hasattr(launcher, "at_once") else 1
+    return preflight(candidates, at_once)
 
 
 def outlook(ledger: Ledger, jobs: Sequence[Job], due: Sequence[Job]) -> str:
@@ -98,11 +122,20 @@ def run(launcher: Launcher, work: Work) -> signal.Signals | None:
     return None
 
 
-def conclude(ledger: Ledger, jobs: Sequence[Job], stopped: signal.Signals | None) -> None:
-    """The table and the report. Raises as the sweep ended: KeyboardInterrupt, RunFailed, SystemExit(75) or nothing."""
+def conclude(ledger: Ledger, jobs: Sequence[Job], stopped: signal.Signals | None, changed: bool = True) -> None:
+    """The table and the report. Raises as the sweep ended: KeyboardInterrupt, RunFailed, SystemExit(75) or nothing.
+
+    changed: whether any job has run since the last report.
+    """
     states = [job.state() for job in jobs]
     say(f"\n{table(ledger, jobs)}\n\nsweep {ledger.name}: {counted(states)}")
-    write_report(ledger)
+    if changed or not (ledger.directory / "report.md").exists():
+        from lab.report import write
+
+        write(ledger.directory)
+    for name in ("report.md", "report.html"):
+        if (path := ledger.directory / name).exists():
+            say(f"  {shown(path)}")
     again = f"the same command with sweep={ledger.name} goes on"
     if stopped == signal.SIGINT:
         say(f"stopped by Ctrl-C; {again}")
@@ -117,15 +150,6 @@ def conclude(ledger: Ledger, jobs: Sequence[Job], stopped: signal.Signals | None
 
 def counted(states: Sequence[str]) -> str:
     return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-
-
-def write_report(ledger: Ledger) -> None:
-    if importlib.util.find_spec("lab.report") is None:
-        return
-    from lab.report import write
-
-    for path in write(ledger.directory):
-        say(f"  {shown(path)}")
 
 
 def say(text: str) -> None:

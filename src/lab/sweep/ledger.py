@@ -14,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,3 +177,8 @@ class Ledger:
 
 def is_due(state: str, retry_failed: bool) -> bool:
     return state not in ENDED and (state != "failed" or retry_failed)
+
+
+def differing(overrides: Sequence[str], swept: Collection[str]) -> str:
+    """The overrides in which the jobs differ."""
+    return " ".join(text for text in overrides if text.lstrip("+").partition("=")[0] in swept)

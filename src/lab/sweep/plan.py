@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +27,7 @@ from lab.errors import Claimed, ConfigError
 from lab.explain import explain
 from lab.resume import SURROUNDINGS, change
 from lab.sweep.identity import NEVER, counts, directory_name, keyed
-from lab.sweep.ledger import Job, Ledger, NewJob
+from lab.sweep.ledger import Job, Ledger, NewJob, differing
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,14 @@ class Combination:
 
 @dataclass(frozen=True)
 class Composer:
-    """Makes the config of one job. master: the config of the command as a whole, `hydra` included."""
+    """Makes the config of one job. master: the config of the command as a whole, `hydra` included. swept: the keys that
+    an error is to show."""
 
     loader: ConfigLoader
     master: DictConfig
     cwd: Path
     sweep_dir: Path
+    swept: Collection[str] = ()
 
     def job(self, number: int, key: str, overrides: Sequence[str]) -> DictConfig:
         """Resolved and checked; ConfigError with the job's number."""
@@ -66,7 +68,8 @@ class Composer:
         except Exception as error:
             if (line := explain(error, overrides, CONF, composed)) is None:
                 raise
-            raise ConfigError(f"job {number} ({' '.join(overrides)}): {line}") from error
+            shown = differing(overrides, self.swept) or " ".join(overrides)
+            raise ConfigError(f"job {number} ({shown}): {line}") from error
 
 
 def expand(arguments: Sequence[str], loader: ConfigLoader, known: Sequence[str], cwd: Path) -> list[Combination]:
@@ -111,17 +114,26 @@ def _alternatives(override: Override) -> list[str]:
     return texts
 
 
-def write(ledger: Ledger, combinations: Sequence[Combination], composer: Composer, command: Sequence[str]) -> list[Job]:
-    """The jobs of this command, in its order; new ones are composed and checked, all of them, before one is written."""
-    swept = swept_keys(command)
-    known = [ledger.find(c.values) for c in combinations]
-    new = dict(_compose_new(ledger, combinations, known, composer))
-    if not new:
-        return [job for job in known if job is not None]
-    monitor = next(iter(new.values())).cfg.monitor
-    objectives = ledger.objectives or [{"key": str(monitor.key), "mode": str(monitor.mode)}]
-    added = dict(zip(new, ledger.add(new.values(), command, swept, objectives)))
-    return [job or added[index] for index, job in enumerate(known)]
+def compose(ledger: Ledger, combinations: Sequence[Combination], composer: Composer) -> dict[int, NewJob]:
+    """{position: job} of the combinations that the ledger does not know; a mistake in any is a ConfigError."""
+    number, found = len(ledger.jobs), {}
+    for index, combination in enumerate(combinations):
+        if ledger.find(combination.values) is None:
+            cfg = composer.job(number, directory_name(combination.values, ()), combination.overrides)
+            found[index] = NewJob(combination.overrides, cfg, combination.values)
+            number += 1
+    return found
+
+
+def write(
+    ledger: Ledger, combinations: Sequence[Combination], new: Mapping[int, NewJob], command: Sequence[str]
+) -> list[Job]:
+    """The jobs of this command, in its order; `new` ones are written."""
+    if new:
+        monitor = next(iter(new.values())).cfg.monitor
+        objectives = ledger.objectives or [{"key": str(monitor.key), "mode": str(monitor.mode)}]
+        ledger.add(new.values(), command, swept_keys(command), objectives)
+    return [job for combination in combinations if (job := ledger.find(combination.values)) is not None]
 
 
 def adapt(ledger: Ledger, combinations: Sequence[Combination], jobs: Sequence[Job], composer: Composer) -> None:
@@ -138,17 +150,3 @@ def adapt(ledger: Ledger, combinations: Sequence[Combination], jobs: Sequence[Jo
             for text, key in given.items():
                 change(saved, cfg, key, text, job.directory)
             run_directory.write_config(job.directory, saved)
-
-
-def _compose_new(
-    ledger: Ledger, combinations: Sequence[Combination], known: Sequence[Job | None], composer: Composer
-) -> Iterator[tuple[int, NewJob]]:
-    number = len(ledger.jobs)
-    for index, (combination, job) in enumerate(zip(combinations, known)):
-        if job is None:
-            key = directory_name(combination.values, ())
-            yield (
-                index,
-                NewJob(combination.overrides, composer.job(number, key, combination.overrides), combination.values),
-            )
-            number += 1

@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING, Any
 from lab import directory as run_directory
 from lab.config import PoolConfig
 from lab.errors import Claimed, RunFailed
-from lab.launch import die_with_parent
+from lab.launch import die_with
+from lab.stop import SIGNALS, held_signals
 from lab.sweep.job import ELSEWHERE, run_job
 from lab.sweep.lease import Lease, Leases
-from lab.sweep.ledger import ENDED, Job, is_due
+from lab.sweep.ledger import Job, is_due
 from lab.sweep.screen import Screen
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 OUTPUT, FAULT = "output.log", "fault.log"  # what a job of several printed; where it was when a signal killed it
 TICK_S = 0.5
-ASK_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
@@ -92,15 +92,11 @@ class Pool:
     def _start(self, job: Job, lease: Lease) -> Any:
         quiet = self._leases.at_once > 1
         method = "fork" if sys.platform == "linux" else "spawn"
-        # until the job has handlers of its own, no signal may find those of its parent there
-        signal.pthread_sigmask(signal.SIG_BLOCK, ASK_TO_END)
-        try:
-            process = multiprocessing.get_context(method).Process(  # type: ignore[attr-defined]
-                target=_job_main, args=(job.directory, lease.environment(), quiet, os.getpid())
-            )
+        context: Any = multiprocessing.get_context(method)
+        arguments = (job.directory, lease.environment(), quiet, os.getpid())
+        with held_signals():  # until the job has handlers of its own, none may find those of its parent there
+            process = context.Process(target=_job_main, args=arguments)
             process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, ASK_TO_END)
         return process
 
     def _ended(self, running: Running) -> None:
@@ -112,9 +108,11 @@ class Pool:
         if code == ELSEWHERE:
             self._elsewhere[job.key] = job, float("inf")
             return
-        if code != 0 and not self._ending:
-            record_unexplained(job, code)
-        (job.directory / FAULT).unlink(missing_ok=True)
+        if code != 0:
+            record_unexplained(job, code, self.stopped or (signal.SIGTERM if self._ending else None))
+        fault = job.directory / FAULT
+        if fault.exists() and not fault.stat().st_size:
+            fault.unlink()
         self._tell(job, time.monotonic() - running.began)
 
     def _tell(self, job: Job, seconds: float | None) -> None:
@@ -161,7 +159,7 @@ class Pool:
                 self._screen.say(f"{self.stopped.name}: running jobs save and end; Ctrl-C again: now")
                 self._end(self.stopped)
 
-        before = {number: signal.signal(number, handle) for number in ASK_TO_END}
+        before = {number: signal.signal(number, handle) for number in SIGNALS}
         try:
             yield
         finally:
@@ -187,11 +185,15 @@ def run_jobs(work: Work, config: PoolConfig) -> signal.Signals | None:
     return pool.stopped
 
 
-def record_unexplained(job: Job, exit_code: int) -> None:
-    """A job that was killed, or that ended without a word, cannot say so itself."""
+def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None) -> None:
+    """A job that was killed, or that ended without a word, cannot say so itself. stopped: it was asked to end."""
     try:
         with run_directory.claimed(job.directory):
-            if job.state() in (*ENDED, "failed"):
+            if job.state() not in ("queued", "running"):
+                return
+            if stopped is not None:
+                state = "interrupted" if stopped == signal.SIGINT else "preempted"
+                run_directory.write_status(job.directory, state, signal=stopped.name)
                 return
             fault = job.directory / FAULT
             trace = fault.read_text(errors="replace").strip() if fault.exists() else ""
@@ -201,20 +203,17 @@ def record_unexplained(job: Job, exit_code: int) -> None:
                 error = RunFailed(f"the job was killed by {name}{memory}")
             else:
                 error = RunFailed(f"the job ended with status {exit_code} and left no word; see {OUTPUT}")
-            text = f"{error}\n{trace}\n" if trace else None
-            run_directory.record_failure(job.directory, 0, error, first=True, trace=text)
+            run_directory.record_failure(job.directory, 0, error, first=True, stack=f"{error}\n{trace}\n")
     except Claimed:  # another process goes on with it already
         return
 
 
 def _job_main(directory: Path, environment: dict[str, str], quiet: bool, parent: int) -> None:
     os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, which passes it on once
-    for number in ASK_TO_END:
+    for number in SIGNALS:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASK_TO_END)
-    die_with_parent()
-    if os.getppid() != parent:  # it went before the kernel was told
-        os._exit(1)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    die_with(parent)
     os.environ.update(environment)
     code = 1
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lab.logger import METRICS
-from lab.sweep.ledger import ENDED, Job, Ledger
+from lab.sweep.ledger import ENDED, Job, Ledger, differing
 
 TAIL_BYTES = 4096
 ROWS_AT_MOST = 40
@@ -122,18 +122,18 @@ def table(ledger: Ledger, jobs: Sequence[Job]) -> str:
         reason = why(job) if job.state() == "failed" else ""
         texts = [str(job.number), job.state(), *([score] if key else []), f"{seconds:.1f}" if seconds else ""]
         rows.append([*texts, label(job, ledger), reason])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows]
     if len(scored) < len(jobs):
-        lines.append(f"and {len(jobs) - len(scored)} more; {ledger.directory}/report.md has all")
-    return "\n".join(lines)
+        rows.append(["", f"and {len(jobs) - len(scored)} more", *[""] * (len(rows[0]) - 2)])
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows)
 
 
 def label(job: Job, ledger: Ledger) -> str:
-    """The overrides in which the jobs differ."""
-    swept = ledger.swept
-    texts = [text for text in job.overrides if text.lstrip("+").partition("=")[0] in swept]
-    return " ".join(texts) or job.key
+    return differing(job.overrides, ledger.swept) or job.key
 
 
 def why(job: Job) -> str:
@@ -171,6 +171,8 @@ def latest(run_dir: Path) -> str:
 
 
 def clock(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.1f} s"
     return time.strftime("%H:%M:%S" if seconds >= 3600 else "%M:%S", time.gmtime(seconds))
 
 
