@@ -241,7 +241,7 @@ def finish(
     if not world.is_main:
         return
     scores = {key: value for key, value in result.items() if "/" in key}
-    logger.summary(result)
+    logger.result(result)
     if stop.cause:
         directory.write_status(run_dir, "interrupted" if stop.cause == "SIGINT" else "preempted", signal=stop.cause)
         logger.say(f"stopped by {stop.cause} at step {result['step']}, saved; go on with: resume={shown(run_dir)}")
