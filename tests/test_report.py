@@ -239,11 +239,26 @@ sys.exit(status)
     assert "pip install" in (tmp_path / "out/report.md").read_text()
 
 
-def test_write_never_raises(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_write_never_raises(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copy / "sweep.json").write_text("{")
     assert write(copy) == []
-    assert "no report" in caplog.text
-    assert "python src/report.py" in caplog.text
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"no report \(.*\); later: python src/report.py .*\n", said)
+
+
+def test_a_report_is_made_anew_only_where_something_has_happened(copy: Path) -> None:
+    files = write(copy)
+    assert {path.name for path in files} >= {"report.csv", "groups.csv", "report.md"}
+    times = {path: path.stat().st_mtime_ns for path in files}
+    assert write(copy) == files
+    assert {path: path.stat().st_mtime_ns for path in files} == times
+    known = json.loads((job_dirs(copy)[0] / "status.json").read_text())
+    write_json(job_dirs(copy)[0] / "status.json", {**known, "status": "preempted"})
+    write(copy)
+    assert "1 preempted" in (copy / "report.md").read_text()
+    (copy / "report.md").unlink()
+    assert (copy / "report.md") in write(copy)
+    assert (copy / "report.md").exists()
 
 
 def test_the_page_asks_no_network_and_holds_the_numbers(sweep: Path) -> None:

@@ -129,7 +129,7 @@ def test_what_stopped_a_run_is_noted(tmp_path: Path, train_command: Command) -> 
     command = [*SYNC, *(str(tmp_path / state) for state in states), "--offline", str(tmp_path / "look")]
     assert subprocess.run(command, capture_output=True, timeout=100).returncode == 0
     for state, code in states.items():
-        (file,) = (tmp_path / "look/wandb").glob(f"*/run-{state}.wandb")
+        (file,) = (tmp_path / "look/wandb").glob(f"offline-*/run-{state}.wandb")
         (summary,) = inspect_file(file, "--summary")
         assert (summary["summary"]["status"], summary["exit_code"]) == (state, code)
         announced = any(record["type"] == "preempting" for record in inspect_file(file))

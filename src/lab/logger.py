@@ -38,8 +38,11 @@ class Logger:
 
     def warn(self, text: str) -> None: ...
 
-    def summary(self, result: dict[str, Any]) -> None:
-        """The run's result, as it stands in result.json; of a stopped run as far as it came."""
+    def summary(self, values: dict[str, Any]) -> None:
+        """What is said of the run as a whole."""
+
+    def result(self, result: dict[str, Any]) -> None:
+        """The end, as it stands in result.json; of a stopped run as far as it came."""
 
     def latest(self, key: str) -> dict[str, float]:
         """{key: the value logged last}, or nothing."""
@@ -114,7 +117,11 @@ class RunLogger(Logger):
         with tqdm.external_write_mode():
             log.log(level, text)
 
-    def summary(self, result: dict[str, Any]) -> None:
+    def summary(self, values: dict[str, Any]) -> None:
+        if self._wandb:
+            self._wandb.summary(values)
+
+    def result(self, result: dict[str, Any]) -> None:
         if self._wandb:
             self._wandb.summary({f"final/{key}": value for key, value in result.items() if "/" in key})
             if self._config.artifact and "best_checkpoint" in result:

@@ -251,7 +251,7 @@ def finish(
     if not world.is_main:
         return
     scores = {key: value for key, value in result.items() if "/" in key}
-    logger.summary(result)
+    logger.result(result)
     if result.get("pruned"):
         directory.write_status(run_dir, "pruned", step=result["step"])
         logger.say(f"pruned by the search at step {result['step']}: {shown(run_dir)}")

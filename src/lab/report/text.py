@@ -17,7 +17,7 @@ MAX_ROWS = 200  # of a table in report.md; the csv and the page have all
 
 def jobs_csv(study: Study) -> str:
     """A row for each job; what it logged at its end in columns of its own."""
-    results = list(dict.fromkeys(key for job in study.jobs for key in job.result))
+    results = list(dict.fromkeys(k for job in study.jobs for k, v in job.result.items() if not isinstance(v, dict)))
     head = ["job", "directory", "status", *study.swept, *(f"best so far {o.key}" for o in study.objectives)]
     rows = [
         [job.number, str(job.path), job.status, *(study.value(job, key) for key in study.swept)]
