@@ -112,6 +112,7 @@ def make_state(
     )
     settings = StepSettings(
         local_batch_size=sum(machine.micro_batch_sizes),
+        num_parameters=sum(len(group["params"]) for group in optimizer.param_groups),
         accumulate=len(machine.micro_batch_sizes),
         clip_norm=trainer.clip_norm,
         skip_non_finite=trainer.non_finite == "skip",

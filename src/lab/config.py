@@ -21,8 +21,16 @@ Duration = Annotated[float | str | None, Rule(above=0, duration=True)]
 
 
 @dataclass(frozen=True)
+class DDPConfig:
+    find_unused_parameters: bool
+    static_graph: bool
+    bucket_cap_mb: Annotated[float | None, Rule(above=0)]
+    comm_hook: Annotated[str | None, option("fp16", "bf16")]
+
+
+@dataclass(frozen=True)
 class TrainerConfig:
-    strategy: Annotated[str, option("single", "ddp")]
+    strategy: Annotated[str, option("single", "ddp", "dp")]
     max_epochs: Annotated[float | None, Rule(above=0)]
     max_steps: Annotated[int | None, Rule(at_least=1)]
     global_batch_size: Annotated[int, Rule(at_least=1)]
@@ -38,6 +46,9 @@ class TrainerConfig:
     max_time: Duration
     timeout: Duration
     max_restarts: Annotated[int, Rule(at_least=0)]
+    straggler_share: Annotated[float | None, Rule(above=0)]
+    sync_batchnorm: bool
+    ddp: DDPConfig
 
 
 @dataclass(frozen=True)
@@ -114,6 +125,7 @@ class RootConfig:
     callback: dict[str, Any]
 
 
+ONE_PROCESS = ("single", "dp")
 # nodes that are built, nodes whose every entry is built, and the run's own keys among a target's arguments
 TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task.criterion")
 COLLECTIONS = ("data.transforms", "task.metrics", "callback")
@@ -137,6 +149,14 @@ def check(cfg: Any) -> None:
     split_own(root.optim, OptimConfig, "optim")
     _check_combinations(root)
     check_targets(values, TARGETS, COLLECTIONS, OWN_KEYS, GIVEN_BY_RUN)
+
+
+def as_single(cfg: Any) -> None:
+    """Make a config that of one process on one device, wherever it was trained."""
+    cfg.hardware.num_procs = "auto"
+    cfg.trainer.strategy, cfg.trainer.sync_batchnorm = "single", False
+    for name, value in cfg.trainer.ddp.items():
+        cfg.trainer.ddp[name] = False if isinstance(value, bool) else None
 
 
 def check_share(global_batch_size: int, num_procs: int) -> int:
@@ -163,9 +183,10 @@ def _check_combinations(root: RootConfig) -> None:
     if trainer.max_steps is None and trainer.max_epochs is None:
         raise ConfigError("trainer.max_steps, trainer.max_epochs: both are null - give one of them")
     if isinstance(hardware.num_procs, int):
-        if trainer.strategy == "single" and hardware.num_procs > 1:
+        if trainer.strategy in ONE_PROCESS and hardware.num_procs > 1:
             raise ConfigError(
-                f"hardware.num_procs: trainer=single is one process, not {hardware.num_procs} - use trainer=ddp"
+                f"hardware.num_procs: trainer={trainer.strategy} is one process, not {hardware.num_procs} - "
+                "use trainer=ddp"
             )
         check_share(trainer.global_batch_size, hardware.num_procs)
     if trainer.strategy == "ddp" and hardware.device == "mps" and hardware.num_procs not in (1, "auto"):
@@ -174,6 +195,11 @@ def _check_combinations(root: RootConfig) -> None:
         raise ConfigError(
             f"hardware.precision: tf32 is a mode of CUDA devices, not of {hardware.device} - use fp32, bf16 or fp16"
         )
+    if trainer.strategy == "dp" and hardware.device in ("cpu", "mps"):
+        raise ConfigError(f"trainer=dp: shares a batch among several GPUs, not on {hardware.device} - use trainer=ddp")
+    if trainer.strategy == "dp" and hardware.compile:
+        raise ConfigError("hardware.compile=true: trainer=dp copies the model at each step - use trainer=ddp")
+    _check_ddp(trainer, hardware)
     if trainer.early_stop_patience is not None and trainer.eval_every is None:
         raise ConfigError("trainer.early_stop_patience: counts evaluations, but trainer.eval_every is null - give both")
     _check_monitor(root.monitor, root.task)
@@ -181,6 +207,24 @@ def _check_combinations(root: RootConfig) -> None:
         raise ConfigError(f"data.input_shape: every size must be >= 1, got {root.data['input_shape']}")
     if not root.name.strip() or ".." in root.name.split("/") or root.name.startswith("/"):
         raise ConfigError(f"name: must be a folder below outputs/, got {show(root.name)}")
+
+
+def _check_ddp(trainer: TrainerConfig, hardware: HardwareConfig) -> None:
+    """What only DistributedDataParallel does is refused elsewhere: it would have no effect."""
+    options = trainer.ddp
+    asked = {f"trainer.ddp.{f.name}": getattr(options, f.name) for f in fields(options)}
+    asked["trainer.sync_batchnorm"] = trainer.sync_batchnorm
+    for key, value in asked.items():
+        if value not in (False, None) and trainer.strategy != "ddp":
+            raise ConfigError(f"{key}={show(value)}: an option of trainer=ddp, not of {trainer.strategy}")
+    if options.find_unused_parameters and options.static_graph:
+        raise ConfigError(
+            "trainer.ddp.find_unused_parameters=true: leave it false, trainer.ddp.static_graph=true finds them itself"
+        )
+    if trainer.sync_batchnorm and hardware.device in ("cpu", "mps"):
+        raise ConfigError(
+            f"trainer.sync_batchnorm=true: torch's SyncBatchNorm runs on CUDA only, not on {hardware.device}"
+        )
 
 
 def _check_monitor(monitor: MonitorConfig, task: TaskConfig) -> None:

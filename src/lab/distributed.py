@@ -7,7 +7,6 @@ srun. The ranks meet at a store: MASTER_ADDR, MASTER_PORT or, for ranks that `la
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,8 @@ from lab.place import gpu_index, interface_towards, place, rank_variables
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+    from lab.config import TrainerConfig
 
 START_TIMEOUT_S = 600.0  # how far apart the processes of a run may start
 _stores: dict[str, Any] = {}
@@ -153,20 +154,17 @@ def world(device_type: str, timeout_s: float) -> Iterator[World]:
     dist.destroy_process_group()
 
 
-def wrap(model: nn.Module, world: World) -> nn.Module:
+def wrap(model: nn.Module, world: World, trainer: TrainerConfig) -> nn.Module:
     """The model whose backward averages the gradients over the ranks; with one rank the model itself."""
+    if trainer.strategy == "dp":
+        from lab.data_parallel import Replicas, gpus
+
+        return Replicas(model, gpus())
     if world.size == 1:
         return model
-    from torch.nn.parallel import DistributedDataParallel
+    from lab.ddp import wrap_ddp
 
-    from lab.dynamo import ddp_without_dynamo
-
-    # buffers are broadcast before an evaluation or a checkpoint, not at each step; torch 2.13 renamed the argument
-    arguments: dict[str, Any] = {"gradient_as_bucket_view": True}
-    new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    arguments["forward_sync_buffers" if new else "broadcast_buffers"] = False
-    with ddp_without_dynamo():
-        return DistributedDataParallel(model, [world.device] if world.device.type == "cuda" else None, **arguments)
+    return wrap_ddp(model, world.device, trainer.ddp)
 
 
 def broadcast_buffers(model: nn.Module, world: World) -> None:

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from lab.clock import Clock
 from lab.data.loader import Loader
+from lab.data_parallel import on_each_device
+from lab.ddp import name_unused
 from lab.distributed import World, all_sum, broadcast_buffers, gather, meet
 from lab.errors import ConfigError, RunFailed
 from lab.seed import rng_state, set_rng_state
@@ -34,6 +36,7 @@ def due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
+@on_each_device  # for trainer=dp
 def forward_loss(model: nn.Module, task: Task, batch: Batch) -> tuple[Tensor, Tensor]:
     """((B,) losses, output). Edit this for a method with another forward pass."""
     output = model(batch["x"])
@@ -76,6 +79,8 @@ def train_step(
     if scaler:
         scaler.unscale_(optimizer)  # first: the limit is on the true gradients
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if len(parameters) < settings.num_parameters:
+        name_unused(net, state.model, state.step)
     norm = clip([p.grad for p in parameters], settings.clip_norm)
     # the gradients are the averaged ones, so every rank sees the same norm and takes the same way
     non_finite = torch.isfinite(norm).logical_not_().to(torch.float32)
@@ -158,7 +163,9 @@ def fit(net: nn.Module, state: TrainState, task: Task, train: Loader, val: Loade
     net.train()
     run.watch.beat("training", state.step, slow=True)  # a first step may compile
     while state.step < run.total_steps and not stopping:
+        run.balance.begin()
         values = train_step(net, state, task, batches, run.step)
+        run.balance.end()
         state.step += 1
         state.samples += run.global_batch_size
         run.watch.beat("training", state.step)
@@ -206,7 +213,8 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
     skipped = check_finite(state, run)
     steps = state.step - state.logged_step
     names = [name for name in state.totals if name != "non_finite"]
-    sums = all_sum(torch.stack([state.totals[name].float() for name in names]), run.world).tolist()
+    own = torch.tensor(run.balance.row(), device=run.world.device)
+    sums = all_sum(torch.cat([torch.stack([state.totals[name].float() for name in names]), own]), run.world).tolist()
     counted = run.world.size * (steps - skipped)
     logged = {f"train/{name}": value / counted for name, value in zip(names, sums) if counted}
     logged["train/lr"] = state.schedule.last_lr
@@ -214,6 +222,7 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
     if skipped:
         logged["train/skipped_steps"] = float(skipped)
     state.totals, state.logged_step = {}, state.step
+    logged |= run.balance.read(state.step, sums[len(names) :])
     run.logger.log(state.step, logged | clock.read(steps * run.global_batch_size))
     for callback in run.callbacks:
         callback.on_log(state, logged)

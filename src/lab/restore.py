@@ -10,7 +10,7 @@ from torch import nn
 
 from lab import checkpoint, directory, hardware
 from lab.build import Config, make_dataset, make_eval_loader, make_model, make_task
-from lab.config import check
+from lab.config import as_single, check
 from lab.distributed import world
 from lab.errors import ConfigError
 from lab.loop import evaluate
@@ -43,7 +43,7 @@ def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, 
             parent = OmegaConf.select(cfg, key.rpartition(".")[0]) or cfg
             raise ConfigError(no_such_key(key, [str(name) for name in parent]))
         OmegaConf.update(cfg, key, OmegaConf.create([value])[0])
-    cfg.trainer.strategy, cfg.hardware.num_procs = "single", "auto"  # on one device, wherever it was trained
+    as_single(cfg)
     check(cfg)
     config = Config.of(cfg)
     machine = hardware.resolve(config.hardware, config.trainer)

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from lab import checkpoint, directory, distributed, hardware
+from lab.balance import Balance, RanksBalance
 from lab.build import (
     Config,
     make_callbacks,
@@ -26,6 +27,7 @@ from lab.build import (
 )
 from lab.config import parse_interval
 from lab.data.loader import Loader
+from lab.ddp import with_sync_batchnorm
 from lab.distributed import World
 from lab.dynamo import skip_dynamo_import
 from lab.errors import ConfigError
@@ -110,17 +112,22 @@ def train(
     limits = [trainer.max_steps, trainer.max_epochs and max(1, round(trainer.max_epochs * steps_per_epoch))]
     total_steps = min(int(limit) for limit in limits if limit)
     model = make_model(config).to(world.device)
+    if trainer.sync_batchnorm:
+        model = with_sync_batchnorm(model, world.device)
     task = make_task(config, world.device)
     state, settings = make_state(config, machine, model, total_steps)
-    net = distributed.wrap(model, world)
+    net = distributed.wrap(model, world, trainer)
     net = torch.compile(net) if config.hardware.compile else net  # type: ignore[assignment]
+
+    share = trainer.straggler_share
+    balance = RanksBalance(net, world, train_loader, logger, share) if world.size > 1 else Balance()
 
     # ---- when things are due
     every = {
         key: parse_interval(getattr(trainer, key), steps_per_epoch) for key in ("log_every", "eval_every", "save_every")
     }
     run = Run(
-        world, logger, checkpoints, make_callbacks(config), stop, watch, settings,
+        world, logger, balance, checkpoints, make_callbacks(config), stop, watch, settings,
         global_batch_size=trainer.global_batch_size, epoch_samples=len(sets["train"]), total_steps=total_steps, **every,
         keep_best=trainer.keep_best, patience=trainer.early_stop_patience,
         monitor_key=config.monitor.key, monitor_sign=1 if config.monitor.mode == "min" else -1,
@@ -142,9 +149,10 @@ def train(
         stop.settle()
         if stop.cause:
             return {"step": state.step}
+        balanced = run.balance.report()
         for callback in run.callbacks:
             callback.on_end(state)
-        return final_scores(state, task, val_loader, test_loader, run)
+        return final_scores(state, task, val_loader, test_loader, run) | balanced
     except Stopped:  # during the final scores: they are made anew when the run goes on
         return {"step": state.step}
     finally:

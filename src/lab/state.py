@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lab.balance import Balance
 from lab.callbacks.base import Callback
 from lab.checkpoint import Checkpoints
 from lab.data.loader import Loader
@@ -98,9 +99,11 @@ class TrainState:
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What train_step needs beside the state. local_batch_size: samples of this rank in one optimizer step."""
+    """What train_step needs beside the state. local_batch_size: samples of this rank in one optimizer step;
+    num_parameters: how many the optimizer trains."""
 
     local_batch_size: int
+    num_parameters: int
     accumulate: int
     clip_norm: float | None
     skip_non_finite: bool
@@ -116,6 +119,7 @@ class Run:
 
     world: World
     logger: Logger
+    balance: Balance
     checkpoints: Checkpoints
     callbacks: list[Callback]
     stop: StopRequest
