@@ -17,10 +17,10 @@ from lab.compose import ROOT
 from lab.errors import ConfigError, RunFailed
 
 Call = Callable[..., tuple[int, list[str]]]
-ROOT_HAS = (
-    "(the config has: name, seed, resume, monitor, data, model, task, optim, trainer, hardware, logger, callback)"
+ROOT_HAS = "(the config has: name, seed, resume, sweep, monitor, data, model, task, optim, trainer, hardware, logger, callback)"
+GROUPS = (
+    "(the config has: data, model, task, optim, trainer, hardware, logger, callback, name, seed, resume, sweep, monitor"
 )
-GROUPS = "(the config has: data, model, task, optim, trainer, hardware, logger, callback, name, seed, resume, monitor"
 TRAINER_HAS = (
     "(trainer has: strategy, max_epochs, max_steps, global_batch_size, clip_norm, non_finite, ema_decay, log_every, "
     "eval_every, save_every, keep_best, early_stop_patience, max_eval_batches)"
@@ -73,7 +73,7 @@ def call(
         (["hydra.run.dri=x"], "hydra.run.dri: no such key - did you mean hydra.run.dir? (hydra.run has: dir)"),
         (["model=mpl"], "model=mpl: no such option - did you mean model=mlp? (model has: gpt, mlp, resnet)"),
         (["model=null"], "model=null: no such option (model has: gpt, mlp, resnet)"),
-        (["-m", "model=mlp,mpl"], "model=mpl: no such option - did you mean model=mlp? (model has: gpt, mlp, resnet)"),
+        (["-m", "model=mlp,mpl"], "job 1 (model=mpl): model=mpl: no such option - did you mean model=mlp? (model has: gpt, mlp, resnet)"),
         (["optim/schedule=cosin"], "optim/schedule=cosin: no such option - did you mean optim/schedule=cosine? (optim/schedule has: constant, cosine, linear, step)"),
         (["model=mlp,resnet"], "model=mlp,resnet: several values are a sweep - add -m, or write a list as model=[mlp,resnet]"),
         (["a=[1"], f"a=[1: {SYNTAX}"),
@@ -179,17 +179,6 @@ def test_an_error_of_the_programme_keeps_its_traceback(call: Call, monkeypatch: 
     monkeypatch.setitem(sys.modules, "lab.start", SimpleNamespace(start=broken))
     with pytest.raises(ZeroDivisionError, match="a bug"):
         call("data=synthetic")
-
-
-def test_a_multirun_goes_on_and_shows_each_failure_once(call: Call, started: list[Any], tmp_path: Path) -> None:
-    status, shown = call("-m", "data=synthetic", "seed=1,66,77,-1,2")
-    assert [cfg.seed for cfg, _, _ in started] == [1, 66, 77, 2]
-    assert status == 2
-    assert [line.partition(" (")[0] for line in shown] == ["failed: job 1", "error: job 2", "error: job 3"]
-    assert shown[2].endswith("seed: must be >= 0, got -1")
-    assert len({run_dir for _, run_dir, _ in started}) == 4
-    assert not (tmp_path / "runs" / "sweep" / "3").exists()
-    assert call("-m", "data=synthetic", "seed=1,66")[0] == 1
 
 
 def test_from_the_shell_one_line_and_status_2(tmp_path: Path) -> None:

@@ -52,26 +52,6 @@ def test_a_run_is_one_directory(train_command: Command, tmp_path: Path) -> None:
     assert again.stderr.count("\n") == 1
 
 
-def test_multirun_with_ddp_makes_two_directories(train_command: Command, tmp_path: Path) -> None:
-    done = train_command(
-        "-m", *SHORT, "trainer=ddp", "hardware.num_procs=2", "seed=0,1", f"hydra.sweep.dir={tmp_path}/sweep"
-    )
-    assert done.returncode == 0, done.stderr
-    runs = run_dirs(tmp_path)
-    assert runs == [tmp_path / "sweep/0", tmp_path / "sweep/1"]
-    assert [status(r)["status"] for r in runs] == ["finished", "finished"]
-    assert not torch.equal(*(last_checkpoint(r)["model"]["0.weight"] for r in runs))
-    assert not processes_with(str(tmp_path))
-
-
-def test_a_failing_job_does_not_stop_a_multirun(train_command: Command, tmp_path: Path) -> None:
-    lost = tmp_path / "lost.h5"
-    done = train_command("-m", *SHORT, f"data.path={lost},{ROOT}/data/digits.h5", f"hydra.sweep.dir={tmp_path}/sweep")
-    assert done.returncode == 2
-    assert str(lost) in done.stderr
-    assert [status(r)["status"] for r in run_dirs(tmp_path)] == ["finished"]
-
-
 def test_torchrun_ranks_share_one_directory(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*torchrun, TRAIN[1], *SHORT, "trainer=ddp", f"hydra.run.dir={tmp_path}/run"]

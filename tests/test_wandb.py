@@ -78,7 +78,7 @@ def test_a_failed_run_is_failed_there_too(train_command: Command, tmp_path: Path
 def test_each_job_of_a_multirun_is_a_run(train_command: Command, tmp_path: Path) -> None:
     done = train_command("-m", *RUN, "trainer.max_steps=3", "seed=1,2", f"hydra.sweep.dir={tmp_path}/sweep")
     assert done.returncode == 0, done.stderr
-    summaries = [inspect(tmp_path / "sweep" / str(job), "--summary")[0] for job in (0, 1)]
+    summaries = [inspect(job, "--summary")[0] for job in sorted((tmp_path / "sweep").glob("seed-*"))]
     assert [s["config"]["seed"] for s in summaries] == [1, 2]
     assert len({s["run_id"] for s in summaries}) == 2
 

@@ -100,6 +100,13 @@ def make_task(config: Config, device: torch.device) -> Task:
     return Task(criterion.to(device) if isinstance(criterion, nn.Module) else criterion, metrics)
 
 
+def count_steps(trainer: TrainerConfig, num_samples: int) -> int:
+    """Optimizer steps of the whole run; num_samples: of an epoch."""
+    steps_per_epoch = num_samples / trainer.global_batch_size
+    limits = [trainer.max_steps, trainer.max_epochs and max(1, round(trainer.max_epochs * steps_per_epoch))]
+    return min(int(limit) for limit in limits if limit)
+
+
 def make_state(
     config: Config, machine: Hardware, model: nn.Module, total_steps: int
 ) -> tuple[TrainState, StepSettings]:

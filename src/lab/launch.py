@@ -139,7 +139,7 @@ def meeting_file() -> Iterator[str]:
 def _rank_main(
     index: int, target: Callable[[Path], None], directory: Path, count: int, store: str, parent: int
 ) -> None:
-    _die_with(parent)
+    die_with(parent)
     for number in SIGNALS:  # they wait (held_signals) until the run takes them
         signal.signal(number, signal.SIG_DFL)
     os.environ.update(rank_environment(index, count, store), LAB_PARENT=str(parent))
@@ -151,7 +151,7 @@ def _rank_main(
         raise SystemExit(1) from None  # it is on record
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """The kernel kills this rank when its parent has gone, however that went (Linux only)."""
     from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 

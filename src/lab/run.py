@@ -17,6 +17,7 @@ from lab import checkpoint, directory, distributed, hardware
 from lab.balance import Balance, RanksBalance
 from lab.build import (
     Config,
+    count_steps,
     make_callbacks,
     make_dataset,
     make_eval_loader,
@@ -28,6 +29,7 @@ from lab.build import (
 from lab.config import parse_interval
 from lab.data.loader import Loader
 from lab.ddp import with_sync_batchnorm
+from lab.directory import shown
 from lab.distributed import World
 from lab.dynamo import skip_dynamo_import
 from lab.errors import ConfigError
@@ -48,7 +50,8 @@ def run(run_dir: Path, began: float | None = None) -> None:
     """
     began = time.monotonic() if began is None else began
     with recording(run_dir, distributed.rank()), stop_on_signals(began) as stop:
-        faulthandler.enable(file=2)  # where native code crashed, or holds the interpreter
+        if not faulthandler.is_enabled():  # a job's has a file of its own
+            faulthandler.enable(file=2)  # where native code crashed, or holds the interpreter
         config = Config.of(OmegaConf.load(run_dir / directory.CONFIG))  # type: ignore[arg-type]
         timeout_s = seconds(config.trainer.timeout)
         stop.max_time_s = seconds(config.trainer.max_time)
@@ -109,8 +112,7 @@ def train(
     # ---- model, task, optimizer: drawn from the seed alone, so equal on all ranks
     seed_everything(config.cfg.seed)
     steps_per_epoch = len(sets["train"]) / trainer.global_batch_size
-    limits = [trainer.max_steps, trainer.max_epochs and max(1, round(trainer.max_epochs * steps_per_epoch))]
-    total_steps = min(int(limit) for limit in limits if limit)
+    total_steps = count_steps(trainer, len(sets["train"]))
     model = make_model(config).to(world.device)
     if trainer.sync_batchnorm:
         model = with_sync_batchnorm(model, world.device)
@@ -255,11 +257,3 @@ def finish(
     best = f" (best at step {result['best_step']})" if "best_step" in result else ""
     rows = [f"  {key:<20} {value:.4f}" for key, value in scores.items()]
     logger.say("\n".join([f"finished {result['step']:,} steps{best} in {seconds:.1f} s", *rows, f"  {shown(run_dir)}"]))
-
-
-def shown(path: Path) -> str:
-    """Relative to where the user stands, when it lies below."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
@@ -20,11 +21,11 @@ from lab.run import recording, run
 PREEMPTED = 75  # EX_TEMPFAIL: saved, to be run again
 
 
-def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: bool) -> None:
+def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: bool, leave: Collection[str] = ()) -> None:
     """Run `cfg` (checked, resolved) in `run_dir`, or go on with the run that `run_dir` holds, to the end.
 
-    own_process: a job of a multirun, which never shares a process with another. Raises ConfigError, RunFailed,
-    KeyboardInterrupt or SystemExit as the run ended.
+    own_process: a job of a multirun, which never shares a process with another. leave: a run whose status is one of
+    these is left as it is. Raises ConfigError, RunFailed, KeyboardInterrupt or SystemExit as the run ended.
     """
     began = time.monotonic()
     trainer, hardware = typed(TrainerConfig, cfg.trainer, "trainer"), typed(HardwareConfig, cfg.hardware, "hardware")
@@ -35,6 +36,8 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
             "it; torchrun --max-restarts=3 does it, with a fixed hydra.run.dir and resume=auto"
         )
     with directory.claimed(run_dir):
+        if directory.read_json(run_dir / directory.STATUS).get("status") in leave:
+            return
         before = directory.reopen(run_dir, cfg) if directory.holds_run(run_dir) else None
         if before is None:
             directory.fill(run_dir, cfg, overrides)
