@@ -86,7 +86,7 @@ class Cluster:
         output = f"--output={self.root}/job-%j.log"
         return int(self.command("sbatch", "--parsable", output, "--open-mode=append", *options, str(path)))
 
-    def facts(self, job: int) -> dict[str, str]:
+    def facts(self, job: int | str) -> dict[str, str]:
         shown = self.command("scontrol", "show", "--oneliner", "job", str(job))
         return dict(word.split("=", 1) for word in shown.split() if "=" in word)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,3 +88,46 @@ def test_preempted_jobs_are_requeued_and_end_as_undisturbed_ones(slurm: Cluster,
     assert_equal(metrics(run), metrics(straight))
     assert result(run)["test/loss"] == result(straight)["test/loss"]
     assert not processes_with(str(run))
+
+
+def sweep(slurm: Cluster, sweep_dir: Path, *overrides: str) -> subprocess.Popen[str]:
+    command = [*TRAIN, "-m", "hydra/launcher=slurm", f"hydra.sweep.dir={sweep_dir}", *QUICK, *overrides]
+    return subprocess.Popen(command, env=slurm.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_a_sweep_of_batch_jobs_one_of_which_is_signalled(slurm: Cluster, tmp_path: Path) -> None:
+    """A job of two ranks, too: started by its task, or by srun; the signalled one is queued again and goes on."""
+    pytest.importorskip("submitit")
+    lr, steps = "optim.lr=1e-3,3e-3", ("trainer.max_steps=3000", "trainer.save_every=null", "trainer.log_every=50")
+    process = sweep(slurm, tmp_path / "sweep", lr, *steps, "trainer=ddp", "hardware.num_procs=2")
+    try:
+        jobs: list[Path] = []
+        end = time.monotonic() + 60
+        while not any((job / "metrics.jsonl").exists() and metrics(job) for job in jobs):
+            assert time.monotonic() < end, slurm.command("squeue")
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.2)
+            ledger = tmp_path / "sweep/sweep.json"
+            jobs = (
+                [ledger.parent / job["key"] for job in json.loads(ledger.read_text())["jobs"]]
+                if ledger.exists()
+                else []
+            )
+        first = next(
+            line.split()[0] for line in slurm.command("squeue", "-h", "-r", "-t", "R", "-o", "%i").splitlines()
+        )
+        slurm.command("scancel", "--signal=USR2", first)  # as before its time limit
+        end = time.monotonic() + 60
+        while slurm.facts(first).get("Restarts") != "1" or slurm.facts(first)["JobState"] != "PENDING":
+            assert time.monotonic() < end, slurm.facts(first)
+            time.sleep(0.2)
+        slurm.command("scontrol", "update", f"JobId={first}", "StartTime=now")
+        said, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    assert [status(job)["status"] for job in jobs] == ["finished", "finished"], said
+    assert "2 finished" in said
+    text = "".join((job / "output.log").read_text() for job in jobs)
+    assert text.count("stopped by SIGUSR2") == text.count("on from last_") == 1
+    assert not processes_with(str(tmp_path))

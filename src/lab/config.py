@@ -128,7 +128,7 @@ class PoolConfig:
 
 @dataclass(frozen=True)
 class SlurmConfig:
-    """hydra.launcher, where that is submitit_slurm."""
+    """hydra.launcher, where that is slurm."""
 
     jobs_at_once: Annotated[int, Rule(at_least=1)]
     timeout_min: Annotated[int, Rule(at_least=1)]

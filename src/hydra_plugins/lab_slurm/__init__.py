@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 
 class SlurmLauncher(Launcher):
-    """conf/hydra/launcher/submitit_slurm.yaml"""
+    """conf/hydra/launcher/slurm.yaml"""
 
     def __init__(self, **options: Any) -> None:
         self.options = options
@@ -24,9 +24,9 @@ class SlurmLauncher(Launcher):
 
         self.config = typed(SlurmConfig, self.options, "hydra.launcher")
         if find_spec("submitit") is None:
-            raise ConfigError("hydra/launcher=submitit_slurm: needs submitit - pip install 'lab[slurm]'")
+            raise ConfigError("hydra/launcher=slurm: needs submitit - pip install 'lab[slurm]'")
         if which("sbatch") is None:
-            raise ConfigError("hydra/launcher=submitit_slurm: there is no sbatch here - start it where SLURM is")
+            raise ConfigError("hydra/launcher=slurm: there is no sbatch here - start it where SLURM is")
 
     def run_jobs(self, work: Any) -> Any:
         from lab.sweep.slurm import run_jobs
@@ -36,4 +36,4 @@ class SlurmLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from lab.errors import ConfigError
 
-        raise ConfigError("hydra/launcher=submitit_slurm: runs the jobs of hydra/sweeper=ledger or optuna - choose one")
+        raise ConfigError("hydra/launcher=slurm: runs the jobs of hydra/sweeper=ledger or optuna - choose one")

@@ -123,7 +123,7 @@ class Batch:
         try:
             executor = submitit.SlurmExecutor(folder, max_num_timeout=config.max_num_timeout)
         except RuntimeError as error:  # no sbatch here
-            raise ConfigError(f"hydra/launcher=submitit_slurm: {error}") from None
+            raise ConfigError(f"hydra/launcher=slurm: {error}") from None
         plain = ("partition", "account", "qos", "constraint", "cpus_per_task", "gpus_per_node", "mem", "setup")
         given = {key: value for key in plain if (value := getattr(config, key)) is not None}
         executor.update_parameters(
