@@ -218,7 +218,7 @@ def _job_main(directory: Path, environment: dict[str, str], quiet: bool, parent:
     code = 1
     try:
         if quiet:
-            _print_to(directory / OUTPUT)
+            print_to(directory / OUTPUT)
         with open(directory / FAULT, "w") as fault:
             faulthandler.enable(fault)
             code = run_job(directory)
@@ -230,7 +230,7 @@ def _job_main(directory: Path, environment: dict[str, str], quiet: bool, parent:
     raise SystemExit(code)
 
 
-def _print_to(path: Path) -> None:
+def print_to(path: Path) -> None:
     """All that this process and those below it print goes there."""
     sys.stdout.flush()
     sys.stderr.flush()
