@@ -71,11 +71,6 @@ def test_three_ranks_resume_bit_for_bit(tmp_path: Path, options: tuple[str, ...]
         assert torch.equal(final_weights(cut)[name], value)
 
 
-def test_a_bf16_hook_needs_cuda(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="comm_hook=bf16: torch has it for CUDA only, not for cpu"):
-        start_run(tmp_path / "run", *DDP, "trainer.ddp.comm_hook=bf16")
-
-
 class Spare(nn.Module):
     """An MLP with a layer that no output depends on; `late`: from the fourth training step on, and on rank 1 alone."""
 
@@ -139,6 +134,7 @@ def test_a_parameter_that_is_unused_on_one_rank_is_averaged_with_the_key(
     (("trainer=ddp", "trainer.ddp.static_graph=true", "trainer.ddp.find_unused_parameters=true"),
      "trainer.ddp.find_unused_parameters=true: leave it false"),
     (("trainer=ddp", "trainer.sync_batchnorm=true", "hardware=cpu"), "runs on CUDA only, not on cpu"),
+    (("trainer=ddp", "trainer.ddp.comm_hook=bf16", "hardware=cpu"), "comm_hook=bf16: torch has it for CUDA only"),
     (("trainer.straggler_share=0",), "trainer.straggler_share: must be > 0, got 0"),
 ])  # fmt: skip
 def test_options_that_cannot_be(overrides: tuple[str, ...], line: str) -> None:

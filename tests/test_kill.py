@@ -54,7 +54,7 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     yield
     assert not holds_lock(tmp_path / "run")
     assert children(os.getpid()) == before
-    assert not list(temporary.iterdir())
+    assert not [f for f in temporary.iterdir() if not f.name.startswith("torchinductor")]  # torch's, not a rank's
     assert not [f for f in (tmp_path / "run").rglob(".*") if f.name not in (".lock",)]
 
 

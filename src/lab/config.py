@@ -293,6 +293,8 @@ def _check_ddp(trainer: TrainerConfig, hardware: HardwareConfig) -> None:
         raise ConfigError(
             "trainer.ddp.find_unused_parameters=true: leave it false, trainer.ddp.static_graph=true finds them itself"
         )
+    if options.comm_hook == "bf16" and hardware.device == "cpu":
+        raise ConfigError("trainer.ddp.comm_hook=bf16: torch has it for CUDA only, not for cpu; fp16 works")
     if trainer.sync_batchnorm and hardware.device in ("cpu", "mps"):
         raise ConfigError(
             f"trainer.sync_batchnorm=true: torch's SyncBatchNorm runs on CUDA only, not on {hardware.device}"
