@@ -116,7 +116,10 @@ def run(launcher: Launcher, work: Work) -> signal.Signals | None:
     if hasattr(launcher, "run_jobs"):
         return launcher.run_jobs(work)
     jobs = list(work.jobs)
-    launcher.launch([[f"sweep.job='{job.directory}'", f"hydra.sweep.subdir='{job.key}'"] for job in jobs], 0)
+    try:
+        launcher.launch([[f"sweep.job='{job.directory}'", f"hydra.sweep.subdir='{job.key}'"] for job in jobs], 0)
+    except Exception as error:  # some raise when a job did not come back; what has become of each says its directory
+        say(f"hydra/launcher: {type(error).__name__}: {error}")
     for job in jobs:
         work.on_end(job, job.state())
     return None

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab import directory as run_directory
 from lab.config import PoolConfig
-from lab.errors import Claimed, RunFailed
+from lab.errors import Claimed, ConfigError, RunFailed
 from lab.launch import die_with
 from lab.stop import SIGNALS, held_signals
 from lab.sweep.job import ELSEWHERE, run_job
@@ -81,7 +81,13 @@ class Pool:
                 if len(self._running) >= self._leases.at_once or (job := next(source, None)) is None:
                     return
                 waiting.append(job)
-            lease = self._leases.take(waiting[0].directory)
+            try:
+                lease = self._leases.take(waiting[0].directory)
+            except ConfigError as error:  # more GPUs than there are
+                with contextlib.suppress(Claimed), run_directory.claimed(waiting[0].directory):
+                    run_directory.record_failure(waiting[0].directory, 0, error, first=True)
+                self._tell(waiting.pop(0), 0.0)
+                continue
             if lease is None:
                 return
             job = waiting.pop(0)
