@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -68,6 +69,8 @@ def opened(master: DictConfig) -> tuple[SweepConfig, Ledger]:
     if plain(master.resume) not in (None, "auto"):
         raise ConfigError("resume: a run's own; a sweep goes on by its name - leave resume out, give sweep=NAME again")
     options = typed(SweepConfig, master.sweep, "sweep")
+    if options.name is not None and not re.fullmatch(r"[\w+-][\w.+-]*", options.name):
+        raise ConfigError(f"sweep={options.name}: the name of a folder, of letters, digits and . _ + -")
     return options, Ledger(Path(master.hydra.sweep.dir).absolute())
 
 
