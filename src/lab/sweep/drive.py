@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from lab.config import SweepConfig, typed
 from lab.directory import CONFIG, shown
-from lab.distributed import started_ranks
 from lab.errors import ConfigError, RunFailed
+from lab.meeting import followers
 from lab.schema import plain
 from lab.sweep import plan
 from lab.sweep.ledger import Job, Ledger, NewJob, differing
@@ -64,8 +64,10 @@ def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, argument
 
 def opened(master: DictConfig) -> tuple[SweepConfig, Ledger]:
     """The options and the ledger of the sweep that a command means."""
-    if (started_ranks() or 1) > 1:
-        raise ConfigError("-m under torchrun: start a sweep with the plain command; its jobs start their own processes")
+    if followers():
+        raise ConfigError(
+            "-m under torchrun or srun: start a sweep with the plain command; its jobs start their own processes"
+        )
     if plain(master.resume) not in (None, "auto"):
         raise ConfigError("resume: a run's own; a sweep goes on by its name - leave resume out, give sweep=NAME again")
     options = typed(SweepConfig, master.sweep, "sweep")
