@@ -338,7 +338,7 @@ def test_importance_tells_what_matters_from_what_does_not() -> None:
     scores: list[float | None] = [a + 0.01 * ((7 * i) % 5) for i, (a, _) in enumerate(grid)]
     found = importance(made("x", columns, scores), LOSS)
     assert found is not None
-    assert found.shares["matters"] > 0.95
+    assert found.shares["matters"] > 0.85
     assert found.shares["does not"] < 0.05
     assert "variance" in found.method
     assert importance(made("x", columns, [1.0, 2.0] + [None] * 25), LOSS) is None  # two scores say nothing
@@ -356,7 +356,7 @@ def test_one_job_that_diverged_does_not_decide_what_is_important() -> None:
     scores[0] = 1e9
     found = importance(made("x", columns, scores), LOSS)
     assert found is not None
-    assert found.shares["matters"] > 0.5 > found.shares["does not"]
+    assert found.shares["matters"] > 0.4 > 0.1 > found.shares["does not"]
     assert ranks([3.0, 1.0, 3.0, 2.0]) == [3.5, 1.0, 3.5, 2.0]
 
 

@@ -2,7 +2,7 @@
 
 Optuna's PED-ANOVA (Watanabe et al. 2023) where Optuna is installed and there are enough scores for it; otherwise, and
 for grids, a measure of our own: epsilon squared (Kelley 1935) of a one-way analysis of variance of the scores' ranks,
-the share that is between the values, less what chance alone would put there. Ranks, so that one job that diverged does not
+the share between the values, less what chance alone would put there. Ranks, so that one job that diverged does not
 decide it. It sees each key alone, no interactions.
 """
 
