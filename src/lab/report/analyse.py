@@ -116,7 +116,7 @@ def _ends(key: str, end: str) -> bool:
 
 def _sweep_label(values: dict[str, Any], jobs: Sequence[Job]) -> str:
     names = short_names(tuple(values))
-    words = [f"{names[key]}={show(value)}" for key, value in values.items() if value is not None]
+    words = [f"{names[key]}={show(value)}" for key, value in values.items()]
     return " ".join(words) or ("all seeds" if len(jobs) > 1 else jobs[0].key)
 
 

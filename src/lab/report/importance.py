@@ -1,8 +1,9 @@
 """How much of a score's differences each swept value explains.
 
 Optuna's PED-ANOVA (Watanabe et al. 2023) where Optuna is installed and there are enough scores for it; otherwise, and
-for grids, a measure of our own: epsilon squared of a one-way analysis of variance (Kelley 1935), the share of the
-variance that is between the values, less what chance alone would put there. It sees each value alone, no interactions.
+for grids, a measure of our own: epsilon squared (Kelley 1935) of a one-way analysis of variance of the scores' ranks,
+the share between the values, less what chance alone would put there. Ranks, so that one job that diverged does not
+decide it. It sees each key alone, no interactions.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any
 from lab.report.analyse import config_keys, is_log, numbers
 from lab.report.read import Objective, Study
 
-MIN_JOBS = 6  # below, any share is chance
+MIN_JOBS = 8  # below, any share is chance
 MIN_TRIALS = 20  # PED-ANOVA compares the best tenth with all: below, that is one or two
-BINS = 5  # of a value that has more distinct numbers
+BINS = 5  # at most, of a key that has more distinct numbers; 4 scores or more in each
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,10 @@ def importance(study: Study, objective: Objective) -> Importance | None:
         shares = _ped_anova(columns, scores, objective, study)
         method = "PED-ANOVA of Optuna: how differently a value is spread among the best tenth and among all"
     if shares is None:
-        shares = {key: epsilon_squared(_bins(values), scores) for key, values in columns.items()}
+        shares = {key: epsilon_squared(_bins(values), ranks(scores)) for key, values in columns.items()}
         method = (
-            "share of the score's variance between the values, corrected for chance (epsilon squared, one-way ANOVA)"
+            "share of the variance of the scores' ranks that is between the key's values, corrected for chance "
+            "(epsilon squared of a one-way ANOVA)"
         )
     ordered = dict(sorted(shares.items(), key=lambda item: -item[1]))
     return Importance(ordered, method, len(rows))
@@ -61,13 +63,20 @@ def epsilon_squared(labels: Sequence[Any], scores: Sequence[float]) -> float:
     return max(0.0, (total - within - (k - 1) * within / (n - k)) / total)
 
 
+def ranks(scores: Sequence[float]) -> list[float]:
+    """1 for the smallest; equal scores share the mean of their ranks."""
+    ordered = sorted(scores)
+    first = {score: i for i, score in reversed(list(enumerate(ordered, 1)))}
+    return [first[score] + (ordered.count(score) - 1) / 2 for score in scores]
+
+
 def _bins(values: Sequence[Any]) -> list[Any]:
-    """Numbers with many distinct values in BINS of equally many; others as they are."""
-    known = numbers(values)
-    if known is None or len(set(known)) <= BINS:
+    """Numbers with many distinct values in bins of equally many; others as they are."""
+    known, bins = numbers(values), min(BINS, len(values) // 4)
+    if known is None or len(set(known)) <= bins:
         return [repr(value) for value in values]
     ranked = sorted(known)
-    edges = [ranked[len(ranked) * i // BINS] for i in range(1, BINS)]
+    edges = [ranked[len(ranked) * i // bins] for i in range(1, bins)]
     return [None if value is None else sum(value >= edge for edge in edges) for value in values]
 
 

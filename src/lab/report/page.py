@@ -61,7 +61,7 @@ def data(study: Study, importance: Importance | None) -> dict[str, Any]:
     keys = keys_of(study.jobs, [o.key for o in study.objectives])
     strides = _strides(study.jobs, keys)
     names = short_names(study.swept)
-    scores = [score for job in study.jobs if (score := job.score(study.objective)) is not None]
+    scores = [score for job in study.jobs if (score := job.provisional(study.objective)) is not None]
     shown = study.swept if study.is_sweep else ()  # runs to compare may differ in dozens of keys
     return {
         "name": study.name,
@@ -134,6 +134,7 @@ def _job(study: Study, job: Job, group: int, strides: Mapping[str, int]) -> dict
         "status": "not finite" if failed and job.status == "finished" else job.status,
         "values": _values({key: study.value(job, key) for key in study.swept}),
         "scores": [job.score(o) for o in study.objectives],
+        "provisional": job.provisional(study.objective),
         "soFar": [job.so_far(o) for o in study.objectives],
         "step": job.step,
         "seconds": job.result.get("seconds"),

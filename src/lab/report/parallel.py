@@ -1,4 +1,4 @@
-"""Parallel coordinates: an axis for each swept value and the score, a line for each job, failed ones in red."""
+"""Parallel coordinates: an axis for each swept key and the score, a line for each job; failed red, unfinished grey."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from lab.report.analyse import FEW, axis_kind, distinct_values, is_failure, show, varied, wants_log
 from lab.report.read import Job, Study
-from lab.report.style import FAILED, SEQUENTIAL
+from lab.report.style import FAILED, FAINT, SEQUENTIAL
 
 MAX_AXES = 12
 NO_SCORE = -0.14  # where the lines of failed jobs end, below the axis of the score
@@ -50,7 +50,7 @@ def parallel(study: Study) -> Figure | None:
     """None with fewer than two axes of values, and for runs that are not of one sweep."""
     keys = varied(study)[:MAX_AXES] if study.is_sweep else []
     objective = study.objective
-    scored = {job.key: score for job in study.jobs if (score := job.score(objective)) is not None}
+    scored = {job.key: score for job in study.jobs if (score := job.provisional(objective)) is not None}
     if len(keys) < 2 or not scored:
         return None
     scales = [scale(distinct_values(study, key), axis_kind(study, key)) for key in keys]
@@ -66,21 +66,17 @@ def parallel(study: Study) -> Figure | None:
     drawn = [(job, y) for job in study.jobs if (y := end(job)) is not None]
     for job, y in sorted(drawn, key=lambda pair: -abs(pair[1] - good_end)):  # the best ones on top
         heights = [s.place(study.value(job, key)) for s, key in zip(scales, keys)]  # a gap where a job has no value
-        failed = job.key not in scored
-        color = FAILED if failed else colors(0.95 * abs(y - good_end))
-        axes.plot(
-            range(len(keys) + 1),
-            [math.nan if h is None else h for h in heights] + [y],
-            "--" if failed else "-",
-            color=color,
-            lw=1.3,
-            alpha=0.85,
-        )
+        look: dict[str, Any] = {"color": colors(0.95 * abs(y - good_end)), "lw": 1.3, "alpha": 0.85}
+        if job.key not in scored:
+            look |= {"color": FAILED, "ls": "--"}
+        elif job.status != "finished":
+            look |= {"color": FAINT, "lw": 0.8, "zorder": 1}
+        axes.plot(range(len(keys) + 1), [math.nan if height is None else height for height in heights] + [y], **look)
     for x, (key, found) in enumerate([*zip(keys, scales), (objective.key, last)]):
         _axis(axes, x, key, found)
     if any(job.key not in scored for job, _ in drawn):
         axes.text(len(keys) + 0.04, NO_SCORE, "failed", color=FAILED, va="center", fontsize=8)
-    axes.set(xlim=(-0.1, len(keys) + 0.45), ylim=(-0.2, 1.12))
+    axes.set(xlim=(-0.3, len(keys) + 0.45), ylim=(-0.2, 1.12))
     axes.set_axis_off()
     shade = ScalarMappable(Normalize(0, 0.95), colors)
     bar = figure.colorbar(shade, ax=axes, pad=0.01, fraction=0.03, aspect=30, ticks=[0, 0.95])

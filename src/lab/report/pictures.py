@@ -129,7 +129,7 @@ def _scores(study: Study) -> Figure | None:
     """Score against each swept value: a dot for each job, lines through the means. With two swept values, the colour
     is the other one's."""
     objective, keys = study.objective, (varied(study) or [key for key in study.swept if is_seed(key)])[:MAX_PANELS]
-    scored = [score for job in study.jobs if (score := job.score(objective)) is not None]
+    scored = [score for job in study.jobs if (score := job.provisional(objective)) is not None]
     if not keys or not scored:
         return None
     columns = min(len(keys), 4)
@@ -165,6 +165,8 @@ def _score_panel(axes: Axes, study: Study, key: str, other: str | None) -> None:
         _score_line(axes, study, [(places.get(repr(study.value(j, key))), j) for j in jobs], i, split and show(option))
     if any(is_failure(job, study.objective) for job in study.jobs):
         axes.plot([], [], "x", color=FAILED, label="failed")
+    if any(job.status != "finished" and job.provisional(study.objective) is not None for job in study.jobs):
+        axes.plot([], [], "o", color=FAINT, mfc="none", label="pruned, unfinished")
     if axes.get_legend_handles_labels()[0]:
         title = {"title": split, "title_fontsize": 8} if split else {}
         axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, **title)
@@ -179,6 +181,8 @@ def _score_line(axes: Axes, study: Study, jobs: Sequence[tuple[float | None, Job
         if x is not None and score is not None:
             by_place.setdefault(x, []).append(score)
             axes.plot(x, score, MARKERS[i], color=CATEGORICAL[i], ms=4.5, alpha=0.55, mew=0)
+        elif x is not None and (reached := job.provisional(study.objective)) is not None:
+            axes.plot(x, reached, MARKERS[i], color=FAINT, ms=4, mfc="none", mew=0.8, zorder=1.5)
         elif x is not None and is_failure(job, study.objective):
             axes.plot(x, 1.04, "x", color=FAILED, ms=5.5, clip_on=False, transform=axes.get_xaxis_transform())
     if 1 < len(by_place) <= 12 and any(len(found) > 1 for found in by_place.values()):

@@ -65,6 +65,12 @@ class Job:
         values = [value for _, value in self.curves.get(objective.key, ())]
         return objective.best(values) if values else None
 
+    def provisional(self, objective: Objective) -> float | None:
+        """For pictures: the score, or what was reached so far, unless the job has failed."""
+        if self.status in FAILED or self.status == "finished":
+            return self.score(objective)
+        return self.so_far(objective)
+
     @property
     def step(self) -> int:
         return max((points[-1][0] for points in self.curves.values() if points), default=0)

@@ -90,7 +90,8 @@ def _facts(study: Study) -> str:
 def _best(study: Study, best: Group) -> str:
     objective = study.objective
     n = len(best.scores(objective))
-    text = f"**Best: {best.label}**, {objective.key} {score_text(best, objective)} ({n} seed{'s'[: n != 1]})\n\n"
+    seeds = f"{n} seeds" if n > 1 else "n = 1"
+    text = f"**Best: {best.label}**, {objective.key} {score_text(best, objective)} ({seeds})\n\n"
     text += f"```bash\n{command(best)}\n```"
     if other := better_but_fewer(study, best):
         had = len(other.scores(objective))
@@ -110,7 +111,7 @@ def _group_table(study: Study) -> str:
             + [score_text(group, o) for o in study.objectives]
             + [n, failed or "", len(group.jobs) - n - failed or ""]
         )
-    return _table([*head, *(o.key for o in study.objectives), "n", "failures", "unfinished"], rows)
+    return _table([*head, *(o.key for o in study.objectives), "n", "failures", "pruned, unfinished"], rows)
 
 
 def _job_table(study: Study) -> str:

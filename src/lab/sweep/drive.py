@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -70,6 +71,8 @@ def opened(master: DictConfig) -> tuple[SweepConfig, Ledger]:
     if plain(master.resume) not in (None, "auto"):
         raise ConfigError("resume: a run's own; a sweep goes on by its name - leave resume out, give sweep=NAME again")
     options = typed(SweepConfig, master.sweep, "sweep")
+    if options.name is not None and not re.fullmatch(r"[\w+-][\w.+-]*", options.name):
+        raise ConfigError(f"sweep={options.name}: the name of a folder, of letters, digits and . _ + -")
     return options, Ledger(Path(master.hydra.sweep.dir).absolute())
 
 
@@ -118,7 +121,10 @@ def run(launcher: Launcher, work: Work) -> signal.Signals | None:
     if hasattr(launcher, "run_jobs"):
         return launcher.run_jobs(work)
     jobs = list(work.jobs)
-    launcher.launch([[f"sweep.job='{job.directory}'", f"hydra.sweep.subdir='{job.key}'"] for job in jobs], 0)
+    try:
+        launcher.launch([[f"sweep.job='{job.directory}'", f"hydra.sweep.subdir='{job.key}'"] for job in jobs], 0)
+    except Exception as error:  # some raise when a job did not come back; what has become of each says its directory
+        say(f"hydra/launcher: {type(error).__name__}: {error}")
     for job in jobs:
         work.on_end(job, job.state())
     return None

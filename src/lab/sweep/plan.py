@@ -118,6 +118,8 @@ def expand(arguments: Sequence[str], loader: ConfigLoader, known: Sequence[str],
         key = override.get_key_element()
         if key.lstrip("+~").partition(".")[0] not in NEVER:
             choices[key] = _alternatives(override)
+        elif override.is_sweep_override():
+            raise ConfigError(f"{override.input_line}: a sweep has one value of this; write text with commas in quotes")
     swept = {key.lstrip("+") for key, texts in choices.items() if len(texts) > 1} | set(known)
     parsed = {text: parser.parse_override(text) for texts in choices.values() for text in texts}
     told = {text: keyed(override, cwd) for text, override in parsed.items()}

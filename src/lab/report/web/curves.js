@@ -92,6 +92,7 @@ function drawCurves() {
   $("log").checked = log;
   const order = D.groups.map((_, i) => i).reverse(); // the best on top
   const traces = order.filter(shownGroup).flatMap((i) => groupTraces(i, metric, log));
+  traces.sort((a, b) => (a.line?.dash === "dash") - (b.line?.dash === "dash")); // failed ones above all
   const unit = { step: "optimizer step", epoch: "epoch", time: "minutes since the first record" }[$("x").value];
   Plotly.react("curves", traces, layout({ uirevision: metric + $("x").value + log, xaxis: { title: { text: unit, standoff: 8 } },
     yaxis: { title: { text: plain(metric) + (range ? " (cut above)" : ""), standoff: 8 }, type: log ? "log" : "linear", ...(range ? { range } : {}) } }), PLOT_TOOLS);

@@ -3,7 +3,7 @@
 const STEP = 150, TOP = 34, HEIGHT = 300, LEFT = 30, BELOW = 40;
 const brushes = new Map(); // axis number -> [low, high] in 0..1
 const scoreAxis = () => {
-  const scores = D.jobs.map((job) => job.scores[0]).filter((s) => s !== null);
+  const scores = D.jobs.map((job) => job.provisional).filter((s) => s !== null);
   return { key: objective.key, kind: D.logScore ? "log" : "linear", values: scores.sort((a, b) => a - b), texts: [], isScore: true };
 };
 const parallelAxes = [...D.axes.slice(0, 12), scoreAxis()];
@@ -16,8 +16,8 @@ function svg(tag, attributes, text) {
 }
 
 function heightOf(axis, job) { // 0..1; below 0: failed; null: nothing to draw
-  if (axis.isScore && job.scores[0] === null) return job.failed ? -BELOW / HEIGHT : null;
-  const value = axis.isScore ? job.scores[0] : placeOf(axis, job.values[axis.key]);
+  if (axis.isScore && job.provisional === null) return job.failed ? -BELOW / HEIGHT : null;
+  const value = axis.isScore ? job.provisional : placeOf(axis, job.values[axis.key]);
   if (value === null) return null;
   if (axis.kind === "category") return (value + 0.5) / axis.texts.length;
   const to = axis.kind === "log" ? Math.log : (v) => v, low = to(axis.values[0]), high = to(axis.values[axis.values.length - 1]);
@@ -45,11 +45,11 @@ function drawParallel() {
   root.setAttribute("height", TOP + HEIGHT + BELOW + 24);
   const x = (i) => LEFT + 30 + i * spread, y = (h) => TOP + HEIGHT * (1 - h);
   const last = parallelAxes[parallelAxes.length - 1], parts = [];
-  const badness = (job) => { const h = heightOf(last, job); return job.failed ? 2 : objective.mode === "min" ? h : 1 - h; };
+  const badness = (job) => { const h = heightOf(last, job); return job.failed ? 3 : job.scores[0] === null ? 2 : objective.mode === "min" ? h : 1 - h; };
   const drawn = D.jobs.filter((job) => heightOf(last, job) !== null).sort((a, b) => badness(b) - badness(a));
   for (const job of drawn) {
     const points = parallelAxes.map((axis, i) => [i, heightOf(axis, job)]).filter(([, h]) => h !== null).map(([i, h]) => `${x(i)},${y(h)}`);
-    const line = svg("polyline", { points: points.join(" "), stroke: job.failed ? failedColor() : viridis(badness(job)), class: shownJob(job) ? "" : "out", "stroke-dasharray": job.failed ? "5 4" : "none" });
+    const line = svg("polyline", { points: points.join(" "), stroke: job.failed ? failedColor() : job.scores[0] === null ? faintColor() : viridis(badness(job)), class: shownJob(job) ? "" : "out", "stroke-dasharray": job.failed ? "5 4" : "none" });
     line.append(svg("title", {}, `job ${job.number}: ${D.columns.map((c) => `${c.name}=${job.values[c.key].text}`).join(" ")} → ${job.scores[0] === null ? job.status : round(job.scores[0])}`));
     parts.push(line);
   }
@@ -80,7 +80,7 @@ function brush(event, i) {
   addEventListener("pointermove", move); addEventListener("pointerup", end);
 }
 
-if (D.isSweep && D.axes.length > 1 && D.jobs.some((job) => job.scores[0] !== null)) {
+if (D.isSweep && D.axes.length > 1 && D.jobs.some((job) => job.provisional !== null)) {
   $("parallel-section").hidden = false;
   redraws.push(drawParallel);
   addEventListener("resize", drawParallel);

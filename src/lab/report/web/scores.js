@@ -27,6 +27,13 @@ function scoreTraces(axis, other) {
   return traces;
 }
 
+function unfinishedMarks(axis) { // what they had reached
+  const jobs = D.jobs.filter((job) => shownJob(job) && job.scores[0] === null && job.provisional !== null);
+  const points = jobs.map((job) => ({ job, x: placeOf(axis, job.values[axis.key]) })).filter((p) => p.x !== null);
+  return [{ x: points.map((p) => p.x), y: points.map((p) => p.job.provisional), mode: "markers", marker: { color: faintColor(), symbol: "circle-open", size: 7 },
+    text: points.map((p) => `job ${p.job.number}, ${p.job.status}`), hovertemplate: "%{y:.5g} so far<extra>%{text}</extra>" }];
+}
+
 function failedMarks(axis) { // above the frame, where they stand along the axis
   const failed = D.jobs.filter((job) => job.failed && shownJob(job)).map((job) => ({ job, x: placeOf(axis, job.values[axis.key]) })).filter((p) => p.x !== null);
   return failed.length ? [{ x: failed.map((p) => p.x), y: failed.map(() => 0.5), yaxis: "y2", mode: "markers", marker: { symbol: "x", size: 8, color: failedColor() },
@@ -39,11 +46,12 @@ function drawScores() {
     const partner = panels.length === 2 && panels[1 - i].texts.length <= COLORED ? panels[1 - i] : null;
     const ticks = axis.kind === "category" ? { tickvals: axis.texts.map((_, k) => k), ticktext: axis.texts.map((t) => plain(t.length > 16 ? t.slice(0, 15) + "…" : t)), range: [-0.5, axis.texts.length - 0.5] }
       : axis.texts.length <= 6 ? { tickvals: axis.values, ticktext: axis.texts.map(plain) } : {};
-    Plotly.react(`score-${i}`, [...scoreTraces(axis, partner), ...failedMarks(axis)], layout({
+    Plotly.react(`score-${i}`, [...unfinishedMarks(axis), ...scoreTraces(axis, partner), ...failedMarks(axis)], layout({
       title: { text: `<b>${plain(axis.key)}</b>`, font: { size: 13 }, y: 0.98, yanchor: "top" }, margin: { l: 56, r: 14, t: 30, b: 40 },
       xaxis: { type: axis.kind === "log" ? "log" : "linear", ...ticks }, yaxis: { title: { text: plain(objective.key), standoff: 6 }, type: D.logScore ? "log" : "linear", domain: [0, failed ? 0.9 : 1] },
       ...(failed ? { yaxis2: { domain: [0.92, 1], range: [0, 1], visible: false, fixedrange: true } } : {}) }), PLOT);
     $(`score-legend-${i}`).replaceChildren(...(partner ? [element("b", {}, `${partner.key}`), ...partner.texts.map((text, k) => element("span", {}, swatch(palette()[k], SHAPES[k]), ` ${text}`))] : []),
+      ...(D.jobs.some((job) => job.scores[0] === null && job.provisional !== null) ? [element("span", { class: "quiet" }, "○ pruned, unfinished: so far")] : []),
       ...(failed ? [element("span", {}, swatch(failedColor(), "x", true), " failed")] : []));
   });
 }
@@ -59,7 +67,7 @@ function drawObjectives() {
     legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, xaxis: { title: { text: `${plain(a.key)} (${a.mode})` }, type: D.logScore ? "log" : "linear" }, yaxis: { title: { text: `${plain(b.key)} (${b.mode})` } } }), PLOT);
 }
 
-if (D.axes.length && D.jobs.some((job) => job.scores[0] !== null)) {
+if (D.axes.length && D.jobs.some((job) => job.provisional !== null)) {
   $("scores").append(...D.axes.slice(0, 12).map((_, i) => element("div", {}, element("div", { id: `score-${i}`, class: "plot" }), element("div", { id: `score-legend-${i}`, class: "legend" }))));
   redraws.push(drawScores);
 } else $("scores-section").hidden = true;

@@ -56,7 +56,7 @@ function head() {
   $("facts").textContent = `${D.jobs.length} ${D.isSweep ? "jobs" : "runs"}, score: ${what}${D.typed ? ` · ${D.typed}` : ""}${D.created ? ` · begun ${D.created}` : ""}`;
   if (!D.best) return;
   $("best-section").hidden = false;
-  $("best-line").append(element("b", {}, D.best.label), ` — ${objective.key} ${D.best.score} (${D.best.n} seed${D.best.n === 1 ? "" : "s"})`);
+  $("best-line").append(element("b", {}, D.best.label), ` — ${objective.key} ${D.best.score} (${D.best.n === 1 ? "n = 1" : `${D.best.n} seeds`})`);
   $("best-command").textContent = D.best.command;
   $("best-note").textContent = D.best.note || "";
   $("copy").addEventListener("click", () => {
@@ -68,7 +68,7 @@ function head() {
 
 head();
 const names = D.objectives.map((o) => o.key);
-redraws.push(sortable($("groups"), ["", ...(D.isSweep && D.groupColumns.length ? D.groupColumns.map((c) => c.name) : ["configuration"]), ...names, "n", "failures", "unfinished"], groupRows));
+redraws.push(sortable($("groups"), ["", ...(D.isSweep && D.groupColumns.length ? D.groupColumns.map((c) => c.name) : ["configuration"]), ...names, "n", "failures", "pruned, unfinished"], groupRows));
 const fillJobs = sortable($("jobs"), ["job", ...(D.isSweep ? D.columns.map((c) => c.name) : ["configuration"]), "status", ...names, "step", "time", "directory", "why no score"], jobRows);
 redraws.push(fillJobs);
 $("filter").addEventListener("input", fillJobs);
