@@ -29,7 +29,7 @@ from lab.distributed import World
 from lab.logger import Logger
 
 WARM_UP = 3  # the first steps allocate, choose kernels and build buckets
-SAMPLE_EVERY = 8  # on CUDA: four events at every step would cost the host more than they tell
+ALL_UNTIL, THEN_EVERY = 64, 8  # steps that are measured: marks at every one would cost more than they tell
 NAME_AFTER_S = 2.0  # of measured work: what is shorter matters to nobody, and chance is in it
 LISTED = 8  # ranks whose values the line at the end gives one by one
 COLUMNS = 5  # of a rank's row: memory in bytes, own work in s, steps it was measured in, data wait in s, steps
@@ -73,9 +73,7 @@ class RanksBalance(Balance):
         self, net: nn.Module, world: World, train: Loader, logger: Logger, straggler_share: float | None
     ) -> None:
         self._world, self._train, self._logger, self._share = world, train, logger, straggler_share
-        on_cuda = world.device.type == "cuda"
-        self._clock: HostClock | DeviceClock = DeviceClock(world.device) if on_cuda else HostClock()
-        self._every = SAMPLE_EVERY if on_cuda else 1
+        self._clock = DeviceClock(world.device) if world.device.type == "cuda" else HostClock()
         self._measures = unwrapped(net) is not None and not any(isinstance(m, nn.SyncBatchNorm) for m in net.modules())
         self._sampling = self._queued = False
         self._start: Any = None
@@ -93,7 +91,8 @@ class RanksBalance(Balance):
     # ---- the marks of a step
 
     def begin(self) -> None:
-        self._sampling = self._measures and self._steps >= WARM_UP and self._steps % self._every == 0
+        due = self._steps % THEN_EVERY == 0 if self._steps >= ALL_UNTIL else self._steps >= WARM_UP
+        self._sampling = due and self._measures
         if self._sampling:
             self._waits, self._start = [], self._clock.now()
 

@@ -85,7 +85,7 @@ def train_step(
         name_unused(net, state.model, state.step)
     norm = clip([p.grad for p in parameters], settings.clip_norm)
     # the gradients are the averaged ones, so every rank sees the same norm and takes the same way
-    non_finite = torch.isfinite(norm).logical_not_().to(torch.float32)
+    non_finite = norm.mul(0).ne_(0).to(torch.float32)  # 0 times inf or nan is nan: 1 for these, else 0
     if update(state, settings, non_finite):
         state.schedule.step()
     for p in parameters:
