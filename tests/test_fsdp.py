@@ -489,6 +489,29 @@ def test_an_optimizer_that_cannot_shard_is_named(tmp_path: Path) -> None:
         start_run(tmp_path / "run", *QUICK, *FSDP, *more)
 
 
+def test_tied_weights_cannot_be_wrapped(tmp_path: Path, tokens: Path) -> None:
+    more = ("trainer.max_steps=2", "trainer.fsdp.wrap=[Embedding]")
+    with pytest.raises(ConfigError, match=r"trainer\.fsdp\.wrap: weights of a wrapped module are used outside"):
+        start_run(tmp_path / "run", *model_overrides("gpt", tokens), *FSDP, *more)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        ("auto", ["blocks.0", "blocks.1"]),
+        ("Block", ["blocks.0", "blocks.1"]),
+        (["blocks.*"], ["blocks.0", "blocks.1"]),
+        (["norm", "blocks.1"], ["blocks.1", "norm"]),
+        (["blocks.*.mlp.0"], ["blocks.0.mlp.0", "blocks.1.mlp.0"]),
+    ],
+)
+def test_modules_by_class_and_name(patterns: str | list[str], names: list[str]) -> None:
+    from lab.blocks import find
+    from lab.models.gpt import GPT
+
+    assert list(find(GPT([8], 11, width=16, heads=2, layers=2, dropout=0.0), patterns, "key")) == names
+
+
 @pytest.mark.parametrize(
     ("optim", "ranks"), [(["optim=sgd"], 2), (["optim._target_=torch.optim.RMSprop", "~optim.betas"], 2), ([], 3)]
 )
@@ -503,7 +526,7 @@ def test_other_optimizers_and_ranks_go_on_exactly(tmp_path: Path, optim: list[st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("hardware.activation_checkpointing=auto",)])
+@pytest.mark.parametrize("more", [(), ("hardware.activation_checkpointing=auto",), ("trainer.fsdp.wrap=[]",)])
 def test_compiled_blocks_agree(tmp_path: Path, tokens: Path, more: tuple[str, ...]) -> None:
     common = (*model_overrides("gpt", tokens), *FSDP, "trainer.max_steps=6", "trainer.log_every=1", *more)
     eager = start_run(tmp_path / "eager", *common)

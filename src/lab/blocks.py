@@ -32,7 +32,7 @@ def find(model: nn.Module, patterns: str | Sequence[str], key: str) -> dict[str,
         named = {
             name: module
             for name, module in model.named_modules()
-            if name and (type(module).__name__ == pattern or fnmatchcase(name, pattern))
+            if name and (type(module).__name__ == pattern or _is_named(name, pattern))
         }
         if not named:
             raise ConfigError(_nothing(model, pattern, key))
@@ -41,6 +41,12 @@ def find(model: nn.Module, patterns: str | Sequence[str], key: str) -> dict[str,
                 raise ConfigError(f"{key}: {name!r} is a list of modules, which is never called - write {name}.*")
         found |= named
     return {name: module for name, module in model.named_modules() if name in found}
+
+
+def _is_named(name: str, pattern: str) -> bool:
+    """A * stands for one part of the name: blocks.* are the blocks, not what is in them."""
+    parts, patterns = name.split("."), pattern.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
 
 def _members(model: nn.Module) -> dict[str, nn.Module]:

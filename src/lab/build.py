@@ -26,6 +26,7 @@ from lab.data.loader import Loader
 from lab.data.order import Plan, eval_plan, train_plan
 from lab.data.transforms import compose
 from lab.distributed import World
+from lab.errors import RunFailed
 from lab.fsdp import explained, is_sharded, shard
 from lab.hardware import Hardware
 from lab.optim import Schedule, build_optimizer, lean_step
@@ -136,6 +137,8 @@ def make_state(
     schedule = Schedule(optimizer, build(own.schedule), total_steps)
     state = TrainState(model, ema, optimizer, schedule, hardware.scaler(machine))
     update: Callable[[], Any] = optimizer.step if config.hardware.compile else lean_step(optimizer)
+    if is_sharded(model):
+        update = explained(update, f"optim: {type(optimizer).__name__} cannot update sharded weights", RunFailed)
     settings = StepSettings(
         local_batch_size=sum(machine.micro_batch_sizes),
         num_parameters=sum(len(group["params"]) for group in optimizer.param_groups),
@@ -144,7 +147,7 @@ def make_state(
         skip_non_finite=trainer.non_finite == "skip",
         ema_decay=trainer.ema_decay,
         autocast=hardware.autocast(machine),
-        update=explained(update, optimizer) if is_sharded(model) else update,
+        update=update,
         guarded=bool(optimizer.defaults.get("fused")),
     )
     return state, settings

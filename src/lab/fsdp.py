@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lab import blocks
 from lab.distributed import World
-from lab.errors import ConfigError, RunFailed
+from lab.errors import ConfigError
 
 if TYPE_CHECKING:
     from lab.config import FsdpConfig
@@ -47,8 +47,8 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
 
     mesh = _mesh(config.replicas, world)
     offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if config.cpu_offload else OffloadPolicy()
-    for unit in units.values():
-        if compiled:
+    if compiled:
+        for unit in units.values() or [model]:
             unit.compile()
     for unit in reversed([model, *units.values()]):  # the innermost first, the model last
         fully_shard(
@@ -62,6 +62,10 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
     if not config.reduce_each_micro_batch:
         model.no_sync = lambda: _without_sync(model)  # type: ignore[assignment]
     model.register_forward_hook(_cut_again)
+    wrong = (
+        f"{KEY}: weights of a wrapped module are used outside of its forward (tied?), where they are cut: leave it out"
+    )
+    model.forward = explained(model.forward, wrong, ConfigError)
 
 
 def _mesh(replicas: int, world: World) -> Any:
@@ -122,20 +126,18 @@ def _cut_again(model: Any, inputs: Any, output: Any) -> None:
                 module.reshard()
 
 
-def explained(update: Callable[[], Any], optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """The optimizer's step, with a readable end where it needs what DTensors cannot do."""
+def explained(call: Callable[..., Any], wrong: str, error: type[Exception]) -> Callable[..., Any]:
+    """`call`, which raises error(wrong) where it asks DTensors for what they cannot do."""
 
-    def step() -> None:
+    def asked(*args: Any, **kwargs: Any) -> Any:
         try:
-            update()
-        except (NotImplementedError, RuntimeError) as error:
-            reason = str(error).splitlines()[0]
-            if "sharding" not in str(error).lower() and "DTensor" not in str(error):
+            return call(*args, **kwargs)
+        except (NotImplementedError, RuntimeError) as cause:
+            if "sharding" not in str(cause).lower() and "DTensor" not in str(cause):
                 raise
-            name = type(optimizer).__name__
-            raise RunFailed(f"optim: {name} cannot update sharded weights, use another ({reason})") from error
+            raise error(f"{wrong} ({str(cause).splitlines()[0]})") from cause
 
-    return step
+    return asked
 
 
 def is_part(value: Tensor | None) -> bool:
