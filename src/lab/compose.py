@@ -21,6 +21,7 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
+from lab.agent import from_agent
 from lab.errors import ConfigError
 from lab.explain import explain
 from lab.schema import MISSING, join
@@ -68,7 +69,7 @@ def run_hydra(job: Callable[[DictConfig], Any]) -> None:
     options: dict[str, Any] = {"execution_whitelist": TARGETS_ALLOWED} if _HYDRA_14 else {"version_base": None}
     decorate = hydra.main(config_path=str(CONF), config_name="train", **options)
     try:
-        with _argv(quoted(sys.argv[1:])), _argparse_raises():
+        with _argv(quoted(from_agent(sys.argv[1:]))), _argparse_raises():
             decorate(job)()
     except Exception as error:
         if shown == "1" or (line := explain(error, sys.argv[1:], CONF, composed)) is None:

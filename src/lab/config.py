@@ -75,6 +75,7 @@ class LoggerConfig:
     tags: list[str]
     mode: Annotated[str, option("auto", "online", "offline")]
     timeout_s: Annotated[float, Rule(above=0)]
+    artifact: bool
 
 
 @dataclass(frozen=True)

@@ -93,8 +93,13 @@ def fill(
     if known.diff:
         (directory / DIFF).write_text(known.diff)
     OmegaConf.save(overrides, directory / OVERRIDES)
-    write_status(directory, status, wandb_id=secrets.token_hex(4), **facts)
+    write_status(directory, status, wandb_id=new_wandb_id(), **facts)
     write_config(directory, cfg)
+
+
+def new_wandb_id() -> str:
+    """What the agent of a W&B sweep has given to this run; else one of our own."""
+    return (os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID")) or secrets.token_hex(4)
 
 
 def reopen(directory: Path, cfg: DictConfig) -> DictConfig:

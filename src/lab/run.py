@@ -188,13 +188,7 @@ def make_logger(run_dir: Path, config: Config, world: World, from_step: int) -> 
     if not world.is_main:
         return Logger()
     directory.write_status(run_dir, "running")
-    known, logger = directory.read_json(run_dir / directory.STATUS), config.logger
-    about = {"directory": str(run_dir), **directory.read_json(run_dir / directory.ENVIRONMENT)}
-    about["overrides"] = OmegaConf.to_container(OmegaConf.load(run_dir / directory.OVERRIDES))
-    wandb_run = {key: getattr(logger, key) for key in ("project", "entity", "group", "job_type", "tags")}
-    wandb_run |= {"id": known["wandb_id"], "name": run_dir.name}
-    wandb_run["config"] = {**OmegaConf.to_container(config.cfg), "run": about}  # type: ignore[dict-item]
-    return RunLogger(run_dir, logger, wandb_run, from_step)
+    return RunLogger(run_dir, config.logger, from_step)
 
 
 def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run) -> None:
@@ -247,7 +241,7 @@ def finish(
     if not world.is_main:
         return
     scores = {key: value for key, value in result.items() if "/" in key}
-    logger.summary({f"final/{key}": value for key, value in scores.items()})
+    logger.summary(result)
     if stop.cause:
         directory.write_status(run_dir, "interrupted" if stop.cause == "SIGINT" else "preempted", signal=stop.cause)
         logger.say(f"stopped by {stop.cause} at step {result['step']}, saved; go on with: resume={shown(run_dir)}")

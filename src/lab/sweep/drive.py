@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,7 +59,7 @@ def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, argument
     plan.adapt(ledger, [c for c, job in zip(combinations, jobs) if job.key in chosen], due, composer)
     say(f"sweep {ledger.name}: {outlook(ledger, jobs, due)}\n  {shown(ledger.directory)}")
     stopped = run(launcher, Work(ledger, due, jobs, options)) if due else None
-    conclude(ledger, jobs, stopped)
+    conclude(ledger, jobs, stopped, changed=bool(due))
 
 
 def opened(master: DictConfig) -> tuple[SweepConfig, Ledger]:
@@ -71,6 +71,8 @@ def opened(master: DictConfig) -> tuple[SweepConfig, Ledger]:
     if plain(master.resume) not in (None, "auto"):
         raise ConfigError("resume: a run's own; a sweep goes on by its name - leave resume out, give sweep=NAME again")
     options = typed(SweepConfig, master.sweep, "sweep")
+    if options.name is not None and not re.fullmatch(r"[\w+-][\w.+-]*", options.name):
+        raise ConfigError(f"sweep={options.name}: the name of a folder, of letters, digits and . _ + -")
     return options, Ledger(Path(master.hydra.sweep.dir).absolute())
 
 
@@ -119,17 +121,29 @@ def run(launcher: Launcher, work: Work) -> signal.Signals | None:
     if hasattr(launcher, "run_jobs"):
         return launcher.run_jobs(work)
     jobs = list(work.jobs)
-    launcher.launch([[f"sweep.job='{job.directory}'", f"hydra.sweep.subdir='{job.key}'"] for job in jobs], 0)
+    try:
+        launcher.launch([[f"sweep.job='{job.directory}'", f"hydra.sweep.subdir='{job.key}'"] for job in jobs], 0)
+    except Exception as error:  # some raise when a job did not come back; what has become of each says its directory
+        say(f"hydra/launcher: {type(error).__name__}: {error}")
     for job in jobs:
         work.on_end(job, job.state())
     return None
 
 
-def conclude(ledger: Ledger, jobs: Sequence[Job], stopped: signal.Signals | None) -> None:
-    """The table and the report. Raises as the sweep ended: KeyboardInterrupt, RunFailed, SystemExit(75) or nothing."""
+def conclude(ledger: Ledger, jobs: Sequence[Job], stopped: signal.Signals | None, changed: bool = True) -> None:
+    """The table and the report. Raises as the sweep ended: KeyboardInterrupt, RunFailed, SystemExit(75) or nothing.
+
+    changed: whether any job has run since the last report.
+    """
     states = [job.state() for job in jobs]
     say(f"\n{table(ledger, jobs)}\n\nsweep {ledger.name}: {counted(states)}")
-    write_report(ledger)
+    if changed or not (ledger.directory / "report.md").exists():
+        from lab.report import write
+
+        write(ledger.directory)
+    for name in ("report.md", "report.html"):
+        if (path := ledger.directory / name).exists():
+            say(f"  {shown(path)}")
     again = f"the same command with sweep={ledger.name} goes on"
     if stopped == signal.SIGINT:
         say(f"stopped by Ctrl-C; {again}")
@@ -144,15 +158,6 @@ def conclude(ledger: Ledger, jobs: Sequence[Job], stopped: signal.Signals | None
 
 def counted(states: Sequence[str]) -> str:
     return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-
-
-def write_report(ledger: Ledger) -> None:
-    if importlib.util.find_spec("lab.report") is None:
-        return
-    from lab.report import write
-
-    for path in write(ledger.directory):
-        say(f"  {shown(path)}")
 
 
 def say(text: str) -> None:

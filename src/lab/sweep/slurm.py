@@ -26,9 +26,9 @@ from lab.errors import Claimed, ConfigError, RunFailed
 from lab.meeting import follows, release_followers
 from lab.place import adopt
 from lab.start import PREEMPTED, follow
+from lab.sweep.apart import OUTPUT, print_to
 from lab.sweep.job import run_job
 from lab.sweep.ledger import Job
-from lab.sweep.pool import OUTPUT, print_to
 from lab.sweep.screen import Screen
 
 if TYPE_CHECKING:
