@@ -80,8 +80,17 @@ def _store() -> Any:
         if "LAB_STORE" in os.environ:
             _stores["store"] = dist.FileStore(os.environ["LAB_STORE"], int(os.environ["WORLD_SIZE"]))
         else:
-            _stores["store"] = next(dist.rendezvous("env://"))[0]
+            _stores["store"] = of_this_attempt(next(dist.rendezvous("env://"))[0])
     return _stores["store"]
+
+
+def of_this_attempt(store: Any) -> Any:
+    """torchrun's agent keeps its store when it restarts the ranks, with the addresses of those that are gone. On one
+    machine all know how often it did; several need TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, their counts may differ."""
+    import torch.distributed as dist
+
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"attempt_{attempt}", store) if os.environ.get("GROUP_WORLD_SIZE") == "1" else store
 
 
 def publish_directory(directory: str) -> None:
