@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,8 @@ class Ranks:
             self.signalled, self._signalled_at = signal.Signals(number), now
         for process in self._processes:
             if process.exitcode is None:
-                os.kill(process.pid, number)
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
 
     def run(self, target: Callable[[Path], None], directory: Path, count: int) -> None:
         """target(directory) in `count` ranks until all have ended; RunFailed when one did not end well."""

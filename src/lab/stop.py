@@ -47,6 +47,7 @@ class StopRequest:
         self.save_s = 0.0  # the longest save so far
         self._signalled_at = -SAME_S
         self._last_call: float | None = None
+        self._sent_at = began
         self._calls = 0  # since the ranks told each other
         self._every = 1  # calls between two tellings, the same on all ranks
         self._sent: Callable[[], list[int]] | None = None
@@ -69,7 +70,7 @@ class StopRequest:
             if self.cause:
                 return True
         if self._calls >= self._every:
-            self._send(world, step_s)
+            self._send(world, now)
         return False
 
     def _look_at_the_clock(self, now: float, step_s: float) -> None:
@@ -79,10 +80,11 @@ class StopRequest:
         if now - self.began > self.max_time_s - room_s:
             self.requested = MAX_TIME
 
-    def _send(self, world: World, step_s: float) -> None:
-        steps = min(int(TELL_S / step_s) if step_s > 0 else 1, 2 * self._every, MOST_STEPS)
-        self._sent = all_max([CAUSES.index(self.requested), max(1, steps)], world)
-        self._calls = 0
+    def _send(self, world: World, now: float) -> None:
+        step_s = max((now - self._sent_at) / self._calls, 1e-6)
+        steps = max(1, min(int(TELL_S / step_s), 2 * self._every, MOST_STEPS))
+        self._sent = all_max([CAUSES.index(self.requested), steps], world)
+        self._sent_at, self._calls = now, 0
 
     def _receive(self) -> None:
         assert self._sent is not None
@@ -93,7 +95,7 @@ class StopRequest:
         """Read what was sent last: before the speed of the calls changes, and before the ranks part."""
         if self._sent is not None:
             self._receive()
-        self._every, self._calls, self._last_call = 1, 0, None
+        self._every, self._calls, self._last_call, self._sent_at = 1, 0, None, time.monotonic()
 
     def _handle(self, number: int, frame: Any) -> None:
         now, name = time.monotonic(), signal.Signals(number).name

@@ -27,6 +27,7 @@ from lab.errors import RankLost
 POLL_S = 0.5
 GATHER_S = 2.0  # ranks find out within this of each other that nothing moves
 GRACE_S = 5.0  # for the main thread to end by itself after another rank has failed
+INNERMOST = 12  # frames of a stack that are shown
 SLOW = 3  # what may take so many times the timeout: the start, the first step (it may compile), a save
 WAITS_IN = ("torch/distributed/", "torch/autograd/graph.py", "lab/distributed.py")  # innermost frame of one who waits
 DEBUGGERS = ("pdb", "bdb", "pydevd", "_pydevd_bundle")
@@ -101,7 +102,7 @@ class Watch:
             return
         since, doing, step, _ = self._mark
         frame = sys._current_frames().get(self._main.ident or 0)
-        stack = "".join(traceback.format_stack(frame)) if frame else ""
+        stack = "".join(traceback.format_stack(frame, limit=INNERMOST)) if frame else ""
         waits = frame is not None and any(part in frame.f_code.co_filename for part in WAITS_IN)
         place = f"{doing}, at step {step}"
         report = {"rank": self.rank, "idle_s": time.monotonic() - since, "place": place, "waits": waits, "stack": stack}
