@@ -69,8 +69,9 @@ def states(sweep: Path) -> list[str]:
 
 def results(sweep: Path) -> dict[str, Any]:
     """{job: its result without times and places}"""
+    changing = ("seconds", "best_checkpoint", "balance")
     found = {path.name: result(path) for path in job_dirs(sweep)}
-    return {key: {k: v for k, v in r.items() if k not in ("seconds", "best_checkpoint")} for key, r in found.items()}
+    return {key: {k: v for k, v in r.items() if k not in changing} for key, r in found.items()}
 
 
 def ended_at(sweep: Path) -> dict[str, int]:

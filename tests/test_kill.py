@@ -5,6 +5,7 @@ Faults are put into the functions of the loop before the ranks are forked from t
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import os
@@ -25,6 +26,7 @@ from conftest import QUICK, ROOT, TRAIN, assert_equal, last_checkpoint, metrics,
 from omegaconf import OmegaConf
 
 import lab.checkpoint
+import lab.launch
 import lab.loop
 from lab.errors import RunFailed
 
@@ -83,6 +85,8 @@ def strike(fault: str) -> None:
         raise ZeroDivisionError("the cause")
     if fault == "hang":
         time.sleep(1000)
+    if fault == "native":
+        ctypes.PyDLL(None).sleep(1000)  # PyDLL keeps the interpreter
     os.kill(os.getpid(), getattr(signal, fault))
 
 
@@ -425,3 +429,18 @@ def test_the_verdict_names_the_rank_that_does_not_wait() -> None:
     # one that still moves is only slow
     assert verdict([report(0, True, 30), report(1, False, 2)], 2, 20) is None
     assert verdict([], 2, 20) is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+def test_native_code_that_holds_the_interpreter_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither its watch nor a signal's handler can run there; the kernel's signal shows where it stands."""
+    monkeypatch.setattr(lab.launch, "LAST_S", 2.0)
+    on_call(monkeypatch, lab.loop, "forward_loss", 1, 7, "native")
+    with pytest.raises(RunFailed, match=r"rank 1 hung.*native code holds its interpreter"):
+        start_run(tmp_path / "run", *TWO)
+    shown = capfd.readouterr().err
+    assert "Fatal Python error: Aborted" in shown
+    assert "in strike" in shown

@@ -57,6 +57,7 @@ class Composer:
         """Resolved and checked; ConfigError with the job's number."""
         try:
             cfg = self._composed(overrides)
+            OmegaConf.set_readonly(cfg.hydra, False)  # Hydra 1.4 says it is
             with open_dict(cfg):  # for a ${hydra:...} of the user's
                 cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
                 cfg.hydra.runtime.output_dir = str(self.sweep_dir / key)
