@@ -20,8 +20,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from lab.compose import remove_if_empty, run_hydra
-from lab.distributed import rank, release_followers, started_ranks
+from lab.distributed import started_ranks
 from lab.errors import ConfigError, RunFailed
+from lab.meeting import follows, release_followers
+from lab.place import adopt
 from lab.resume import choose
 from lab.schema import plain
 
@@ -30,10 +32,15 @@ FINISHED, RUN_FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
 def main() -> int:
     """The exit status; of a multirun, the worst of its jobs."""
-    if rank() > 0:  # torchrun or a scheduler started this process beside rank 0, which alone composes
-        from lab.start import follow
+    try:
+        adopt()
+        if follows():  # torchrun or a scheduler started this process beside rank 0, which alone composes
+            from lab.start import follow
 
-        return follow()
+            return follow()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return MISTAKE
     statuses = [FINISHED]
 
     def job(cfg: DictConfig) -> None:

@@ -70,6 +70,8 @@ def test_an_error_in_job_7_stops_the_sweep_before_job_0(tmp_path: Path) -> None:
     [
         (["-m", "optim.lr=interval(0,1)"], "error: optim.lr=interval(0,1): an interval has no end of values"),
         (["-m", "seed=1,2", "resume=x"], "error: resume: a run's own; a sweep goes on by its name"),
+        (["-m", "seed=1,2", "sweep=../x"], "error: sweep=../x: the name of a folder"),
+        (["-m", "seed=1,2", "sweep.fail_fast=true,false"], "error: sweep.fail_fast=true,false: a sweep has one"),
         (["seed=1", "sweep=lr"], "error: sweep=lr: the name of a multirun - add -m"),
         (["-m", "sweep.retyr_failed=true"], "error: sweep.retyr_failed: no such key - did you mean sweep.retry_failed?"),  # noqa: E501
         (["-m", "seed=1,2", "sweep.fail_fast=3"], "error: sweep.fail_fast: expected true or false, got 3"),
@@ -180,6 +182,16 @@ def test_from_another_folder_with_a_relative_path(tmp_path: Path) -> None:
     assert not list((tmp_path / "a").iterdir())
 
 
+def test_a_value_for_all_makes_other_jobs(tmp_path: Path) -> None:
+    where = f"hydra.sweep.dir={tmp_path}/s"
+    assert call(*SWEEP, "seed=0,1", where).returncode == 0
+    done = call(*SWEEP, "seed=0,1", where, "trainer.max_steps=3")
+    assert done.returncode == 0, done.stderr
+    assert "2 jobs, 2 to run, 2 more of other commands" in done.stderr
+    assert book(tmp_path / "s")["swept"] == ["seed", "trainer.max_steps"]
+    assert len(job_dirs(tmp_path / "s")) == 4
+
+
 def test_what_is_due_takes_the_hardware_given_now(tmp_path: Path) -> None:
     options = (*SWEEP, "seed=range(2)", f"hydra.sweep.dir={tmp_path}/s")
     assert call_faulty("raise ZeroDivisionError", *options).returncode == 1
@@ -243,3 +255,32 @@ def test_names_of_directories_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert canonical({"a": [1.0, True, None]}) == {"a": [1, True, None]}
     assert canonical("${seed}") == "${seed}"
     assert len(directory_name(values_of([f"a.key{i}={i}" for i in range(50)]), [f"a.key{i}" for i in range(50)])) < 100
+
+
+def test_jobs_are_composed_as_hydra_composes_them(tmp_path: Path) -> None:
+    """Values are set on a config that is composed once; groups, lists, nulls and keys within keys change nothing."""
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+    from omegaconf import OmegaConf, open_dict
+
+    from lab.compose import CONF, register_resolvers
+    from lab.sweep.plan import Composer, expand, swept_keys
+
+    register_resolvers()
+    arguments = [
+        "optim.lr=1e-3,3e-3", "seed=range(2)", "model.hidden=[4],[5,6]", "model.hidden.0=7", "+model.x=1,2",
+        "optim=adamw,sgd", "optim/schedule=cosine,linear", "trainer.clip_norm=null,1", "logger.tags=[],[a,b]",
+    ]  # fmt: skip
+    with hydra.initialize_config_dir(str(CONF), version_base=None):
+        loader = GlobalHydra.instance().config_loader()
+        master = loader.load_configuration("train", arguments, RunMode.MULTIRUN)
+        composer = Composer(loader, master, tmp_path, tmp_path, swept_keys(arguments))
+        jobs = expand(arguments, loader, [], tmp_path)
+        assert len(jobs) == 256
+        for job in jobs[::17]:
+            ours, theirs = composer._composed(job.overrides), loader.load_sweep_config(master, list(job.overrides))
+            for cfg in (ours, theirs):
+                with open_dict(cfg):
+                    del cfg["hydra"]
+            assert OmegaConf.to_yaml(ours) == OmegaConf.to_yaml(theirs), job.overrides

@@ -128,6 +128,27 @@ class PoolConfig:
 
 
 @dataclass(frozen=True)
+class SlurmConfig:
+    """hydra.launcher, where that is slurm."""
+
+    jobs_at_once: Annotated[int, Rule(at_least=1)]
+    timeout_min: Annotated[int, Rule(at_least=1)]
+    signal_delay_s: Annotated[int, Rule(at_least=1)]
+    max_num_timeout: Annotated[int, Rule(at_least=0)]
+    nodes: Annotated[int, Rule(at_least=1)]
+    tasks_per_node: Annotated[int, Rule(at_least=1)]
+    gpus_per_node: Annotated[int | None, Rule(at_least=1)]
+    cpus_per_task: Annotated[int | None, Rule(at_least=1)]
+    mem: str | None
+    partition: str | None
+    account: str | None
+    qos: str | None
+    constraint: str | None
+    setup: list[str] | None
+    additional_parameters: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class SearchConfig:
     """hydra.sweeper, where it is optuna."""
 

@@ -12,8 +12,9 @@ import torch
 from lab.config import ONE_PROCESS, HardwareConfig, TrainerConfig, check_share
 from lab.cores import cores
 from lab.data_parallel import gpus
-from lab.distributed import local_rank, local_ranks, started_ranks
+from lab.distributed import gpu, local_ranks, started_ranks
 from lab.errors import ConfigError
+from lab.place import Place, place
 from lab.seed import make_deterministic
 
 
@@ -44,7 +45,7 @@ def resolve(hardware: HardwareConfig, trainer: TrainerConfig) -> Hardware:
     micro = [share // parts + (i < share % parts) for i in range(parts)]  # as equal as can be
     precision = hardware.precision
     if device == "cuda":
-        torch.cuda.set_device(local_rank())  # first: a question to CUDA would open a context on GPU 0 in each rank
+        torch.cuda.set_device(gpu())  # first: a question to CUDA would open a context on GPU 0 in each rank
     if precision == "auto":
         precision = "bf16" if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     threads = hardware.num_threads
@@ -75,14 +76,36 @@ def count_processes(hardware: HardwareConfig, trainer: TrainerConfig) -> int:
             raise ConfigError(
                 f"trainer.strategy={trainer.strategy}, but {started} processes were started: add trainer=ddp"
             )
-        if hardware.num_procs not in ("auto", started):
-            raise ConfigError(f"hardware.num_procs={hardware.num_procs}, but {started} were started: leave it auto")
+        if hardware.num_procs not in ("auto", local_ranks()):
+            raise ConfigError(
+                f"hardware.num_procs={hardware.num_procs}, but {local_ranks()} were started on this host: leave it auto"
+            )
         return started
+    here = place()
+    if here is not None:
+        return here.count * _processes_of_host(hardware, trainer, device, here)
     if trainer.strategy in ONE_PROCESS:
         return 1
+    return _processes_here(hardware, device, on_cpu=2)
+
+
+def _processes_of_host(hardware: HardwareConfig, trainer: TrainerConfig, device: str, here: Place) -> int:
+    """Of one of several hosts. On a CPU one, as somebody who wants two starts two pods or tasks."""
+    if trainer.strategy in ONE_PROCESS:
+        raise ConfigError(f"trainer.strategy={trainer.strategy}, but {here.count} hosts were started: add trainer=ddp")
+    if here.local_count is None:
+        return _processes_here(hardware, device, on_cpu=1)
+    if hardware.num_procs not in ("auto", here.local_count):
+        raise ConfigError(
+            f"hardware.num_procs={hardware.num_procs}, but PET_NPROC_PER_NODE={here.local_count}: leave it auto"
+        )
+    return here.local_count
+
+
+def _processes_here(hardware: HardwareConfig, device: str, on_cpu: int) -> int:
     gpus = torch.cuda.device_count()
     if hardware.num_procs == "auto":
-        return {"cuda": gpus, "mps": 1}.get(device, 2)
+        return {"cuda": gpus, "mps": 1}.get(device, on_cpu)
     if device == "cuda" and int(hardware.num_procs) > gpus:
         raise ConfigError(f"hardware.num_procs={hardware.num_procs}: there are {gpus} GPUs, one for each process")
     return int(hardware.num_procs)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.directory import failure, record_failure
-from lab.distributed import rank_environment
+from lab.distributed import first_rank, rank_environment
 from lab.errors import RankLost, RunFailed
 from lab.stop import SAME_S, SIGNALS, held_signals
 
@@ -84,7 +84,7 @@ class Ranks:
             if 130 in codes:
                 raise KeyboardInterrupt
             lost = RankLost(f"the ranks ended with exit status {codes}")
-            record_failure(directory, 0, lost)  # unless there is a record
+            record_failure(directory, first_rank(count), lost)  # unless there is a record
             raise RunFailed(str(lost))
 
     def _wait(self, directory: Path) -> None:
@@ -102,7 +102,7 @@ class Ranks:
 
     def _record_death(self, directory: Path) -> None:
         """One that a signal killed cannot say so itself, and the others would: that their connection broke."""
-        for rank, process in enumerate(self._processes):
+        for rank, process in enumerate(self._processes, start=first_rank(len(self._processes))):
             code = process.exitcode
             if code in (None, *SAID) or (code == -signal.SIGABRT and failure(directory) is not None):
                 continue  # gloo's threads may abort a rank that ends after a failure of another

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from lab import directory, distributed
+from lab import directory, distributed, meeting
 from lab.config import HardwareConfig, TrainerConfig, typed
 from lab.errors import ConfigError, RunFailed
 from lab.hardware import count_processes
 from lab.launch import Ranks
-from lab.run import run
+from lab.place import place
+from lab.run import recording, run
 
 PREEMPTED = 75  # EX_TEMPFAIL: saved, to be run again
 
@@ -29,7 +30,7 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
     began = time.monotonic()
     trainer, hardware = typed(TrainerConfig, cfg.trainer, "trainer"), typed(HardwareConfig, cfg.hardware, "hardware")
     num_procs = count_processes(hardware, trainer)
-    if trainer.max_restarts and distributed.started_ranks() is not None:
+    if trainer.max_restarts and meeting.followers():
         raise ConfigError(
             "trainer.max_restarts: these ranks were not started by the plain command, and cannot be started again by "
             "it; torchrun --max-restarts=3 does it, with a fixed hydra.run.dir and resume=auto"
@@ -41,15 +42,14 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
         if before is None:
             directory.fill(run_dir, cfg, overrides)
         try:
-            if distributed.started_ranks() is not None:
-                distributed.publish_directory(str(run_dir))
-                run(run_dir, began)
-            elif num_procs == 1 and not own_process and not trainer.max_restarts:
-                run(run_dir, began)
+            alone = num_procs == 1 and not own_process and not trainer.max_restarts
+            if distributed.started_ranks() is not None or alone:
+                lead(run_dir, began)
             else:
                 if hardware.compile:
                     import torch._dynamo  # noqa: F401 - once, not in each rank
-                run_ranks(run_dir, num_procs, trainer.max_restarts, began)
+                meeting.leave_to_ranks(run_dir)
+                run_ranks(run_dir, num_procs // distributed.hosts(), trainer.max_restarts, began)
         except KeyboardInterrupt:
             directory.write_status(run_dir, "interrupted", signal="SIGINT")
             raise
@@ -68,7 +68,7 @@ def run_ranks(run_dir: Path, num_procs: int, max_restarts: int, began: float) ->
         for attempt in range(max_restarts + 1):
             checkpoint = newest_checkpoint(run_dir)
             try:
-                ranks.run(partial(run, began=began), run_dir, num_procs)
+                ranks.run(partial(lead, began=began), run_dir, num_procs)
                 return
             except RunFailed:
                 moved = newest_checkpoint(run_dir) != checkpoint
@@ -94,15 +94,27 @@ def newest_checkpoint(run_dir: Path) -> str | None:
     return max((path.name for path in (run_dir / "checkpoints").glob("last_*")), default=None)
 
 
+def lead(run_dir: Path, began: float) -> None:
+    """The life of a rank; rank 0 first tells the ranks and hosts that others have started where the run is."""
+    if distributed.rank() == 0 and meeting.followers():
+        with recording(run_dir, rank=0):
+            meeting.publish_directory(run_dir)
+    run(run_dir, began)
+
+
 def follow() -> int:
-    """The life of a rank above 0 that torchrun started: wait for rank 0's directory, run there -> exit status."""
+    """The life of a rank above 0 that torchrun or srun started, or of a host above 0, which starts ranks: wait for rank
+    0's directory, run there -> exit status."""
     began = time.monotonic()
-    path = distributed.await_directory(timeout_s=600.0)
-    if not path:
+    here, found = place(), meeting.await_directory()
+    if found is None or here is None:
         return 2  # rank 0 has said what is wrong with the configuration
-    run_dir = Path(path)
+    run_dir, local_ranks = found
     try:
-        run(run_dir, began)
+        if here.kind == "host":
+            run_ranks(run_dir, local_ranks, 0, began)
+        else:
+            run(run_dir, began)
         end_as_stopped(run_dir)
     except KeyboardInterrupt:
         return 130
@@ -110,7 +122,8 @@ def follow() -> int:
         return int(end.code or 0)
     except Exception:
         record = directory.failure(run_dir)
-        if record is not None and record["rank"] == distributed.rank():  # rank 0 may be stuck, waiting for this one
+        own = range(here.index * local_ranks, (here.index + 1) * local_ranks) if here.kind == "host" else [here.index]
+        if record is not None and record["rank"] in own:  # rank 0 may be stuck, waiting for this one
             print(f"failed: {first_failure(run_dir)}", file=sys.stderr)
         return 1
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from lab.config import SweepConfig, typed
 from lab.directory import CONFIG, shown
-from lab.distributed import started_ranks
 from lab.errors import ConfigError, RunFailed
+from lab.meeting import followers
 from lab.schema import plain
 from lab.sweep import plan
 from lab.sweep.ledger import Job, Ledger, NewJob, differing
@@ -63,11 +64,15 @@ def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, argument
 
 def opened(master: DictConfig) -> tuple[SweepConfig, Ledger]:
     """The options and the ledger of the sweep that a command means."""
-    if (started_ranks() or 1) > 1:
-        raise ConfigError("-m under torchrun: start a sweep with the plain command; its jobs start their own processes")
+    if followers():
+        raise ConfigError(
+            "-m under torchrun or srun: start a sweep with the plain command; its jobs start their own processes"
+        )
     if plain(master.resume) not in (None, "auto"):
         raise ConfigError("resume: a run's own; a sweep goes on by its name - leave resume out, give sweep=NAME again")
     options = typed(SweepConfig, master.sweep, "sweep")
+    if options.name is not None and not re.fullmatch(r"[\w+-][\w.+-]*", options.name):
+        raise ConfigError(f"sweep={options.name}: the name of a folder, of letters, digits and . _ + -")
     return options, Ledger(Path(master.hydra.sweep.dir).absolute())
 
 
@@ -116,7 +121,10 @@ def run(launcher: Launcher, work: Work) -> signal.Signals | None:
     if hasattr(launcher, "run_jobs"):
         return launcher.run_jobs(work)
     jobs = list(work.jobs)
-    launcher.launch([[f"sweep.job='{job.directory}'", f"hydra.sweep.subdir='{job.key}'"] for job in jobs], 0)
+    try:
+        launcher.launch([[f"sweep.job='{job.directory}'", f"hydra.sweep.subdir='{job.key}'"] for job in jobs], 0)
+    except Exception as error:  # some raise when a job did not come back; what has become of each says its directory
+        say(f"hydra/launcher: {type(error).__name__}: {error}")
     for job in jobs:
         work.on_end(job, job.state())
     return None

@@ -32,6 +32,15 @@ def values_of(overrides: Sequence[str], swept: Collection[str] = (), cwd: Path |
     return {key: value for key, value in (keyed(o, cwd or Path.cwd()) for o in parsed) if counts(key, swept)}
 
 
+def differing_keys(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """The keys in which jobs with these overrides differ; one that only some give is one."""
+    texts = dict.fromkeys(text for overrides in jobs for text in overrides)
+    told = dict(zip(texts, (keyed(o, Path.cwd()) for o in OverridesParser.create().parse_overrides(list(texts)))))
+    values = [dict(told[text] for text in overrides) for overrides in jobs]
+    keys = [key for key in dict.fromkeys(key for key, _ in told.values()) if counts(key, ())]
+    return [key for key in keys if len({json.dumps(v.get(key, "-"), default=str) for v in values}) > 1]
+
+
 def counts(key: str, swept: Collection[str]) -> bool:
     """Whether an override of this key tells jobs apart."""
     top = re.split(r"[./@]", key.lstrip("~"), maxsplit=1)[0]

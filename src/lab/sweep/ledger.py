@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 
 from lab import directory as run_directory
 from lab.errors import ConfigError
-from lab.sweep.identity import digest, directory_name
+from lab.sweep.identity import differing_keys, digest, directory_name
 
 SWEEP = "sweep.json"
 ENDED = ("finished", "pruned")  # never run again
@@ -135,11 +135,12 @@ class Ledger:
                     jobs.append(job)
                     by_key[key] = by_end[key.rpartition("_")[2]] = job
                 added.append(job)
+            differing = differing_keys([job.overrides for job in jobs])
             self._book = {
                 "name": self.name,
                 "created": self._book.get("created", time.strftime("%Y-%m-%dT%H:%M:%S%z")),
                 "overrides": list(command),
-                "swept": all_swept,
+                "swept": list(dict.fromkeys([*all_swept, *differing])),
                 "objectives": [dict(objective) for objective in objectives],
                 "jobs": [{"key": j.key, "number": j.number, "overrides": list(j.overrides)} for j in jobs],
             }

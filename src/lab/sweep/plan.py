@@ -8,17 +8,18 @@ A mistake in one job stops the sweep before anything is written.
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lab import directory as run_directory
@@ -26,6 +27,7 @@ from lab.compose import CONF, composed, resolved
 from lab.errors import Claimed, ConfigError
 from lab.explain import explain
 from lab.resume import SURROUNDINGS, change
+from lab.schema import MISSING
 from lab.sweep.identity import NEVER, counts, directory_name, keyed
 from lab.sweep.ledger import Job, Ledger, NewJob, differing
 
@@ -48,11 +50,13 @@ class Composer:
     cwd: Path
     sweep_dir: Path
     swept: Collection[str] = ()
+    _bases: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)
+    _parsed: dict[str, Override] = field(default_factory=dict)
 
     def job(self, number: int, key: str, overrides: Sequence[str]) -> DictConfig:
         """Resolved and checked; ConfigError with the job's number."""
         try:
-            cfg = self.loader.load_sweep_config(self.master, list(overrides))
+            cfg = self._composed(overrides)
             with open_dict(cfg):  # for a ${hydra:...} of the user's
                 cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
                 cfg.hydra.runtime.output_dir = str(self.sweep_dir / key)
@@ -71,6 +75,40 @@ class Composer:
             shown = differing(overrides, self.swept) or " ".join(overrides)
             raise ConfigError(f"job {number} ({shown}): {line}") from error
 
+    def _composed(self, overrides: Sequence[str]) -> DictConfig:
+        """As Hydra composes it. Jobs that differ in plain values alone are composed once, and the values set as Hydra
+        sets them: a tenth of the time."""
+        for text in overrides:
+            if text not in self._parsed:
+                self._parsed[text] = OverridesParser.create().parse_override(text)
+        parsed = {text: self._parsed[text] for text in overrides}
+        keys = [override.key_or_group for override in parsed.values()]
+        values = {
+            text: override
+            for text, override in parsed.items()
+            if self._is_value(override) and sum(_touch(override.key_or_group, key) for key in keys) == 1
+        }
+        kind = tuple(override.key_or_group if text in values else text for text, override in parsed.items())
+        base = self._bases.get(kind)
+        if base is None:
+            base = self._bases[kind] = self.loader.load_sweep_config(self.master, list(overrides))
+        cfg = copy.deepcopy(base)
+        for override in values.values():
+            OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
+        return cfg
+
+    def _is_value(self, override: Override) -> bool:
+        """Whether it sets a plain value, and chooses no option, adds, deletes or merges nothing."""
+        key = override.key_or_group
+        plain = override.type is OverrideType.CHANGE and key in self.swept and override.package is None
+        node = OmegaConf.select(self.master, key, default=MISSING) if plain else MISSING
+        return plain and node != MISSING and not isinstance(node, DictConfig) and not isinstance(override.value(), dict)
+
+
+def _touch(one: str, other: str) -> bool:
+    """Whether two keys are the same or one lies within the other."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
 
 def expand(arguments: Sequence[str], loader: ConfigLoader, known: Sequence[str], cwd: Path) -> list[Combination]:
     """Every combination of the values, the last key changing fastest; equal ones once. known: keys swept before."""
@@ -80,6 +118,8 @@ def expand(arguments: Sequence[str], loader: ConfigLoader, known: Sequence[str],
         key = override.get_key_element()
         if key.lstrip("+~").partition(".")[0] not in NEVER:
             choices[key] = _alternatives(override)
+        elif override.is_sweep_override():
+            raise ConfigError(f"{override.input_line}: a sweep has one value of this; write text with commas in quotes")
     swept = {key.lstrip("+") for key, texts in choices.items() if len(texts) > 1} | set(known)
     parsed = {text: parser.parse_override(text) for texts in choices.values() for text in texts}
     told = {text: keyed(override, cwd) for text, override in parsed.items()}

@@ -10,7 +10,6 @@ goes, the kernel kills the jobs, and theirs the ranks.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import multiprocessing
 import os
 import signal
@@ -19,24 +18,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from multiprocessing import connection
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from lab import directory as run_directory
 from lab.config import PoolConfig
-from lab.errors import Claimed, RunFailed
-from lab.launch import die_with
+from lab.errors import Claimed, ConfigError
 from lab.stop import SIGNALS, held_signals
-from lab.sweep.job import ELSEWHERE, run_job
+from lab.sweep.apart import FAULT, job_main, record_unexplained
+from lab.sweep.job import ELSEWHERE
 from lab.sweep.lease import Lease, Leases
-from lab.sweep.ledger import Job, is_due
+from lab.sweep.ledger import ENDED, Job, is_due
 from lab.sweep.screen import Screen
 
 if TYPE_CHECKING:
     from lab.sweep.drive import Work
 
-OUTPUT, FAULT = "output.log", "fault.log"  # what a job of several printed; where it was when a signal killed it
 TICK_S = 0.5
 
 
@@ -76,28 +73,43 @@ class Pool:
                 self._screen.refresh([r.job for r in self._running.values()], [j for j, _ in self._elsewhere.values()])
 
     def _fill(self, waiting: list[Job], source: Iterator[Job]) -> None:
+        """Start jobs while there is room."""
         while not self._ending:
             if not waiting:
                 if len(self._running) >= self._leases.at_once or (job := next(source, None)) is None:
                     return
                 waiting.append(job)
-            lease = self._leases.take(waiting[0].directory)
-            if lease is None:
+            job = waiting[0]
+            if job.claimed():
+                self._elsewhere[job.key] = job, float("inf")
+            elif job.state() in ENDED:  # by another process, meanwhile
+                self._tell(job, None)
+            elif not self._begin(job):
                 return
-            job = waiting.pop(0)
-            self._screen.start(job)
-            process = self._start(job, lease)
-            self._running[process.sentinel] = Running(job, process, lease, time.monotonic())
+            waiting.pop(0)
 
-    def _start(self, job: Job, lease: Lease) -> Any:
-        quiet = self._leases.at_once > 1
-        method = "fork" if sys.platform == "linux" else "spawn"
-        context: Any = multiprocessing.get_context(method)
-        arguments = (job.directory, lease.environment(), quiet, os.getpid())
-        with held_signals():  # until the job has handlers of its own, none may find those of its parent there
-            process = context.Process(target=_job_main, args=arguments)
+    def _begin(self, job: Job) -> bool:
+        """Whether the job has begun, or failed to; else there is no room for it yet."""
+        try:
+            lease = self._leases.take(job.directory)
+        except ConfigError as error:  # more GPUs than there are
+            with contextlib.suppress(Claimed), run_directory.claimed(job.directory):
+                run_directory.record_failure(job.directory, 0, error, first=True)
+            self._tell(job, 0.0)
+            return True
+        if lease is None:
+            return False
+        self._screen.start(job)
+        context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        arguments = (job.directory, lease.environment(), self._leases.at_once > 1, os.getpid())
+        with held_signals():  # a signal finds the job among the running ones, and in the job handlers of its own
+            if self._ending:
+                self._leases.give_back(lease)
+                return False
+            process = context.Process(target=job_main, args=arguments)
             process.start()
-        return process
+            self._running[process.sentinel] = Running(job, process, lease, time.monotonic())
+        return True
 
     def _ended(self, running: Running) -> None:
         running.process.join()
@@ -183,58 +195,3 @@ def run_jobs(work: Work, config: PoolConfig) -> signal.Signals | None:
     finally:
         screen.close()
     return pool.stopped
-
-
-def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None) -> None:
-    """A job that was killed, or that ended without a word, cannot say so itself. stopped: it was asked to end."""
-    try:
-        with run_directory.claimed(job.directory):
-            if job.state() not in ("queued", "running"):
-                return
-            if stopped is not None:
-                state = "interrupted" if stopped == signal.SIGINT else "preempted"
-                run_directory.write_status(job.directory, state, signal=stopped.name)
-                return
-            fault = job.directory / FAULT
-            trace = fault.read_text(errors="replace").strip() if fault.exists() else ""
-            if exit_code < 0:
-                name = signal.Signals(-exit_code).name
-                memory = " (the kernel does that when memory runs out: see dmesg)" if name == "SIGKILL" else ""
-                error = RunFailed(f"the job was killed by {name}{memory}")
-            else:
-                error = RunFailed(f"the job ended with status {exit_code} and left no word; see {OUTPUT}")
-            run_directory.record_failure(job.directory, 0, error, first=True, stack=f"{error}\n{trace}\n")
-    except Claimed:  # another process goes on with it already
-        return
-
-
-def _job_main(directory: Path, environment: dict[str, str], quiet: bool, parent: int) -> None:
-    os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, which passes it on once
-    for number in SIGNALS:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    die_with(parent)
-    os.environ.update(environment)
-    code = 1
-    try:
-        if quiet:
-            _print_to(directory / OUTPUT)
-        with open(directory / FAULT, "w") as fault:
-            faulthandler.enable(fault)
-            code = run_job(directory)
-            faulthandler.disable()
-    except KeyboardInterrupt:
-        code = 130
-    sys.stdout.flush()
-    sys.stderr.flush()
-    raise SystemExit(code)
-
-
-def _print_to(path: Path) -> None:
-    """All that this process and those below it print goes there."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.close(file)

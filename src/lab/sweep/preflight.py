@@ -108,6 +108,8 @@ def _child(cfg: DictConfig, num_cores: int, known: list[str], send: Connection, 
     except Exception as error:
         traceback.print_exc()
         send.send(("failed", f"{type(error).__name__}: {error}"))
+    except KeyboardInterrupt:
+        os._exit(130)
 
 
 def try_out(cfg: DictConfig, known: Sequence[str]) -> Trial:

@@ -166,7 +166,7 @@ def latest(run_dir: Path) -> str:
             found |= json.loads(line)
         except ValueError:  # the first is cut, the last may not be whole yet
             continue
-    losses = [f"{k}={v:.4g}" for k, v in found.items() if k.endswith("/loss") and isinstance(v, float)]
+    losses = [f"{k}={v:.4g}" for k, v in sorted(found.items()) if k.endswith("/loss") and isinstance(v, float)]
     return "  ".join([f"step {found['step']}", *losses]) if "step" in found else "starting"
 
 
