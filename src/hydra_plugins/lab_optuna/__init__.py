@@ -5,7 +5,7 @@ from typing import Any
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 
 class OptunaSweeper(Sweeper):
@@ -16,9 +16,10 @@ class OptunaSweeper(Sweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.master, self.loader = config, hydra_context.config_loader
-        if self.options["n_jobs"] is not None and "jobs_at_once" in config.hydra.launcher:
-            with open_dict(config):
-                config.hydra.launcher.jobs_at_once = self.options["n_jobs"]
+        if config.hydra.sweeper.n_jobs is not None and "jobs_at_once" in config.hydra.launcher:
+            config = config.copy()
+            OmegaConf.set_readonly(config.hydra, False)
+            config.hydra.launcher.jobs_at_once = config.hydra.sweeper.n_jobs
         self.chosen = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
