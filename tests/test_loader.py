@@ -199,7 +199,7 @@ def test_ragged_samples() -> None:
 
 def test_windows_are_gathered_together() -> None:
     table = Table(1000)
-    order = chunk_windows(table, 0, 5, 10)
+    order = chunk_windows(table, 0, 5, 8, 10)
     plan = train_plan(order, 10, [10], 0, 1, 0)
     with Loader(table, plan, CPU, kind="threads", num_workers=1, seed=0) as loader:
         for k, batch in zip(range(100), loader, strict=False):

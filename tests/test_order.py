@@ -164,9 +164,11 @@ def test_first_repeats_and_refuses() -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 12), st.integers(0, 5))
-def test_windows_hold_every_row_once_and_whole_chunks(size: int, chunk_rows: int, window: int, seed: int) -> None:
-    order = chunk_windows(range(size), seed, window, chunk_rows)
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 12), st.integers(0, 5), st.integers(1, 50))
+def test_windows_hold_every_row_once_and_whole_chunks(
+    size: int, chunk_rows: int, window: int, seed: int, batch_size: int
+) -> None:
+    order = chunk_windows(range(size), seed, window, batch_size, chunk_rows)
     rows = order(np.arange(3 * size))
     windows = np.array([order.window_of(n) for n in range(3 * size)])
     for epoch in range(3):
@@ -184,7 +186,7 @@ def test_windows_hold_every_row_once_and_whole_chunks(size: int, chunk_rows: int
 @pytest.mark.parametrize("window", [16, 64, 256])
 def test_the_stated_quality_of_windows_is_the_measured_one(window: int) -> None:
     size, chunk_rows, batch_size = 640 * 64, 64, 256
-    order = ChunkWindows(size, chunk_rows, window, seed=0)
+    order = ChunkWindows(size, chunk_rows, window, batch_size, seed=0)
     labels = np.arange(size) * 10 // size  # sorted by label: the worst case
     means = labels[order(np.arange(size * 10))].reshape(-1, batch_size).mean(axis=1)
     measured = means.var() / (labels.var() / batch_size)
@@ -192,9 +194,44 @@ def test_the_stated_quality_of_windows_is_the_measured_one(window: int) -> None:
     assert stated / 1.6 < measured < stated * 1.6
 
 
+@pytest.mark.parametrize(("size", "batch_size"), [(640 * 64, 64), (640 * 64, 512), (40_001, 96)])
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_ranks_share_the_chunks_of_a_window_and_no_batch_changes(size: int, batch_size: int, num_ranks: int) -> None:
+    order = ChunkWindows(size, 64, 64, batch_size, seed=0)
+    share = batch_size // num_ranks
+    steps = 2 * size // batch_size
+
+    def batches(ranks: int) -> list[list[np.ndarray]]:
+        micro = batch_size // ranks
+        plans = [train_plan(order, batch_size, [micro], rank, ranks, 0) for rank in range(ranks)]
+        return [[plan(step)[1] for plan in plans] for step in range(steps)]
+
+    one, several = batches(1), batches(num_ranks)
+    decoded: dict[int, set[tuple[int, int]]] = {rank: set() for rank in range(num_ranks)}
+    for step, (whole, parts) in enumerate(zip(one, several, strict=True)):
+        assert np.array_equal(np.sort(whole[0]), np.sort(np.concatenate(parts)))  # the same samples in step s
+        for rank, rows in enumerate(parts):
+            numbers = step * batch_size + rank * share + np.arange(share)
+            decoded[rank] |= {(order.window_of(int(n)), row // 64) for n, row in zip(numbers, rows, strict=True)}
+    windows = {w for pairs in decoded.values() for w, _ in pairs}
+    chunks = len(set().union(*decoded.values()))
+    total = sum(map(len, decoded.values()))
+    assert total <= chunks + len(windows) * (num_ranks - 1)  # at most one chunk at each border between ranks
+
+
+def test_the_place_in_the_batch_says_little_about_the_sample() -> None:
+    """Over epochs a place sees all chunks alike, and within a window its rows are in random order."""
+    order = ChunkWindows(16 * 8, 8, 4, 8, seed=0)
+    seen = np.bincount(order(np.arange(500 * 128)).reshape(-1, 8)[:, 0], minlength=128)
+    assert seen.min() > 0.4 * seen.mean()
+    order = ChunkWindows(64 * 64, 64, 16, 32, seed=0)
+    rows = order(np.arange(40 * 64 * 64)).reshape(-1, 32)
+    assert abs(np.corrcoef(rows[:-1, 5] % 64, rows[1:, 5] % 64)[0, 1]) < 0.05
+
+
 def test_windows_need_chunks() -> None:
     with pytest.raises(ConfigError, match=r"data\.order\.chunk_rows"):
-        chunk_windows(range(10), 0, 4, None)
+        chunk_windows(range(10), 0, 4, 2, None)
 
 
 def test_class_balance() -> None:
