@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.data.delivery import ring
+from lab.data.delivery import ring, slots
 from lab.data.loader import Loader, starvation
-from lab.data.order import eval_plan, sequential, shuffled, train_plan
+from lab.data.order import TrainPlan, eval_plan, sequential, shuffled
 from lab.data.windows import chunk_windows
 from lab.errors import ConfigError
 
@@ -76,7 +76,7 @@ class Ragged:
 
 
 def endless(size: int, batch: int, micro: list[int] | None = None, start: int = 0):
-    return train_plan(shuffled(range(size), seed=0), batch, micro or [batch], 0, 1, start)
+    return TrainPlan(shuffled(range(size), seed=0), batch, micro or [batch], 0, 1, start)
 
 
 @pytest.fixture(params=["threads", "device"])
@@ -179,7 +179,7 @@ def test_buffers_are_reused_unless_hoarded() -> None:
 
 
 def test_without_the_use_count_each_batch_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring, "CAN_REUSE", False)
+    monkeypatch.setattr(slots, "CAN_REUSE", False)
     plan = endless(64, 4)
     with Loader(Table(64, (3000, 30)), plan, CPU, kind="threads", seed=0) as loader:
         hoard = [batch for _, batch in zip(range(30), loader, strict=False)]
@@ -200,7 +200,7 @@ def test_ragged_samples() -> None:
 def test_windows_are_gathered_together() -> None:
     table = Table(1000)
     order = chunk_windows(table, 0, 5, 8, 10)
-    plan = train_plan(order, 10, [10], 0, 1, 0)
+    plan = TrainPlan(order, 10, [10], 0, 1, 0)
     with Loader(table, plan, CPU, kind="threads", num_workers=1, seed=0) as loader:
         for k, batch in zip(range(100), loader, strict=False):
             check(batch, plan(k)[1])
@@ -222,7 +222,7 @@ def test_advice_runs_ahead_of_reading() -> None:
 
     table = Advised(10_000, (1000, 8))
     table.advised, table.unadvised = set(), []
-    plan = train_plan(sequential(table, 0), 20, [20], 0, 1, 0)
+    plan = TrainPlan(sequential(table, 0), 20, [20], 0, 1, 0)
     with Loader(table, plan, CPU, kind="threads", num_workers=1, seed=0) as loader:
         for _, _batch in zip(range(100), loader, strict=False):
             pass

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lab.data.order import eval_plan, first, sequential, shuffled, train_plan
+from lab.data.order import TrainPlan, eval_plan, first, sequential, shuffled
 from lab.data.permutation import Permutation, hashed
 from lab.data.sampling import class_balanced, deal, length_buckets, weighted
 from lab.data.windows import ChunkWindows, chunk_windows
@@ -122,8 +122,8 @@ def test_a_far_step_costs_no_more_than_the_first_and_order_is_fast() -> None:
 def test_ranks_and_micro_batches_share_one_stream(num_ranks: int, num_micro: int, micro: int, start: int) -> None:
     order = shuffled(range(101), seed=0)
     batch = num_ranks * num_micro * micro
-    plans = [train_plan(order, batch, [micro] * num_micro, rank, num_ranks, start) for rank in range(num_ranks)]
-    straight = train_plan(order, batch, [batch], 0, 1, start)
+    plans = [TrainPlan(order, batch, [micro] * num_micro, rank, num_ranks, start) for rank in range(num_ranks)]
+    straight = TrainPlan(order, batch, [batch], 0, 1, start)
     for step in (0, 1, 2, 3000):
         parts = [plan(step * num_micro + m) for plan in plans for m in range(num_micro)]
         numbers, rows = map(np.concatenate, zip(*parts, strict=True))
@@ -133,7 +133,7 @@ def test_ranks_and_micro_batches_share_one_stream(num_ranks: int, num_micro: int
 
 
 def test_uneven_micro_batches_and_pickling() -> None:
-    plan = train_plan(sequential(range(1000), seed=0), 20, [7, 3], 1, 2, 0)
+    plan = TrainPlan(sequential(range(1000), seed=0), 20, [7, 3], 1, 2, 0)
     assert [plan(k)[0].tolist() for k in range(4)] == [[*range(10, 17)], [17, 18, 19], [*range(30, 37)], [37, 38, 39]]
     copy = pickle.loads(pickle.dumps(plan.__getstate__() | {"_order": None}))
     assert copy["_blocks"] == {}
@@ -203,7 +203,7 @@ def test_ranks_share_the_chunks_of_a_window_and_no_batch_changes(size: int, batc
 
     def batches(ranks: int) -> list[list[np.ndarray]]:
         micro = batch_size // ranks
-        plans = [train_plan(order, batch_size, [micro], rank, ranks, 0) for rank in range(ranks)]
+        plans = [TrainPlan(order, batch_size, [micro], rank, ranks, 0) for rank in range(ranks)]
         return [[plan(step)[1] for plan in plans] for step in range(steps)]
 
     one, several = batches(1), batches(num_ranks)

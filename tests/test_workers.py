@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lab.data.delivery.samples import seed_sample
 from lab.data.loader import Loader
-from lab.data.order import eval_plan, shuffled, train_plan
+from lab.data.order import TrainPlan, eval_plan, shuffled
 from lab.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -103,7 +103,7 @@ class Blocks:
 
 
 def plan_of(size: int = 40, batch: int = 6, micro: list[int] | None = None):
-    return train_plan(shuffled(range(size), seed=1), batch, micro or [batch], 0, 1, 0)
+    return TrainPlan(shuffled(range(size), seed=1), batch, micro or [batch], 0, 1, 0)
 
 
 def take(dataset: Any, count: int, num_workers: int, plan: Any = None, **options: Any) -> list[dict[str, Tensor]]:

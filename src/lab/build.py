@@ -22,7 +22,7 @@ from lab.config import (
     typed,
 )
 from lab.data.loader import Loader
-from lab.data.order import Plan, eval_plan, train_plan
+from lab.data.order import Plan, TrainPlan, eval_plan
 from lab.data.transforms import compose
 from lab.distributed import World
 from lab.hardware import Hardware
@@ -73,7 +73,7 @@ def make_train_loader(config: Config, machine: Hardware, dataset: Any, world: Wo
     """start: the global sample number that comes next."""
     order = build(config.data.order)(dataset, seed=config.cfg.seed)
     micro = machine.micro_batch_sizes
-    plan = train_plan(order, config.trainer.global_batch_size, micro, world.rank, world.size, start)
+    plan = TrainPlan(order, config.trainer.global_batch_size, micro, world.rank, world.size, start)
     return _loader(config, dataset, plan, world, random=True)
 
 

@@ -125,13 +125,6 @@ class TrainPlan:
         self._lock = threading.Lock()
 
 
-def train_plan(
-    order: Order, global_batch_size: int, micro_sizes: list[int], rank: int, num_ranks: int, start: int
-) -> TrainPlan:
-    """See TrainPlan."""
-    return TrainPlan(order, global_batch_size, micro_sizes, rank, num_ranks, start)
-
-
 def eval_plan(size: int, batch_size: int, rank: int, num_ranks: int) -> Plan:
     """Every row exactly once over all ranks, without padding: rank r takes rows r, r + num_ranks, ..."""
     rows = range(rank, size, num_ranks)

@@ -32,7 +32,7 @@ def files_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def open_h5(path: str, swmr: bool = False) -> Iterator[h5py.File]:
+def open_h5(path: str | os.PathLike[str], swmr: bool = False) -> Iterator[h5py.File]:
     file = acquire(path, swmr)
     try:
         yield file
@@ -51,7 +51,7 @@ _held: dict[_Key, tuple[h5py.File, list[None]]] = {}  # the file, and an item fo
 _locks: dict[int, threading.RLock] = {}  # by process: a forked child must not wait for its parent's thread
 
 
-def acquire(path: str, swmr: bool) -> h5py.File:
+def acquire(path: str | os.PathLike[str], swmr: bool) -> h5py.File:
     """This process's handle of a file, opened if it is not yet; to be given back by release.
 
     Only one: HDF5 2.0 crashes on closing a file that is open twice and has a virtual dataset of parts of its own.
@@ -65,7 +65,7 @@ def acquire(path: str, swmr: bool) -> h5py.File:
         return file
 
 
-def release(path: str, swmr: bool) -> None:
+def release(path: str | os.PathLike[str], swmr: bool) -> None:
     key = (os.getpid(), os.path.abspath(path), swmr)
     with _locks.setdefault(os.getpid(), threading.RLock()):
         if key in _held:  # not, if it was acquired before a fork
@@ -76,7 +76,7 @@ def release(path: str, swmr: bool) -> None:
                 file.close()
 
 
-def _open(path: str, swmr: bool = False) -> h5py.File:
+def _open(path: str | os.PathLike[str], swmr: bool = False) -> h5py.File:
     """Open for reading, without HDF5's locks (which fail on some network and read-only file systems)."""
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
@@ -91,7 +91,9 @@ def _open(path: str, swmr: bool = False) -> h5py.File:
                 raise
             return h5py.File(path, "r", swmr=swmr)  # this process has it open already, with locks
     except OSError as error:
-        if Path(path).is_dir():
+        if not Path(path).exists():
+            hint = "it does not exist"
+        elif Path(path).is_dir():
             hint = "it is a directory; give the file"
         elif "truncated" in str(error):
             hint = "it is cut short: was the copy, or the program that wrote it, interrupted? Copy or write it again"
@@ -103,7 +105,7 @@ def _open(path: str, swmr: bool = False) -> h5py.File:
             )
         else:
             hint = "check that it is readable and whole (h5ls)"
-        raise ConfigError(f"data.path={path}: cannot be opened ({_first_line(error)}): {hint}") from error
+        raise ConfigError(f"{path}: cannot be opened ({_first_line(error)}): {hint}") from error
 
 
 def listing(group: h5py.Group, limit: int = 24) -> list[str]:
