@@ -174,6 +174,29 @@ def _choices(group: h5py.Group, wanted: str) -> str:
     return (f"did you mean {near[0]!r}? " if near else "") + f"It holds: {'; '.join(there) or 'no datasets'}"
 
 
+def check_sources(dset: h5py.Dataset) -> None:
+    """HDF5 reads fill values, without a word, where a virtual dataset's source is missing or an external file short."""
+    where = f"{dset.file.filename}: {dset.name}"
+    for source in dset.virtual_sources() if dset.is_virtual else ():
+        name, folder = source.file_name, os.path.dirname(os.path.abspath(dset.file.filename))
+        if "%" in name or "HDF5_VDS_PREFIX" in os.environ:
+            continue
+        found = [p for p in (os.path.join(folder, name), name) if os.path.exists(p)]
+        if name != "." and not found:
+            raise ConfigError(f"{where} is virtual and its source {name} is missing; put it beside the file")
+        with open_h5(dset.file.filename if name == "." else found[0]) as file:
+            if source.dset_name not in file:
+                raise ConfigError(f"{where} is virtual and its source {name} has no {source.dset_name}")
+    end, needed = 0, dset.size * dset.dtype.itemsize
+    for name, offset, size in dset.external or ():
+        there = os.path.getsize(name) - offset if os.path.exists(name) else needed  # missing: HDF5 itself says so
+        end += min(there, size)
+    if dset.external and end < needed:
+        raise ConfigError(
+            f"{where} is stored in {dset.external[0][0]}, which has {end} of its {needed} bytes; copy it again"
+        )
+
+
 def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapping[str, Any]:
     """The entry of a split that is there and not null."""
     if split not in splits:
