@@ -1,9 +1,10 @@
 """Train: compose the config, check it, launch the run.
 
     python src/train.py data=h5 trainer=ddp
-    python src/train.py -m optim.lr=1e-3,3e-3 seed=0,1,2
+    python src/train.py -m optim.lr=1e-3,3e-3 seed=0,1,2 sweep=lr
 
-Exit status: 0 finished, 1 a run failed, 2 a mistake in the configuration, 130 Ctrl-C, 143 SIGTERM.
+Exit status: 0 finished, 1 a run failed, 2 a mistake in the configuration, 130 Ctrl-C, 75 preempted (SIGTERM,
+SIGUSR1, SIGUSR2, trainer.max_time): saved, to be run again with resume.
 No torch import before the config stands.
 """
 
@@ -19,8 +20,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from lab.compose import remove_if_empty, run_hydra
-from lab.distributed import rank, release_followers, started_ranks
+from lab.distributed import started_ranks
 from lab.errors import ConfigError, RunFailed
+from lab.meeting import follows, release_followers
+from lab.place import adopt
 from lab.resume import choose
 from lab.schema import plain
 
@@ -29,10 +32,15 @@ FINISHED, RUN_FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
 def main() -> int:
     """The exit status; of a multirun, the worst of its jobs."""
-    if rank() > 0:  # torchrun or a scheduler started this process beside rank 0, which alone composes
-        from lab.start import follow
+    try:
+        adopt()
+        if follows():  # torchrun or a scheduler started this process beside rank 0, which alone composes
+            from lab.start import follow
 
-        return follow()
+            return follow()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return MISTAKE
     statuses = [FINISHED]
 
     def job(cfg: DictConfig) -> None:
@@ -43,6 +51,9 @@ def main() -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         statuses.append(MISTAKE)
+    except RunFailed as error:  # a sweep's
+        print(f"failed: {error}", file=sys.stderr)
+        statuses.append(RUN_FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
@@ -57,11 +68,13 @@ def train(cfg: DictConfig) -> int:
     overrides = [str(text) for text in plain(hydra.overrides.task, resolve=False)]  # optim.lr=${oc.env:LR} as typed
     multirun = hydra.mode == RunMode.MULTIRUN
     label = f"job {hydra.job.num} ({' '.join(overrides)}): " if multirun else ""
+    if cfg.sweep.job is not None:
+        from lab.sweep.job import run_job
+
+        return run_job(Path(cfg.sweep.job))
     try:
-        if multirun and (started_ranks() or 1) > 1:
-            raise ConfigError(
-                "-m under torchrun: start a sweep with the plain command; its jobs start their own processes"
-            )
+        if cfg.sweep.name is not None and not multirun:
+            raise ConfigError(f"sweep={cfg.sweep.name}: the name of a multirun - add -m")
         final, chosen = choose(cfg, run_dir, overrides, Path(hydra.runtime.cwd))
         if chosen != run_dir:
             remove_if_empty(run_dir)

@@ -62,7 +62,9 @@ def last_checkpoint(run_dir: Path) -> dict[str, Any]:
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without what depends on the clock."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "time" and not k.startswith("perf/")} for line in lines]
+    return [
+        {k: v for k, v in line.items() if k != "time" and not k.startswith(("perf/", "balance/"))} for line in lines
+    ]
 
 
 def status(run_dir: Path) -> dict[str, Any]:

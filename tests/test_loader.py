@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lab.data.delivery import ring, slots
 from lab.data.loader import Loader, starvation
-from lab.data.order import TrainPlan, eval_plan, sequential, shuffled
+from lab.data.order import EvalPlan, TrainPlan, sequential, shuffled
 from lab.data.windows import chunk_windows
 from lab.errors import ConfigError
 
@@ -99,7 +99,7 @@ def test_train_stream_is_the_plan_over_epochs(kind: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("size", [0, 1, 7, 4096, 5000])
 def test_evaluation_starts_anew_each_time(kind: str, size: int) -> None:
-    with Loader(Table(size), eval_plan(size, 8, 0, 1), CPU, kind=kind, seed=0) as loader:
+    with Loader(Table(size), EvalPlan(size, 8, 0, 1), CPU, kind=kind, seed=0) as loader:
         for stop in (None, 3, 1, None, 0, None):
             seen = []
             for i, batch in enumerate(loader):
@@ -189,12 +189,12 @@ def test_without_the_use_count_each_batch_is_fresh(monkeypatch: pytest.MonkeyPat
 
 
 def test_ragged_samples() -> None:
-    with Loader(Ragged(), eval_plan(50, 7, 0, 1), CPU, seed=0) as loader:
+    with Loader(Ragged(), EvalPlan(50, 7, 0, 1), CPU, seed=0) as loader:
         assert loader.why.startswith("threads: samples vary")
         values = torch.cat([batch["values"] for batch in loader])
     assert values.tolist() == [i for i in range(50) for _ in range(i % 4)]
     with pytest.raises(ConfigError, match=r"data\.loader=threads"):
-        Loader(Ragged(), eval_plan(50, 7, 0, 1), CPU, kind="device", seed=0)
+        Loader(Ragged(), EvalPlan(50, 7, 0, 1), CPU, kind="device", seed=0)
 
 
 def test_windows_are_gathered_together() -> None:

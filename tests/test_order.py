@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lab.data.order import TrainPlan, eval_plan, first, sequential, shuffled
+from lab.data.order import EvalPlan, TrainPlan, first, sequential, shuffled
 from lab.data.permutation import Permutation, hashed
 from lab.data.sampling import class_balanced, deal, length_buckets, weighted
 from lab.data.windows import ChunkWindows, chunk_windows
@@ -144,7 +144,7 @@ def test_uneven_micro_batches_and_pickling() -> None:
 def test_evaluation_counts_each_row_once(size: int, batch_size: int, num_ranks: int) -> None:
     seen = []
     for rank in range(num_ranks):
-        plan = eval_plan(size, batch_size, rank, num_ranks)
+        plan = EvalPlan(size, batch_size, rank, num_ranks)
         k = 0
         while (part := plan(k)) is not None:
             assert 0 < len(part[1]) <= batch_size
@@ -152,6 +152,24 @@ def test_evaluation_counts_each_row_once(size: int, batch_size: int, num_ranks: 
             k += 1
         assert plan(k + 5) is None
     assert sorted(seen) == list(range(size))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 5))
+def test_evaluation_in_step_counts_each_row_once(size: int, batch_size: int, num_ranks: int) -> None:
+    """Equally many batches for all ranks; the rows to count come first, and are each row once."""
+    seen, lengths = [], set()
+    for rank in range(num_ranks):
+        plan = EvalPlan(size, batch_size, rank, num_ranks, in_step=True)
+        batches = list(itertools.takewhile(lambda part: part is not None, map(plan, itertools.count())))
+        rows = [row for _, part in batches for row in part.tolist()]
+        assert all(0 < len(part) <= batch_size for _, part in batches)
+        assert not rows or (min(rows) >= 0 and max(rows) < size)
+        seen += rows[: plan.num_rows]
+        lengths.add(len(batches))
+        assert plan.common == len(batches)
+    assert sorted(seen) == list(range(size))
+    assert len(lengths) == 1
 
 
 def test_first_repeats_and_refuses() -> None:

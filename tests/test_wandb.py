@@ -21,19 +21,19 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def inspect(run_dir: Path, *options: str) -> list[dict[str, Any]]:
-    """The records of the run's transaction log, through `wandb leet inspect`."""
-    wandb = Path(sys.executable).with_name("wandb")
+    """The records of the run's one transaction log."""
     files = list((run_dir / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == 1, files
-    command = [
-        str(wandb if wandb.exists() else shutil.which("wandb")),
-        "leet",
-        "inspect",
-        str(files[0]),
-        "--json",
-        *options,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return inspect_file(files[0], *options)
+
+
+def inspect_file(file: Path, *options: str) -> list[dict[str, Any]]:
+    """Through `wandb leet inspect`."""
+    beside = Path(sys.executable).with_name("wandb")
+    wandb = str(beside if beside.exists() else shutil.which("wandb"))
+    done = subprocess.run(
+        [wandb, "leet", "inspect", str(file), "--json", *options], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()] if not options else [json.loads(done.stdout)]
 
@@ -78,7 +78,7 @@ def test_a_failed_run_is_failed_there_too(train_command: Command, tmp_path: Path
 def test_each_job_of_a_multirun_is_a_run(train_command: Command, tmp_path: Path) -> None:
     done = train_command("-m", *RUN, "trainer.max_steps=3", "seed=1,2", f"hydra.sweep.dir={tmp_path}/sweep")
     assert done.returncode == 0, done.stderr
-    summaries = [inspect(tmp_path / "sweep" / str(job), "--summary")[0] for job in (0, 1)]
+    summaries = [inspect(job, "--summary")[0] for job in sorted((tmp_path / "sweep").glob("seed-*"))]
     assert [s["config"]["seed"] for s in summaries] == [1, 2]
     assert len({s["run_id"] for s in summaries}) == 2
 

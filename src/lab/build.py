@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from lab import hardware
+from lab import blocks, hardware
 from lab.callbacks.base import Callback
 from lab.config import (
     DataConfig,
@@ -22,9 +23,10 @@ from lab.config import (
     typed,
 )
 from lab.data.loader import Loader
-from lab.data.order import Plan, TrainPlan, eval_plan
+from lab.data.order import EvalPlan, Plan, TrainPlan
 from lab.data.transforms import compose
 from lab.distributed import World
+from lab.fsdp import explained, is_sharded, shard
 from lab.hardware import Hardware
 from lab.optim import Schedule, build_optimizer, lean_step
 from lab.state import StepSettings, Task, TrainState, moving_average
@@ -84,7 +86,8 @@ def make_eval_loader(config: Config, machine: Hardware, dataset: Any, world: Wor
     size, limit = len(dataset), config.trainer.max_eval_batches
     if limit is not None:  # in the algorithm's batches: what is scored does not depend on the hardware
         size = min(size, limit * config.trainer.global_batch_size)
-    plan = eval_plan(size, machine.eval_batch_size, world.rank, world.size)
+    in_step = config.trainer.strategy == "fsdp"  # its forward pass gathers weights: all ranks go through it together
+    plan = EvalPlan(size, machine.eval_batch_size, world.rank, world.size, in_step)
     return _loader(config, dataset, plan, world, random=False)
 
 
@@ -100,24 +103,48 @@ def make_task(config: Config, device: torch.device) -> Task:
     return Task(criterion.to(device) if isinstance(criterion, nn.Module) else criterion, metrics)
 
 
+def place(model: nn.Module, config: Config, machine: Hardware, world: World) -> None:
+    """Move the model to its device; with trainer=fsdp and several ranks, each rank's part to each rank's."""
+    options = config.trainer.fsdp if config.trainer.strategy == "fsdp" else None
+    if options is None:
+        model.to(world.device)
+    else:
+        shard(model, options, machine.precision, world, config.hardware.compile)
+
+
+def count_steps(trainer: TrainerConfig, num_samples: int) -> int:
+    """Optimizer steps of the whole run; num_samples: of an epoch."""
+    steps_per_epoch = num_samples / trainer.global_batch_size
+    limits = [trainer.max_steps, trainer.max_epochs and max(1, round(trainer.max_epochs * steps_per_epoch))]
+    return min(int(limit) for limit in limits if limit)
+
+
 def make_state(
-    config: Config, machine: Hardware, model: nn.Module, total_steps: int
+    config: Config, machine: Hardware, model: nn.Module, total_steps: int, world: World
 ) -> tuple[TrainState, StepSettings]:
+    """model: whole, on the host; it is moved to the device, or its parts to their ranks, in place."""
     trainer, own = config.trainer, config.optim
+    ema = moving_average(model) if trainer.ema_decay else None
+    if again := config.hardware.activation_checkpointing:
+        key = "hardware.activation_checkpointing"
+        blocks.checkpoint_activations(blocks.find(model, again, key).values(), config.hardware.compile)
+    for part in (model, ema):
+        if part is not None:
+            place(part, config, machine, world)
     weight_decay = config.optimizer.get("weight_decay", 0.0)
     optimizer = build_optimizer(build(config.optimizer), model, weight_decay, own.decay_norms_and_biases)
     schedule = Schedule(optimizer, build(own.schedule), total_steps)
-    state = TrainState(
-        model, moving_average(model) if trainer.ema_decay else None, optimizer, schedule, hardware.scaler(machine)
-    )
+    state = TrainState(model, ema, optimizer, schedule, hardware.scaler(machine))
+    update: Callable[[], Any] = optimizer.step if config.hardware.compile else lean_step(optimizer)
     settings = StepSettings(
         local_batch_size=sum(machine.micro_batch_sizes),
+        num_parameters=sum(len(group["params"]) for group in optimizer.param_groups),
         accumulate=len(machine.micro_batch_sizes),
         clip_norm=trainer.clip_norm,
         skip_non_finite=trainer.non_finite == "skip",
         ema_decay=trainer.ema_decay,
         autocast=hardware.autocast(machine),
-        update=optimizer.step if config.hardware.compile else lean_step(optimizer),  # type: ignore[arg-type]
+        update=explained(update, optimizer) if is_sharded(model) else update,
         guarded=bool(optimizer.defaults.get("fused")),
     )
     return state, settings

@@ -1,18 +1,26 @@
-"""Checkpoints: written beside and renamed, loaded with weights_only=True, the newest valid one found again."""
+"""Checkpoints: written beside and renamed, loaded with weights_only=True, the newest valid one found again.
+
+One file, or where the model is sharded a directory (shards.py).
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from lab import shards
+from lab.distributed import World
 from lab.errors import ConfigError, RunFailed
+from lab.fsdp import is_part
 
 log = logging.getLogger("lab")
+WEIGHTS = ("model", "ema")
 KEEP_LAST = 2  # the one before stays as long as the newest could turn out damaged
 
 
@@ -39,9 +47,16 @@ def _disk_error(error: BaseException | None) -> OSError | None:
     return error
 
 
-def load(path: Path) -> dict[str, Any]:
-    """The payload, on the CPU. Raises whatever torch.load raises for a damaged file."""
+def load(path: Path, parts: Collection[str] = shards.PARTS) -> dict[str, Any]:
+    """The payload, on the CPU. Raises whatever torch.load raises for a damaged file. parts: of a sharded one."""
+    if path.is_dir():
+        return shards.load(path, parts)
     return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def peek(path: Path) -> dict[str, Any]:
+    """The payload; of a sharded one its head, which shards.laid_out completes."""
+    return shards.head(path) if path.is_dir() else load(path)
 
 
 def weights(payload: dict[str, Any]) -> dict[str, Any]:
@@ -75,43 +90,51 @@ def _some(keys: list[str], limit: int = 4) -> str:
 
 
 class Checkpoints:
-    """The files of one run: last_<step>.pt (two of them) and best_<step>.pt (keep_best of them)."""
+    """The checkpoints of one run: two last_<step> and keep_best best_<step>, each a .pt file or a .dcp directory.
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    world: of the run that writes here; whoever only reads has none.
+    """
 
-    def save_last(self, payload: dict[str, Any]) -> Path:
-        path = self._path("last", payload["step"])
-        save(payload, path)
-        for old in self._files("last")[KEEP_LAST:]:
-            old.unlink(missing_ok=True)
-        return path
+    def __init__(self, directory: Path, world: World | None = None) -> None:
+        self.directory, self.world = directory, world
 
-    def save_best(self, payload: dict[str, Any]) -> Path:
+    def save_last(self, payload: dict[str, Any]) -> None:
+        """All ranks call this. A payload in parts is written by all of them, another one by rank 0."""
+        self._save("last", payload, lambda files: files[KEEP_LAST:])
+
+    def save_best(self, payload: dict[str, Any]) -> None:
         """payload["best"] holds [score, step] of all that are to be kept, this one among them."""
-        path = self._path("best", payload["step"])
-        save(payload, path)
-        kept = {self._path("best", step) for _, step in payload["best"]}
-        for old in self._files("best"):
-            if old not in kept:
-                old.unlink(missing_ok=True)
-        return path
+        kept = {int(step) for _, step in payload["best"]}
+        self._save("best", payload, lambda files: [file for file in files if _step(file) not in kept])
+
+    def _save(self, kind: str, payload: dict[str, Any], outdated: Callable[[list[Path]], list[Path]]) -> None:
+        assert self.world is not None
+        in_parts = any(is_part(value) for value in payload["model"].values())
+        path = self._path(kind, payload["step"], shards.SUFFIX if in_parts else ".pt")
+        if in_parts:
+            shards.save(payload, path, self.world)
+        elif self.world.is_main:
+            save(payload, path)
+        if self.world.is_main:
+            for old in outdated(self._files(kind)):
+                shards.delete(old) if old.is_dir() else old.unlink(missing_ok=True)
 
     def best_path(self, entry: list[float]) -> Path:
         """The file of a [score, step]."""
-        return self._path("best", int(entry[1]))
+        paths = [self._path("best", int(entry[1]), suffix) for suffix in (".pt", shards.SUFFIX)]
+        return next((path for path in paths if path.exists()), paths[0])
 
     def load_best(self, best: list[list[float]]) -> tuple[list[float], dict[str, Any]] | None:
-        """The first of [score, step] whose file loads, and what it holds; damaged or missing ones are named."""
+        """The first of [score, step] that loads, and what it holds (see peek); damaged or missing ones are named."""
         for entry in best:
             try:
-                return entry, load(self.best_path(entry))
+                return entry, peek(self.best_path(entry))
             except Exception as error:
                 log.warning("passing over %s (%s)", self.best_path(entry), str(error).splitlines()[0])
         return None
 
     def newest_valid(self, put_aside: bool = False) -> tuple[Path, dict[str, Any]] | None:
-        """The newest checkpoint that loads, and what it holds; damaged ones are named.
+        """The newest checkpoint that loads, and what it holds (see peek); damaged ones are named.
 
         put_aside: rename these, so that they no longer count among those to keep; for the run itself alone.
         A ConfigError where there are checkpoints and none loads: beginning anew is for the user to decide.
@@ -119,7 +142,7 @@ class Checkpoints:
         files = sorted(self._files("last") + self._files("best"), key=_step, reverse=True)
         for path in files:
             try:
-                return path, load(path)
+                return path, peek(path)
             except PermissionError:
                 raise
             except Exception as error:
@@ -132,12 +155,13 @@ class Checkpoints:
             )
         return None
 
-    def _path(self, kind: str, step: int) -> Path:
-        return self.directory / f"{kind}_{step:09d}.pt"
+    def _path(self, kind: str, step: int, suffix: str) -> Path:
+        return self.directory / f"{kind}_{step:09d}{suffix}"
 
     def _files(self, kind: str) -> list[Path]:
         """Newest first."""
-        return sorted(self.directory.glob(f"{kind}_*.pt"), key=_step, reverse=True)
+        found = [p for suffix in (".pt", shards.SUFFIX) for p in self.directory.glob(f"{kind}_*{suffix}")]
+        return sorted(found, key=_step, reverse=True)
 
 
 def _step(path: Path) -> int:
@@ -145,10 +169,10 @@ def _step(path: Path) -> int:
 
 
 def find(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The checkpoint that `path` means and what it holds: itself, or a run's best one, or else its newest valid one."""
-    if path.is_file():
+    """The checkpoint that `path` means and its weights: itself, or a run's best one, or else its newest valid one."""
+    if path.is_file() or path.suffix == shards.SUFFIX:
         try:
-            return path, load(path)
+            return path, load(path, WEIGHTS)
         except Exception as error:
             raise ConfigError(f"{path} does not load: {str(error).splitlines()[0]}") from error
     checkpoints = Checkpoints(path / "checkpoints")
@@ -158,4 +182,5 @@ def find(path: Path) -> tuple[Path, dict[str, Any]]:
     if newest is None:
         raise ConfigError(f"{checkpoints.directory} holds no checkpoint")
     best = checkpoints.load_best(newest[1]["best"])
-    return (checkpoints.best_path(best[0]), best[1]) if best else newest
+    file, payload = (checkpoints.best_path(best[0]), best[1]) if best else newest
+    return file, load(file, WEIGHTS) if "shards" in payload else payload

@@ -12,14 +12,16 @@ import inspect
 import os
 import secrets
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
-from hydra.experimental.callback import Callback
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
+from lab.agent import from_agent
 from lab.errors import ConfigError
 from lab.explain import check_folders, explain
 from lab.schema import MISSING, join
@@ -31,8 +33,9 @@ _HYDRA_14 = "execution_whitelist" in inspect.signature(hydra.main).parameters
 
 
 def register_resolvers() -> None:
-    """${root:} the project; ${suffix:} six random hex digits, the same ones all over a config; ${h5_shape:field} and
-    ${h5_outputs:field} what the data's file says about a field of the batch."""
+    """${root:} the project; ${suffix:} six random hex digits, the same ones all over a config; ${sweep_name:name} the
+    name, where there is none the time; ${h5_shape:field} and ${h5_outputs:field} what the data's file says about a
+    field of the batch."""
 
     def h5_shape(field: str, _parent_: Any) -> Any:
         from lab.data import probe
@@ -44,11 +47,15 @@ def register_resolvers() -> None:
 
         return int(probe.num_outputs(_parent_, field))
 
+    def sweep_name(name: str | None) -> str:
+        return name or f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
+
     # OmegaConf 2.4 gives the name of an old function to the successor of 2.3's
     new = "use_cache" in inspect.signature(OmegaConf.register_resolver).parameters
     register: Callable[..., None] = OmegaConf.register_resolver if new else OmegaConf.register_new_resolver
     register("root", lambda: str(ROOT), replace=True)
     register("suffix", lambda: secrets.token_hex(3), use_cache=True, replace=True)
+    register("sweep_name", sweep_name, use_cache=True, replace=True)
     register("h5_shape", h5_shape, replace=True)
     register("h5_outputs", h5_outputs, replace=True)
 
@@ -63,7 +70,7 @@ def run_hydra(job: Callable[[DictConfig], Any]) -> None:
     options: dict[str, Any] = {"execution_whitelist": TARGETS_ALLOWED} if _HYDRA_14 else {"version_base": None}
     decorate = hydra.main(config_path=str(CONF), config_name="train", **options)
     try:
-        with _argv(quoted(sys.argv[1:])), _argparse_raises():
+        with _argv(quoted(from_agent(sys.argv[1:]))), _argparse_raises():
             decorate(job)()
     except Exception as error:
         if shown == "1" or (line := explain(error, sys.argv[1:], CONF, composed)) is None:
@@ -71,13 +78,15 @@ def run_hydra(job: Callable[[DictConfig], Any]) -> None:
         raise ConfigError(line) from error
     finally:
         _restore("HYDRA_FULL_ERROR", shown)
-        TidySweep.finish()
 
 
 def quoted(arguments: Sequence[str]) -> list[str]:
-    """debug=nan -> debug='nan': Hydra takes a bare nan for a number, and refuses it as the name of an option."""
+    """debug=nan -> debug='nan': Hydra takes a bare nan for a number, and refuses it as the name of an option.
+    sweep=lr -> sweep.name=lr, the short way to name a sweep."""
 
     def one(argument: str) -> str:
+        if argument.startswith("sweep=") and not argument.startswith("sweep={"):
+            return f"sweep.name='{argument.removeprefix('sweep=')}'"
         group, _, name = argument.partition("=")
         reads_as_value = name.lower() in ("nan", "inf", "null", "true", "false") or name.isdecimal()
         return f"{group}='{name}'" if reads_as_value and (CONF / group / f"{name}.yaml").is_file() else argument
@@ -94,32 +103,17 @@ def _argv(arguments: list[str]) -> Iterator[None]:
         sys.argv = before
 
 
-class TidySweep(Callback):
-    """Hydra makes the folder of a sweep before it composes the jobs: removed again where none of them began."""
-
-    made: Path | None = None
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        folder = Path(config.hydra.sweep.dir)
-        TidySweep.made = None if folder.exists() else folder
-
-    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
-        TidySweep.made = None
-
-    @classmethod
-    def finish(cls) -> None:
-        if cls.made is not None:
-            (cls.made / "multirun.yaml").unlink(missing_ok=True)
-            remove_if_empty(cls.made)
-            cls.made = None
-
-
 def composed(overrides: Sequence[str]) -> dict[str, Any]:
     """The whole config, `hydra` included, as these overrides make it; interpolations stay."""
     register_resolvers()
     options: dict[str, Any] = {} if _HYDRA_14 else {"version_base": None}
-    with hydra.initialize_config_dir(str(CONF), **options):
-        cfg = hydra.compose("train", quoted(overrides), return_hydra_config=True)
+    at_work = GlobalHydra.instance()
+    outer, at_work.hydra = at_work.hydra, None  # of a sweep, whose job has a mistake
+    try:
+        with hydra.initialize_config_dir(str(CONF), **options):
+            cfg = hydra.compose("train", quoted(overrides), return_hydra_config=True)
+    finally:
+        at_work.hydra = outer
     return OmegaConf.to_container(cfg, resolve=False)  # type: ignore[return-value]
 
 

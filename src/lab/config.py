@@ -17,11 +17,31 @@ __all__ = ["check", "parse_interval", "split_own", "typed"]
 
 
 Interval = Annotated[int | str | None, Rule(at_least=1, interval=True)]
+Duration = Annotated[float | str | None, Rule(above=0, duration=True)]
+
+
+@dataclass(frozen=True)
+class DDPConfig:
+    find_unused_parameters: bool
+    static_graph: bool
+    bucket_cap_mb: Annotated[float | None, Rule(above=0)]
+    comm_hook: Annotated[str | None, option("fp16", "bf16")]
+
+
+@dataclass(frozen=True)
+class FsdpConfig:
+    wrap: list[str] | str
+    param_dtype: Annotated[str, option("auto", "fp32")]
+    reduce_dtype: Annotated[str, option("fp32", "bf16")]
+    replicas: Annotated[int, Rule(at_least=1)]
+    reshard_after_forward: bool
+    reduce_each_micro_batch: bool
+    cpu_offload: bool
 
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    strategy: Annotated[str, option("single", "ddp")]
+    strategy: Annotated[str, option("single", "ddp", "dp", "fsdp")]
     max_epochs: Annotated[float | None, Rule(above=0)]
     max_steps: Annotated[int | None, Rule(at_least=1)]
     global_batch_size: Annotated[int, Rule(at_least=1)]
@@ -34,6 +54,13 @@ class TrainerConfig:
     keep_best: Annotated[int, Rule(at_least=0)]
     early_stop_patience: Annotated[int | None, Rule(at_least=1)]
     max_eval_batches: Annotated[int | None, Rule(at_least=1)]
+    max_time: Duration
+    timeout: Duration
+    max_restarts: Annotated[int, Rule(at_least=0)]
+    straggler_share: Annotated[float | None, Rule(above=0)]
+    sync_batchnorm: bool
+    ddp: DDPConfig
+    fsdp: FsdpConfig | None
 
 
 @dataclass(frozen=True)
@@ -43,6 +70,7 @@ class HardwareConfig:
     precision: Annotated[str, option("auto", "fp32", "tf32", "bf16", "fp16")]
     micro_batch_size: Annotated[int | None, Rule(at_least=1)]
     eval_batch_size: Annotated[int | None, Rule(at_least=1)]
+    activation_checkpointing: list[str] | str
     compile: bool
     deterministic: bool
     cudnn_benchmark: bool
@@ -60,6 +88,7 @@ class LoggerConfig:
     tags: list[str]
     mode: Annotated[str, option("auto", "online", "offline")]
     timeout_s: Annotated[float, Rule(above=0)]
+    artifact: bool
 
 
 @dataclass(frozen=True)
@@ -95,10 +124,64 @@ class TaskConfig:
 
 
 @dataclass(frozen=True)
+class SweepConfig:
+    name: str | None
+    retry_failed: bool
+    fail_fast: bool
+    preflight: bool
+    job: str | None
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """hydra.launcher, where that is the local pool."""
+
+    jobs_at_once: Annotated[int | str, Rule(words=("auto",), at_least=1)]
+    gpus_per_job: Annotated[float | str, Rule(words=("auto",), above=0)]
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """hydra.sweeper, where it is optuna."""
+
+    n_trials: Annotated[int, Rule(at_least=1)]
+    n_jobs: Annotated[int | None, Rule(at_least=1)]
+    seed: Annotated[int, Rule(at_least=0, below=2**32)]
+    objectives: dict[str, str] | None
+    params: dict[str, Any] | None
+    storage: str | None
+    study: str | None
+    sampler: dict[str, Any]
+    pruner: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SlurmConfig:
+    """hydra.launcher, where that is slurm."""
+
+    jobs_at_once: Annotated[int, Rule(at_least=1)]
+    timeout_min: Annotated[int, Rule(at_least=1)]
+    signal_delay_s: Annotated[int, Rule(at_least=1)]
+    max_num_timeout: Annotated[int, Rule(at_least=0)]
+    nodes: Annotated[int, Rule(at_least=1)]
+    tasks_per_node: Annotated[int, Rule(at_least=1)]
+    gpus_per_node: Annotated[int | None, Rule(at_least=1)]
+    cpus_per_task: Annotated[int | None, Rule(at_least=1)]
+    mem: str | None
+    partition: str | None
+    account: str | None
+    qos: str | None
+    constraint: str | None
+    setup: list[str] | None
+    additional_parameters: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class RootConfig:
     name: str
     seed: Annotated[int, Rule(at_least=0, below=2**32)]
     resume: str | None
+    sweep: SweepConfig
     monitor: MonitorConfig
     data: dict[str, Any]
     model: dict[str, Any]
@@ -110,6 +193,7 @@ class RootConfig:
     callback: dict[str, Any]
 
 
+ONE_PROCESS = ("single", "dp")
 # nodes that are built, nodes whose every entry is built, and the run's own keys among a target's arguments
 TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task.criterion")
 COLLECTIONS = ("data.transforms", "task.metrics", "callback")
@@ -133,6 +217,14 @@ def check(cfg: Any) -> None:
     split_own(root.optim, OptimConfig, "optim")
     _check_combinations(root)
     check_targets(values, TARGETS, COLLECTIONS, OWN_KEYS, GIVEN_BY_RUN)
+
+
+def as_single(cfg: Any) -> None:
+    """Make a config that of one process on one device, wherever it was trained."""
+    cfg.hardware.num_procs = "auto"
+    cfg.trainer.strategy, cfg.trainer.sync_batchnorm = "single", False
+    for name, value in cfg.trainer.ddp.items():
+        cfg.trainer.ddp[name] = False if isinstance(value, bool) else None
 
 
 def check_share(global_batch_size: int, num_procs: int) -> int:
@@ -159,17 +251,27 @@ def _check_combinations(root: RootConfig) -> None:
     if trainer.max_steps is None and trainer.max_epochs is None:
         raise ConfigError("trainer.max_steps, trainer.max_epochs: both are null - give one of them")
     if isinstance(hardware.num_procs, int):
-        if trainer.strategy == "single" and hardware.num_procs > 1:
+        if trainer.strategy in ONE_PROCESS and hardware.num_procs > 1:
             raise ConfigError(
-                f"hardware.num_procs: trainer=single is one process, not {hardware.num_procs} - use trainer=ddp"
+                f"hardware.num_procs: trainer={trainer.strategy} is one process, not {hardware.num_procs} - "
+                "use trainer=ddp"
             )
         check_share(trainer.global_batch_size, hardware.num_procs)
+    if trainer.strategy == "fsdp" and trainer.fsdp is None:
+        raise ConfigError("trainer.strategy=fsdp: trainer.fsdp, which says how to shard, is null - use trainer=fsdp")
+    if trainer.strategy == "fsdp" and hardware.device == "mps":
+        raise ConfigError("trainer.strategy=fsdp: shards over CUDA devices or CPU processes, not mps - trainer=single")
     if trainer.strategy == "ddp" and hardware.device == "mps" and hardware.num_procs not in (1, "auto"):
         raise ConfigError("hardware.num_procs: a machine has one mps device - use hardware=cpu or trainer=single")
     if hardware.precision == "tf32" and hardware.device in ("cpu", "mps"):
         raise ConfigError(
             f"hardware.precision: tf32 is a mode of CUDA devices, not of {hardware.device} - use fp32, bf16 or fp16"
         )
+    if trainer.strategy == "dp" and hardware.device in ("cpu", "mps"):
+        raise ConfigError(f"trainer=dp: shares a batch among several GPUs, not on {hardware.device} - use trainer=ddp")
+    if trainer.strategy == "dp" and hardware.compile:
+        raise ConfigError("hardware.compile=true: trainer=dp copies the model at each step - use trainer=ddp")
+    _check_ddp(trainer, hardware)
     if trainer.early_stop_patience is not None and trainer.eval_every is None:
         raise ConfigError("trainer.early_stop_patience: counts evaluations, but trainer.eval_every is null - give both")
     _check_monitor(root.monitor, root.task)
@@ -177,6 +279,24 @@ def _check_combinations(root: RootConfig) -> None:
         raise ConfigError(f"data.input_shape: every size must be >= 1, got {root.data['input_shape']}")
     if not root.name.strip() or ".." in root.name.split("/") or root.name.startswith("/"):
         raise ConfigError(f"name: must be a folder below outputs/, got {show(root.name)}")
+
+
+def _check_ddp(trainer: TrainerConfig, hardware: HardwareConfig) -> None:
+    """What only DistributedDataParallel does is refused elsewhere: it would have no effect."""
+    options = trainer.ddp
+    asked = {f"trainer.ddp.{f.name}": getattr(options, f.name) for f in fields(options)}
+    asked["trainer.sync_batchnorm"] = trainer.sync_batchnorm
+    for key, value in asked.items():
+        if value not in (False, None) and trainer.strategy != "ddp":
+            raise ConfigError(f"{key}={show(value)}: an option of trainer=ddp, not of {trainer.strategy}")
+    if options.find_unused_parameters and options.static_graph:
+        raise ConfigError(
+            "trainer.ddp.find_unused_parameters=true: leave it false, trainer.ddp.static_graph=true finds them itself"
+        )
+    if trainer.sync_batchnorm and hardware.device in ("cpu", "mps"):
+        raise ConfigError(
+            f"trainer.sync_batchnorm=true: torch's SyncBatchNorm runs on CUDA only, not on {hardware.device}"
+        )
 
 
 def _check_monitor(monitor: MonitorConfig, task: TaskConfig) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -15,14 +16,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from lab.errors import ConfigError
+from lab.errors import Claimed, ConfigError
 
 CONFIG, OVERRIDES, ENVIRONMENT, DIFF = "config.yaml", "overrides.yaml", "environment.json", "uncommitted.diff"
 STATUS, RESULT, FAILURE = "status.json", "result.json", "failure.json"
+FAILURES, STUCK = "failures.jsonl", "stuck"  # attempts that failed and were restarted; where hung ranks stood
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")
 
 
@@ -38,30 +40,71 @@ def claimed(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"hydra.run.dir={directory}: another process is running there; wait or stop it") from None
+            raise Claimed(f"hydra.run.dir={directory}: another process is running there; wait or stop it") from None
         yield
     finally:
         os.close(lock)
+
+
+def is_claimed(directory: Path) -> bool:
+    """Whether a process runs there now."""
+    try:
+        lock = os.open(directory / ".lock", os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def holds_run(directory: Path) -> bool:
     return (directory / CONFIG).exists()
 
 
-def fill(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
-    """Write what a new run starts from, config.yaml last: a directory with a config is a whole one."""
-    write_json(directory / ENVIRONMENT, environment())
-    diff = _git("diff", "HEAD")
-    if diff:
-        (directory / DIFF).write_text(diff)
+class Surroundings(NamedTuple):
+    """What a run starts from beside its config."""
+
+    environment: dict[str, Any]
+    diff: str
+
+
+def surroundings() -> Surroundings:
+    return Surroundings(environment(), _git("diff", "HEAD"))
+
+
+def fill(
+    directory: Path,
+    cfg: DictConfig,
+    overrides: list[str],
+    status: str = "created",
+    known: Surroundings | None = None,
+    **facts: Any,
+) -> None:
+    """Write what a new run starts from, config.yaml last: a directory with a config is a whole one.
+
+    known: for many runs of one moment. facts: more for status.json.
+    """
+    known = known or surroundings()
+    write_json(directory / ENVIRONMENT, known.environment)
+    if known.diff:
+        (directory / DIFF).write_text(known.diff)
     OmegaConf.save(overrides, directory / OVERRIDES)
-    write_status(directory, "created", wandb_id=secrets.token_hex(4))
+    write_status(directory, status, wandb_id=new_wandb_id(), **facts)
     write_config(directory, cfg)
+
+
+def new_wandb_id() -> str:
+    """What the agent of a W&B sweep has given to this run; else one of our own."""
+    return (os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID")) or secrets.token_hex(4)
 
 
 def reopen(directory: Path, cfg: DictConfig) -> DictConfig:
     """A run goes on, perhaps with changed values -> its config so far."""
-    (directory / FAILURE).unlink(missing_ok=True)
+    forget_failure(directory)
     before = cast(DictConfig, OmegaConf.load(directory / CONFIG))
     write_config(directory, cfg)
     return before
@@ -118,32 +161,58 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_status(directory: Path, status: str, **more: Any) -> None:
-    """status: created, running, finished, interrupted or failed. The id of the W&B run stays for good."""
+    """status: queued (a sweep's, nothing has run), created, running, finished, failed, pruned, interrupted (Ctrl-C) or
+    preempted (another signal, or its time was up; to be run again). The id of the W&B run and the place in a sweep stay
+    for good."""
     known = read_json(directory / STATUS)
-    kept = {key: known[key] for key in ("wandb_id",) if key in known}
+    kept = {key: known[key] for key in ("wandb_id", "sweep") if key in known}
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     write_json(directory / STATUS, {"status": status, "time": now, **kept, **more})
 
 
-def record_failure(directory: Path, rank: int, error: BaseException, first: bool = False) -> None:
-    """Keep the first failure of a run: what the other ranks raise afterwards is only its echo.
+def record_failure(directory: Path, rank: int, error: BaseException, first: bool = False, stack: str = "") -> bool:
+    """Keep the first failure of a run: what the other ranks raise afterwards is only its echo. -> whether it was.
 
-    first: this one is known to have come before whatever is on record.
+    first: this one is known to have come before whatever is on record. stack: for an error that has no traceback.
     """
     if first:
         (directory / FAILURE).unlink(missing_ok=True)
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = stack
+    if error.__traceback__ is not None:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     record = {"rank": rank, "type": type(error).__name__, "message": str(error), "traceback": text}
     temporary = directory / f".{FAILURE}.{os.getpid()}"
     temporary.write_text(json.dumps(record, indent=2))
     try:
         os.link(temporary, directory / FAILURE)  # fails where the file exists: whole and exclusive at once
     except FileExistsError:
-        return
+        return False
     finally:
         temporary.unlink()
     write_status(directory, "failed", error=f"{record['type']}: {record['message']}", traceback=text, rank=rank)
+    return True
 
 
 def failure(directory: Path) -> dict[str, Any] | None:
     return read_json(directory / FAILURE) or None
+
+
+def shown(path: Path) -> str:
+    """Relative to where the user stands, when it lies below."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def forget_failure(directory: Path) -> None:
+    """Before the run is started again."""
+    (directory / FAILURE).unlink(missing_ok=True)
+    shutil.rmtree(directory / STUCK, ignore_errors=True)
+
+
+def keep_failure(directory: Path, attempt: int) -> None:
+    """Before a restart: put the record into failures.jsonl."""
+    with open(directory / FAILURES, "a") as file:
+        file.write(json.dumps({"attempt": attempt, "time": time.time(), **(failure(directory) or {})}) + "\n")
+    forget_failure(directory)

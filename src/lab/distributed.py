@@ -1,25 +1,29 @@
-"""Ranks. The only file that calls torch.distributed or reads RANK; importing it imports no torch.
+"""Ranks. The only file that calls torch.distributed; importing it imports no torch.
 
-A process is a rank when RANK is in its environment: torchrun, srun's wrapper or `launch.py` put it there. The ranks
-meet at a store: torchrun's (MASTER_ADDR, MASTER_PORT) or, for ranks that `launch.py` started, a file (LAB_STORE), which
-needs no port that another job could take.
+A process is a rank when LOCAL_RANK is in its environment: torchrun or `launch.py` put it there, or `place.adopt` after
+srun. The ranks meet at a store: MASTER_ADDR, MASTER_PORT or, for ranks that `launch.py` started on one machine, a file
+(LAB_STORE), which needs no port that another job could take.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from lab.errors import ConfigError
+from lab.place import gpu_index, interface_towards, place, rank_variables
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-DIRECTORY_KEY = "run_directory"
+    from lab.config import TrainerConfig
+
+START_TIMEOUT_S = 600.0  # how far apart the processes of a run may start
 _stores: dict[str, Any] = {}
 
 
@@ -36,12 +40,29 @@ class World:
 
 
 def rank() -> int:
-    return int(os.environ.get("RANK", "0"))
+    return int(os.environ["RANK"]) if "LOCAL_RANK" in os.environ else 0
 
 
 def started_ranks() -> int | None:
-    """How many ranks somebody else (torchrun, a scheduler) has started; None: this is a plain process."""
-    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else None
+    """How many ranks somebody else (torchrun, a scheduler) has started; None: this process is no rank."""
+    return int(os.environ["WORLD_SIZE"]) if "LOCAL_RANK" in os.environ else None
+
+
+def local_rank() -> int:
+    """Which of the ranks on this machine this is."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def gpu() -> int:
+    """The number of the GPU that this rank takes, among those that it can see."""
+    import torch
+
+    return gpu_index(local_rank(), torch.cuda.device_count())
+
+
+def has_parent() -> bool:
+    """Whether `launch.py` started this process: its parent tells the user what has failed."""
+    return "LAB_PARENT" in os.environ
 
 
 def local_ranks() -> int:
@@ -49,47 +70,55 @@ def local_ranks() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def rank_environment(rank: int, size: int, store: str) -> dict[str, str]:
-    """What makes a process on this machine one of `size` ranks that meet at the file `store`."""
-    count = str(size)
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": count,
-        "LOCAL_WORLD_SIZE": count,
-        "LAB_STORE": store,
-    }
+def hosts() -> int:
+    """How many processes like this one, on a machine each, start ranks of this run."""
+    here = place()
+    return here.count if here is not None and here.kind == "host" else 1
 
 
-def _store() -> Any:
+def first_rank(local_size: int) -> int:
+    """Of the `local_size` ranks that this process starts."""
+    here = place()
+    return here.index * local_size if here is not None and here.kind == "host" else 0
+
+
+def rank_environment(local_rank: int, local_size: int, meeting_file: str) -> dict[str, str]:
+    """What makes a process one of the `local_size` ranks of this machine; those of a single machine meet at a file."""
+    here = place()
+    if here is None or here.kind == "rank":
+        return rank_variables(local_rank, local_size, local_rank, local_size) | {"LAB_STORE": meeting_file}
+    index, count = first_rank(local_size) + local_rank, here.count * local_size
+    meeting = {"MASTER_ADDR": here.address, "MASTER_PORT": str(here.port), "LAB_HOSTS": str(here.count)}
+    return rank_variables(index, count, local_rank, local_size) | meeting
+
+
+def store() -> Any:
     """The store at which the ranks meet, made once for each process."""
     if "store" not in _stores:
         import torch.distributed as dist
 
+        here = place()
         if "LAB_STORE" in os.environ:
             _stores["store"] = dist.FileStore(os.environ["LAB_STORE"], int(os.environ["WORLD_SIZE"]))
-        else:
-            _stores["store"] = next(dist.rendezvous("env://"))[0]
+            return _stores["store"]
+        assert here is not None
+        try:
+            if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's agent holds the store
+                _stores["store"] = next(dist.rendezvous("env://"))[0]
+            else:  # not by rendezvous: it makes rank 0 wait for ranks that wait for its directory
+                wait = timedelta(seconds=START_TIMEOUT_S)
+                _stores["store"] = dist.TCPStore(here.address, here.port, None, here.index == 0, wait, False)
+        except (dist.DistError, ValueError, OSError) as error:
+            why = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"MASTER_ADDR={here.address} MASTER_PORT={here.port}: the ranks cannot meet there: {why}"
+            ) from None
     return _stores["store"]
 
 
-def publish_directory(directory: str) -> None:
-    """Rank 0 tells the ranks that torchrun started beside it where the run is; "": nowhere, the config is wrong."""
-    _store().set(DIRECTORY_KEY, directory)
-    _stores["published"] = True
-
-
-def release_followers() -> None:
-    """Rank 0 ends; where it has not run, those that wait for its directory end too."""
-    if (started_ranks() or 1) > 1 and "published" not in _stores:
-        publish_directory("")
-
-
-def await_directory(timeout_s: float) -> str:
-    """What rank 0 published."""
-    store = _store()
-    store.wait([DIRECTORY_KEY], timedelta(seconds=timeout_s))
-    return store.get(DIRECTORY_KEY).decode()
+def forget_store() -> None:
+    """This process goes on as the parent of ranks, which connect by themselves."""
+    _stores.clear()
 
 
 @contextmanager
@@ -100,39 +129,42 @@ def world(device_type: str, timeout_s: float) -> Iterator[World]:
     """
     import torch
 
-    size, local_rank = started_ranks() or 1, int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device(device_type, local_rank) if device_type == "cuda" else torch.device(device_type)
+    size = started_ranks() or 1
+    device = torch.device(device_type, gpu()) if device_type == "cuda" else torch.device(device_type)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    place = World(rank(), size, local_rank, device)
+    world = World(rank(), size, local_rank(), device)
     if size == 1:
-        yield place
+        yield world
         return
 
     import torch.distributed as dist
 
+    if size > local_ranks() and (interface := interface_towards(os.environ["MASTER_ADDR"])):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     # gloo beside nccl: what lives on the host (random states, flags) is exchanged without touching the GPU
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    store = dist.PrefixStore("group", _store())
+    group_store = dist.PrefixStore("group", store())
     dist.init_process_group(
-        backend, store=store, rank=place.rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+        backend, store=group_store, rank=rank(), world_size=size, timeout=timedelta(seconds=timeout_s)
     )
-    yield place
+    yield world
     # not after an exception: the other ranks may be stuck, and NCCL would wait for them; the process ends anyway
+    meet(world)  # rank 0 has more to do at the end: whoever started the ranks would take the first to leave for lost
     dist.destroy_process_group()
 
 
-def wrap(model: nn.Module, world: World) -> nn.Module:
+def wrap(model: nn.Module, world: World, trainer: TrainerConfig) -> nn.Module:
     """The model whose backward averages the gradients over the ranks; with one rank the model itself."""
+    if trainer.strategy == "dp":
+        from lab.data_parallel import Replicas, gpus
+
+        return Replicas(model, gpus())
     if world.size == 1:
         return model
-    from torch.nn.parallel import DistributedDataParallel
+    from lab.ddp import wrap_ddp
 
-    # buffers are broadcast before an evaluation or a checkpoint, not at each step; torch 2.13 renamed the argument
-    arguments: dict[str, Any] = {"gradient_as_bucket_view": True}
-    new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    arguments["forward_sync_buffers" if new else "broadcast_buffers"] = False
-    return DistributedDataParallel(model, [world.device] if world.device.type == "cuda" else None, **arguments)
+    return wrap_ddp(model, world.device, trainer.ddp)
 
 
 def broadcast_buffers(model: nn.Module, world: World) -> None:
@@ -151,6 +183,48 @@ def all_sum(values: Tensor, world: World) -> Tensor:
 
         dist.all_reduce(values)
     return values
+
+
+def all_max(values: list[int], world: World) -> Callable[[], list[int]]:
+    """Begin to find the greatest of all ranks' values, one by one, on the CPU -> a function that waits for them."""
+    import torch
+    import torch.distributed as dist
+
+    shared = torch.tensor(values, dtype=torch.int64)
+    work = dist.all_reduce(shared, op=dist.ReduceOp.MAX, async_op=True)
+
+    def result() -> list[int]:
+        work.wait()
+        return shared.tolist()
+
+    return result
+
+
+def meet(world: World) -> None:
+    """Wait until all ranks are here."""
+    if world.size > 1:
+        all_max([0], world)()
+
+
+def dead_peers(world: World) -> Callable[[], list[int]]:
+    """A function that names the ranks on this machine whose processes are gone. All ranks call this together."""
+    import socket
+
+    import torch.distributed as dist
+
+    places: list[Any] = [None] * world.size
+    dist.all_gather_object(places, (socket.gethostname(), os.getpid()))
+    pids = {rank: pid for rank, (host, pid) in enumerate(places) if host == socket.gethostname()}
+    return lambda: [rank for rank, pid in pids.items() if _gone(pid)]
+
+
+def _gone(pid: int) -> bool:
+    """No process, or one that has ended and waits for its parent to notice."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return os.path.isdir("/proc/self")  # without /proc there is no telling
 
 
 def gather(value: Any, world: World) -> list[Any]:

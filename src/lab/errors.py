@@ -7,3 +7,11 @@ class ConfigError(ValueError):
 
 class RunFailed(RuntimeError):
     """A run ended in failure and has shown its own traceback: exit status 1. The text, if any, is one more line."""
+
+
+class Claimed(ConfigError):
+    """Another process runs in this directory."""
+
+
+class RankLost(RunFailed):
+    """A rank was killed, died or hung: nothing that the run itself did, so it may go well another time."""

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
-from lab.config import HardwareConfig, TrainerConfig, check_share
+from lab.config import ONE_PROCESS, HardwareConfig, TrainerConfig, check_share
 from lab.cores import cores
-from lab.distributed import local_ranks, started_ranks
+from lab.data_parallel import gpus
+from lab.distributed import gpu, local_ranks, started_ranks
 from lab.errors import ConfigError
+from lab.place import Place, place
 from lab.seed import make_deterministic
 
 
@@ -32,15 +34,25 @@ def resolve(hardware: HardwareConfig, trainer: TrainerConfig) -> Hardware:
     """Decide every `auto`, in a process that will train: this may start CUDA."""
     device, num_procs = choose_device(hardware), count_processes(hardware, trainer)
     share = check_share(trainer.global_batch_size, num_procs)
-    parts = -(-share // min(hardware.micro_batch_size or share, share))
+    devices = len(gpus()) if trainer.strategy == "dp" else 1  # of this process
+    parts = -(-share // min((hardware.micro_batch_size or share) * devices, share))
+    if parts > 1 and trainer.ddp.static_graph:
+        raise ConfigError(
+            "trainer.ddp.static_graph=true: torch fails where gradients are accumulated, and "
+            f"hardware.micro_batch_size={hardware.micro_batch_size} makes {parts} micro-batches of a rank's {share} "
+            "samples - leave one of them out"
+        )
     micro = [share // parts + (i < share % parts) for i in range(parts)]  # as equal as can be
     precision = hardware.precision
+    if device == "cuda":
+        torch.cuda.set_device(gpu())  # first: a question to CUDA would open a context on GPU 0 in each rank
     if precision == "auto":
         precision = "bf16" if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     threads = hardware.num_threads
     if threads == "auto":
         threads = max(1, cores() // local_ranks())
-    return Hardware(device, num_procs, precision, int(threads), micro, hardware.eval_batch_size or micro[0])
+    eval_batch_size = hardware.eval_batch_size or -(-micro[0] // devices)
+    return Hardware(device, num_procs, precision, int(threads), micro, eval_batch_size)
 
 
 def choose_device(hardware: HardwareConfig) -> str:
@@ -60,16 +72,40 @@ def count_processes(hardware: HardwareConfig, trainer: TrainerConfig) -> int:
     """The ranks of this run, all together. Starts no CUDA, so the ranks can be forked afterwards."""
     device, started = choose_device(hardware), started_ranks()
     if started is not None:
-        if trainer.strategy == "single" and started > 1:
-            raise ConfigError(f"trainer.strategy=single, but {started} processes were started: add trainer=ddp")
-        if hardware.num_procs not in ("auto", started):
-            raise ConfigError(f"hardware.num_procs={hardware.num_procs}, but {started} were started: leave it auto")
+        if trainer.strategy in ONE_PROCESS and started > 1:
+            raise ConfigError(
+                f"trainer.strategy={trainer.strategy}, but {started} processes were started: add trainer=ddp"
+            )
+        if hardware.num_procs not in ("auto", local_ranks()):
+            raise ConfigError(
+                f"hardware.num_procs={hardware.num_procs}, but {local_ranks()} were started on this host: leave it auto"
+            )
         return started
-    if trainer.strategy == "single":
+    here = place()
+    if here is not None:
+        return here.count * _processes_of_host(hardware, trainer, device, here)
+    if trainer.strategy in ONE_PROCESS:
         return 1
+    return _processes_here(hardware, device, on_cpu=2)
+
+
+def _processes_of_host(hardware: HardwareConfig, trainer: TrainerConfig, device: str, here: Place) -> int:
+    """Of one of several hosts. On a CPU one, as somebody who wants two starts two pods or tasks."""
+    if trainer.strategy in ONE_PROCESS:
+        raise ConfigError(f"trainer.strategy={trainer.strategy}, but {here.count} hosts were started: add trainer=ddp")
+    if here.local_count is None:
+        return _processes_here(hardware, device, on_cpu=1)
+    if hardware.num_procs not in ("auto", here.local_count):
+        raise ConfigError(
+            f"hardware.num_procs={hardware.num_procs}, but PET_NPROC_PER_NODE={here.local_count}: leave it auto"
+        )
+    return here.local_count
+
+
+def _processes_here(hardware: HardwareConfig, device: str, on_cpu: int) -> int:
     gpus = torch.cuda.device_count()
     if hardware.num_procs == "auto":
-        return {"cuda": gpus, "mps": 1}.get(device, 2)
+        return {"cuda": gpus, "mps": 1}.get(device, on_cpu)
     if device == "cuda" and int(hardware.num_procs) > gpus:
         raise ConfigError(f"hardware.num_procs={hardware.num_procs}: there are {gpus} GPUs, one for each process")
     return int(hardware.num_procs)

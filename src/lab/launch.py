@@ -4,157 +4,158 @@ A run of one rank stays in the parent's process, so a debugger works. Several ra
 processes of their own, forked from a parent that has imported torch once, made no CUDA call and started no thread
 (measured: as fast to the first step as one process; spawn takes a second and a half more). Where fork is not safe
 (macOS) they are spawned. The parent hands over the run directory and nothing else.
+
+A rank that ends badly has written failure.json; for one that a signal killed the parent does. The others find that
+their connection broke, or their watch does (lab.watch), and end by themselves; the parent kills what is left.
 """
 
 from __future__ import annotations
 
+import multiprocessing as mp
 import os
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lab.directory import failure, record_failure
-from lab.distributed import all_sum, rank_environment
-from lab.errors import RunFailed
+from lab.distributed import first_rank, rank_environment
+from lab.errors import RankLost, RunFailed
+from lab.stop import SAME_S, SIGNALS, held_signals
 
-if TYPE_CHECKING:
-    from lab.distributed import World
-
+SAID = (0, 1, 130)  # how _rank_main ends: well, or with a record, or by a second Ctrl-C
 SETTLE_S = 0.1  # ranks end within this of each other when one fault ends them all
-GRACE_S = 5.0  # what the other ranks get to end by themselves after one has failed
+LAST_S = 20.0  # what the other ranks get to end by themselves after one has failed: a rank's watch needs 6
 
 
-def run_processes(target: Callable[[Path], None], directory: Path, num_procs: int) -> None:
-    """Run target(directory) in num_procs ranks until all have ended; RunFailed when one did not end well."""
-    import torch.multiprocessing as mp
+class Ranks:
+    """The processes of one run, and the signals that reach their parent."""
 
-    method = "fork" if sys.platform == "linux" else "spawn"
-    with tempfile.TemporaryDirectory(prefix="lab-") as meeting:
-        store = str(Path(meeting) / "store")
-        context = mp.start_processes(
-            _rank_main, (target, directory, num_procs, store), nprocs=num_procs, join=False, start_method=method
-        )
-        assert context is not None
+    def __init__(self) -> None:
+        self.signalled: signal.Signals | None = None
+        self._signalled_at = 0.0
+        self._processes: list[Any] = []
+
+    @contextmanager
+    def passing_on_signals(self) -> Iterator[None]:
+        """A scheduler, or `kill`, signals the parent alone: the ranks save and end. At a second Ctrl-C they end now."""
+        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         try:
-            with _forwarding_sigterm(context.processes):
-                _wait_for_the_first_end(context.processes, directory)
-                while not context.join(grace_period=GRACE_S):
-                    pass
-        except KeyboardInterrupt:
-            _let_end(context.processes)
-            raise
-        except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
-            if failure(directory) is None:
-                record_failure(directory, error.error_index, RunFailed(f"rank {error.error_index}: {error.msg}"))
-            raise RunFailed(str(error)) from None
+            yield
         finally:
-            for process in context.processes:
-                if process.is_alive():
-                    process.kill()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        now, again = time.monotonic(), self.signalled == number == signal.SIGINT
+        if again and now - self._signalled_at > SAME_S:
+            raise KeyboardInterrupt
+        if not again:
+            self.signalled, self._signalled_at = signal.Signals(number), now
+        for process in self._processes:
+            if process.exitcode is None:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
+    def run(self, target: Callable[[Path], None], directory: Path, count: int) -> None:
+        """target(directory) in `count` ranks until all have ended; RunFailed when one did not end well."""
+        context: Any = mp.get_context("fork" if sys.platform == "linux" else "spawn")
+        with meeting_file() as store:
+            arguments = [(rank, target, directory, count, store, os.getpid()) for rank in range(count)]
+            processes = [context.Process(target=_rank_main, args=given, name=f"rank-{given[0]}") for given in arguments]
+            try:
+                with held_signals():  # a rank takes those that come early when it is ready for them
+                    for process in processes:
+                        process.start()
+                    self._processes = processes
+                self._wait(directory)
+            finally:
+                for process in processes:
+                    if process.pid is not None:
+                        process.kill()
+                        process.join()
+                self._processes = []
+        codes = [process.exitcode for process in processes]
+        if codes != [0] * count:
+            if 130 in codes:
+                raise KeyboardInterrupt
+            lost = RankLost(f"the ranks ended with exit status {codes}")
+            record_failure(directory, first_rank(count), lost)  # unless there is a record
+            raise RunFailed(str(lost))
+
+    def _wait(self, directory: Path) -> None:
+        """Until all have ended well, or one has not and the others have had their time."""
+        running = {process.sentinel: process for process in self._processes}
+        while running:
+            for sentinel in connection.wait(list(running)):
+                process = running.pop(sentinel)  # type: ignore[call-overload]
                 process.join()
+                if process.exitcode != 0:
+                    time.sleep(SETTLE_S)
+                    self._record_death(directory)
+                    self._let_end()
+                    return
 
+    def _record_death(self, directory: Path) -> None:
+        """One that a signal killed cannot say so itself, and the others would: that their connection broke."""
+        for rank, process in enumerate(self._processes, start=first_rank(len(self._processes))):
+            code = process.exitcode
+            if code in (None, *SAID) or (code == -signal.SIGABRT and failure(directory) is not None):
+                continue  # gloo's threads may abort a rank that ends after a failure of another
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+            memory = " (the kernel does that when memory runs out: see dmesg)" if code == -signal.SIGKILL else ""
+            record_failure(directory, rank, RankLost(f"rank {rank} {how}{memory}"), first=True)
+            return
 
-def _wait_for_the_first_end(processes: list[Any], directory: Path) -> None:
-    """Until all ranks have ended well, or one has not. One that a signal killed cannot say so itself, and the others
-    would: that their connection broke."""
-    running = {process.sentinel: process for process in processes}
-    while running:
-        for sentinel in connection.wait(list(running)):
-            if running.pop(sentinel).exitcode != 0:  # type: ignore[call-overload]
-                time.sleep(SETTLE_S)
-                for rank, process in enumerate(processes):
-                    if process.exitcode is not None and process.exitcode < 0:
-                        name = signal.Signals(-process.exitcode).name
-                        memory = " (the kernel does that when memory runs out: see dmesg)" if name == "SIGKILL" else ""
-                        cause = RunFailed(f"rank {rank} was killed by {name}{memory}")
-                        record_failure(directory, rank, cause, first=True)
-                        return
-                return
+    def _let_end(self) -> None:
+        end = time.monotonic() + LAST_S
+        for process in self._processes:
+            process.join(max(0.0, end - time.monotonic()))
+        left = [process for process in self._processes if process.is_alive()]
+        for process in left:  # native code holds its interpreter: faulthandler says where
+            os.kill(process.pid, signal.SIGABRT)
+        for process in left:
+            process.join(1.0)
 
 
 @contextmanager
-def _forwarding_sigterm(processes: list[Any]) -> Iterator[None]:
-    """A scheduler signals the parent alone; the ranks are to save and end."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: _ask_to_end(processes))
+def meeting_file() -> Iterator[str]:
+    """The path of a file at which ranks forked in this block meet; in memory, so that nothing can stay behind."""
+    if hasattr(os, "memfd_create"):
+        store = os.memfd_create("lab-store")
+        try:
+            yield f"/proc/self/fd/{store}"
+        finally:
+            os.close(store)
+    else:
+        with tempfile.TemporaryDirectory(prefix="lab-") as folder:
+            yield str(Path(folder) / "store")
+
+
+def _rank_main(
+    index: int, target: Callable[[Path], None], directory: Path, count: int, store: str, parent: int
+) -> None:
+    die_with(parent)
+    for number in SIGNALS:  # they wait (held_signals) until the run takes them
+        signal.signal(number, signal.SIG_DFL)
+    os.environ.update(rank_environment(index, count, store), LAB_PARENT=str(parent))
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _ask_to_end(processes: list[Any]) -> None:
-    for process in processes:
-        process.terminate()
-
-
-def _let_end(processes: list[Any]) -> None:
-    """After Ctrl-C the ranks save and end; a second one ends them now. (A terminal has signalled them too: SIGTERM, as
-    it can be told apart from a second Ctrl-C, does no harm.)"""
-    _ask_to_end(processes)
-    try:
-        for process in processes:
-            process.join()
+        target(directory)
     except KeyboardInterrupt:
-        for process in processes:
-            process.kill()
+        raise SystemExit(130) from None
+    except Exception:
+        raise SystemExit(1) from None  # it is on record
 
 
-def _rank_main(index: int, target: Callable[[Path], None], directory: Path, num_procs: int, store: str) -> None:
-    _die_with_parent()
-    os.environ.update(rank_environment(index, num_procs, store))
-    target(directory)
-
-
-def _die_with_parent() -> None:
+def die_with(parent: int) -> None:
     """The kernel kills this rank when its parent has gone, however that went (Linux only)."""
     from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
-
-
-class StopRequest:
-    """Set by SIGINT or SIGTERM; the loop looks at it after each step. A second SIGINT raises KeyboardInterrupt."""
-
-    def __init__(self) -> None:
-        self.requested: signal.Signals | None = None
-        self.signal: signal.Signals | None = None  # what all ranks have agreed to stop for
-
-    def agreed(self, world: World, meeting: bool) -> bool:
-        """Whether all ranks stop now. Several ranks decide together, where they meet: a log, evaluation, save."""
-        if world.size == 1:
-            self.signal = self.requested
-        elif meeting:
-            import torch
-
-            flag = all_sum(torch.tensor([float(self.requested is not None)]), world)
-            if flag.item():
-                self.signal = self.requested or signal.SIGTERM
-        return self.signal is not None
-
-    def _handle(self, number: int, frame: Any) -> None:
-        if self.requested is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if self.requested is None and os.environ.get("LOCAL_RANK", "0") == "0":
-            when = (
-                "after this step" if os.environ.get("WORLD_SIZE", "1") == "1" else "at the next log, evaluation or save"
-            )
-            os.write(2, f"\n{signal.Signals(number).name}: saving and stopping {when}; Ctrl-C again: now\n".encode())
-        self.requested = self.requested or signal.Signals(number)
-
-
-@contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """SIGINT and SIGTERM ask the loop to stop, for the length of the block."""
-    request = StopRequest()
-    before = {number: signal.signal(number, request._handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -2,7 +2,8 @@
 
     while steps are left:
         micro-batches -> forward_loss -> backward (gradients averaged over ranks on the last) -> unscale, clip, update
-        at log_every / eval_every / save_every: values cross to the host, all ranks decide together
+        at log_every / eval_every / save_every: values cross to the host
+        a signal, or the time that is up, on any rank: all stop together, with a checkpoint
 
 Nothing in train_step waits for the device.
 """
@@ -10,6 +11,8 @@ Nothing in train_step waits for the device.
 from __future__ import annotations
 
 import math
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -19,9 +22,14 @@ from torch import Tensor, nn
 
 from lab.clock import Clock
 from lab.data.loader import Loader
-from lab.distributed import World, all_sum, broadcast_buffers, gather
+from lab.data_parallel import on_each_device
+from lab.ddp import name_unused
+from lab.distributed import World, all_sum, broadcast_buffers, gather, meet
 from lab.errors import ConfigError, RunFailed
+from lab.fsdp import whole
+from lab.seed import rng_state, set_rng_state
 from lab.state import Batch, Run, StepSettings, Task, TrainState, averaged
+from lab.stop import Stopped
 
 SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536 and is halved by each step that is not finite
 
@@ -30,6 +38,7 @@ def due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
+@on_each_device  # for trainer=dp
 def forward_loss(model: nn.Module, task: Task, batch: Batch) -> tuple[Tensor, Tensor]:
     """((B,) losses, output). Edit this for a method with another forward pass."""
     output = model(batch["x"])
@@ -72,6 +81,8 @@ def train_step(
     if scaler:
         scaler.unscale_(optimizer)  # first: the limit is on the true gradients
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if len(parameters) < settings.num_parameters:
+        name_unused(net, state.model, state.step)
     norm = clip([p.grad for p in parameters], settings.clip_norm)
     # the gradients are the averaged ones, so every rank sees the same norm and takes the same way
     non_finite = torch.isfinite(norm).logical_not_().to(torch.float32)
@@ -81,12 +92,13 @@ def train_step(
         p.grad = None
     if settings.skip_non_finite or scaler:  # a step that is left out adds nothing to the means
         total, norm = (torch.where(non_finite > 0, 0.0, v) for v in (total, norm))
-    return {"loss": total, "grad_norm": norm, "non_finite": non_finite}
+    values = {"loss": total, "grad_norm": norm, "non_finite": non_finite}
+    return {name: value.to(total.device) for name, value in values.items()}  # fsdp may keep the gradients on the host
 
 
 def clip(gradients: list[Tensor], limit: float | None) -> Tensor:
     """Scale the gradients down, in place, to a global norm of `limit` -> their norm before (Pascanu et al. 2013)."""
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norm = whole(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
     if limit is not None:
         torch._foreach_mul_(gradients, torch.clamp(limit / (norm + 1e-6), max=1.0))
     return norm
@@ -120,55 +132,73 @@ def evaluate(
     batches: Iterable[Batch],
     world: World,
     autocast: Callable[[], AbstractContextManager[Any]],
+    rows: int | None = None,
 ) -> dict[str, float]:
-    """{loss, <metric>, ...}: means over all samples of all ranks, each counted once. `model` is the bare one."""
+    """{loss, <metric>, ...}: means over all samples of all ranks, each counted once. `model` is the bare one.
+
+    rows: of this rank, which count; what comes after them only keeps the ranks of a sharded model in step.
+    """
     was_training = model.training
     model.eval()
     broadcast_buffers(model, world)
     names = ["loss", *task.metrics]
     precise = torch.float32 if world.device.type == "mps" else torch.float64
     sums = torch.zeros(len(names) + 1, dtype=precise, device=world.device)
+    left = sys.maxsize if rows is None else rows
     for batch in batches:
         with autocast():
             losses, output = forward_loss(model, task, batch)
         values = [losses, *(metric(output, batch) for metric in task.metrics.values())]
         for name, value in zip(names, values):
             check_per_sample(value, f"task.metrics.{name}" if name != "loss" else "task.criterion")
-        sums[:-1] += torch.stack([v.to(precise).sum() for v in values])
-        sums[-1] += len(losses)
+        count = min(left, len(losses))
+        left -= count
+        sums[:-1] += torch.stack([v[:count].to(precise).sum() for v in values])
+        sums[-1] += count
     all_sum(sums, world)
     model.train(was_training)
-    *totals, count = sums.tolist()
-    return {name: total / count for name, total in zip(names, totals)}
+    *totals, samples = sums.tolist()
+    return {name: total / samples for name, total in zip(names, totals)}
 
 
 def fit(net: nn.Module, state: TrainState, task: Task, train: Loader, val: Loader | None, run: Run) -> None:
     """Train from state.step to run.total_steps, or until a stop is asked for or the monitored score gets no better."""
     batches = iter(train)
     clock = Clock(train, run.logger)
+    stopping = run.patience is not None and state.stale >= run.patience
+    if val is not None and to_be_scored(state, run):  # a stop came before this evaluation, or during it
+        with clock.paused():
+            stopping = score(state, task, val, run)
+            save(state, run, best=False)
     net.train()
-    stopping = False
+    run.watch.beat("training", state.step, slow=True)  # a first step may compile
     while state.step < run.total_steps and not stopping:
+        run.balance.begin()
         values = train_step(net, state, task, batches, run.step)
+        run.balance.end()
         state.step += 1
         state.samples += run.global_batch_size
+        run.watch.beat("training", state.step)
         for name, value in values.items():
             state.totals[name] = state.totals[name] + value if name in state.totals else value
         run.logger.progress(state.step)
         at_end = state.step == run.total_steps
-        at_log = due(state.step, run.log_every) or at_end
-        if at_log:
+        if due(state.step, run.log_every) or at_end:
             log_train(state, run, clock)
         if state.samples // run.epoch_samples > (state.samples - run.global_batch_size) // run.epoch_samples:
             clock.end_epoch(state.step)
-        meeting = at_log or due(state.step, run.eval_every) or due(state.step, run.save_every)
-        stopping = run.stop.agreed(run.world, meeting)
-        if val is not None and run.eval_every and (due(state.step, run.eval_every) or at_end) and not stopping:
+        stopping = run.stop.agreed(run.world)
+        if val is not None and to_be_scored(state, run) and not stopping:
             with clock.paused():
                 stopping = score(state, task, val, run)
         if due(state.step, run.save_every) or at_end or stopping:
             with clock.paused():
                 save(state, run, best=False)
+
+
+def to_be_scored(state: TrainState, run: Run) -> bool:
+    at_end = state.step == run.total_steps
+    return bool(run.eval_every) and state.scored_step < state.step and (due(state.step, run.eval_every) or at_end)
 
 
 def check_finite(state: TrainState, run: Run) -> int:
@@ -193,22 +223,31 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
     skipped = check_finite(state, run)
     steps = state.step - state.logged_step
     names = [name for name in state.totals if name != "non_finite"]
-    sums = all_sum(torch.stack([state.totals[name].float() for name in names]), run.world).tolist()
+    own = torch.tensor(run.balance.row(), device=run.world.device)
+    sums = all_sum(torch.cat([torch.stack([state.totals[name].float() for name in names]), own]), run.world).tolist()
     counted = run.world.size * (steps - skipped)
     logged = {f"train/{name}": value / counted for name, value in zip(names, sums) if counted}
-    logged["train/lr"] = state.optimizer.param_groups[0]["lr"]
+    logged["train/lr"] = state.schedule.last_lr
     logged["train/epoch"] = state.samples / run.epoch_samples
     if skipped:
         logged["train/skipped_steps"] = float(skipped)
     state.totals, state.logged_step = {}, state.step
+    logged |= run.balance.read(state.step, sums[len(names) :])
     run.logger.log(state.step, logged | clock.read(steps * run.global_batch_size))
     for callback in run.callbacks:
         callback.on_log(state, logged)
 
 
 def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
-    """Evaluate; keep the state if it is among the best -> whether to stop early."""
-    scores = evaluate(averaged(state), task, val, run.world, run.step.autocast)
+    """Evaluate; keep the state if it is among the best -> whether to stop: early, pruned, or as it was asked for."""
+    before = rng_state(run.world.device)
+    try:
+        batches = run.evaluating(val, state.step)
+        scores = evaluate(averaged(state), task, batches, run.world, run.step.autocast, val.num_rows)
+    except Stopped:
+        set_rng_state(before, run.world.device)  # as if this evaluation had not begun
+        return True
+    state.scored_step = state.step
     scores = {f"val/{name}": value for name, value in scores.items()}
     run.logger.log(state.step, scores)
     for callback in run.callbacks:
@@ -224,18 +263,25 @@ def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
         state.best = ranked[: run.keep_best]
         if [value, state.step] in state.best:
             save(state, run, best=True)
+    if run.pruning is not None and state.step < run.total_steps:
+        assert run.eval_every is not None
+        if run.pruning.stops(run.world, state.step // run.eval_every - 1, scores):
+            return True
     return run.patience is not None and state.stale >= run.patience
 
 
 def save(state: TrainState, run: Run, best: bool) -> None:
-    """All ranks call this: each gives what it has of its own, rank 0 writes."""
+    """All ranks call this: each gives what it has of its own; rank 0 writes, or each its part of a sharded model."""
+    began = time.monotonic()
+    run.watch.beat("saving", state.step, slow=True)
     check_finite(state, run)
     broadcast_buffers(state.model, run.world)
     averaged(state)  # its buffers are the model's
     for name, buffer in state.model.named_buffers():
         if buffer.is_floating_point() and not torch.isfinite(buffer).all():  # a skipped step protects weights only
             raise RunFailed(f"the model's buffer {name} is not finite at step {state.step}; debug=nan names the module")
-    ranks = gather(state.rank_payload(run.world.device), run.world)
-    if run.world.is_main:
-        payload = state.payload(ranks)
-        (run.checkpoints.save_best if best else run.checkpoints.save_last)(payload)
+    payload = state.payload(gather(state.rank_payload(run.world.device), run.world))
+    (run.checkpoints.save_best if best else run.checkpoints.save_last)(payload)
+    meet(run.world)  # the others have as much time for this as rank 0
+    run.stop.save_s = max(run.stop.save_s, time.monotonic() - began)
+    run.watch.beat("training", state.step)

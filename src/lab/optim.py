@@ -12,6 +12,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from lab.errors import ConfigError
+from lab.fsdp import is_sharded
+
+FUSED_ON_PARTS = (torch.optim.Adam, torch.optim.AdamW)  # whose fused kernels know DTensors
+
 # factor(step, total_steps) -> share of the peak learning rate for the step-th (from 0) update
 Factor = Callable[[int, int], float]
 
@@ -35,7 +40,12 @@ def build_optimizer(
     groups = parameter_groups(model, weight_decay, decay_norms_and_biases)
     target = make.func if hasattr(make, "func") else make
     given = getattr(make, "keywords", {})
-    if "fused" in inspect.signature(target).parameters and not {"fused", "foreach"} & set(given):
+    can_fuse = "fused" in inspect.signature(target).parameters
+    if is_sharded(model) and not (inspect.isclass(target) and issubclass(target, FUSED_ON_PARTS)):
+        can_fuse = False
+        if given.get("fused"):
+            raise ConfigError(f"optim.fused=true: torch has no fused {target.__name__} for trainer=fsdp - leave it out")
+    if can_fuse and not {"fused", "foreach"} & set(given):
         try:
             return make(groups, fused=True)
         except RuntimeError:  # this class has no fused kernel for this device or dtype
@@ -59,6 +69,11 @@ class Schedule:
         factor = self.factor(self.updates, self.total_steps)
         for group, peak in zip(self.optimizer.param_groups, self.peaks):
             group["lr"] = peak * factor
+
+    @property
+    def last_lr(self) -> float:
+        """Of the newest update; the optimizer holds that of the next."""
+        return self.peaks[0] * self.factor(max(0, self.updates - 1), self.total_steps)
 
     def step(self) -> None:
         self.updates += 1
@@ -134,15 +149,3 @@ def lean_step(optimizer: Optimizer) -> Callable[[], None]:
         bare(optimizer)
 
     return update
-
-
-def skip_dynamo_import() -> None:
-    """Make the optimizer's methods that are marked for torch.compile usable without importing torch._dynamo.
-
-    torch looks up a function's `__dynamo_disable` before it imports dynamo to make one. Right only in a process that
-    compiles nothing.
-    """
-    for name in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):
-        method = getattr(getattr(Optimizer, name), "__wrapped__", None)
-        if method is not None:
-            setattr(method, "__dynamo_disable", method)

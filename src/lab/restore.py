@@ -10,7 +10,7 @@ from torch import nn
 
 from lab import checkpoint, directory, hardware
 from lab.build import Config, make_dataset, make_eval_loader, make_model, make_task
-from lab.config import check
+from lab.config import as_single, check
 from lab.distributed import world
 from lab.errors import ConfigError
 from lab.loop import evaluate
@@ -32,6 +32,20 @@ def restore_model(path: Path) -> tuple[nn.Module, DictConfig, Path]:
     return model.eval(), cfg, file
 
 
+def export(path: Path, target: Path, overwrite: bool) -> tuple[Path, int]:
+    """Write the weights of a run or checkpoint as a state dict -> (the checkpoint, the number of values)."""
+    if not path.exists():
+        raise ConfigError(f"{path}: no such run directory or checkpoint")
+    if target.is_dir() or not target.parent.is_dir():
+        raise ConfigError(f"{target}: must be a file in a folder that exists")
+    if target.exists() and not overwrite:
+        raise ConfigError(f"{target} exists; add --overwrite to replace it")
+    source, payload = checkpoint.find(path)
+    state = checkpoint.weights(payload)
+    checkpoint.save(state, target)
+    return source, sum(value.numel() for value in state.values())
+
+
 def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, float]:
     """{loss, <metric>, ...} of the checkpoint on a split. overrides: key=value of the run's own config."""
     model, cfg, _ = restore_model(path)
@@ -43,7 +57,7 @@ def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, 
             parent = OmegaConf.select(cfg, key.rpartition(".")[0]) or cfg
             raise ConfigError(no_such_key(key, [str(name) for name in parent]))
         OmegaConf.update(cfg, key, OmegaConf.create([value])[0])
-    cfg.trainer.strategy, cfg.hardware.num_procs = "single", "auto"  # on one device, wherever it was trained
+    as_single(cfg)
     check(cfg)
     config = Config.of(cfg)
     machine = hardware.resolve(config.hardware, config.trainer)

@@ -40,13 +40,14 @@ def choose(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) -> t
     for override in overrides:
         key = override.partition("=")[0]
         if override not in given and key != "resume" and not key.startswith("hydra."):
-            _change(saved, cfg, key, override, directory)
+            change(saved, cfg, key, override, directory)
     if "path" in saved.data:
         saved.data.path = absolute(plain(saved.data.path), cwd)
     return saved, directory
 
 
-def _change(saved: DictConfig, cfg: DictConfig, key: str, override: str, directory: Path) -> None:
+def change(saved: DictConfig, cfg: DictConfig, key: str, override: str, directory: Path) -> None:
+    """Take the value that `override` has given `cfg` over into the saved config of a run."""
     if key in SURROUNDINGS:
         OmegaConf.update(saved, key, OmegaConf.to_container(cfg[key], resolve=True), merge=False)
     elif has_key(saved, key) and not (CONF / key).is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,9 +13,11 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from lab import checkpoint, directory, distributed, hardware
+from lab import checkpoint, directory, distributed, fsdp, hardware, shards
+from lab.balance import Balance, RanksBalance
 from lab.build import (
     Config,
+    count_steps,
     make_callbacks,
     make_dataset,
     make_eval_loader,
@@ -25,44 +28,59 @@ from lab.build import (
 )
 from lab.config import parse_interval
 from lab.data.loader import Loader
+from lab.ddp import with_sync_batchnorm
+from lab.directory import shown
 from lab.distributed import World
+from lab.dynamo import skip_dynamo_import
 from lab.errors import ConfigError
 from lab.hardware import Hardware
-from lab.launch import StopRequest, stop_on_signals
 from lab.logger import Logger, RunLogger, log_to
 from lab.loop import evaluate, fit
-from lab.optim import skip_dynamo_import
+from lab.schema import seconds
+from lab.search.pruning import Pruning
 from lab.seed import seed_everything
 from lab.state import Run, Task, TrainState, averaged
+from lab.stop import Stopped, StopRequest, stop_on_signals
+from lab.watch import SLOW, Watch
 
-COLLECTIVE_TIMEOUT_S = 1800.0
 
+def run(run_dir: Path, began: float | None = None) -> None:
+    """One rank, from the resolved config to the result; from the newest valid checkpoint where there is one.
 
-def run(run_dir: Path) -> None:
-    """One rank, from the resolved config to the result; from the newest valid checkpoint where there is one."""
-    began = time.perf_counter()
-    with recording(run_dir, distributed.rank()):
+    began: time.monotonic() when the command began, from which trainer.max_time counts.
+    """
+    began = time.monotonic() if began is None else began
+    with recording(run_dir, distributed.rank()), stop_on_signals(began) as stop:
+        if not faulthandler.is_enabled():  # a job's has a file of its own
+            faulthandler.enable(file=2)  # where native code crashed, or holds the interpreter
         config = Config.of(OmegaConf.load(run_dir / directory.CONFIG))  # type: ignore[arg-type]
+        timeout_s = seconds(config.trainer.timeout)
+        stop.max_time_s = seconds(config.trainer.max_time)
+        watch = Watch(run_dir, distributed.rank(), distributed.started_ranks() or 1, timeout_s)
         machine = hardware.resolve(config.hardware, config.trainer)
         hardware.apply(config.hardware, machine)
         if not config.hardware.compile:
             skip_dynamo_import()
         with (
-            stop_on_signals() as stop,
-            distributed.world(machine.device, COLLECTIVE_TIMEOUT_S) as world,
-            recording(run_dir, world.rank),
+            watch.running(),
+            distributed.world(machine.device, collective_timeout_s(timeout_s)) as world,
+            recording(run_dir, world.rank, watch),
             log_to(run_dir) if world.is_main else nullcontext(),
         ):
+            if world.size > 1 and not distributed.has_parent():
+                watch.dead_peers = distributed.dead_peers(world)
             # ---- what to go on from: rank 0 chooses, all load the same
-            checkpoints = checkpoint.Checkpoints(run_dir / "checkpoints")
+            checkpoints = checkpoint.Checkpoints(run_dir / "checkpoints", world)
             checkpoints.directory.mkdir(exist_ok=True)
             found = checkpoints.newest_valid(put_aside=True) if world.is_main else None
             source = distributed.share_from_main(found[0] if found else None, world)
-            payload = found[1] if found else checkpoint.load(source) if source else None
+            payload = found[1] if found else checkpoint.peek(source) if source else None
             with make_logger(run_dir, config, world, payload["step"] if payload else 0) as logger:
+                watch.before_end = logger.give_up
                 logger.say(f"run {shown(run_dir)}" + (f", on from {source.name}" if source else ""))
-                result = train(config, machine, world, logger, checkpoints, payload, stop)
-                finish(run_dir, world, logger, stop, result, time.perf_counter() - began)
+                result = train(config, machine, world, logger, checkpoints, payload, stop, watch)
+                watch.beat("ending", result["step"], slow=True)
+                finish(run_dir, world, logger, stop, result, time.monotonic() - began)
 
 
 def train(
@@ -73,6 +91,7 @@ def train(
     checkpoints: checkpoint.Checkpoints,
     payload: dict[str, Any] | None,
     stop: StopRequest,
+    watch: Watch,
 ) -> dict[str, Any]:
     """Build everything, train, score the best weights -> what belongs into result.json."""
     trainer = config.trainer
@@ -94,23 +113,29 @@ def train(
     # ---- model, task, optimizer: drawn from the seed alone, so equal on all ranks
     seed_everything(config.cfg.seed)
     steps_per_epoch = len(sets["train"]) / trainer.global_batch_size
-    limits = [trainer.max_steps, trainer.max_epochs and max(1, round(trainer.max_epochs * steps_per_epoch))]
-    total_steps = min(int(limit) for limit in limits if limit)
-    model = make_model(config).to(world.device)
-    task = make_task(config, world.device)
-    state, settings = make_state(config, machine, model, total_steps)
-    net = distributed.wrap(model, world)
-    net = torch.compile(net) if config.hardware.compile else net  # type: ignore[assignment]
+    total_steps = count_steps(trainer, len(sets["train"]))
+    model, task = make_model(config), make_task(config, world.device)
+    if trainer.sync_batchnorm:
+        model = with_sync_batchnorm(model, world.device)
+    state, settings = make_state(config, machine, model, total_steps, world)
+    net = model
+    if not fsdp.is_sharded(model):  # a sharded one is wrapped and compiled already, block by block
+        net = distributed.wrap(model, world, trainer)
+        net = torch.compile(net) if config.hardware.compile else net  # type: ignore[assignment]
+
+    share = trainer.straggler_share
+    balance = RanksBalance(net, world, train_loader, logger, share) if world.size > 1 else Balance()
 
     # ---- when things are due
     every = {
         key: parse_interval(getattr(trainer, key), steps_per_epoch) for key in ("log_every", "eval_every", "save_every")
     }
     run = Run(
-        world, logger, checkpoints, make_callbacks(config), stop, settings,
+        world, logger, balance, checkpoints, make_callbacks(config), stop, watch, settings,
         global_batch_size=trainer.global_batch_size, epoch_samples=len(sets["train"]), total_steps=total_steps, **every,
         keep_best=trainer.keep_best, patience=trainer.early_stop_patience,
         monitor_key=config.monitor.key, monitor_sign=1 if config.monitor.mode == "min" else -1,
+        pruning=Pruning.of(checkpoints.directory.parent),
     )  # fmt: skip
 
     # ---- go on, or begin: from here each rank draws its own numbers
@@ -126,11 +151,17 @@ def train(
         logger.begin(state.step, total_steps)
         fit(net, state, task, train_loader, val_loader, run)
         logger.end_bar()
-        if stop.signal:
+        stop.settle()
+        if run.pruning is not None and run.pruning.pruned:
+            return {"step": state.step, "pruned": True}
+        if stop.cause:
             return {"step": state.step}
+        balanced = run.balance.report()
         for callback in run.callbacks:
             callback.on_end(state)
-        return final_scores(state, task, val_loader, test_loader, run)
+        return final_scores(state, task, val_loader, test_loader, run) | balanced
+    except Stopped:  # during the final scores: they are made anew when the run goes on
+        return {"step": state.step}
     finally:
         for loader in (train_loader, val_loader, test_loader):
             if loader is not None:
@@ -138,7 +169,7 @@ def train(
 
 
 @contextmanager
-def recording(run_dir: Path, rank: int) -> Iterator[None]:
+def recording(run_dir: Path, rank: int, watch: Watch | None = None) -> Iterator[None]:
     """Keep what ended this rank before anything is torn down, so that it comes before what that does to the others."""
     try:
         yield
@@ -146,8 +177,15 @@ def recording(run_dir: Path, rank: int) -> Iterator[None]:
         directory.write_status(run_dir, "interrupted", signal="SIGINT")
         raise
     except Exception as error:
+        if watch is not None:
+            watch.record_dead_peers()  # then this error is only its echo
         directory.record_failure(run_dir, rank, error)
         raise
+
+
+def collective_timeout_s(timeout_s: float | None) -> float:
+    """Longer than the watch waits, as it can say more; for ever is not known to torch.distributed."""
+    return 7 * 24 * 3600.0 if timeout_s is None else 2 * SLOW * timeout_s + 60
 
 
 def make_logger(run_dir: Path, config: Config, world: World, from_step: int) -> Logger:
@@ -155,17 +193,12 @@ def make_logger(run_dir: Path, config: Config, world: World, from_step: int) -> 
     if not world.is_main:
         return Logger()
     directory.write_status(run_dir, "running")
-    known, logger = directory.read_json(run_dir / directory.STATUS), config.logger
-    about = {"directory": str(run_dir), **directory.read_json(run_dir / directory.ENVIRONMENT)}
-    about["overrides"] = OmegaConf.to_container(OmegaConf.load(run_dir / directory.OVERRIDES))
-    wandb_run = {key: getattr(logger, key) for key in ("project", "entity", "group", "job_type", "tags")}
-    wandb_run |= {"id": known["wandb_id"], "name": run_dir.name}
-    wandb_run["config"] = {**OmegaConf.to_container(config.cfg), "run": about}  # type: ignore[dict-item]
-    return RunLogger(run_dir, logger, wandb_run, from_step)
+    return RunLogger(run_dir, config.logger, from_step)
 
 
 def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run) -> None:
     """The state as it was when the checkpoint was written."""
+    payload = shards.laid_out(payload, state.model, state.optimizer)
     checkpoint.load_weights(state.model, payload["model"], "the checkpoint")
     if state.ema is not None:
         checkpoint.load_weights(state.ema, checkpoint.weights(payload), "the checkpoint")
@@ -183,10 +216,13 @@ def describe(
     batches = f"{run.global_batch_size} samples a step = {run.world.size} x {sum(micro)}"
     if len(micro) > 1:
         batches += f" in {len(micro)} micro-batches of up to {micro[0]}"
-    logger.say(f"{type(model).__name__}, {parameters:,} parameters; samples: {sizes}")
+    kind = fsdp.class_name(model) if fsdp.is_sharded(model) else type(model).__name__
+    logger.say(f"{kind}, {parameters:,} parameters; samples: {sizes}")
     logger.say(
         f"{machine.device}, {machine.precision}, threads: {machine.num_threads}; {batches}; {run.total_steps:,} steps"
     )
+    if fsdp.is_sharded(model):
+        logger.say(fsdp.describe(model))
     for line in [f"loader {loader.why}", *getattr(sets["train"], "describe", list)()]:
         logger.say(line)
 
@@ -195,13 +231,15 @@ def final_scores(state: TrainState, task: Task, val: Loader | None, test: Loader
     """Scores of the best weights; of the last ones where no best were kept."""
     model = averaged(state)
     result: dict[str, Any] = {"step": state.step, **run.logger.latest("train/loss")}
+    run.watch.beat("loading the best checkpoint", state.step, slow=True)
     if found := run.checkpoints.load_best(state.best):
         entry, payload = found
-        model.load_state_dict(checkpoint.weights(payload))
+        model.load_state_dict(checkpoint.weights(shards.laid_out(payload, model, parts=("model", "ema"))))
         result |= {"best_step": int(entry[1]), "best_checkpoint": str(run.checkpoints.best_path(entry))}
     for stage, loader in (("val", val), ("test", test)):
         if loader is not None:
-            scores = evaluate(model, task, loader, run.world, run.step.autocast)
+            batches = run.evaluating(loader, state.step)
+            scores = evaluate(model, task, batches, run.world, run.step.autocast, loader.num_rows)
             result |= {f"{stage}/{name}": value for name, value in scores.items()}
     return result
 
@@ -213,23 +251,17 @@ def finish(
     if not world.is_main:
         return
     scores = {key: value for key, value in result.items() if "/" in key}
-    logger.summary({f"final/{key}": value for key, value in scores.items()})
-    if stop.signal:
-        directory.write_status(run_dir, "interrupted", signal=stop.signal.name)
-        logger.say(
-            f"stopped by {stop.signal.name} at step {result['step']}, saved; go on with: resume={shown(run_dir)}"
-        )
+    logger.result(result)
+    if result.get("pruned"):
+        directory.write_status(run_dir, "pruned", step=result["step"])
+        logger.say(f"pruned by the search at step {result['step']}: {shown(run_dir)}")
+        return
+    if stop.cause:
+        directory.write_status(run_dir, "interrupted" if stop.cause == "SIGINT" else "preempted", signal=stop.cause)
+        logger.say(f"stopped by {stop.cause} at step {result['step']}, saved; go on with: resume={shown(run_dir)}")
         return
     directory.write_json(run_dir / directory.RESULT, result | {"seconds": round(seconds, 2)})
     directory.write_status(run_dir, "finished")
     best = f" (best at step {result['best_step']})" if "best_step" in result else ""
     rows = [f"  {key:<20} {value:.4f}" for key, value in scores.items()]
     logger.say("\n".join([f"finished {result['step']:,} steps{best} in {seconds:.1f} s", *rows, f"  {shown(run_dir)}"]))
-
-
-def shown(path: Path) -> str:
-    """Relative to where the user stands, when it lies below."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

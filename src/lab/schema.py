@@ -20,6 +20,7 @@ from lab.errors import ConfigError
 
 T = TypeVar("T")
 MISSING = "???"
+DURATION = "seconds (90) or a time with its unit (90s, 30m, 12h, 1.5d) or null"
 INTERVAL = "steps (50) or epochs (1ep, 0.5ep) or null"
 _WORDS = {
     int: "an integer",
@@ -34,13 +35,15 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Rule:
-    """What the type of a field leaves open: words that its text may be, limits of its numbers, a text such as 1ep."""
+    """What the type of a field leaves open: words that its text may be, limits of its numbers, a text such as 1ep or
+    30m."""
 
     words: tuple[str, ...] = ()
     at_least: float | None = None
     above: float | None = None
     below: float | None = None
     interval: bool = False
+    duration: bool = False
 
     def limits(self) -> list[tuple[str, float, Callable[[float, float], bool]]]:
         rows = [(">=", self.at_least, operator.ge), (">", self.above, operator.gt), ("<", self.below, operator.lt)]
@@ -195,12 +198,15 @@ def _value(value: Any, hint: Any, key: str) -> Any:
         hint = did_you_mean(str(value), rule.words)
         raise ConfigError(f"{key}: no option {show(value)}{hint} (options: {', '.join(rule.words)})")
     if closed or not good:
-        wanted = INTERVAL if rule.interval else describe(hint, rule.words)
+        wanted = INTERVAL if rule.interval else DURATION if rule.duration else describe(hint, rule.words)
         raise ConfigError(f"{key}: expected {wanted}, got {show(value)}")
-    if is_dataclass(hint):
-        return typed(hint, value, key)  # type: ignore[arg-type]
+    for member in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
+        if is_dataclass(member) and out is not None:
+            return typed(member, value, key)  # type: ignore[arg-type]
     if isinstance(out, str) and rule.interval:
         check_interval(out, key)
+    if isinstance(out, str) and rule.duration:
+        seconds(out, key)
     if isinstance(out, (int, float)) and not isinstance(out, bool):
         for sign, limit, holds in rule.limits():
             if not holds(out, limit):
@@ -217,3 +223,16 @@ def check_interval(text: str, key: str) -> float:
     if not (math.isfinite(epochs) and epochs > 0):
         raise ConfigError(f"{key}: expected {INTERVAL}, got {show(text)}")
     return epochs
+
+
+def seconds(value: float | str | None, key: str = "duration") -> float | None:
+    """90 -> 90.0, '1.5h' -> 5400.0, null, which is for ever, -> None"""
+    if not isinstance(value, str):
+        return value
+    try:
+        found = float(value[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[value[-1:]]
+    except (KeyError, ValueError):
+        found = math.nan
+    if not (math.isfinite(found) and found > 0):
+        raise ConfigError(f"{key}: expected {DURATION}, got {show(value)}")
+    return found

@@ -3,39 +3,53 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from lab import directory, distributed
+from lab import directory, distributed, meeting
 from lab.config import HardwareConfig, TrainerConfig, typed
 from lab.errors import ConfigError, RunFailed
 from lab.hardware import count_processes
-from lab.launch import run_processes
-from lab.run import run
+from lab.launch import Ranks
+from lab.place import place
+from lab.run import recording, run
+
+PREEMPTED = 75  # EX_TEMPFAIL: saved, to be run again
 
 
-def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: bool) -> None:
+def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: bool, leave: Collection[str] = ()) -> None:
     """Run `cfg` (checked, resolved) in `run_dir`, or go on with the run that `run_dir` holds, to the end.
 
-    own_process: a job of a multirun, which never shares a process with another. Raises ConfigError, RunFailed,
-    KeyboardInterrupt or SystemExit as the run ended.
+    own_process: a job of a multirun, which never shares a process with another. leave: a run whose status is one of
+    these is left as it is. Raises ConfigError, RunFailed, KeyboardInterrupt or SystemExit as the run ended.
     """
-    num_procs = count_processes(
-        typed(HardwareConfig, cfg.hardware, "hardware"), typed(TrainerConfig, cfg.trainer, "trainer")
-    )
+    began = time.monotonic()
+    trainer, hardware = typed(TrainerConfig, cfg.trainer, "trainer"), typed(HardwareConfig, cfg.hardware, "hardware")
+    num_procs = count_processes(hardware, trainer)
+    if trainer.max_restarts and meeting.followers():
+        raise ConfigError(
+            "trainer.max_restarts: these ranks were not started by the plain command, and cannot be started again by "
+            "it; torchrun --max-restarts=3 does it, with a fixed hydra.run.dir and resume=auto"
+        )
     with directory.claimed(run_dir):
+        if directory.read_json(run_dir / directory.STATUS).get("status") in leave:
+            return
         before = directory.reopen(run_dir, cfg) if directory.holds_run(run_dir) else None
         if before is None:
             directory.fill(run_dir, cfg, overrides)
         try:
-            if distributed.started_ranks() is not None:
-                distributed.publish_directory(str(run_dir))
-                run(run_dir)
-            elif num_procs == 1 and not own_process:
-                run(run_dir)
+            alone = num_procs == 1 and not own_process and not trainer.max_restarts
+            if distributed.started_ranks() is not None or alone:
+                lead(run_dir, began)
             else:
-                run_processes(run, run_dir, num_procs)
+                if hardware.compile:
+                    import torch._dynamo  # noqa: F401 - once, not in each rank
+                meeting.leave_to_ranks(run_dir)
+                run_ranks(run_dir, num_procs // distributed.hosts(), trainer.max_restarts, began)
         except KeyboardInterrupt:
             directory.write_status(run_dir, "interrupted", signal="SIGINT")
             raise
@@ -44,20 +58,73 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
             if before is not None and isinstance(first, ConfigError):
                 directory.write_config(run_dir, before)  # a changed value that does not fit must not stay
             raise first from error
-        end_as_signalled(run_dir)
+        end_as_stopped(run_dir)
+
+
+def run_ranks(run_dir: Path, num_procs: int, max_restarts: int, began: float) -> None:
+    """`num_procs` ranks, started again from the last checkpoint where they failed in a way that may pass."""
+    ranks = Ranks()
+    with ranks.passing_on_signals():
+        for attempt in range(max_restarts + 1):
+            checkpoint = newest_checkpoint(run_dir)
+            try:
+                ranks.run(partial(lead, began=began), run_dir, num_procs)
+                return
+            except RunFailed:
+                moved = newest_checkpoint(run_dir) != checkpoint
+                if attempt == max_restarts or ranks.signalled or not may_pass(run_dir, moved or not attempt):
+                    raise
+            print(
+                f"{first_failure(run_dir)}\nrestart {attempt + 1} of {max_restarts}, from "
+                f"{newest_checkpoint(run_dir) or 'the beginning'}; the failure is kept in {directory.FAILURES}",
+                file=sys.stderr,
+            )
+            directory.keep_failure(run_dir, attempt)
+
+
+def may_pass(run_dir: Path, moved: bool) -> bool:
+    """Whether a restart makes sense: not after what a run says of itself (a mistake in the config, a loss that is not
+    finite), and not after an exception that came again before a new checkpoint (moved: there is one)."""
+    record = directory.failure(run_dir)
+    assert record is not None
+    return record["type"] == "RankLost" or (moved and record["type"] not in ("ConfigError", "RunFailed"))
+
+
+def newest_checkpoint(run_dir: Path) -> str | None:
+    return max((path.name for path in (run_dir / "checkpoints").glob("last_*")), default=None)
+
+
+def lead(run_dir: Path, began: float) -> None:
+    """The life of a rank; rank 0 first tells the ranks and hosts that others have started where the run is."""
+    if distributed.rank() == 0 and meeting.followers():
+        with recording(run_dir, rank=0):
+            meeting.publish_directory(run_dir)
+    run(run_dir, began)
 
 
 def follow() -> int:
-    """The life of a rank above 0 that torchrun started: wait for rank 0's directory, run there -> exit status."""
-    run_dir = distributed.await_directory(timeout_s=600.0)
-    if not run_dir:
+    """The life of a rank above 0 that torchrun or srun started, or of a host above 0, which starts ranks: wait for rank
+    0's directory, run there -> exit status."""
+    began = time.monotonic()
+    here, found = place(), meeting.await_directory()
+    if found is None or here is None:
         return 2  # rank 0 has said what is wrong with the configuration
+    run_dir, local_ranks = found
     try:
-        run(Path(run_dir))
+        if here.kind == "host":
+            run_ranks(run_dir, local_ranks, 0, began)
+        else:
+            run(run_dir, began)
+        end_as_stopped(run_dir)
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as end:
+        return int(end.code or 0)
     except Exception:
-        record = directory.failure(Path(run_dir))
-        if record is not None and record["rank"] == distributed.rank():  # rank 0 may be stuck, waiting for this one
-            print(f"failed: {first_failure(Path(run_dir))}", file=sys.stderr)
+        record = directory.failure(run_dir)
+        own = range(here.index * local_ranks, (here.index + 1) * local_ranks) if here.kind == "host" else [here.index]
+        if record is not None and record["rank"] in own:  # rank 0 may be stuck, waiting for this one
+            print(f"failed: {first_failure(run_dir)}", file=sys.stderr)
         return 1
     return 0
 
@@ -71,14 +138,17 @@ def first_failure(run_dir: Path) -> Exception:
         return ConfigError(record["message"])
     if record["type"] == "RunFailed":
         return RunFailed(f"{record['message']} ({run_dir})")
+    if record["type"] == "RankLost":  # where it stood, if it hung
+        print(record["traceback"], file=sys.stderr, end="")
+        return RunFailed(f"{record['message']} ({run_dir})")
     print(f"rank {record['rank']} failed:\n{record['traceback']}", file=sys.stderr, end="")
     return RunFailed(f"the run failed; what it wrote is in {run_dir}")
 
 
-def end_as_signalled(run_dir: Path) -> None:
-    status = directory.read_json(run_dir / directory.STATUS)
-    if status["status"] != "interrupted":
-        return
-    if status["signal"] == "SIGINT":
+def end_as_stopped(run_dir: Path) -> None:
+    """Raise what ends the process as its status says."""
+    status = directory.read_json(run_dir / directory.STATUS)["status"]
+    if status == "interrupted":
         raise KeyboardInterrupt
-    raise SystemExit(143)
+    if status == "preempted":
+        raise SystemExit(PREEMPTED)

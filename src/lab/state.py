@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lab.balance import Balance
 from lab.callbacks.base import Callback
 from lab.checkpoint import Checkpoints
+from lab.data.loader import Loader
 from lab.distributed import World
-from lab.launch import StopRequest
 from lab.logger import Logger
+from lab.search.pruning import Pruning
 from lab.seed import rng_state, set_rng_state
+from lab.stop import Stopped, StopRequest
+from lab.watch import Watch
 
 Batch = dict[str, Tensor]
 Loss = Callable[[Tensor, Batch], Tensor]  # (output, batch) -> (B,) losses, one for each sample
@@ -45,6 +49,7 @@ class TrainState:
     stale: int = 0  # evaluations since the best score
     totals: dict[str, Tensor] = field(default_factory=dict)  # sums since the last log, on the device
     logged_step: int = 0  # the step of the last log
+    scored_step: int = 0  # the step of the last evaluation
 
     def payload(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         """ranks: what each rank has of its own, see rank_payload."""
@@ -60,6 +65,7 @@ class TrainState:
             "best_score": self.best_score,
             "stale": self.stale,
             "logged_step": self.logged_step,
+            "scored_step": self.scored_step,
             "ranks": ranks,
         }
 
@@ -81,7 +87,7 @@ class TrainState:
         self.schedule.load_state_dict(payload["schedule"])
         if self.scaler and payload["scaler"]:
             self.scaler.load_state_dict(payload["scaler"])
-        for name in ("step", "samples", "best", "best_score", "stale", "logged_step"):
+        for name in ("step", "samples", "best", "best_score", "stale", "logged_step", "scored_step"):
             setattr(self, name, payload[name])
         ranks = payload["ranks"]
         totals = [rank["totals"] for rank in ranks]
@@ -94,9 +100,11 @@ class TrainState:
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What train_step needs beside the state. local_batch_size: samples of this rank in one optimizer step."""
+    """What train_step needs beside the state. local_batch_size: samples of this rank in one optimizer step;
+    num_parameters: how many the optimizer trains."""
 
     local_batch_size: int
+    num_parameters: int
     accumulate: int
     clip_norm: float | None
     skip_non_finite: bool
@@ -112,9 +120,11 @@ class Run:
 
     world: World
     logger: Logger
+    balance: Balance
     checkpoints: Checkpoints
     callbacks: list[Callback]
     stop: StopRequest
+    watch: Watch
     step: StepSettings
     global_batch_size: int
     epoch_samples: int
@@ -126,6 +136,21 @@ class Run:
     patience: int | None
     monitor_key: str
     monitor_sign: int  # 1: less is better, -1: more is better
+    pruning: Pruning | None  # of a search's trial
+
+    def evaluating(self, loader: Loader, step: int) -> Iterator[Batch]:
+        """The batches of an evaluation; Stopped, on all ranks after the same one, once they have agreed to stop."""
+        self.stop.settle()
+        self.watch.beat("evaluating", step)
+        for number, batch in enumerate(loader):
+            yield batch
+            del batch  # its buffer can be used again
+            self.watch.beat("evaluating", step)
+            if number < loader.plan.common and self.stop.agreed(self.world):  # type: ignore[attr-defined]
+                raise Stopped
+        self.stop.settle()
+        if self.stop.cause:
+            raise Stopped
 
 
 def averaged(state: TrainState) -> nn.Module:

@@ -27,6 +27,7 @@ def check_targets(
     collections: Sequence[str],
     own: Mapping[str, Sequence[str]],
     given: Mapping[str, Sequence[str]],
+    allowed: Sequence[str] = TARGETS_ALLOWED,
 ) -> None:
     """Raise a ConfigError on the first node that could not be built.
 
@@ -39,35 +40,33 @@ def check_targets(
         if not isinstance(node, Mapping) or "_target_" not in node:
             raise ConfigError(f"{key}: needs a _target_, the import path of what to build, got {show(node)}")
     for key, node in _walk(cfg, ""):
-        target = locate(node["_target_"], key)
+        target = locate(node["_target_"], key, allowed)
         keywords = {n: v for n, v in node.items() if n not in _SPECIAL and n not in own.get(key, ())}
         _check_keywords(target, node, keywords, key, own.get(key, ()), given.get(key, ()))
 
 
-def build(node: Any, **arguments: Any) -> Any:
+def build(node: Any, allowed: Sequence[str] = TARGETS_ALLOWED, **arguments: Any) -> Any:
     """What `node` names, built of its keywords and `arguments`; a plain list or dict where the yaml has one."""
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
     # Hydra 1.4 warns without its own allowlist; 1.3 does not know it
     if "_execution_whitelist_" in inspect.signature(instantiate).parameters:
-        arguments["_execution_whitelist_"] = TARGETS_ALLOWED
+        arguments["_execution_whitelist_"] = tuple(allowed)
     try:
         return instantiate(node, _convert_="all", **arguments)
     except InstantiationException as error:  # it hides what the target itself says
         raise (error.__cause__ or error) from None
 
 
-def locate(path: Any, key: str) -> Any:
+def locate(path: Any, key: str, allowed: Sequence[str] = TARGETS_ALLOWED) -> Any:
     """The class or function that `path` names; `key`: the node whose `_target_` it is."""
     where = join(key, "_target_")
     if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
         raise ConfigError(f"{where}: expected an import path such as lab.models.mlp.MLP, got {show(path)}")
-    if not any(path.startswith(prefix.rstrip("*")) for prefix in TARGETS_ALLOWED):
-        allowed = ", ".join(TARGETS_ALLOWED)
-        raise ConfigError(
-            f"{where}: {path} is not allowed ({allowed}) - add its library to TARGETS_ALLOWED in lab/targets.py"
-        )
+    if not any(path.startswith(prefix.rstrip("*")) for prefix in allowed):
+        own = " - add its library to TARGETS_ALLOWED in lab/targets.py" if allowed is TARGETS_ALLOWED else ""
+        raise ConfigError(f"{where}: {path} is not allowed ({', '.join(allowed)}){own}")
     parts = path.split(".")
     found: Any = _import(parts[0], path, where)
     for count, part in enumerate(parts[1:], start=2):

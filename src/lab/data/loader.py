@@ -57,6 +57,7 @@ class Loader:
     """Micro-batches of this rank, on `device`, transformed; each iteration begins at the plan's begin.
 
     seed: of the random numbers that a map-style dataset draws, which depend on (seed, sample number) only.
+    num_rows: of an evaluation, the rows to count; more come only to keep the ranks in step.
     wait_s: seconds the consumer has waited for data. why: how batches are delivered and why so.
     """
 
@@ -76,6 +77,7 @@ class Loader:
             raise ConfigError(f"data.num_workers={num_workers!r} must be auto or a number of at least 0")
         self.plan, self.device, self.transform = plan, device, transform
         self.wait_s = 0.0
+        self.num_rows = getattr(plan, "num_rows", None)
         self.kind, self.why = choose.kind_of(dataset, plan, device, kind)
         self._source: Any
         if self.kind == "device":

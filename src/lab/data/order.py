@@ -125,15 +125,23 @@ class TrainPlan:
         self._lock = threading.Lock()
 
 
-def eval_plan(size: int, batch_size: int, rank: int, num_ranks: int) -> Plan:
-    """Every row exactly once over all ranks, without padding: rank r takes rows r, r + num_ranks, ..."""
-    rows = range(rank, size, num_ranks)
+class EvalPlan:
+    """Every row exactly once over all ranks, without padding: rank r takes rows r, r + num_ranks, ...
 
-    def plan(k: int) -> tuple[np.ndarray, np.ndarray] | None:
-        part = rows[k * batch_size : (k + 1) * batch_size]
-        if not part:
+    in_step: all ranks get equally many batches. A rank that would have one less gets a row once more, which comes after
+    its `num_rows` rows and is not to be counted.
+    """
+
+    def __init__(self, size: int, batch_size: int, rank: int, num_ranks: int, in_step: bool = False) -> None:
+        self._rows, self._batch_size = range(rank, size, num_ranks), batch_size
+        self.num_rows = len(self._rows)
+        most = -(-size // num_ranks) if in_step else self.num_rows
+        self._num_batches, self._extra = -(-most // batch_size), rank % max(size, 1)
+        self.common = self._num_batches if in_step else -(-(size // num_ranks) // batch_size)  # what every rank has
+
+    def __call__(self, k: int) -> tuple[np.ndarray, np.ndarray] | None:
+        if k >= self._num_batches:
             return None
+        part = self._rows[k * self._batch_size : (k + 1) * self._batch_size] or range(self._extra, self._extra + 1)
         numbers = np.arange(part.start, part.stop, part.step, dtype=np.int64)
         return numbers, numbers
-
-    return plan

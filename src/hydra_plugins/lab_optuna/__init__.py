@@ -1,0 +1,29 @@
+"""The sweeper that searches. Imports neither torch nor Optuna; the work is in lab.search."""
+
+from typing import Any
+
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, open_dict
+
+
+class OptunaSweeper(Sweeper):
+    """conf/hydra/sweeper/optuna.yaml"""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.master, self.loader = config, hydra_context.config_loader
+        if self.options["n_jobs"] is not None and "jobs_at_once" in config.hydra.launcher:
+            with open_dict(config):
+                config.hydra.launcher.jobs_at_once = self.options["n_jobs"]
+        self.chosen = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> Any:
+        from lab.search.drive import search
+
+        search(self.master, self.loader, self.chosen, arguments, self.options)

@@ -1,0 +1,39 @@
+"""The launcher of SLURM jobs that Hydra finds here. The work is in lab.sweep.slurm."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+class SlurmLauncher(Launcher):
+    """conf/hydra/launcher/slurm.yaml"""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from importlib.util import find_spec
+        from shutil import which
+
+        from lab.config import SlurmConfig, typed
+        from lab.errors import ConfigError
+
+        self.config = typed(SlurmConfig, self.options, "hydra.launcher")
+        if find_spec("submitit") is None:
+            raise ConfigError("hydra/launcher=slurm: needs submitit - pip install 'lab[slurm]'")
+        if which("sbatch") is None:
+            raise ConfigError("hydra/launcher=slurm: there is no sbatch here - start it where SLURM is")
+
+    def run_jobs(self, work: Any) -> Any:
+        from lab.sweep.slurm import run_jobs
+
+        return run_jobs(work, self.config)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        from lab.errors import ConfigError
+
+        raise ConfigError("hydra/launcher=slurm: runs the jobs of hydra/sweeper=ledger or optuna - choose one")

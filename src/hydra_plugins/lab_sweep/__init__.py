@@ -1,0 +1,59 @@
+"""The sweeper and the launcher that Hydra finds here. Imports no torch; the work is in lab.sweep."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+class LedgerSweeper(Sweeper):
+    """conf/hydra/sweeper/ledger.yaml"""
+
+    def __init__(self, params: dict[str, Any] | None) -> None:
+        self.params = params or {}
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.master, self.loader = config, hydra_context.config_loader
+        self.chosen = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> Any:
+        from lab.sweep.drive import sweep
+
+        given = [f"{key}={value}" for key, value in self.params.items()]
+        sweep(self.master, self.loader, self.chosen, [*given, *arguments])
+
+
+class PoolLauncher(Launcher):
+    """conf/hydra/launcher/pool.yaml"""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from lab.config import PoolConfig, typed
+
+        self.config = typed(PoolConfig, self.options, "hydra.launcher")
+
+    def at_once(self, num_jobs: int) -> int:
+        from lab.sweep.lease import Leases
+
+        return Leases(self.config.jobs_at_once, self.config.gpus_per_job, num_jobs).at_once
+
+    def run_jobs(self, work: Any) -> Any:
+        from lab.sweep.pool import run_jobs
+
+        return run_jobs(work, self.config)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        from lab.errors import ConfigError
+
+        raise ConfigError(
+            "hydra/launcher: this one runs the jobs of hydra/sweeper=ledger or optuna - choose one of these"
+        )

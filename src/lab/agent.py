@@ -1,0 +1,74 @@
+"""The command line that the agent of a W&B sweep makes of its parameters (conf/wandb_sweep.yaml), as Hydra reads it.
+
+The agent writes Python's text of each value: nested parameters as {'lr': 0.1}, nothing as None, a list as ['a', 'b'],
+and text without quotes. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+
+def from_agent(arguments: Sequence[str]) -> list[str]:
+    """Outside of an agent's run the arguments as they are."""
+    if not os.environ.get("WANDB_SWEEP_ID"):
+        return list(arguments)
+    return [override for argument in arguments for override in _translated(argument)]
+
+
+def _translated(argument: str) -> Iterator[str]:
+    """optim={'lr': 0.1, 'betas': [0.9, 0.99]} -> optim.lr=0.1 optim.betas=[0.9,0.99]"""
+    key, equals, text = argument.partition("=")
+    if not equals or key.startswith("-"):
+        yield argument
+        return
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    if isinstance(value, Mapping):
+        yield from _flat(key, value)
+    elif value is None or isinstance(value, (bool, list, tuple)):
+        yield f"{key}={_written(value)}"
+    else:
+        yield argument if _one_value(argument) else f"{key}={_quoted(text)}"
+
+
+def _flat(key: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, Mapping):
+        yield f"{key}={_written(value)}"
+        return
+    for name, inner in value.items():
+        yield from _flat(f"{key}.{name}", inner)
+
+
+def _written(value: Any) -> str:
+    """A plain value in Hydra's grammar."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(_written, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{_written(inner)}" for name, inner in value.items()) + "}"
+    return repr(value) if isinstance(value, (int, float)) else _quoted(value)
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\'", "\\\\'").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _one_value(argument: str) -> bool:
+    """Whether Hydra reads it as one value: "a,b" would be a sweep, "a: {" nothing at all."""
+    try:
+        return not OverridesParser.create().parse_override(argument).is_sweep_override()
+    except HydraException:
+        return False

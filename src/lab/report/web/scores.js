@@ -1,0 +1,72 @@
+"use strict";
+// The score against each swept value, objectives against each other, importance.
+const objective = D.objectives[0];
+function placeOf(axis, cell) { // null: nowhere
+  if (!cell) return null;
+  if (axis.kind !== "category") return cell.value;
+  const at = axis.texts.indexOf(cell.text);
+  return at < 0 ? null : at;
+}
+const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
+
+function scoreTraces(axis, other) {
+  const options = other ? other.texts : [null], colors = palette(), traces = [];
+  options.forEach((option, k) => {
+    const jobs = D.jobs.filter((j) => shownJob(j) && j.scores[0] !== null && (option === null || j.values[other.key]?.text === option));
+    const points = jobs.map((job) => ({ job, x: placeOf(axis, job.values[axis.key]) })).filter((p) => p.x !== null);
+    const color = colors[k], symbol = SHAPES[k];
+    const about = (job) => D.columns.map((c) => `${plain(c.name)}=${plain(job.values[c.key].text)}`).join(" ");
+    traces.push({ x: points.map((p) => p.x), y: points.map((p) => p.job.scores[0]), mode: "markers", marker: { color, symbol, size: 8, opacity: 0.65 },
+      text: points.map((p) => `job ${p.job.number}: ${about(p.job)}`), hovertemplate: "%{y:.5g}<extra>%{text}</extra>" });
+    const places = [...new Set(points.map((p) => p.x))].sort((a, b) => a - b);
+    if (places.length > 1 && places.length <= 12 && points.length > places.length) {
+      const rows = places.map((x) => points.filter((p) => p.x === x).map((p) => p.job.scores[0]));
+      traces.push({ x: places, y: rows.map(mean), mode: "lines", line: { color, width: 1.6 }, hovertemplate: `mean %{y:.5g}<extra>${option === null ? "" : plain(option)}</extra>` });
+    }
+  });
+  return traces;
+}
+
+function failedMarks(axis) { // above the frame, where they stand along the axis
+  const failed = D.jobs.filter((job) => job.failed && shownJob(job)).map((job) => ({ job, x: placeOf(axis, job.values[axis.key]) })).filter((p) => p.x !== null);
+  return failed.length ? [{ x: failed.map((p) => p.x), y: failed.map(() => 0.5), yaxis: "y2", mode: "markers", marker: { symbol: "x", size: 8, color: failedColor() },
+    text: failed.map((p) => `job ${p.job.number} ${p.job.status}: ${plain((p.job.reason || "").slice(0, 90))}`), hovertemplate: "<extra>%{text}</extra>" }] : [];
+}
+
+function drawScores() {
+  const panels = D.axes.slice(0, 12), failed = D.jobs.some((job) => job.failed);
+  panels.forEach((axis, i) => {
+    const partner = panels.length === 2 && panels[1 - i].texts.length <= COLORED ? panels[1 - i] : null;
+    const ticks = axis.kind === "category" ? { tickvals: axis.texts.map((_, k) => k), ticktext: axis.texts.map((t) => plain(t.length > 16 ? t.slice(0, 15) + "…" : t)), range: [-0.5, axis.texts.length - 0.5] }
+      : axis.texts.length <= 6 ? { tickvals: axis.values, ticktext: axis.texts.map(plain) } : {};
+    Plotly.react(`score-${i}`, [...scoreTraces(axis, partner), ...failedMarks(axis)], layout({
+      title: { text: `<b>${plain(axis.key)}</b>`, font: { size: 13 }, y: 0.98, yanchor: "top" }, margin: { l: 56, r: 14, t: 30, b: 40 },
+      xaxis: { type: axis.kind === "log" ? "log" : "linear", ...ticks }, yaxis: { title: { text: plain(objective.key), standoff: 6 }, type: D.logScore ? "log" : "linear", domain: [0, failed ? 0.9 : 1] },
+      ...(failed ? { yaxis2: { domain: [0.92, 1], range: [0, 1], visible: false, fixedrange: true } } : {}) }), PLOT);
+    $(`score-legend-${i}`).replaceChildren(...(partner ? [element("b", {}, `${partner.key}`), ...partner.texts.map((text, k) => element("span", {}, swatch(palette()[k], SHAPES[k]), ` ${text}`))] : []),
+      ...(failed ? [element("span", {}, swatch(failedColor(), "x", true), " failed")] : []));
+  });
+}
+
+function drawObjectives() {
+  const [a, b] = D.objectives, groups = D.groups.map((g, i) => ({ g, i })).filter(({ g, i }) => g.means[0] !== null && g.means[1] !== null && shownGroup(i));
+  const trace = (front, color, symbol) => {
+    const part = groups.filter(({ g }) => g.front === front).sort((p, q) => p.g.means[0] - q.g.means[0]);
+    return { x: part.map(({ g }) => g.means[0]), y: part.map(({ g }) => g.means[1]), mode: front ? "lines+markers" : "markers", text: part.map(({ g }) => plain(g.label)),
+      marker: { color, symbol, size: 9 }, line: { color, width: 1.2 }, name: front ? "no other is better in both" : "beaten in both", hovertemplate: "%{x:.5g}, %{y:.5g}<extra>%{text}</extra>" };
+  };
+  Plotly.react("objectives", [trace(false, faintColor(), "circle"), trace(true, css("--accent"), "diamond")], layout({ showlegend: true,
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, xaxis: { title: { text: `${plain(a.key)} (${a.mode})` }, type: D.logScore ? "log" : "linear" }, yaxis: { title: { text: `${plain(b.key)} (${b.mode})` } } }), PLOT);
+}
+
+if (D.axes.length && D.jobs.some((job) => job.scores[0] !== null)) {
+  $("scores").append(...D.axes.slice(0, 12).map((_, i) => element("div", {}, element("div", { id: `score-${i}`, class: "plot" }), element("div", { id: `score-legend-${i}`, class: "legend" }))));
+  redraws.push(drawScores);
+} else $("scores-section").hidden = true;
+if (D.objectives.length > 1) { $("objectives-section").hidden = false; redraws.push(drawObjectives); }
+if (D.importance) {
+  $("importance-section").hidden = false;
+  $("importance").append(...Object.entries(D.importance.shares).flatMap(([key, share]) => [element("span", {}, key),
+    element("div", {}, element("div", { class: "bar", style: `width:${(100 * share).toFixed(1)}%` })), element("span", {}, `${Math.round(100 * share)} %`)]));
+  $("importance-note").textContent = `${D.importance.method}; ${D.importance.jobs} jobs.`;
+}

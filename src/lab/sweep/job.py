@@ -1,0 +1,53 @@
+"""One job, from its run directory alone. Whoever runs it gives it a process of its own: the pool, SLURM, Ray, or
+
+python -m lab.sweep.job outputs/<name>/sweeps/<sweep>/<job>
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from lab import directory as run_directory
+from lab.errors import Claimed, ConfigError, RunFailed
+from lab.sweep.ledger import ENDED
+
+ELSEWHERE = 73  # EX_CANTCREAT: another process runs this job
+
+
+def run_job(directory: Path) -> int:
+    """Run the job, or go on with it, in this process (ranks beyond one in processes below it) -> exit status: 0, 1 the
+    run failed, 2 its config does not fit what it found, 130 and others as signals ended it, ELSEWHERE.
+
+    One that has ended is left as it is: 0. What happened stands in the directory's status.json.
+    """
+    from lab.start import start
+
+    if not run_directory.holds_run(directory):
+        raise ConfigError(f"{directory}: no run directory (it has no {run_directory.CONFIG})")
+    cfg = cast(DictConfig, OmegaConf.load(directory / run_directory.CONFIG))
+    overrides = cast("list[str]", OmegaConf.to_container(OmegaConf.load(directory / run_directory.OVERRIDES)))
+    try:
+        start(cfg, directory, overrides, own_process=False, leave=ENDED)
+    except Claimed:
+        return ELSEWHERE
+    except ConfigError as error:
+        if run_directory.failure(directory) is None:  # before the run itself began: more ranks than GPUs
+            run_directory.record_failure(directory, 0, error)
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RunFailed as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m lab.sweep.job RUN_DIRECTORY")
+    sys.exit(run_job(Path(sys.argv[1]).resolve()))

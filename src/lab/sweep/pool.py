@@ -1,0 +1,240 @@
+"""Several jobs at once on this machine, each in a process group of its own, forked from a parent that has imported
+torch once, made no CUDA call and started no thread.
+
+    jobs -> lease GPUs and cores -> fork -> lab.sweep.job.run_job(directory) -> what became of it -> the next
+
+The parent holds no job's directory: the job itself does, and the kernel gives it free with the job. When the parent
+goes, the kernel kills the jobs, and theirs the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass
+from multiprocessing import connection
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from lab import directory as run_directory
+from lab.config import PoolConfig
+from lab.errors import Claimed, RunFailed
+from lab.launch import die_with
+from lab.stop import SIGNALS, held_signals
+from lab.sweep.job import ELSEWHERE, run_job
+from lab.sweep.lease import Lease, Leases
+from lab.sweep.ledger import Job, is_due
+from lab.sweep.screen import Screen
+
+if TYPE_CHECKING:
+    from lab.sweep.drive import Work
+
+OUTPUT, FAULT = "output.log", "fault.log"  # what a job of several printed; where it was when a signal killed it
+TICK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Running:
+    job: Job
+    process: Any
+    lease: Lease
+    began: float
+
+
+class Pool:
+    """stopped: the signal that has ended it early, if any has."""
+
+    def __init__(self, leases: Leases, screen: Screen, fail_fast: bool, on_end: Callable[[Job, str], None]) -> None:
+        self.stopped: signal.Signals | None = None
+        self._leases, self._screen, self._fail_fast, self._on_end = leases, screen, fail_fast, on_end
+        self._running: dict[int, Running] = {}
+        self._elsewhere: dict[str, tuple[Job, float]] = {}  # run by another process; since when they look left alone
+        self._ending = False
+
+    def run(self, jobs: Iterable[Job]) -> None:
+        """Until all jobs have ended, here or in another process that works on the same sweep. Jobs are asked for one
+        at a time, when there is room for one."""
+        waiting: list[Job] = []
+        source = iter(jobs)
+        with self._signals():
+            while True:
+                self._look_elsewhere(waiting)
+                self._fill(waiting, source)
+                if not self._running and (self._ending or not (waiting or self._elsewhere)):
+                    return
+                if not self._running:
+                    time.sleep(TICK_S)
+                for sentinel in connection.wait(list(self._running), TICK_S):
+                    self._ended(self._running.pop(sentinel))  # type: ignore
+                self._screen.refresh([r.job for r in self._running.values()], [j for j, _ in self._elsewhere.values()])
+
+    def _fill(self, waiting: list[Job], source: Iterator[Job]) -> None:
+        while not self._ending:
+            if not waiting:
+                if len(self._running) >= self._leases.at_once or (job := next(source, None)) is None:
+                    return
+                waiting.append(job)
+            lease = self._leases.take(waiting[0].directory)
+            if lease is None:
+                return
+            job = waiting.pop(0)
+            self._screen.start(job)
+            process = self._start(job, lease)
+            self._running[process.sentinel] = Running(job, process, lease, time.monotonic())
+
+    def _start(self, job: Job, lease: Lease) -> Any:
+        quiet = self._leases.at_once > 1
+        method = "fork" if sys.platform == "linux" else "spawn"
+        context: Any = multiprocessing.get_context(method)
+        arguments = (job.directory, lease.environment(), quiet, os.getpid())
+        with held_signals():  # until the job has handlers of its own, none may find those of its parent there
+            process = context.Process(target=_job_main, args=arguments)
+            process.start()
+        return process
+
+    def _ended(self, running: Running) -> None:
+        running.process.join()
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # ranks and workers of a job that was killed
+            os.killpg(running.process.pid, signal.SIGKILL)
+        self._leases.give_back(running.lease)
+        job, code = running.job, running.process.exitcode
+        if code == ELSEWHERE:
+            self._elsewhere[job.key] = job, float("inf")
+            return
+        if code != 0:
+            record_unexplained(job, code, self.stopped or (signal.SIGTERM if self._ending else None))
+        fault = job.directory / FAULT
+        if fault.exists() and not fault.stat().st_size:
+            fault.unlink()
+        self._tell(job, time.monotonic() - running.began)
+
+    def _tell(self, job: Job, seconds: float | None) -> None:
+        state = job.state()
+        self._screen.end(job, state, seconds)
+        self._on_end(job, state)
+        if state == "failed" and self._fail_fast and not self._ending:
+            self._screen.say("sweep.fail_fast: the other jobs save and end")
+            self._end(signal.SIGTERM)
+
+    def _look_elsewhere(self, waiting: list[Job]) -> None:
+        """Jobs that another process runs: it ends them, or it has gone and they are run here."""
+        now = time.monotonic()
+        for key, (job, alone_since) in list(self._elsewhere.items()):
+            if job.claimed():
+                self._elsewhere[key] = job, float("inf")
+            elif not is_due(job.state(), retry_failed=False):
+                del self._elsewhere[key]
+                self._tell(job, None)
+            elif now - min(alone_since, now) > 2 * TICK_S:  # its process had time to say how it ended
+                del self._elsewhere[key]
+                waiting.append(job)
+            else:
+                self._elsewhere[key] = job, min(alone_since, now)
+
+    def _end(self, number: signal.Signals) -> None:
+        """Ask the jobs to save and end, and start no more."""
+        self._ending = True
+        for running in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(running.process.pid, number)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first signal is passed on to the jobs, which save and end; after a second Ctrl-C they end now."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self.stopped is not None and number == signal.SIGINT:
+                for running in self._running.values():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(running.process.pid, signal.SIGKILL)
+            elif self.stopped is None:
+                self.stopped = signal.Signals(number)
+                self._screen.say(f"{self.stopped.name}: running jobs save and end; Ctrl-C again: now")
+                self._end(self.stopped)
+
+        before = {number: signal.signal(number, handle) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            for running in self._running.values():  # only where an error passes
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(running.process.pid, signal.SIGKILL)
+
+
+def run_jobs(work: Work, config: PoolConfig) -> signal.Signals | None:
+    """The local launcher: the work's jobs to their ends -> the signal that stopped them before, if one did."""
+    import torch  # noqa: F401 - once, for all jobs
+
+    num_jobs = len(work.jobs) if isinstance(work.jobs, Sized) else None
+    leases = Leases(config.jobs_at_once, config.gpus_per_job, num_jobs)
+    screen = Screen(work.ledger, work.total, leases.at_once)
+    pool = Pool(leases, screen, work.options.fail_fast, work.on_end)
+    try:
+        pool.run(work.jobs)
+    finally:
+        screen.close()
+    return pool.stopped
+
+
+def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None) -> None:
+    """A job that was killed, or that ended without a word, cannot say so itself. stopped: it was asked to end."""
+    try:
+        with run_directory.claimed(job.directory):
+            if job.state() not in ("queued", "running"):
+                return
+            if stopped is not None:
+                state = "interrupted" if stopped == signal.SIGINT else "preempted"
+                run_directory.write_status(job.directory, state, signal=stopped.name)
+                return
+            fault = job.directory / FAULT
+            trace = fault.read_text(errors="replace").strip() if fault.exists() else ""
+            if exit_code < 0:
+                name = signal.Signals(-exit_code).name
+                memory = " (the kernel does that when memory runs out: see dmesg)" if name == "SIGKILL" else ""
+                error = RunFailed(f"the job was killed by {name}{memory}")
+            else:
+                error = RunFailed(f"the job ended with status {exit_code} and left no word; see {OUTPUT}")
+            run_directory.record_failure(job.directory, 0, error, first=True, stack=f"{error}\n{trace}\n")
+    except Claimed:  # another process goes on with it already
+        return
+
+
+def _job_main(directory: Path, environment: dict[str, str], quiet: bool, parent: int) -> None:
+    os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, which passes it on once
+    for number in SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    die_with(parent)
+    os.environ.update(environment)
+    code = 1
+    try:
+        if quiet:
+            print_to(directory / OUTPUT)
+        with open(directory / FAULT, "w") as fault:
+            faulthandler.enable(fault)
+            code = run_job(directory)
+            faulthandler.disable()
+    except KeyboardInterrupt:
+        code = 130
+    sys.stdout.flush()
+    sys.stderr.flush()
+    raise SystemExit(code)
+
+
+def print_to(path: Path) -> None:
+    """All that this process and those below it print goes there."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)

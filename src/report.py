@@ -1,0 +1,66 @@
+"""Report on a sweep, while it runs or after, or compare any run directories.
+
+    python src/report.py outputs/default/sweeps/lr
+    python src/report.py outputs/default/2026-11-20_* outputs/other/2026-11-21_10-00-00-4f0c1e --out outputs/compare
+    python src/report.py outputs/default/sweeps/lr --save-best      # conf/experiment/best_lr.yaml
+
+Exit status: 0 done, 2 a mistake in what was asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lab.report import Objective
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write report.csv, report.md, pictures and report.html.")
+    parser.add_argument("directories", nargs="+", type=Path, help="one sweep, or run directories, or folders of them")
+    parser.add_argument("--out", type=Path, help="where to write; otherwise into the sweep, or outputs/compare")
+    parser.add_argument("--score", metavar="KEY:min|max", help="what is best, e.g. val/accuracy:max")
+    parser.add_argument("--save-best", action="store_true", help="write conf/experiment/best_<sweep>.yaml")
+    args = parser.parse_args()
+    from lab.errors import ConfigError
+
+    try:
+        from lab.report import best_group, groups, read, save_best, write_study
+        from lab.report.best import command
+        from lab.report.text import score_text
+
+        study = read(args.directories, args.out and args.out.absolute(), args.score and objective(args.score))
+        files = write_study(study, say=lambda line: print(line, file=sys.stderr))
+        best = best_group(study)
+        for group in groups(study)[:10]:
+            print(f"{score_text(group, study.objective):>24}  n={len(group.scores(study.objective))}  {group.label}")
+        print("\n".join(os.path.relpath(path) for path in files))
+        if best:
+            print(f"best: {command(best)}")
+        if args.save_best:
+            if best is None:
+                raise ConfigError(f"--save-best: no job of {study.name} has a score yet")
+            path = save_best(study, best)
+            print(f"{os.path.relpath(path)}: python src/train.py experiment={path.stem}")
+    except (ConfigError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def objective(text: str) -> Objective:
+    from lab.errors import ConfigError
+    from lab.report import Objective
+
+    key, colon, mode = text.rpartition(":")
+    if not colon or mode not in ("min", "max"):
+        raise ConfigError(f"--score {text}: write the key and what is better, val/accuracy:max or val/loss:min")
+    return Objective(key, mode)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Shared by the tests of sweeps: start one as a user does, with faults where a test wants them, and read its jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from conftest import QUICK, ROOT, TRAIN, result, status
+
+SWEEP = ("-m", *QUICK, "trainer.max_steps=6", "trainer.log_every=3")
+# {fault} happens in the job with seed=1, in its third step
+FAULTY = """
+import ctypes, os, resource, signal, sys, time
+sys.argv = ["train.py", *{arguments!r}]
+import lab.loop, lab.start, train
+from omegaconf import OmegaConf
+
+forward_loss, run, seen = lab.loop.forward_loss, lab.start.run, dict(calls=0, seed=None)
+
+def noted(run_dir, *more, **named):
+    seen["seed"] = OmegaConf.load(run_dir / "config.yaml").seed
+    run(run_dir, *more, **named)
+
+def faulty(*args):
+    seen["calls"] += 1
+    if seen["seed"] == 1 and seen["calls"] == 3:
+        {fault}
+    return forward_loss(*args)
+
+lab.start.run, lab.loop.forward_loss = noted, faulty
+sys.exit(train.main())
+"""
+
+
+def faulty_command(fault: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", FAULTY.format(arguments=list(arguments), fault=fault)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+
+
+def call(*arguments: str, cwd: Path = ROOT, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*TRAIN, *arguments], cwd=cwd, capture_output=True, text=True, timeout=timeout)
+
+
+def call_faulty(fault: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = faulty_command(fault, *arguments)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, env=environment())
+
+
+def job_dirs(sweep: Path) -> list[Path]:
+    return sorted(path.parent for path in sweep.glob("*/config.yaml"))
+
+
+def book(sweep: Path) -> dict[str, Any]:
+    return json.loads((sweep / "sweep.json").read_text())
+
+
+def states(sweep: Path) -> list[str]:
+    """By the job's number."""
+    return [status(sweep / job["key"])["status"] for job in book(sweep)["jobs"]]
+
+
+def results(sweep: Path) -> dict[str, Any]:
+    """{job: its result without times and places}"""
+    found = {path.name: result(path) for path in job_dirs(sweep)}
+    return {key: {k: v for k, v in r.items() if k not in ("seconds", "best_checkpoint")} for key, r in found.items()}
+
+
+def ended_at(sweep: Path) -> dict[str, int]:
+    """{finished job: when its result was written}"""
+    done = [path for path in job_dirs(sweep) if status(path)["status"] == "finished"]
+    return {path.name: (path / "result.json").stat().st_mtime_ns for path in done}
+
+
+def wait_for(condition: Any, timeout_s: float = 60) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

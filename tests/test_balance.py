@@ -1,0 +1,170 @@
+"""The figures that tell ranks apart: the slow rank is named, whatever makes it slow, and equal ones are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import QUICK, metrics, result, start_run
+from torch import nn
+
+import lab.balance
+import lab.loop
+from lab.balance import figures, listed, max_over_mean, straggler
+from lab.data.synthetic import Synthetic
+
+SLOW_S = 0.06
+RUN = (
+    *QUICK, "trainer=ddp", "trainer.max_steps=16", "trainer.log_every=4", "trainer.eval_every=null",
+    "trainer.save_every=null", "data=synthetic",
+)  # fmt: skip
+
+
+def slow_model(monkeypatch: pytest.MonkeyPatch, ranks: str = "1") -> None:
+    original = lab.loop.forward_loss
+
+    def forward_loss(*args: Any) -> Any:
+        time.sleep(SLOW_S if os.environ["RANK"] in ranks and torch.is_grad_enabled() else 0)
+        return original(*args)
+
+    monkeypatch.setattr(lab.loop, "forward_loss", forward_loss)
+
+
+def slow_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Synthetic.gather
+
+    def gather(self: Synthetic, rows: np.ndarray, out: Any = None) -> Any:
+        time.sleep(SLOW_S * len(rows) / 32 if os.environ.get("RANK") == "1" else 0)  # rows of several batches at once
+        return original(self, rows, out)
+
+    monkeypatch.setattr(Synthetic, "gather", gather)
+
+
+def slow_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the all-reduce: the time that the other rank then waits is at the next step's."""
+    original = lab.loop.update
+
+    def update(*args: Any) -> bool:
+        time.sleep(SLOW_S if os.environ.get("RANK") == "1" else 0)
+        return original(*args)
+
+    monkeypatch.setattr(lab.loop, "update", update)
+
+
+CAUSES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "look at its transforms": slow_model,
+    "its data come late": slow_dataset,
+    "": slow_optimizer,
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_slow_rank_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], cause: str
+) -> None:
+    CAUSES[cause](monkeypatch)
+    monkeypatch.setattr(lab.balance, "NAME_AFTER_S", 0.3)
+    # 1.5: the machine that tests may be busy, which slows a rank too, but not by that
+    run = start_run(
+        tmp_path / "run", *RUN, "hardware.num_procs=2", "data.loader=threads", "trainer.straggler_share=1.5",
+        "hardware.micro_batch_size=16",
+    )  # fmt: skip
+    shown = capfd.readouterr().err
+    assert shown.count("rank 1 holds the others up") == 2, shown  # while it runs and at the end
+    assert cause in shown
+    figures = result(run)["balance"]
+    quick, slow = (rank["step_time_ms"] for rank in figures["ranks"])
+    assert slow > SLOW_S * 500  # half: the first batches were ready before the run began
+    assert figures["step_time"] == pytest.approx(2 * slow / (quick + slow), rel=1e-3)
+    assert (figures["ranks"][1]["data_wait_ms"] > SLOW_S * 500) == (cause == "its data come late")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_equal_ranks_are_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ranks: int
+) -> None:
+    """Equally slow ones: beside 60 ms of work what the machine does to one of them is small."""
+    slow_model(monkeypatch, ranks="012")
+    monkeypatch.setattr(lab.balance, "NAME_AFTER_S", 0.1)
+    run = start_run(
+        tmp_path / "run", *RUN, f"hardware.num_procs={ranks}", "trainer.straggler_share=0.8",
+        "trainer.global_batch_size=66",
+    )  # fmt: skip
+    shown = capfd.readouterr().err
+    assert "holds the others up" not in shown
+    assert f"balance of {ranks} ranks" in shown
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for key in ("memory", "step_time", "data_wait"):
+        assert 1 <= result(run)["balance"][key] <= ranks
+        assert [1 <= line[f"balance/{key}"] <= ranks for line in lines] == [True] * 4
+    assert result(run)["balance"]["memory"] < 1.1
+    assert len(result(run)["balance"]["ranks"]) == ranks
+
+
+def test_marks_that_the_device_has_yet_to_pass_are_read_at_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CUDA, where reading them earlier would wait for the device."""
+    original = lab.balance.HostClock.seconds
+
+    def seconds(self: Any, start: float, end: float) -> float:
+        callers = [frame.name for frame in traceback.extract_stack()]
+        assert "row" in callers
+        assert "train_step" not in callers
+        return original(self, start, end)
+
+    monkeypatch.setattr(lab.balance.HostClock, "passed", lambda self, mark: False)
+    monkeypatch.setattr(lab.balance.HostClock, "seconds", seconds)
+    run = start_run(tmp_path / "run", *RUN, "hardware.num_procs=2")
+    assert all(rank["step_time_ms"] > 0 for rank in result(run)["balance"]["ranks"])
+
+
+def test_one_rank_has_no_balance(tmp_path: Path) -> None:
+    run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=2")
+    assert "balance" not in result(run)
+    assert not any(key.startswith("balance/") for line in metrics(run) for key in line)
+
+
+def test_ranks_do_equal_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank's forward passes see the same number of samples at every step, and no sample twice in an epoch."""
+    original = lab.loop.forward_loss
+
+    def forward_loss(model: nn.Module, task: Any, batch: dict[str, torch.Tensor]) -> Any:
+        if torch.is_grad_enabled():
+            with open(tmp_path / f"rank{os.environ['RANK']}", "a") as file:
+                file.write(f"{len(batch['x'])}\n")
+        return original(model, task, batch)
+
+    monkeypatch.setattr(lab.loop, "forward_loss", forward_loss)
+    start_run(
+        tmp_path / "run", *RUN, "hardware.num_procs=3", "trainer.global_batch_size=66", "hardware.micro_batch_size=10"
+    )
+    shares = [(tmp_path / f"rank{rank}").read_text().split() for rank in range(3)]
+    assert shares[0] == shares[1] == shares[2] == ["8", "7", "7"] * 16
+
+
+def test_the_straggler_is_the_slowest_by_a_share_of_the_others_mean() -> None:
+    assert straggler([1.0, 1.0, 1.5], 0.4) == 2
+    assert straggler([1.0, 1.0, 1.5], 0.6) is None
+    assert straggler([1.0, 9.0], None) is None
+    assert straggler([1.0, 1.0], 0.01) is None
+    assert straggler([], 0.2) is None
+
+
+def test_figures_leave_out_what_was_not_measured_everywhere() -> None:
+    rows = [[100.0, 6.0, 3.0, 1.0, 4.0], [300.0, 8.0, 4.0, 0.0, 4.0]]
+    assert figures(rows) == {"memory": [100.0, 300.0], "step_time": [2.0, 2.0], "data_wait": [0.25, 0.0]}
+    rows[1][2] = 0.0
+    assert "step_time" not in figures(rows)
+    assert max_over_mean([1.0, 3.0]) == 1.5
+    assert max_over_mean([0.0, 0.0]) == 1.0
+    assert listed([1.0, 2.0]) == "1, 2"
+    assert listed([float(i) for i in range(1, 11)]) == "1 (rank 0) to 10 (rank 9)"

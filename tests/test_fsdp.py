@@ -1,0 +1,524 @@
+"""trainer=fsdp on CPU ranks: sharded is not another computation, and its checkpoints fit any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from conftest import QUICK, ROOT, TRAIN, assert_equal, compose, metrics, result, start_run, status
+from omegaconf import OmegaConf
+from torch import nn
+
+import lab.loop
+from lab import checkpoint, load_run, shards
+from lab.directory import failure, record_failure
+from lab.errors import ConfigError, RunFailed
+from lab.launch import Ranks
+
+FSDP = ("trainer=fsdp", "hardware.num_procs=2")
+PLAIN = [o for o in QUICK if not o.startswith("model.")]
+
+
+@pytest.fixture(scope="session")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokens") / "tokens.h5"
+    with h5py.File(path, "w") as file:
+        for split, length in (("train", 2000), ("val", 203)):
+            data = np.random.default_rng(length).integers(0, 17, length).astype(np.uint8)
+            file.create_dataset(f"{split}/tokens", data=data).attrs["classes"] = 17
+    return path
+
+
+def model_overrides(model: str, tokens: Path) -> tuple[str, ...]:
+    return {
+        "mlp": (*QUICK,),
+        "resnet": (*PLAIN, "model=resnet", "model.width=4", "model.blocks=[1,1]"),
+        "gpt": (
+            *PLAIN, "data=tokens", f"data.path={tokens}", "data.window=12", "model=gpt", "model.width=16",
+            "model.heads=2", "model.layers=2", "task=next_token",
+        ),
+    }[model]  # fmt: skip
+
+
+def newest(run_dir: Path) -> dict[str, Any]:
+    """The newest checkpoint, whole."""
+    found = [path for path in (run_dir / "checkpoints").glob("last_*") if path.suffix in (".pt", ".dcp")]
+    return checkpoint.load(max(found, key=lambda path: path.stem))
+
+
+def losses(run_dir: Path, key: str = "train/loss") -> torch.Tensor:
+    return torch.tensor([line[key] for line in metrics(run_dir) if key in line])
+
+
+def go_on(run_dir: Path, **values: Any) -> None:
+    """The run goes on, with these keys of its config changed (dots written __)."""
+    from lab.start import start
+
+    cfg = OmegaConf.load(run_dir / "config.yaml")
+    for key, value in values.items():
+        OmegaConf.update(cfg, key.replace("__", "."), value)
+    start(cfg, run_dir, [], own_process=False)  # type: ignore[arg-type]
+
+
+def cut_at(run_dir: Path, step: int) -> None:
+    """As if the run had been killed after `step` had been saved."""
+    for path in (run_dir / "checkpoints").iterdir():
+        if int(path.stem.split("_")[1]) > step:
+            shards.delete(path)
+
+
+def on_ranks(work: Callable[..., None], folder: Path, ranks: int = 2) -> None:
+    """work(world, folder) on ranks that have a process group."""
+
+    def rank(directory: Path) -> None:
+        from lab.distributed import world
+
+        try:
+            with world("cpu", 60.0) as place:
+                work(place, directory)
+        except Exception as error:
+            record_failure(directory, int(os.environ["RANK"]), error)
+            raise
+
+    folder.mkdir(exist_ok=True)
+    try:
+        Ranks().run(rank, folder, ranks)
+    except RunFailed:
+        pytest.fail((failure(folder) or {})["traceback"])
+
+
+def fsdp_config(**values: Any) -> Any:
+    from lab.config import FsdpConfig, typed
+
+    return typed(FsdpConfig, OmegaConf.to_container(compose("trainer=fsdp").trainer.fsdp) | values, "trainer.fsdp")
+
+
+# ---- the same computation
+
+
+@pytest.mark.parametrize("model", ["mlp", "gpt", "resnet"])
+def test_sharded_steps_equal_the_others(tmp_path: Path, tokens: Path, model: str) -> None:
+    """Losses, norms and weights of ddp with two ranks; and of one rank, but for BatchNorm, which counts by rank."""
+    common = (
+        *model_overrides(model, tokens), "trainer.max_steps=8", "trainer.global_batch_size=36", "trainer.log_every=1",
+        "trainer.ema_decay=0.9", "trainer.clip_norm=0.5", "seed=3", "trainer.eval_every=4",
+    )  # fmt: skip
+    two = (*FSDP, "hardware.micro_batch_size=6")
+    ways = {
+        "ddp": ("trainer=ddp", "hardware.num_procs=2", "hardware.micro_batch_size=6"),
+        "fsdp": two,
+        "again": (*two, "hardware.activation_checkpointing=auto"),
+    }
+    if model != "resnet":
+        ways |= {"single": ("trainer=single",), "three": ("trainer=fsdp", "hardware.num_procs=3")}
+    if model == "mlp":
+        ways |= {
+            "cut each time": (*two, "trainer.fsdp.reduce_each_micro_batch=true"),
+            "kept": (*two, "trainer.fsdp.reshard_after_forward=false"),
+            "two copies": ("trainer=fsdp", "hardware.num_procs=4", "trainer.fsdp.replicas=2"),
+            "host": (*two, "trainer.fsdp.cpu_offload=true"),
+        }
+    runs = {way: start_run(tmp_path / way, *common, *more) for way, more in ways.items()}
+    expected = newest(runs["ddp"])
+    for way, run in runs.items():
+        for key, rtol in (("train/loss", 1e-4), ("train/grad_norm", 1e-3), ("val/loss", 1e-4)):
+            torch.testing.assert_close(losses(run, key), losses(runs["ddp"], key), rtol=rtol, atol=1e-5, msg=way + key)
+        payload = newest(run)
+        for part in ("model", "ema"):
+            assert list(payload[part]) == list(expected[part])
+            for name, value in expected[part].items():
+                torch.testing.assert_close(payload[part][name], value, rtol=1e-3, atol=1e-4, msg=f"{way} {name}")
+        for number, values in expected["optimizer"]["state"].items():
+            assert values.keys() == payload["optimizer"]["state"][number].keys()
+            torch.testing.assert_close(payload["optimizer"]["state"][number]["step"], values["step"])
+
+
+def test_each_rank_holds_its_share(tmp_path: Path) -> None:
+    """Half the weights, the gradients, the average and the optimizer's state, and all of them again after a forward."""
+
+    def work(world: Any, folder: Path) -> None:
+        from lab.build import Config, make_model, make_state
+        from lab.fsdp import local_share
+        from lab.hardware import resolve
+        from lab.loop import update
+
+        cfg = compose(*QUICK, *FSDP, "trainer.max_steps=1", "model.hidden=[32,32]", "trainer.ema_decay=0.9")
+        config = Config.of(cfg)
+        machine = resolve(config.hardware, config.trainer)
+        model = make_model(config)
+        whole = sum(p.numel() for p in model.parameters())
+        state, settings = make_state(config, machine, model, 10, world)
+        model(torch.rand(4, 1, 8, 8)).sum().backward()
+        update(state, settings, torch.zeros(()))
+        with torch.no_grad():
+            model(torch.rand(4, 1, 8, 8))
+        held = {"weights": local_share(model)[0], "ema": local_share(state.ema)[0]}  # type: ignore[arg-type]
+        held["gradients"] = sum(p.grad.to_local().numel() for p in model.parameters())  # type: ignore[union-attr]
+        for name in ("exp_avg", "exp_avg_sq"):
+            held[name] = sum(values[name].to_local().numel() for values in state.optimizer.state.values())
+        held["storage"] = sum(p.to_local().untyped_storage().nbytes() for p in model.parameters()) // 4  # type: ignore[attr-defined]
+        (folder / f"{world.rank}.json").write_text(json.dumps({"whole": whole, **held}))
+
+    on_ranks(work, tmp_path / "ranks")
+    for rank in range(2):
+        held = json.loads((tmp_path / f"ranks/{rank}.json").read_text())
+        whole = held.pop("whole")
+        for what, count in held.items():
+            assert whole * 0.49 <= count <= whole * 0.51, (rank, what, count, whole)
+
+
+def test_the_clipped_norm_is_that_of_the_whole(tmp_path: Path) -> None:
+    def work(world: Any, folder: Path) -> None:
+        from lab.fsdp import shard
+        from lab.loop import clip
+
+        torch.manual_seed(0)
+        whole, parts = (nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3)) for _ in range(2))
+        parts.load_state_dict(whole.state_dict())
+        shard(parts, fsdp_config(), "fp32", world, compiled=False)
+        x = torch.randn(6, 7)
+        for model in (whole, parts):
+            model(x).square().sum().backward()
+        norms = [clip([p.grad for p in model.parameters()], 0.1) for model in (whole, parts)]  # type: ignore[misc]
+        torch.testing.assert_close(norms[1], norms[0])
+        assert type(norms[1]) is torch.Tensor
+        for one, part in zip(whole.parameters(), parts.parameters()):
+            torch.testing.assert_close(part.grad.full_tensor(), one.grad)  # type: ignore[union-attr]
+
+    on_ranks(work, tmp_path / "ranks")
+
+
+def test_activation_checkpointing_changes_no_gradient() -> None:
+    """Bit for bit, dropout drawn again as it was; and less is kept."""
+    from lab.blocks import checkpoint_activations, find
+    from lab.models.gpt import GPT
+
+    gradients, kept = [], []
+    for again in (False, True):
+        torch.manual_seed(0)
+        model = GPT([8], 11, width=16, heads=2, layers=3, dropout=0.3)
+        if again:
+            checkpoint_activations(find(model, "auto", "key").values(), compiled=False)
+        sizes: list[int] = []
+
+        def pack(value: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(value.numel())
+            return value
+
+        torch.manual_seed(1)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+            loss = model(torch.arange(16).reshape(2, 8) % 11).square().mean()
+        loss.backward()
+        gradients.append([p.grad for p in model.parameters()])
+        kept.append(sum(sizes))
+        assert list(model.state_dict()) == list(GPT([8], 11, 16, 2, 3, 0.3).state_dict())
+    assert_equal(*gradients)
+    assert kept[1] < kept[0] / 3
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_learns_and_keeps_fp32(tmp_path: Path, precision: str) -> None:
+    more = (f"hardware.precision={precision}", "trainer.max_steps=60", "optim.lr=0.01", "trainer.log_every=20")
+    run = start_run(tmp_path / "run", *QUICK, *FSDP, *more)
+    assert result(run)["test/accuracy"] > 0.75
+    payload = newest(run)
+    assert {v.dtype for v in payload["model"].values()} == {torch.float32}
+    assert payload["optimizer"]["state"][0]["exp_avg"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_gradient_that_is_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    """On one rank, in one step: all ranks leave it out, or stop."""
+    original, calls = lab.loop.forward_loss, [0]
+
+    def poisoned(model: nn.Module, task: Any, batch: Any) -> Any:
+        values, output = original(model, task, batch)
+        calls[0] += torch.is_grad_enabled()
+        if calls[0] == 3 and os.environ["RANK"] == "1" and torch.is_grad_enabled():
+            values = values * float("nan")
+        return values, output
+
+    monkeypatch.setattr(lab.loop, "forward_loss", poisoned)
+    common = (*QUICK, *FSDP, "trainer.max_steps=10", "trainer.log_every=5", f"hardware.precision={precision}")
+    run = start_run(tmp_path / "skip", *common, "trainer.non_finite=skip")
+    payload = newest(run)
+    assert payload["schedule"]["updates"] == 9
+    assert all(torch.isfinite(v).all() for v in payload["model"].values())
+    if precision == "fp32":
+        with pytest.raises(RunFailed, match="a gradient was not finite in 1 of the steps 1 to 5"):
+            start_run(tmp_path / "stop", *common)
+    else:
+        assert payload["scaler"]["scale"] == 2.0**15  # halved once
+
+
+# ---- evaluation
+
+
+def test_every_sample_counts_once_and_no_rank_waits_for_ever(tmp_path: Path) -> None:
+    """250 samples in batches of 7 over 2 and 3 ranks, whose numbers of batches differ, have one rank's scores."""
+    one = start_run(tmp_path / "1", *QUICK, "trainer.max_steps=12", "trainer.global_batch_size=66")
+    expected = result(one)
+    for ranks in (2, 3):
+        go_on(one, trainer__strategy="fsdp", trainer__fsdp=vars(fsdp_config()), hardware__num_procs=ranks,
+              hardware__eval_batch_size=7)  # fmt: skip
+        for key in ("val/accuracy", "test/accuracy"):
+            assert result(one)[key] == expected[key]
+        for key in ("val/loss", "test/loss"):
+            assert result(one)[key] == pytest.approx(expected[key], rel=1e-6)
+
+
+def test_a_rank_without_samples_keeps_in_step(tmp_path: Path) -> None:
+    """A validation set of one sample for three ranks."""
+    data = ("data=synthetic", "data.size=15", "data.shape=[4]", "data.num_classes=3", "trainer.global_batch_size=6")
+    common = (*QUICK, *data, "trainer.max_steps=2", "trainer.eval_every=1")
+    one = start_run(tmp_path / "1", *common)
+    three = start_run(tmp_path / "3", *common, "trainer=fsdp", "hardware.num_procs=3")
+    for key in ("val/loss", "val/accuracy"):
+        torch.testing.assert_close(losses(three, key), losses(one, key), rtol=1e-4, atol=1e-5)
+
+
+# ---- checkpoints
+
+
+def test_killed_twice_equals_undisturbed(tmp_path: Path) -> None:
+    """SIGKILL, perhaps while a checkpoint is written, twice: the same bits, and the same metrics."""
+    overrides = (
+        *QUICK, *FSDP, "trainer.max_steps=90", "trainer.log_every=7", "trainer.eval_every=20", "trainer.save_every=3",
+        "trainer.ema_decay=0.99", "model.dropout=0.2", "optim.lr=3e-3", "hardware.micro_batch_size=20",
+        "hardware.activation_checkpointing=auto",
+    )  # fmt: skip
+    straight = start_run(tmp_path / "straight", *overrides)
+    killed = tmp_path / "killed"
+    for attempt, at_step in enumerate((15, 50)):
+        again = (f"resume={killed}",) if attempt else (*overrides, f"hydra.run.dir={killed}")
+        kill_at(killed, at_step, again)
+    done = subprocess.run([*TRAIN, f"resume={killed}"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert_equal(newest(killed), newest(straight))
+    assert metrics(killed) == metrics(straight)
+    first, second = result(killed), result(straight)
+    assert {k: first[k] for k in first if "/" in k} == {k: second[k] for k in second if "/" in k}
+    left = {path.name for path in (killed / "checkpoints").iterdir()}
+    assert left == {path.name for path in (straight / "checkpoints").iterdir()}
+
+
+def kill_at(run_dir: Path, step: int, overrides: tuple[str, ...]) -> None:
+    process = subprocess.Popen([*TRAIN, *overrides], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    end = time.monotonic() + 90
+    while not any(int(p.stem[5:]) >= step for p in (run_dir / "checkpoints").glob("last_*.dcp")):
+        assert process.poll() is None, process.stderr.read().decode()  # type: ignore[union-attr]
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    from test_exactness import holds_lock
+
+    while holds_lock(run_dir):
+        assert time.monotonic() < end, "a rank outlived its parent"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "then"),
+    [
+        ("fewer", FSDP, {"hardware__num_procs": 1}),
+        ("more", FSDP, {"hardware__num_procs": 3}),
+        ("to ddp", FSDP, {"trainer__strategy": "ddp"}),
+        ("from one", ("trainer=fsdp", "hardware.num_procs=1"), {"hardware__num_procs": 2}),
+        ("from ddp", ("trainer=ddp", "hardware.num_procs=2"), {"trainer__strategy": "fsdp"}),
+    ],
+)
+def test_a_run_goes_on_with_other_ranks(tmp_path: Path, name: str, first: tuple[str, ...], then: Any) -> None:
+    """To rounding; the average, the optimizer's state, the schedule and the position in the data come along."""
+    common = (
+        *QUICK, "model.hidden=[2,16]", "trainer.max_steps=20", "trainer.global_batch_size=66", "trainer.log_every=1",
+        "trainer.save_every=10", "trainer.ema_decay=0.9", "trainer.eval_every=5",
+    )  # fmt: skip
+    straight = start_run(tmp_path / "straight", *common)
+    run = start_run(tmp_path / "run", *common, *first)
+    cut_at(run, 10)
+    if name == "from ddp":
+        then = {**then, "trainer__fsdp": vars(fsdp_config())}
+    go_on(run, **then)
+    torch.testing.assert_close(losses(run), losses(straight), rtol=1e-4, atol=1e-5)
+    a, b = newest(run), newest(straight)
+    assert (a["step"], a["samples"], a["schedule"]) == (b["step"], b["samples"], b["schedule"])
+    for part in ("model", "ema"):
+        for key, value in b[part].items():
+            torch.testing.assert_close(a[part][key], value, rtol=1e-3, atol=1e-4)
+
+
+def test_whatever_reads_a_run_reads_parts(tmp_path: Path) -> None:
+    """load_run, evaluate.py and export.py, on a run that was moved; the file loads in a bare model."""
+    run = start_run(tmp_path / "first", *QUICK, *FSDP, "trainer.max_steps=8", "trainer.eval_every=4")
+    moved = run.rename(tmp_path / "moved")
+    parts = sorted((moved / "checkpoints").glob("best_*.dcp"))[0]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "src/evaluate.py"), str(moved), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["accuracy"] == pytest.approx(result(moved)["test/accuracy"])
+    export = [sys.executable, str(ROOT / "src/export.py"), str(moved), str(tmp_path / "model.pt")]
+    done = subprocess.run(export, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    again = subprocess.run(export, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 2
+    assert "--overwrite" in again.stderr
+    from lab.models.mlp import MLP
+
+    bare = MLP((1, 8, 8), 10, [16], 0.0)
+    bare.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    for source in (moved, parts):
+        model, _ = load_run(source)
+        assert_equal(dict(model.state_dict()), dict(bare.state_dict()))
+    (parts / "__1_0.distcp").unlink()
+    with pytest.raises(ConfigError, match="does not load"):
+        load_run(parts)
+
+
+def test_a_damaged_part_falls_back_to_the_one_before(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    common = (*QUICK, *FSDP, "trainer.max_steps=12", "trainer.save_every=4", "trainer.keep_best=0")
+    run = start_run(tmp_path / "run", *common, "trainer.eval_every=null")
+    straight = newest(run)
+    part = run / "checkpoints/last_000000012.dcp/__1_0.distcp"
+    os.truncate(part, part.stat().st_size // 2)
+    capfd.readouterr()
+    go_on(run)
+    shown = capfd.readouterr().err
+    assert f"skipping damaged checkpoint {part.parent} (__1_0.distcp has" in shown
+    assert "on from last_000000008.dcp" in shown
+    assert_equal(newest(run), straight)
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [
+        "last_000000008.dcp", "last_000000012.damaged", "last_000000012.dcp",
+    ]  # fmt: skip
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed.checkpoint.filesystem as filesystem
+
+    original = torch.save
+
+    def full(payload: Any, file: Any, *more: Any, **options: Any) -> None:
+        second = list((tmp_path / "run/checkpoints").glob("last_*3.dcp"))
+        if os.environ.get("RANK") == "1" and second and isinstance(payload, torch.Tensor):
+            raise OSError(28, "No space left on device")
+        original(payload, file, *more, **options)
+
+    monkeypatch.setattr(filesystem.torch, "save", full)
+    with pytest.raises(RunFailed, match=r"could not be written: .*No space left"):
+        start_run(tmp_path / "run", *QUICK, *FSDP, "trainer.max_steps=10", "trainer.save_every=3",
+                  "trainer.eval_every=null")  # fmt: skip
+    monkeypatch.undo()
+    assert newest(tmp_path / "run")["step"] == 3
+    assert "No space left" in status(tmp_path / "run")["error"]
+    assert [p.name for p in (tmp_path / "run/checkpoints").iterdir()] == ["last_000000003.dcp"]
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.mkdir, (os.environ["EVIL"],)
+
+
+def test_an_index_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start_run(tmp_path / "run", *QUICK, *FSDP, "trainer.max_steps=2")
+    monkeypatch.setenv("EVIL", str(tmp_path / "evil"))
+    for path in (run / "checkpoints").iterdir():
+        rest = torch.load(path / "rest.pt", weights_only=True)
+        (path / ".metadata").write_bytes(pickle.dumps(Evil()))
+        rest["files"][".metadata"] = (path / ".metadata").stat().st_size
+        torch.save(rest, path / "rest.pt")
+        with pytest.raises(pickle.UnpicklingError, match="mkdir"):
+            checkpoint.load(path)
+    assert not (tmp_path / "evil").exists()
+
+
+# ---- mistakes, and what it costs others
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["trainer.fsdp.wrap=Linea"], r"trainer\.fsdp\.wrap: MLP has no module .* 'Linea' - did you mean Linear\?"),
+        (["trainer.fsdp.wrap=[ReLU]"], r"trainer\.fsdp\.wrap: 1 \(ReLU\) has no parameters"),
+        (["hardware.activation_checkpointing=[Bloc]"], r"hardware\.activation_checkpointing: MLP has no .*'Bloc'"),
+        (["trainer.fsdp.replicas=2"], r"trainer\.fsdp\.replicas=2: 2 processes cannot be shared"),
+        (["hardware.num_procs=1", "trainer.fsdp.cpu_offload=true"], r"cpu_offload=true: wants two processes"),
+        (["optim=sgd", "+optim.fused=true"], r"optim\.fused=true: torch has no fused SGD for trainer=fsdp"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        start_run(tmp_path / "run", *QUICK, *FSDP, "trainer.max_steps=2", *overrides)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["trainer=fsdp", "hardware=mps"], r"trainer\.strategy=fsdp: .* not mps"),
+        (["trainer.strategy=fsdp"], r"trainer\.fsdp, which says how to shard, is null - use trainer=fsdp"),
+        (["trainer=fsdp", "trainer.fsdp.wrp=auto"], None),
+        (["trainer=fsdp", "trainer.fsdp.reduce_dtype=fp8"], r"trainer\.fsdp\.reduce_dtype: no option 'fp8'"),
+        (["trainer=fsdp", "trainer.fsdp.cpu_offload=2"], r"trainer\.fsdp\.cpu_offload: expected true or false"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(overrides: list[str], message: str | None) -> None:
+    with pytest.raises(Exception if message is None else ConfigError, match=message):
+        compose(*overrides)
+
+
+def test_an_optimizer_that_cannot_shard_is_named(tmp_path: Path) -> None:
+    more = ("optim._target_=torch.optim.Adafactor", "~optim.betas", "trainer.max_steps=2")
+    with pytest.raises(RunFailed, match=r"optim: Adafactor cannot update sharded weights"):
+        start_run(tmp_path / "run", *QUICK, *FSDP, *more)
+
+
+@pytest.mark.parametrize(
+    ("optim", "ranks"), [(["optim=sgd"], 2), (["optim._target_=torch.optim.RMSprop", "~optim.betas"], 2), ([], 3)]
+)
+def test_other_optimizers_and_ranks_go_on_exactly(tmp_path: Path, optim: list[str], ranks: int) -> None:
+    more = ("trainer.max_steps=8", "trainer.save_every=4", "trainer.eval_every=null", "trainer.keep_best=0")
+    more = (*more, *optim, "trainer=fsdp", f"hardware.num_procs={ranks}", "trainer.global_batch_size=60")
+    run = start_run(tmp_path / "run", *QUICK, *more)
+    straight = newest(run)
+    cut_at(run, 4)
+    go_on(run)
+    assert_equal(newest(run), straight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("hardware.activation_checkpointing=auto",)])
+def test_compiled_blocks_agree(tmp_path: Path, tokens: Path, more: tuple[str, ...]) -> None:
+    common = (*model_overrides("gpt", tokens), *FSDP, "trainer.max_steps=6", "trainer.log_every=1", *more)
+    eager = start_run(tmp_path / "eager", *common)
+    compiled = start_run(tmp_path / "compiled", *common, "hardware.compile=true")
+    torch.testing.assert_close(losses(compiled), losses(eager), rtol=1e-4, atol=1e-4)
+
+
+def test_a_plain_run_imports_none_of_it(tmp_path: Path) -> None:
+    arguments = ["train.py", *QUICK, "trainer.max_steps=2", f"hydra.run.dir={tmp_path}/run"]
+    code = f"import sys; sys.argv = {arguments!r}; import train; assert train.main() == 0; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": "src"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    imported = set(done.stdout.split())
+    for name in ("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"):
+        assert name not in imported

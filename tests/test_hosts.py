@@ -1,0 +1,207 @@
+"""Two hosts for real: network namespaces with names, addresses and file systems of their own, and a cable between."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import QUICK, TRAIN, assert_equal, last_checkpoint, metrics, processes_with, status
+
+pytestmark = pytest.mark.multihost
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+DDP = (*QUICK, "trainer=ddp")
+Start = Callable[..., "list[subprocess.Popen[str]]"]
+
+
+class Host:
+    """A network namespace whose processes see `names` as /etc/hosts, if given, and the host's own name."""
+
+    def __init__(self, name: str, address: str, names: Path | None) -> None:
+        self.name, self.address, self.names = name, address, names
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *command: str, first: str = "true", **env: str) -> subprocess.Popen[str]:
+        """first: a shell command to run before, in this host's own mount namespace."""
+        known = f"mount --bind {self.names} /etc/hosts" if self.names else "true"
+        script = f'hostname {self.name} && {known} && {first} && exec "$@"'
+        inside = ["ip", "netns", "exec", self.name, "unshare", "--uts", "--mount", "sh", "-c", script, "sh", *command]
+        process = subprocess.Popen(
+            inside, env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        self.started.append(process)
+        return process
+
+    def processes(self) -> list[int]:
+        done = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True)
+        return [int(pid) for pid in done.stdout.split()]
+
+    def kill(self) -> None:
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+@pytest.fixture
+def two_hosts(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Host, Host]]:
+    """Two hosts that know each other's names; with the parameter False neither any name nor their own."""
+    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"):
+        pytest.skip("needs root, ip (iproute2) and unshare")
+    tag, named = f"{os.getpid() % 100_000:05d}", getattr(request, "param", True)
+    names = tmp_path / "hosts"
+    lines = ["127.0.0.1 localhost", *([f"10.231.7.1 a{tag}", f"10.231.7.2 b{tag}"] if named else [])]
+    names.write_text("\n".join(lines) + "\n")
+    hosts = (Host(f"a{tag}", "10.231.7.1", names), Host(f"b{tag}", "10.231.7.2", names))
+    try:
+        for host in hosts:
+            ip("netns", "add", host.name)
+        # the names of a link's ends exist on this machine only until they are moved
+        ip(
+            "link",
+            "add",
+            f"va{tag}",
+            "netns",
+            hosts[0].name,
+            "type",
+            "veth",
+            "peer",
+            f"vb{tag}",
+            "netns",
+            hosts[1].name,
+        )
+        for host in hosts:
+            link = f"v{host.name}"
+            ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", link)
+            for device in ("lo", link):
+                ip("-n", host.name, "link", "set", device, "up")
+    except subprocess.CalledProcessError as error:
+        _remove(hosts)
+        pytest.skip(f"network namespaces are not possible here: {error.stderr.strip()}")
+    yield hosts
+    _remove(hosts)
+
+
+def _remove(hosts: tuple[Host, Host]) -> None:
+    for host in hosts:
+        host.kill()
+        for process in host.started:
+            process.communicate(timeout=20)
+        subprocess.run(["ip", "netns", "del", host.name], capture_output=True)
+
+
+def torchrun(hosts: tuple[Host, Host], *overrides: str) -> list[subprocess.Popen[str]]:
+    command = [*TORCHRUN, f"--rdzv-endpoint={hosts[0].name}:29400", TRAIN[1], *DDP, *overrides]
+    return [host.start(*command) for host in hosts]
+
+
+def pods(
+    hosts: tuple[Host, Host], *overrides: str, first: tuple[str, str] = ("true", "true")
+) -> list[subprocess.Popen[str]]:
+    meeting = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
+    return [
+        host.start(*TRAIN, *DDP, "hardware.num_procs=2", *overrides, first=before, **meeting, RANK=str(index))
+        for index, (host, before) in enumerate(zip(hosts, first))
+    ]
+
+
+@pytest.mark.slow  # a shared file system may show a new file late: half a minute
+def test_a_host_that_does_not_share_the_directory(two_hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    shared = tmp_path / "runs"
+    shared.mkdir()
+    private = f"mount -t tmpfs none {shared}"
+    started = pods(two_hosts, "trainer.max_steps=6", f"hydra.run.dir={shared}/run", first=("true", private))
+    (code, said), (other_code, other_said) = ends(started, 100)
+    assert (code, other_code) == (2, 2), said + other_said
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert f"host 1 on {two_hosts[1].name} does not see" in errors[0]
+    assert "file system that all hosts share" in errors[0]
+    assert other_said == ""
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, processes: list[subprocess.Popen[str]]) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        ended = [p for p in processes if p.poll() is not None]
+        assert not ended, f"ended with {ended[0].returncode}: {ended[0].communicate()[1]}"
+        assert time.monotonic() < end, "took too long"
+        time.sleep(0.1)
+
+
+def trains(run: Path) -> Callable[[], bool]:
+    return lambda: (run / "metrics.jsonl").exists() and bool(metrics(run))
+
+
+def ends(processes: list[subprocess.Popen[str]], seconds: float) -> list[tuple[int, str]]:
+    end = time.monotonic() + seconds
+    said = [process.communicate(timeout=max(0.1, end - time.monotonic()))[1] for process in processes]
+    return [(process.returncode, text) for process, text in zip(processes, said)]
+
+
+def test_torchrun_on_two_hosts_equals_four_local_ranks(two_hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    ended = ends(torchrun(two_hosts, "trainer.max_steps=6", f"hydra.run.dir={tmp_path}/runs/two"), 120)
+    assert [code for code, _ in ended] == [0, 0], ended
+    done = subprocess.run(
+        [*TRAIN, *DDP, "trainer.max_steps=6", "hardware.num_procs=4", f"hydra.run.dir={tmp_path}/runs/one"],
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    two, one = tmp_path / "runs/two", tmp_path / "runs/one"
+    assert sorted((tmp_path / "runs").iterdir()) == [one, two]
+    assert len(last_checkpoint(two)["ranks"]) == 4
+    assert_equal(last_checkpoint(two)["model"], last_checkpoint(one)["model"])
+    assert_equal(metrics(two), metrics(one))
+    assert not processes_with(str(tmp_path))
+
+
+@pytest.mark.parametrize("two_hosts", [False], indirect=True)
+def test_pods_without_names_and_the_death_of_one(two_hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    """The hosts' own names resolve to nothing, where gloo fails by itself. Then a host dies, and the run ends."""
+    run = tmp_path / "run"
+    started = pods(two_hosts, "trainer.max_steps=1000000", "trainer.log_every=5", f"hydra.run.dir={run}")
+    wait_until(trains(run), 60, started)
+    two_hosts[1].kill()
+    began = time.monotonic()
+    (code, said), _ = ends(started, 30)
+    assert time.monotonic() - began < 15
+    assert code == 1, said
+    assert status(run)["status"] == "failed", said
+    assert not two_hosts[0].processes()
+
+
+@pytest.mark.parametrize("started_by", [torchrun, pods])
+def test_sigterm_to_one_host_preempts_all(two_hosts: tuple[Host, Host], tmp_path: Path, started_by: Start) -> None:
+    run = tmp_path / "run"
+    endless = ("trainer.max_steps=1000000", "trainer.log_every=5", f"hydra.run.dir={run}")
+    started = started_by(two_hosts, *endless)
+    wait_until(trains(run), 60, started)
+    started[1].send_signal(signal.SIGTERM)
+    ended = ends(started, 30)
+    # torchrun has one exit status for all that went wrong with its ranks
+    assert [code for code, _ in ended] == ([75, 75] if started_by is pods else [1, 1]), ended
+    assert status(run)["status"] == "preempted", ended
+    step = last_checkpoint(run)["step"]
+    assert f"at step {step:,}" in ended[0][1] or f"at step {step}" in ended[0][1]
+    assert not processes_with(str(run))
+
+
+@pytest.mark.slow  # the timeout of the collectives
+def test_a_cable_that_is_cut_ends_both_hosts(two_hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    endless = ("trainer.max_steps=1000000", "trainer.log_every=5", "trainer.timeout=5s", f"hydra.run.dir={run}")
+    started = pods(two_hosts, *endless)
+    wait_until(trains(run), 60, started)
+    ip("-n", two_hosts[0].name, "link", "set", f"v{two_hosts[0].name}", "down")
+    ended = ends(started, 90)
+    assert [code for code, _ in ended] == [1, 1], ended
+    assert status(run)["status"] == "failed"
+    assert not processes_with(str(run))

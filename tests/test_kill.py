@@ -1,0 +1,427 @@
+"""Whatever happens to a rank, wherever it is: the run ends soon, says why, leaves nothing, and goes on bit-equal.
+
+Faults are put into the functions of the loop before the ranks are forked from this process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import QUICK, ROOT, TRAIN, assert_equal, last_checkpoint, metrics, result, start_run, status
+from omegaconf import OmegaConf
+
+import lab.checkpoint
+import lab.loop
+from lab.errors import RunFailed
+
+TIMEOUT_S = 3
+COMMON = (
+    *QUICK, "trainer.max_steps=14", "trainer.log_every=3", "trainer.eval_every=4", "trainer.save_every=5",
+    "trainer.ema_decay=0.9", "model.dropout=0.2", "hardware.eval_batch_size=16", f"trainer.timeout={TIMEOUT_S}",
+)  # fmt: skip
+TWO = (*COMMON, "trainer=ddp", "hardware.num_procs=2")
+FAULTS = ("raise", "SIGKILL", "SIGTERM", "hang")
+PLACES = ("train", "evaluation", "saving")
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The undisturbed run."""
+    return start_run(tmp_path_factory.mktemp("straight") / "run", *TWO)
+
+
+@pytest.fixture
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No process holds the run's directory, none is a child of this one, and no temporary file stays."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    before = children(os.getpid())
+    yield
+    assert not holds_lock(tmp_path / "run")
+    assert children(os.getpid()) == before
+    assert not list(temporary.iterdir())
+    assert not [f for f in (tmp_path / "run").rglob(".*") if f.name not in (".lock",)]
+
+
+def children(pid: int) -> set[int]:
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
+                found.add(int(entry.name))
+        except (OSError, IndexError):
+            continue
+    return found
+
+
+def holds_lock(run_dir: Path) -> bool:
+    with open(run_dir / ".lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def strike(fault: str) -> None:
+    if fault == "raise":
+        raise ZeroDivisionError("the cause")
+    if fault == "hang":
+        time.sleep(1000)
+    os.kill(os.getpid(), getattr(signal, fault))
+
+
+def on_call(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, rank: int, number: int, fault: str) -> None:
+    """The `number`-th call of holder.name on that rank meets the fault first."""
+    original, calls = getattr(holder, name), [0]
+
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if int(os.environ.get("RANK", "0")) == rank and calls[0] == number:
+            strike(fault)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(holder, name, replaced)
+
+
+def put_fault(monkeypatch: pytest.MonkeyPatch, place: str, rank: int, fault: str) -> None:
+    if place == "train":  # after step 5 was saved, before gradients are averaged
+        on_call(monkeypatch, lab.loop, "forward_loss", rank, 5 + 8 + 2, fault)  # 8 calls are the evaluation's
+    elif place == "evaluation":  # in the middle of the one at step 8
+        on_call(monkeypatch, lab.loop, "forward_loss", rank, 8 + 8 + 3, fault)
+    elif rank == 0:  # half of a file is written
+        original, calls = torch.save, [0]
+
+        def half(payload: Any, file: Any, **kwargs: Any) -> None:
+            calls[0] += isinstance(payload, dict) and "step" in payload
+            if calls[0] == 4:
+                calls[0] += 1
+                file.write(b"half")
+                file.flush()
+                strike(fault)
+            original(payload, file, **kwargs)
+
+        monkeypatch.setattr(lab.checkpoint.torch, "save", half)
+    else:
+        on_call(monkeypatch, lab.loop, "gather", rank, 4, fault)
+
+
+def go_on(run: Path) -> Path:
+    from lab.start import start
+
+    start(OmegaConf.load(run / "config.yaml"), run, [], own_process=False)  # type: ignore[arg-type]
+    return run
+
+
+def assert_same(run: Path, straight: Path) -> None:
+    assert_equal(last_checkpoint(run), last_checkpoint(straight))
+    assert metrics(run) == metrics(straight)
+    first, second = result(run), result(straight)
+    assert {k: first[k] for k in first if "/" in k} == {k: second[k] for k in second if "/" in k}
+    assert status(run)["status"] == "finished"
+
+
+def matrix() -> list[Any]:
+    cases = [(fault, place, rank) for fault in FAULTS for place in PLACES for rank in (0, 1)]
+    slow = [fault == "hang" and (place, rank) not in (("train", 1), ("evaluation", 0)) for fault, place, rank in cases]
+    return [pytest.param(*case, marks=pytest.mark.slow if late else ()) for case, late in zip(cases, slow)]
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize(("fault", "place", "rank"), matrix())
+def test_a_fault_ends_the_run_and_it_goes_on(
+    tmp_path: Path,
+    straight: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    fault: str,
+    place: str,
+    rank: int,
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        put_fault(patch, place, rank, fault)
+        began = time.monotonic()
+        with pytest.raises(SystemExit if fault == "SIGTERM" else RunFailed) as end:
+            start_run(run, *TWO)
+        seconds = time.monotonic() - began
+    shown = capfd.readouterr().err
+    state = status(run)
+    if fault == "SIGTERM":
+        assert (state["status"], state["signal"], end.value.args) == ("preempted", "SIGTERM", (75,))
+        assert seconds < 10
+    else:
+        assert (state["status"], state["rank"]) == ("failed", rank), state
+        assert seconds < (10 if fault != "hang" else (3 if place == "saving" else 1) * TIMEOUT_S + 10)
+    if fault == "raise":
+        assert "ZeroDivisionError: the cause" in state["traceback"]
+        assert shown.count("Traceback") == 1
+        assert "ZeroDivisionError: the cause" in shown
+    if fault == "SIGKILL":
+        assert f"rank {rank} was killed by SIGKILL" in str(end.value)
+    if fault == "hang":
+        doing = {"train": "training", "evaluation": "evaluating", "saving": "saving"}[place]
+        assert f"rank {rank} hung" in str(end.value)
+        assert doing in str(end.value)
+        assert "time.sleep(1000)" in shown
+    assert not holds_lock(run)
+    if place != "evaluation" or fault == "SIGTERM":
+        assert last_checkpoint(run)["step"] >= 5
+    assert_same(go_on(run), straight)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_stop_between_evaluations_is_exact_with_three_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three numbers have more than one sum: what is added first must not depend on when the run began."""
+    three = (*COMMON, "trainer=ddp", "hardware.num_procs=3", "trainer.global_batch_size=66", "model.hidden=[32,32,32]")
+    straight = start_run(tmp_path / "straight", *three)
+    with monkeypatch.context() as patch:
+        on_call(patch, lab.loop, "forward_loss", 2, 7, "SIGTERM")
+        with pytest.raises(SystemExit):
+            start_run(tmp_path / "run", *three)
+    assert 0 < last_checkpoint(tmp_path / "run")["step"] < 14
+    assert_same(go_on(tmp_path / "run"), straight)
+
+
+def test_restarts_equal_the_undisturbed_run(tmp_path: Path) -> None:
+    """Random ranks are killed at random moments, three times; the fourth attempt is left alone."""
+    run = tmp_path / "run"
+    overrides = [o for o in TWO if not o.startswith(("trainer.timeout", "trainer.max_steps", "trainer.eval_every"))]
+    overrides += ["trainer.max_steps=400", "trainer.eval_every=60", "trainer.save_every=7"]
+    straight = start_run(tmp_path / "straight", *overrides)
+    parent = subprocess.Popen(
+        [*TRAIN, *overrides, "trainer.max_restarts=3", f"hydra.run.dir={run}"], stderr=subprocess.PIPE, text=True
+    )
+    draw, seen = random.Random(os.getpid()), set[int]()
+    for _ in range(3):
+        # git is the parent's child for a moment, before there is a config
+        ranks = wait_for(partial(two_more, run, parent.pid, seen), parent)
+        seen |= ranks
+        time.sleep(draw.uniform(0, 0.8))
+        os.kill(draw.choice(sorted(ranks)), signal.SIGKILL)
+    _, shown = parent.communicate(timeout=60)
+    assert parent.returncode == 0, shown
+    attempts = [json.loads(line) for line in (run / "failures.jsonl").read_text().splitlines()]
+    assert len(attempts) == shown.count("of 3, from") == 3
+    assert all("was killed by SIGKILL" in attempt["message"] for attempt in attempts)
+    assert_same(run, straight)
+    assert not holds_lock(run)
+
+
+def two_more(run: Path, parent: int, seen: set[int]) -> set[int] | None:
+    found = children(parent) - seen
+    return found if len(found) == 2 and (run / "config.yaml").exists() else None
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("error", ["RunFailed", "ZeroDivisionError"])
+def test_what_would_fail_again_is_not_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str) -> None:
+    """What the run says of itself: never. An exception that comes again before a new checkpoint: once."""
+    kind = {"RunFailed": RunFailed, "ZeroDivisionError": ZeroDivisionError}[error]
+    original = lab.loop.train_step
+
+    def train_step(net: Any, state: Any, *rest: Any) -> Any:
+        if state.step == 7:
+            raise kind("the cause")
+        return original(net, state, *rest)
+
+    monkeypatch.setattr(lab.loop, "train_step", train_step)
+    with pytest.raises(RunFailed):
+        start_run(tmp_path / "run", *COMMON, "trainer.max_restarts=5")
+    kept = tmp_path / "run/failures.jsonl"
+    # the first attempt made checkpoints, so it is tried again; the second made none
+    assert (len(kept.read_text().splitlines()) if kept.exists() else 0) == (error == "ZeroDivisionError")
+
+
+def torchrun(*overrides: str) -> list[str]:
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", TRAIN[1], *overrides,
+    ]  # fmt: skip
+
+
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
+    end = time.monotonic() + 60
+    while not (found := condition()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+ENDLESS = (
+    *QUICK, "trainer=ddp", "trainer.max_steps=1000000", "trainer.eval_every=null", "trainer.save_every=20",
+    "trainer.log_every=20",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
+def test_torchrun_ends_soon_and_names_the_rank(tmp_path: Path, fault: str) -> None:
+    run = tmp_path / "run"
+    command = torchrun(*ENDLESS, "trainer.timeout=4", f"hydra.run.dir={run}")
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: list((run / "checkpoints").glob("last_*.pt")), process)
+    rank_1 = [pid for pid in children(process.pid) if rank_of(pid) == 1]
+    began = time.monotonic()
+    os.kill(rank_1[0], getattr(signal, fault))
+    if fault == "SIGSTOP":  # torchrun kills it after its half minute of grace; not waited for here
+        wait_for(lambda: status(run)["status"] == "failed", process)
+        assert time.monotonic() - began < 4 + 10
+        os.kill(rank_1[0], signal.SIGKILL)
+    _, shown = process.communicate(timeout=60)
+    assert time.monotonic() - began < 20
+    assert process.returncode == 1
+    assert status(run)["status"] == "failed"
+    assert ("rank 1 has died" if fault == "SIGKILL" else "rank 1 hung") in status(run)["error"], shown
+    assert status(run)["error"].partition(": ")[2] in shown
+    assert not holds_lock(run)
+
+
+def rank_of(pid: int) -> int:
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next(int(v.partition(b"=")[2]) for v in variables if v.startswith(b"RANK="))
+
+
+def test_torchrun_stops_at_a_signal_to_one_rank(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        torchrun(*ENDLESS, f"hydra.run.dir={run}"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: list((run / "checkpoints").glob("last_*.pt")), process)
+    os.kill(next(pid for pid in children(process.pid) if rank_of(pid) == 1), signal.SIGUSR2)
+    _, shown = process.communicate(timeout=60)
+    assert (status(run)["status"], status(run)["signal"]) == ("preempted", "SIGUSR2"), shown
+    assert "exitcode  : 75" in shown
+    assert f"at step {last_checkpoint(run)['step']}" in shown
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_second_ctrl_c_ends_it_now(tmp_path: Path, ranks: int) -> None:
+    """What came before the save takes for ever."""
+    run = tmp_path / "run"
+    more = ("trainer=ddp", f"hardware.num_procs={ranks}") if ranks > 1 else ("trainer=single",)
+    overrides = [*(o for o in ENDLESS if o != "trainer=ddp"), *more, f"hydra.run.dir={run}"]
+    code = (
+        "import sys, time, lab.loop, train\n"
+        "def log_train(*a):\n    print('logged', flush=True)\n    time.sleep(1000)\n"
+        f"lab.loop.log_train = log_train\nsys.argv = ['train.py', *{overrides!r}]\nsys.exit(train.main())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "logged", process.stderr.read()  # type: ignore[union-attr]
+    began = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.7)
+    os.killpg(process.pid, signal.SIGINT)
+    _, shown = process.communicate(timeout=20)
+    assert time.monotonic() - began < 6
+    assert process.returncode == 130, shown
+    assert "Ctrl-C again: now" in shown
+    assert "Traceback" not in shown
+    assert status(run)["status"] == "interrupted"
+    assert not holds_lock(run)
+
+
+def test_a_requeued_command_ends_like_the_undisturbed_run(tmp_path: Path) -> None:
+    """The same command again and again, as a scheduler does with one that ends with 75: one directory, one W&B run."""
+    run = tmp_path / "run"
+    overrides = [o for o in TWO if not o.startswith(("trainer.timeout", "trainer.max_steps", "trainer.eval_every"))]
+    overrides += ["trainer.max_steps=1500", "trainer.eval_every=100", "trainer.save_every=null", "trainer.log_every=50"]
+    straight = start_run(tmp_path / "straight", *overrides)
+    command = [*TRAIN, *overrides, "resume=auto", "trainer.max_time=1.5s", f"hydra.run.dir={run}"]
+    codes, names = [], set()
+    while not codes or (codes[-1] == 75 and len(codes) < 40):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        codes.append(done.returncode)
+        names.add(status(run)["wandb_id"])
+        if codes[-1] == 75:
+            assert (status(run)["status"], status(run)["signal"]) == ("preempted", "trainer.max_time"), done.stderr
+            assert "stopped by trainer.max_time at step" in done.stderr
+    assert codes[-1] == 0, done.stderr
+    assert len(codes) > 1
+    assert len(names) == 1
+    assert_same(run, straight)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_the_whole_group_spares_the_data_workers(tmp_path: Path, number: signal.Signals) -> None:
+    run = tmp_path / "run"
+    command = [*TRAIN, *ENDLESS, "data=synthetic", "data.loader=workers", "data.num_workers=2", f"hydra.run.dir={run}"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for(lambda: list((run / "checkpoints").glob("last_*.pt")), process)
+    os.killpg(process.pid, number)
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == 75, shown
+    assert (status(run)["status"], status(run)["signal"]) == ("preempted", number.name)
+    assert "worker" not in shown.partition("saving and stopping")[2]
+    assert not holds_lock(run)
+
+
+def test_one_process_that_hangs_is_ended(tmp_path: Path) -> None:
+    """It has no parent to say so, and W&B hears of it."""
+    code = (
+        "import sys, time, lab.loop, lab.logger, train\n"
+        "def hang(*rest):\n    time.sleep(1000)\n"
+        "def finish(self, code, *rest):\n    print('W&B finishes with', code, flush=True)\n"
+        "lab.loop.score, lab.logger.WandbThread.finish = hang, finish\n"
+        "lab.logger.WandbThread._work = lambda self: None\n"
+        "sys.exit(train.main())"
+    )
+    overrides = [o for o in COMMON if not o.startswith(("logger", "trainer.timeout"))]
+    overrides += ["trainer.timeout=2", "logger=wandb", f"hydra.run.dir={tmp_path}/run"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *overrides], capture_output=True, text=True, timeout=90,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "failed: rank 0 hung: it did not move for 2 s (trainer.timeout; training, at step 4)" in done.stderr
+    assert "line 3, in hang" in done.stderr
+    assert done.stdout == "W&B finishes with 1\n"
+    assert status(tmp_path / "run")["status"] == "failed"
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_job_of_a_multirun_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab.loop, "score", lambda *rest: time.sleep(1000))
+    with pytest.raises(RunFailed, match=r"rank 0 hung.*training, at step 4"):
+        start_run(tmp_path / "run", *COMMON, own_process=True)
+
+
+def report(rank: int, waits: bool, idle_s: float) -> dict[str, Any]:
+    return {"rank": rank, "waits": waits, "idle_s": idle_s, "place": "training, at step 3", "stack": f"stack {rank}"}
+
+
+def test_the_verdict_names_the_rank_that_does_not_wait() -> None:
+    from lab.watch import verdict
+
+    found = verdict([report(0, True, 30), report(1, False, 29), report(2, True, 31)], 3, 20)
+    assert found is not None
+    assert found[0] == 1
+    assert "stack 1" in found[2]
+    # a rank that said nothing is the one, but only where all that spoke wait
+    found = verdict([report(0, True, 30), report(2, True, 31)], 3, 20)
+    assert found is not None
+    assert (found[0], found[2]) == (1, "")
+    found = verdict([report(0, True, 30), report(2, False, 31)], 3, 20)
+    assert found is not None
+    assert found[0] == 2
+    # one that still moves is only slow
+    assert verdict([report(0, True, 30), report(1, False, 2)], 2, 20) is None
+    assert verdict([], 2, 20) is None

@@ -1,0 +1,194 @@
+"""Searches from the command line: killed and gone on with, trials that fail, several objectives, pruned ddp jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import QUICK, TRAIN, processes_with, result, status
+from sweeps import book, call, ended_at, environment, job_dirs, results, states, wait_for
+
+optuna = pytest.importorskip("optuna", reason="needs the extra optuna")
+
+SEARCH = ("-m", "hydra/sweeper=optuna", *QUICK, "trainer.max_steps=6", "trainer.log_every=3")
+LR = "optim.lr=tag(log,interval(1e-4,1e-1))"
+HIDDEN = "model.hidden=choice([8],[16])"
+
+
+def study_of(sweep: Path) -> Any:
+    [name] = optuna.get_all_study_names(f"sqlite:///{sweep}/study.db")
+    return optuna.load_study(study_name=name, storage=f"sqlite:///{sweep}/study.db")
+
+
+def trial_states(sweep: Path) -> list[str]:
+    return [trial.state.name for trial in study_of(sweep).trials]
+
+
+def test_extended_killed_and_started_again_it_ends_as_if_undisturbed(tmp_path: Path) -> None:
+    """3 trials, then 6: SIGKILL in the middle of the fifth, which goes on in its directory."""
+    long = (*SEARCH, LR, HIDDEN, "trainer.max_steps=400", "trainer.save_every=50", "trainer.eval_every=100")
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    assert call(*long, f"hydra.sweep.dir={straight}", "hydra.sweeper.n_trials=6").returncode == 0
+    first = call(*long, f"hydra.sweep.dir={killed}", "hydra.sweeper.n_trials=3")
+    assert first.returncode == 0, first.stderr
+    ended = ended_at(killed)
+    assert len(ended) == 3
+    again = [*long, f"hydra.sweep.dir={killed}", "hydra.sweeper.n_trials=6"]
+    process = subprocess.Popen([*TRAIN, *again], stderr=subprocess.DEVNULL, start_new_session=True)
+    wait_for(lambda: list((killed / "trial_0004").glob("checkpoints/last_*.pt")))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_for(lambda: not processes_with(str(killed)))
+    assert trial_states(killed).count("RUNNING") >= 1
+    ended |= ended_at(killed)
+    last = call(*again)
+    assert last.returncode == 0, last.stderr
+    assert trial_states(killed) == ["COMPLETE"] * 6
+    assert ", on from last_" in (killed / "trial_0004" / "train.log").read_text()
+    assert ended.items() <= ended_at(killed).items()  # what had ended was not run again
+    assert results(killed) == results(straight)
+    assert [t.values for t in study_of(killed).trials] == [[r["val/loss"]] for _, r in sorted(results(killed).items())]
+    nothing = call(*again)
+    assert "6 trials, 0 to run, 6 complete before" in nothing.stderr
+    assert len(job_dirs(killed)) == 6
+
+
+def test_trials_that_fail_or_end_without_a_number_are_recorded(tmp_path: Path) -> None:
+    done = call(
+        *SEARCH, "hydra/sweeper/sampler=grid", "optim.lr=1e-3,1e30", "trainer.non_finite=stop,skip",
+        f"hydra.sweep.dir={tmp_path}/s",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr  # some that fail are part of a search
+    trials = {(t.params["optim.lr"], t.params["trainer.non_finite"]): t for t in study_of(tmp_path / "s").trials}
+    found = {key: trial.state.name for key, trial in trials.items()}
+    assert found == {
+        ("0.001", "stop"): "COMPLETE",
+        ("0.001", "skip"): "COMPLETE",
+        ("1e+30", "stop"): "FAIL",
+        ("1e+30", "skip"): "FAIL",
+    }
+    assert trials["1e+30", "stop"].user_attrs["why"].startswith("RunFailed: a gradient was not finite")
+    assert trials["1e+30", "skip"].user_attrs["why"] == "val/loss is not a number (NaN)"
+    nan = trials["1e+30", "skip"].number
+    assert states(tmp_path / "s")[nan] == "finished"
+    assert f"trial {nan} failed: val/loss is not a number (NaN)" in done.stderr
+    assert "2 complete" in done.stderr
+    assert "2 failed" in done.stderr
+
+    hopeless = call(*SEARCH, "optim.lr=1e30,1e31", "hydra.sweeper.n_trials=2", f"hydra.sweep.dir={tmp_path}/h")
+    assert hopeless.returncode == 1
+    assert "none of 2 trials gave a score" in hopeless.stderr
+
+
+def test_a_choice_that_cannot_be_run_stops_the_search_before_it_starts(tmp_path: Path) -> None:
+    done = call(
+        *SEARCH, "hydra/sweeper/sampler=grid", "trainer=single,ddp", "hardware.num_procs=1,2",
+        f"hydra.sweep.dir={tmp_path}/s",
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr  # single with two processes: found before the first trial
+    assert "trainer=single is one process, not 2" in done.stderr
+    assert not (tmp_path / "s").exists()
+
+
+def test_several_objectives(tmp_path: Path) -> None:
+    done = call(
+        *SEARCH, LR, HIDDEN, "hydra.sweeper.objectives={val/accuracy: max, train/loss: min}",
+        "hydra.sweeper.n_trials=4", "hydra/launcher=pool", "hydra.sweeper.n_jobs=2", f"hydra.sweep.dir={tmp_path}/s",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    study = study_of(tmp_path / "s")
+    assert [d.name for d in study.directions] == ["MAXIMIZE", "MINIMIZE"]
+    for trial in study.trials:
+        scores = result(tmp_path / "s" / f"trial_{trial.number:04d}")
+        assert trial.values == [scores["val/accuracy"], scores["train/loss"]]
+    assert book(tmp_path / "s")["objectives"] == [
+        {"key": "val/accuracy", "mode": "max"},
+        {"key": "train/loss", "mode": "min"},
+    ]
+    assert "best, no other is better in every objective" in done.stderr
+    assert sorted(job["key"] for job in book(tmp_path / "s")["jobs"]) == [f"trial_{n:04d}" for n in range(4)]
+
+
+def test_ddp_jobs_that_are_pruned_end_on_all_ranks(tmp_path: Path) -> None:
+    sweep = tmp_path / "s"
+    done = call(
+        *SEARCH, "hydra/sweeper/sampler=grid", "optim.lr=1e-2,1e-7,1e-8", "hydra.sweeper.seed=3", "trainer=ddp",
+        "hydra/sweeper/pruner=median", "hydra.sweeper.pruner.n_startup_trials=1",
+        "hydra.sweeper.pruner.n_warmup_steps=1", "hardware.num_procs=2", "trainer.max_steps=40",
+        "trainer.eval_every=4", f"hydra.sweep.dir={sweep}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    trials = study_of(sweep).trials
+    assert {"COMPLETE", "PRUNED"} == {trial.state.name for trial in trials}
+    for trial in trials:
+        about = status(sweep / f"trial_{trial.number:04d}")
+        assert about["sweep"] == {"sweep": "s", "job": trial.number, "trial": trial.number}
+        if trial.state.name == "PRUNED":
+            assert about["status"] == "pruned"
+            assert about["step"] == 4 * len(trial.intermediate_values) < 40
+            assert len(trial.intermediate_values) >= 2
+        else:
+            assert about["status"] == "finished"
+    assert "pruned by the search at step" in done.stderr
+    assert processes_with(str(sweep)) == []
+
+
+def test_one_process_drives_a_search(tmp_path: Path) -> None:
+    command = [*SEARCH, LR, "trainer.max_steps=100000", f"hydra.sweep.dir={tmp_path}/s"]
+    first = subprocess.Popen([*TRAIN, *command], stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        wait_for(lambda: (tmp_path / "s" / "trial_0000" / "metrics.jsonl").exists())
+        second = call(*command)
+        assert second.returncode == 2
+        assert second.stderr.startswith("error: sweep=s: another process drives this search")
+    finally:
+        first.send_signal(signal.SIGINT)
+        assert first.wait(60) == 130
+    assert states(tmp_path / "s") == ["interrupted"]
+    assert trial_states(tmp_path / "s") == ["RUNNING"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ((LR, "hydra.sweeper.objectives={val/acuracy: max}"), "did you mean val/accuracy?"),
+        ((LR, "hydra/sweeper/sampler=grid"), f"error: {LR}: BruteForceSampler takes every combination"),
+        ((LR, "hydra.sweeper.n_trial=3"), "did you mean hydra.sweeper.n_trials?"),
+        (("model.hiden=choice([1],[2])",), "model.hiden: no such key - did you mean model.hidden?"),
+        (("trainer.max_steps=5",), "there is nothing to search"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path, arguments: tuple[str, ...], line: str) -> None:
+    done = call("-m", "hydra/sweeper=optuna", "logger=none", *arguments, f"hydra.sweep.dir={tmp_path}/s")
+    assert done.returncode == 2
+    assert line in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_optuna_it_says_how_to_install_it(tmp_path: Path) -> None:
+    hidden = "import sys\nsys.modules['optuna'] = None\n"
+    (tmp_path / "sitecustomize.py").write_text(hidden)
+    path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
+    done = subprocess.run(
+        [*TRAIN, *SEARCH, LR, f"hydra.sweep.dir={tmp_path}/s"],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: hydra/sweeper=optuna: Optuna is not installed - pip install 'optuna>=5'")
+
+
+def test_the_config_is_shown_without_importing_optuna() -> None:
+    code = (
+        "import sys, train\nsys.argv = ['train.py', 'hydra/sweeper=optuna', '--cfg', 'job']\ntrain.main()\n"
+        "print(sorted({'optuna', 'sqlalchemy', 'torch'} & set(sys.modules)), file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment())
+    assert shown.stderr.strip() == json.dumps([]), shown.stderr

@@ -1,0 +1,274 @@
+"""A sweep from the command line: what is written, what is run, what a second start does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT, TRAIN, metrics, processes_with, status
+from sweeps import SWEEP, book, call, call_faulty, ended_at, job_dirs, results, states
+
+from lab.sweep.identity import canonical, digest, directory_name, values_of
+
+
+def test_start_again_extend_reorder(tmp_path: Path) -> None:
+    """Nine jobs, nothing to do, six more; however the same values are written."""
+    where = f"hydra.sweep.dir={tmp_path}/lr"
+    first = call(*SWEEP, "optim.lr=1e-3,3e-3,1e-2", "seed=range(2)", where)
+    assert first.returncode == 0, first.stderr
+    assert len(job_dirs(tmp_path / "lr")) == 6
+    assert all("lr-0.0" in path.name and "seed-" in path.name for path in job_dirs(tmp_path / "lr"))
+    before, configs = ended_at(tmp_path / "lr"), [(p / "config.yaml").read_bytes() for p in job_dirs(tmp_path / "lr")]
+    again = call(*SWEEP, where, "seed=1,0", "optim.lr=0.01,0.001,.003")
+    assert again.returncode == 0, again.stderr
+    assert "6 jobs, 0 to run, 6 finished before" in again.stderr
+    assert ended_at(tmp_path / "lr") == before
+    more = call(*SWEEP, "optim.lr=1e-3,3e-3,1e-2", "seed=range(3)", "hydra/launcher=pool", "logger=none", where)
+    assert more.returncode == 0, more.stderr
+    assert "9 jobs, 3 to run, 6 finished before" in more.stderr
+    assert len(job_dirs(tmp_path / "lr")) == 9
+    assert before.items() <= ended_at(tmp_path / "lr").items()
+    assert all(c in [(p / "config.yaml").read_bytes() for p in job_dirs(tmp_path / "lr")] for c in configs)
+    written = book(tmp_path / "lr")
+    assert [job["number"] for job in written["jobs"]] == list(range(9))
+    assert written["swept"] == ["optim.lr", "seed"]
+    assert written["objectives"] == [{"key": "val/loss", "mode": "min"}]
+    assert "seed=2" in written["jobs"][-1]["overrides"]
+    assert status(tmp_path / "lr" / written["jobs"][8]["key"])["sweep"] == {"sweep": "lr", "job": 8}
+
+
+def test_names_and_places(tmp_path: Path) -> None:
+    """sweep=NAME below outputs/<name>/sweeps; without it a new name each time."""
+    name = f"test_sweep_{os.getpid()}"
+    folder = ROOT / "outputs" / name
+    try:
+        for options in (["sweep=a"], ["sweep=a"], [], []):
+            done = call(*SWEEP, f"name={name}", "seed=0,1", *options, cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+        found = sorted(path.name for path in (folder / "sweeps").iterdir())
+        assert len(found) == 3
+        assert "a" in found
+        assert not list(tmp_path.iterdir())
+    finally:
+        subprocess.run(["rm", "-r", str(folder)], check=False)
+
+
+def test_an_error_in_job_7_stops_the_sweep_before_job_0(tmp_path: Path) -> None:
+    done = call(*SWEEP, "seed=0,1,2,3,4,5,6,-7,8", f"hydra.sweep.dir={tmp_path}/s")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: job 7 (")
+    assert done.stderr.endswith("seed: must be >= 0, got -7\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["-m", "optim.lr=interval(0,1)"], "error: optim.lr=interval(0,1): an interval has no end of values"),
+        (["-m", "seed=1,2", "resume=x"], "error: resume: a run's own; a sweep goes on by its name"),
+        (["seed=1", "sweep=lr"], "error: sweep=lr: the name of a multirun - add -m"),
+        (["-m", "sweep.retyr_failed=true"], "error: sweep.retyr_failed: no such key - did you mean sweep.retry_failed?"),  # noqa: E501
+        (["-m", "seed=1,2", "sweep.fail_fast=3"], "error: sweep.fail_fast: expected true or false, got 3"),
+        (["-m", "model=mlp,resent"], "error: job 1 (model=resent): model=resent: no such option - did you mean model=resnet?"),  # noqa: E501
+        (["-m", "seed=1", "hydra/launcher=pool", "hydra.launcher.jobs_at_once=0"], "error: hydra.launcher.jobs_at_once: must be >= 1, got 0"),  # noqa: E501
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(tmp_path: Path, overrides: list[str], line: str) -> None:
+    done = call(*overrides, f"hydra.sweep.dir={tmp_path}/s", f"hydra.run.dir={tmp_path}/r", "data=synthetic")
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(line), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_ddp_jobs_make_two_directories(tmp_path: Path) -> None:
+    where = f"hydra.sweep.dir={tmp_path}/s"
+    done = call(*SWEEP, "trainer=ddp", "hardware.num_procs=2", "seed=0,1", where, "hydra/launcher=pool")
+    assert done.returncode == 0, done.stderr
+    assert len(job_dirs(tmp_path)) == 0
+    assert len(list(tmp_path.rglob("config.yaml"))) == 2
+    assert states(tmp_path / "s") == ["finished", "finished"]
+    assert "2 x 32" in (job_dirs(tmp_path / "s")[0] / "output.log").read_text()
+    assert not processes_with(str(tmp_path))
+
+
+def test_sixteen_tiny_jobs_in_a_pool_of_two(tmp_path: Path) -> None:
+    more = ("hydra/launcher=pool", "hydra.launcher.jobs_at_once=2", f"hydra.sweep.dir={tmp_path}/s")
+    done = call(*SWEEP, "optim.lr=1e-3,2e-3,3e-3,4e-3", "seed=range(4)", *more)
+    assert done.returncode == 0, done.stderr
+    assert states(tmp_path / "s") == ["finished"] * 16
+    assert sum("finished  optim.lr=" in line for line in done.stderr.splitlines()) >= 16
+    assert "samples a step" not in done.stderr
+    one = call(*SWEEP, "optim.lr=3e-3", "seed=2", f"hydra.sweep.dir={tmp_path}/t")
+    assert one.returncode == 0, one.stderr
+    (alone,) = results(tmp_path / "t").values()
+    assert alone in results(tmp_path / "s").values()
+
+
+FAULTS = {
+    "raise ZeroDivisionError('the cause')": ["ZeroDivisionError: the cause", "in faulty"],
+    "ctypes.string_at(0)": ["killed by SIGSEGV", "in faulty"],
+    "os.kill(os.getpid(), signal.SIGKILL)": ["killed by SIGKILL"],
+    "resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33)); bytearray(2**34)": ["MemoryError", "in faulty"],
+    "os._exit(3)": ["ended with status 3"],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_stays_in_its_job(tmp_path: Path, fault: str) -> None:
+    options = (*SWEEP, "seed=range(3)", f"hydra.sweep.dir={tmp_path}/s", "hydra/launcher=pool")
+    done = call_faulty(fault, *options)
+    assert done.returncode == 1, done.stderr
+    assert states(tmp_path / "s") == ["finished", "failed", "finished"]
+    kept = status(tmp_path / "s" / book(tmp_path / "s")["jobs"][1]["key"])
+    assert FAULTS[fault][0] in kept["error"]
+    assert all(part in kept["traceback"] for part in FAULTS[fault])
+    row = next(line for line in done.stderr.splitlines() if line.startswith("1    failed"))
+    assert FAULTS[fault][0] in row
+    assert "1 of 3 jobs failed" in done.stderr
+    assert not processes_with(str(tmp_path))
+
+
+def test_failed_jobs_run_again_on_request(tmp_path: Path) -> None:
+    options = (*SWEEP, "seed=range(3)", f"hydra.sweep.dir={tmp_path}/s", "hydra/launcher=pool")
+    assert call_faulty("raise ZeroDivisionError", *options).returncode == 1
+    again = call(*options)
+    assert again.returncode == 1
+    assert "0 to run, 2 finished before, 1 failed before" in again.stderr
+    retried = call(*options, "sweep.retry_failed=true")
+    assert retried.returncode == 0, retried.stderr
+    assert states(tmp_path / "s") == ["finished"] * 3
+
+
+def test_fail_fast(tmp_path: Path) -> None:
+    options = (*SWEEP, "seed=range(4)", f"hydra.sweep.dir={tmp_path}/s", "sweep.fail_fast=true")
+    done = call_faulty("raise ZeroDivisionError", *options)
+    assert done.returncode == 1, done.stderr
+    assert states(tmp_path / "s") == ["finished", "failed", "queued", "queued"]
+
+
+def test_later_edits_change_nothing_for_jobs_that_are_written(tmp_path: Path) -> None:
+    """A recipe is changed after a sweep was stopped: its jobs keep what they were written with."""
+    mine = tmp_path / "mine/experiment"
+    mine.mkdir(parents=True)
+    recipe = "# @package _global_\nmodel: {hidden: [%d]}\n"
+    (mine / "r.yaml").write_text(recipe % 8)
+    options = ("--config-dir", str(tmp_path / "mine"), *(o for o in SWEEP if not o.startswith("model")), "experiment=r",
+               "seed=range(3)", f"hydra.sweep.dir={tmp_path}/s", "sweep.fail_fast=true")  # fmt: skip
+    assert call_faulty("raise ZeroDivisionError", *options).returncode == 1
+    (mine / "r.yaml").write_text(recipe % 9)
+    done = call(*options, "sweep.retry_failed=true")
+    assert done.returncode == 0, done.stderr
+    widths = [yaml.safe_load((p / "config.yaml").read_text())["model"]["hidden"] for p in job_dirs(tmp_path / "s")]
+    assert widths == [[8]] * 3
+
+
+def test_from_another_folder_with_a_relative_path(tmp_path: Path) -> None:
+    """The same file, named from elsewhere, is the same job; what is due goes on with the logger given now."""
+    (tmp_path / "a").mkdir()
+    where = f"hydra.sweep.dir={tmp_path}/s"
+    for folder, fresh in ((tmp_path, True), (tmp_path / "a", False)):
+        data = "data.path=" + os.path.relpath(ROOT / "data/digits.h5", folder)
+        done = call(*SWEEP, "seed=0,1", data, where, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        assert ("2 to run" in done.stderr) == fresh
+    assert len(job_dirs(tmp_path / "s")) == 2
+    assert not list((tmp_path / "a").iterdir())
+
+
+def test_what_is_due_takes_the_hardware_given_now(tmp_path: Path) -> None:
+    options = (*SWEEP, "seed=range(2)", f"hydra.sweep.dir={tmp_path}/s")
+    assert call_faulty("raise ZeroDivisionError", *options).returncode == 1
+    done = call(*options, "sweep.retry_failed=true", "hardware.eval_batch_size=50")
+    assert done.returncode == 0, done.stderr
+    sizes = {
+        p.name[:6]: yaml.safe_load((p / "config.yaml").read_text())["hardware"]["eval_batch_size"]
+        for p in job_dirs(tmp_path / "s")
+    }
+    assert sizes == {"seed-0": None, "seed-1": 50}
+
+
+def test_hydras_own_launcher_gets_directories(tmp_path: Path) -> None:
+    done = call(*SWEEP, "seed=0,1", f"hydra.sweep.dir={tmp_path}/s", "hydra/launcher=basic")
+    assert done.returncode == 0, done.stderr
+    assert states(tmp_path / "s") == ["finished", "finished"]
+    assert sorted(p.name for p in (tmp_path / "s").iterdir() if p.is_dir()) == [
+        p.name for p in job_dirs(tmp_path / "s")
+    ]
+
+
+def test_a_job_runs_from_its_directory_alone(tmp_path: Path) -> None:
+    """What SLURM's and Ray's launchers call."""
+    options = (*SWEEP, "seed=range(2)", f"hydra.sweep.dir={tmp_path}/s", "sweep.fail_fast=true")
+    assert call_faulty("raise ZeroDivisionError", *options).returncode == 1
+    failed = tmp_path / "s" / book(tmp_path / "s")["jobs"][1]["key"]
+    done = subprocess.run([TRAIN[0], "-m", "lab.sweep.job", str(failed)], cwd=ROOT / "src", timeout=60)
+    assert done.returncode == 0
+    assert status(failed)["status"] == "finished"
+    assert [m["step"] for m in metrics(failed) if "train/loss" in m] == [3, 6]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (["optim.lr=1e-3", "seed=1"], ["seed=1", "optim.lr=0.001"], True),
+        (["trainer.max_steps=1e3"], ["++trainer.max_steps=1000.0"], True),
+        (["model.hidden=[16,16]"], ["model.hidden=[16, 16]"], True),
+        (["debug='nan'"], ["debug=\"nan\""], True),
+        (["seed=1", "seed=2"], ["seed=2"], True),
+        (["seed=1", "logger=none", "hardware.num_threads=1", "hydra.x=1", "sweep.name=a"], ["seed=1"], True),
+        (["seed=1"], ["seed=2"], False),
+        (["seed=1"], ["seed='1'"], False),
+        (["seed=1", "trainer.max_steps=3"], ["seed=1"], False),
+        (["model=mlp"], ["model=gpt"], False),
+        (["+x=true"], ["+x=1"], False),
+        (["~callback.a"], ["callback.a=null"], True),
+    ],
+)  # fmt: skip
+def test_which_overrides_are_the_same_job(one: list[str], other: list[str], same: bool) -> None:
+    assert (digest(values_of(one)) == digest(values_of(other))) == same
+
+
+def test_names_of_directories_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LR", "0.5")
+    values = values_of(["data.path='/a b/c,d.h5'", "optim.lr=${oc.env:LR}", "x.lr=2", "model.hidden=[16,8]"])
+    name = directory_name(values, list(values))
+    assert name.startswith("path-c-d_hidden-16-8_optim.lr-0.5_x.lr-2_")
+    assert values["optim.lr"] == "0.5"
+    assert directory_name(values, ()).startswith("job_")
+    assert canonical({"a": [1.0, True, None]}) == {"a": [1, True, None]}
+    assert canonical("${seed}") == "${seed}"
+    assert len(directory_name(values_of([f"a.key{i}={i}" for i in range(50)]), [f"a.key{i}" for i in range(50)])) < 100
+
+
+def test_jobs_are_composed_as_hydra_composes_them(tmp_path: Path) -> None:
+    """Values are set on a config that is composed once; groups, lists, nulls and keys within keys change nothing."""
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+    from omegaconf import OmegaConf, open_dict
+
+    from lab.compose import CONF, register_resolvers
+    from lab.sweep.plan import Composer, expand, swept_keys
+
+    register_resolvers()
+    arguments = [
+        "optim.lr=1e-3,3e-3", "seed=range(2)", "model=mlp,resnet", "data.input_shape=[1,8,8],[1,2,3]",
+        "optim=adamw,sgd", "trainer.clip_norm=null,1", "logger.tags=[],[a,b]", "logger.tags.0=c", "+model.x=1,2",
+    ]  # fmt: skip
+    with hydra.initialize_config_dir(str(CONF), version_base=None):
+        loader = GlobalHydra.instance().config_loader()
+        master = loader.load_configuration("train", arguments, RunMode.MULTIRUN)
+        composer = Composer(loader, master, tmp_path, tmp_path, swept_keys(arguments))
+        jobs = [job for job in expand(arguments, loader, [], tmp_path) if "logger.tags=[]" not in job.overrides]
+        assert len(jobs) == 128
+        for job in jobs[::9]:
+            ours, theirs = composer._composed(job.overrides), loader.load_sweep_config(master, list(job.overrides))
+            for cfg in (ours, theirs):
+                with open_dict(cfg):
+                    del cfg["hydra"]
+            assert OmegaConf.to_yaml(ours) == OmegaConf.to_yaml(theirs), job.overrides

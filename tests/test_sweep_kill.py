@@ -1,0 +1,160 @@
+"""Sweeps that are killed, stopped and started twice: nothing is lost, nothing runs twice, nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import QUICK, ROOT, TRAIN, assert_equal, last_checkpoint, metrics, processes_with, status
+from sweeps import SWEEP, call, ended_at, environment, faulty_command, job_dirs, results, states, wait_for
+
+# jobs of about a second, saved every tenth of it
+LONG = (
+    "-m",
+    *QUICK,
+    "trainer.max_steps=1500",
+    "trainer.log_every=50",
+    "trainer.eval_every=500",
+    "trainer.save_every=100",
+)
+POOL = ("hydra/launcher=pool", "hydra.launcher.jobs_at_once=2")
+SLOWLY = "time.sleep(1000)"  # the job with seed=1 hangs, the others end
+
+
+def popen(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([*TRAIN, *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def victims(process: subprocess.Popen[str], where: str, kind: str) -> list[int]:
+    """Process ids: of the command itself, of its jobs, or of the ranks below these."""
+    found = [pid for pid in processes_with(where) if pid != process.pid]
+    parents = {pid: parent_of(pid) for pid in found}
+    jobs = [pid for pid, parent in parents.items() if parent == process.pid]
+    ranks = [pid for pid, parent in parents.items() if parent in jobs]
+    return {"parent": [process.pid], "job": jobs, "rank": ranks}[kind]
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [
+        (("seed=range(4)", *POOL), ("parent", "job")),
+        pytest.param(
+            ("seed=range(2)", "trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=600"),
+            ("rank", "parent", "job"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_killed_again_and_again_it_ends_as_if_undisturbed(
+    tmp_path: Path, options: tuple[str, ...], kinds: tuple[str, ...]
+) -> None:
+    straight = call(*LONG, *options, f"hydra.sweep.dir={tmp_path}/straight")
+    assert straight.returncode == 0, straight.stderr
+    dice, where, ended, kills = random.Random(0), f"{tmp_path}/killed", {}, 0
+    for attempt in range(12):
+        process = popen(*LONG, *options, f"hydra.sweep.dir={where}", "sweep.retry_failed=true")
+        if attempt < 3:
+            kind = kinds[attempt % len(kinds)]
+            wait_for(lambda p=process, k=kind: victims(p, where, k) or p.poll() is not None)
+            time.sleep(2.0 if kind == "parent" else dice.uniform(0.2, 0.8))
+            for pid in dice.sample(victims(process, where, kind), k=1) if victims(process, where, kind) else []:
+                os.kill(pid, signal.SIGKILL)
+                kills += 1
+        _, shown = process.communicate(timeout=120)
+        wait_for(lambda: not processes_with(where), timeout_s=5)
+        if Path(where, "sweep.json").exists():
+            now = ended_at(Path(where))
+            assert ended.items() <= now.items(), "a job ran again after it had finished"
+            ended = now
+        if process.returncode == 0:
+            break
+        assert process.returncode in (1, -signal.SIGKILL), shown
+    assert process.returncode == 0
+    assert kills >= 2
+    assert results(tmp_path / "straight") == results(Path(where))
+    for job in job_dirs(tmp_path / "straight"):
+        twin = Path(where) / job.name
+        assert metrics(job) == metrics(twin)
+        assert_equal(last_checkpoint(job)["model"], last_checkpoint(twin)["model"])
+
+
+def test_two_starts_share_the_work(tmp_path: Path) -> None:
+    options = (*LONG, "seed=range(6)", f"hydra.sweep.dir={tmp_path}/s")
+    both = [popen(*options), popen(*options)]
+    shown = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], shown
+    assert states(tmp_path / "s") == ["finished"] * 6
+    logs = [(path / "train.log").read_text() for path in job_dirs(tmp_path / "s")]
+    assert [log.count("finished 1,500 steps") for log in logs] == [1] * 6
+    begun = [text.count("\njob ") for text in shown]
+    assert sum("finished 1,500 steps" in text for text in shown) == 2, "one of them did nothing"
+    assert sum(begun) >= 6
+    assert all("6 finished" in text for text in shown)
+
+
+def test_a_start_takes_over_what_another_leaves(tmp_path: Path) -> None:
+    """The first hangs in a job and is killed; the second, which has waited for that job, runs it."""
+    where = f"hydra.sweep.dir={tmp_path}/s"
+    command = faulty_command(SLOWLY, *SWEEP, "seed=range(3)", where)
+    first = subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL)
+    wait_for(lambda: [status(p)["status"] for p in job_dirs(tmp_path / "s")].count("finished") == 1)
+    second = popen(*SWEEP, "seed=range(3)", where)
+    wait_for(lambda: [status(p)["status"] for p in job_dirs(tmp_path / "s")].count("finished") == 2)
+    time.sleep(1.5)
+    assert second.poll() is None
+    first.kill()
+    first.wait()
+    _, shown = second.communicate(timeout=60)
+    assert second.returncode == 0, shown
+    assert states(tmp_path / "s") == ["finished"] * 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_all_running_jobs(tmp_path: Path, number: signal.Signals) -> None:
+    long = [o for o in LONG if "max_steps" not in o] + ["trainer.max_steps=1000000", "trainer.save_every=null"]
+    options = (*long, "seed=range(3)", *POOL, f"hydra.sweep.dir={tmp_path}/s")
+    process = popen(*options)
+    wait_for(lambda: len([p for p in job_dirs(tmp_path / "s") if (p / "metrics.jsonl").exists() and metrics(p)]) == 2)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # what a terminal does
+    else:
+        process.send_signal(number)
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 75}[number], shown
+    assert f"{number.name}: running jobs save and end" in shown
+    assert "Traceback" not in shown
+    stopped = {signal.SIGINT: "interrupted", signal.SIGTERM: "preempted"}[number]
+    assert states(tmp_path / "s") == [stopped, stopped, "queued"]
+    saved = [last_checkpoint(path)["step"] for path in job_dirs(tmp_path / "s")[:2]]
+    assert all(step > 0 for step in saved)
+    assert not processes_with(str(tmp_path))
+
+
+def test_a_second_ctrl_c_ends_it_now(tmp_path: Path) -> None:
+    where = f"hydra.sweep.dir={tmp_path}/s"
+    command = faulty_command(SLOWLY, *SWEEP, "seed=1", where, *POOL)
+    process = subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: [status(p)["status"] for p in job_dirs(tmp_path / "s")] == ["running"])
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1.0)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, shown = process.communicate(timeout=10)
+    assert process.returncode == 130, shown
+    assert not processes_with(str(tmp_path))
+    again = call(*SWEEP, "seed=1", where)
+    assert again.returncode == 0, again.stderr
+    assert states(tmp_path / "s") == ["finished"]
