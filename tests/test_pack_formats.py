@@ -346,13 +346,16 @@ def test_columns_in_the_folders_of_splits_and_shares_of_them(tmp_path: Path) -> 
         np.testing.assert_array_equal(np.sort(both), np.arange(40))
 
 
-def test_a_folder_of_sequences(tmp_path: Path) -> None:
+def test_a_folder_of_sequences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").mkdir()
     for k in range(30):
         np.save(tmp_path / "in" / f"{k:02}.npy", np.arange(k + 1))
-    with run(tmp_path / "in", variable=True, split={"val": 0.1}) as file:
+    with run(tmp_path / "in", variable=True, split={"val": 0.1}, quiet=False) as file:
         assert len(file["train/x/offsets"]) == 28
         assert len(file["val/x/offsets"]) == 4
+    shown = capsys.readouterr().out.splitlines()[-1]
+    assert "experiment=sequences" in shown
+    assert "data.fields.tokens=x" in shown
     with pytest.raises(ConfigError, match=r"number of rows: 00 1, 01 2, .*, \.\.\.; choose .*--format samples"):
         run(tmp_path / "in")
 

@@ -92,8 +92,8 @@ def _open(path: str | os.PathLike[str], swmr: bool = False) -> h5py.File:
             return h5py.File(path, "r", swmr=swmr)  # this process has it open already, with locks
     except OSError as error:
         if not Path(path).exists():
-            hint = "it does not exist"
-        elif Path(path).is_dir():
+            raise ConfigError(f"{path} does not exist (the current directory is {Path.cwd()})") from None
+        if Path(path).is_dir():
             hint = "it is a directory; give the file"
         elif "truncated" in str(error):
             hint = "it is cut short: was the copy, or the program that wrote it, interrupted? Copy or write it again"
