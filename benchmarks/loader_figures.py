@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from lab.data.h5 import H5Dataset
 from lab.data.loader import Loader
-from lab.data.order import shuffled, train_plan
+from lab.data.order import TrainPlan, shuffled
 
 CPU = torch.device("cpu")
 LARGE, SMALL = (3, 224, 224), (3, 32, 32)
@@ -42,9 +42,7 @@ def open_set(folder: Path) -> H5Dataset:
 
 def ring(folder: Path, batch_size: int, kind: str = "threads") -> tuple[Loader, Iterator[Tensor]]:
     dataset = open_set(folder)
-    loader = Loader(
-        dataset, train_plan(shuffled(dataset, 0), batch_size, [batch_size], 0, 1, 0), CPU, kind=kind, seed=0
-    )
+    loader = Loader(dataset, TrainPlan(shuffled(dataset, 0), batch_size, [batch_size], 0, 1, 0), CPU, kind=kind, seed=0)
     return loader, (batch["x"] for batch in loader)
 
 
@@ -176,7 +174,7 @@ class Busy:
 
 def workers(size: int, shape: tuple[int, ...], rounds: int) -> None:
     dataset = Busy(size, shape)
-    plan = train_plan(shuffled(dataset, 0), 64, [64], 0, 1, 0)
+    plan = TrainPlan(shuffled(dataset, 0), 64, [64], 0, 1, 0)
     loader = Loader(dataset, plan, CPU, kind="workers", num_workers=2, seed=0)
     stream = (batch["x"] for batch in loader)
     peer: Any = DataLoader(dataset, 64, shuffle=True, num_workers=2, persistent_workers=True)  # type: ignore[arg-type]

@@ -61,11 +61,13 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument
     add(
         "source",
-        help="a folder (images, arrays, shards) or a .npy .npz .pth .csv .parquet .txt .tar .tfrecord .lmdb .zarr .n5",
+        help="a folder (images, arrays, shards), a pattern in quotes ('train-*.tar'), or a "
+        ".npy .npz .pth .csv .parquet .txt .tar .tfrecord .lmdb .zarr .n5",
     )
     add("out")
     add("--format", help="images, numpy, torch, samples, lmdb, zarr, n5, tfrecord, webdataset, table, text [found out]")
-    add("--fields", nargs="+", type=pair, metavar="SOURCE[=NAME]", help="fields to write, and their names [all]")
+    chosen = "fields to write, and their names; columns of a table together: a,b=x or 'pixel*=x' [all]"
+    add("--fields", nargs="+", type=pair, metavar="SOURCE[=NAME]", help=chosen)
     kinds = "image, npy, pth, text, int, float, class, or raw numbers such as uint8:3,32,32"
     add(
         "--as",
@@ -76,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"what a field's bytes or strings are: {kinds}",
     )
     add("--files", dest="file_column", metavar="COLUMN", help="column of a table that names image files")
+    add("--empty", choices=["stop", "nan"], help="at an empty cell of a column of numbers [stop]")
     add("--size", type=image_size, metavar="SIDE|HxW", help="resize images, in pixels")
     add(
         "--crop", choices=["none", "center"], help="center: the shorter side to --size, then the middle [none: stretch]"

@@ -47,6 +47,7 @@ def changed(base: dict[str, Any], **values: Any) -> dict[str, Any]:
 
 
 NEED_TOKENS = ("data=tokens", "model=gpt", "experiment=shakespeare")
+NEED_SEQUENCES = ("data=sequences", "experiment=sequences")
 
 
 def tokens(folder: Path) -> Path:
@@ -56,9 +57,18 @@ def tokens(folder: Path) -> Path:
     return folder / "tokens.h5"
 
 
+def sequences(folder: Path) -> Path:
+    with h5py.File(folder / "sequences.h5", "w") as file:
+        for split in ("train", "val"):
+            file[f"{split}/tokens/values"], file[f"{split}/tokens/offsets"] = np.arange(30) % 7, np.array([0, 9, 30])
+    return folder / "sequences.h5"
+
+
 @pytest.mark.parametrize("choice", OPTIONS)
 def test_every_yaml_composes_and_builds(choice: str, tmp_path: Path) -> None:
     more = [f"data.path={tokens(tmp_path)}"] if choice in NEED_TOKENS else []
+    if choice in NEED_SEQUENCES:
+        more = [f"data.path={sequences(tmp_path)}", "data.splits.test=null", "model=gpt", "task=next_token"]
     more += ["data=tokens", "task=next_token"] if choice == "model=gpt" else []
     cfg = compose(choice, *more)
     before = copy.deepcopy(cfg)

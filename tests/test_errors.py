@@ -86,6 +86,8 @@ def call(
         (["+sede=3"], f"sede: no such key - did you mean seed? {ROOT_HAS}"),
         (["+model.hiden=3"], "model.hiden: lab.models.mlp.MLP takes no 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
         (["model._target_=lab.models.mlp.MPL"], "model._target_: lab.models.mlp has no 'MPL' - did you mean MLP?"),
+        (["hydra.run.dir="], "hydra.run.dir: is empty - give a folder, hydra.run.dir=..., or leave it out for one below outputs/"),
+        (["-m", "hydra.sweep.dir=null"], "hydra.sweep.dir: is empty - give a folder, hydra.sweep.dir=..., or leave it out for one below outputs/"),
         (["optim.lr=abc"], "optim.lr: expected a number, got 'abc'"),
         (["optim.lr=???"], "optim.lr: a value is missing here (???) - give one, optim.lr=..."),
         (["optim.lr=${optm.lr}"], "optim.lr: there is no key optm.lr for ${optm.lr} to point to"),
@@ -135,6 +137,7 @@ def test_one_line_that_lists_all_groups(call: Call, arguments: list[str], line: 
         ("# @package _global_\nmodel: {hiden: 3}", "model.hiden: lab.models.mlp.MLP takes no 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
         ("# @package _global_\ntrainer: 3", "trainer: expected a mapping, got 3"),
         ("# @package _global_\ndefaults: [{override /model: mpl}]", "model=mpl: no such option - did you mean model=mlp? (model has: gpt, mlp, resnet)"),
+        ("defaults: [{override /model: mlp}]", "experiment/new.yaml: must begin with '# @package _global_' to override the whole config"),
         ("seed: 3", "experiment: its yaml must begin with '# @package _global_' to override the whole config"),
     ],
 )  # fmt: skip

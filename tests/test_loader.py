@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.data.delivery import ring
+from lab.data.delivery import ring, slots
 from lab.data.loader import Loader, starvation
-from lab.data.order import eval_plan, sequential, shuffled, train_plan
+from lab.data.order import EvalPlan, TrainPlan, sequential, shuffled
 from lab.data.windows import chunk_windows
 from lab.errors import ConfigError
 
@@ -76,7 +76,7 @@ class Ragged:
 
 
 def endless(size: int, batch: int, micro: list[int] | None = None, start: int = 0):
-    return train_plan(shuffled(range(size), seed=0), batch, micro or [batch], 0, 1, start)
+    return TrainPlan(shuffled(range(size), seed=0), batch, micro or [batch], 0, 1, start)
 
 
 @pytest.fixture(params=["threads", "device"])
@@ -99,7 +99,7 @@ def test_train_stream_is_the_plan_over_epochs(kind: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("size", [0, 1, 7, 4096, 5000])
 def test_evaluation_starts_anew_each_time(kind: str, size: int) -> None:
-    with Loader(Table(size), eval_plan(size, 8, 0, 1), CPU, kind=kind, seed=0) as loader:
+    with Loader(Table(size), EvalPlan(size, 8, 0, 1), CPU, kind=kind, seed=0) as loader:
         for stop in (None, 3, 1, None, 0, None):
             seen = []
             for i, batch in enumerate(loader):
@@ -179,7 +179,7 @@ def test_buffers_are_reused_unless_hoarded() -> None:
 
 
 def test_without_the_use_count_each_batch_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring, "CAN_REUSE", False)
+    monkeypatch.setattr(slots, "CAN_REUSE", False)
     plan = endless(64, 4)
     with Loader(Table(64, (3000, 30)), plan, CPU, kind="threads", seed=0) as loader:
         hoard = [batch for _, batch in zip(range(30), loader, strict=False)]
@@ -189,18 +189,18 @@ def test_without_the_use_count_each_batch_is_fresh(monkeypatch: pytest.MonkeyPat
 
 
 def test_ragged_samples() -> None:
-    with Loader(Ragged(), eval_plan(50, 7, 0, 1), CPU, seed=0) as loader:
+    with Loader(Ragged(), EvalPlan(50, 7, 0, 1), CPU, seed=0) as loader:
         assert loader.why.startswith("threads: samples vary")
         values = torch.cat([batch["values"] for batch in loader])
     assert values.tolist() == [i for i in range(50) for _ in range(i % 4)]
     with pytest.raises(ConfigError, match=r"data\.loader=threads"):
-        Loader(Ragged(), eval_plan(50, 7, 0, 1), CPU, kind="device", seed=0)
+        Loader(Ragged(), EvalPlan(50, 7, 0, 1), CPU, kind="device", seed=0)
 
 
 def test_windows_are_gathered_together() -> None:
     table = Table(1000)
-    order = chunk_windows(table, 0, 5, 10)
-    plan = train_plan(order, 10, [10], 0, 1, 0)
+    order = chunk_windows(table, 0, 5, 8, 10)
+    plan = TrainPlan(order, 10, [10], 0, 1, 0)
     with Loader(table, plan, CPU, kind="threads", num_workers=1, seed=0) as loader:
         for k, batch in zip(range(100), loader, strict=False):
             check(batch, plan(k)[1])
@@ -222,7 +222,7 @@ def test_advice_runs_ahead_of_reading() -> None:
 
     table = Advised(10_000, (1000, 8))
     table.advised, table.unadvised = set(), []
-    plan = train_plan(sequential(table, 0), 20, [20], 0, 1, 0)
+    plan = TrainPlan(sequential(table, 0), 20, [20], 0, 1, 0)
     with Loader(table, plan, CPU, kind="threads", num_workers=1, seed=0) as loader:
         for _, _batch in zip(range(100), loader, strict=False):
             pass

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lab.data.order import eval_plan, first, sequential, shuffled, train_plan
+from lab.data.order import EvalPlan, TrainPlan, first, sequential, shuffled
 from lab.data.permutation import Permutation, hashed
 from lab.data.sampling import class_balanced, deal, length_buckets, weighted
 from lab.data.windows import ChunkWindows, chunk_windows
@@ -122,8 +122,8 @@ def test_a_far_step_costs_no_more_than_the_first_and_order_is_fast() -> None:
 def test_ranks_and_micro_batches_share_one_stream(num_ranks: int, num_micro: int, micro: int, start: int) -> None:
     order = shuffled(range(101), seed=0)
     batch = num_ranks * num_micro * micro
-    plans = [train_plan(order, batch, [micro] * num_micro, rank, num_ranks, start) for rank in range(num_ranks)]
-    straight = train_plan(order, batch, [batch], 0, 1, start)
+    plans = [TrainPlan(order, batch, [micro] * num_micro, rank, num_ranks, start) for rank in range(num_ranks)]
+    straight = TrainPlan(order, batch, [batch], 0, 1, start)
     for step in (0, 1, 2, 3000):
         parts = [plan(step * num_micro + m) for plan in plans for m in range(num_micro)]
         numbers, rows = map(np.concatenate, zip(*parts, strict=True))
@@ -133,7 +133,7 @@ def test_ranks_and_micro_batches_share_one_stream(num_ranks: int, num_micro: int
 
 
 def test_uneven_micro_batches_and_pickling() -> None:
-    plan = train_plan(sequential(range(1000), seed=0), 20, [7, 3], 1, 2, 0)
+    plan = TrainPlan(sequential(range(1000), seed=0), 20, [7, 3], 1, 2, 0)
     assert [plan(k)[0].tolist() for k in range(4)] == [[*range(10, 17)], [17, 18, 19], [*range(30, 37)], [37, 38, 39]]
     copy = pickle.loads(pickle.dumps(plan.__getstate__() | {"_order": None}))
     assert copy["_blocks"] == {}
@@ -144,7 +144,7 @@ def test_uneven_micro_batches_and_pickling() -> None:
 def test_evaluation_counts_each_row_once(size: int, batch_size: int, num_ranks: int) -> None:
     seen = []
     for rank in range(num_ranks):
-        plan = eval_plan(size, batch_size, rank, num_ranks)
+        plan = EvalPlan(size, batch_size, rank, num_ranks)
         k = 0
         while (part := plan(k)) is not None:
             assert 0 < len(part[1]) <= batch_size
@@ -160,7 +160,7 @@ def test_evaluation_in_step_counts_each_row_once(size: int, batch_size: int, num
     """Equally many batches for all ranks; the rows to count come first, and are each row once."""
     seen, lengths = [], set()
     for rank in range(num_ranks):
-        plan = eval_plan(size, batch_size, rank, num_ranks, in_step=True)
+        plan = EvalPlan(size, batch_size, rank, num_ranks, in_step=True)
         batches = list(itertools.takewhile(lambda part: part is not None, map(plan, itertools.count())))
         rows = [row for _, part in batches for row in part.tolist()]
         assert all(0 < len(part) <= batch_size for _, part in batches)
@@ -182,9 +182,11 @@ def test_first_repeats_and_refuses() -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 12), st.integers(0, 5))
-def test_windows_hold_every_row_once_and_whole_chunks(size: int, chunk_rows: int, window: int, seed: int) -> None:
-    order = chunk_windows(range(size), seed, window, chunk_rows)
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 12), st.integers(0, 5), st.integers(1, 50))
+def test_windows_hold_every_row_once_and_whole_chunks(
+    size: int, chunk_rows: int, window: int, seed: int, batch_size: int
+) -> None:
+    order = chunk_windows(range(size), seed, window, batch_size, chunk_rows)
     rows = order(np.arange(3 * size))
     windows = np.array([order.window_of(n) for n in range(3 * size)])
     for epoch in range(3):
@@ -202,7 +204,7 @@ def test_windows_hold_every_row_once_and_whole_chunks(size: int, chunk_rows: int
 @pytest.mark.parametrize("window", [16, 64, 256])
 def test_the_stated_quality_of_windows_is_the_measured_one(window: int) -> None:
     size, chunk_rows, batch_size = 640 * 64, 64, 256
-    order = ChunkWindows(size, chunk_rows, window, seed=0)
+    order = ChunkWindows(size, chunk_rows, window, batch_size, seed=0)
     labels = np.arange(size) * 10 // size  # sorted by label: the worst case
     means = labels[order(np.arange(size * 10))].reshape(-1, batch_size).mean(axis=1)
     measured = means.var() / (labels.var() / batch_size)
@@ -210,9 +212,44 @@ def test_the_stated_quality_of_windows_is_the_measured_one(window: int) -> None:
     assert stated / 1.6 < measured < stated * 1.6
 
 
+@pytest.mark.parametrize(("size", "batch_size"), [(640 * 64, 64), (640 * 64, 512), (40_001, 96)])
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_ranks_share_the_chunks_of_a_window_and_no_batch_changes(size: int, batch_size: int, num_ranks: int) -> None:
+    order = ChunkWindows(size, 64, 64, batch_size, seed=0)
+    share = batch_size // num_ranks
+    steps = 2 * size // batch_size
+
+    def batches(ranks: int) -> list[list[np.ndarray]]:
+        micro = batch_size // ranks
+        plans = [TrainPlan(order, batch_size, [micro], rank, ranks, 0) for rank in range(ranks)]
+        return [[plan(step)[1] for plan in plans] for step in range(steps)]
+
+    one, several = batches(1), batches(num_ranks)
+    decoded: dict[int, set[tuple[int, int]]] = {rank: set() for rank in range(num_ranks)}
+    for step, (whole, parts) in enumerate(zip(one, several, strict=True)):
+        assert np.array_equal(np.sort(whole[0]), np.sort(np.concatenate(parts)))  # the same samples in step s
+        for rank, rows in enumerate(parts):
+            numbers = step * batch_size + rank * share + np.arange(share)
+            decoded[rank] |= {(order.window_of(int(n)), row // 64) for n, row in zip(numbers, rows, strict=True)}
+    windows = {w for pairs in decoded.values() for w, _ in pairs}
+    chunks = len(set().union(*decoded.values()))
+    total = sum(map(len, decoded.values()))
+    assert total <= chunks + len(windows) * (num_ranks - 1)  # at most one chunk at each border between ranks
+
+
+def test_the_place_in_the_batch_says_little_about_the_sample() -> None:
+    """Over epochs a place sees all chunks alike, and within a window its rows are in random order."""
+    order = ChunkWindows(16 * 8, 8, 4, 8, seed=0)
+    seen = np.bincount(order(np.arange(500 * 128)).reshape(-1, 8)[:, 0], minlength=128)
+    assert seen.min() > 0.4 * seen.mean()
+    order = ChunkWindows(64 * 64, 64, 16, 32, seed=0)
+    rows = order(np.arange(40 * 64 * 64)).reshape(-1, 32)
+    assert abs(np.corrcoef(rows[:-1, 5] % 64, rows[1:, 5] % 64)[0, 1]) < 0.05
+
+
 def test_windows_need_chunks() -> None:
     with pytest.raises(ConfigError, match=r"data\.order\.chunk_rows"):
-        chunk_windows(range(10), 0, 4, None)
+        chunk_windows(range(10), 0, 4, 2, None)
 
 
 def test_class_balance() -> None:

@@ -69,7 +69,7 @@ def test_npy_folder_is_columns_and_lengths_must_agree(tmp_path: Path) -> None:
     with run(tmp_path / "in", fields={"y": "label", "x": "x"}) as file:
         assert set(file) == {"x", "label"}
     np.save(tmp_path / "in/y.npy", np.arange(49))
-    with pytest.raises(ConfigError, match=r"differ in their number of rows: .*'x': 50, 'y': 49"):
+    with pytest.raises(ConfigError, match=r"differ in their number of rows: .*x 50, y 49"):
         run(tmp_path / "in")
     with run(tmp_path / "in", fields={"y": "y"}) as file:
         assert len(file["y"]) == 49
@@ -302,8 +302,62 @@ def test_csv(tmp_path: Path) -> None:
         texts = [t.tobytes().decode() for t in np.split(file["val/kind/values"][:], ends)]
         assert texts == ["cat" if k % 3 else "dög" for k in file["val/n"][:]]
     (tmp_path / "b.csv").write_text("n,v\n1,2\n3,\n")
-    with pytest.raises(ConfigError, match="column 'v' has empty cells"):
+    with pytest.raises(ConfigError, match=r"column 'v' is empty in row 1 .*--empty nan"):
         run(tmp_path / "b.csv")
+
+
+def test_csv_columns_stacked_and_empty_cells(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("f1,f2,g,y\n1.5,2,3,0\n,4,5,1\n2.5,,7,2\n")
+    chosen = {"f1,f2": "x", "g": "g", "y": "y"}
+    with pytest.raises(ConfigError, match=r"column 'f1' is empty in row 1"):
+        run(tmp_path / "a.csv", fields=chosen)
+    with run(tmp_path / "a.csv", fields=chosen, empty="nan") as file:
+        assert file["x"].dtype == np.float32
+        np.testing.assert_array_equal(file["x"][:], [[1.5, 2], [np.nan, 4], [2.5, np.nan]])
+        assert file["g"].dtype == np.int64
+        np.testing.assert_array_equal(file["g"][:], [3, 5, 7])
+    with pytest.raises(ConfigError, match=r"two fields would have one name.*--fields a,b=x"):
+        run(tmp_path / "a.csv", fields={"g": "x", "y": "x"})
+
+
+def test_a_pattern_names_shards(tmp_path: Path) -> None:
+    for split, k in (("train", 0), ("train", 1), ("val", 0), ("other", 0)):
+        (tmp_path / f"{split}-{k}.csv").write_text(f"n\n{k}1\n{k}2\n")
+    with run(tmp_path / "[tv]*-*.csv") as file:
+        assert file["train/n"][:].tolist() == [1, 2, 11, 12]
+        assert file["val/n"][:].tolist() == [1, 2]
+    with run(tmp_path / "other-*.csv") as file:
+        assert file["n"][:].tolist() == [1, 2]
+    np.save(tmp_path / "a.npy", np.arange(3))
+    with pytest.raises(ConfigError, match=r"a pattern may name shards of .*; of numpy give"):
+        run(tmp_path / "*.npy")
+    with pytest.raises(ConfigError, match=r"nothing-\*\.csv does not exist"):
+        run(tmp_path / "nothing-*.csv")
+
+
+def test_columns_in_the_folders_of_splits_and_shares_of_them(tmp_path: Path) -> None:
+    for split, size in (("train", 40), ("test", 20)):
+        (tmp_path / "in" / split).mkdir(parents=True)
+        np.save(tmp_path / "in" / split / "x.npy", np.random.rand(size, 3))
+        np.save(tmp_path / "in" / split / "y.npy", np.arange(size))
+    with run(tmp_path / "in", split={"val": 0.25}) as file:
+        assert {name: len(group["y"]) for name, group in file.items()} == {"train": 30, "val": 10, "test": 20}
+        both = np.concatenate([file["train/y"][:], file["val/y"][:]])
+        np.testing.assert_array_equal(np.sort(both), np.arange(40))
+
+
+def test_a_folder_of_sequences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").mkdir()
+    for k in range(30):
+        np.save(tmp_path / "in" / f"{k:02}.npy", np.arange(k + 1))
+    with run(tmp_path / "in", variable=True, split={"val": 0.1}, quiet=False) as file:
+        assert len(file["train/x/offsets"]) == 28
+        assert len(file["val/x/offsets"]) == 4
+    shown = capsys.readouterr().out.splitlines()[-1]
+    assert "experiment=sequences" in shown
+    assert "data.fields.tokens=x" in shown
+    with pytest.raises(ConfigError, match=r"number of rows: 00 1, 01 2, .*, \.\.\.; choose .*--format samples"):
+        run(tmp_path / "in")
 
 
 def test_csv_of_image_files(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_refuses_its_own_file_and_bad_files(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="name another file"):
             repack(str(tmp_path / "a.h5"), str(tmp_path / "a.h5"), options(**kwargs), Encoding(), RECORD)
     whole = (tmp_path / "a.h5").read_bytes()
-    for data, message in ((whole[:-100], "cut short"), (b"text", "no HDF5 file"), (b"", "no HDF5 file")):
+    for data, message in ((whole[:-100], "cut short"), (b"text", "not an HDF5 file"), (b"", "not an HDF5 file")):
         (tmp_path / "bad.h5").write_bytes(data)
         with pytest.raises(ConfigError, match=message):
             repack(str(tmp_path / "bad.h5"), str(tmp_path / "o.h5"), options(), Encoding(), RECORD)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from lab.data.counter import Draws
+from lab.data.mixup import Mixup
 from lab.data.transforms import (
     ChannelsFirst,
     Cutout,
-    Mixup,
     Normalize,
     RandomCrop,
     RandomErase,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lab.data.delivery.samples import seed_sample
 from lab.data.loader import Loader
-from lab.data.order import eval_plan, shuffled, train_plan
+from lab.data.order import EvalPlan, TrainPlan, shuffled
 from lab.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -103,7 +103,7 @@ class Blocks:
 
 
 def plan_of(size: int = 40, batch: int = 6, micro: list[int] | None = None):
-    return train_plan(shuffled(range(size), seed=1), batch, micro or [batch], 0, 1, 0)
+    return TrainPlan(shuffled(range(size), seed=1), batch, micro or [batch], 0, 1, 0)
 
 
 def take(dataset: Any, count: int, num_workers: int, plan: Any = None, **options: Any) -> list[dict[str, Tensor]]:
@@ -160,7 +160,7 @@ def test_making_samples_here_leaves_the_loops_random_numbers_alone() -> None:
 
 @pytest.mark.parametrize("dataset", [Noisy(), Varying()], ids=["slots", "collate"])
 def test_evaluation_starts_anew_with_the_same_workers(dataset: Any) -> None:
-    with Loader(dataset, eval_plan(40, 7, 0, 1), CPU, kind="workers", num_workers=2, seed=0) as loader:
+    with Loader(dataset, EvalPlan(40, 7, 0, 1), CPU, kind="workers", num_workers=2, seed=0) as loader:
         pids = set()
         for stop in (None, 2, 0, 1, None):
             seen = []
@@ -229,7 +229,7 @@ def test_an_error_in_a_sample_arrives_with_its_traceback(num_workers: int) -> No
 
 
 def test_the_loader_goes_on_after_an_error() -> None:
-    with Loader(Failing(), eval_plan(40, 4, 0, 1), CPU, kind="workers", num_workers=2, seed=0) as loader:
+    with Loader(Failing(), EvalPlan(40, 4, 0, 1), CPU, kind="workers", num_workers=2, seed=0) as loader:
         for _ in range(2):
             stream = iter(loader)
             assert [next(stream)["row"].tolist() for _ in range(8)] == np.arange(32).reshape(8, 4).tolist()

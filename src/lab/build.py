@@ -23,7 +23,7 @@ from lab.config import (
     typed,
 )
 from lab.data.loader import Loader
-from lab.data.order import Plan, eval_plan, train_plan
+from lab.data.order import EvalPlan, Plan, TrainPlan
 from lab.data.transforms import compose
 from lab.distributed import World
 from lab.errors import RunFailed
@@ -76,7 +76,7 @@ def make_train_loader(config: Config, machine: Hardware, dataset: Any, world: Wo
     """start: the global sample number that comes next."""
     order = build(config.data.order)(dataset, seed=config.cfg.seed)
     micro = machine.micro_batch_sizes
-    plan = train_plan(order, config.trainer.global_batch_size, micro, world.rank, world.size, start)
+    plan = TrainPlan(order, config.trainer.global_batch_size, micro, world.rank, world.size, start)
     return _loader(config, dataset, plan, world, random=True)
 
 
@@ -88,7 +88,7 @@ def make_eval_loader(config: Config, machine: Hardware, dataset: Any, world: Wor
     if limit is not None:  # in the algorithm's batches: what is scored does not depend on the hardware
         size = min(size, limit * config.trainer.global_batch_size)
     in_step = config.trainer.strategy == "fsdp"  # its forward pass gathers weights: all ranks go through it together
-    plan = eval_plan(size, machine.eval_batch_size, world.rank, world.size, in_step)
+    plan = EvalPlan(size, machine.eval_batch_size, world.rank, world.size, in_step)
     return _loader(config, dataset, plan, world, random=False)
 
 

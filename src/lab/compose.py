@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lab.agent import from_agent
 from lab.errors import ConfigError
-from lab.explain import explain
+from lab.explain import check_folders, explain
 from lab.schema import MISSING, join
 from lab.targets import TARGETS_ALLOWED
 
@@ -62,6 +62,7 @@ def register_resolvers() -> None:
 
 def run_hydra(job: Callable[[DictConfig], Any]) -> None:
     """Compose as sys.argv says and call `job` for each config; raises ConfigError, and what `job` raises."""
+    check_folders(sys.argv[1:])
     register_resolvers()
     shown = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints and exits by itself

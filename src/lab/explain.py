@@ -54,6 +54,13 @@ def explain(error: BaseException, argv: Sequence[str], conf: Path, compose: Comp
     return None
 
 
+def check_folders(argv: Sequence[str]) -> None:
+    """An unset variable (hydra.run.dir=$RUN) would make the current folder the run's."""
+    for key, _, value in (argument.partition("=") for argument in argv):
+        if key in ("hydra.run.dir", "hydra.sweep.dir") and value.strip("'\" ") in ("", "null"):
+            raise ConfigError(f"{key}: is empty - give a folder, {key}=..., or leave it out for one below outputs/")
+
+
 def one_line(error: BaseException) -> str:
     """The text of an error without line breaks and without what only Hydra's authors need."""
     lines = [" ".join(line.split()) for line in str(error).splitlines()]
@@ -91,6 +98,8 @@ def _composition(error: ConfigCompositionException, argv: Sequence[str], conf: P
     if isinstance(cause, yaml.YAMLError):
         return _yaml(cause)
     source = re.match(r"In '([^']+)': ", text)
+    if source and (recipe := source[1].partition("/")[0]) in ("experiment", "debug") and f"@{recipe}." in text:
+        return f"{source[1]}.yaml: must begin with '# @package _global_' to override the whole config"
     if found := re.search(
         r"(?:Could not override|delete from config\.|Could not delete|Group Default for) '([^']+)'", text
     ):

@@ -39,7 +39,7 @@ class H5Dataset:
 
     A field of samples of different length has the shape (-1, ...) in `spec`; its batch is padded with zeros to the
     longest sample of the batch, and `<field>_length` (B,) int64 stands beside it. A field of strings has the spec
-    ((-1,), uint8), and a list of str as its batch.
+    ((-1,), uint8), and a list of str as its batch. uint32 and uint64 come as int64: torch cannot compute with them.
     """
 
     def __init__(

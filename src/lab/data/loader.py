@@ -26,7 +26,8 @@ from torch import Tensor
 from lab.data.delivery import choose
 from lab.data.delivery.open_workers import open_workers
 from lab.data.delivery.resident import Resident
-from lab.data.delivery.ring import CAN_REUSE, Batch, Ring
+from lab.data.delivery.ring import Ring
+from lab.data.delivery.slots import CAN_REUSE, Batch
 from lab.data.order import Plan
 from lab.errors import ConfigError
 

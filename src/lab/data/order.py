@@ -125,13 +125,6 @@ class TrainPlan:
         self._lock = threading.Lock()
 
 
-def train_plan(
-    order: Order, global_batch_size: int, micro_sizes: list[int], rank: int, num_ranks: int, start: int
-) -> TrainPlan:
-    """See TrainPlan."""
-    return TrainPlan(order, global_batch_size, micro_sizes, rank, num_ranks, start)
-
-
 class EvalPlan:
     """Every row exactly once over all ranks, without padding: rank r takes rows r, r + num_ranks, ...
 
@@ -139,7 +132,7 @@ class EvalPlan:
     its `num_rows` rows and is not to be counted.
     """
 
-    def __init__(self, size: int, batch_size: int, rank: int, num_ranks: int, in_step: bool) -> None:
+    def __init__(self, size: int, batch_size: int, rank: int, num_ranks: int, in_step: bool = False) -> None:
         self._rows, self._batch_size = range(rank, size, num_ranks), batch_size
         self.num_rows = len(self._rows)
         most = -(-size // num_ranks) if in_step else self.num_rows
@@ -152,8 +145,3 @@ class EvalPlan:
         part = self._rows[k * self._batch_size : (k + 1) * self._batch_size] or range(self._extra, self._extra + 1)
         numbers = np.arange(part.start, part.stop, part.step, dtype=np.int64)
         return numbers, numbers
-
-
-def eval_plan(size: int, batch_size: int, rank: int, num_ranks: int, in_step: bool = False) -> EvalPlan:
-    """See EvalPlan."""
-    return EvalPlan(size, batch_size, rank, num_ranks, in_step)

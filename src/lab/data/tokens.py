@@ -129,3 +129,30 @@ class NextToken:
         tokens = batch[self.field]
         rest = {field: value for field, value in batch.items() if field != self.field}
         return {**rest, "x": tokens[:, :-1], "y": tokens[:, 1:]}
+
+
+class PaddedNextToken:
+    """A transform: samples of different length, (B, L) padded on the right with `<field>_length` beside it -> x: (B, T)
+    int64, y: (B, T) int64, the token that follows each, and -100, which the loss leaves out, behind a sample's end.
+
+    T: one less than the longest sample of the batch, at most `longest`. A sample of one token has no target: loss 0.
+    """
+
+    random = False
+
+    def __init__(self, field: str, longest: int) -> None:
+        self.field, self.longest = field, longest
+
+    def __call__(self, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
+        lengths = batch.get(f"{self.field}_length")
+        if lengths is None or batch[self.field].dim() != 2:
+            raise ConfigError(
+                f"data.transforms: PaddedNextToken.field={self.field!r} must hold one-dimensional samples of different "
+                "length, as data=sequences has; windows of a stream take lab.data.tokens.NextToken"
+            )
+        tokens = batch[self.field][:, : self.longest + 1].long()
+        if tokens.shape[1] < 2:
+            tokens = torch.nn.functional.pad(tokens, (0, 2 - tokens.shape[1]))
+        places = torch.arange(1, tokens.shape[1], device=tokens.device)
+        rest = {name: value for name, value in batch.items() if name not in (self.field, f"{self.field}_length")}
+        return {**rest, "x": tokens[:, :-1], "y": tokens[:, 1:].masked_fill(places >= lengths[:, None], -100)}

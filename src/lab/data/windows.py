@@ -2,10 +2,16 @@
 
     chunks of the file, permuted anew each epoch   | 7 2 9 4 | 0 5 8 1 | 3 6 |
     windows of 4 chunks, their samples shuffled     window 0   window 1  window 2
+    a global batch of 4 in window 0                 one sample of chunk 7, one of 2, one of 9, one of 4
 
-Each chunk is read once an epoch. The price: the samples of a batch come from `window` chunks only. Where neighbours in
-the file are alike (sorted by label), the means of batches then vary more than in a true shuffle: by a factor of about
-1 + batch_size / window (see `note`). A file whose rows were shuffled when it was written pays nothing.
+Each chunk is read once an epoch, and by one rank: the first places of the global batches take the samples of a window's
+first chunks, the last places those of its last, and a rank takes a run of places. So which samples a batch holds does
+not depend on the ranks, and a rank decodes its own chunks alone (and, where places and chunks do not divide evenly, one
+more at each end of its run).
+
+The price: the samples of a batch come from `window` chunks only. Where neighbours in the file are alike (sorted by
+label) and a batch is larger than the window, the means of batches vary more than in a true shuffle (see `note`). A file
+whose rows were shuffled when it was written pays nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +28,9 @@ from lab.errors import ConfigError
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 
 
-def chunk_windows(dataset: Sized, seed: int, window: int, chunk_rows: int | None) -> ChunkWindows:
-    """window: chunks shuffled together; chunk_rows: samples in a chunk, None: as the dataset says."""
+def chunk_windows(dataset: Sized, seed: int, window: int, batch_size: int, chunk_rows: int | None) -> ChunkWindows:
+    """window: chunks shuffled together; batch_size: trainer.global_batch_size; chunk_rows: samples in a chunk, None: as
+    the dataset says."""
     rows = chunk_rows or getattr(dataset, "chunk_rows", None)
     if not rows:
         raise ConfigError(
@@ -33,12 +40,12 @@ def chunk_windows(dataset: Sized, seed: int, window: int, chunk_rows: int | None
         )
     if window < 1:
         raise ConfigError(f"data.order.window={window} must be at least 1 chunk; 256 or more shuffle well")
-    return ChunkWindows(size_of(dataset), int(rows), window, seed)
+    return ChunkWindows(size_of(dataset), int(rows), window, batch_size, seed)
 
 
 class ChunkWindows:
-    def __init__(self, size: int, chunk_rows: int, window: int, seed: int) -> None:
-        self.size, self.chunk_rows, self._seed = size, chunk_rows, seed
+    def __init__(self, size: int, chunk_rows: int, window: int, batch_size: int, seed: int) -> None:
+        self.size, self.chunk_rows, self._batch_size, self._seed = size, chunk_rows, batch_size, seed
         self.num_chunks = -(-size // chunk_rows)
         self.window = min(window, self.num_chunks)
         self._missing = self.num_chunks * chunk_rows - size  # rows that the last, shorter chunk lacks
@@ -62,7 +69,8 @@ class ChunkWindows:
 
     def note(self, batch_size: int) -> str:
         """How good the shuffle is: the variance of batch means on data sorted by label, over that of a true shuffle."""
-        factor = 1 + batch_size / self.window * (1 - self.window / self.num_chunks)
+        drawn = min(self.window, batch_size)  # of how many chunks, each alike in itself, a batch holds samples
+        factor = batch_size / drawn * (1 - drawn / self.num_chunks)
         samples = min(self.window * self.chunk_rows, self.size)
         windows = f"shuffled in windows of {self.window} chunks ({samples:,} samples)"
         return f"{windows}; on sorted data batch means vary {factor:.1f}x"
@@ -88,8 +96,34 @@ class ChunkWindows:
             here = np.flatnonzero(windows == window)
             begin = window * span - (self._missing if short < window * self.window else 0)
             end = min((window + 1) * span - (self._missing if short < (window + 1) * self.window else 0), self.size)
-            key = int(hashed(self._seed, 2, np.array([epoch]))[0] >> np.uint64(8)) ^ window
-            inside = Permutation(end - begin, self._seed, stream=3)
-            shuffled[here] = begin + inside(positions[here] - begin, np.array([key]))
+            key = int(hashed(self._seed, 2, np.array([epoch]))[0] >> np.uint64(8)) ^ (window << 16)
+            first = (epoch * self.size + begin) % self._batch_size
+            shuffled[here] = begin + self._in_window(positions[here] - begin, end - begin, first, key)
         slots, rows = np.divmod(self._slots(shuffled, short), self.chunk_rows)
         return self._chunks(slots, np.array([epoch])) * self.chunk_rows + rows
+
+    def _in_window(self, offsets: np.ndarray, size: int, first: int, key: int) -> np.ndarray:
+        """offsets: (B,) of samples in a window of `size` that begins at place `first` of a batch -> (B,) permuted.
+
+        The samples are dealt, place by place of the batch, to the rows of the window as they lie, and shuffled among
+        a few neighbouring places, as many as share a chunk: so each place keeps to its own chunks.
+        """
+        places, batches = (first + offsets) % self._batch_size, (first + offsets) // self._batch_size
+        groups = min(self.window, self._batch_size)
+        group = places * groups // self._batch_size
+        # the first place of a group, and of the next one
+        low, high = (-(-(group + k) * self._batch_size // groups) for k in (0, 1))
+        begin, end = self._before(low, size, first), self._before(high, size, first)
+        within = self._before(places, size, first) - begin + batches - (places < first)
+        shuffled = np.empty_like(offsets)
+        for length in np.unique(end - begin).tolist():  # two or three
+            here = np.flatnonzero(end - begin == length)
+            inside = Permutation(length, self._seed, stream=3)
+            shuffled[here] = begin[here] + inside(within[here], key ^ group[here])
+        return shuffled
+
+    def _before(self, places: np.ndarray, size: int, first: int) -> np.ndarray:
+        """How many of `size` samples, which begin at place `first` of a batch, are at places below these."""
+        whole, left = divmod(size, self._batch_size)
+        wrapped = max(0, first + left - self._batch_size)  # of the `left` last ones, those at the places 0, 1, ...
+        return places * whole + np.clip(places - first, 0, left - wrapped) + np.minimum(places, wrapped)

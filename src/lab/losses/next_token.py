@@ -11,10 +11,10 @@ from lab.errors import ConfigError
 
 
 class NextToken:
-    """(output, batch) -> (B,) losses in nats a token, the mean of each window.
+    """(output, batch) -> (B,) losses in nats a token, the mean of each sample over its own tokens.
 
-    output: (B, T, V) logits. batch["y"]: (B, T) int64 token ids. Windows have one length, so the mean over samples is
-    the mean over tokens.
+    output: (B, T, V) logits. batch["y"]: (B, T) int64 token ids; -100 where there is none (padding). Windows have one
+    length, so the mean over samples is the mean over tokens; of samples of different length each counts alike.
     """
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
@@ -23,6 +23,7 @@ class NextToken:
             found = None if target is None else tuple(target.shape)
             raise ConfigError(
                 f"NextToken needs logits (B, T, V) and batch['y'] (B, T), not {tuple(output.shape)} and {found}: "
-                "task=next_token goes with data=tokens and model=gpt"
+                "task=next_token goes with data=tokens or data=sequences, and model=gpt"
             )
-        return F.cross_entropy(output.float().transpose(1, 2), target, reduction="none").mean(1)
+        losses = F.cross_entropy(output.float().transpose(1, 2), target, reduction="none", ignore_index=-100)
+        return losses.sum(1) / (target != -100).sum(1).clamp(min=1)

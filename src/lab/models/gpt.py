@@ -45,7 +45,7 @@ class GPT(nn.Module):
         super().__init__()
         if len(input_shape) != 1:
             raise ConfigError(
-                f"model GPT reads token windows, (T,), not samples of shape {list(input_shape)}: data=tokens"
+                f"model GPT reads tokens, (T,), not samples of shape {list(input_shape)}: data=tokens or sequences"
             )
         if width % heads:
             raise ConfigError(f"model.width={width} is not a multiple of model.heads={heads}")
@@ -59,6 +59,11 @@ class GPT(nn.Module):
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if last else 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        if tokens.shape[1] > self.position.num_embeddings:
+            raise ConfigError(
+                f"GPT got {tokens.shape[1]} tokens and has positions for {self.position.num_embeddings}: raise "
+                "data.window, or for data=sequences data.input_shape"
+            )
         x = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
         x = self.blocks(F.dropout(x, self.dropout, self.training))
         return F.linear(self.norm(x), self.token.weight)

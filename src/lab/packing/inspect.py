@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from lab.data.h5 import H5Dataset, plan_reader
+from lab.data.reading.opening import open_h5
 from lab.errors import ConfigError
-from lab.packing.importers.hdf5 import missing_filter, open_h5
+from lab.packing.importers.hdf5 import missing_filter
 
 BATCH = 256
 COSTLY = 4.0  # bytes read for each byte wanted, from which on another layout is worth its while

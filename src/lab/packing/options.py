@@ -16,6 +16,7 @@ class PackOptions:
     )  # name in the source -> name in the file; empty: all, unchanged
     kinds: Mapping[str, str] = field(default_factory=dict)  # how bytes or strings are read, by name in the source
     file_column: str | None = None  # column of a table that names image files, relative to the table
+    empty: str = "stop"  # empty cells of number columns of a table; nan: they are NaN, and the column floats
     # images
     size: tuple[int, int] | None = None  # (height, width) in pixels
     crop: str = "none"  # none: resize to `size` whatever the aspect; center: shorter side to `size`, then the middle

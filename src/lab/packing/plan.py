@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -144,3 +145,13 @@ def measure(
                 part.shapes[name] = (
                     np.concatenate(found) if found else np.zeros((0, len(source.fields[name].shape)), np.int64)
                 )
+
+
+def total_bytes(source: Source, part: Part) -> int:
+    """Of the fields whose size is known before they are measured."""
+    fixed = (f for name in part.paths if not (f := source.fields[name]).ragged)
+    return sum(len(part.rows) * f.row_bytes for f in fixed)
+
+
+def shard_name(out: Path, shard: tuple[int, int]) -> Path:
+    return out if shard == (0, 1) else out.with_name(f"{out.stem}.{shard[0]}-of-{shard[1]}{out.suffix}")

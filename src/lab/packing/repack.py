@@ -15,16 +15,17 @@ import h5py
 import numpy as np
 from tqdm import tqdm
 
+from lab.data.reading.opening import open_h5
 from lab.errors import ConfigError
 from lab.packing.encode import Encoding
 from lab.packing.file import bytes_of, crc32, flushing, full_disk, publish
 from lab.packing.importers.base import Source
-from lab.packing.importers.hdf5 import Contents, H5Source, copy_rest, open_h5, scan
+from lab.packing.importers.hdf5 import Contents, H5Source, copy_rest, scan
 from lab.packing.journal import Journal
 from lab.packing.options import PackOptions
-from lab.packing.plan import BLOCK_BYTES, Part, plan_parts
+from lab.packing.plan import BLOCK_BYTES, Part, plan_parts, shard_name
 from lab.packing.pool import in_flight
-from lab.packing.write import pack, shard_name, write_parts
+from lab.packing.write import pack, write_parts
 
 
 def pack_encoded(

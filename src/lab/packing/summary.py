@@ -17,17 +17,28 @@ def summary(out: Path, parts: list[Part], source: Source, size: int) -> str:
             shape = "x".join("?" if side is None else str(side) for side in what.shape) + " " * bool(what.shape)
             lines.append(f"  {path}: {len(part.rows):,} rows of {shape}{what.dtype}")
     lines.append(f"look at it: {shlex.join(['python', 'src/h5.py', 'inspect', str(out)])}")
-    return "\n".join([*lines, f"train on it: {train_command(out, [path for p in parts for path in p.paths.values()])}"])
+    sequences = [
+        new.rpartition("/")[2]
+        for name, new in parts[0].paths.items()
+        if (what := source.fields[name]).shape == (None,) and what.dtype.kind in "iu" and "encoding" not in what.attrs
+    ]
+    command = train_command(out, [path for p in parts for path in p.paths.values()], sequences)
+    return "\n".join([*lines, f"train on it: {command}"])
 
 
-def train_command(out: Path, paths: list[str]) -> str:
-    """How data=h5 reads the file: what differs from the config's own names and splits."""
+def train_command(out: Path, paths: list[str], sequences: list[str]) -> str:
+    """How data=h5 reads the file: what differs from the config's own names and splits. sequences: fields of token ids
+    of different length."""
     groups = {path.rpartition("/")[0] for path in paths}
     names = list(dict.fromkeys(path.rpartition("/")[2] for path in paths))
     if names == ["tokens"]:
         return shlex.join(["python", "src/train.py", "experiment=shakespeare", f"data.path={out}"])
     command = ["python", "src/train.py", f"data.path={out}"]
-    command += [f"data.fields.{field}={name}" for field, name in zip("xy", names) if name not in ("image", "label")]
+    if len(names) == 1 and names == sequences:
+        command[2:2] = ["experiment=sequences"]
+        command += [f"data.fields.tokens={names[0]}"]
+    else:
+        command += [f"data.fields.{field}={name}" for field, name in zip("xy", names) if name not in ("image", "label")]
     if groups == {""}:
         shares = {"train": "[0,0.8]", "val": "[0.8,0.9]", "test": "[0.9,1]"}
         for split, rows in shares.items():

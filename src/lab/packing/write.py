@@ -35,7 +35,7 @@ from lab.packing.file import (
 from lab.packing.importers.base import Source, UnlikeSample
 from lab.packing.journal import Journal
 from lab.packing.options import PackOptions
-from lab.packing.plan import Block, Part, columns, cut_blocks, measure, plan_parts
+from lab.packing.plan import Block, Part, columns, cut_blocks, measure, plan_parts, shard_name, total_bytes
 from lab.packing.pool import Task, Worker, in_flight, make_pool, measure_here, write_here
 from lab.packing.summary import summary
 
@@ -44,10 +44,6 @@ def pack(source: Source, out: str | Path, options: PackOptions, provenance: dict
     """Write the source's selected fields -> the path, with the shard in its name. provenance: root attributes."""
     out = shard_name(Path(out), options.shard)
     return write_parts(source, plan_parts(source, options, out), out, options, provenance)
-
-
-def shard_name(out: Path, shard: tuple[int, int]) -> Path:
-    return out if shard == (0, 1) else out.with_name(f"{out.stem}.{shard[0]}-of-{shard[1]}{out.suffix}")
 
 
 def write_parts(
@@ -79,12 +75,6 @@ def write_parts(
         worker.close()
         journal.close()
     return out
-
-
-def total_bytes(source: Source, part: Part) -> int:
-    """Of the fields whose size is known before they are measured."""
-    fixed = (f for name in part.paths if not (f := source.fields[name]).ragged)
-    return sum(len(part.rows) * f.row_bytes for f in fixed)
 
 
 class Run:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lab.cores import cores
-from lab.data.delivery.ring import Batch, is_ragged, sample_bytes
+from lab.data.delivery.slots import Batch, is_ragged, sample_bytes
 from lab.data.order import Plan
 from lab.errors import ConfigError
 

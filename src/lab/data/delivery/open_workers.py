@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lab.data.delivery.ring import Spec
 from lab.data.delivery.samples import InProcess, own_random_numbers, seed_sample, spec_of
+from lab.data.delivery.slots import Spec
 from lab.data.delivery.torch_loader import TorchLoader
 from lab.data.delivery.workers import Workers
 from lab.data.order import Plan

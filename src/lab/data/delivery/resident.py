@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.data.delivery.ring import GROUP_MOST, Batch, Slots, sample_bytes, split
+from lab.data.delivery.ring import GROUP_MOST
+from lab.data.delivery.slots import Batch, Slots, sample_bytes, split
 from lab.data.order import Plan
 
 _LOAD_BYTES = 64 * 1024 * 1024  # read at once while the set is loaded

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import weakref
 from collections import deque
@@ -23,73 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lab.data.delivery.slots import Batch, Slots, Spec, is_ragged, sample_bytes, split, to_device
 from lab.data.order import Plan
-
-Batch = dict[str, Tensor]
-Spec = dict[str, "tuple[tuple[int, ...], torch.dtype]"]
-
-_use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
-CAN_REUSE = _use_count is not None  # a private function of torch: without it every batch gets fresh memory
 
 # Small micro-batches are gathered together up to this: a hand-over between threads costs about 50 us. Measured with
 # batches of 0.8 MB: 1 MB reaches 0.47 of what bare index_select does, 4 MB 0.86, 16 MB 0.7.
 GROUP_BYTES = 4 * 1024 * 1024
 GROUP_MOST = 64
 _WINDOW_BYTES = 256 * 1024 * 1024  # a window of chunks is gathered together up to this
-
-
-def users(tensor: Tensor) -> int:
-    """How many hold the tensor's memory, plus a constant: compare with the value when the tensor was new."""
-    assert _use_count is not None
-    storage = tensor.untyped_storage()  # torch keeps one Python object for it: who holds that is in Python's count only
-    return _use_count(storage._cdata) + sys.getrefcount(storage)
-
-
-def sample_bytes(spec: Spec) -> int:
-    return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in spec.values())
-
-
-def is_ragged(spec: Spec) -> bool:
-    return any(-1 in shape for shape, _ in spec.values())
-
-
-class _Slot:
-    def __init__(self, spec: Spec, rows: int, pin: bool) -> None:
-        self.rows = rows
-        self.tensors = {
-            name: torch.empty((rows, *shape), dtype=dtype, pin_memory=pin) for name, (shape, dtype) in spec.items()
-        }
-        self._idle = {name: users(tensor) for name, tensor in self.tensors.items()} if CAN_REUSE else {}
-        self.copied: torch.cuda.Event | None = None  # recorded behind the copy to the GPU
-
-    def free(self) -> bool:
-        if self.copied is not None and not self.copied.query():
-            return False
-        return all(users(tensor) == self._idle[name] for name, tensor in self.tensors.items())
-
-
-class Slots:
-    """A pool of buffers of one spec. `allocated` counts how many were ever made."""
-
-    def __init__(self, spec: Spec, pin: bool, most: int) -> None:
-        self._spec, self._pin, self._most = spec, pin, most
-        self._slots: deque[_Slot] = deque()
-        self._lock = threading.Lock()
-        self.allocated = 0
-
-    def take(self, rows: int) -> tuple[Batch, _Slot]:
-        """Buffers (rows, ...) that nobody reads, by field. They stay taken while somebody holds them, or a view."""
-        with self._lock:
-            slot = next((slot for slot in self._slots if slot.rows >= rows and CAN_REUSE and slot.free()), None)
-            if slot is None:
-                slot = _Slot(self._spec, rows, self._pin)
-                self.allocated += 1
-                if CAN_REUSE:
-                    self._slots.append(slot)
-                while len(self._slots) > self._most:
-                    self._slots.popleft()  # its holders keep the memory; it is given back when they let go
-            slot.copied = None
-            return {name: tensor[:rows] for name, tensor in slot.tensors.items()}, slot
 
 
 @dataclass
@@ -284,22 +224,3 @@ def _split(job: _Job, device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
     del batch, numbers
     while parts:
         yield parts.pop()
-
-
-def split(batch: Batch, numbers: Tensor, sizes: list[int]) -> list[tuple[Batch, Tensor]]:
-    """A batch cut into micro-batches of these sizes, the last first."""
-    if len(sizes) == 1:
-        return [(batch, numbers)]
-    # "unsafe" as to autograd, for which the parts are then no views of one tensor: a write into one is none into others
-    columns = [torch.unsafe_split_with_sizes(tensor, sizes) for tensor in (*batch.values(), numbers)]
-    return [
-        (dict(zip(batch, values, strict=False)), values[-1]) for values in zip(*map(reversed, columns), strict=True)
-    ]
-
-
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Lists (of strings) stay where they are."""
-    return {
-        name: value.to(device, non_blocking=device.type == "cuda") if isinstance(value, Tensor) else value
-        for name, value in batch.items()
-    }

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.data.delivery.ring import Batch, Spec, to_device
+from lab.data.delivery.slots import Batch, Spec, to_device
 from lab.data.order import Plan
 from lab.data.permutation import hashed
 from lab.errors import ConfigError

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lab.data.delivery.ring import Batch, to_device
 from lab.data.delivery.samples import seed_sample
+from lab.data.delivery.slots import Batch, to_device
 from lab.data.order import Plan
 
 

@@ -14,7 +14,6 @@ import multiprocessing as mp
 import os
 import pickle
 import signal
-import traceback
 from collections import deque
 from collections.abc import Iterator
 from multiprocessing import util
@@ -26,81 +25,13 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
-from lab.data.delivery.ring import CAN_REUSE, Batch, Spec, to_device, users
-from lab.data.delivery.samples import fill
+from lab.data.delivery.slots import CAN_REUSE, Batch, Spec, to_device, users
+from lab.data.delivery.worker import Layout, WorkerTraceback, work
 from lab.data.order import Plan
 from lab.errors import ConfigError
 
-_ALIGN = 64
 _JOBS_EACH = 2  # jobs a worker has before it: one in work, one waiting
 _SPARE = 3  # slots that the consumer may hold: the batch in use, the one before, the one being handed over
-
-
-class _Layout:
-    """One slot: two rows of int64 (sample numbers, dataset rows), then the fields, each (capacity, *shape)."""
-
-    def __init__(self, spec: Spec, capacity: int) -> None:
-        self.spec, self.capacity = spec, capacity
-        self.fields: list[tuple[str, int, int]] = []
-        end = 2 * 8 * capacity
-        for field, (shape, dtype) in spec.items():
-            begin = -(-end // _ALIGN) * _ALIGN
-            end = begin + capacity * int(np.prod(shape)) * dtype.itemsize
-            self.fields.append((field, begin, end))
-        self.nbytes = -(-end // _ALIGN) * _ALIGN
-
-    def views(self, slot: Tensor, rows: int) -> tuple[Tensor, Batch]:
-        """slot: (nbytes,) uint8 -> indices (2, rows) int64, fields (rows, *shape)."""
-        indices = slot[: 16 * self.capacity].view(torch.int64).view(2, self.capacity)[:, :rows]
-        batch = {}
-        for field, begin, end in self.fields:
-            shape, dtype = self.spec[field]
-            batch[field] = slot[begin:end].view(dtype).view(self.capacity, *shape)[:rows]
-        return indices, batch
-
-
-class WorkerTraceback(Exception):
-    """The traceback of an error in a worker, as text."""
-
-
-def _work(
-    dataset: Any, seed: int, shared: Tensor, layout: _Layout, pipe: Connection, inherited: list[Connection]
-) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGUSR1", None), getattr(signal, "SIGUSR2", None)):
-        if number is not None:
-            signal.signal(number, signal.SIG_IGN)
-    for other in inherited:
-        other.close()  # forked with this worker: kept open, the workers before it would not see their parent end
-    torch.set_num_threads(1)
-    parent = mp.parent_process()
-    try:
-        while True:
-            while not pipe.poll(5):
-                if parent is None or not parent.is_alive():
-                    return
-            job = pipe.recv()
-            if job is None:
-                return
-            slot, rows = job
-            try:
-                indices, batch = layout.views(shared[slot], rows)
-                fill(dataset, seed, indices[0].tolist(), indices[1].numpy(), layout.spec, batch)
-                answer = None
-            except BaseException as error:
-                answer = _portable(error), traceback.format_exc()
-            pipe.send(answer)
-    except (EOFError, OSError):
-        return  # the parent is gone or has closed the pipe
-
-
-def _portable(error: BaseException) -> BaseException:
-    from multiprocessing.reduction import ForkingPickler
-
-    try:
-        ForkingPickler.loads(ForkingPickler.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
 
 
 class Workers:
@@ -117,7 +48,7 @@ class Workers:
         start_method: str | None,
     ) -> None:
         self.device, self.num_workers = device, num_workers
-        self._layout = _Layout(spec, capacity)
+        self._layout = Layout(spec, capacity)
         count = num_workers * _JOBS_EACH + _SPARE
         _check_shared_memory(count * self._layout.nbytes)
         self._shared = torch.empty((count, self._layout.nbytes), dtype=torch.uint8).share_memory_()
@@ -144,7 +75,7 @@ class Workers:
             ours, theirs = context.Pipe()
             inherited = [*self._pipes, ours] if context.get_start_method() == "fork" else []
             arguments = (dataset, seed, self._shared, self._layout, theirs, inherited)
-            process = context.Process(target=_work, args=arguments, daemon=True, name=f"data-worker-{i}")
+            process = context.Process(target=work, args=arguments, daemon=True, name=f"data-worker-{i}")
             try:
                 process.start()
             except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:

@@ -13,14 +13,13 @@ the values are uint8.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import h5py
 import numpy as np
 
 from lab.data.reading.layout import plan
-from lab.data.reading.opening import find, open_h5
+from lab.data.reading.opening import check_sources, find
 from lab.data.reading.raw import ChunkCache
 from lab.data.reading.ways import Chunks, Mapped, ThroughH5py, Way
 from lab.errors import ConfigError
@@ -54,7 +53,7 @@ class Fixed:
             raise ConfigError(f"{where} is a single value without rows; a field needs a dataset of shape (rows, ...)")
         self.shape, self.dtype, self._stored = (*dset.shape, *inner), torch_dtype(base), base.newbyteorder("=")
         self.chunk_rows = dset.chunks[0] if dset.chunks else 1
-        _check_sources(dset)
+        check_sources(dset)
         way, self.reason, layout = plan(dset)
         if swmr or member is not None:
             layout, self.reason = None, "being written (SWMR)" if swmr else "a member of a compound type"
@@ -259,26 +258,3 @@ def _decoded(raw: bytes, where: str) -> str:
         return raw.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not UTF-8 ({error}); write it again as UTF-8") from error
-
-
-def _check_sources(dset: h5py.Dataset) -> None:
-    """HDF5 reads fill values, without a word, where a virtual dataset's source is missing or an external file short."""
-    where = f"{dset.file.filename}: {dset.name}"
-    for source in dset.virtual_sources() if dset.is_virtual else ():
-        name, folder = source.file_name, os.path.dirname(os.path.abspath(dset.file.filename))
-        if "%" in name or "HDF5_VDS_PREFIX" in os.environ:
-            continue
-        found = [p for p in (os.path.join(folder, name), name) if os.path.exists(p)]
-        if name != "." and not found:
-            raise ConfigError(f"{where} is virtual and its source {name} is missing; put it beside the file")
-        with open_h5(dset.file.filename if name == "." else found[0]) as file:
-            if source.dset_name not in file:
-                raise ConfigError(f"{where} is virtual and its source {name} has no {source.dset_name}")
-    end, needed = 0, dset.size * dset.dtype.itemsize
-    for name, offset, size in dset.external or ():
-        there = os.path.getsize(name) - offset if os.path.exists(name) else needed  # missing: HDF5 itself says so
-        end += min(there, size)
-    if dset.external and end < needed:
-        raise ConfigError(
-            f"{where} is stored in {dset.external[0][0]}, which has {end} of its {needed} bytes; copy it again"
-        )

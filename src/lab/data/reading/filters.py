@@ -77,6 +77,8 @@ _SLACK = 64
 
 
 def _inflate(data: Any, options: Options, nbytes: int) -> bytes:
+    """Nearly all of the time of reading gzip is inside: of 400 us for 150 KB that compress badly 372 with isal (no
+    library inflates into a buffer of ours; libdeflate takes 353, zlib-ng 415, zlib 614)."""
     isal = _load("isal.isal_zlib")
     # bufsize is only a first guess of the output's size; decode checks the true one
     return (isal or zlib).decompress(data, bufsize=nbytes + _SLACK)  # type: ignore[union-attr]

@@ -32,7 +32,7 @@ def files_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def open_h5(path: str, swmr: bool = False) -> Iterator[h5py.File]:
+def open_h5(path: str | os.PathLike[str], swmr: bool = False) -> Iterator[h5py.File]:
     file = acquire(path, swmr)
     try:
         yield file
@@ -51,7 +51,7 @@ _held: dict[_Key, tuple[h5py.File, list[None]]] = {}  # the file, and an item fo
 _locks: dict[int, threading.RLock] = {}  # by process: a forked child must not wait for its parent's thread
 
 
-def acquire(path: str, swmr: bool) -> h5py.File:
+def acquire(path: str | os.PathLike[str], swmr: bool) -> h5py.File:
     """This process's handle of a file, opened if it is not yet; to be given back by release.
 
     Only one: HDF5 2.0 crashes on closing a file that is open twice and has a virtual dataset of parts of its own.
@@ -65,7 +65,7 @@ def acquire(path: str, swmr: bool) -> h5py.File:
         return file
 
 
-def release(path: str, swmr: bool) -> None:
+def release(path: str | os.PathLike[str], swmr: bool) -> None:
     key = (os.getpid(), os.path.abspath(path), swmr)
     with _locks.setdefault(os.getpid(), threading.RLock()):
         if key in _held:  # not, if it was acquired before a fork
@@ -76,7 +76,7 @@ def release(path: str, swmr: bool) -> None:
                 file.close()
 
 
-def _open(path: str, swmr: bool = False) -> h5py.File:
+def _open(path: str | os.PathLike[str], swmr: bool = False) -> h5py.File:
     """Open for reading, without HDF5's locks (which fail on some network and read-only file systems)."""
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
@@ -91,6 +91,8 @@ def _open(path: str, swmr: bool = False) -> h5py.File:
                 raise
             return h5py.File(path, "r", swmr=swmr)  # this process has it open already, with locks
     except OSError as error:
+        if not Path(path).exists():
+            raise ConfigError(f"{path} does not exist (the current directory is {Path.cwd()})") from None
         if Path(path).is_dir():
             hint = "it is a directory; give the file"
         elif "truncated" in str(error):
@@ -103,7 +105,7 @@ def _open(path: str, swmr: bool = False) -> h5py.File:
             )
         else:
             hint = "check that it is readable and whole (h5ls)"
-        raise ConfigError(f"data.path={path}: cannot be opened ({_first_line(error)}): {hint}") from error
+        raise ConfigError(f"{path}: cannot be opened ({_first_line(error)}): {hint}") from error
 
 
 def listing(group: h5py.Group, limit: int = 24) -> list[str]:
@@ -170,6 +172,29 @@ def _choices(group: h5py.Group, wanted: str) -> str:
     groups = list(group) if len(group) < 1000 else []
     near = difflib.get_close_matches(wanted.strip("/"), [*names, *groups], n=1, cutoff=0.5)
     return (f"did you mean {near[0]!r}? " if near else "") + f"It holds: {'; '.join(there) or 'no datasets'}"
+
+
+def check_sources(dset: h5py.Dataset) -> None:
+    """HDF5 reads fill values, without a word, where a virtual dataset's source is missing or an external file short."""
+    where = f"{dset.file.filename}: {dset.name}"
+    for source in dset.virtual_sources() if dset.is_virtual else ():
+        name, folder = source.file_name, os.path.dirname(os.path.abspath(dset.file.filename))
+        if "%" in name or "HDF5_VDS_PREFIX" in os.environ:
+            continue
+        found = [p for p in (os.path.join(folder, name), name) if os.path.exists(p)]
+        if name != "." and not found:
+            raise ConfigError(f"{where} is virtual and its source {name} is missing; put it beside the file")
+        with open_h5(dset.file.filename if name == "." else found[0]) as file:
+            if source.dset_name not in file:
+                raise ConfigError(f"{where} is virtual and its source {name} has no {source.dset_name}")
+    end, needed = 0, dset.size * dset.dtype.itemsize
+    for name, offset, size in dset.external or ():
+        there = os.path.getsize(name) - offset if os.path.exists(name) else needed  # missing: HDF5 itself says so
+        end += min(there, size)
+    if dset.external and end < needed:
+        raise ConfigError(
+            f"{where} is stored in {dset.external[0][0]}, which has {end} of its {needed} bytes; copy it again"
+        )
 
 
 def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapping[str, Any]:

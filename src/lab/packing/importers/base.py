@@ -157,7 +157,8 @@ class ArraySource(Source):
             sizes = {name: len(array) for name, array in table.items()}
             if len(set(sizes.values())) > 1:
                 raise ConfigError(
-                    f"the fields {where} differ in their number of rows: {sizes}; choose some with --fields"
+                    f"the fields {where} differ in their number of rows: {shorten(sizes)}; choose some with "
+                    "--fields, or --format samples if each file is a sample"
                 )
             fields = {n: Field(tuple(a.shape[1:]), np.dtype(a.dtype), attrs.get(n, {})) for n, a in table.items()}
             if self.fields and {n: (f.shape, f.dtype) for n, f in fields.items()} != {
@@ -181,6 +182,11 @@ class ArraySource(Source):
         return self._identity
 
 
+def shorten(sizes: Mapping[str, int]) -> str:
+    shown = ", ".join(f"{name} {size:,}" for name, size in list(sizes.items())[:5])
+    return shown + ", ..." * (len(sizes) > 5)
+
+
 def need(module: str, package: str, extra: str, what: str) -> ModuleType:
     """Import a format's own library, or say how to get it."""
     try:
@@ -197,5 +203,8 @@ def select(source: Source, wanted: Mapping[str, str], path: object) -> dict[str,
     if not names:
         raise ConfigError(f"{path} holds no fields")
     if len(set(names.values())) < len(names):
-        raise ConfigError(f"--fields: two fields would have one name in the file: {names}")
+        raise ConfigError(
+            f"--fields: two fields would have one name in the file: {names}; columns of a table go into one field "
+            "together, as --fields a,b=x"
+        )
     return names

@@ -138,18 +138,6 @@ def missing_filter(dset: h5py.Dataset) -> int | None:
     return next((n for n in numbers if not h5py.h5z.filter_avail(n)), None)
 
 
-def open_h5(path: str | Path) -> h5py.File:
-    if not Path(path).is_file():
-        raise ConfigError(f"{path} {'is a folder' if Path(path).is_dir() else 'does not exist'}; give an HDF5 file")
-    try:
-        return h5py.File(path, "r")
-    except BlockingIOError:  # somebody is writing it
-        return h5py.File(path, "r", locking=False)
-    except OSError as error:
-        why = "is cut short" if "truncated" in str(error) else "is no HDF5 file, or damaged"
-        raise ConfigError(f"{path} {why} ({str(error).splitlines()[0]})") from None
-
-
 def copy_attrs(source: Any, target: Any) -> Iterator[str]:
     """Yields the names of those that cannot be copied: references to objects of the old file."""
     for name in source.attrs:

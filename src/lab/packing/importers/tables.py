@@ -33,6 +33,8 @@ class TableSource(Source):
         self._columns: dict[str, list[str]] = {}
         self._decode: dict[str, Any] = {}
         self._classes: dict[str, dict[str, int]] = {}
+        self._nan = options.empty == "nan"
+        self._empty = self._with_empty_cells() if self._nan else set()
         names = [n for n in groups.schema.names if n != "split"]
         for wanted in options.fields or names:
             found = [n for part in wanted.split(",") for n in fnmatch.filter(groups.schema.names, part)]
@@ -63,10 +65,17 @@ class TableSource(Source):
                 raise ConfigError(f"{self.where}: the first row says what all are like, but {error}") from None
         if isinstance(value, dict):
             raise ConfigError(f"{self.where}: column {name!r} holds records; choose other columns with --fields")
-        values = self._numbers(first, name, columns)
+        values = self._numbers(first, range(1), columns)
         return Field(
             (None,) if options.variable and values.ndim == 2 and len(columns) == 1 else values.shape[1:], values.dtype
         )
+
+    def _with_empty_cells(self) -> set[str]:
+        import pyarrow.types as pt
+
+        numbers = [f.name for f in self.groups.schema if pt.is_integer(f.type) or pt.is_floating(f.type)]
+        tables = (self.groups.table(g, numbers) for g in range(len(self.groups.places)))
+        return {name for table in tables for name in numbers if table.column(name).null_count}
 
     def _distinct(self, column: str) -> set[str]:
         found: set[Any] = set()
@@ -78,14 +87,16 @@ class TableSource(Source):
             )
         return found
 
-    def _numbers(self, table: Any, name: str, columns: list[str]) -> np.ndarray:
+    def _numbers(self, table: Any, rows: Rows, columns: list[str]) -> np.ndarray:
         """(B,) of one column, (B, n) of several or of a column of lists of one length."""
         made = []
         for column in columns:
             values = table.column(column).combine_chunks()
-            if values.null_count:
+            if values.null_count and not self._nan:
+                row = int(rows[int(np.flatnonzero(values.is_null())[0])])
                 raise ConfigError(
-                    f"{self.where}: column {column!r} has empty cells; fill them or leave the column out (--fields)"
+                    f"{self.where}: column {column!r} is empty in row {row} (rows are counted from 0, without the "
+                    "header); --empty nan reads NaN there, --fields leaves the column out"
                 )
             if hasattr(values, "flatten") and str(values.type).startswith(("list", "large_list", "fixed_size_list")):
                 flat = values.flatten().to_numpy(zero_copy_only=False)
@@ -96,12 +107,14 @@ class TableSource(Source):
                 made.append(flat.reshape(len(values), -1))
             else:
                 made.append(values.to_numpy(zero_copy_only=False))
+            if column in self._empty:  # an integer column, too: NaN is a float
+                made[-1] = made[-1].astype(np.float64)
             if made[-1].dtype.kind not in "biuf":
                 raise ConfigError(
                     f"{self.where}: column {column!r} is {values.type}; numbers, strings and bytes are read"
                 )
-        if self.groups.places[0][1] < 0:  # a CSV
-            made = [m.astype(np.float32) if m.dtype == np.float64 else m for m in made]
+        if self.groups.places[0][1] < 0 and any(m.dtype == np.float64 for m in made):  # a CSV
+            made = [m.astype(np.float32) for m in made]
         return made[0] if len(columns) == 1 else np.stack(made, axis=1)
 
     def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
@@ -120,7 +133,7 @@ class TableSource(Source):
             elif want.ragged:
                 out[name] = [np.asarray(cell, want.dtype) for cell in table.column(columns[0]).to_pylist()]
             else:
-                out[name] = self._numbers(table, name, columns)
+                out[name] = self._numbers(table, rows, columns)
                 if out[name].shape[1:] != want.shape or not np.can_cast(out[name].dtype, want.dtype, "safe"):
                     raise ConfigError(
                         f"{self.where}: column {name!r}, rows from {rows[0]}: {out[name].dtype} of another shape"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -173,12 +174,16 @@ class EncodedSource(SampleSource):
 
 
 def files_by_split(path: Path, keep: Callable[[Path], bool]) -> dict[str, list[Path]]:
-    """The files of a set of shards, by split if the folder or name of each (train-0001.tar) says one; else under ""."""
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and keep(p))
+    """The files of a set of shards, in a folder or named by a pattern; by split if the folder or name of each
+    (train-0001.tar) says one, else under ""."""
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.is_file() and keep(p))
+    else:
+        files = [path] if path.is_file() else [Path(p) for p in sorted(glob(str(path)))]
     if not files:
         raise ConfigError(f"{path} holds no such files")
-    splits = [split_of(f.relative_to(path).parts) if path.is_dir() else "" for f in files]
-    if not all(splits):
+    splits = [split_of(f.relative_to(path).parts if path.is_dir() else (f.name,)) for f in files if f != path]
+    if not all(splits) or not splits:
         return {"": files}
     return {split: [f for f, s in zip(files, splits, strict=True) if s == split] for split in dict.fromkeys(splits)}
 
