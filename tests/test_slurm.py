@@ -77,7 +77,7 @@ def test_preempted_jobs_are_requeued_and_end_as_undisturbed_ones(slurm: Cluster,
         slurm.wait(job, lambda step=step: reached(step), 60)  # type: ignore[misc]
         slurm.command(*interrupt)
         slurm.wait(job, lambda n=restarts: slurm.facts(job)["Restarts"] == str(n + 1), 30)  # type: ignore[misc]
-        assert status(run)["status"] == "preempted", slurm.log(job)
+        slurm.wait(job, lambda: status(run)["status"] == "preempted", 30)  # SLURM counts before the run has saved
         slurm.wait(job, lambda: slurm.facts(job)["JobState"] == "PENDING", 30)
         slurm.command("scontrol", "update", f"JobId={job}", "StartTime=now")  # not two minutes later
     assert slurm.wait_for_end(job, 90) == "COMPLETED", slurm.log(job)
