@@ -273,7 +273,7 @@ ENDLESS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("fault", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
 def test_torchrun_ends_soon_and_names_the_rank(tmp_path: Path, fault: str) -> None:
     run = tmp_path / "run"
     command = torchrun(*ENDLESS, "trainer.timeout=4", f"hydra.run.dir={run}")
@@ -343,6 +343,7 @@ def test_a_second_ctrl_c_ends_it_now(tmp_path: Path, ranks: int) -> None:
     assert not holds_lock(run)
 
 
+@pytest.mark.slow
 def test_a_requeued_command_ends_like_the_undisturbed_run(tmp_path: Path) -> None:
     """The same command again and again, as a scheduler does with one that ends with 75: one directory, one W&B run."""
     run = tmp_path / "run"
@@ -364,7 +365,7 @@ def test_a_requeued_command_ends_like_the_undisturbed_run(tmp_path: Path) -> Non
     assert_same(run, straight)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_a_signal_to_the_whole_group_spares_the_data_workers(tmp_path: Path, number: signal.Signals) -> None:
     run = tmp_path / "run"
     command = [*TRAIN, *ENDLESS, "data=synthetic", "data.loader=workers", "data.num_workers=2", f"hydra.run.dir={run}"]
