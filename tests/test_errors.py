@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 import train
 from lab.compose import ROOT
+from lab.config import TrainerConfig
 from lab.errors import ConfigError, RunFailed
 
 Call = Callable[..., tuple[int, list[str]]]
@@ -21,10 +23,7 @@ ROOT_HAS = "(the config has: name, seed, resume, sweep, monitor, data, model, ta
 GROUPS = (
     "(the config has: data, model, task, optim, trainer, hardware, logger, callback, name, seed, resume, sweep, monitor"
 )
-TRAINER_HAS = (
-    "(trainer has: strategy, max_epochs, max_steps, global_batch_size, clip_norm, non_finite, ema_decay, log_every, "
-    "eval_every, save_every, keep_best, early_stop_patience, max_eval_batches)"
-)
+TRAINER_HAS = f"(trainer has: {', '.join(f.name for f in fields(TrainerConfig))})"
 SYNTAX = "no valid override - write key=value, a list as key=[1,2], and text with special characters in quotes twice, 'key=\"a,b\"'"
 
 
@@ -93,7 +92,7 @@ def call(
         (["optim.lr=${oc.env:NO_SUCH_VARIABLE}"], "optim.lr: \"Environment variable 'NO_SUCH_VARIABLE' not found\""),
         (["hardware.precision=fp8"], "hardware.precision: no option 'fp8' (options: auto, fp32, tf32, bf16, fp16)"),
         (["hardware.device=gpu"], "hardware.device: no option 'gpu' - did you mean cpu? (options: auto, cpu, cuda, mps)"),
-        (["trainer.strategy=dpp"], "trainer.strategy: no option 'dpp' - did you mean ddp? (options: single, ddp)"),
+        (["trainer.strategy=dpp"], "trainer.strategy: no option 'dpp' - did you mean dp? (options: single, ddp, dp)"),
         (["monitor.mode=mx"], "monitor.mode: no option 'mx' - did you mean max? (options: min, max)"),
         (["trainer.non_finite=skp"], "trainer.non_finite: no option 'skp' - did you mean skip? (options: stop, skip)"),
         (["logger.kind=tb"], "logger.kind: no option 'tb' (options: wandb, none)"),

@@ -5,6 +5,7 @@ Faults are put into the functions of the loop before the ranks are forked from t
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import os
@@ -25,6 +26,7 @@ from conftest import QUICK, ROOT, TRAIN, assert_equal, last_checkpoint, metrics,
 from omegaconf import OmegaConf
 
 import lab.checkpoint
+import lab.launch
 import lab.loop
 from lab.errors import RunFailed
 
@@ -83,6 +85,8 @@ def strike(fault: str) -> None:
         raise ZeroDivisionError("the cause")
     if fault == "hang":
         time.sleep(1000)
+    if fault == "native":
+        ctypes.PyDLL(None).sleep(1000)  # PyDLL keeps the interpreter
     os.kill(os.getpid(), getattr(signal, fault))
 
 
@@ -269,7 +273,7 @@ ENDLESS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("fault", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
 def test_torchrun_ends_soon_and_names_the_rank(tmp_path: Path, fault: str) -> None:
     run = tmp_path / "run"
     command = torchrun(*ENDLESS, "trainer.timeout=4", f"hydra.run.dir={run}")
@@ -339,6 +343,7 @@ def test_a_second_ctrl_c_ends_it_now(tmp_path: Path, ranks: int) -> None:
     assert not holds_lock(run)
 
 
+@pytest.mark.slow
 def test_a_requeued_command_ends_like_the_undisturbed_run(tmp_path: Path) -> None:
     """The same command again and again, as a scheduler does with one that ends with 75: one directory, one W&B run."""
     run = tmp_path / "run"
@@ -360,7 +365,7 @@ def test_a_requeued_command_ends_like_the_undisturbed_run(tmp_path: Path) -> Non
     assert_same(run, straight)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_a_signal_to_the_whole_group_spares_the_data_workers(tmp_path: Path, number: signal.Signals) -> None:
     run = tmp_path / "run"
     command = [*TRAIN, *ENDLESS, "data=synthetic", "data.loader=workers", "data.num_workers=2", f"hydra.run.dir={run}"]
@@ -425,3 +430,18 @@ def test_the_verdict_names_the_rank_that_does_not_wait() -> None:
     # one that still moves is only slow
     assert verdict([report(0, True, 30), report(1, False, 2)], 2, 20) is None
     assert verdict([], 2, 20) is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+def test_native_code_that_holds_the_interpreter_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither its watch nor a signal's handler can run there; the kernel's signal shows where it stands."""
+    monkeypatch.setattr(lab.launch, "LAST_S", 2.0)
+    on_call(monkeypatch, lab.loop, "forward_loss", 1, 7, "native")
+    with pytest.raises(RunFailed, match=r"rank 1 hung.*native code holds its interpreter"):
+        start_run(tmp_path / "run", *TWO)
+    shown = capfd.readouterr().err
+    assert "Fatal Python error: Aborted" in shown
+    assert "in strike" in shown

@@ -104,7 +104,7 @@ def store() -> Any:
         assert here is not None
         try:
             if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's agent holds the store
-                _stores["store"] = next(dist.rendezvous("env://"))[0]
+                _stores["store"] = of_this_attempt(next(dist.rendezvous("env://"))[0])
             else:  # not by rendezvous: it makes rank 0 wait for ranks that wait for its directory
                 wait = timedelta(seconds=START_TIMEOUT_S)
                 _stores["store"] = dist.TCPStore(here.address, here.port, None, here.index == 0, wait, False)
@@ -119,6 +119,15 @@ def store() -> Any:
 def forget_store() -> None:
     """This process goes on as the parent of ranks, which connect by themselves."""
     _stores.clear()
+
+
+def of_this_attempt(store: Any) -> Any:
+    """torchrun's agent keeps its store when it restarts the ranks, with the addresses of those that are gone. On one
+    machine all know how often it did; several need TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, their counts may differ."""
+    import torch.distributed as dist
+
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"attempt_{attempt}", store) if os.environ.get("GROUP_WORLD_SIZE") == "1" else store
 
 
 @contextmanager

@@ -128,10 +128,9 @@ class Watch:
         self._end()
 
     def _fail(self, rank: int, message: str, stack: str) -> None:
-        if (
-            directory.record_failure(self.run_dir, rank, RankLost(message), stack=stack)
-            and not distributed.has_parent()
-        ):
+        recorded = directory.record_failure(self.run_dir, rank, RankLost(message), stack=stack)
+        told_by_start = self.rank == 0 and threading.current_thread() is self._main  # see start.first_failure
+        if recorded and not told_by_start and not distributed.has_parent():
             print(f"{stack}failed: {message}", file=sys.stderr)
 
     def _end(self) -> None:
