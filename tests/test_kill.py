@@ -284,7 +284,7 @@ def test_torchrun_ends_soon_and_names_the_rank(tmp_path: Path, fault: str) -> No
     os.kill(rank_1[0], getattr(signal, fault))
     if fault == "SIGSTOP":  # torchrun kills it after its half minute of grace; not waited for here
         wait_for(lambda: status(run)["status"] == "failed", process)
-        assert time.monotonic() - began < 4 + 10
+        assert time.monotonic() - began < 4 + 25  # torchrun itself would take 30 s to end one that does not listen
         os.kill(rank_1[0], signal.SIGKILL)
     _, shown = process.communicate(timeout=60)
     assert time.monotonic() - began < 20
@@ -384,7 +384,7 @@ def test_one_process_that_hangs_is_ended(tmp_path: Path) -> None:
     code = (
         "import sys, time, lab.loop, lab.logger, train\n"
         "def hang(*rest):\n    time.sleep(1000)\n"
-        "def finish(self, code, *rest):\n    print('W&B finishes with', code, flush=True)\n"
+        "def finish(self, ended, *rest):\n    print('W&B finishes with', ended, flush=True)\n"
         "lab.loop.score, lab.logger.WandbThread.finish = hang, finish\n"
         "lab.logger.WandbThread._work = lambda self: None\n"
         "sys.exit(train.main())"
@@ -398,7 +398,7 @@ def test_one_process_that_hangs_is_ended(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     assert "failed: rank 0 hung: it did not move for 2 s (trainer.timeout; training, at step 4)" in done.stderr
     assert "line 3, in hang" in done.stderr
-    assert done.stdout == "W&B finishes with 1\n"
+    assert done.stdout == "W&B finishes with failed\n"
     assert status(tmp_path / "run")["status"] == "failed"
 
 

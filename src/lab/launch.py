@@ -98,7 +98,7 @@ class Ranks:
                 if process.exitcode != 0:
                     time.sleep(SETTLE_S)
                     self._record_death(directory)
-                    self._let_end()
+                    self._let_end(directory)
                     return
 
     def _record_death(self, directory: Path) -> None:
@@ -112,10 +112,11 @@ class Ranks:
             record_failure(directory, rank, RankLost(f"rank {rank} {how}{memory}"), first=True)
             return
 
-    def _let_end(self) -> None:
+    def _let_end(self, directory: Path) -> None:
         end = time.monotonic() + LAST_S
         for process in self._processes:
             process.join(max(0.0, end - time.monotonic()))
+        self._record_death(directory)  # the kernel may have taken longer to bury one than the others to miss it
         left = [process for process in self._processes if process.is_alive()]
         for process in left:  # native code holds its interpreter: faulthandler says where
             os.kill(process.pid, signal.SIGABRT)
