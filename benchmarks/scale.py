@@ -28,7 +28,7 @@ import torch.multiprocessing as mp
 from startup import first_step
 
 from lab import checkpoint
-from lab.data.order import shuffled, train_plan
+from lab.data.order import TrainPlan, shuffled
 from lab.seed import rng_state
 
 SAMPLES = 10**10
@@ -67,7 +67,7 @@ class Sized:
 def order_costs(num_ranks: int) -> tuple[float, float]:
     """(microseconds a step, MB) of one rank's share of the order of 10^10 samples."""
     tracemalloc.start()
-    plan = train_plan(shuffled(Sized(), 0), SHARE * num_ranks, [SHARE], num_ranks - 1, num_ranks, SAMPLES // 2)
+    plan = TrainPlan(shuffled(Sized(), 0), SHARE * num_ranks, [SHARE], num_ranks - 1, num_ranks, SAMPLES // 2)
     steps = 2048
     plan(0)
     began = time.perf_counter()
