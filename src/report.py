@@ -34,6 +34,10 @@ def main() -> int:
         from lab.report.text import score_text
 
         study = read(args.directories, args.out and args.out.absolute(), args.score and objective(args.score))
+        done = [job for job in study.jobs if job.status == "finished"]
+        if args.score and done and not any(study.objective.key in job.result for job in done):
+            keys = ", ".join(sorted(key for key in done[0].result if "/" in key))
+            raise ConfigError(f"--score {args.score}: no run has this score; they have {keys}")
         files = write_study(study, say=lambda line: print(line, file=sys.stderr))
         best = best_group(study)
         for group in groups(study)[:10]:

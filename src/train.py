@@ -92,6 +92,8 @@ def train(cfg: DictConfig) -> int:
         if str(error):
             print(f"failed: {label}{error}", file=sys.stderr)
         return RUN_FAILED
+    except SystemExit as end:  # preempted
+        return int(end.code or 0)
     return FINISHED
 
 

@@ -271,6 +271,10 @@ def _check_combinations(root: RootConfig) -> None:
         raise ConfigError(f"trainer=dp: shares a batch among several GPUs, not on {hardware.device} - use trainer=ddp")
     if trainer.strategy == "dp" and hardware.compile:
         raise ConfigError("hardware.compile=true: trainer=dp copies the model at each step - use trainer=ddp")
+    if trainer.strategy == "dp" and hardware.activation_checkpointing:
+        raise ConfigError(
+            "hardware.activation_checkpointing: trainer=dp copies the model at each step - use trainer=ddp"
+        )
     _check_ddp(trainer, hardware)
     if trainer.early_stop_patience is not None and trainer.eval_every is None:
         raise ConfigError("trainer.early_stop_patience: counts evaluations, but trainer.eval_every is null - give both")

@@ -102,12 +102,26 @@ def new_wandb_id() -> str:
     return (os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID")) or secrets.token_hex(4)
 
 
-def reopen(directory: Path, cfg: DictConfig) -> DictConfig:
-    """A run goes on, perhaps with changed values -> its config so far."""
+def reopen(directory: Path, cfg: DictConfig, overrides: list[str]) -> dict[str, str]:
+    """A run goes on, perhaps with changed values -> its files so far, for `undo`."""
     forget_failure(directory)
-    before = cast(DictConfig, OmegaConf.load(directory / CONFIG))
+    before = {name: (directory / name).read_text() for name in (CONFIG, OVERRIDES, STATUS)}
+    known = cast("list[str]", OmegaConf.to_container(OmegaConf.load(directory / OVERRIDES)) or [])
+    by_key = {override.partition("=")[0]: override for override in known}
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key != "resume" and not key.startswith("hydra."):
+            by_key[key] = override
+    replace_text(directory / OVERRIDES, OmegaConf.to_yaml(list(by_key.values())))
     write_config(directory, cfg)
     return before
+
+
+def undo(directory: Path, before: dict[str, str]) -> None:
+    """A changed value that does not fit must not stay: the run is what it was."""
+    forget_failure(directory)
+    for name, text in before.items():
+        replace_text(directory / name, text)
 
 
 def write_config(directory: Path, cfg: DictConfig) -> None:
@@ -147,7 +161,7 @@ def _git(*arguments: str) -> str:
 
 def replace_text(path: Path, text: str) -> None:
     """All or nothing: `path` holds what it held, or the whole text."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")  # hosts may share it
     temporary.write_text(text)
     temporary.replace(path)
 
@@ -157,15 +171,18 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
 
 
 def write_status(directory: Path, status: str, **more: Any) -> None:
     """status: queued (a sweep's, nothing has run), created, running, finished, failed, pruned, interrupted (Ctrl-C) or
-    preempted (another signal, or its time was up; to be run again). The id of the W&B run and the place in a sweep stay
-    for good."""
+    preempted (another signal, or its time was up; to be run again). The id of the W&B run, the place in a sweep and the
+    seconds that earlier processes took stay for good."""
     known = read_json(directory / STATUS)
-    kept = {key: known[key] for key in ("wandb_id", "sweep") if key in known}
+    kept = {key: known[key] for key in ("wandb_id", "sweep", "seconds") if key in known}
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     write_json(directory / STATUS, {"status": status, "time": now, **kept, **more})
 
@@ -181,14 +198,14 @@ def record_failure(directory: Path, rank: int, error: BaseException, first: bool
     if error.__traceback__ is not None:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     record = {"rank": rank, "type": type(error).__name__, "message": str(error), "traceback": text}
-    temporary = directory / f".{FAILURE}.{os.getpid()}"
+    temporary = directory / f".{FAILURE}.{platform.node()}.{os.getpid()}"
     temporary.write_text(json.dumps(record, indent=2))
     try:
         os.link(temporary, directory / FAILURE)  # fails where the file exists: whole and exclusive at once
     except FileExistsError:
         return False
     finally:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)
     write_status(directory, "failed", error=f"{record['type']}: {record['message']}", traceback=text, rank=rank)
     return True
 

@@ -1,4 +1,5 @@
-"""Ranks. The only file that calls torch.distributed; importing it imports no torch.
+"""Ranks: who is who, and what they tell each other; importing it imports no torch. (ddp.py, fsdp.py and shards.py
+are the strategies' own.)
 
 A process is a rank when LOCAL_RANK is in its environment: torchrun or `launch.py` put it there, or `place.adopt` after
 srun. The ranks meet at a store: MASTER_ADDR, MASTER_PORT or, for ranks that `launch.py` started on one machine, a file

@@ -1,5 +1,7 @@
 """Errors that the command line shows as one line, without a traceback."""
 
+PREEMPTED = 75  # EX_TEMPFAIL, the exit status of what was stopped and saved: to be run again
+
 
 class ConfigError(ValueError):
     """A mistake of the user's: one line that names the key or file, the value and the remedy."""

@@ -57,6 +57,9 @@ class Ranks:
             raise KeyboardInterrupt
         if not again:
             self.signalled, self._signalled_at = signal.Signals(number), now
+        self._tell(number)
+
+    def _tell(self, number: int) -> None:
         for process in self._processes:
             if process.exitcode is None:
                 with suppress(ProcessLookupError):
@@ -73,6 +76,8 @@ class Ranks:
                     for process in processes:
                         process.start()
                     self._processes = processes
+                    if self.signalled is not None:  # it came before there was a rank to tell
+                        self._tell(self.signalled)
                 self._wait(directory)
             finally:
                 for process in processes:

@@ -69,13 +69,13 @@ class Logger:
 
 
 class RunLogger(Logger):
-    """The main rank's. from_step: what was logged after it is forgotten."""
+    """The main rank's. from_step: what was logged after it is forgotten. most_s: what W&B may take at the end."""
 
-    def __init__(self, directory: Path, config: LoggerConfig, from_step: int) -> None:
+    def __init__(self, directory: Path, config: LoggerConfig, from_step: int, most_s: float) -> None:
         cut_metrics(directory / METRICS, from_step)
         self._file = open(directory / METRICS, "a", buffering=1)  # noqa: SIM115 - closed in __exit__
         self._wandb: WandbThread | None = None
-        self._directory, self._config = directory, config
+        self._directory, self._config, self._most_s = directory, config, most_s
         self._bar: Any = None
         self._latest: dict[str, float] = {}
 
@@ -84,7 +84,7 @@ class RunLogger(Logger):
 
     def begin(self, step: int, total_steps: int) -> None:
         if self._config.kind == "wandb":
-            self._wandb = WandbThread(self._directory, self._config)
+            self._wandb = WandbThread(self._directory, self._config, self._most_s)
         if sys.stderr.isatty():
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 

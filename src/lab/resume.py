@@ -18,8 +18,8 @@ SURROUNDINGS = ("hardware", "logger", "callback")  # groups that do not say what
 def choose(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) -> tuple[DictConfig, Path]:
     """(resolved config, directory) of the run that a command means. cfg: as composed; run_dir: of a new run.
 
-    A run that goes on keeps its own config, whatever conf/ says by now; values that the command gives, and did not give
-    when the run began, are changed in it.
+    A run that goes on keeps its own config, whatever conf/ says by now; values that the command gives are changed in
+    it, with resume=auto those that it did not give before.
     """
     resume = cfg.resume
     directory = run_dir if resume in (None, "auto") else Path(absolute(resume, cwd))
@@ -39,7 +39,9 @@ def choose(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) -> t
     given = set(OmegaConf.to_container(OmegaConf.load(directory / OVERRIDES)) or [])
     for override in overrides:
         key = override.partition("=")[0]
-        if override not in given and key != "resume" and not key.startswith("hydra."):
+        # a command with resume=auto is given again and again: what it said before is no change
+        repeated = override in given and (resume in (None, "auto") or (CONF / key).is_dir())
+        if not repeated and key != "resume" and not key.startswith("hydra."):
             change(saved, cfg, key, override, directory)
     if "path" in saved.data:
         saved.data.path = absolute(plain(saved.data.path), cwd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -114,6 +115,11 @@ def train(
     seed_everything(config.cfg.seed)
     steps_per_epoch = len(sets["train"]) / trainer.global_batch_size
     total_steps = count_steps(trainer, len(sets["train"]))
+    if payload and payload["step"] > total_steps:
+        raise ConfigError(
+            f"trainer.max_steps, trainer.max_epochs: they end after {total_steps:,} steps, and the run is at step "
+            f"{payload['step']:,} already - give more"
+        )
     model, task = make_model(config), make_task(config, world.device)
     if trainer.sync_batchnorm:
         model = with_sync_batchnorm(model, world.device)
@@ -193,7 +199,9 @@ def make_logger(run_dir: Path, config: Config, world: World, from_step: int) -> 
     if not world.is_main:
         return Logger()
     directory.write_status(run_dir, "running")
-    return RunLogger(run_dir, config.logger, from_step)
+    timeout_s = seconds(config.trainer.timeout)
+    most_s = math.inf if timeout_s is None else (SLOW - 1) * timeout_s  # the watch must not take it for a hang
+    return RunLogger(run_dir, config.logger, from_step, most_s)
 
 
 def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run) -> None:
@@ -256,8 +264,10 @@ def finish(
         directory.write_status(run_dir, "pruned", step=result["step"])
         logger.say(f"pruned by the search at step {result['step']}: {shown(run_dir)}")
         return
+    seconds += directory.read_json(run_dir / directory.STATUS).get("seconds", 0.0)  # of processes that were stopped
     if stop.cause:
-        directory.write_status(run_dir, "interrupted" if stop.cause == "SIGINT" else "preempted", signal=stop.cause)
+        state = "interrupted" if stop.cause == "SIGINT" else "preempted"
+        directory.write_status(run_dir, state, signal=stop.cause, seconds=round(seconds, 2))
         logger.say(f"stopped by {stop.cause} at step {result['step']}, saved; go on with: resume={shown(run_dir)}")
         return
     directory.write_json(run_dir / directory.RESULT, result | {"seconds": round(seconds, 2)})

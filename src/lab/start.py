@@ -12,13 +12,11 @@ from omegaconf import DictConfig
 
 from lab import directory, distributed, meeting
 from lab.config import HardwareConfig, TrainerConfig, typed
-from lab.errors import ConfigError, RunFailed
+from lab.errors import PREEMPTED, ConfigError, RunFailed
 from lab.hardware import count_processes
 from lab.launch import Ranks
 from lab.place import place
 from lab.run import recording, run
-
-PREEMPTED = 75  # EX_TEMPFAIL: saved, to be run again
 
 
 def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: bool, leave: Collection[str] = ()) -> None:
@@ -30,7 +28,7 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
     began = time.monotonic()
     trainer, hardware = typed(TrainerConfig, cfg.trainer, "trainer"), typed(HardwareConfig, cfg.hardware, "hardware")
     num_procs = count_processes(hardware, trainer)
-    if trainer.max_restarts and meeting.followers():
+    if trainer.max_restarts and (meeting.followers() or distributed.started_ranks() is not None):
         raise ConfigError(
             "trainer.max_restarts: these ranks were not started by the plain command, and cannot be started again by "
             "it; torchrun --max-restarts=3 does it, with a fixed hydra.run.dir and resume=auto"
@@ -38,7 +36,7 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
     with directory.claimed(run_dir):
         if directory.read_json(run_dir / directory.STATUS).get("status") in leave:
             return
-        before = directory.reopen(run_dir, cfg) if directory.holds_run(run_dir) else None
+        before = directory.reopen(run_dir, cfg, overrides) if directory.holds_run(run_dir) else None
         if before is None:
             directory.fill(run_dir, cfg, overrides)
         try:
@@ -56,7 +54,7 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
         except Exception as error:
             first = first_failure(run_dir)
             if before is not None and isinstance(first, ConfigError):
-                directory.write_config(run_dir, before)  # a changed value that does not fit must not stay
+                directory.undo(run_dir, before)
             raise first from error
         end_as_stopped(run_dir)
 
@@ -72,7 +70,10 @@ def run_ranks(run_dir: Path, num_procs: int, max_restarts: int, began: float) ->
                 return
             except RunFailed:
                 moved = newest_checkpoint(run_dir) != checkpoint
-                if attempt == max_restarts or ranks.signalled or not may_pass(run_dir, moved or not attempt):
+                if attempt == max_restarts or ranks.signalled:
+                    raise
+                if not may_pass(run_dir, moved or not attempt):
+                    print("not started again: it would fail in the same way", file=sys.stderr)
                     raise
             print(
                 f"{first_failure(run_dir)}\nrestart {attempt + 1} of {max_restarts}, from "

@@ -66,12 +66,12 @@ def run_name(run_dir: Path) -> str:
 class WandbThread:
     """One W&B run, driven from one thread in the order of the calls. Errors are said once and end the copying only."""
 
-    def __init__(self, run_dir: Path, config: LoggerConfig) -> None:
+    def __init__(self, run_dir: Path, config: LoggerConfig, most_s: float) -> None:
         self._directory, self._config = run_dir, config
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._calls.put(self._start)
         self._run: Any = None
-        self._limit_s = FINISH_S
+        self._limit_s, self._most_s = FINISH_S, most_s
         # a daemon: what hangs in it does not keep the process, its GPU and its directory's lock
         self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
         self._thread.start()
@@ -91,8 +91,8 @@ class WandbThread:
         """status: as in status.json. Bounded: what could not be sent in time stays in the run directory."""
         self._calls.put(lambda: end(self._run, status))
         self._calls.put(None)
-        limit_s = limit_s or self._limit_s
-        self._thread.join(limit_s + self._config.timeout_s)
+        limit_s = min((limit_s or self._limit_s) + self._config.timeout_s, self._most_s)
+        self._thread.join(limit_s)
         if self._thread.is_alive():
             log.warning("W&B is still busy after %.0f s; send the rest with: %s", limit_s, self._sync_command())
 

@@ -70,7 +70,7 @@ def replay(run_dir: Path, mode: str, folder: Path | None = None) -> str:
         log_step(run, step, {**known, "_timestamp": when})
     result = directory.read_json(run_dir / directory.RESULT)
     run.summary.update({f"final/{key}": value for key, value in result.items() if "/" in key})
-    if logger.artifact and Path(result.get("best_checkpoint", "")).is_file():
+    if logger.artifact and "best_checkpoint" in result and Path(result["best_checkpoint"]).exists():
         log_artifact(run, result)
     end(run, status)
     if mode == "online":

@@ -71,10 +71,12 @@ class Watch:
             since, doing, step, slow = self._mark
             if now - seen > 10 * POLL_S:  # the process itself was stopped (Ctrl-Z): not its fault
                 self._mark = (since + now - seen, doing, step, slow)
-            elif self.timeout_s is not None and now - since > self.timeout_s * (SLOW if slow else 1):
-                self._stands_still()
-            elif self.size > 1:
-                self._look_at_the_others(now)
+            else:
+                with suppress(OSError, ValueError):  # of a shared file system; anew in half a second
+                    if self.timeout_s is not None and now - since > self.timeout_s * (SLOW if slow else 1):
+                        self._stands_still()
+                    elif self.size > 1:
+                        self._look_at_the_others(now)
             seen = time.monotonic()
 
     def _look_at_the_others(self, now: float) -> None:

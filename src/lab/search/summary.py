@@ -6,9 +6,9 @@ import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lab.errors import RunFailed
+from lab.errors import PREEMPTED, RunFailed
 from lab.search.study import WHY, Search
-from lab.sweep.drive import PREEMPTED, counted, report, say
+from lab.sweep.drive import counted, report, say
 from lab.sweep.ledger import Ledger
 from lab.sweep.screen import table
 

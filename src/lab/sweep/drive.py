@@ -16,14 +16,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from lab.config import SweepConfig, typed
 from lab.directory import CONFIG, shown
-from lab.errors import ConfigError, RunFailed
+from lab.errors import PREEMPTED, ConfigError, RunFailed
 from lab.meeting import followers
 from lab.schema import plain
 from lab.sweep import plan
 from lab.sweep.ledger import Job, Ledger, NewJob, differing
 from lab.sweep.screen import label, table
-
-PREEMPTED = 75  # EX_TEMPFAIL: to be started again
 
 
 def _nothing(job: Job, state: str) -> None: ...
@@ -70,6 +68,9 @@ def opened(master: DictConfig) -> tuple[SweepConfig, Ledger]:
         )
     if plain(master.resume) not in (None, "auto"):
         raise ConfigError("resume: a run's own; a sweep goes on by its name - leave resume out, give sweep=NAME again")
+    for override in plain(master.hydra.overrides.hydra):
+        if override.startswith("hydra.run.dir="):
+            raise ConfigError(f"{override}: a sweep's jobs have a directory each - leave it out, give sweep=NAME")
     options = typed(SweepConfig, master.sweep, "sweep")
     if options.name is not None and not re.fullmatch(r"[\w+-][\w.+-]*", options.name):
         raise ConfigError(f"sweep={options.name}: the name of a folder, of letters, digits and . _ + -")
@@ -142,10 +143,13 @@ def conclude(ledger: Ledger, jobs: Sequence[Job], stopped: signal.Signals | None
     if stopped == signal.SIGINT:
         say(f"stopped by Ctrl-C; {again}")
         raise KeyboardInterrupt
+    if stopped is not None:
+        say(f"stopped before its end; {again}")
+        raise SystemExit(PREEMPTED)
     if failed := states.count("failed"):
         retry = f"add sweep={ledger.name} sweep.retry_failed=true to run them again"
         raise RunFailed(f"{failed} of {len(states)} jobs failed; {retry}")
-    if stopped is not None or {"preempted", "interrupted", "queued", "running"} & set(states):
+    if {"preempted", "interrupted", "queued", "running"} & set(states):
         say(f"stopped before its end; {again}")
         raise SystemExit(PREEMPTED)
 

@@ -42,6 +42,8 @@ def run_job(directory: Path) -> int:
     except RunFailed as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1
+    except SystemExit as end:  # preempted
+        return int(end.code or 0)
     except KeyboardInterrupt:
         return 130
     return 0

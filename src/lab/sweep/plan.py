@@ -160,7 +160,7 @@ def compose(ledger: Ledger, combinations: Sequence[Combination], composer: Compo
     number, found = len(ledger.jobs), {}
     for index, combination in enumerate(combinations):
         if ledger.find(combination.values) is None:
-            cfg = composer.job(number, directory_name(combination.values, ()), combination.overrides)
+            cfg = composer.job(number, directory_name(combination.values, composer.swept), combination.overrides)
             found[index] = NewJob(combination.overrides, cfg, combination.values)
             number += 1
     return found

@@ -22,13 +22,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from lab import directory as run_directory
-from lab.config import PoolConfig
+from lab.config import PoolConfig, SweepConfig
 from lab.errors import Claimed, ConfigError
 from lab.stop import SIGNALS, held_signals
 from lab.sweep.apart import FAULT, job_main, record_unexplained
 from lab.sweep.job import ELSEWHERE
 from lab.sweep.lease import Lease, Leases
-from lab.sweep.ledger import ENDED, Job, is_due
+from lab.sweep.ledger import Job, is_due
 from lab.sweep.screen import Screen
 
 if TYPE_CHECKING:
@@ -48,9 +48,11 @@ class Running:
 class Pool:
     """stopped: the signal that has ended it early, if any has."""
 
-    def __init__(self, leases: Leases, screen: Screen, fail_fast: bool, on_end: Callable[[Job, str], None]) -> None:
+    def __init__(
+        self, leases: Leases, screen: Screen, options: SweepConfig, on_end: Callable[[Job, str], None]
+    ) -> None:
         self.stopped: signal.Signals | None = None
-        self._leases, self._screen, self._fail_fast, self._on_end = leases, screen, fail_fast, on_end
+        self._leases, self._screen, self._options, self._on_end = leases, screen, options, on_end
         self._running: dict[int, Running] = {}
         self._elsewhere: dict[str, tuple[Job, float]] = {}  # run by another process; since when they look left alone
         self._ending = False
@@ -82,7 +84,7 @@ class Pool:
             job = waiting[0]
             if job.claimed():
                 self._elsewhere[job.key] = job, float("inf")
-            elif job.state() in ENDED:  # by another process, meanwhile
+            elif not is_due(job.state(), self._options.retry_failed):  # ended by another process, meanwhile
                 self._tell(job, None)
             elif not self._begin(job):
                 return
@@ -131,7 +133,7 @@ class Pool:
         state = job.state()
         self._screen.end(job, state, seconds)
         self._on_end(job, state)
-        if state == "failed" and self._fail_fast and not self._ending:
+        if state == "failed" and self._options.fail_fast and not self._ending:
             self._screen.say("sweep.fail_fast: the other jobs save and end")
             self._end(signal.SIGTERM)
 
@@ -189,7 +191,7 @@ def run_jobs(work: Work, config: PoolConfig) -> signal.Signals | None:
     num_jobs = len(work.jobs) if isinstance(work.jobs, Sized) else None
     leases = Leases(config.jobs_at_once, config.gpus_per_job, num_jobs)
     screen = Screen(work.ledger, work.total, leases.at_once)
-    pool = Pool(leases, screen, work.options.fail_fast, work.on_end)
+    pool = Pool(leases, screen, work.options, work.on_end)
     try:
         pool.run(work.jobs)
     finally:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-import resource
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -116,7 +115,8 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> Trial:
     """Build what the config names; run a batch where no job of its shape has."""
     import torch
 
-    from lab import build, hardware
+    from lab import build, distributed, hardware
+    from lab.balance import peak_memory
     from lab.distributed import World
     from lab.seed import seed_everything
 
@@ -135,8 +135,10 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> Trial:
         model = build.make_model(config).to(device)
         task = build.make_task(config, device)
         steps = build.count_steps(config.trainer, len(sets["train"]))
-        alone = World(0, 1, 0, device)  # one process, which holds the whole of a model that fsdp would cut
-        state, settings = build.make_state(config, machine, model, steps, alone)
+        net = distributed.wrap(model, World(0, 1, 0, device), config.trainer)  # dp's copies; else the model itself
+        # one process, which holds the whole of a model that fsdp would cut
+        config = replace(config, trainer=replace(config.trainer, strategy="single"))
+        state, settings = build.make_state(config, machine, model, steps, World(0, 1, 0, device))
         build.make_callbacks(config)
         batches = iter(train)
         first = next(batches)
@@ -144,14 +146,14 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> Trial:
         batch = ", ".join(f"{name} {tuple(value.shape)}" for name, value in first.items())
         step_s = eval_s = None
         if shape not in known:
-            step_s = _step_s(model, state, task, itertools.chain([first], batches), settings, device)
+            step_s = _step_s(net, state, task, itertools.chain([first], batches), settings, device)
             size = min(
                 len(sets["val"] or ()),
                 (config.trainer.max_eval_batches or sys.maxsize) * config.trainer.global_batch_size,
             )
             num_batches = -(-size // (machine.eval_batch_size * machine.num_procs))
             eval_s = num_batches * _eval_batch_s(model, task, val, settings, device)
-        memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else peak_rss()
+        memory = int(peak_memory(device))
         per_epoch = len(sets["train"]) / config.trainer.global_batch_size
         every = parse_interval(config.trainer.eval_every, per_epoch)
         return Trial(shape, batch, steps, steps // every if every else 0, step_s, eval_s, memory)
@@ -195,12 +197,6 @@ def shape_of(model: Any, batch: dict[str, Any], more: Sequence[Any]) -> str:
     """Equal for jobs whose steps take the same time and memory."""
     parameters = [tuple(p.shape) for p in model.parameters()]
     return repr((type(model), parameters, [(k, v.shape, v.dtype) for k, v in batch.items()], *more))
-
-
-def peak_rss() -> int:
-    """Bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024)
 
 
 def megabytes(size: int) -> str:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from lab import directory as run_directory
 from lab.config import SlurmConfig
-from lab.errors import Claimed, ConfigError, RunFailed
+from lab.errors import PREEMPTED, Claimed, ConfigError, RunFailed
 from lab.meeting import follows, release_followers
 from lab.place import adopt
-from lab.start import PREEMPTED, follow
+from lab.start import follow
 from lab.sweep.apart import OUTPUT, print_to
 from lab.sweep.job import run_job
 from lab.sweep.ledger import Job
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from lab.sweep.drive import Work
 
 FOLDER = ".slurm"  # within the sweep's: what submitit writes
+NUMBER = "slurm_job"  # within a job's: which batch job runs it
 POLL_S = 2.0
 SRC = Path(__file__).resolve().parents[2]
 
@@ -47,11 +48,10 @@ class RunDirectory:
         print_to(Path(directory) / OUTPUT)
         if follows():
             status = follow()
+            status = 0 if status == PREEMPTED else status  # a task that fails could end rank 0 before it queues the job
         else:
             try:
                 status = run_job(Path(directory))
-            except SystemExit as end:
-                status = int(end.code or 0)
             finally:
                 release_followers()
             if status == PREEMPTED and must_requeue(Path(directory)):
@@ -93,7 +93,7 @@ class Batch:
         self._ending = False
 
     def run(self) -> None:
-        source = iter(self._work.jobs)
+        source = iter(self._adopt(self._work.jobs))
         with self._signals():
             while True:
                 if not self._ending:
@@ -108,11 +108,30 @@ class Batch:
                     self._ended(one)
                 self._screen.refresh([one.job for one in self._running], [])
 
+    def _adopt(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """The jobs that are to be submitted; those that an earlier start has in SLURM's queue are watched instead."""
+        queued = self._queue() or set()
+        for job in jobs:
+            known = job.directory / NUMBER
+            number = known.read_text() if known.exists() else ""
+            if number in queued:
+                self._running.append(Submitted(job, number, time.monotonic()))
+            else:
+                yield job
+
     def _submit(self, jobs: list[Job]) -> None:
         if not jobs:
             return
-        numbers = [one.job_id for one in self._executor().map_array(RunDirectory(), [str(j.directory) for j in jobs])]
-        self._running += [Submitted(job, number, time.monotonic()) for job, number in zip(jobs, numbers)]
+        from submitit.core.utils import FailedJobError
+
+        try:
+            batch = self._executor().map_array(RunDirectory(), [str(job.directory) for job in jobs])
+        except FailedJobError as error:
+            raise RunFailed(f"hydra/launcher=slurm: {str(error).strip().splitlines()[-1]}") from None
+        numbers = [one.job_id for one in batch]
+        for job, number in zip(jobs, numbers):
+            run_directory.replace_text(job.directory / NUMBER, number)
+            self._running.append(Submitted(job, number, time.monotonic()))
         self._screen.say(f"{len(jobs)} batch jobs submitted, {numbers[0]} to {numbers[-1]}; squeue --me shows them")
 
     def _executor(self) -> Any:
