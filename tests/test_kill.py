@@ -6,6 +6,7 @@ Faults are put into the functions of the loop before the ranks are forked from t
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import fcntl
 import json
 import os
@@ -329,7 +330,7 @@ def test_a_second_ctrl_c_ends_it_now(tmp_path: Path, ranks: int) -> None:
         start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     assert process.stdout is not None
-    assert process.stdout.readline().strip() == "logged", process.stderr.read()  # type: ignore[union-attr]
+    assert any("logged" in line for line in process.stdout)
     began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
     time.sleep(0.7)
@@ -440,6 +441,7 @@ def test_native_code_that_holds_the_interpreter_is_found(
     """Neither its watch nor a signal's handler can run there; the kernel's signal shows where it stands."""
     monkeypatch.setattr(lab.launch, "LAST_S", 2.0)
     on_call(monkeypatch, lab.loop, "forward_loss", 1, 7, "native")
+    faulthandler.disable()  # pytest's, which would keep what the run's own says
     with pytest.raises(RunFailed, match=r"rank 1 hung.*native code holds its interpreter"):
         start_run(tmp_path / "run", *TWO)
     shown = capfd.readouterr().err

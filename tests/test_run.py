@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import QUICK, ROOT, TRAIN, compose, last_checkpoint, metrics, processes_with, result, start_run, status
+from omegaconf import OmegaConf
 from torch import Tensor
 
 import lab.loop
@@ -403,3 +404,33 @@ def test_no_checkpoint_that_loads_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none of its .* checkpoints loads"):
         start_run_again(run)
     assert (run / "metrics.jsonl").read_text() == before
+
+
+def test_a_value_given_at_a_resume_counts_even_where_the_run_began_with_it(
+    tmp_path: Path, train_command: Command
+) -> None:
+    """0.1, then 0.01, then 0.1 again; what overrides.yaml says is what the run was last told."""
+    run_dir = tmp_path / "run"
+    for overrides in (
+        ["optim.lr=0.1", "trainer.max_steps=2", f"hydra.run.dir={run_dir}", *QUICK],
+        [f"resume={run_dir}", "optim.lr=0.01", "trainer.max_steps=4"],
+        [f"resume={run_dir}", "optim.lr=0.1", "trainer.max_steps=6"],
+    ):
+        done = train_command(*overrides)
+        assert done.returncode == 0, done.stderr
+    assert OmegaConf.load(run_dir / "config.yaml").optim.lr == 0.1
+    told = OmegaConf.load(run_dir / "overrides.yaml")
+    assert [o for o in told if o.startswith(("optim.lr", "trainer.max_steps"))] == [
+        "optim.lr=0.1",
+        "trainer.max_steps=6",
+    ]
+
+
+def test_a_mistake_at_a_resume_leaves_a_finished_run_finished(tmp_path: Path, train_command: Command) -> None:
+    run_dir = start_run(tmp_path / "run", *SHORT)
+    files = {name: (run_dir / name).read_bytes() for name in ("config.yaml", "overrides.yaml", "status.json")}
+    for mistake in ("model.hidden=[7]", "trainer.max_steps=2"):  # other weights; a step that it is past
+        done = train_command(f"resume={run_dir}", mistake)
+        assert done.returncode == 2, done.stderr
+        assert {name: (run_dir / name).read_bytes() for name in files} == files
+        assert not (run_dir / "failure.json").exists()

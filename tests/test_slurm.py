@@ -79,7 +79,8 @@ def test_preempted_jobs_are_requeued_and_end_as_undisturbed_ones(slurm: Cluster,
         slurm.wait(job, lambda n=restarts: slurm.facts(job)["Restarts"] == str(n + 1), 30)  # type: ignore[misc]
         slurm.wait(job, lambda: status(run)["status"] == "preempted", 30)  # SLURM counts before the run has saved
         slurm.wait(job, lambda: slurm.facts(job)["JobState"] == "PENDING", 30)
-        slurm.command("scontrol", "update", f"JobId={job}", "StartTime=now")  # not two minutes later
+        # not two minutes later, but not before the nodes have buried the job's former life either
+        slurm.command("scontrol", "update", f"JobId={job}", "StartTime=now+6")
     assert slurm.wait_for_end(job, 90) == "COMPLETED", slurm.log(job)
     assert status(run)["status"] == "finished"
     straight = trained_here(tmp_path / "straight", *work, "hardware.num_procs=2")

@@ -68,9 +68,9 @@ def opened(master: DictConfig) -> tuple[SweepConfig, Ledger]:
         )
     if plain(master.resume) not in (None, "auto"):
         raise ConfigError("resume: a run's own; a sweep goes on by its name - leave resume out, give sweep=NAME again")
-    for override in plain(master.hydra.overrides.hydra):
-        if override.startswith("hydra.run.dir="):
-            raise ConfigError(f"{override}: a sweep's jobs have a directory each - leave it out, give sweep=NAME")
+    given = {override.partition("=")[0]: override for override in plain(master.hydra.overrides.hydra, resolve=False)}
+    if "hydra.run.dir" in given and "hydra.sweep.dir" not in given:
+        raise ConfigError(f"{given['hydra.run.dir']}: has no effect on a sweep's jobs - leave it out, give sweep=NAME")
     options = typed(SweepConfig, master.sweep, "sweep")
     if options.name is not None and not re.fullmatch(r"[\w+-][\w.+-]*", options.name):
         raise ConfigError(f"sweep={options.name}: the name of a folder, of letters, digits and . _ + -")
