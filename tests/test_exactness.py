@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import QUICK, TRAIN, assert_equal, compose, last_checkpoint, metrics, result, start_run, status
+from conftest import QUICK, TRAIN, assert_equal, compose, kill_at, last_checkpoint, metrics, result, start_run, status
 from omegaconf import OmegaConf
 
 from lab.errors import ConfigError
@@ -69,32 +67,6 @@ def test_killed_twice_equals_undisturbed(tmp_path: Path, ranks: int) -> None:
     assert metrics(killed) == metrics(straight)
     first, second = result(killed), result(straight)
     assert {k: first[k] for k in first if "/" in k} == {k: second[k] for k in second if "/" in k}
-
-
-def kill_at(run_dir: Path, step: int, overrides: tuple[str, ...]) -> None:
-    """Start the command, SIGKILL it as soon as a checkpoint of `step` or later is there, wait for its ranks to go."""
-    process = subprocess.Popen([*TRAIN, *overrides], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    end = time.monotonic() + 90
-    while not any(int(p.stem[5:]) >= step for p in (run_dir / "checkpoints").glob("last_*.pt")):
-        assert process.poll() is None, process.stderr.read().decode()  # type: ignore[union-attr]
-        assert time.monotonic() < end
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    while holds_lock(run_dir):
-        assert time.monotonic() < end, "a rank outlived its parent"
-        time.sleep(0.02)
-
-
-def holds_lock(run_dir: Path) -> bool:
-    import fcntl
-
-    with open(run_dir / ".lock") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 @pytest.mark.parametrize("model", ["mlp", "resnet"])

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, ROOT, TRAIN, assert_equal, compose, metrics, result, start_run, status
+from conftest import QUICK, ROOT, TRAIN, assert_equal, compose, kill_at, metrics, result, start_run, status
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -303,7 +301,7 @@ def test_killed_twice_equals_undisturbed(tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     for attempt, at_step in enumerate((15, 50)):
         again = (f"resume={killed}",) if attempt else (*overrides, f"hydra.run.dir={killed}")
-        kill_at(killed, at_step, again)
+        kill_at(killed, at_step, again, ".dcp")
     done = subprocess.run([*TRAIN, f"resume={killed}"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert_equal(newest(killed), newest(straight))
@@ -312,22 +310,6 @@ def test_killed_twice_equals_undisturbed(tmp_path: Path) -> None:
     assert {k: first[k] for k in first if "/" in k} == {k: second[k] for k in second if "/" in k}
     left = {path.name for path in (killed / "checkpoints").iterdir()}
     assert left == {path.name for path in (straight / "checkpoints").iterdir()}
-
-
-def kill_at(run_dir: Path, step: int, overrides: tuple[str, ...]) -> None:
-    process = subprocess.Popen([*TRAIN, *overrides], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    end = time.monotonic() + 90
-    while not any(int(p.stem[5:]) >= step for p in (run_dir / "checkpoints").glob("last_*.dcp")):
-        assert process.poll() is None, process.stderr.read().decode()  # type: ignore[union-attr]
-        assert time.monotonic() < end
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    from test_exactness import holds_lock
-
-    while holds_lock(run_dir):
-        assert time.monotonic() < end, "a rank outlived its parent"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

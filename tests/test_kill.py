@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import fcntl
 import json
 import os
 import random
@@ -23,7 +22,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, ROOT, TRAIN, assert_equal, last_checkpoint, metrics, result, start_run, status
+from conftest import QUICK, ROOT, TRAIN, assert_equal, holds_lock, last_checkpoint, metrics, result, start_run, status
 from omegaconf import OmegaConf
 
 import lab.checkpoint
@@ -70,15 +69,6 @@ def children(pid: int) -> set[int]:
         except (OSError, IndexError):
             continue
     return found
-
-
-def holds_lock(run_dir: Path) -> bool:
-    with open(run_dir / ".lock") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def strike(fault: str) -> None:

@@ -112,7 +112,7 @@ class Checkpoints:
         in_parts = any(is_part(value) for value in payload["model"].values())
         path = self._path(kind, payload["step"], shards.SUFFIX if in_parts else ".pt")
         if in_parts:
-            shards.save(payload, path, self.world)
+            shards.save(payload, path, self.world, save)
         elif self.world.is_main:
             save(payload, path)
         if self.world.is_main:

@@ -1,4 +1,4 @@
-"""DistributedDataParallel as trainer.ddp sets it, and its complaint about unused parameters in one line."""
+"""The model wrapped as trainer.strategy says; DDP as trainer.ddp sets it, unused parameters named in one line."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lab.config import DDPConfig
-from lab.distributed import rank
+from lab.config import DDPConfig, TrainerConfig
+from lab.data_parallel import Replicas, gpus
+from lab.distributed import World, rank
 from lab.dynamo import ddp_without_dynamo
 from lab.errors import ConfigError
 
 log = logging.getLogger("lab")
+
+
+def wrap(model: nn.Module, world: World, trainer: TrainerConfig) -> nn.Module:
+    """The model whose backward averages the gradients over the ranks; with one rank the model itself."""
+    if trainer.strategy == "dp":
+        return Replicas(model, gpus())
+    return model if world.size == 1 else wrap_ddp(model, world.device, trainer.ddp)
 
 
 def wrap_ddp(model: nn.Module, device: torch.device, options: DDPConfig) -> DistributedDataParallel:

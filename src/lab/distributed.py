@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from lab.config import TrainerConfig
-
 START_TIMEOUT_S = 600.0  # how far apart the processes of a run may start
 _stores: dict[str, Any] = {}
 
@@ -162,19 +160,6 @@ def world(device_type: str, timeout_s: float) -> Iterator[World]:
     # not after an exception: the other ranks may be stuck, and NCCL would wait for them; the process ends anyway
     meet(world)  # rank 0 has more to do at the end: whoever started the ranks would take the first to leave for lost
     dist.destroy_process_group()
-
-
-def wrap(model: nn.Module, world: World, trainer: TrainerConfig) -> nn.Module:
-    """The model whose backward averages the gradients over the ranks; with one rank the model itself."""
-    if trainer.strategy == "dp":
-        from lab.data_parallel import Replicas, gpus
-
-        return Replicas(model, gpus())
-    if world.size == 1:
-        return model
-    from lab.ddp import wrap_ddp
-
-    return wrap_ddp(model, world.device, trainer.ddp)
 
 
 def broadcast_buffers(model: nn.Module, world: World) -> None:

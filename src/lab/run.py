@@ -29,7 +29,7 @@ from lab.build import (
 )
 from lab.config import parse_interval
 from lab.data.loader import Loader
-from lab.ddp import with_sync_batchnorm
+from lab.ddp import with_sync_batchnorm, wrap
 from lab.directory import shown
 from lab.distributed import World
 from lab.dynamo import skip_dynamo_import
@@ -126,7 +126,7 @@ def train(
     state, settings = make_state(config, machine, model, total_steps, world)
     net = model
     if not fsdp.is_sharded(model):  # a sharded one is wrapped and compiled already, block by block
-        net = distributed.wrap(model, world, trainer)
+        net = wrap(model, world, trainer)
         net = torch.compile(net) if config.hardware.compile else net  # type: ignore[assignment]
 
     share = trainer.straggler_share

@@ -38,11 +38,9 @@ _IN_INDEX = {
 Mould = Callable[[str], "Tensor | None"]  # key of a tensor, as `split` gives it -> a DTensor to be cut like
 
 
-def save(payload: dict[str, Any], path: Path, world: World) -> None:
-    """All ranks call this with a payload whose tensors are DTensors, or equal on all ranks."""
+def save(payload: dict[str, Any], path: Path, world: World, save_file: Callable[[dict[str, Any], Path], None]) -> None:
+    """All ranks call this with a payload whose tensors are DTensors, or equal on all ranks; save_file writes a file."""
     import torch.distributed.checkpoint as dcp
-
-    from lab.checkpoint import save as save_file
 
     temporary = path.with_name(f".{path.name}.tmp")
     if world.is_main:

@@ -115,8 +115,9 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> Trial:
     """Build what the config names; run a batch where no job of its shape has."""
     import torch
 
-    from lab import build, distributed, hardware
+    from lab import build, hardware
     from lab.balance import peak_memory
+    from lab.ddp import wrap
     from lab.distributed import World
     from lab.seed import seed_everything
 
@@ -135,7 +136,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> Trial:
         model = build.make_model(config).to(device)
         task = build.make_task(config, device)
         steps = build.count_steps(config.trainer, len(sets["train"]))
-        net = distributed.wrap(model, World(0, 1, 0, device), config.trainer)  # dp's copies; else the model itself
+        net = wrap(model, World(0, 1, 0, device), config.trainer)  # dp's copies; else the model itself
         # one process, which holds the whole of a model that fsdp would cut
         config = replace(config, trainer=replace(config.trainer, strategy="single"))
         state, settings = build.make_state(config, machine, model, steps, World(0, 1, 0, device))
