@@ -280,6 +280,6 @@ def test_column_and_cached_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert data.cached_share() == 1.0  # just read
     monkeypatch.setattr(RawFile, "_cached", lambda self, at, unknown: False)
     assert H5Dataset(paths, {"x": "x", "z": "z"}, ROOT, "all").cached_share() == 0
-    count, why = choose.num_threads(H5Dataset(paths, {"x": "x"}, ROOT, "all"), lambda k: None, "auto")
+    count, why = choose.num_threads(H5Dataset(paths, {"x": "x"}, ROOT, "all"), lambda k: None, "auto", 2)
     assert count == 8
     assert "in memory" in why

@@ -322,7 +322,7 @@ def test_choice_and_its_reason() -> None:
     small = Loader(Table(100), endless(100, 8), CPU, seed=0)
     assert small.kind == "device"
     assert "the whole set, 5.6 KB, is held in RAM" in small.why
-    large = Loader(Table(100, (1 << 17,)), endless(100, 8), CPU, seed=0)
+    large = Loader(Table(100, (1 << 17,)), endless(100, 8), CPU, seed=0, cores=1)
     assert large.kind == "threads"
     assert "8.39 MB are gathered beside the step" in large.why
     assert "measured: 1 thread" in large.why

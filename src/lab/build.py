@@ -22,10 +22,11 @@ from lab.config import (
     split_own,
     typed,
 )
+from lab.cores import cores_each
 from lab.data.loader import Loader
 from lab.data.order import EvalPlan, Plan, TrainPlan
 from lab.data.transforms import compose
-from lab.distributed import World
+from lab.distributed import World, local_ranks
 from lab.errors import RunFailed
 from lab.fsdp import explained, is_sharded, shard
 from lab.hardware import Hardware
@@ -94,9 +95,12 @@ def make_eval_loader(config: Config, machine: Hardware, dataset: Any, world: Wor
 
 def _loader(config: Config, dataset: Any, plan: Plan, world: World, random: bool) -> Loader:
     """random: with the transforms that draw numbers too."""
-    own = config.data
+    own, given = config.data, config.hardware.num_threads
     transform = compose([build(node) for node in own.transforms.values()], training=random)
-    return Loader(dataset, plan, world.device, transform, own.loader, own.num_workers, seed=config.cfg.seed)
+    cores = min(int(given), cores_each(local_ranks())) if given != "auto" else None
+    return Loader(
+        dataset, plan, world.device, transform, own.loader, own.num_workers, seed=config.cfg.seed, cores=cores
+    )
 
 
 def make_task(config: Config, device: torch.device) -> Task:

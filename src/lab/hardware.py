@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lab.config import ONE_PROCESS, HardwareConfig, TrainerConfig, check_share
-from lab.cores import cores
+from lab.cores import threads_each
 from lab.data_parallel import gpus
 from lab.distributed import gpu, local_ranks, started_ranks
 from lab.errors import ConfigError
@@ -50,7 +50,7 @@ def resolve(hardware: HardwareConfig, trainer: TrainerConfig) -> Hardware:
         precision = "bf16" if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     threads = hardware.num_threads
     if threads == "auto":
-        threads = max(1, cores() // local_ranks())
+        threads = threads_each(local_ranks())
     eval_batch_size = hardware.eval_batch_size or -(-micro[0] // devices)
     return Hardware(device, num_procs, precision, int(threads), micro, eval_batch_size)
 

@@ -23,12 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lab.cores import cores_each
 from lab.data.delivery import choose
 from lab.data.delivery.open_workers import open_workers
 from lab.data.delivery.resident import Resident
 from lab.data.delivery.ring import Ring
 from lab.data.delivery.slots import CAN_REUSE, Batch
 from lab.data.order import Plan
+from lab.distributed import local_ranks
 from lab.errors import ConfigError
 
 # transform(batch, numbers): whole batches on the device; numbers (B,) are global sample numbers, which seed randomness
@@ -58,6 +60,7 @@ class Loader:
 
     seed: of the random numbers that a map-style dataset draws, which depend on (seed, sample number) only.
     num_rows: of an evaluation, the rows to count; more come only to keep the ranks in step.
+    cores: that reading may keep busy; None: this rank's share of the machine.
     wait_s: seconds the consumer has waited for data. why: how batches are delivered and why so.
     """
 
@@ -72,10 +75,12 @@ class Loader:
         *,
         seed: int,
         start_method: str | None = None,
+        cores: int | None = None,
     ) -> None:
         if num_workers != "auto" and not (isinstance(num_workers, int) and num_workers >= 0):
             raise ConfigError(f"data.num_workers={num_workers!r} must be auto or a number of at least 0")
         self.plan, self.device, self.transform = plan, device, transform
+        cores = cores_each(local_ranks()) if cores is None else cores
         self.wait_s = 0.0
         self.num_rows = getattr(plan, "num_rows", None)
         self.kind, self.why = choose.kind_of(dataset, plan, device, kind)
@@ -83,13 +88,11 @@ class Loader:
         if self.kind == "device":
             self._source = Resident(dataset, device)
         elif self.kind == "threads":
-            count, measured = choose.num_threads(dataset, plan, num_workers)
+            count, measured = choose.num_threads(dataset, plan, num_workers, cores)
             self.why += f"; {measured}" + ("" if CAN_REUSE else "; this torch cannot reuse buffers")
             self._source = Ring(dataset, device, count)
         else:
-            self._source, measured = open_workers(
-                dataset, plan, device, num_workers, seed, start_method, choose.own_cores()
-            )
+            self._source, measured = open_workers(dataset, plan, device, num_workers, seed, start_method, cores)
             self.why += f"; {measured}"
         if getattr(plan, "note", ""):
             self.why += f"; {plan.note}"  # type: ignore[attr-defined]

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from lab.cores import cores
 from lab.data.delivery.slots import Batch, is_ragged, sample_bytes
 from lab.data.order import Plan
 from lab.errors import ConfigError
@@ -26,11 +25,6 @@ _COLD_THREADS = 8
 
 def is_batch_dataset(dataset: Any) -> bool:
     return hasattr(dataset, "spec") and hasattr(dataset, "gather")
-
-
-def own_cores() -> int:
-    """This process's share of the cores: what it may run on, and no more than hardware.num_threads gave it."""
-    return max(1, min(cores(), torch.get_num_threads()))
 
 
 def kind_of(dataset: Any, plan: Plan, device: torch.device, kind: str) -> tuple[str, str]:
@@ -78,8 +72,10 @@ def _free_bytes(device: torch.device) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def num_threads(dataset: Any, plan: Plan, num_workers: int | str) -> tuple[int, str]:
-    """(threads of the ring, why): as given, or measured by gathering the plan's first batches for a moment."""
+def num_threads(dataset: Any, plan: Plan, num_workers: int | str, cores: int) -> tuple[int, str]:
+    """(threads of the ring, why): as given, or measured by gathering the plan's first batches for a moment.
+
+    cores: that this process may keep busy."""
     if isinstance(num_workers, int):
         return max(1, num_workers), f"{max(1, num_workers)} threads, as data.num_workers says"
     cached = float(dataset.cached_share()) if hasattr(dataset, "cached_share") else 1.0
@@ -88,8 +84,8 @@ def num_threads(dataset: Any, plan: Plan, num_workers: int | str) -> tuple[int, 
     if plan(0) is None:
         return 1, "1 thread, as there is nothing to read"
     rates: dict[int, float] = {}
-    count = min(2, own_cores())  # while one waits to hand its batch over, another gathers
-    while count <= min(own_cores(), 4) and (len(rates) < 2 or rates[count // 2] > 1.1 * rates[count // 4]):
+    count = min(2, cores)  # while one waits to hand its batch over, another gathers
+    while count <= min(cores, 4) and (len(rates) < 2 or rates[count // 2] > 1.1 * rates[count // 4]):
         rates[count] = _rate(dataset, plan, count)
         count *= 2
     best = min(count for count, rate in rates.items() if rate >= 0.9 * max(rates.values()))
