@@ -1,0 +1,131 @@
+"""What a checkpoint holds comes back whole, for any number of ranks."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from conftest import QUICK, assert_equal, compose
+
+from lab import hardware
+from lab.build import Config, make_model, make_state
+from lab.distributed import World
+from lab.seed import rng_state, seed_everything
+from lab.state import TrainState, averaged
+
+CPU = torch.device("cpu")
+VALUES = {
+    "step": 12, "samples": 345, "best": [[0.5, 9], [0.7, 3]], "best_score": 0.5, "stale": 3, "logged_step": 10,
+    "scored_step": 9,
+}  # fmt: skip
+
+
+def state_of(*overrides: str) -> TrainState:
+    config = Config.of(compose(*QUICK, "trainer.max_steps=40", "trainer.ema_decay=0.9", *overrides))
+    machine = hardware.resolve(config.hardware, config.trainer)
+    return make_state(config, machine, make_model(config), 40, World(0, 1, 0, CPU))[0]
+
+
+def worked(*overrides: str) -> TrainState:
+    """A state in which nothing has the value that it begins with."""
+    state = state_of(*overrides)
+    for parameter in state.model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    state.optimizer.step()
+    for _ in range(7):
+        state.schedule.step()
+    assert state.ema is not None
+    for mean in state.ema.parameters():
+        mean.data.add_(1.0)
+    for name, value in VALUES.items():
+        setattr(state, name, copy.deepcopy(value))
+    state.totals = {"loss": torch.tensor(2.5), "non_finite": torch.tensor(1.0)}
+    return state
+
+
+def through_a_file(payload: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(payload, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def test_every_field_comes_back() -> None:
+    state = worked("hardware.precision=fp16")
+    assert state.scaler is not None
+    state.scaler.load_state_dict({**state.scaler.state_dict(), "scale": 128.0, "_growth_tracker": 17})
+    seed_everything(1)
+    payload = through_a_file(state.payload([state.rank_payload(CPU)]))
+    drawn = torch.rand(3)
+    fresh = state_of("hardware.precision=fp16")
+    seed_everything(2)
+    fresh.load(payload, World(0, 1, 0, CPU), options=[])
+    assert torch.equal(torch.rand(3), drawn), "random numbers go on where they were"
+    assert {name: getattr(fresh, name) for name in VALUES} == VALUES
+    assert_equal(fresh.totals, state.totals)
+    assert_equal(fresh.optimizer.state_dict(), state.optimizer.state_dict())
+    assert fresh.schedule.last_lr == state.schedule.last_lr
+    assert fresh.schedule.updates == 7
+    assert fresh.scaler is not None
+    assert fresh.scaler.get_scale() == 128.0, "an fp16 run goes on with the scale that it had found"
+    assert fresh.scaler.state_dict()["_growth_tracker"] == 17
+    assert_equal(payload["model"], state.model.state_dict())
+    assert state.ema is not None
+    assert_equal(payload["ema"], state.ema.state_dict())
+    # a field that is added to the state is added to the checkpoint: nothing of a run may begin anew at a resume
+    parts = {"model", "ema", "optimizer", "schedule", "scaler", "ranks"}
+    assert set(payload) == parts | set(VALUES)
+    assert set(state.__dataclass_fields__) == (parts - {"ranks"}) | set(VALUES) | {"totals"}
+
+
+def test_a_state_without_average_and_scaler() -> None:
+    state = state_of("trainer.ema_decay=null")
+    payload = through_a_file(state.payload([state.rank_payload(CPU)]))
+    assert payload["ema"] is None
+    assert payload["scaler"] is None
+    assert averaged(state) is state.model
+    state_of("trainer.ema_decay=null", "hardware.precision=fp16").load(payload, World(0, 1, 0, CPU), options=[])
+
+
+def test_values_of_the_optimizer_that_the_config_gives_hold_at_a_resume() -> None:
+    state = worked("optim.lr=0.1", "optim.weight_decay=0.3")
+    payload = through_a_file(state.payload([state.rank_payload(CPU)]))
+    fresh = state_of("optim.lr=0.2", "optim.weight_decay=0.4", "optim.betas=[0.5,0.6]")
+    fresh.load(payload, World(0, 1, 0, CPU), options=["weight_decay"])
+    assert [group["weight_decay"] for group in fresh.optimizer.param_groups] == [0.4, 0.0]
+    assert [tuple(group["betas"]) for group in fresh.optimizer.param_groups] == [(0.9, 0.999)] * 2
+
+
+@pytest.mark.parametrize(("size", "rank", "total", "own_numbers"), [(2, 1, 6.0, 1), (1, 0, 4.0, 0), (3, 2, 4.0, None)])
+def test_ranks_take_what_was_theirs(size: int, rank: int, total: float, own_numbers: int | None) -> None:
+    """As many ranks as before: each its own sums; other numbers of ranks: the mean. Random numbers: of that rank."""
+    state = worked()
+    ranks, drawn = [], []
+    for index, loss in enumerate((2.0, 6.0)):
+        seed_everything(5, stream=index)
+        ranks.append({"rng": rng_state(CPU), "totals": {"loss": torch.tensor(loss)}})
+        drawn.append(torch.rand(2))
+    payload = through_a_file(state.payload(ranks))
+    fresh = state_of()
+    seed_everything(8)
+    untouched = rng_state(CPU)["torch"]
+    fresh.load(payload, World(rank, size, 0, CPU), options=[])
+    assert fresh.totals["loss"].item() == total
+    if own_numbers is None:  # a rank that the run did not have
+        assert torch.equal(torch.get_rng_state(), untouched)
+    else:
+        assert torch.equal(torch.rand(2), drawn[own_numbers])
+
+
+def test_the_averaged_model_has_the_buffers_of_the_model() -> None:
+    state = state_of()
+    assert state.ema is not None
+    for module, value in ((state.model, 3.0), (state.ema, 1.0)):
+        module.register_buffer("running", torch.full((2,), value))
+    assert averaged(state) is state.ema
+    assert state.ema.get_buffer("running").tolist() == [3.0, 3.0]
+    assert not any(parameter.requires_grad for parameter in state.ema.parameters())
+    assert all(a is not b for a, b in zip(state.ema.parameters(), state.model.parameters()))
