@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from conftest import limit
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "sinfo")
 
 # linuxproc, none: no cgroups are needed
@@ -75,7 +77,7 @@ class Cluster:
         self.env = {**os.environ, "SLURM_CONF": str(root / "slurm.conf")}
 
     def command(self, *arguments: str) -> str:
-        done = subprocess.run(arguments, env=self.env, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(arguments, env=self.env, capture_output=True, text=True, timeout=limit(30))
         assert done.returncode == 0, f"{arguments}: {done.stderr}"
         return done.stdout
 
@@ -95,7 +97,7 @@ class Cluster:
         return path.read_text() if path.exists() else ""
 
     def wait(self, job: int, condition: Callable[[], bool], seconds: float) -> None:
-        end = time.monotonic() + seconds
+        end = time.monotonic() + limit(seconds)
         while not condition():
             assert time.monotonic() < end, f"{self.facts(job)}\n{self.log(job)}"
             time.sleep(0.2)
@@ -128,9 +130,9 @@ def cluster(root: Path) -> Iterator[Cluster]:
             [*inside, START.format(root=root)], env=here.env, stdin=subprocess.PIPE, stdout=log, stderr=log
         )
     try:
-        end = time.monotonic() + 30
+        end = time.monotonic() + limit(30)
         while "2" not in subprocess.run(
-            ["sinfo", "-h", "-t", "idle", "-o", "%D"], env=here.env, capture_output=True, text=True, timeout=30
+            ["sinfo", "-h", "-t", "idle", "-o", "%D"], env=here.env, capture_output=True, text=True, timeout=limit(30)
         ).stdout.split():  # fmt: skip
             if process.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"the cluster did not come up: {(root / 'start.log').read_text()}")

@@ -24,6 +24,68 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 torch.set_num_threads(1)
 
+
+def count_gpus() -> int:
+    """Counted in a child: counting may start CUDA, and no fork of a process that has done so can use a GPU."""
+    if not torch.backends.cuda.is_built():
+        return 0
+    if (child := os.fork()) == 0:
+        os._exit(min(torch.cuda.device_count(), 255))
+    return max(0, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+NUM_GPUS, VISIBLE_GPUS = count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # tests of the CPU, and all that they fork; those of GPUs use gpu_environment
+
+
+def gpu_environment() -> dict[str, str]:
+    """For a command of a test that is marked gpu."""
+    hidden = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+    return hidden if VISIBLE_GPUS is None else {**hidden, "CUDA_VISIBLE_DEVICES": VISIBLE_GPUS}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """gpu, gpu(2): skipped where there are fewer."""
+    for item in items:
+        needed = max((mark.args[0] if mark.args else 1 for mark in item.iter_markers("gpu")), default=0)
+        if needed > NUM_GPUS:
+            item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA devices, there are {NUM_GPUS}"))
+
+
+# -- waiting on a machine that is slow or busy -----------------------------------------------------------------------
+
+START = [sys.executable, "-c", "import hydra, asyncio, unittest.mock"]
+START_S = 0.35  # two of these at once, on two cores that do nothing else
+_slowdown, _measured_at = 1.0, -1e9
+
+
+def slowdown() -> float:
+    """How many times longer than on a quiet machine a start takes here and now: at least 1, never less than before."""
+    global _slowdown, _measured_at
+    if time.monotonic() - _measured_at > 60:
+        began = time.monotonic()
+        for process in [subprocess.Popen(START) for _ in range(2)]:
+            assert process.wait() == 0
+        _measured_at = time.monotonic()
+        _slowdown = max(_slowdown, (_measured_at - began) / START_S)
+    return _slowdown
+
+
+def limit(seconds: float) -> float:
+    """seconds: what must be enough where nothing else runs -> what must be enough here. Write no limit without it."""
+    return 2 * seconds * slowdown()
+
+
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None = None, seconds: float = 60) -> Any:
+    """-> what `condition` returns as soon as that is true. process: one that must still run until then."""
+    end = time.monotonic() + limit(seconds)
+    while not (found := condition()):
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < end, f"not within {limit(seconds):.0f} s"
+        time.sleep(0.005)
+    return found
+
+
 # small and fast; each test adds what it is about
 QUICK = ("logger=none", "hardware=cpu", "hardware.num_threads=1", "model.hidden=[16]", "trainer.max_epochs=null")
 
@@ -98,13 +160,13 @@ def assert_equal(a: Any, b: Any, where: str = "") -> None:
 def train_command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run `python src/train.py ...` as a user does, from a folder of its own."""
 
-    def command(*overrides: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+    def command(*overrides: str, timeout: float = 60, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*TRAIN, *overrides],
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=timeout,
+            timeout=limit(timeout),
             env={**os.environ, **env},
         )
 
@@ -134,14 +196,8 @@ def holds_lock(run_dir: Path) -> bool:
 
 def kill_at(run_dir: Path, step: int, overrides: tuple[str, ...], suffix: str = ".pt") -> None:
     """Start the command, SIGKILL it as soon as a checkpoint of `step` or later is there, wait for its ranks to go."""
-    process = subprocess.Popen([*TRAIN, *overrides], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    end = time.monotonic() + 90
-    while not any(int(p.stem[5:]) >= step for p in (run_dir / "checkpoints").glob(f"last_*{suffix}")):
-        assert process.poll() is None, process.stderr.read().decode()  # type: ignore[union-attr]
-        assert time.monotonic() < end
-        time.sleep(0.002)
+    process = subprocess.Popen([*TRAIN, *overrides], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: any(int(p.stem[5:]) >= step for p in (run_dir / "checkpoints").glob(f"last_*{suffix}")), process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    while holds_lock(run_dir):
-        assert time.monotonic() < end, "a rank outlived its parent"
-        time.sleep(0.02)
+    wait_for(lambda: not holds_lock(run_dir))  # no rank outlives its parent

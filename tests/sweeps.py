@@ -6,11 +6,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-from conftest import QUICK, ROOT, TRAIN, result, status
+from conftest import QUICK, ROOT, TRAIN, limit, result, status
 
 SWEEP = ("-m", *QUICK, "trainer.max_steps=6", "trainer.log_every=3")
 # {fault} happens in the job with seed=1, in its third step
@@ -45,13 +44,13 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 
 
-def call(*arguments: str, cwd: Path = ROOT, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*TRAIN, *arguments], cwd=cwd, capture_output=True, text=True, timeout=timeout)
+def call(*arguments: str, cwd: Path = ROOT, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*TRAIN, *arguments], cwd=cwd, capture_output=True, text=True, timeout=limit(timeout))
 
 
 def call_faulty(fault: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = faulty_command(fault, *arguments)
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, env=environment())
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit(60), env=environment())
 
 
 def job_dirs(sweep: Path) -> list[Path]:
@@ -78,10 +77,3 @@ def ended_at(sweep: Path) -> dict[str, int]:
     """{finished job: when its result was written}"""
     done = [path for path in job_dirs(sweep) if status(path)["status"] == "finished"]
     return {path.name: (path / "result.json").stat().st_mtime_ns for path in done}
-
-
-def wait_for(condition: Any, timeout_s: float = 60) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)

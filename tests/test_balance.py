@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, metrics, result, start_run
+from conftest import QUICK, metrics, result, slowdown, start_run
 from torch import nn
 
 import lab.balance
@@ -21,7 +21,7 @@ import lab.loop
 from lab.balance import figures, listed, max_over_mean, straggler
 from lab.data.synthetic import Synthetic
 
-SLOW_S = 0.06
+SLOW_S = 0.06 * slowdown()  # more than what a busy machine does to a rank
 RUN = (
     *QUICK, "trainer=ddp", "trainer.max_steps=16", "trainer.log_every=4", "trainer.eval_every=null",
     "trainer.save_every=null", "data=synthetic",

@@ -9,7 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import QUICK, TRAIN, assert_equal, compose, kill_at, last_checkpoint, metrics, result, start_run, status
+from conftest import (
+    QUICK,
+    TRAIN,
+    assert_equal,
+    compose,
+    kill_at,
+    last_checkpoint,
+    limit,
+    metrics,
+    result,
+    start_run,
+    status,
+)
 from omegaconf import OmegaConf
 
 from lab.errors import ConfigError
@@ -61,7 +73,7 @@ def test_killed_twice_equals_undisturbed(tmp_path: Path, ranks: int) -> None:
         again = (f"resume={killed}",) if attempt else (*overrides, f"hydra.run.dir={killed}")
         kill_at(killed, at_step, again)
         assert status(killed)["status"] == "running"
-    done = subprocess.run([*TRAIN, f"resume={killed}"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*TRAIN, f"resume={killed}"], capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr
     assert_equal(last_checkpoint(killed), last_checkpoint(straight))
     assert metrics(killed) == metrics(straight)

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, ROOT, TRAIN, assert_equal, compose, kill_at, metrics, result, start_run, status
+from conftest import QUICK, ROOT, TRAIN, assert_equal, compose, kill_at, limit, metrics, result, start_run, status
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -302,7 +302,7 @@ def test_killed_twice_equals_undisturbed(tmp_path: Path) -> None:
     for attempt, at_step in enumerate((15, 50)):
         again = (f"resume={killed}",) if attempt else (*overrides, f"hydra.run.dir={killed}")
         kill_at(killed, at_step, again, ".dcp")
-    done = subprocess.run([*TRAIN, f"resume={killed}"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*TRAIN, f"resume={killed}"], capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr
     assert_equal(newest(killed), newest(straight))
     assert metrics(killed) == metrics(straight)
@@ -351,15 +351,15 @@ def test_whatever_reads_a_run_reads_parts(tmp_path: Path) -> None:
         [sys.executable, str(ROOT / "src/evaluate.py"), str(moved), "--json"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=limit(60),
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert json.loads(done.stdout)["accuracy"] == pytest.approx(result(moved)["test/accuracy"])
     export = [sys.executable, str(ROOT / "src/export.py"), str(moved), str(tmp_path / "model.pt")]
-    done = subprocess.run(export, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(export, capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr
-    again = subprocess.run(export, capture_output=True, text=True, timeout=60)
+    again = subprocess.run(export, capture_output=True, text=True, timeout=limit(60))
     assert again.returncode == 2
     assert "--overwrite" in again.stderr
     from lab.models.mlp import MLP
@@ -520,7 +520,7 @@ def test_a_plain_run_imports_none_of_it(tmp_path: Path) -> None:
     arguments = ["train.py", *QUICK, "trainer.max_steps=2", f"hydra.run.dir={tmp_path}/run"]
     code = f"import sys; sys.argv = {arguments!r}; import train; assert train.main() == 0; print(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT,
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(60), cwd=ROOT,
         env={**os.environ, "PYTHONPATH": "src"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

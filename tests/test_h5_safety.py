@@ -10,7 +10,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import hdf5plugin
 import numpy as np
 import pytest
 import torch
+from conftest import limit, wait_for
 from torch.utils.data import DataLoader
 
 from lab.data.h5 import H5Dataset
@@ -82,7 +82,7 @@ def test_processes(method: str, path: Path) -> None:
     children = [context.Process(target=send, args=(data, seed, queue)) for seed in range(2)]
     for child in children:
         child.start()
-    results = [queue.get(timeout=60) for _ in children]
+    results = [queue.get(timeout=limit(60)) for _ in children]
     for child in children:
         child.join(60)
     assert results == ["ok", "ok"]
@@ -105,7 +105,7 @@ def test_fork_while_other_threads_read(path: Path) -> None:
             queue = context.Queue()
             child = context.Process(target=send, args=(data, seed, queue))
             child.start()
-            assert queue.get(timeout=60) == "ok"
+            assert queue.get(timeout=limit(60)) == "ok"
             child.join(60)
     finally:
         stop.set()
@@ -318,11 +318,7 @@ def test_advice_brings_rows_into_memory(tmp_path: Path) -> None:
     if data._fields["m"][0].cached_share(row):
         pytest.skip("this file system keeps files in memory")
     data.advise(row)
-    for _ in range(200):
-        if data._fields["m"][0].cached_share(row):
-            return
-        time.sleep(0.02)
-    pytest.fail("the row was not read ahead")
+    wait_for(lambda: data._fields["m"][0].cached_share(row))
 
 
 WRITER = """

@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from conftest import limit
 from torch import Tensor
 
 from lab.data.delivery import ring, slots
@@ -309,12 +310,12 @@ def test_a_process_with_a_ring_always_ends(sleep: float, body: str, code: int) -
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=limit(60),
         env=None,
         cwd=Path(__file__).parents[1] / "src",
     )
     assert done.returncode in (code, 128 - code if code < 0 else code), done.stderr
-    assert time.perf_counter() - began < 30
+    assert time.perf_counter() - began < limit(30)
     assert "Fatal" not in done.stderr
 
 

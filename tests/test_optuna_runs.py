@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, TRAIN, processes_with, result, status
-from sweeps import book, call, ended_at, environment, job_dirs, results, states, wait_for
+from conftest import QUICK, TRAIN, limit, processes_with, result, status, wait_for
+from sweeps import book, call, ended_at, environment, job_dirs, results, states
 
 optuna = pytest.importorskip("optuna", reason="needs the extra optuna")
 
@@ -178,7 +178,7 @@ def test_without_optuna_it_says_how_to_install_it(tmp_path: Path) -> None:
     path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
     done = subprocess.run(
         [*TRAIN, *SEARCH, LR, f"hydra.sweep.dir={tmp_path}/s"],
-        capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=limit(60), env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.startswith("error: hydra/sweeper=optuna: Optuna is not installed - pip install 'optuna>=5'")
@@ -190,5 +190,5 @@ def test_the_config_is_shown_without_importing_optuna() -> None:
         "print(sorted({'optuna', 'sqlalchemy', 'torch'} & set(sys.modules)), file=sys.stderr)"
     )
     command = [sys.executable, "-c", code]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment())
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=limit(60), env=environment())
     assert shown.stderr.strip() == json.dumps([]), shown.stderr

@@ -12,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from conftest import wait_for
 
 from lab.errors import ConfigError
 from lab.packing.encode import Encoding
@@ -198,9 +199,7 @@ def test_killed_repack(tmp_path: Path, codec: str) -> None:
     ]
     for attempt in range(3):
         process = subprocess.Popen(command)
-        until = time.monotonic() + 20
-        while not (tmp_path / "b.h5.partial").exists() and process.poll() is None and time.monotonic() < until:
-            time.sleep(0.002)
+        wait_for(lambda p=process: (tmp_path / "b.h5.partial").exists() or p.poll() is not None)
         time.sleep(0.02 * attempt)
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -15,6 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from conftest import limit, slowdown
 
 from lab.errors import ConfigError
 from lab.packing.file import offsets
@@ -41,7 +42,7 @@ def arrays(n: int = 1000, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def command(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(H5), *map(str, args)], capture_output=True, text=True, timeout=100)
+    return subprocess.run([sys.executable, str(H5), *map(str, args)], capture_output=True, text=True, timeout=limit(60))
 
 
 class Numbers(SampleSource):
@@ -182,7 +183,7 @@ def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
     while True:
         process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
         try:
-            process.wait(timeout=0.35 + 0.25 * kills)
+            process.wait(timeout=(0.35 + 0.25 * kills) * slowdown())
             break
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
@@ -322,7 +323,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_DATA, (used + 300_000_000,) * 2)\n"
         f"h5.main(['pack', {str(tmp_path / 'x.npy')!r}, {str(out)!r}, '--workers', '2', '--quiet'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr
     with h5py.File(out) as file:
         assert file["x"][50, 0, 0] == 7

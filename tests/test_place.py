@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, TRAIN, assert_equal, last_checkpoint, result
+from conftest import QUICK, TRAIN, assert_equal, last_checkpoint, limit, result
 
 import lab.meeting
 from lab.errors import ConfigError
@@ -106,7 +106,7 @@ def pods(count: int, *overrides: str, **more: str) -> list[tuple[int, str]]:
         for index in reversed(range(count))
     ]
     try:
-        said = [process.communicate(timeout=100)[1] for process in started]
+        said = [process.communicate(timeout=limit(60))[1] for process in started]
     finally:
         for process in started:
             process.kill()
@@ -121,7 +121,7 @@ def test_two_pods_of_two_ranks_equal_four_ranks(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["pods"]
     done = subprocess.run(
         [*TRAIN, *QUICK, *short, "hardware.num_procs=4", f"hydra.run.dir={tmp_path}/one"],
-        capture_output=True, text=True, timeout=100,
+        capture_output=True, text=True, timeout=limit(60),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert_equal(last_checkpoint(tmp_path / "pods")["model"], last_checkpoint(tmp_path / "one")["model"])
@@ -168,7 +168,7 @@ def test_all_stop_where_one_does_not_see_the_directory(tmp_path: Path, monkeypat
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < limit(10)
     said = str(outcome[0])
     assert isinstance(outcome[0], ConfigError)
     assert said.startswith(f"hydra.run.dir={tmp_path}: rank 2 on {socket.gethostname()} does not see")

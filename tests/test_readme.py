@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, limit
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
@@ -43,7 +43,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(command: list[str], clone: Path) -> subprocess.CompletedProcess[str]:
     path = f"{clone}/.venv/bin{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": f"{clone}/src", "WANDB_MODE": "offline"}
-    return subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=limit(120))
 
 
 def test_the_commands_run_in_order(clone: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import QUICK, ROOT, TRAIN, compose, result
+from conftest import QUICK, ROOT, TRAIN, compose, limit, result
 
 from lab.compose import CONF
 from lab.directory import claimed, write_json
@@ -40,7 +40,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sweeps") / "lr"
     options = ["optim=sgd", "optim.lr=1e-3,1e-1,1e30", "trainer.clip_norm=null", "seed=range(3)", "sweep=lr"]
     command = [*TRAIN, "-m", *QUICK, "trainer.max_steps=12", "trainer.log_every=2", "trainer.eval_every=4", *options]
-    done = subprocess.run([*command, f"hydra.sweep.dir={folder}"], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([*command, f"hydra.sweep.dir={folder}"], capture_output=True, text=True, timeout=limit(100))
     assert done.returncode == 1, done.stderr
     assert (folder / "report.md").exists()  # the sweep itself writes it at its end
     return folder
@@ -149,9 +149,11 @@ def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path
         "+data.transforms.flip={_target_:lab.data.transforms.RandomFlip,field:x,dim:-1,seed:3}", "sweep=lr",
     ]  # fmt: skip
     command = [*TRAIN, "-m", *options, f"hydra.sweep.dir={tmp_path}/lr"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit(100))
     assert done.returncode == 0, done.stderr
-    said = subprocess.run([*REPORT, str(tmp_path / "lr"), "--save-best"], capture_output=True, text=True, timeout=60)
+    said = subprocess.run(
+        [*REPORT, str(tmp_path / "lr"), "--save-best"], capture_output=True, text=True, timeout=limit(60)
+    )
     assert said.returncode == 0, said.stderr
     assert "train.py experiment=best_lr" in said.stdout
     assert experiment.read_text().startswith("# @package _global_\n# ./run train experiment=best_lr\n")
@@ -160,7 +162,7 @@ def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path
     assert best is not None
     again = ["experiment=best_lr", "logger=none", "hardware=cpu", "hardware.num_threads=1", "seed=1"]
     done = subprocess.run(
-        [*TRAIN, *again, f"hydra.run.dir={tmp_path}/again"], capture_output=True, text=True, timeout=100
+        [*TRAIN, *again, f"hydra.run.dir={tmp_path}/again"], capture_output=True, text=True, timeout=limit(60)
     )
     assert done.returncode == 0, done.stderr
     first = next(job for job in best.jobs if job.config["seed"] == 1)
@@ -182,7 +184,9 @@ def test_save_best_refuses_what_a_yaml_cannot_say(copy: Path, experiment: Path) 
 
 def test_a_comparison_of_any_runs(sweep: Path, tmp_path: Path) -> None:
     runs = [str(job_dirs(sweep)[i]) for i in (0, 1, 3)]
-    done = subprocess.run([*REPORT, *runs, "--out", str(tmp_path / "cmp")], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [*REPORT, *runs, "--out", str(tmp_path / "cmp")], capture_output=True, text=True, timeout=limit(60)
+    )
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "cmp/report.md").read_text()
     assert re.search(r"`optim.lr` \| 0.001 \| 0.001 \| 0.1", text)
@@ -205,7 +209,7 @@ def test_a_comparison_of_any_runs(sweep: Path, tmp_path: Path) -> None:
 def test_a_mistake_is_one_line(sweep: Path, tmp_path: Path, arguments: list[str], says: str) -> None:
     names = {"RUN": str(job_dirs(sweep)[0]), "FAILED": str(job_dirs(sweep)[8])}
     command = [*REPORT, *(names.get(a, a) for a in arguments), "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 2
     assert re.search(rf"^error: .*{says}", done.stderr)
     assert len(done.stderr.splitlines()) == 1
@@ -231,7 +235,7 @@ assert not {"torch", "hydra", "wandb"} & set(sys.modules), sorted(sys.modules)
 sys.exit(status)
 """
     command = [sys.executable, "-c", code % [str(sweep), "--out", str(tmp_path / "out")]]
-    done = subprocess.run(command, cwd=ROOT / "src", capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT / "src", capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("\n") == 1
     assert "pip install -e '.[report]'" in done.stderr
@@ -301,7 +305,7 @@ def test_a_report_of_nine_jobs_is_quick(sweep: Path) -> None:
     read([sweep])
     began = time.perf_counter()
     write_study(read([sweep]), print)
-    assert time.perf_counter() - began < 6  # 1 s where nothing else runs; the imports came with the tests before
+    assert time.perf_counter() - began < limit(6)  # 1 s where nothing else runs; the imports came with the tests before
 
 
 def made(name: str, columns: dict[str, list[Any]], scores: list[float | None], folder: Path = Path("/none")) -> Study:

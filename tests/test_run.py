@@ -15,7 +15,20 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, ROOT, TRAIN, compose, last_checkpoint, metrics, processes_with, result, start_run, status
+from conftest import (
+    QUICK,
+    ROOT,
+    TRAIN,
+    compose,
+    last_checkpoint,
+    limit,
+    metrics,
+    processes_with,
+    result,
+    start_run,
+    status,
+    wait_for,
+)
 from omegaconf import OmegaConf
 from torch import Tensor
 
@@ -56,12 +69,12 @@ def test_a_run_is_one_directory(train_command: Command, tmp_path: Path) -> None:
 def test_torchrun_ranks_share_one_directory(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*torchrun, TRAIN[1], *SHORT, "trainer=ddp", f"hydra.run.dir={tmp_path}/run"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr
     assert run_dirs(tmp_path) == [tmp_path / "run"]
     assert len(last_checkpoint(tmp_path / "run")["ranks"]) == 2
     command = [*torchrun, TRAIN[1], *SHORT, "trainer=ddp", "modle=mlp", f"hydra.run.dir={tmp_path}/other"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit(60))
     assert done.returncode != 0
     assert "error: modle: no such" in done.stderr
 
@@ -76,16 +89,13 @@ def test_a_signal_saves_and_resume_goes_on(tmp_path: Path, ranks: int, number: s
     process = subprocess.Popen(
         [*command, f"hydra.run.dir={run}"], stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    end = time.monotonic() + 60
-    while not (run / "metrics.jsonl").exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    time.sleep(0.3)
+    wait_for(lambda: (run / "metrics.jsonl").exists(), process)
+    time.sleep(0.3)  # at any moment of the training
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # what a terminal does
     else:
         process.send_signal(number)  # what a scheduler or `kill` does
-    _, shown = process.communicate(timeout=60)
+    _, shown = process.communicate(timeout=limit(60))
     assert process.returncode == (130 if number == signal.SIGINT else 75), shown
     assert "Traceback" not in shown
     assert status(run)["status"] == ("interrupted" if number == signal.SIGINT else "preempted")
@@ -93,7 +103,7 @@ def test_a_signal_saves_and_resume_goes_on(tmp_path: Path, ranks: int, number: s
     step = last_checkpoint(run)["step"]
     assert f"at step {step}" in shown
     done = subprocess.run(
-        [*TRAIN, f"resume={run}", f"trainer.max_steps={step + 3}"], capture_output=True, text=True, timeout=60
+        [*TRAIN, f"resume={run}", f"trainer.max_steps={step + 3}"], capture_output=True, text=True, timeout=limit(60)
     )
     assert done.returncode == 0, done.stderr
     assert result(run)["step"] == step + 3
@@ -253,7 +263,7 @@ def test_load_run_and_evaluate_agree_with_the_run(tmp_path: Path) -> None:
     scores = {}
     for split in ("test", "val"):
         command = [sys.executable, str(ROOT / "src/evaluate.py"), str(moved), "--split", split, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit(60))
         assert done.returncode == 0, done.stderr
         scores |= {f"{split}/{k}": v for k, v in json.loads(done.stdout).items()}
     for key, value in scores.items():
@@ -262,7 +272,7 @@ def test_load_run_and_evaluate_agree_with_the_run(tmp_path: Path) -> None:
         [sys.executable, str(ROOT / "src/evaluate.py"), str(moved), "data.pth=x"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=limit(60),
     )
     assert bad.returncode == 2
     assert "data.pth" in bad.stderr
@@ -303,7 +313,7 @@ status = train.main(); assert status == 0; assert 'torch._dynamo' not in sys.mod
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=limit(60),
         env={**os.environ, "PYTHONPATH": "src"},
         cwd=ROOT,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, cluster, missing
-from conftest import QUICK, ROOT, TRAIN, assert_equal, last_checkpoint, metrics, processes_with, result, status
+from conftest import QUICK, ROOT, TRAIN, assert_equal, last_checkpoint, limit, metrics, processes_with, result, status
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 TRAIN_LINE = " ".join([sys.executable, str(ROOT / "src/train.py"), *QUICK])
@@ -31,7 +31,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def trained_here(run: Path, *overrides: str) -> Path:
     done = subprocess.run(
-        [*TRAIN, *QUICK, *overrides, f"hydra.run.dir={run}"], capture_output=True, text=True, timeout=100
+        [*TRAIN, *QUICK, *overrides, f"hydra.run.dir={run}"], capture_output=True, text=True, timeout=limit(60)
     )
     assert done.returncode == 0, done.stderr
     return run
@@ -103,7 +103,7 @@ def test_a_sweep_of_batch_jobs_one_of_which_is_signalled(slurm: Cluster, tmp_pat
     process = sweep(slurm, tmp_path / "sweep", lr, *steps, "trainer=ddp", "hardware.num_procs=2")
     try:
         jobs: list[Path] = []
-        end = time.monotonic() + 60
+        end = time.monotonic() + limit(60)
         while not any((job / "metrics.jsonl").exists() and metrics(job) for job in jobs):
             assert time.monotonic() < end, slurm.command("squeue")
             assert process.poll() is None, process.communicate()[0]
@@ -118,12 +118,12 @@ def test_a_sweep_of_batch_jobs_one_of_which_is_signalled(slurm: Cluster, tmp_pat
             line.split()[0] for line in slurm.command("squeue", "-h", "-r", "-t", "R", "-o", "%i").splitlines()
         )
         slurm.command("scancel", "--signal=USR2", first)  # as before its time limit
-        end = time.monotonic() + 60
+        end = time.monotonic() + limit(60)
         while slurm.facts(first).get("Restarts") != "1" or slurm.facts(first)["JobState"] != "PENDING":
             assert time.monotonic() < end, slurm.facts(first)
             time.sleep(0.2)
         slurm.command("scontrol", "update", f"JobId={first}", "StartTime=now")
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=limit(60))
     finally:
         process.kill()
     assert process.returncode == 0, said

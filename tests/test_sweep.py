@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, TRAIN, metrics, processes_with, status
+from conftest import ROOT, TRAIN, limit, metrics, processes_with, status
 from sweeps import SWEEP, book, call, call_faulty, ended_at, job_dirs, results, states
 
 from lab.sweep.identity import canonical, digest, directory_name, values_of
@@ -217,7 +217,7 @@ def test_a_job_runs_from_its_directory_alone(tmp_path: Path) -> None:
     options = (*SWEEP, "seed=range(2)", f"hydra.sweep.dir={tmp_path}/s", "sweep.fail_fast=true")
     assert call_faulty("raise ZeroDivisionError", *options).returncode == 1
     failed = tmp_path / "s" / book(tmp_path / "s")["jobs"][1]["key"]
-    done = subprocess.run([TRAIN[0], "-m", "lab.sweep.job", str(failed)], cwd=ROOT / "src", timeout=60)
+    done = subprocess.run([TRAIN[0], "-m", "lab.sweep.job", str(failed)], cwd=ROOT / "src", timeout=limit(60))
     assert done.returncode == 0
     assert status(failed)["status"] == "finished"
     assert [m["step"] for m in metrics(failed) if "train/loss" in m] == [3, 6]

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, ROOT, TRAIN, assert_equal, last_checkpoint, metrics, processes_with, status
-from sweeps import SWEEP, call, ended_at, environment, faulty_command, job_dirs, results, states, wait_for
+from conftest import QUICK, ROOT, TRAIN, assert_equal, last_checkpoint, limit, metrics, processes_with, status, wait_for
+from sweeps import SWEEP, call, ended_at, environment, faulty_command, job_dirs, results, states
 
 # jobs of about a second, saved every tenth of it
 LONG = (
@@ -74,8 +74,8 @@ def test_killed_again_and_again_it_ends_as_if_undisturbed(
             for pid in dice.sample(victims(process, where, kind), k=1) if victims(process, where, kind) else []:
                 os.kill(pid, signal.SIGKILL)
                 kills += 1
-        _, shown = process.communicate(timeout=120)
-        wait_for(lambda: not processes_with(where), timeout_s=5)
+        _, shown = process.communicate(timeout=limit(60))
+        wait_for(lambda: not processes_with(where), seconds=5)
         if Path(where, "sweep.json").exists():
             now = ended_at(Path(where))
             assert ended.items() <= now.items(), "a job ran again after it had finished"
@@ -95,7 +95,7 @@ def test_killed_again_and_again_it_ends_as_if_undisturbed(
 def test_two_starts_share_the_work(tmp_path: Path) -> None:
     options = (*LONG, "seed=range(6)", f"hydra.sweep.dir={tmp_path}/s")
     both = [popen(*options), popen(*options)]
-    shown = [process.communicate(timeout=120)[1] for process in both]
+    shown = [process.communicate(timeout=limit(60))[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], shown
     assert states(tmp_path / "s") == ["finished"] * 6
     logs = [(path / "train.log").read_text() for path in job_dirs(tmp_path / "s")]
@@ -118,7 +118,7 @@ def test_a_start_takes_over_what_another_leaves(tmp_path: Path) -> None:
     assert second.poll() is None
     first.kill()
     first.wait()
-    _, shown = second.communicate(timeout=60)
+    _, shown = second.communicate(timeout=limit(60))
     assert second.returncode == 0, shown
     assert states(tmp_path / "s") == ["finished"] * 3
 
@@ -133,7 +133,7 @@ def test_a_signal_saves_all_running_jobs(tmp_path: Path, number: signal.Signals)
         os.killpg(process.pid, number)  # what a terminal does
     else:
         process.send_signal(number)
-    _, shown = process.communicate(timeout=60)
+    _, shown = process.communicate(timeout=limit(60))
     assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 75}[number], shown
     assert f"{number.name}: running jobs save and end" in shown
     assert "Traceback" not in shown
@@ -154,7 +154,7 @@ def test_a_second_ctrl_c_ends_it_now(tmp_path: Path) -> None:
     time.sleep(1.0)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, shown = process.communicate(timeout=10)
+    _, shown = process.communicate(timeout=limit(10))
     assert process.returncode == 130, shown
     assert not processes_with(str(tmp_path))
     again = call(*SWEEP, "seed=1", where)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, ROOT, metrics, status
+from conftest import QUICK, ROOT, limit, metrics, status
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="W&B's command is looked up beside Python")
 RUN = tuple(o for o in QUICK if not o.startswith("logger"))
@@ -32,7 +32,7 @@ def inspect_file(file: Path, *options: str) -> list[dict[str, Any]]:
     beside = Path(sys.executable).with_name("wandb")
     wandb = str(beside if beside.exists() else shutil.which("wandb"))
     done = subprocess.run(
-        [wandb, "leet", "inspect", str(file), "--json", *options], capture_output=True, text=True, timeout=60
+        [wandb, "leet", "inspect", str(file), "--json", *options], capture_output=True, text=True, timeout=limit(60)
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()] if not options else [json.loads(done.stdout)]
@@ -94,7 +94,7 @@ def test_a_server_that_cannot_be_reached_costs_seconds(train_command: Command, t
     else:
         threading.Thread(target=lambda: [held.append(listener.accept()[0]) for _ in range(20)], daemon=True).start()
     done = train_command(
-        *RUN, "trainer.max_steps=3", "logger.timeout_s=3", "hydra.run.dir=run", timeout=110,
+        *RUN, "trainer.max_steps=3", "logger.timeout_s=3", "hydra.run.dir=run", timeout=limit(60),
         WANDB_API_KEY="0" * 40, WANDB_MODE="online", WANDB_BASE_URL=f"http://127.0.0.1:{port}",
     )  # fmt: skip
     listener.close()
@@ -108,6 +108,6 @@ def test_the_rest_of_the_project_does_not_need_wandb(tmp_path: Path) -> None:
     code = "import sys; sys.modules['wandb'] = None; sys.argv = ['train.py', *%r]; import train; sys.exit(train.main())"
     options = [*QUICK, "trainer.max_steps=2", f"hydra.run.dir={tmp_path}/run"]
     done = subprocess.run(
-        [sys.executable, "-c", code % options], cwd=ROOT / "src", capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code % options], cwd=ROOT / "src", capture_output=True, text=True, timeout=limit(60)
     )
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import QUICK, ROOT, TRAIN, metrics, result, status
+from conftest import QUICK, ROOT, TRAIN, limit, metrics, result, status
 from test_wandb import inspect, inspect_file
 from wandb_server import KEY, Server, serving
 
@@ -35,7 +35,7 @@ def server() -> Iterator[Server]:
 def sync(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
     online = {"WANDB_API_KEY": KEY, "WANDB_MODE": "online", "WANDB_BASE_URL": server.url}
     done = subprocess.run(
-        [*SYNC, *arguments], capture_output=True, text=True, timeout=120, env={**os.environ, **online}
+        [*SYNC, *arguments], capture_output=True, text=True, timeout=limit(60), env={**os.environ, **online}
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
@@ -108,7 +108,10 @@ def test_replayed_offline_it_can_be_read(train_command: Command, tmp_path: Path)
     done = train_command(*RUN, "trainer.max_steps=4", "trainer.log_every=2", "logger=none", "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
     done = subprocess.run(
-        [*SYNC, str(tmp_path / "run"), "--offline", str(tmp_path / "look")], capture_output=True, text=True, timeout=60
+        [*SYNC, str(tmp_path / "run"), "--offline", str(tmp_path / "look")],
+        capture_output=True,
+        text=True,
+        timeout=limit(60),
     )
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "run/wandb").exists()
@@ -127,7 +130,7 @@ def test_what_stopped_a_run_is_noted(tmp_path: Path, train_command: Command) -> 
         run = shutil.copytree(tmp_path / "run", tmp_path / state)
         write_json(run / "status.json", {**status(run), "status": state, "wandb_id": state})
     command = [*SYNC, *(str(tmp_path / state) for state in states), "--offline", str(tmp_path / "look")]
-    assert subprocess.run(command, capture_output=True, timeout=100).returncode == 0
+    assert subprocess.run(command, capture_output=True, timeout=limit(60)).returncode == 0
     for state, code in states.items():
         (file,) = (tmp_path / "look/wandb").glob(f"offline-*/run-{state}.wandb")
         (summary,) = inspect_file(file, "--summary")
@@ -140,7 +143,7 @@ def test_a_sweep_is_a_group_with_a_summary(tmp_path: Path) -> None:
     folder = tmp_path / "sweeps" / "lr"
     options = [*RUN, "trainer.max_steps=4", "optim.lr=1e-3,1e-2", "seed=1,2", "logger.tags=[x]", "logger.artifact=true"]
     command = [*TRAIN, "-m", *options, "trainer.eval_every=2", "sweep=lr", f"hydra.sweep.dir={folder}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit(100))
     assert done.returncode == 0, done.stderr
     names, scores = set(), []
     for path in sorted(path.parent for path in folder.glob("*/config.yaml")):
@@ -192,7 +195,7 @@ def run_agent(
     environment = {**os.environ, "PATH": path, "WANDB_SWEEP_ID": "s1", "WANDB_PROJECT": "led", "WANDB_MODE": "offline"}
     return subprocess.run(
         [sys.executable, "-c", AGENT, json.dumps([sweep, command])],
-        cwd=cwd, capture_output=True, text=True, timeout=120, env=environment,
+        cwd=cwd, capture_output=True, text=True, timeout=limit(60), env=environment,
     )  # fmt: skip
 
 

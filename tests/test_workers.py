@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import limit, wait_for
 from torch import Tensor
 
 from lab.data.delivery.samples import seed_sample
@@ -241,7 +242,7 @@ def test_a_killed_worker_is_reported() -> None:
     began = time.perf_counter()
     with pytest.raises(RuntimeError, match=r"data worker \d \(pid \d+\) died with exit code -9.*memory"):
         take(Dying(), 20, 2)
-    assert time.perf_counter() - began < 10
+    assert time.perf_counter() - began < limit(10)
 
 
 def test_what_cannot_be_pickled_is_named() -> None:
@@ -316,11 +317,8 @@ def test_workers_end_with_their_parent(sleep: float, body: str, code: int) -> No
         start_new_session=True,
         cwd=Path(__file__).parents[1] / "src",
     ) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=limit(60))
     assert process.returncode == code, err
     pids = [int(pid) for pid in out.split()]
     assert len(pids) == 2
-    until = time.monotonic() + 15
-    while any(alive(pid) for pid in pids) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not any(alive(pid) for pid in pids)
+    wait_for(lambda: not any(alive(pid) for pid in pids), seconds=15)
