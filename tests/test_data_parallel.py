@@ -13,7 +13,7 @@ import torch
 from conftest import QUICK, compose, last_checkpoint, metrics, result, start_run
 from torch import Tensor, nn
 
-import lab.data_parallel
+import lab.ddp
 import lab.hardware
 from lab.data_parallel import Replicas, on_each_device, split
 from lab.errors import ConfigError
@@ -72,7 +72,7 @@ def test_a_run_learns_what_one_device_does(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(lab.hardware, "choose_device", lambda hardware: "cpu")
     common = (*QUICK, "trainer.max_steps=12", "trainer.log_every=1", "hardware.device=auto")
     one = start_run(tmp_path / "one", *common)
-    for module in (lab.data_parallel, lab.hardware):
+    for module in (lab.ddp, lab.hardware):
         monkeypatch.setattr(module, "gpus", lambda: [CPU] * 3)
     more = (*common, "trainer=dp", "hardware.micro_batch_size=8")  # 64 samples: 3 passes of up to 3 x 8
     run = start_run(tmp_path / "dp", *more)
