@@ -22,7 +22,8 @@ from torch import nn
 import lab.loop
 from lab import checkpoint, load_run, shards
 from lab.directory import failure, record_failure
-from lab.errors import ConfigError, RunFailed
+from lab.errors import ConfigError, Damaged, RunFailed
+from lab.intact import file_sum
 from lab.launch import Ranks
 
 FSDP = ("trainer=fsdp", "hardware.num_procs=2")
@@ -383,7 +384,7 @@ def test_a_damaged_part_falls_back_to_the_one_before(tmp_path: Path, capfd: pyte
     capfd.readouterr()
     go_on(run)
     shown = capfd.readouterr().err
-    assert f"skipping damaged checkpoint {part.parent} (__1_0.distcp has" in shown
+    assert f"skipping damaged checkpoint: {part.parent} does not load: __1_0.distcp has" in shown
     assert "on from last_000000008.dcp" in shown
     assert_equal(newest(run), straight)
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [
@@ -424,8 +425,9 @@ def test_an_index_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         rest = torch.load(path / "rest.pt", weights_only=True)
         (path / ".metadata").write_bytes(pickle.dumps(Evil()))
         rest["files"][".metadata"] = (path / ".metadata").stat().st_size
+        rest["sums"][".metadata"] = file_sum(path / ".metadata")
         torch.save(rest, path / "rest.pt")
-        with pytest.raises(pickle.UnpicklingError, match="mkdir"):
+        with pytest.raises(Damaged, match="mkdir"):
             checkpoint.load(path)
     assert not (tmp_path / "evil").exists()
 

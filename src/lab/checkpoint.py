@@ -1,4 +1,4 @@
-"""Checkpoints: written beside and renamed, loaded with weights_only=True, the newest valid one found again.
+"""Checkpoints: written beside and renamed, checked and loaded with weights_only=True, the newest valid one found again.
 
 One file, or where the model is sharded a directory (shards.py).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,20 @@ import torch
 from torch import nn
 
 from lab import shards
-from lab.distributed import World
-from lab.errors import ConfigError, RunFailed
+from lab.distributed import World, gather, share_from_main
+from lab.errors import ConfigError, Damaged, RunFailed
 from lab.fsdp import is_part
+from lab.intact import WHOLE, Share, check_zip, reading
 
 log = logging.getLogger("lab")
 WEIGHTS = ("model", "ema")
 KEEP_LAST = 2  # the one before stays as long as the newest could turn out damaged
+NAME = re.compile(r"(last|best)_(\d+)(\.pt|\.dcp)")
+# what the first version's checkpoints hold, and so every later one's; what came later may be missing
+KEYS = {
+    "model": dict, "ema": dict | None, "optimizer": dict, "schedule": dict, "step": int, "samples": int, "best": list,
+    "stale": int, "logged_step": int, "scored_step": int, "ranks": list,
+}  # fmt: skip
 
 
 def save(payload: dict[str, Any], path: Path) -> None:
@@ -48,15 +56,41 @@ def _disk_error(error: BaseException | None) -> OSError | None:
 
 
 def load(path: Path, parts: Collection[str] = shards.PARTS) -> dict[str, Any]:
-    """The payload, on the CPU. Raises whatever torch.load raises for a damaged file. parts: of a sharded one."""
-    if path.is_dir():
-        return shards.load(path, parts)
-    return torch.load(path, map_location="cpu", weights_only=True)
+    """The payload, on the CPU. Raises Damaged. parts: of a sharded one."""
+    if not path.is_dir():
+        return peek(path)
+    with reading(path):
+        payload = shards.load(path, parts)
+        check_content(payload)
+    return payload
 
 
-def peek(path: Path) -> dict[str, Any]:
-    """The payload; of a sharded one its head, which shards.laid_out completes."""
-    return shards.head(path) if path.is_dir() else load(path)
+def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
+    """The payload; of a sharded one its head, which shards.laid_out completes. Raises Damaged.
+
+    share: of what is checked by this rank, where several check the same checkpoint.
+    """
+    with reading(path):
+        if path.is_dir():
+            payload = shards.head(path, share)
+            check_content({"model": {}, "ema": None, **payload})
+            return payload
+        check_zip(path, share)
+        payload = torch.load(path, map_location="cpu", weights_only=True)
+        check_content(payload)
+        return payload
+
+
+def check_content(payload: Any) -> None:
+    """Raise a ValueError where this is not what a run writes."""
+    if not isinstance(payload, dict):
+        raise ValueError(f"it is no checkpoint of a run but holds a {type(payload).__name__}")
+    wrong = [key for key, kind in KEYS.items() if key not in payload or not isinstance(payload[key], kind)]
+    for part in WEIGHTS:
+        if part not in wrong and not all(isinstance(value, torch.Tensor) for value in (payload[part] or {}).values()):
+            wrong.append(part)
+    if wrong:
+        raise ValueError(f"it is no checkpoint of a run: missing or of another kind in it: {_some(wrong)}")
 
 
 def weights(payload: dict[str, Any]) -> dict[str, Any]:
@@ -97,6 +131,7 @@ class Checkpoints:
 
     def __init__(self, directory: Path, world: World | None = None) -> None:
         self.directory, self.world = directory, world
+        self._leads = world is None or world.is_main
 
     def save_last(self, payload: dict[str, Any]) -> None:
         """All ranks call this. A payload in parts is written by all of them, another one by rank 0."""
@@ -125,30 +160,48 @@ class Checkpoints:
         return next((path for path in paths if path.exists()), paths[0])
 
     def load_best(self, best: list[list[float]]) -> tuple[list[float], dict[str, Any]] | None:
-        """The first of [score, step] that loads, and what it holds (see peek); damaged or missing ones are named."""
+        """The first of [score, step] that loads, and what it holds (see peek); damaged or missing ones are named.
+
+        All ranks call this with the same."""
         for entry in best:
             try:
-                return entry, peek(self.best_path(entry))
-            except Exception as error:
-                log.warning("passing over %s (%s)", self.best_path(entry), str(error).splitlines()[0])
+                return entry, self._peek(self.best_path(entry))
+            except Damaged as error:
+                if self._leads:
+                    log.warning("passing over: %s", error)
         return None
 
+    def _peek(self, path: Path) -> dict[str, Any]:
+        """What it holds (see peek): the ranks check it together, and agree whether it is whole."""
+        if self.world is None:
+            return peek(path)
+        payload, wrong = {}, None
+        try:
+            payload = peek(path, (self.world.rank, self.world.size))
+        except Damaged as error:
+            wrong = str(error)
+        wrong = share_from_main(next((found for found in gather(wrong, self.world) if found), None), self.world)
+        if wrong is not None:
+            raise Damaged(wrong)
+        return payload
+
     def newest_valid(self, put_aside: bool = False) -> tuple[Path, dict[str, Any]] | None:
-        """The newest checkpoint that loads, and what it holds (see peek); damaged ones are named.
+        """The newest checkpoint that loads, and what it holds (see peek); damaged ones are named. All ranks call this.
 
         put_aside: rename these, so that they no longer count among those to keep; for the run itself alone.
         A ConfigError where there are checkpoints and none loads: beginning anew is for the user to decide.
         """
         files = sorted(self._files("last") + self._files("best"), key=_step, reverse=True)
+        if self.world is not None:
+            files = share_from_main(files, self.world)
         for path in files:
             try:
-                return path, peek(path)
-            except PermissionError:
-                raise
-            except Exception as error:
-                log.warning("skipping damaged checkpoint %s (%s)", path, str(error).splitlines()[0])
-                if put_aside:
-                    path.rename(path.with_suffix(".damaged"))
+                return path, self._peek(path)
+            except Damaged as error:
+                if self._leads:
+                    log.warning("skipping damaged checkpoint: %s", error)
+                    if put_aside:
+                        path.rename(path.with_suffix(".damaged"))
         if files:
             raise ConfigError(
                 f"{self.directory}: none of its {len(files)} checkpoints loads; move them away to begin anew"
@@ -159,8 +212,8 @@ class Checkpoints:
         return self.directory / f"{kind}_{step:09d}{suffix}"
 
     def _files(self, kind: str) -> list[Path]:
-        """Newest first."""
-        found = [p for suffix in (".pt", shards.SUFFIX) for p in self.directory.glob(f"{kind}_*{suffix}")]
+        """Newest first. What has another name is somebody's own."""
+        found = [path for path in self.directory.glob(f"{kind}_*") if NAME.fullmatch(path.name)]
         return sorted(found, key=_step, reverse=True)
 
 
@@ -171,10 +224,7 @@ def _step(path: Path) -> int:
 def find(path: Path) -> tuple[Path, dict[str, Any]]:
     """The checkpoint that `path` means and its weights: itself, or a run's best one, or else its newest valid one."""
     if path.is_file() or path.suffix == shards.SUFFIX:
-        try:
-            return path, load(path, WEIGHTS)
-        except Exception as error:
-            raise ConfigError(f"{path} does not load: {str(error).splitlines()[0]}") from error
+        return path, load(path, WEIGHTS)
     checkpoints = Checkpoints(path / "checkpoints")
     if not checkpoints.directory.is_dir():
         raise ConfigError(f"{path} is neither a checkpoint nor a run directory with checkpoints")

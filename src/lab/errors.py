@@ -7,6 +7,10 @@ class ConfigError(ValueError):
     """A mistake of the user's: one line that names the key or file, the value and the remedy."""
 
 
+class Damaged(ConfigError):
+    """A file that a run has written cannot be read as it was written: one line that names it."""
+
+
 class RunFailed(RuntimeError):
     """A run ended in failure and has shown its own traceback: exit status 1. The text, if any, is one more line."""
 

@@ -70,12 +70,10 @@ def run(run_dir: Path, began: float | None = None) -> None:
         ):
             if world.size > 1 and not distributed.has_parent():
                 watch.dead_peers = distributed.dead_peers(world)
-            # ---- what to go on from: rank 0 chooses, all load the same
+            # ---- what to go on from: all ranks check it together and load the same
             checkpoints = checkpoint.Checkpoints(run_dir / "checkpoints", world)
             checkpoints.directory.mkdir(exist_ok=True)
-            found = checkpoints.newest_valid(put_aside=True) if world.is_main else None
-            source = distributed.share_from_main(found[0] if found else None, world)
-            payload = found[1] if found else checkpoint.peek(source) if source else None
+            source, payload = checkpoints.newest_valid(put_aside=True) or (None, None)
             with make_logger(run_dir, config, world, payload["step"] if payload else 0) as logger:
                 watch.before_end = logger.give_up
                 logger.say(f"run {shown(run_dir)}" + (f", on from {source.name}" if source else ""))

@@ -3,7 +3,7 @@
     last_000000040.dcp/
       __0_0.distcp, __1_0.distcp, ...   tensors of the model, its average and the optimizer
       .metadata                         DCP's index: which part of which tensor lies where
-      rest.pt                           all else a checkpoint holds, and the sizes of the files; written last
+      rest.pt                           all else a checkpoint holds, sizes and CRC-32 of the files; written last
 
 The directory is written beside and renamed. It is read by any number of ranks, one among them, each its own part.
 DCP's index is a pickle, which is read only as far as it names DCP's own classes. DCP is imported where it is used.
@@ -15,16 +15,18 @@ import os
 import pickle
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lab.distributed import World, share_from_main
+from lab.distributed import World, gather, share_from_main
 from lab.errors import RunFailed
 from lab.fsdp import is_part, is_sharded
+from lab.intact import WHOLE, Share, Summing, check_sums, check_zip, file_sum, reading
 
 SUFFIX, REST, INDEX = ".dcp", "rest.pt", ".metadata"
 PARTS = ("model", "ema", "optimizer")
@@ -48,19 +50,42 @@ def save(payload: dict[str, Any], path: Path, world: World, save_file: Callable[
             shutil.rmtree(left, ignore_errors=True)
     share_from_main(None, world)
     tensors, rest = split(payload)
+    writer, sums = summing_writer(temporary)
     try:
-        dcp.save(tensors, storage_writer=dcp.FileSystemWriter(temporary))
+        dcp.save(tensors, storage_writer=writer)
     except dcp.api.CheckpointException as error:  # raised on all ranks alike
         if world.is_main:
             shutil.rmtree(temporary, ignore_errors=True)
         rank, cause = next(iter(error.failures.items()))
         raise RunFailed(f"{path} could not be written: {cause[0]} (rank {rank}); those before are whole") from error
+    all_sums = gather(sums, world)
     if world.is_main:
         sizes = {file.name: file.stat().st_size for file in temporary.iterdir()}
-        save_file(rest | {"files": sizes, "keys": list(tensors)}, temporary / REST)
+        written = {name: found for part in all_sums for name, found in part.items() if name in sizes}
+        written[INDEX] = file_sum(temporary / INDEX)
+        save_file(rest | {"files": sizes, "sums": written, "keys": list(tensors)}, temporary / REST)
         delete(path)
         temporary.replace(path)
         _sync(path.parent)
+
+
+def summing_writer(directory: Path) -> tuple[Any, dict[str, int]]:
+    """(DCP's writer, CRC-32 of each file that it has written on this rank: summed on the way, not read again)."""
+    import torch.distributed.checkpoint.filesystem as filesystem
+
+    sums: dict[str, int] = {}
+
+    class Files(filesystem.FileSystem):
+        @contextmanager
+        def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+            with super().create_stream(path, mode) as stream:
+                summed = Summing(stream)
+                yield summed
+                sums[Path(path).name] = summed.sum
+
+    writer = filesystem.FileSystemWriter(directory)
+    writer.fs = Files()
+    return writer, sums
 
 
 def _sync(directory: Path) -> None:
@@ -107,17 +132,23 @@ def joined(tensors: Mapping[str, Tensor], rest: dict[str, Any]) -> dict[str, Any
             payload[part][name] = value
     payload["ema"] = payload["ema"] or None
     payload["optimizer"] = rest["optimizer"] | {"state": state}
-    for key in ("files", "keys", "shards"):
+    for key in ("files", "sums", "keys", "shards"):
         payload.pop(key, None)
     return payload
 
 
-def head(path: Path) -> dict[str, Any]:
-    """All but the tensors, and under "shards" where these are. Raises where a file is missing or not whole."""
+def head(path: Path, share: Share | None = WHOLE) -> dict[str, Any]:
+    """All but the tensors, and under "shards" where these are. Raises where a file is missing or damaged.
+
+    share: of the files whose content this rank checks; None: their sizes alone, as others or `peek` have checked.
+    """
+    check_zip(path / REST)
     rest: dict[str, Any] = torch.load(path / REST, map_location="cpu", weights_only=True)
     for name, size in rest["files"].items():
         if (there := (path / name).stat().st_size) != size:
             raise ValueError(f"{name} has {there:,} of its {size:,} bytes")
+    if share is not None:
+        check_sums(path, rest.get("sums", {}), share)  # before there were sums, a checkpoint had sizes alone
     return rest | {"shards": str(path)}
 
 
@@ -132,8 +163,12 @@ class _Index(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{INDEX} names {module}.{name}, which no checkpoint needs")
 
 
-def load(path: Path, parts: Collection[str] = PARTS, mould: Mould = lambda key: None) -> dict[str, Any]:
-    """The payload. Of what has a mould of its size each rank reads its part, of all else the whole, on the CPU."""
+def load(
+    path: Path, parts: Collection[str] = PARTS, mould: Mould = lambda key: None, share: Share | None = WHOLE
+) -> dict[str, Any]:
+    """The payload. Of what has a mould of its size each rank reads its part, of all else the whole, on the CPU.
+
+    share: see `head`."""
     import torch.distributed.checkpoint as dcp
 
     class Reader(dcp.FileSystemReader):
@@ -142,7 +177,7 @@ def load(path: Path, parts: Collection[str] = PARTS, mould: Mould = lambda key: 
                 _Index(file).load()
             return super().read_metadata(*args, **kwargs)
 
-    reader, rest = Reader(path), head(path)
+    reader, rest = Reader(path), head(path, share)
     tensors = {}
     index = reader.read_metadata().state_dict_metadata
     for key in rest["keys"]:
@@ -173,7 +208,8 @@ def laid_out(
     """The payload, from a file or a directory's `head`, with its tensors in parts where those of `model` are so."""
     mould = moulds(model, optimizer)
     if "shards" in payload:
-        return load(Path(payload["shards"]), parts, mould)
+        with reading(Path(payload["shards"])):
+            return load(Path(payload["shards"]), parts, mould, share=None)
     if not is_sharded(model):
         return payload
     tensors, rest = split(payload)
