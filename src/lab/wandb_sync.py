@@ -109,7 +109,7 @@ def summarise(sweep_dir: Path, mode: str | None = None, folder: Path | None = No
     if mode == "online" and not reachable(3.0):
         mode = "offline"
     name = f"{study.name}: summary"
-    about = {"sweep": study.name, "overrides": list(study.typed), "directory": str(sweep_dir)}
+    about = {"sweep": study.name, "overrides": study.typed, "directory": str(sweep_dir)}
     arguments |= {"id": _summary_id(study), "name": name, "job_type": "summary", "config": about}
     run = begin(arguments, folder or sweep_dir, mode, logger.timeout_s)
     run.summary.update(_facts(study))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from lab.report.read import FAILED, Job, Objective, Study, is_seed
+from lab.report.read import FAILED, Job, Objective, Study
+from lab.sweep.alike import is_seed
 
 FEW = 6  # so many values of a key are named at its axis one by one
 
@@ -22,6 +23,7 @@ class Group:
     values: dict[str, Any]  # swept key -> value, seeds left out
     jobs: tuple[Job, ...]
     label: str  # lr=0.001 width=64
+    unswept: Mapping[str, Any] = field(default_factory=dict)  # those of `values` that no override of its jobs says
 
     def scores(self, objective: Objective) -> list[float]:
         return [score for job in self.jobs if (score := job.score(objective)) is not None]
@@ -60,7 +62,8 @@ def groups(study: Study) -> list[Group]:
     for jobs in found.values():
         values = {key: study.value(jobs[0], key) for key in keys}
         name = _sweep_label(values, jobs) if study.is_sweep else _run_label(jobs, common)
-        made.append(Group(values, tuple(jobs), name))
+        silent = {key: jobs[0].config[key] for key in study.unswept if key in jobs[0].config}
+        made.append(Group(values, tuple(jobs), name, silent))
     doubled = Counter(group.label for group in made)
     made = [g if doubled[g.label] == 1 else replace(g, label=f"{g.label} ({g.jobs[0].key})") for g in made]
     sign = 1 if study.objective.mode == "min" else -1
@@ -91,6 +94,22 @@ def pareto(study: Study) -> list[Group]:
         return not worse and any(o.better(x, y) for o, x, y in pairs if x is not None and y is not None)
 
     return [group for group in scored if not any(dominates(other, group) for other in scored)]
+
+
+def difference(study: Study) -> str | None:
+    """Which jobs have which values of what nobody has swept, in a line; None: they differ in nothing else."""
+    parts = []
+    for key in study.unswept:
+        jobs: dict[str, list[int]] = {}
+        for job in study.jobs:
+            if job.config:
+                jobs.setdefault(show(study.value(job, key)), []).append(job.number)
+        counted = [
+            f"{text} in {len(n)} jobs ({', '.join(map(str, n[:5]))}{', ...' * (len(n) > 5)})"
+            for text, n in jobs.items()
+        ]
+        parts.append(f"{key} is {', '.join(counted)}")
+    return "; ".join(parts) or None
 
 
 def counts(study: Study) -> dict[str, int]:

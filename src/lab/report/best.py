@@ -12,7 +12,8 @@ import yaml
 
 from lab.errors import ConfigError
 from lab.report.analyse import Group, show
-from lab.report.read import CONFIG, SURROUNDINGS, Job, Study, flat, is_seed
+from lab.report.read import CONFIG, SURROUNDINGS, Job, Study
+from lab.sweep.alike import flat, is_seed
 
 NOT_PART = (*SURROUNDINGS, "hydra", "experiment", "debug")
 MACHINE = "hardware"  # says where it runs; part of the best config only where it was swept
@@ -21,7 +22,19 @@ MACHINE = "hardware"  # says where it runs; part of the best config only where i
 def override_list(group: Group) -> list[str]:
     """What to type for this configuration: the overrides of its jobs, but for seed, logger and what makes a sweep."""
     overrides = group.jobs[0].overrides
-    return [o for o in overrides if _top(o) not in (*SURROUNDINGS, "hydra") and not is_seed(_key(o))]
+    kept = [o for o in overrides if _top(o) not in (*SURROUNDINGS, "hydra") and not is_seed(_key(o))]
+    return [*kept, *(f"{key}={_written(value)}" for key, value in group.unswept.items())]
+
+
+def _written(value: Any) -> str:
+    """A value of a config in Hydra's grammar."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{name}:{_written(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_written, value))}]"
+    if isinstance(value, str):
+        return "'" + value.replace("\\'", "\\\\'").replace("'", "\\'") + "'"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def command(group: Group) -> str:

@@ -17,6 +17,7 @@ from lab.report.analyse import (
     axis_kind,
     best_group,
     counts,
+    difference,
     distinct_values,
     groups,
     is_failure,
@@ -29,8 +30,9 @@ from lab.report.analyse import (
 from lab.report.best import command
 from lab.report.curves import keys_of
 from lab.report.importance import Importance
-from lab.report.read import Job, Study, is_seed
-from lab.report.text import better_but_fewer, score_text
+from lab.report.read import Job, Study
+from lab.report.text import NOT_SWEPT, NOT_SWEPT_NOTE, better_but_fewer, score_text
+from lab.sweep.alike import is_seed
 
 WEB = Path(__file__).with_name("web")
 SCRIPTS = ("core.js", "curves.js", "scores.js", "parallel.js", "tables.js")
@@ -67,7 +69,8 @@ def data(study: Study, importance: Importance | None) -> dict[str, Any]:
         "name": study.name,
         "isSweep": study.is_sweep,
         "created": study.created,
-        "typed": " ".join(study.typed),
+        "typed": study.typed,
+        "unlike": (found := difference(study)) and {"title": NOT_SWEPT, "what": found, "note": NOT_SWEPT_NOTE},
         "objectives": [{"key": o.key, "mode": o.mode} for o in study.objectives],
         "counts": counts(study),
         "best": _best(study),

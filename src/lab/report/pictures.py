@@ -27,8 +27,9 @@ from lab.report.analyse import (
 from lab.report.curves import band, ended_badly
 from lab.report.importance import Importance
 from lab.report.parallel import parallel
-from lab.report.read import Job, Study, is_seed
+from lab.report.read import Job, Study
 from lab.report.style import CATEGORICAL, FAILED, FAINT, MARKERS, MAX_COLORED
+from lab.sweep.alike import is_seed
 
 RC: dict[Any, Any] = {
     "font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.spines.top": False,

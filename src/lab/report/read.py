@@ -18,7 +18,7 @@ import yaml
 
 from lab.directory import CONFIG, ENVIRONMENT, OVERRIDES, RESULT, STATUS, is_claimed, read_json
 from lab.errors import ConfigError
-from lab.schema import join
+from lab.sweep.alike import flat, unswept
 
 SWEEP = "sweep.json"
 METRICS = "metrics.jsonl"
@@ -101,12 +101,18 @@ class Study:
     objectives: tuple[Objective, ...]
     is_sweep: bool
     created: str | None = None
-    typed: tuple[str, ...] = ()  # the overrides of the sweep's command
+    commands: tuple[tuple[str, ...], ...] = ()  # the overrides of each command that has added jobs
+    unswept: tuple[str, ...] = ()  # of `swept`, the keys in which jobs differ though nobody has swept them
     log_keys: frozenset[str] = field(default_factory=frozenset)  # swept on a logarithmic scale, as far as it was said
 
     @property
     def objective(self) -> Objective:
         return self.objectives[0]
+
+    @property
+    def typed(self) -> list[str]:
+        """The commands, a line for each."""
+        return [" ".join(overrides) for overrides in self.commands if overrides]
 
     def value(self, job: Job, key: str) -> Any:
         """A job's value of a swept key; of a config group, the option's name; None where it has none."""
@@ -115,10 +121,6 @@ class Study:
         return next(
             (o.partition("=")[2] for o in reversed(job.overrides) if o.partition("=")[0].lstrip("+") == key), None
         )
-
-
-def is_seed(key: str) -> bool:
-    return key.rpartition(".")[2] == "seed"
 
 
 def read(paths: Sequence[Path], out: Path | None = None, objective: Objective | None = None) -> Study:
@@ -149,11 +151,16 @@ def _sweep(path: Path, out: Path | None, objective: Objective | None) -> Study:
     if not jobs:
         raise ConfigError(f"{path / SWEEP}: lists no job yet")
     asked = tuple(Objective(o["key"], o["mode"]) for o in facts.get("objectives") or ())
-    typed = tuple(o for o in facts.get("overrides") or () if not o.startswith(("sweep=", "sweep.name=")))
+    given = facts.get("commands") or [facts.get("overrides") or ()]  # the first version kept the last one's only
+    commands = tuple(tuple(o for o in one if not o.startswith(("sweep=", "sweep.name="))) for one in given)
+    typed = [override for command in commands for override in command]
     log_keys = frozenset(o.partition("=")[0].lstrip("+") for o in typed if "log" in o.partition("=")[2])
+    swept = tuple(facts.get("swept") or differing(jobs))
+    configs, overrides, keys = zip(*((job.config, job.overrides, job.key) for job in jobs))
+    more = tuple(unswept(configs, overrides, keys, swept, facts.get("follows") or {}))
     return Study(
-        facts.get("name") or path.name, out or path, jobs, tuple(facts.get("swept") or differing(jobs)),
-        (objective,) if objective else asked or _monitored(jobs), True, facts.get("created"), typed, log_keys,
+        facts.get("name") or path.name, out or path, jobs, (*swept, *more),
+        (objective,) if objective else asked or _monitored(jobs), True, facts.get("created"), commands, more, log_keys,
     )  # fmt: skip
 
 
@@ -223,13 +230,6 @@ def differing(jobs: Sequence[Job]) -> tuple[str, ...]:
     return tuple(
         key for key in keys if any(job.config.get(key, absent) != jobs[0].config.get(key, absent) for job in jobs)
     )
-
-
-def flat(node: Any, key: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}, "c": [1]} -> {"a.b": 1, "c": [1]}; an empty mapping is a value."""
-    if isinstance(node, dict) and (node or not key):
-        return {k: v for name, value in node.items() for k, v in flat(value, join(key, str(name))).items()}
-    return {key: node}
 
 
 def _monitored(jobs: Sequence[Job]) -> tuple[Objective, ...]:

@@ -7,11 +7,28 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lab.report.analyse import Group, best_group, config_keys, counts, groups, is_failure, pareto, short_names, show
+from lab.report.analyse import (
+    Group,
+    best_group,
+    config_keys,
+    counts,
+    difference,
+    groups,
+    is_failure,
+    pareto,
+    short_names,
+    show,
+)
 from lab.report.best import command
 from lab.report.importance import Importance
-from lab.report.read import Job, Objective, Study, is_seed
+from lab.report.read import Job, Objective, Study
+from lab.sweep.alike import is_seed
 
+NOT_SWEPT = "Jobs differ in what was not swept"
+NOT_SWEPT_NOTE = (
+    "These jobs do not repeat one configuration: conf/ was edited between two commands of the sweep, or a job's "
+    "config.yaml. The keys are columns here, and jobs are averaged only where they agree in them."
+)
 MAX_ROWS = 200  # of a table in report.md; the csv and the page have all
 
 
@@ -45,6 +62,8 @@ def groups_csv(study: Study) -> str:
 def markdown(study: Study, importance: Importance | None, pictures: Sequence[str], note: str | None) -> str:
     """pictures: files beside the report; note: what is missing and why."""
     parts = [f"# {study.name}", _facts(study)]
+    if unlike := difference(study):
+        parts += [f"## {NOT_SWEPT}", f"{unlike}.\n\n{NOT_SWEPT_NOTE}"]
     if best := best_group(study):
         parts.append(_best(study, best))
     parts += [f"![{name}]({name})" for name in pictures]
@@ -80,10 +99,8 @@ def _facts(study: Study) -> str:
     what = "; ".join(f"{o.key} ({'less' if o.mode == 'min' else 'more'} is better)" for o in study.objectives)
     lines = [f"{len(study.jobs)} jobs: {found}. Score: {what}, of result.json; ± is the standard deviation over seeds."]
     if study.typed:
-        lines.append(
-            f"Overrides of the sweep: `{' '.join(study.typed)}`"
-            + (f"; begun {study.created}." if study.created else ".")
-        )
+        commands = "; ".join(f"`{line}`" for line in study.typed)
+        lines.append(f"Overrides of the sweep: {commands}" + (f"; begun {study.created}." if study.created else "."))
     return "\n\n".join(lines)
 
 

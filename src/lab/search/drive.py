@@ -32,10 +32,10 @@ from lab.search.space import Space, parse
 from lab.search.storage import quiet, storage_errors
 from lab.search.study import Asked, Search
 from lab.search.summary import conclude, outlook
+from lab.sweep.alike import NEVER
 from lab.sweep.drive import Work, opened, run, say
-from lab.sweep.identity import NEVER
 from lab.sweep.ledger import SWEEP, Job, Ledger, NewJob
-from lab.sweep.plan import Combination, Composer, adapt
+from lab.sweep.plan import Combination, Composer, adapt, unlike
 from lab.sweep.preflight import Candidate
 
 LOCK, TRIAL_KEY = ".search.lock", "trial_"
@@ -71,7 +71,7 @@ def search(
             study = Search(config, space, methods, objectives, f"{base['name']}/{ledger.name}", ledger.directory)
             if sweep_options.retry_failed:
                 study.retry_failed()
-            drive = Drive(study, ledger, composer, arguments)
+            drive = Drive(study, ledger, composer, list(space.typed.values()))
             waiting = drive.left_over()
             say(f"{outlook(study, len(waiting))}\n  {shown(ledger.directory)}")
             to_run = bool(waiting) or study.has_room()
@@ -99,6 +99,7 @@ class Drive:
 
     def __init__(self, study: Search, ledger: Ledger, composer: Composer, command: Sequence[str]) -> None:
         self.study, self.ledger, self.composer, self.command = study, ledger, composer, command
+        self._said: set[str] = set()
 
     def left_over(self) -> list[Asked]:
         """Trials that an earlier start has begun and that are to go on; those that have ended meanwhile are told."""
@@ -107,9 +108,8 @@ class Drive:
 
     def run(self, launcher: Launcher, options: Any, waiting: list[Asked]) -> signal.Signals | None:
         """-> the signal that stopped it before its end, if one did."""
-        known = {job.key: job for job in self.ledger.jobs}
         expected = [self._job_of(number) for number in range(self.study.expected())]
-        total = [known.get(job.key, job) for job in expected]
+        total = [self.ledger.named(job.key) or job for job in expected]
         jobs = self._jobs(waiting)
         if hasattr(launcher, "run_jobs"):
             return run(launcher, Work(self.ledger, jobs, total, options, self._ended))
@@ -130,7 +130,7 @@ class Drive:
         """The trial's run directory, written where an earlier start has not; None: its config has a mistake."""
         overrides, key = self.study.space.overrides(asked.params), trial_key(asked.number)
         try:
-            job = next((job for job in self.ledger.jobs if job.key == key), None)
+            job = self.ledger.named(key)
             if job is not None:
                 adapt(self.ledger, [Combination(tuple(overrides), {})], [job], self.composer)
             else:
@@ -144,8 +144,12 @@ class Drive:
         return job
 
     def _add(self, new: NewJob, space: Space) -> Job:
+        difference = unlike(self.ledger, self.ledger.jobs[:1], [new], self.composer)
+        if difference and difference not in self._said:
+            self._said.add(difference)
+            say(difference)
         objectives = [{"key": o.key, "mode": o.mode} for o in self.study.objectives]
-        return self.ledger.add([new], self.command, space.keys, objectives)[0]
+        return self.ledger.add([new], self.command, space.keys, objectives, self.composer.follows)[0]
 
     def _ended(self, job: Job, state: str) -> None:
         self._tell(int(job.key.removeprefix(TRIAL_KEY)), state)

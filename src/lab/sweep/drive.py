@@ -51,7 +51,9 @@ def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, argument
     new = plan.compose(ledger, combinations, composer)
     if options.preflight:
         say(tried(ledger, combinations, new, swept, options.retry_failed, launcher))
-    jobs = plan.write(ledger, combinations, new, arguments)
+    if difference := plan.unlike(ledger, ledger.jobs, list(new.values()), composer):
+        say(difference)
+    jobs = plan.write(ledger, combinations, new, arguments, composer.follows)
     due = ledger.due(jobs, options.retry_failed)
     chosen = {job.key for job in due}
     plan.adapt(ledger, [c for c, job in zip(combinations, jobs) if job.key in chosen], due, composer)

@@ -14,12 +14,10 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from lab.compose import absolute
-from lab.resume import SURROUNDINGS
+from lab.sweep.alike import AROUND, NEVER
 
-# keys that say where and how a job runs, not what it computes: they count only where the jobs differ in them
-AROUND = (*SURROUNDINGS, "name")
-NEVER = ("hydra", "sweep", "resume")
-HASH_DIGITS, SLUG_LENGTH, VALUE_LENGTH = 8, 80, 24
+NAME_DIGITS, SLUG_LENGTH, VALUE_LENGTH = 16, 80, 24
+OLD_DIGITS = 8  # of the names that the first version gave; its sweep.json has no `identity`
 
 
 def values_of(overrides: Sequence[str], swept: Collection[str] = (), cwd: Path | None = None) -> dict[str, Any]:
@@ -71,13 +69,13 @@ def canonical(value: Any) -> Any:
 
 
 def digest(values: Mapping[str, Any]) -> str:
-    """The end of the job's directory name: the same for equal values, in whatever order."""
+    """The job's identity: the same for equal values, in whatever order; its first digits end the directory's name."""
     text = json.dumps(sorted(values.items()), sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS]
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def directory_name(values: Mapping[str, Any], swept: Collection[str]) -> str:
-    """Readable, safe in a shell and in an override: lr-0.001_seed-0_3fa9c2b1."""
+    """Readable, safe in a shell and in an override: lr-0.001_seed-0_3fa9c2b1d07e4c55."""
     shown = {key: value for key, value in sorted(values.items()) if key in swept}
     lasts = [last_part(key) for key in shown]
     parts = []
@@ -85,7 +83,7 @@ def directory_name(values: Mapping[str, Any], swept: Collection[str]) -> str:
         name = last_part(key) if lasts.count(last_part(key)) == 1 else key
         parts.append(f"{_safe(name)}-{_safe(_text(value))[:VALUE_LENGTH]}")
     slug = "_".join(parts)[:SLUG_LENGTH].strip("-_.") or "job"
-    return f"{slug}_{digest(values)}"
+    return f"{slug}_{digest(values)[:NAME_DIGITS]}"
 
 
 def last_part(key: str) -> str:

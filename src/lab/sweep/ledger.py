@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 
 from lab import directory as run_directory
 from lab.errors import ConfigError
-from lab.sweep.identity import differing_keys, digest, directory_name
+from lab.sweep.identity import OLD_DIGITS, differing_keys, digest, directory_name
 
 SWEEP = "sweep.json"
 ENDED = ("finished", "pruned")  # never run again
@@ -86,15 +86,25 @@ class Ledger:
         return self.directory.name
 
     @property
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> Sequence[Job]:
         """All jobs, of other commands too, by number."""
-        entries = self._book.get("jobs", [])
-        return [Job(e["number"], tuple(e["overrides"]), self.directory / e["key"]) for e in entries]
+        return self._jobs
 
     @property
     def swept(self) -> list[str]:
         """The keys in which its jobs differ."""
         return list(self._book.get("swept", []))
+
+    @property
+    def follows(self) -> dict[str, list[str]]:
+        """{swept key: the keys of the jobs' configs that are made of it by interpolations}"""
+        return dict(self._book.get("follows", {}))
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The overrides of each command that has added jobs, as typed; the first version kept the last one's only."""
+        before = [self._book["overrides"]] if "overrides" in self._book else []
+        return list(self._book.get("commands", before))
 
     @property
     def objectives(self) -> list[dict[str, str]]:
@@ -104,11 +114,28 @@ class Ledger:
     def refresh(self) -> None:
         """Read what other processes have added."""
         self._book = run_directory.read_json(self.directory / SWEEP)
+        self._jobs: list[Job] = []
+        self._by_key: dict[str, Job] = {}
+        self._by_identity: dict[str, Job] = {}
+        for entry in self._book.get("jobs", []):
+            job = Job(entry["number"], tuple(entry["overrides"]), self.directory / entry["key"])
+            self._index(job, entry.get("identity") or entry["key"].rpartition("_")[2])
+
+    def _index(self, job: Job, identity: str | None) -> None:
+        """identity: of the job's values, or as much of it as its directory's name has; None: a trial of a search."""
+        self._jobs.append(job)
+        self._by_key[job.key] = job
+        if identity is not None:
+            self._by_identity[identity] = job
 
     def find(self, values: Mapping[str, Any]) -> Job | None:
         """The job with these values, whoever has added it and whatever was swept then."""
-        end = f"_{digest(values)}"
-        return next((job for job in self.jobs if job.key.endswith(end)), None)
+        identity = digest(values)
+        return self._by_identity.get(identity) or self._by_identity.get(identity[:OLD_DIGITS])
+
+    def named(self, key: str) -> Job | None:
+        """The job whose directory has this name."""
+        return self._by_key.get(key)
 
     def add(
         self,
@@ -116,33 +143,40 @@ class Ledger:
         command: Sequence[str],
         swept: Iterable[str],
         objectives: Sequence[Mapping[str, str]],
+        follows: Mapping[str, Collection[str]],
     ) -> list[Job]:
         """Write the run directories of new jobs, status queued -> the jobs in the order given.
 
-        A job that is there already, by its key or values, stays as it is. command: the overrides as typed.
+        A job that is there already, by its key or values, stays as it is. command: the overrides as typed. follows:
+        {swept key: the keys of the config that are made of it}.
         """
         with self._exclusive():
-            jobs, added = self.jobs, []
             all_swept = list(dict.fromkeys([*self.swept, *swept]))
-            by_key, by_end = {job.key: job for job in jobs}, {job.key.rpartition("_")[2]: job for job in jobs}
             known = run_directory.surroundings()
+            entries, added = list(self._book.get("jobs", [])), []
+            compared = [job.overrides for job in self._jobs[:1]]  # what differs among the others is in all_swept
             for one in new:
-                key = one.key or directory_name(one.values, all_swept)
-                job = by_key.get(key) if one.key else by_end.get(digest(one.values))
+                job = self.named(one.key) if one.key else self.find(one.values)
                 if job is None:
-                    job = Job(len(jobs), tuple(one.overrides), self.directory / key)
+                    key = one.key or directory_name(one.values, all_swept)
+                    job = Job(len(self._jobs), tuple(one.overrides), self.directory / key)
+                    identity = None if one.key else digest(one.values)
                     self._write_job(job, one, known)
-                    jobs.append(job)
-                    by_key[key] = by_end[key.rpartition("_")[2]] = job
+                    self._index(job, identity)
+                    entry = {"key": key, "number": job.number, "overrides": list(job.overrides)}
+                    entries.append(entry if identity is None else {**entry, "identity": identity})
+                    compared.append(job.overrides)
                 added.append(job)
-            differing = differing_keys([job.overrides for job in jobs])
+            commands = [*self.commands, list(command)]
             self._book = {
                 "name": self.name,
                 "created": self._book.get("created", time.strftime("%Y-%m-%dT%H:%M:%S%z")),
-                "overrides": list(command),
-                "swept": list(dict.fromkeys([*all_swept, *differing])),
+                "commands": list(map(list, dict.fromkeys(map(tuple, commands)))),
+                "swept": list(dict.fromkeys([*all_swept, *differing_keys(compared)])),
+                "follows": {key: sorted({*self.follows.get(key, ()), *more}) for key, more in follows.items() if more}
+                | {key: known for key, known in self.follows.items() if key not in follows},
                 "objectives": [dict(objective) for objective in objectives],
-                "jobs": [{"key": j.key, "number": j.number, "overrides": list(j.overrides)} for j in jobs],
+                "jobs": entries,
             }
             run_directory.write_json(self.directory / SWEEP, self._book)  # last: what it names is whole
         return added

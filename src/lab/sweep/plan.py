@@ -27,9 +27,12 @@ from lab.compose import CONF, composed, resolved
 from lab.errors import Claimed, ConfigError
 from lab.explain import explain
 from lab.resume import SURROUNDINGS, change
-from lab.schema import MISSING
-from lab.sweep.identity import NEVER, counts, directory_name, keyed
+from lab.schema import MISSING, plain, show
+from lab.sweep.alike import NEVER, OWN, dependents, flat, load_config, unswept
+from lab.sweep.identity import counts, differing_keys, digest, directory_name, keyed
 from lab.sweep.ledger import Job, Ledger, NewJob, differing
+
+MAX_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Composer:
     cwd: Path
     sweep_dir: Path
     swept: Collection[str] = ()
+    follows: dict[str, set[str]] = field(default_factory=dict)  # key given -> the keys made of it by interpolations
     _bases: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)
     _parsed: dict[str, Override] = field(default_factory=dict)
 
@@ -93,6 +97,10 @@ class Composer:
         base = self._bases.get(kind)
         if base is None:
             base = self._bases[kind] = self.loader.load_sweep_config(self.master, list(overrides))
+            without_hydra = OmegaConf.masked_copy(base, [str(key) for key in base if key != "hydra"])
+            raw = flat(OmegaConf.to_container(without_hydra, resolve=False))
+            for key in (*keys, OWN):  # not only what is swept now: another command may give another value
+                self.follows.setdefault(key, set()).update(dependents(raw, key))
         cfg = copy.deepcopy(base)
         for override in values.values():
             OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
@@ -101,9 +109,11 @@ class Composer:
     def _is_value(self, override: Override) -> bool:
         """Whether it sets a plain value, and chooses no option, adds, deletes or merges nothing."""
         key = override.key_or_group
-        plain = override.type is OverrideType.CHANGE and key in self.swept and override.package is None
-        node = OmegaConf.select(self.master, key, default=MISSING) if plain else MISSING
-        return plain and node != MISSING and not isinstance(node, DictConfig) and not isinstance(override.value(), dict)
+        is_set = override.type is OverrideType.CHANGE and key in self.swept and override.package is None
+        node = OmegaConf.select(self.master, key, default=MISSING) if is_set else MISSING
+        return (
+            is_set and node != MISSING and not isinstance(node, DictConfig) and not isinstance(override.value(), dict)
+        )
 
 
 def _touch(one: str, other: str) -> bool:
@@ -125,11 +135,11 @@ def expand(arguments: Sequence[str], loader: ConfigLoader, known: Sequence[str],
     parsed = {text: parser.parse_override(text) for texts in choices.values() for text in texts}
     told = {text: keyed(override, cwd) for text, override in parsed.items()}
     found: list[Combination] = []
-    seen = set()
+    seen: set[str] = set()
     for texts in itertools.product(*choices.values()):
         values = {key: value for key, value in (told[text] for text in texts) if counts(key, swept)}
-        if (name := directory_name(values, ())) not in seen:
-            seen.add(name)
+        if (identity := digest(values)) not in seen:
+            seen.add(identity)
             found.append(Combination(texts, values))
     return found
 
@@ -166,14 +176,39 @@ def compose(ledger: Ledger, combinations: Sequence[Combination], composer: Compo
     return found
 
 
+def unlike(ledger: Ledger, before: Sequence[Job], new: Sequence[NewJob], composer: Composer) -> str:
+    """What is to be said where new jobs differ from those before in more than their overrides say, as after an edit of
+    conf/; else nothing. The report goes by the same rule (lab.sweep.alike)."""
+    if not before or not new:
+        return ""
+    known = [(load_config(j.directory / run_directory.CONFIG), j.overrides, j.key) for j in before]
+    added = [(flat(plain(j.cfg)), j.overrides, j.key or directory_name(j.values, composer.swept)) for j in new]
+    configs, overrides, names = zip(*known, *added)
+    given = differing_keys([before[0].overrides, *(one.overrides for one in new)])
+    swept = {*ledger.swept, *composer.swept, *given}
+    keys = unswept(configs, overrides, names, swept, {**ledger.follows, **composer.follows})
+    if not keys:
+        return ""
+    changes = []
+    for key in keys[:MAX_SHOWN]:
+        was, now = ({show(c[key]): None for c, _, _ in jobs if key in c} for jobs in (known, added))
+        changes.append(f"{key} {'/'.join(list(was)[:3]) or 'none'} -> {'/'.join(list(now)[:3]) or 'none'}")
+    more = f", and {len(keys) - MAX_SHOWN} more keys" if len(keys) > MAX_SHOWN else ""
+    return (
+        f"sweep {ledger.name}: new jobs differ from those before in what was not swept (conf/ was edited?): "
+        f"{', '.join(changes)}{more}\n  the report sets them apart; else give sweep=ANOTHER_NAME, or the key itself"
+    )
+
+
 def write(
-    ledger: Ledger, combinations: Sequence[Combination], new: Mapping[int, NewJob], command: Sequence[str]
-) -> list[Job]:
-    """The jobs of this command, in its order; `new` ones are written."""
+    ledger: Ledger, combinations: Sequence[Combination], new: Mapping[int, NewJob], command: Sequence[str],
+    follows: Mapping[str, Collection[str]],
+) -> list[Job]:  # fmt: skip
+    """The jobs of this command, in its order; `new` ones are written. follows: Composer's."""
     if new:
         monitor = next(iter(new.values())).cfg.monitor
         objectives = ledger.objectives or [{"key": str(monitor.key), "mode": str(monitor.mode)}]
-        ledger.add(new.values(), command, swept_keys(command), objectives)
+        ledger.add(new.values(), command, swept_keys(command), objectives, follows)
     return [job for combination in combinations if (job := ledger.find(combination.values)) is not None]
 
 

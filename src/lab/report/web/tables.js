@@ -53,7 +53,13 @@ function head() {
   $("name").textContent = D.name;
   $("counts").append(...Object.entries(D.counts).map(([status, n]) => element("span", { class: `chip ${status}` }, `${SIGNS[status] || ""} ${n} ${status}`)));
   const what = D.objectives.map((o) => `${o.key} (${o.mode === "min" ? "less" : "more"} is better)`).join(", ");
-  $("facts").textContent = `${D.jobs.length} ${D.isSweep ? "jobs" : "runs"}, score: ${what}${D.typed ? ` · ${D.typed}` : ""}${D.created ? ` · begun ${D.created}` : ""}`;
+  $("facts").textContent = `${D.jobs.length} ${D.isSweep ? "jobs" : "runs"}, score: ${what}${D.typed.map((line) => ` · ${line}`).join("")}${D.created ? ` · begun ${D.created}` : ""}`;
+  if (D.unlike) {
+    $("unlike-section").hidden = false;
+    $("unlike-title").textContent = D.unlike.title;
+    $("unlike").textContent = `${D.unlike.what}.`;
+    $("unlike-note").textContent = D.unlike.note;
+  }
   if (!D.best) return;
   $("best-section").hidden = false;
   $("best-line").append(element("b", {}, D.best.label), ` — ${objective.key} ${D.best.score} (${D.best.n === 1 ? "n = 1" : `${D.best.n} seeds`})`);

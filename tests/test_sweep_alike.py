@@ -1,0 +1,220 @@
+"""One sweep, made by several commands: which jobs repeat one configuration, and what finding that out costs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import QUICK
+
+from lab import directory
+from lab.compose import CONF, register_resolvers
+from lab.report import best_group, groups, read
+from lab.report.best import override_list
+from lab.report.page import data
+from lab.report.text import groups_csv, jobs_csv, markdown
+from lab.sweep import drive
+from lab.sweep.alike import dependents, unswept
+from lab.sweep.identity import digest, values_of
+from lab.sweep.ledger import Ledger
+
+Command = Callable[..., str]
+TINY = (*QUICK, "trainer.max_steps=6")
+
+
+class Finishing:
+    """A launcher whose jobs end at once, with a score that is their number."""
+
+    def run_jobs(self, work: drive.Work) -> None:
+        for job in work.jobs:
+            directory.write_json(job.directory / directory.RESULT, {"val/loss": float(job.number)})
+            directory.write_status(job.directory, "finished")
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    return shutil.copytree(CONF, tmp_path / "conf")
+
+
+@pytest.fixture
+def command(tmp_path: Path, conf: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """A sweep's command, composed with a conf/ that a test may edit -> what it says."""
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+    from omegaconf import open_dict
+
+    register_resolvers()
+    monkeypatch.setattr(drive, "report", lambda ledger, changed: None)
+
+    def call(*arguments: str) -> str:
+        arguments = (*TINY, f"hydra.sweep.dir={tmp_path}/s", *arguments)
+        with hydra.initialize_config_dir(str(conf), version_base=None):
+            loader = GlobalHydra.instance().config_loader()
+            master = loader.load_configuration("train", list(arguments), RunMode.MULTIRUN)
+            with open_dict(master):
+                master.hydra.runtime.cwd = str(tmp_path)
+            capsys.readouterr()
+            drive.sweep(master, loader, Finishing(), arguments)  # type: ignore[arg-type]
+        return capsys.readouterr().err
+
+    return call
+
+
+def change(path: Path, old: str, new: str) -> None:
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_jobs_of_an_edited_default_are_no_seeds_of_one_configuration(
+    command: Command, conf: Path, tmp_path: Path
+) -> None:
+    """Said when they are added, and in each part of the report; a second edit, too."""
+    said = command("seed=0,1")
+    assert "not swept" not in said
+    change(conf / "optim/adamw.yaml", "lr: 1e-3", "lr: 5e-2")
+    said = command("seed=0,1,2")
+    (line,) = [line for line in said.splitlines() if "not swept" in line]
+    assert "optim.lr 0.001 -> 0.05" in line
+    change(conf / "trainer/single.yaml", "clip_norm: ", "clip_norm: 7 # ")
+    assert "trainer.clip_norm" in command("seed=0,1,2,3")
+
+    study = read([tmp_path / "s"])
+    assert [[job.number for job in group.jobs] for group in groups(study)] == [[0, 1], [2], [3]]
+    best = best_group(study)
+    assert best is not None
+    assert {"optim.lr=0.001", "trainer.clip_norm=1.0"} <= set(
+        override_list(best)
+    )  # what the best had, not what conf/ says
+    assert groups_csv(study).startswith("optim.lr,trainer.clip_norm,")
+    assert "optim.lr" in jobs_csv(study).splitlines()[0]
+    text = markdown(study, None, [], None)
+    assert "optim.lr is 0.001 in 2 jobs (0, 1), 0.05 in 2 jobs (2, 3)" in text
+    assert "`" + " ".join(study.commands[0]) + "`; `" + " ".join(study.commands[1]) + "`" in text  # all commands
+    shown = data(study, None)
+    assert "optim.lr is 0.001" in shown["unlike"]["what"]
+    assert {"optim.lr", "seed"} <= {column["key"] for column in shown["columns"]}
+
+
+def test_what_the_jobs_were_told_is_no_difference(command: Command, conf: Path, tmp_path: Path) -> None:
+    """Groups, recipes, unions of commands, values made of swept ones or of the job's number: jobs stay together."""
+    (conf / "experiment/own.yaml").write_text(
+        "# @package _global_\n"
+        "trainer: { clip_norm: '${optim.lr}', max_eval_batches: '${seed}', keep_best: '${hydra:job.num}' }\n"
+    )
+    for arguments in (
+        ["optim=adamw", "optim.lr=1e-3", "seed=1,2"],
+        ["optim=sgd", "optim.lr=1e-1", "seed=1"],
+        ["optim=sgd", "optim.lr=1e-1", "seed=1,2"],
+        ["optim=sgd", "optim.lr=1e-1", "seed=2", "trainer.max_steps=9"],
+    ):
+        assert "not swept" not in command("experiment=own", *arguments)
+    study = read([tmp_path / "s"])
+    assert study.unswept == ()
+    assert sorted(len(group.jobs) for group in groups(study)) == [1, 2, 2]
+    # the same edit is seen where it may have changed what the option of a swept group has set, or another group
+    change(conf / "optim/sgd.yaml", "momentum: ", "momentum: 0.123 # ")
+    assert "optim.momentum 0.9 -> 0.123" in command("experiment=own", "optim=sgd", "optim.lr=1e-1", "seed=4")
+
+
+@pytest.mark.parametrize(
+    ("configs", "swept", "follows", "found"),
+    [
+        ([{"a": 1, "seed": 1}, {"a": 1, "seed": 2}], ["seed"], {}, []),
+        ([{"a": 1, "seed": 1}, {"a": 2, "seed": 2}], ["seed"], {}, ["a"]),
+        ([{"a": 1}, {}, {"a": 1}], ["seed"], {}, []),  # one that is not written yet
+        ([{"a": 1, "seed": 1}, {"a": None, "seed": 2}], ["seed"], {}, ["a"]),
+        ([{"a": 1, "seed": 1}, {"a": 1, "b": 1, "seed": 2}], ["seed"], {}, ["b"]),
+        ([{"fold": 1}, {"fold": 2}], ["seed"], {"seed": ["fold"]}, []),
+        ([{"fold.x": 1}, {"fold.x": 2}], ["seed"], {"seed": ["fold"]}, []),
+        ([{"a.b": 1}, {"a.b": 2}], ["+a.b"], {}, []),
+        ([{"hardware.num_threads": 1}, {"hardware.num_threads": 2}], ["seed"], {}, []),
+        ([{"logger.kind": 1, "name": "a", "sweep.name": 0}, {"logger.kind": 2, "name": "b"}], [], {}, []),
+        ([{"to": "/x/job-0/best"}, {"to": "/y/job-1/best"}], ["seed"], {}, []),
+        ([{"model.w": 1, "a": 1}, {"model.w": 2, "a": 1}], ["model"], {}, []),  # what the option says
+        ([{"model.w": 1, "a": 1}, {"model.w": 1, "a": 2}], ["model"], {}, ["a"]),  # the model does not say it
+        ([{"a": 1}, {"a": 2}], ["experiment"], {}, []),  # an experiment may
+    ],
+)
+def test_which_differences_were_swept(
+    configs: list[dict[str, Any]], swept: list[str], follows: dict[str, list[str]], found: list[str]
+) -> None:
+    overrides = [[f"{key.lstrip('+')}={i}" for key in swept] for i in range(len(configs))]
+    names = [f"job-{i}" for i in range(len(configs))]
+    assert unswept(configs, overrides, names, [key.lstrip("+") for key in swept], follows) == found
+
+
+def test_what_is_made_of_a_key() -> None:
+    raw = {"seed": 1, "data.path": "split-${seed}.h5", "data.shape": "${h5_shape:x}", "model.out": "${..data.shape}",
+           "b.seed": "${.c}", "b.c": "${seed}", "d": ["${b}"], "e": "${seedling}", "f": "${hydra:job.num}"}  # fmt: skip
+    assert dependents(raw, "seed") == ["b.c", "b.seed", "d", "data.path", "data.shape", "model.out"]
+    assert dependents(raw, "hydra") == ["f"]
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many functions are called: the cost, whatever the machine."""
+    count = 0
+
+    def seen(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(seen)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_sweep_costs_the_same_for_each_job(tmp_path: Path) -> None:
+    """Found, planned, looked at, told: four times the jobs, four times the work."""
+
+    def cost(number: int) -> int:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        values = [{"seed": i} for i in range(number)]
+        jobs = [
+            {"key": f"seed-{i}_{digest(v)[:16]}", "number": i, "overrides": [f"seed={i}"], "identity": digest(v)}
+            for i, v in enumerate(values)
+        ]
+        directory.write_json(
+            folder / "sweep.json", {"name": "s", "commands": [], "swept": ["seed"], "objectives": [], "jobs": jobs}
+        )
+        known = [drive.plan.Combination((f"seed={i}",), v) for i, v in enumerate(values)]
+
+        def work() -> None:
+            ledger = Ledger(folder)
+            assert not drive.plan.compose(ledger, known, None)  # type: ignore[arg-type]
+            found = drive.plan.write(ledger, known, {}, [], {})
+            assert [job.number for job in found] == list(range(number))
+            due = ledger.due(found, retry_failed=False)
+            drive.outlook(ledger, found, due)
+            drive.table(ledger, found)
+            assert ledger.add([], [], [], [], {}) == []
+
+        return calls_of(work)
+
+    small, large = cost(50), cost(200)
+    assert large < 6 * small  # 16 times, where each job asks all others
+
+
+def test_jobs_are_told_apart_by_all_of_their_identity(command: Command, tmp_path: Path) -> None:
+    """The first 8 digits of these two are the same; a book of the first version, which has no more, is still known."""
+    fixed, seen = values_of(TINY), {}
+    for other in range(10**6):  # some 80,000 until two agree
+        if (one := seen.setdefault(digest({**fixed, "seed": other})[:8], other)) != other:
+            break
+    assert "2 jobs, 2 to run" in command(f"seed={one},{other}")
+    book = json.loads((tmp_path / "s/sweep.json").read_text())
+    assert len({job["key"] for job in book["jobs"]}) == 2
+    old = book["jobs"][0]
+    short = old["key"][: -len("0123456789abcdef")] + old.pop("identity")[:8]
+    (tmp_path / "s" / old["key"]).rename(tmp_path / "s" / short)
+    directory.write_json(tmp_path / "s/sweep.json", {**book, "jobs": [{**old, "key": short}]})
+    assert "1 jobs, 0 to run, 1 finished before" in command(f"seed={one}")
