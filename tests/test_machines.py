@@ -1,13 +1,26 @@
-"""Machines unlike the one that the tests run on: fewer cores than they seem to have."""
+"""Machines unlike the one that the tests run on: fewer cores than they seem to have, more, or busy ones."""
 
 from __future__ import annotations
 
+import copy
+import json
+import math
 import os
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from conftest import QUICK, assert_equal, start_run
+from torch import nn
 
-from lab import cores
+from lab import cores, threads
+from lab.data.loader import Loader
+from lab.state import Task
 
 V2 = "26 1 0:24 {root} {mount} rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "32 31 0:29 {root} {mount} rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
@@ -74,10 +87,150 @@ def test_cores_and_threads_are_the_least_of_what_is_granted(monkeypatch: pytest.
     monkeypatch.setattr(cores, "cgroup_cores", lambda: None)
     monkeypatch.setenv("LAB_CORES", "8")
     assert cores.cores() == 8
-    for text, threads in (("2", 2), ("4,2", 4), (" 3 , 1", 3), ("64", 8), ("", 8), ("many", 8), ("0", 8), ("-2", 8)):
+    for text, count in (("2", 2), ("4,2", 4), (" 3 , 1", 3), ("64", 8), ("", 8), ("many", 8), ("0", 8), ("-2", 8)):
         monkeypatch.setenv("OMP_NUM_THREADS", text)
-        assert cores.threads_each() == threads, text
+        assert cores.threads_each() == count, text
     assert cores.cores() == 8, "OMP_NUM_THREADS is about threads of one process: a pool's other cores stay"
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert cores.cores() == 1
+
+
+def decided(asked: int | str, device: str = "cpu", deterministic: bool = False, ranks: int = 1) -> tuple[int, str]:
+    found = threads.decide(asked, device, deterministic, ranks)
+    return found.count, found.why
+
+
+def test_what_decides_the_threads_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(cores, "cgroup_cores", lambda: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert decided(5) == (5, "hardware.num_threads")
+    assert decided("auto") == decided("auto", "cuda") == decided("auto", deterministic=True) == (3, "OMP_NUM_THREADS")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert decided("auto") == (1, ""), "to be measured"
+    assert decided("auto", deterministic=True) == (1, "hardware.deterministic")
+    assert decided("auto", "cuda", ranks=2) == (4, "8 cores, 2 ranks")
+    assert decided("auto", ranks=8) == (1, "8 cores, 8 ranks")
+
+
+def step(work_s: float, join_s: float, parallel: float = 1.0, useful: int = 64) -> Callable[[int, int], float]:
+    """A step of a model: `work_s` for a sample, of which a part can be shared among threads; joining them costs."""
+
+    def seconds(count: int, samples: int) -> float:
+        spent.append(work_s * samples * (1 - parallel + parallel / min(count, useful)) + (join_s if count > 1 else 0.0))
+        return spent[-1]
+
+    spent: list[float] = []
+    seconds.spent = spent  # type: ignore[attr-defined]
+    return seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "size", "most", "chosen"),
+    [
+        (step(1e-5, join_s=0.05), 64, 2, "1 (measured: 1 is"),  # small steps on a busy machine
+        (step(1e-5, join_s=1e-5), 64, 64, "64 (measured: 64 is 32.0x faster than 1)"),
+        (step(1e-5, join_s=3e-4), 64, 16, "1 (measured: 2 is only 1.03x as fast as 1)"),
+        (step(1e-3, join_s=1e-5), 64, 12, "12 (measured: 12 is 11."),
+        (step(1e-3, join_s=1e-5, useful=4), 64, 16, "4 (measured: 4 is"),
+        (step(1e-3, join_s=1e-5, parallel=0.1), 64, 16, "1 (measured: 2 is only 1.05x as fast as 1)"),
+        (step(2e-3, join_s=math.inf), 64, 2, "1 (measured: 2 is far slower)"),
+        (step(math.inf, join_s=0.0), 64, 16, "16 (all: the model's steps are long)"),
+        (step(1e-3, join_s=0.0), 1, 2, "2 (measured"),
+    ],
+)
+def test_more_threads_only_where_they_help(seconds: Any, size: int, most: int, chosen: str) -> None:
+    count, why = threads.fastest(seconds, size, most)
+    assert f"{count} ({why})".startswith(chosen)
+    assert sum(s for s in seconds.spent if s < math.inf) < 0.4, "the start must not wait for this"
+
+
+class Stateful(nn.Module):
+    """All that a forward pass can leave behind: statistics, random numbers drawn, attributes."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+        self.calls, self.fails = 0, fails
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        random.random()
+        np.random.rand()
+        x.add_(1)
+        if self.fails:
+            raise ValueError
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_measuring_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # a pool of threads here would hang forks
+    model, task = Stateful(fails), Task(lambda output, batch: output.square().sum(1), {})
+    batch = {"x": torch.zeros(16, 4), "names": ["a"] * 16}
+    before = copy.deepcopy(
+        (model.state_dict(), batch, random.getstate(), np.random.get_state()[1], torch.get_rng_state())
+    )
+
+    def losses(model: Any, task: Any, batch: Any) -> tuple[torch.Tensor, None]:
+        assert len(batch["names"]) == len(batch["x"])
+        return task.criterion(model(batch["x"]), batch), None
+
+    found = threads.measure(2, model, task, lambda: batch, losses, nullcontext)
+    assert (found.count, found.why) == (1, "not measured: ValueError") if fails else found.why.startswith("measured")
+    after = (model.state_dict(), batch, random.getstate(), np.random.get_state()[1], torch.get_rng_state())
+    assert np.array_equal(before[3], after[3])
+    assert_equal([*before[:3], before[4]], [*after[:3], after[4]])
+    assert model.calls == 0
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_first_batch_can_be_looked_at_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    from test_loader import CPU, Table, endless
+
+    for kind in ("device", "threads"):
+        seen = []
+        for looks in (0, 2):
+            with Loader(Table(50), endless(50, 8), CPU, kind=kind, num_workers=1, seed=0) as loader:
+                for _ in range(looks):
+                    first = {name: value.clone() for name, value in loader.first().items()}
+                batches = iter(loader)
+                seen.append([{k: v.clone() for k, v in next(batches).items()} for _ in range(5)])
+        assert_equal(seen[0], seen[1])
+        assert_equal(seen[1][0], first)
+
+
+def test_a_run_keeps_the_number_of_threads_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured has the bits of the number given, and a resume takes that number, not a new measurement."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(cores, "cgroup_cores", lambda: None)
+    options = [
+        *QUICK,
+        "hardware.num_threads=auto",
+        "model.dropout=0.1",
+        "optim/schedule=constant",
+        "trainer.eval_every=2",
+    ]
+
+    def fake(seconds: Any, size: int, most: int) -> tuple[int, str]:
+        assert seconds(most, size) > 0
+        return 2, "measured: faked"
+
+    monkeypatch.setattr(threads, "fastest", fake)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # a pool of threads here would hang forks
+    run = start_run(tmp_path / "auto", *options, "trainer.max_steps=2")
+    assert json.loads((run / "environment.json").read_text())["threads"]["count"] == 2
+    assert "threads: 2 (measured: faked)" in (run / "train.log").read_text()
+    monkeypatch.setattr(threads, "fastest", lambda *_: (1, "measured: otherwise"))
+    start_run(run, *options, "trainer.max_steps=4")
+    assert "threads: 2 (as the run began)" in (run / "train.log").read_text()
+    fewer = threads.recorded(json.loads((run / "environment.json").read_text()), most=1)
+    assert fewer is not None
+    assert fewer.count == 1
+    assert "the run began with 2, for which there are no cores now: rounding changes" in fewer.why
+    straight = start_run(tmp_path / "two", *options, "hardware.num_threads=2", "trainer.max_steps=4")
+    assert "threads: 2 (hardware.num_threads)" in (straight / "train.log").read_text()
+    found = [torch.load(d / "checkpoints" / "last_000000004.pt", weights_only=True) for d in (run, straight)]
+    assert_equal(found[0]["model"], found[1]["model"])

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from lab.config import ONE_PROCESS, HardwareConfig, TrainerConfig, check_share
-from lab.cores import threads_each
 from lab.data_parallel import gpus
 from lab.distributed import gpu, local_ranks, started_ranks
 from lab.errors import ConfigError
 from lab.place import Place, place
 from lab.seed import make_deterministic
+from lab.threads import Threads, decide
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Hardware:
     device: str
     num_procs: int
     precision: str
-    num_threads: int
+    threads: Threads
     micro_batch_sizes: list[int]
     eval_batch_size: int
 
@@ -48,11 +48,9 @@ def resolve(hardware: HardwareConfig, trainer: TrainerConfig) -> Hardware:
         torch.cuda.set_device(gpu())  # first: a question to CUDA would open a context on GPU 0 in each rank
     if precision == "auto":
         precision = "bf16" if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    threads = hardware.num_threads
-    if threads == "auto":
-        threads = threads_each(local_ranks())
+    threads = decide(hardware.num_threads, device, hardware.deterministic, local_ranks())
     eval_batch_size = hardware.eval_batch_size or -(-micro[0] // devices)
-    return Hardware(device, num_procs, precision, int(threads), micro, eval_batch_size)
+    return Hardware(device, num_procs, precision, threads, micro, eval_batch_size)
 
 
 def choose_device(hardware: HardwareConfig) -> str:
@@ -113,7 +111,7 @@ def _processes_here(hardware: HardwareConfig, device: str, on_cpu: int) -> int:
 
 def apply(config: HardwareConfig, hardware: Hardware) -> None:
     """torch's global switches, in each process."""
-    torch.set_num_threads(hardware.num_threads)
+    torch.set_num_threads(hardware.threads.count)
     torch.set_float32_matmul_precision("highest" if hardware.precision == "fp32" else "high")
     torch.backends.cudnn.allow_tf32 = hardware.precision != "fp32"
     torch.backends.cudnn.benchmark = config.cudnn_benchmark

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -16,6 +17,7 @@ from lab.errors import ConfigError
 from lab.loop import evaluate
 from lab.resume import has_key
 from lab.schema import no_such_key
+from lab.threads import of_run
 
 
 def restore_model(path: Path) -> tuple[nn.Module, DictConfig, Path]:
@@ -48,7 +50,7 @@ def export(path: Path, target: Path, overwrite: bool) -> tuple[Path, int]:
 
 def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, float]:
     """{loss, <metric>, ...} of the checkpoint on a split. overrides: key=value of the run's own config."""
-    model, cfg, _ = restore_model(path)
+    model, cfg, file = restore_model(path)
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals:
@@ -61,6 +63,7 @@ def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, 
     check(cfg)
     config = Config.of(cfg)
     machine = hardware.resolve(config.hardware, config.trainer)
+    machine = replace(machine, threads=of_run(machine.threads, file.parent.parent))
     hardware.apply(config.hardware, machine)
     splits = config.dataset.get("splits")
     if isinstance(splits, dict) and split not in splits:

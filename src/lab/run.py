@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from lab import checkpoint, directory, distributed, fsdp, hardware, shards
+from lab import checkpoint, directory, distributed, fsdp, hardware, shards, threads
 from lab.balance import Balance, RanksBalance
 from lab.build import (
     Config,
@@ -36,7 +37,7 @@ from lab.dynamo import skip_dynamo_import
 from lab.errors import ConfigError
 from lab.hardware import Hardware
 from lab.logger import Logger, RunLogger, log_to
-from lab.loop import evaluate, fit
+from lab.loop import evaluate, fit, forward_loss
 from lab.schema import seconds
 from lab.search.pruning import Pruning
 from lab.seed import seed_everything
@@ -119,6 +120,7 @@ def train(
             f"{payload['step']:,} already - give more"
         )
     model, task = make_model(config), make_task(config, world.device)
+    machine = with_threads(machine, model, task, train_loader, world, checkpoints.directory.parent)
     if trainer.sync_batchnorm:
         model = with_sync_batchnorm(model, world.device)
     state, settings = make_state(config, machine, model, total_steps, world)
@@ -170,6 +172,17 @@ def train(
         for loader in (train_loader, val_loader, test_loader):
             if loader is not None:
                 loader.close()
+
+
+def with_threads(
+    machine: Hardware, model: nn.Module, task: Task, train: Loader, world: World, run_dir: Path
+) -> Hardware:
+    """hardware.num_threads=auto, decided for this model."""
+
+    def measure(most: int) -> threads.Threads:
+        return threads.measure(most, model, task, train.first, forward_loss, hardware.autocast(machine))
+
+    return replace(machine, threads=threads.settle(machine.threads, run_dir, world, measure))
 
 
 @contextmanager
@@ -224,9 +237,8 @@ def describe(
         batches += f" in {len(micro)} micro-batches of up to {micro[0]}"
     kind = fsdp.class_name(model) if fsdp.is_sharded(model) else type(model).__name__
     logger.say(f"{kind}, {parameters:,} parameters; samples: {sizes}")
-    logger.say(
-        f"{machine.device}, {machine.precision}, threads: {machine.num_threads}; {batches}; {run.total_steps:,} steps"
-    )
+    count = f"threads: {machine.threads.count} ({machine.threads.why})"
+    logger.say(f"{machine.device}, {machine.precision}, {count}; {batches}; {run.total_steps:,} steps")
     if fsdp.is_sharded(model):
         logger.say(fsdp.describe(model))
     for line in [f"loader {loader.why}", *getattr(sets["train"], "describe", list)()]:

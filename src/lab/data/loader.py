@@ -16,7 +16,7 @@ A dataset is one of two kinds:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -81,6 +81,7 @@ class Loader:
             raise ConfigError(f"data.num_workers={num_workers!r} must be auto or a number of at least 0")
         self.plan, self.device, self.transform = plan, device, transform
         cores = cores_each(local_ranks()) if cores is None else cores
+        self._begun: tuple[list[Batch], Generator[Batch, None, None]] | None = None
         self.wait_s = 0.0
         self.num_rows = getattr(plan, "num_rows", None)
         self.kind, self.why = choose.kind_of(dataset, plan, device, kind)
@@ -97,7 +98,20 @@ class Loader:
         if getattr(plan, "note", ""):
             self.why += f"; {plan.note}"  # type: ignore[attr-defined]
 
+    def first(self) -> Batch:
+        """The batch with which the next iteration begins; not to be changed."""
+        if self._begun is None:
+            batches = self._batches()
+            self._begun = [next(batches)], batches
+        return self._begun[0][0]
+
     def __iter__(self) -> Iterator[Batch]:
+        if self._begun is None:
+            return self._batches()
+        (held, rest), self._begun = self._begun, None
+        return _again(held, rest)
+
+    def _batches(self) -> Generator[Batch, None, None]:
         stream = self._source.stream(self.plan)
         try:
             while True:
@@ -116,6 +130,9 @@ class Loader:
 
     def close(self) -> None:
         """End threads and workers; safe to call twice."""
+        if self._begun is not None:
+            self._begun[1].close()
+            self._begun = None
         self._source.close()
 
     def __enter__(self) -> Loader:
@@ -123,6 +140,14 @@ class Loader:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _again(held: list[Batch], rest: Generator[Batch, None, None]) -> Iterator[Batch]:
+    try:
+        yield held.pop()
+        yield from rest
+    finally:
+        rest.close()
 
 
 def starvation(wait_s: float, total_s: float, why: str) -> str | None:

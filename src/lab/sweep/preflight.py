@@ -119,7 +119,9 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> Trial:
     from lab.balance import peak_memory
     from lab.ddp import wrap
     from lab.distributed import World
+    from lab.loop import forward_loss
     from lab.seed import seed_everything
+    from lab.threads import measure
 
     config = build.Config.of(cfg)
     machine = hardware.resolve(config.hardware, config.trainer)
@@ -147,6 +149,11 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> Trial:
         batch = ", ".join(f"{name} {tuple(value.shape)}" for name, value in first.items())
         step_s = eval_s = None
         if shape not in known:
+            if not machine.threads.why:
+                most = machine.threads.most
+                torch.set_num_threads(
+                    measure(most, model, task, lambda: first, forward_loss, hardware.autocast(machine)).count
+                )
             step_s = _step_s(net, state, task, itertools.chain([first], batches), settings, device)
             size = min(
                 len(sets["val"] or ()),
