@@ -43,9 +43,9 @@ def test_several_ranks_show_one_ranks_share(tmp_path: Path) -> None:
 
 
 def test_a_job_that_cannot_be_built_stops_the_sweep(tmp_path: Path) -> None:
-    done = call(*SWEEP, *TRIED, "optim.lr=1e-3,-1", f"hydra.sweep.dir={tmp_path}/s")
-    assert done.returncode == 1
-    assert done.stderr.endswith("failed: preflight: job 1 (optim.lr=-1): ValueError: Invalid learning rate: -1\n")
+    done = call(*SWEEP, *TRIED, "data.splits.val.rows=[0,1],[0,2]", f"hydra.sweep.dir={tmp_path}/s")
+    assert done.returncode == 2
+    assert "error: preflight: job 1 (data.splits.val.rows=[0,2]): data.splits.val.rows=[0, 2]: must be" in done.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 from torch import nn
+from torch.optim import Optimizer
 
 from lab import blocks, hardware
 from lab.callbacks.base import Callback
@@ -22,17 +23,17 @@ from lab.config import (
     split_own,
     typed,
 )
+from lab.construct import construct, constructing, of_kind
 from lab.cores import cores_each
 from lab.data.loader import Loader
 from lab.data.order import EvalPlan, Plan, TrainPlan
 from lab.data.transforms import compose
 from lab.distributed import World, local_ranks
-from lab.errors import RunFailed
+from lab.errors import ConfigError, RunFailed
 from lab.fsdp import explained, is_sharded, shard
 from lab.hardware import Hardware
 from lab.optim import Schedule, build_optimizer, lean_step
 from lab.state import StepSettings, Task, TrainState, moving_average
-from lab.targets import build
 
 
 @dataclass(frozen=True)
@@ -59,23 +60,30 @@ class Config:
 
 
 def make_model(config: Config) -> nn.Module:
-    return build(config.cfg.model)
+    return construct("model", config.cfg.model, nn.Module)
 
 
 def make_callbacks(config: Config) -> list[Callback]:
-    return list(build(config.cfg.callback).values())
+    return [construct(f"callback.{name}", node, Callback) for name, node in config.cfg.callback.items()]
 
 
 def make_dataset(node: dict[str, Any], split: str) -> Any:
     """The dataset of a split; None where the config gives the split no place (splits.val: null)."""
     if "splits" in node and node["splits"].get(split) is None:
         return None
-    return build(node, split=split)
+    dataset = construct("data", node, object, split=split)
+    for methods in (("__len__",), ("gather", "__getitem__")):
+        if not any(hasattr(dataset, method) for method in methods):
+            raise ConfigError(f"data._target_: {node['_target_']} is no dataset: it has no {' or '.join(methods)}")
+    return dataset
 
 
 def make_train_loader(config: Config, machine: Hardware, dataset: Any, world: World, start: int) -> Loader:
     """start: the global sample number that comes next."""
-    order = build(config.data.order)(dataset, seed=config.cfg.seed)
+    node = config.data.order
+    make = construct("data.order", node)
+    with constructing("data.order", node):
+        order = of_kind("data.order", node, make(dataset, seed=config.cfg.seed), None)
     micro = machine.micro_batch_sizes
     plan = TrainPlan(order, config.trainer.global_batch_size, micro, world.rank, world.size, start)
     return _loader(config, dataset, plan, world, random=True)
@@ -96,7 +104,8 @@ def make_eval_loader(config: Config, machine: Hardware, dataset: Any, world: Wor
 def _loader(config: Config, dataset: Any, plan: Plan, world: World, random: bool) -> Loader:
     """random: with the transforms that draw numbers too."""
     own, given = config.data, config.hardware.num_threads
-    transform = compose([build(node) for node in own.transforms.values()], training=random)
+    transforms = [construct(f"data.transforms.{name}", node) for name, node in own.transforms.items()]
+    transform = compose(transforms, training=random)
     cores = min(int(given), cores_each(local_ranks())) if given != "auto" else None
     return Loader(
         dataset, plan, world.device, transform, own.loader, own.num_workers, seed=config.cfg.seed, cores=cores
@@ -104,7 +113,9 @@ def _loader(config: Config, dataset: Any, plan: Plan, world: World, random: bool
 
 
 def make_task(config: Config, device: torch.device) -> Task:
-    criterion, metrics = (build(config.cfg.task[key]) for key in ("criterion", "metrics"))
+    task = config.cfg.task
+    criterion = construct("task.criterion", task.criterion)
+    metrics = {name: construct(f"task.metrics.{name}", node) for name, node in task.metrics.items()}
     return Task(criterion.to(device) if isinstance(criterion, nn.Module) else criterion, metrics)
 
 
@@ -137,8 +148,13 @@ def make_state(
         if part is not None:
             place(part, config, machine, world)
     weight_decay = config.optimizer.get("weight_decay", 0.0)
-    optimizer = build_optimizer(build(config.optimizer), model, weight_decay, own.decay_norms_and_biases)
-    schedule = Schedule(optimizer, build(own.schedule), total_steps)
+    make = construct("optim", config.optimizer)
+    with constructing("optim", config.optimizer):
+        optimizer = build_optimizer(make, model, weight_decay, own.decay_norms_and_biases)
+        of_kind("optim", config.optimizer, optimizer, Optimizer)
+    factor = construct("optim.schedule", own.schedule)
+    with constructing("optim.schedule", own.schedule):
+        schedule = Schedule(optimizer, factor, total_steps)
     state = TrainState(model, ema, optimizer, schedule, hardware.scaler(machine))
     update: Callable[[], Any] = optimizer.step if config.hardware.compile else lean_step(optimizer)
     if is_sharded(model):

@@ -10,7 +10,17 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from lab.errors import ConfigError
-from lab.schema import Rule, check_interval, did_you_mean, option, plain, show, split_own, typed
+from lab.fit import check_fit
+from lab.schema import (
+    Rule,
+    check_interval,
+    did_you_mean,
+    option,
+    plain,
+    show,
+    split_own,
+    typed,
+)
 from lab.targets import check_targets
 
 __all__ = ["check", "parse_interval", "split_own", "typed"]
@@ -216,6 +226,7 @@ def check(cfg: Any) -> None:
     split_own(root.data, DataConfig, "data")
     split_own(root.optim, OptimConfig, "optim")
     _check_combinations(root)
+    check_fit(values, {key: GIVEN_BY_RUN[key] for key in ("data.order", "optim")})
     check_targets(values, TARGETS, COLLECTIONS, OWN_KEYS, GIVEN_BY_RUN)
 
 

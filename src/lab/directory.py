@@ -12,8 +12,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Set
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -24,6 +24,7 @@ from lab.errors import Claimed, ConfigError
 
 CONFIG, OVERRIDES, ENVIRONMENT, DIFF = "config.yaml", "overrides.yaml", "environment.json", "uncommitted.diff"
 STATUS, RESULT, FAILURE = "status.json", "result.json", "failure.json"
+METRICS, LOCK = "metrics.jsonl", ".lock"
 FAILURES, STUCK = "failures.jsonl", "stuck"  # attempts that failed and were restarted; where hung ranks stood
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")
 
@@ -33,7 +34,7 @@ def claimed(directory: Path) -> Iterator[None]:
     """Hold the directory for this run alone; the kernel gives it free whatever happens to the process."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT)
+        lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise ConfigError(f"hydra.run.dir={directory}: nothing can be written there: {error.strerror}") from None
     try:
@@ -49,7 +50,7 @@ def claimed(directory: Path) -> Iterator[None]:
 def is_claimed(directory: Path) -> bool:
     """Whether a process runs there now."""
     try:
-        lock = os.open(directory / ".lock", os.O_RDWR)
+        lock = os.open(directory / LOCK, os.O_RDWR)
     except FileNotFoundError:
         return False
     try:
@@ -122,6 +123,25 @@ def undo(directory: Path, before: dict[str, str]) -> None:
     forget_failure(directory)
     for name, text in before.items():
         replace_text(directory / name, text)
+
+
+def has_trained(directory: Path) -> bool:
+    """Whether anything is there that a mistake in the config, found so late, must not take along."""
+    metrics = directory / METRICS
+    return (metrics.exists() and metrics.stat().st_size > 0) or any((directory / "checkpoints").glob("*"))
+
+
+def empty(directory: Path, keep: Set[str]) -> None:
+    """Remove what a run has made in a directory that held `keep` before; a directory that held nothing goes too."""
+    for path in directory.iterdir():
+        if path.name in keep and path.name != LOCK:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    with suppress(OSError):
+        directory.rmdir()
 
 
 def write_config(directory: Path, cfg: DictConfig) -> None:
@@ -199,7 +219,10 @@ def record_failure(directory: Path, rank: int, error: BaseException, first: bool
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     record = {"rank": rank, "type": type(error).__name__, "message": str(error), "traceback": text}
     temporary = directory / f".{FAILURE}.{platform.node()}.{os.getpid()}"
-    temporary.write_text(json.dumps(record, indent=2))
+    try:
+        temporary.write_text(json.dumps(record, indent=2))
+    except FileNotFoundError:  # another rank found the same mistake, and the directory of the new run has gone
+        return False
     try:
         os.link(temporary, directory / FAILURE)  # fails where the file exists: whole and exclusive at once
     except FileExistsError:

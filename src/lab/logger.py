@@ -19,11 +19,11 @@ from typing import Any
 from tqdm import tqdm
 
 from lab.config import LoggerConfig
-from lab.directory import STATUS, read_json, replace_text
+from lab.directory import METRICS, STATUS, read_json, replace_text
 from lab.wandb_log import WandbThread
 
 log = logging.getLogger("lab")
-METRICS, TRAIN_LOG = "metrics.jsonl", "train.log"
+TRAIN_LOG = "train.log"
 GIVE_UP_S = 5.0  # what W&B gets at the end of a run that has failed and must end
 
 

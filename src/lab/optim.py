@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from lab.errors import ConfigError
 from lab.fsdp import is_sharded
+from lab.schema import Positive, Share
 
 FUSED_ON_PARTS = (torch.optim.Adam, torch.optim.AdamW)  # whose fused kernels know DTensors
 
@@ -91,7 +92,7 @@ class Schedule:
 class Constant:
     """warmup: share of all steps in which the rate rises linearly. The others build on it."""
 
-    warmup: float
+    warmup: Share
 
     def __call__(self, step: int, total_steps: int) -> float:
         warmup_steps = round(self.warmup * total_steps)
@@ -108,7 +109,7 @@ class Constant:
 class Linear(Constant):
     """final: the share of the peak that is left at the end."""
 
-    final: float
+    final: Share
 
     def after(self, progress: float, done: float) -> float:
         return 1 - (1 - self.final) * progress
@@ -118,7 +119,7 @@ class Linear(Constant):
 class Cosine(Constant):
     """Loshchilov & Hutter 2017 (SGDR), one period."""
 
-    final: float
+    final: Share
 
     def after(self, progress: float, done: float) -> float:
         return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress))
@@ -128,8 +129,8 @@ class Cosine(Constant):
 class Step(Constant):
     """Multiplied by gamma at each milestone, a share of all steps."""
 
-    milestones: Sequence[float]
-    gamma: float
+    milestones: Sequence[Share]
+    gamma: Positive
 
     def after(self, progress: float, done: float) -> float:
         return self.gamma ** sum(done >= milestone for milestone in self.milestones)

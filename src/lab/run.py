@@ -77,8 +77,8 @@ def run(run_dir: Path, began: float | None = None) -> None:
             source, payload = checkpoints.newest_valid(put_aside=True) or (None, None)
             with make_logger(run_dir, config, world, payload["step"] if payload else 0) as logger:
                 watch.before_end = logger.give_up
-                logger.say(f"run {shown(run_dir)}" + (f", on from {source.name}" if source else ""))
-                result = train(config, machine, world, logger, checkpoints, payload, stop, watch)
+                title = f"run {shown(run_dir)}" + (f", on from {source.name}" if source else "")
+                result = train(config, machine, world, logger, checkpoints, payload, stop, watch, title)
                 watch.beat("ending", result["step"], slow=True)
                 finish(run_dir, world, logger, stop, result, time.monotonic() - began)
 
@@ -92,8 +92,9 @@ def train(
     payload: dict[str, Any] | None,
     stop: StopRequest,
     watch: Watch,
+    title: str,
 ) -> dict[str, Any]:
-    """Build everything, train, score the best weights -> what belongs into result.json."""
+    """Build everything, train, score the best weights -> what belongs into result.json. title: said when all stands."""
     trainer = config.trainer
     # ---- data
     sets = {split: make_dataset(config.dataset, split) for split in ("train", "val", "test")}
@@ -150,6 +151,7 @@ def train(
         restore(state, payload, config, run)
     for callback in run.callbacks:
         callback.on_start(state)
+    logger.say(title)
     describe(logger, machine, model, run, sets, train_loader)
 
     # ---- train, then score the best weights

@@ -40,14 +40,28 @@ class Rule:
 
     words: tuple[str, ...] = ()
     at_least: float | None = None
+    at_most: float | None = None
     above: float | None = None
     below: float | None = None
     interval: bool = False
     duration: bool = False
 
     def limits(self) -> list[tuple[str, float, Callable[[float, float], bool]]]:
-        rows = [(">=", self.at_least, operator.ge), (">", self.above, operator.gt), ("<", self.below, operator.lt)]
+        rows = [
+            (">=", self.at_least, operator.ge),
+            (">", self.above, operator.gt),
+            ("<=", self.at_most, operator.le),
+            ("<", self.below, operator.lt),
+        ]
         return [(sign, limit, holds) for sign, limit, holds in rows if limit is not None]
+
+
+# for the arguments of what a config builds: `def __init__(self, width: Count, dropout: Share)`
+Count = Annotated[int, Rule(at_least=1)]
+Share = Annotated[float, Rule(at_least=0, at_most=1)]
+Positive = Annotated[float, Rule(above=0)]
+NotNegative = Annotated[float, Rule(at_least=0)]
+NotNegativeInt = Annotated[int, Rule(at_least=0)]
 
 
 def option(*words: str) -> Rule:
@@ -207,11 +221,34 @@ def _value(value: Any, hint: Any, key: str) -> Any:
         check_interval(out, key)
     if isinstance(out, str) and rule.duration:
         seconds(out, key)
-    if isinstance(out, (int, float)) and not isinstance(out, bool):
-        for sign, limit, holds in rule.limits():
-            if not holds(out, limit):
-                raise ConfigError(f"{key}: must be {sign} {limit:g}, got {show(value)}")
+    check_limits(out, Annotated[hint, rule], key)
     return out
+
+
+def check_limits(value: Any, hint: Any, key: str) -> None:
+    """Numbers, also those in lists, against the Rule of the annotation `hint`, wherever it has one."""
+    if get_origin(hint) is Annotated:
+        hint, *marks = get_args(hint)
+        for rule in (mark for mark in marks if isinstance(mark, Rule)):
+            _check_number(value, rule, key)
+    if get_origin(hint) in (Union, types.UnionType):
+        for member in get_args(hint):
+            check_limits(value, member, key)
+    elif get_args(hint) and isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            members = [arg for arg in get_args(hint) if arg is not Ellipsis]
+            check_limits(item, members[min(index, len(members) - 1)], f"{key}[{index}]")
+
+
+def _check_number(value: Any, rule: Rule, key: str) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return
+    for sign, limit, holds in rule.limits():
+        if not holds(value, limit):
+            shown = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
+            raise ConfigError(f"{key}: must be {sign} {shown}, got {show(value)}")
+    if rule.limits() and not math.isfinite(value):
+        raise ConfigError(f"{key}: must be finite, got {show(value)}")
 
 
 def check_interval(text: str, key: str) -> float:

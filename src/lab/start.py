@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Collection
@@ -12,6 +13,7 @@ from omegaconf import DictConfig
 
 from lab import directory, distributed, meeting
 from lab.config import HardwareConfig, TrainerConfig, typed
+from lab.construct import TRACEBACK
 from lab.errors import PREEMPTED, ConfigError, RunFailed
 from lab.hardware import count_processes
 from lab.launch import Ranks
@@ -37,6 +39,7 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
         if directory.read_json(run_dir / directory.STATUS).get("status") in leave:
             return
         before = directory.reopen(run_dir, cfg, overrides) if directory.holds_run(run_dir) else None
+        foreign = {path.name for path in run_dir.iterdir()}
         if before is None:
             directory.fill(run_dir, cfg, overrides)
         try:
@@ -53,8 +56,11 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
             raise
         except Exception as error:
             first = first_failure(run_dir)
-            if before is not None and isinstance(first, ConfigError):
-                directory.undo(run_dir, before)
+            if isinstance(first, ConfigError):
+                if before is not None:
+                    directory.undo(run_dir, before)
+                elif not directory.has_trained(run_dir):
+                    directory.empty(run_dir, keep=foreign)
             raise first from error
         end_as_stopped(run_dir)
 
@@ -136,6 +142,8 @@ def first_failure(run_dir: Path) -> Exception:
     if record is None:
         raise AssertionError(f"{run_dir} failed without a record")
     if record["type"] == "ConfigError":
+        if os.environ.get(TRACEBACK) == "1":
+            print(record["traceback"], file=sys.stderr, end="")
         return ConfigError(record["message"])
     if record["type"] == "RunFailed":
         return RunFailed(f"{record['message']} ({run_dir})")

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from lab.errors import ConfigError
-from lab.schema import describe, did_you_mean, fits, join, nearest, show
+from lab.schema import check_limits, describe, did_you_mean, fits, join, nearest, show
 
 # What a yaml may name as _target_, so that a config from elsewhere cannot run any function of the machine
 # (torch.hub.load, os.system). Using another library? Add its prefix here.
@@ -157,13 +157,15 @@ def _check_keywords(
 def _check_types(target: Any, keywords: dict[str, Any], key: str) -> None:
     """Plain values against the annotations of the target, where it has any that say something about plain values."""
     try:
-        hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+        function = target.__init__ if inspect.isclass(target) else target
+        hints, ruled = get_type_hints(function), get_type_hints(function, include_extras=True)
     except Exception:  # annotations that cannot be evaluated are no mistake of the config
         return
     for name, value in keywords.items():
         hint = _plain_part(hints.get(name, Any))
         if hint is not None and not isinstance(value, Mapping) and not fits(value, hint, exact=True)[0]:
             raise ConfigError(f"{join(key, name)}: expected {describe(hint)}, got {show(value)}")
+        check_limits(value, ruled.get(name, Any), join(key, name))
 
 
 def _plain_part(hint: Any) -> Any:

@@ -20,6 +20,7 @@ from lab.data.reading.layout import plan_reader
 from lab.data.reading.opening import files_of, find, open_h5, split_of
 from lab.data.reading.raw import ChunkCache
 from lab.errors import ConfigError
+from lab.schema import NotNegativeInt
 
 __all__ = ["H5Dataset", "plan_reader"]
 
@@ -49,7 +50,7 @@ class H5Dataset:
         splits: Mapping[str, Mapping[str, Any] | None],
         split: str,
         swmr: bool = False,
-        cache_mb: int = 0,
+        cache_mb: NotNegativeInt = 0,
     ) -> None:
         entry = split_of(splits, split)
         cache = ChunkCache(cache_mb << 20)

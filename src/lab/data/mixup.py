@@ -9,6 +9,7 @@ from torch import Tensor
 from lab.data.counter import Draws
 from lab.data.transforms import Batch
 from lab.errors import ConfigError
+from lab.schema import Count, Positive
 
 
 class Mixup:
@@ -22,7 +23,7 @@ class Mixup:
 
     random = True
 
-    def __init__(self, field: str, target: str, num_classes: int, alpha: float, seed: int) -> None:
+    def __init__(self, field: str, target: str, num_classes: Count, alpha: Positive, seed: int) -> None:
         if alpha <= 0:
             raise ConfigError(
                 f"data.transforms: Mixup.alpha={alpha} must be above 0; leave the transform out for no mixing"

@@ -22,6 +22,7 @@ import numpy as np
 
 from lab.data.permutation import Permutation
 from lab.errors import ConfigError
+from lab.schema import Count
 
 # k-th micro-batch of this rank -> (sample numbers, dataset rows), each (B,) int64 and read-only; None after the last
 Plan = Callable[[int], "tuple[np.ndarray, np.ndarray] | None"]
@@ -61,7 +62,7 @@ def sequential(dataset: Sized, seed: int) -> Order:
     return lambda numbers: numbers % size
 
 
-def first(dataset: Sized, seed: int, count: int) -> Order:
+def first(dataset: Sized, seed: int, count: Count) -> Order:
     """The first `count` rows again and again: what a model must be able to overfit."""
     if not 0 < count <= size_of(dataset):
         raise ConfigError(

@@ -12,6 +12,7 @@ import torch
 from lab.data.order import Order, size_of
 from lab.data.permutation import hashed
 from lab.errors import ConfigError
+from lab.schema import Count, NotNegative
 
 _PER_READ = 4096  # rows read at once where a dataset has no `column`
 
@@ -59,7 +60,7 @@ def weighted(dataset: Sized, seed: int, weights: str | Sequence[float]) -> Order
     return order
 
 
-def length_buckets(dataset: Sized, seed: int, field: str, batch_size: int, jitter: float) -> Order:
+def length_buckets(dataset: Sized, seed: int, field: str, batch_size: Count, jitter: NotNegative) -> Order:
     """Global batches of similar length, in random order; every row once an epoch.
 
     field: holds the lengths of the samples, or is itself of variable length (its batch has `<field>_length` beside it).

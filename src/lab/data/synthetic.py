@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lab.errors import ConfigError
+from lab.schema import Count
 
 SPLITS = ("train", "val", "test")
 SEPARATION = 6.0  # of a class's mean from the origin, in standard deviations of the noise along it
@@ -22,7 +23,7 @@ class Synthetic:
     test have an eighth each. The means depend on the seed alone, the samples on seed and split; classes are balanced.
     """
 
-    def __init__(self, size: int, shape: Sequence[int], num_classes: int, seed: int, split: str) -> None:
+    def __init__(self, size: Count, shape: Sequence[Count], num_classes: Count, seed: int, split: str) -> None:
         if split not in SPLITS:
             raise ConfigError(f"split {split!r}: Synthetic has {', '.join(SPLITS)}")
         if size < 1 or num_classes < 1:

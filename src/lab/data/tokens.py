@@ -19,6 +19,7 @@ from lab.data.reading.opening import files_of, open_h5, split_of
 from lab.data.reading.raw import ChunkCache
 from lab.data.reading.ways import Mapped
 from lab.errors import ConfigError
+from lab.schema import Count, NotNegativeInt
 
 
 class TokenWindows:
@@ -35,9 +36,9 @@ class TokenWindows:
         fields: Mapping[str, str],
         splits: Mapping[str, Mapping[str, Any] | None],
         split: str,
-        window: int,
-        stride: int,
-        cache_mb: int = 0,
+        window: Count,
+        stride: Count,
+        cache_mb: NotNegativeInt = 0,
     ) -> None:
         if len(fields) != 1:
             raise ConfigError(f"data.fields={dict(fields)}: a token stream is one field, such as {{tokens: tokens}}")
@@ -140,7 +141,7 @@ class PaddedNextToken:
 
     random = False
 
-    def __init__(self, field: str, longest: int) -> None:
+    def __init__(self, field: str, longest: Count) -> None:
         self.field, self.longest = field, longest
 
     def __call__(self, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:

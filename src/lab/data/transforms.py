@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lab.data.counter import Draws
 from lab.errors import ConfigError
+from lab.schema import Count, NotNegativeInt, Positive, Share
 
 Batch = dict[str, Tensor]
 Transform = Callable[[Batch, Tensor], Batch]
@@ -82,7 +83,7 @@ class Normalize(_PerField):
 
     random = False
 
-    def __init__(self, field: str | Sequence[str], mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, field: str | Sequence[str], mean: Sequence[float], std: Sequence[Positive]) -> None:
         super().__init__(field)
         if len(mean) != len(std) or min(std) <= 0:
             raise ConfigError(
@@ -123,7 +124,7 @@ class RandomCrop(_PerField):
 
     random = True
 
-    def __init__(self, field: str | Sequence[str], size: Sequence[int], padding: int, seed: int) -> None:
+    def __init__(self, field: str | Sequence[str], size: Sequence[Count], padding: NotNegativeInt, seed: int) -> None:
         super().__init__(field)
         self._height, self._width = size
         self._padding, self._draws = padding, Draws(seed, "RandomCrop")
@@ -163,7 +164,7 @@ class _Rectangle(_PerField):
 class Cutout(_Rectangle):
     """A square of `size` pixels around a random pixel set to `value`; at the border less of it is inside."""
 
-    def __init__(self, field: str | Sequence[str], size: int, value: float, seed: int) -> None:
+    def __init__(self, field: str | Sequence[str], size: Count, value: float, seed: int) -> None:
         super().__init__(field)
         self._size, self._value, self._draws = size, value, Draws(seed, "Cutout")
 
@@ -178,9 +179,9 @@ class RandomErase(_Rectangle):
     def __init__(
         self,
         field: str | Sequence[str],
-        probability: float,
-        area: Sequence[float],
-        ratio: Sequence[float],
+        probability: Share,
+        area: Sequence[Share],
+        ratio: Sequence[Positive],
         value: float,
         seed: int,
     ) -> None:

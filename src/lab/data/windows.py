@@ -24,11 +24,14 @@ import numpy as np
 from lab.data.order import size_of
 from lab.data.permutation import Permutation, hashed
 from lab.errors import ConfigError
+from lab.schema import Count
 
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 
 
-def chunk_windows(dataset: Sized, seed: int, window: int, batch_size: int, chunk_rows: int | None) -> ChunkWindows:
+def chunk_windows(
+    dataset: Sized, seed: int, window: Count, batch_size: Count, chunk_rows: Count | None
+) -> ChunkWindows:
     """window: chunks shuffled together; batch_size: trainer.global_batch_size; chunk_rows: samples in a chunk, None: as
     the dataset says."""
     rows = chunk_rows or getattr(dataset, "chunk_rows", None)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lab.errors import ConfigError
+from lab.schema import Share
 
 
 class CrossEntropy:
@@ -17,7 +18,7 @@ class CrossEntropy:
     probabilities such as mixup makes. label_smoothing: the share of the target spread evenly over all classes.
     """
 
-    def __init__(self, label_smoothing: float) -> None:
+    def __init__(self, label_smoothing: Share) -> None:
         if not 0 <= label_smoothing <= 1:
             raise ConfigError(f"task.criterion.label_smoothing={label_smoothing}: give a share between 0 and 1")
         self.label_smoothing = label_smoothing

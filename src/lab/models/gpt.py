@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lab.errors import ConfigError
+from lab.schema import Count, Share
 
 
 class Block(nn.Module):
@@ -40,7 +41,13 @@ class GPT(nn.Module):
     """(B, T) int64 token ids -> (B, T, num_outputs) logits of the next token; T up to input_shape[0]."""
 
     def __init__(
-        self, input_shape: Sequence[int], num_outputs: int, width: int, heads: int, layers: int, dropout: float
+        self,
+        input_shape: Sequence[Count],
+        num_outputs: Count,
+        width: Count,
+        heads: Count,
+        layers: Count,
+        dropout: Share,
     ) -> None:
         super().__init__()
         if len(input_shape) != 1:

@@ -9,12 +9,15 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from lab.errors import ConfigError
+from lab.schema import Count, Share
 
 
 class MLP(nn.Sequential):
     """x: (B, *input_shape) floating point -> (B, num_outputs); a linear layer and a ReLU for each width in `hidden`."""
 
-    def __init__(self, input_shape: Sequence[int], num_outputs: int, hidden: Sequence[int], dropout: float) -> None:
+    def __init__(
+        self, input_shape: Sequence[Count], num_outputs: Count, hidden: Sequence[Count], dropout: Share
+    ) -> None:
         shape = tuple(input_shape)
         widths = [math.prod(shape), *hidden]
         layers: list[nn.Module] = []

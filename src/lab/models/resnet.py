@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lab.errors import ConfigError
+from lab.schema import Count, Share
 
 LARGEST_FIRST_STAGE = 64  # pixels of the shorter side
 
@@ -54,7 +55,12 @@ class ResNet(nn.Module):
     """
 
     def __init__(
-        self, input_shape: Sequence[int], num_outputs: int, width: int, blocks: Sequence[int], dropout: float
+        self,
+        input_shape: Sequence[Count],
+        num_outputs: Count,
+        width: Count,
+        blocks: Sequence[Count],
+        dropout: Share,
     ) -> None:
         super().__init__()
         if len(input_shape) not in (2, 3) or min(input_shape) < 1:
