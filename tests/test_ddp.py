@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ import lab.build
 import lab.run
 from lab.ddp import with_sync_batchnorm
 from lab.errors import ConfigError
+from lab.models.mlp import MLP
 from lab.restore import score_checkpoint
 
 RUN = (*QUICK, "trainer.max_steps=8", "trainer.log_every=2", "trainer.eval_every=null", "trainer.save_every=null")
@@ -37,6 +40,25 @@ def test_options_change_no_result(tmp_path: Path, options: tuple[str, ...]) -> N
     two = final_weights(start_run(tmp_path / "two", *DDP, *options))
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_a_forward_that_the_model_chose_for_itself_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DDP's buckets are settled with another forward: the model's own, an attribute here, must come back."""
+    original = MLP.__init__
+
+    def chosen(self: MLP, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.forward = partial(halved, self)  # type: ignore[method-assign]
+
+    monkeypatch.setattr(MLP, "__init__", chosen)
+    one, two = start_run(tmp_path / "one", *RUN), start_run(tmp_path / "two", *DDP)
+    for name, value in final_weights(one).items():
+        torch.testing.assert_close(final_weights(two)[name], value, rtol=1e-3, atol=1e-4)
+    assert metrics(one)[0]["train/loss"] == pytest.approx(metrics(two)[0]["train/loss"], rel=1e-4)
+
+
+def halved(self: MLP, x: torch.Tensor) -> torch.Tensor:
+    return MLP.forward(self, x) / 2
 
 
 def test_compressed_gradients_are_near_and_resume_bit_for_bit(tmp_path: Path) -> None:

@@ -7,8 +7,12 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from lab.errors import ConfigError
 from lab.loop import clip
 from lab.optim import Constant, Cosine, Linear, Schedule, Step, build_optimizer, lean_step
 
@@ -74,13 +78,40 @@ def test_the_fused_kernel_leaves_weights_alone_where_told(make: type[torch.optim
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
-def test_hooks_of_an_optimizer_are_kept() -> None:
+def test_what_watches_an_optimizer_sees_each_step() -> None:
+    """Hooks, global hooks, a profiler, a replaced step: whenever they come, and no longer than they stay."""
     model, called = small(), []
     optimizer = build_optimizer(torch.optim.SGD, model, 0.0, True)
-    optimizer.register_step_post_hook(lambda *args: called.append(1))
-    backward(model)
-    lean_step(optimizer)()
-    assert called == [1]
+    step = lean_step(optimizer)
+
+    def calls() -> list[str]:
+        called.clear()
+        backward(model)
+        step()
+        return list(called)
+
+    assert calls() == []
+    registered = [
+        optimizer.register_step_pre_hook(lambda *args: called.append("pre")),
+        optimizer.register_step_post_hook(lambda *args: called.append("post")),
+        register_optimizer_step_pre_hook(lambda *args: called.append("global pre")),
+        register_optimizer_step_post_hook(lambda *args: called.append("global post")),
+    ]
+    assert sorted(calls()) == ["global post", "global pre", "post", "pre"]
+    for handle, left in zip(registered, (3, 2, 1, 0)):
+        handle.remove()
+        assert len(calls()) == left
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        calls()
+    assert any("Optimizer.step" in event.key for event in profile.key_averages())
+    optimizer.step = lambda: called.append("replaced")  # type: ignore[method-assign]
+    assert calls() == ["replaced"]
+
+
+def test_a_model_with_nothing_to_train_is_named() -> None:
+    for model in (nn.ReLU(), small().requires_grad_(False)):
+        with pytest.raises(ConfigError, match=f"model: {type(model).__name__} has no parameters"):
+            build_optimizer(torch.optim.SGD, model, 0.0, False)
 
 
 def test_clip_is_torch_s() -> None:
@@ -102,11 +133,28 @@ def test_schedules() -> None:
     assert warm[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
     assert set(warm[10:]) == {1.0}
     assert Cosine(0.0, 0.1)(0, total) == 1.0
-    assert Cosine(0.0, 0.1)(50, total) == pytest.approx(0.55)
-    assert Cosine(0.0, 0.1)(100, total) == pytest.approx(0.1)
-    assert Linear(0.5, 0.0)(75, total) == pytest.approx(0.5)
+    assert Cosine(0.0, 0.1)(50, 101) == pytest.approx(0.55)
+    assert Linear(0.5, 0.0)(75, 101) == pytest.approx(1 - 25 / 50)  # 50 steps of warm-up, then 50 to 100
     steps = [Step(0.0, [0.5, 0.75], 0.1)(step, total) for step in (0, 49, 50, 74, 75, 99)]
     assert steps == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 300), st.sampled_from([0.0, 0.05, 0.3, 0.99, 1.0]), st.sampled_from([0.0, 0.1, 1.0]))
+def test_a_schedule_follows_its_formula_to_the_last_step(total: int, warmup: float, final: float) -> None:
+    """From the peak at the first step after the warm-up to exactly `final` of it at the last."""
+    rise = round(warmup * total)
+    for kind in (Linear, Cosine):
+        factors = [kind(warmup, final)(step, total) for step in range(total + 1)]
+        assert factors[:rise] == pytest.approx([(step + 1) / rise for step in range(rise)])
+        for step in range(rise, total):
+            if total - 1 > rise:
+                progress = (step - rise) / (total - 1 - rise)
+                left = 1 - progress if kind is Linear else (1 + math.cos(math.pi * progress)) / 2
+                assert factors[step] == pytest.approx(final + (1 - final) * left, abs=1e-12)
+        if total > max(1, rise):
+            assert factors[total - 1] == pytest.approx(final, abs=1e-12)
+            assert factors[total] == factors[total - 1]  # what the optimizer holds when the run has ended
 
 
 def test_a_schedule_goes_on_where_it_was() -> None:

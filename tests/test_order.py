@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lab.data.order import EvalPlan, TrainPlan, first, sequential, shuffled
+from lab.data.h5 import H5Dataset
+from lab.data.order import EvalPlan, TrainPlan, first, sequential, shuffled, spread
 from lab.data.permutation import Permutation, hashed
 from lab.data.sampling import class_balanced, deal, length_buckets, weighted
 from lab.data.windows import ChunkWindows, chunk_windows
@@ -158,7 +160,7 @@ def test_evaluation_counts_each_row_once(size: int, batch_size: int, num_ranks: 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 5))
 def test_evaluation_in_step_counts_each_row_once(size: int, batch_size: int, num_ranks: int) -> None:
-    """Equally many batches for all ranks; the rows to count come first, and are each row once."""
+    """Batches of equal number and sizes for all ranks; the rows to count come first, and are each row once."""
     seen, lengths = [], set()
     for rank in range(num_ranks):
         plan = EvalPlan(size, batch_size, rank, num_ranks, in_step=True)
@@ -167,10 +169,46 @@ def test_evaluation_in_step_counts_each_row_once(size: int, batch_size: int, num
         assert all(0 < len(part) <= batch_size for _, part in batches)
         assert not rows or (min(rows) >= 0 and max(rows) < size)
         seen += rows[: plan.num_rows]
-        lengths.add(len(batches))
+        told = [plan.lengths(k) for k in range(len(batches))]
+        assert [rows for rows, _ in told] == [len(part) for _, part in batches]
+        assert sum(counted for _, counted in told) == plan.num_rows
+        lengths.add(tuple(len(part) for _, part in batches))
         assert plan.common == len(batches)
     assert sorted(seen) == list(range(size))
     assert len(lengths) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 9), st.integers(1, 4), st.booleans())
+def test_a_part_of_a_set_is_one_choice_for_any_ranks_and_batches(
+    size: int, count: int, batch_size: int, num_ranks: int, in_step: bool
+) -> None:
+    seen: list[int] = []
+    for rank in range(num_ranks):
+        plan = EvalPlan(size, batch_size, rank, num_ranks, in_step, count)
+        k = 0
+        while (part := plan(k)) is not None:
+            seen += part[1][: plan.lengths(k)[1]].tolist()
+            k += 1
+    count = min(count, size)
+    chosen = spread(np.arange(count), count, size)
+    assert sorted(seen) == chosen.tolist() == sorted(set(chosen.tolist()))
+    assert chosen[0] >= 0
+    assert chosen[-1] < size
+    edges = np.arange(count + 1) * size // count
+    assert np.histogram(chosen, [*edges[:-1].tolist(), size])[0].tolist() == [1] * count  # one of each part
+
+
+@pytest.mark.parametrize("labels", [np.repeat(np.arange(10), 1000), np.tile(np.arange(10), 1000)])
+def test_a_part_of_a_set_has_the_classes_of_the_whole(labels: np.ndarray) -> None:
+    """Of a file sorted by class, and of one in which they take turns (a plain stride would see one class only)."""
+    for count in (100, 640, 1000, 2000):
+        plan = EvalPlan(len(labels), count, 0, 1, count=count)
+        shares = np.bincount(labels[plan(0)[1]], minlength=10) / count  # type: ignore[index]
+        assert abs(shares - 0.1).max() < 0.1
+        assert shares.min() > 0.02
+        if (labels[:2] == 0).all():
+            assert (np.abs(shares * count - count / 10) <= 1).all()
 
 
 def test_first_repeats_and_refuses() -> None:
@@ -332,3 +370,22 @@ def test_the_orders_and_transforms_that_the_yaml_names_can_be_built() -> None:
             assert made.random == (key not in ("normalize", "channels_first"))
         built["order" if key == "order" else "transform"] += 1
     assert built == {"order": 6, "transform": 7}
+
+
+EXPERIMENTS = sorted((Path(__file__).parents[1] / "conf" / "experiment").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_no_experiment_chooses_its_best_on_the_test_split(path: Path, tmp_path: Path) -> None:
+    """Of a file sorted by class, train, val and test of the experiment's `data` share no row and hold all classes."""
+    splits = OmegaConf.load(path).get("data", {}).get("splits")
+    if splits is None:
+        return  # those of its data group, which are groups of the file
+    with h5py.File(tmp_path / "sorted.h5", "w") as file:
+        for number, group in enumerate(("train", "val", "test")):
+            file[f"{group}/id"] = np.arange(500) + 1000 * number
+            file[f"{group}/y"] = np.repeat(np.arange(10), 50)
+    sets = {s: H5Dataset(str(tmp_path / "sorted.h5"), {"id": "id", "y": "y"}, splits, s) for s in splits if splits[s]}
+    ids = {name: set(data.column("id").tolist()) for name, data in sets.items()}
+    assert all(not ids[a] & ids[b] for a, b in itertools.combinations(ids, 2))
+    assert all(set(data.column("y").tolist()) == set(range(10)) for data in sets.values())

@@ -14,6 +14,7 @@ from torch import Tensor
 from lab.data.counter import Draws
 from lab.data.mixup import Mixup
 from lab.data.transforms import (
+    Cast,
     ChannelsFirst,
     Cutout,
     Normalize,
@@ -186,6 +187,13 @@ def test_to_float_and_normalize() -> None:
     out = Normalize("x", [0.0, 0.2, 0.5], [1.0, 1.0, 0.25])(out, numbers)
     assert out["x"][1, :, 2, 2].tolist() == pytest.approx([0, 0, 2])
     assert ToFloat("x")({"x": torch.tensor([True])}, numbers)["x"].tolist() == [1.0]
+    for values in (torch.tensor([3, -70_000]), torch.tensor([3.0, -70_000.0], dtype=torch.float64)):
+        cast = Cast("x")({"x": values}, numbers)["x"]
+        assert cast.dtype == torch.float32
+        assert cast.tolist() == [3.0, -70_000.0]
+    for dtype in (torch.int32, torch.int64):
+        with pytest.raises(ConfigError, match=r"ToFloat\.field='x' is int\d\d: .*lab\.data\.transforms\.Cast"):
+            ToFloat("x")({"x": torch.ones(2, dtype=dtype)}, numbers)
     for wrong in (
         lambda: Normalize("x", [0.0], [0.0]),
         lambda: Normalize("x", [0.0, 0.0], [1.0, 1.0])({"x": out["x"]}, numbers),

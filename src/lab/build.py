@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from lab import blocks, hardware
 from lab.callbacks.base import Callback
+from lab.checks import check_criterion
 from lab.config import (
     DataConfig,
     HardwareConfig,
@@ -25,11 +26,12 @@ from lab.config import (
 )
 from lab.construct import construct, constructing, of_kind
 from lab.cores import cores_each
+from lab.data.delivery.samples import check_indexed
 from lab.data.loader import Loader
 from lab.data.order import EvalPlan, Plan, TrainPlan
 from lab.data.transforms import compose
 from lab.distributed import World, local_ranks
-from lab.errors import ConfigError, RunFailed
+from lab.errors import RunFailed
 from lab.fsdp import explained, is_sharded, shard
 from lab.hardware import Hardware
 from lab.optim import Schedule, build_optimizer, lean_step
@@ -72,9 +74,7 @@ def make_dataset(node: dict[str, Any], split: str) -> Any:
     if "splits" in node and node["splits"].get(split) is None:
         return None
     dataset = construct("data", node, object, split=split)
-    for methods in (("__len__",), ("gather", "__getitem__")):
-        if not any(hasattr(dataset, method) for method in methods):
-            raise ConfigError(f"data._target_: {node['_target_']} is no dataset: it has no {' or '.join(methods)}")
+    check_indexed(dataset)
     return dataset
 
 
@@ -90,14 +90,15 @@ def make_train_loader(config: Config, machine: Hardware, dataset: Any, world: Wo
 
 
 def make_eval_loader(config: Config, machine: Hardware, dataset: Any, world: World) -> Loader | None:
-    """Every sample of the set (or of its first trainer.max_eval_batches batches) once, over all ranks."""
+    """Every sample of the set (or of so many as trainer.max_eval_batches says, spread over it) once, over all ranks."""
     if dataset is None:
         return None
-    size, limit = len(dataset), config.trainer.max_eval_batches
-    if limit is not None:  # in the algorithm's batches: what is scored does not depend on the hardware
-        size = min(size, limit * config.trainer.global_batch_size)
-    in_step = config.trainer.strategy == "fsdp"  # its forward pass gathers weights: all ranks go through it together
-    plan = EvalPlan(size, machine.eval_batch_size, world.rank, world.size, in_step)
+    limit = config.trainer.max_eval_batches
+    # in the algorithm's batches: what is scored does not depend on the hardware
+    count = None if limit is None else limit * config.trainer.global_batch_size
+    # fsdp's forward pass gathers weights: all ranks go through it together
+    in_step = config.trainer.eval_in_step or config.trainer.strategy == "fsdp"
+    plan = EvalPlan(len(dataset), machine.eval_batch_size, world.rank, world.size, in_step, count)
     return _loader(config, dataset, plan, world, random=False)
 
 
@@ -116,6 +117,7 @@ def make_task(config: Config, device: torch.device) -> Task:
     task = config.cfg.task
     criterion = construct("task.criterion", task.criterion)
     metrics = {name: construct(f"task.metrics.{name}", node) for name, node in task.metrics.items()}
+    check_criterion(criterion)
     return Task(criterion.to(device) if isinstance(criterion, nn.Module) else criterion, metrics)
 
 
@@ -162,7 +164,7 @@ def make_state(
     settings = StepSettings(
         local_batch_size=sum(machine.micro_batch_sizes),
         num_parameters=sum(len(group["params"]) for group in optimizer.param_groups),
-        accumulate=len(machine.micro_batch_sizes),
+        micro_batch_sizes=machine.micro_batch_sizes,
         clip_norm=trainer.clip_norm,
         skip_non_finite=trainer.non_finite == "skip",
         ema_decay=trainer.ema_decay,

@@ -64,6 +64,7 @@ class TrainerConfig:
     keep_best: Annotated[int, Rule(at_least=0)]
     early_stop_patience: Annotated[int | None, Rule(at_least=1)]
     max_eval_batches: Annotated[int | None, Rule(at_least=1)]
+    eval_in_step: bool
     max_time: Duration
     timeout: Duration
     max_restarts: Annotated[int, Rule(at_least=0)]

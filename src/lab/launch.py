@@ -32,6 +32,12 @@ SAID = (0, 1, 130)  # how _rank_main ends: well, or with a record, or by a secon
 SETTLE_S = 0.1  # ranks end within this of each other when one fault ends them all
 LAST_S = 20.0  # what the other ranks get to end by themselves after one has failed: a rank's watch needs 6
 
+LIKELY: dict[int, str] = {  # what sends a rank these signals
+    signal.SIGKILL: " (the kernel does that when memory runs out: see dmesg)",
+    signal.SIGABRT: " (native code gave up, as gloo does where ranks join a collective with tensors of different "
+    "sizes; if that is one of the criterion or a metric: trainer.eval_in_step=true)",
+}
+
 
 class Ranks:
     """The processes of one run, and the signals that reach their parent."""
@@ -113,8 +119,7 @@ class Ranks:
             if code in (None, *SAID) or (code == -signal.SIGABRT and failure(directory) is not None):
                 continue  # gloo's threads may abort a rank that ends after a failure of another
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-            memory = " (the kernel does that when memory runs out: see dmesg)" if code == -signal.SIGKILL else ""
-            record_failure(directory, rank, RankLost(f"rank {rank} {how}{memory}"), first=True)
+            record_failure(directory, rank, RankLost(f"rank {rank} {how}{LIKELY.get(-code, '')}"), first=True)
             return
 
     def _let_end(self, directory: Path) -> None:

@@ -11,7 +11,6 @@ Nothing in train_step waits for the device.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -20,12 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lab.callbacks.base import overriding
+from lab.checks import applied, check_losses, check_per_sample, explains_mistakes, first_samples
 from lab.clock import Clock
 from lab.data.loader import Loader
 from lab.data_parallel import on_each_device
 from lab.ddp import name_unused
 from lab.distributed import World, all_sum, broadcast_buffers, gather, meet
-from lab.errors import ConfigError, RunFailed
+from lab.errors import RunFailed
 from lab.fsdp import whole
 from lab.seed import rng_state, set_rng_state
 from lab.state import Batch, Run, StepSettings, Task, TrainState, averaged
@@ -39,16 +40,15 @@ def due(step: int, every: int | None) -> bool:
 
 
 @on_each_device  # for trainer=dp
-def forward_loss(model: nn.Module, task: Task, batch: Batch) -> tuple[Tensor, Tensor]:
-    """((B,) losses, output). Edit this for a method with another forward pass."""
+@explains_mistakes
+def forward_loss(model: nn.Module, task: Task, batch: Batch) -> tuple[Tensor, Any]:
+    """((B,) losses, output). Edit this for a method with another forward pass.
+
+    evaluate calls it too, under no_grad, with batches of other sizes, and not of equal sizes or number on all ranks:
+    what talks to other ranks in here (an all_gather) wants trainer.eval_in_step=true.
+    """
     output = model(batch["x"])
-    return task.criterion(output, batch), output
-
-
-def check_per_sample(values: Tensor, key: str) -> None:
-    """A mean over the batch, summed and divided by the samples again, would be wrong without a word."""
-    if values.dim() != 1:
-        raise ConfigError(f"{key}: must return one value a sample, (B,), but returned shape {tuple(values.shape)}")
+    return applied(task.criterion, "task.criterion", output, batch), output
 
 
 def without_sync(net: nn.Module) -> AbstractContextManager[Any]:
@@ -60,20 +60,20 @@ def without_sync(net: nn.Module) -> AbstractContextManager[Any]:
 def train_step(
     net: nn.Module, state: TrainState, task: Task, micro_batches: Iterator[Batch], settings: StepSettings
 ) -> dict[str, Tensor]:
-    """One optimizer step over `settings.accumulate` micro-batches -> values on the device: loss, grad_norm, non_finite.
+    """One optimizer step over settings.micro_batch_sizes -> values on the device: loss, grad_norm, non_finite.
 
     The loss is a sum over samples divided by the samples of the whole share, so uneven micro-batches weigh right, and
     DDP's mean over ranks makes it the mean of the global batch.
     """
     scaler, optimizer = state.scaler, state.optimizer
     total = None
-    for i in range(settings.accumulate):
+    for i, size in enumerate(settings.micro_batch_sizes):
         batch = next(micro_batches)
-        last = i == settings.accumulate - 1
+        last = i == len(settings.micro_batch_sizes) - 1
         with nullcontext() if last else without_sync(net):
             with settings.autocast():
                 losses, _ = forward_loss(net, task, batch)
-            check_per_sample(losses, "task.criterion")
+            check_losses(losses, size)
             loss = losses.sum() / settings.local_batch_size
             (scaler.scale(loss) if scaler else loss).backward()
         total = loss.detach() if total is None else total + loss.detach()
@@ -132,11 +132,13 @@ def evaluate(
     batches: Iterable[Batch],
     world: World,
     autocast: Callable[[], AbstractContextManager[Any]],
-    rows: int | None = None,
+    lengths: Callable[[int], tuple[int, int]],
+    observers: Iterable[Callable[[Any, Batch], None]] = (),
 ) -> dict[str, float]:
     """{loss, <metric>, ...}: means over all samples of all ranks, each counted once. `model` is the bare one.
 
-    rows: of this rank, which count; what comes after them only keeps the ranks of a sharded model in step.
+    lengths(k): of the k-th batch, its samples and those of them that count; what comes after these only keeps the
+    ranks in step. observers: called with the output and the batch, without what does not count.
     """
     was_training = model.training
     model.eval()
@@ -144,17 +146,19 @@ def evaluate(
     names = ["loss", *task.metrics]
     precise = torch.float32 if world.device.type == "mps" else torch.float64
     sums = torch.zeros(len(names) + 1, dtype=precise, device=world.device)
-    left = sys.maxsize if rows is None else rows
-    for batch in batches:
+    for k, batch in enumerate(batches):
+        size, counted = lengths(k)
         with autocast():
             losses, output = forward_loss(model, task, batch)
-        values = [losses, *(metric(output, batch) for metric in task.metrics.values())]
-        for name, value in zip(names, values):
-            check_per_sample(value, f"task.metrics.{name}" if name != "loss" else "task.criterion")
-        count = min(left, len(losses))
-        left -= count
-        sums[:-1] += torch.stack([v[:count].to(precise).sum() for v in values])
-        sums[-1] += count
+        check_per_sample(losses, size, "task.criterion")
+        values = [losses]
+        for name, metric in task.metrics.items():
+            values.append(applied(metric, f"task.metrics.{name}", output, batch))
+            check_per_sample(values[-1], size, f"task.metrics.{name}")
+        sums[:-1] += torch.stack([v[:counted].to(precise).sum() for v in values])
+        sums[-1] += counted
+        for observe in observers if counted else ():
+            observe(first_samples(output, size, counted), first_samples(batch, size, counted))
     all_sum(sums, world)
     model.train(was_training)
     *totals, samples = sums.tolist()
@@ -170,6 +174,7 @@ def fit(net: nn.Module, state: TrainState, task: Task, train: Loader, val: Loade
         with clock.paused():
             stopping = score(state, task, val, run)
             save(state, run, best=False)
+    on_step = overriding(run.callbacks, "on_step")
     net.train()
     run.watch.beat("training", state.step, slow=True)  # a first step may compile
     while state.step < run.total_steps and not stopping:
@@ -182,6 +187,8 @@ def fit(net: nn.Module, state: TrainState, task: Task, train: Loader, val: Loade
         for name, value in values.items():
             state.totals[name] = state.totals[name] + value if name in state.totals else value
         run.logger.progress(state.step)
+        for call in on_step:
+            call(state)
         at_end = state.step == run.total_steps
         if due(state.step, run.log_every) or at_end:
             log_train(state, run, clock)
@@ -243,7 +250,8 @@ def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
     before = rng_state(run.world.device)
     try:
         batches = run.evaluating(val, state.step)
-        scores = evaluate(averaged(state), task, batches, run.world, run.step.autocast, val.num_rows)
+        observers = overriding(run.callbacks, "on_eval_batch")
+        scores = evaluate(averaged(state), task, batches, run.world, run.step.autocast, val.lengths, observers)
     except Stopped:
         set_rng_state(before, run.world.device)  # as if this evaluation had not begun
         return True
@@ -277,9 +285,9 @@ def save(state: TrainState, run: Run, best: bool) -> None:
     check_finite(state, run)
     broadcast_buffers(state.model, run.world)
     averaged(state)  # its buffers are the model's
-    for name, buffer in state.model.named_buffers():
-        if buffer.is_floating_point() and not torch.isfinite(buffer).all():  # a skipped step protects weights only
-            raise RunFailed(f"the model's buffer {name} is not finite at step {state.step}; debug=nan names the module")
+    run.buffers.check_finite(state.model, state.step)
+    if warning := run.buffers.unsaved():
+        run.logger.warn(warning)
     payload = state.payload(gather(state.rank_payload(run.world.device), run.world))
     (run.checkpoints.save_best if best else run.checkpoints.save_last)(payload)
     meet(run.world)  # the others have as much time for this as rank 0

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import _profiler_enabled
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from lab.errors import ConfigError
 from lab.fsdp import is_sharded
@@ -25,6 +27,8 @@ Factor = Callable[[int, int], float]
 def parameter_groups(model: nn.Module, weight_decay: float, decay_norms_and_biases: bool) -> list[dict[str, Any]]:
     """Trainable parameters; biases and norms (one dimension or none) are a group of their own, without decay."""
     trainable = [p for p in model.parameters() if p.requires_grad]
+    if not trainable:
+        raise ConfigError(f"model: {type(model).__name__} has no parameters that require a gradient: nothing to train")
     if decay_norms_and_biases or not weight_decay:
         return [{"params": trainable}]
     groups: list[dict[str, Any]] = [
@@ -97,17 +101,19 @@ class Constant:
     def __call__(self, step: int, total_steps: int) -> float:
         warmup_steps = round(self.warmup * total_steps)
         rise = min(1.0, (step + 1) / max(1, warmup_steps))
-        progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+        gone, span = step - warmup_steps, total_steps - 1 - warmup_steps  # the last step is number total_steps - 1
+        progress = gone / span if span > 0 else float(gone >= 0 and step > 0)  # one step after the warm-up is the last
         return rise * self.after(min(1.0, max(0.0, progress)), step / total_steps)
 
     def after(self, progress: float, done: float) -> float:
-        """progress: from 0 at the end of the warm-up to 1 at the last step. done: share of all steps."""
+        """progress: 0 at the first step after the warm-up, 1 at the last step (a run of one step keeps the peak).
+        done: share of all steps."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class Linear(Constant):
-    """final: the share of the peak that is left at the end."""
+    """final: the share of the peak that the last step has."""
 
     final: Share
 
@@ -139,14 +145,23 @@ class Step(Constant):
 def lean_step(optimizer: Optimizer) -> Callable[[], None]:
     """The optimizer's step without the wrappers that import torch._dynamo (a second at start-up) and cost at each step.
 
-    An optimizer with hooks keeps them: then it is optimizer.step itself.
+    optimizer.step itself, looked up at each call, wherever its wrappers have something to do: hooks of the optimizer or
+    of all optimizers, a profiler that is recording, a `step` that was replaced. Any of them may come after this.
     """
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        return optimizer.step  # type: ignore[return-value]
     bare = inspect.unwrap(type(optimizer).step)
 
-    @torch.no_grad()
     def update() -> None:
-        bare(optimizer)
+        if (
+            optimizer._optimizer_step_pre_hooks
+            or optimizer._optimizer_step_post_hooks
+            or _global_optimizer_pre_hooks
+            or _global_optimizer_post_hooks
+            or "step" in vars(optimizer)
+            or _profiler_enabled()
+        ):
+            optimizer.step()
+        else:
+            with torch.no_grad():
+                bare(optimizer)
 
     return update

@@ -76,7 +76,12 @@ def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, 
         assert loader is not None
         try:
             return evaluate(
-                model.to(place.device), make_task(config, place.device), loader, place, hardware.autocast(machine)
+                model.to(place.device),
+                make_task(config, place.device),
+                loader,
+                place,
+                hardware.autocast(machine),
+                loader.lengths,
             )
         finally:
             loader.close()

@@ -28,6 +28,8 @@ from lab.build import (
     make_task,
     make_train_loader,
 )
+from lab.callbacks import base as callbacks
+from lab.checks import BufferChecks
 from lab.config import parse_interval
 from lab.data.loader import Loader
 from lab.ddp import with_sync_batchnorm, wrap
@@ -125,6 +127,7 @@ def train(
     if trainer.sync_batchnorm:
         model = with_sync_batchnorm(model, world.device)
     state, settings = make_state(config, machine, model, total_steps, world)
+    buffers = BufferChecks(model, task.criterion)
     net = model
     if not fsdp.is_sharded(model):  # a sharded one is wrapped and compiled already, block by block
         net = wrap(model, world, trainer)
@@ -138,7 +141,7 @@ def train(
         key: parse_interval(getattr(trainer, key), steps_per_epoch) for key in ("log_every", "eval_every", "save_every")
     }
     run = Run(
-        world, logger, balance, checkpoints, make_callbacks(config), stop, watch, settings,
+        world, logger, balance, checkpoints, make_callbacks(config), stop, watch, settings, buffers,
         global_batch_size=trainer.global_batch_size, epoch_samples=len(sets["train"]), total_steps=total_steps, **every,
         keep_best=trainer.keep_best, patience=trainer.early_stop_patience,
         monitor_key=config.monitor.key, monitor_sign=1 if config.monitor.mode == "min" else -1,
@@ -150,6 +153,7 @@ def train(
     if payload:
         restore(state, payload, config, run)
     for callback in run.callbacks:
+        object.__setattr__(callback, "run", run)  # of a frozen dataclass too
         callback.on_start(state)
     logger.say(title)
     describe(logger, machine, model, run, sets, train_loader)
@@ -165,9 +169,9 @@ def train(
         if stop.cause:
             return {"step": state.step}
         balanced = run.balance.report()
-        for callback in run.callbacks:
-            callback.on_end(state)
-        return final_scores(state, task, val_loader, test_loader, run) | balanced
+        scores = final_scores(state, task, val_loader, test_loader, run)
+        callbacks.end(run.callbacks, state, {key: value for key, value in scores.items() if "/" in key})
+        return scores | balanced
     except Stopped:  # during the final scores: they are made anew when the run goes on
         return {"step": state.step}
     finally:
@@ -259,7 +263,8 @@ def final_scores(state: TrainState, task: Task, val: Loader | None, test: Loader
     for stage, loader in (("val", val), ("test", test)):
         if loader is not None:
             batches = run.evaluating(loader, state.step)
-            scores = evaluate(model, task, batches, run.world, run.step.autocast, loader.num_rows)
+            observers = callbacks.overriding(run.callbacks, "on_eval_batch")
+            scores = evaluate(model, task, batches, run.world, run.step.autocast, loader.lengths, observers)
             result |= {f"{stage}/{name}": value for name, value in scores.items()}
     return result
 

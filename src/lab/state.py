@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from lab.balance import Balance
 from lab.callbacks.base import Callback
 from lab.checkpoint import Checkpoints
+from lab.checks import BufferChecks
 from lab.data.loader import Loader
 from lab.distributed import World
 from lab.logger import Logger
@@ -23,8 +25,8 @@ from lab.stop import Stopped, StopRequest
 from lab.watch import Watch
 
 Batch = dict[str, Tensor]
-Loss = Callable[[Tensor, Batch], Tensor]  # (output, batch) -> (B,) losses, one for each sample
-Metric = Callable[[Tensor, Batch], Tensor]  # (output, batch) -> (B,) values, one for each sample
+Loss = Callable[[Any, Batch], Tensor]  # (output, batch) -> (B,) losses, one for each sample
+Metric = Callable[[Any, Batch], Tensor]  # (output, batch) -> (B,) values, one for each sample
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class StepSettings:
 
     local_batch_size: int
     num_parameters: int
-    accumulate: int
+    micro_batch_sizes: list[int]  # samples of each micro-batch
     clip_norm: float | None
     skip_non_finite: bool
     ema_decay: float | None
@@ -126,6 +128,7 @@ class Run:
     stop: StopRequest
     watch: Watch
     step: StepSettings
+    buffers: BufferChecks
     global_batch_size: int
     epoch_samples: int
     total_steps: int
@@ -137,6 +140,11 @@ class Run:
     monitor_key: str
     monitor_sign: int  # 1: less is better, -1: more is better
     pruning: Pruning | None  # of a search's trial
+
+    @property
+    def directory(self) -> Path:
+        """The run's own: config.yaml, metrics.jsonl, checkpoints/, ..."""
+        return self.checkpoints.directory.parent
 
     def evaluating(self, loader: Loader, step: int) -> Iterator[Batch]:
         """The batches of an evaluation; Stopped, on all ranks after the same one, once they have agreed to stop."""

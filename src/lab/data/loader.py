@@ -59,7 +59,7 @@ class Loader:
     """Micro-batches of this rank, on `device`, transformed; each iteration begins at the plan's begin.
 
     seed: of the random numbers that a map-style dataset draws, which depend on (seed, sample number) only.
-    num_rows: of an evaluation, the rows to count; more come only to keep the ranks in step.
+    lengths: of an evaluation's plan, see EvalPlan.lengths.
     cores: that reading may keep busy; None: this rank's share of the machine.
     wait_s: seconds the consumer has waited for data. why: how batches are delivered and why so.
     """
@@ -83,7 +83,7 @@ class Loader:
         cores = cores_each(local_ranks()) if cores is None else cores
         self._begun: tuple[list[Batch], Generator[Batch, None, None]] | None = None
         self.wait_s = 0.0
-        self.num_rows = getattr(plan, "num_rows", None)
+        self.lengths: Any = getattr(plan, "lengths", None)
         self.kind, self.why = choose.kind_of(dataset, plan, device, kind)
         self._source: Any
         if self.kind == "device":

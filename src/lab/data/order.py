@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from lab.data.permutation import Permutation
+from lab.data.permutation import Permutation, hashed
 from lab.errors import ConfigError
 from lab.schema import Count
 
@@ -126,23 +126,51 @@ class TrainPlan:
         self._lock = threading.Lock()
 
 
-class EvalPlan:
-    """Every row exactly once over all ranks, without padding: rank r takes rows r, r + num_ranks, ...
+def spread(positions: np.ndarray, count: int, size: int) -> np.ndarray:
+    """A fixed choice of `count` of `size` rows: positions (B,) int64 below count -> (B,) int64 rows, rising.
 
-    in_step: all ranks get equally many batches. A rank that would have one less gets a row once more, which comes after
-    its `num_rows` rows and is not to be counted.
+    One row of each of `count` equal parts, at a place in its part that follows from a hash: files sorted by class and
+    files in which the classes take turns are both seen in their true shares.
+    """
+    if count >= size:
+        return positions
+    begins, ends = positions * size // count, (positions + 1) * size // count
+    bits = hashed(0, 6, positions) >> np.uint64(1)
+    return begins + bits.astype(np.int64) % (ends - begins)
+
+
+class EvalPlan:
+    """Every row exactly once over all ranks: rank r takes rows r, r + num_ranks, ...; of `count` rows that are spread
+    evenly over the set, if count is less than its size.
+
+    in_step: all ranks get equally many batches of equal sizes. A rank with one row less gets one of its rows (or row 0)
+    again, last, which is not to be counted.
     """
 
-    def __init__(self, size: int, batch_size: int, rank: int, num_ranks: int, in_step: bool = False) -> None:
-        self._rows, self._batch_size = range(rank, size, num_ranks), batch_size
-        self.num_rows = len(self._rows)
-        most = -(-size // num_ranks) if in_step else self.num_rows
-        self._num_batches, self._extra = -(-most // batch_size), rank % max(size, 1)
-        self.common = self._num_batches if in_step else -(-(size // num_ranks) // batch_size)  # what every rank has
+    def __init__(
+        self, size: int, batch_size: int, rank: int, num_ranks: int, in_step: bool = False, count: int | None = None
+    ) -> None:
+        self._size, self._batch_size = size, batch_size
+        self._count = size if count is None else min(count, size)
+        self._own = range(rank, self._count, num_ranks)  # places among the rows that are scored
+        self.num_rows = len(self._own)
+        self._length = -(-self._count // num_ranks) if in_step else self.num_rows
+        self._num_batches = -(-self._length // batch_size)
+        self.common = self._num_batches if in_step else -(-(self._count // num_ranks) // batch_size)  # every rank's
 
     def __call__(self, k: int) -> tuple[np.ndarray, np.ndarray] | None:
         if k >= self._num_batches:
             return None
-        part = self._rows[k * self._batch_size : (k + 1) * self._batch_size] or range(self._extra, self._extra + 1)
-        numbers = np.arange(part.start, part.stop, part.step, dtype=np.int64)
-        return numbers, numbers
+        rows, counted = self.lengths(k)
+        part = self._own[k * self._batch_size : k * self._batch_size + counted]
+        positions = np.arange(part.start, part.stop, part.step, dtype=np.int64)
+        if rows > counted:
+            positions = np.append(positions, self._own[0] if self._own else 0)
+        chosen = spread(positions, self._count, self._size)
+        return chosen, chosen
+
+    def lengths(self, k: int) -> tuple[int, int]:
+        """Of the k-th batch: (its rows, those of them that count, which come first)."""
+        begin = k * self._batch_size
+        rows, counted = (min(self._batch_size, length - begin) for length in (self._length, self.num_rows))
+        return rows, max(counted, 0)

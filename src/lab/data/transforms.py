@@ -57,14 +57,30 @@ class _PerField:
 
 
 class ToFloat(_PerField):
-    """Integers are divided by the largest value of their type (uint8: 255), floats are cast: the field as float32."""
+    """The field as float32: integers of 8 and 16 bits (pixels) divided by the largest value of their type (uint8: 255),
+    floats as they are. Wider integers are refused: they are numbers, for Cast."""
 
     random = False
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
         if x.is_floating_point() or x.dtype == torch.bool:
             return x.float()
+        if x.dtype in (torch.int32, torch.int64):
+            raise ConfigError(
+                f"data.transforms: ToFloat.field={self.fields[0]!r} is {str(x.dtype).removeprefix('torch.')}: numbers, "
+                "not pixels; divided by the largest one of that type they would be 0 to a model - use "
+                "lab.data.transforms.Cast, which keeps their values"
+            )
         return x.float() / torch.iinfo(x.dtype).max
+
+
+class Cast(_PerField):
+    """The field as float32, with the values that it has: for counts and measurements, of any type."""
+
+    random = False
+
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        return x.float()
 
 
 class ChannelsFirst(_PerField):

@@ -190,7 +190,7 @@ def _eval_batch_s(model: Any, task: Any, val: Any, settings: Any, device: Any) -
     if val is None:
         return 0.0
     began = time.perf_counter()
-    evaluate(model, task, itertools.islice(iter(val), 1), World(0, 1, 0, device), settings.autocast)
+    evaluate(model, task, itertools.islice(iter(val), 1), World(0, 1, 0, device), settings.autocast, val.lengths)
     return time.perf_counter() - began
 
 

@@ -1,0 +1,204 @@
+"""What the loop checks of the code that it is given: shapes, types, values that no checkpoint could hold."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab.errors import ConfigError, RunFailed
+from lab.fsdp import is_sharded
+
+CAST = "'+data.transforms.cast={_target_: lab.data.transforms.Cast, field: %s}'"
+
+
+TYPE_ERRORS = ("dtype", "datatype", "scalar type", "Input type", "the type torch.", "not implemented for")
+INTEGERS: dict[Any, tuple[str, ...]] = {  # as torch's messages name them
+    torch.int64: ("Long", "long", "int64"),
+    torch.int32: ("Int", "int", "int32"),
+    torch.int16: ("Short", "short", "int16"),
+    torch.int8: ("Char", "signed char", "int8"),
+    torch.uint8: ("Byte", "unsigned char", "uint8"),
+    torch.bool: ("Bool", "bool"),
+}
+
+
+def check_per_sample(values: Any, size: int, key: str) -> None:
+    """Losses and metrics must be per sample, (size,): they are summed and divided by the samples of all batches."""
+    if not isinstance(values, Tensor):
+        found = f"a {type(values).__name__}"
+    elif values.shape != (size,):
+        found = f"shape {tuple(values.shape)}"
+    else:
+        return
+    raise ConfigError(
+        f"{key}: must return one value a sample, (B,) = ({size},), but returned {found}: leave the mean over the batch "
+        "out, and take it over all other dimensions, values.view(B, -1).mean(1)"
+    )
+
+
+def check_losses(losses: Any, size: int) -> None:
+    check_per_sample(losses, size, "task.criterion")
+    if not losses.requires_grad:
+        raise ConfigError(
+            "task.criterion: the losses have no gradient, so nothing can be trained: they must depend on the model's "
+            "output, by operations that have one (no argmax, no detach, no numpy)"
+        )
+
+
+def applied(function: Callable[..., Any], key: str, output: Any, batch: Any) -> Any:
+    """function(output, batch), a criterion or metric; one that does not know what the model returns is an error."""
+    try:
+        return function(output, batch)
+    except (AttributeError, TypeError) as error:
+        kind = type(output).__name__
+        if isinstance(output, Tensor) or kind not in str(error):
+            raise
+        name = getattr(function, "__name__", type(function).__name__)
+        raise ConfigError(
+            f"{key}: {name} cannot use the model's output, a {kind} ({_first_line(error)}): return "
+            "one tensor from the model, or name a criterion and metrics that take it apart"
+        ) from error
+
+
+def explains_mistakes(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """forward(model, task, batch), whose failures over a field's dtype, or ranks that do not meet, say the remedy."""
+
+    @wraps(forward)
+    def call(model: nn.Module, task: Any, batch: Any) -> Any:
+        try:
+            return forward(model, task, batch)
+        except ConfigError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            if mistake := _dtype_mistake(model, batch, error) or _unequal_batches(model, error):
+                raise mistake from error
+            raise
+
+    return call
+
+
+def _dtype_mistake(model: nn.Module, batch: dict[str, Any], error: Exception) -> ConfigError | None:
+    text = str(error)
+    if not any(words in text for words in TYPE_ERRORS):
+        return None
+    weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    dtypes = {field: value.dtype for field, value in batch.items() if isinstance(value, Tensor)}
+    wrong = [field for field, dtype in dtypes.items() if dtype.is_floating_point and dtype != weights]
+    if not wrong and any(name in text for name in (*INTEGERS.get(dtypes.get("x"), ()), "mixed dtype")):
+        wrong = ["x"]
+    if not wrong:
+        return None
+    found = ", ".join(f"{field!r} is {_name(dtypes[field])}" for field in wrong)
+    return ConfigError(
+        f"data: field {found}, and the model's weights are {_name(weights)} ({_first_line(error)}): add "
+        f"{CAST % wrong[0]}, or return {_name(weights)} from the dataset"
+    )
+
+
+def _unequal_batches(model: nn.Module, error: Exception) -> RunFailed | None:
+    """A collective of the criterion's own that broke in an evaluation, where ranks have unequal batches."""
+    frames = traceback.walk_tb(error.__traceback__)
+    talks = any("distributed_c10d" in frame.f_code.co_filename for frame, _ in frames)
+    if not talks or torch.is_grad_enabled() or is_sharded(model) or not torch.distributed.is_initialized():
+        return None
+    return RunFailed(
+        f"ranks did not meet in a collective of the criterion or model ({_first_line(error)}): in an "
+        "evaluation ranks have batches of unequal sizes and number, unless trainer.eval_in_step=true"
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def first_samples(value: Any, size: int, count: int) -> Any:
+    """The first `count` of `size` samples: of each tensor, and list of other things, that has one entry a sample."""
+    if count == size:
+        return value
+    if isinstance(value, dict):
+        return {key: first_samples(entry, size, count) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)) and any(isinstance(entry, (Tensor, dict, list, tuple)) for entry in value):
+        entries = [first_samples(entry, size, count) for entry in value]
+        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)  # a named tuple's
+    if isinstance(value, Tensor) and not value.dim():
+        return value
+    return value[:count] if isinstance(value, (Tensor, list, tuple)) and len(value) == size else value
+
+
+# ---- what a checkpoint does not hold, or must not
+
+
+def check_criterion(criterion: Any) -> None:
+    """A criterion has no parameters to train: the optimizer, the checkpoints and the average know the model's only."""
+    for name, value in _tensors(criterion):
+        if value.requires_grad:
+            raise ConfigError(
+                f"task.criterion: {type(criterion).__name__} has a parameter to train, {name}, and only the model's "
+                "are trained, averaged over the ranks and saved: make it a parameter of the model, which can return it "
+                "with its output; one that stays as it is wants requires_grad_(False)"
+            )
+
+
+def _tensors(thing: Any, prefix: str = "", depth: int = 2) -> Iterator[tuple[str, Tensor]]:
+    """(name, parameter, buffer or tensor) that `thing` holds: a module's, and those among an object's attributes."""
+    if isinstance(thing, Tensor):
+        yield prefix, thing
+        return
+    dot = prefix and f"{prefix}."
+    if isinstance(thing, nn.Module):
+        for name, value in (*thing.named_parameters(), *thing.named_buffers()):
+            yield dot + name, value
+    held = thing if isinstance(thing, dict) else dict(enumerate(thing)) if isinstance(thing, (list, tuple)) else None
+    if held is None:
+        held = {k: v for k, v in getattr(thing, "__dict__", {}).items() if k not in ("_parameters", "_buffers")}
+    for key, value in held.items() if depth else ():
+        if key != "_modules":
+            yield from _tensors(value, f"{dot}{key}", depth - 1)
+
+
+class BufferChecks:
+    """What is checked of buffers before a save. Made before the first step and before a checkpoint is loaded."""
+
+    def __init__(self, model: nn.Module, criterion: Any) -> None:
+        self._at_start = {name: _worst(buffer) for name, buffer in model.named_buffers()}
+        self._criterion: Any = criterion
+        self._held: dict[str, tuple[Tensor, int]] = {}
+        self.unsaved()
+
+    def check_finite(self, model: nn.Module, step: int) -> None:
+        """A buffer must be no worse than the model was built with: a causal mask holds -inf by design."""
+        for name, buffer in model.named_buffers():  # a skipped step protects weights only
+            if _worst(buffer) > self._at_start.get(name, 0):
+                raise RunFailed(f"the model's buffer {name} is not finite at step {step}; debug=nan names the module")
+
+    def unsaved(self) -> str | None:
+        """A warning, once, if the criterion holds tensors that change: no checkpoint has them."""
+        changed = []
+        for name, now in _tensors(self._criterion):
+            before, version = self._held.setdefault(name, (now, now._version))
+            same = before is now or (before.shape == now.shape and torch.equal(before, now.to(before.device)))
+            if not same or before._version != version:
+                changed.append(name)
+        if not changed:
+            return None
+        self._criterion, self._held = None, {}
+        return (
+            f"task.criterion changes what it holds ({', '.join(changed)}), and no checkpoint has that: a run that is "
+            "resumed begins with it anew; a buffer of the model is saved"
+        )
+
+
+def _worst(buffer: Tensor) -> int:
+    """0: all finite; 1: there are infinite values; 2: there are NaNs."""
+    if not (buffer.is_floating_point() or buffer.is_complex()) or torch.isfinite(buffer).all():
+        return 0
+    return 2 if torch.isnan(buffer).any() else 1

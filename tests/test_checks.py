@@ -1,0 +1,304 @@
+"""What a model, a criterion, a metric or a dataset does wrong is told in one line; what is right is let through."""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import QUICK, last_checkpoint, metrics, start_run
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, IterableDataset
+
+import lab.losses.cross_entropy
+import lab.metrics.accuracy
+import lab.models.mlp
+from lab.checks import BufferChecks, check_criterion, check_per_sample, first_samples
+from lab.data.delivery.samples import check_indexed
+from lab.directory import failure
+from lab.errors import ConfigError, RunFailed
+from lab.launch import Ranks
+from lab.loop import forward_loss
+
+CrossEntropy, Accuracy, MLP = lab.losses.cross_entropy.CrossEntropy, lab.metrics.accuracy.Accuracy, lab.models.mlp.MLP
+SHORT = (*QUICK, "trainer.max_steps=2", "trainer.log_every=1", "trainer.eval_every=2", "hardware.micro_batch_size=33")
+
+
+# ---- shapes
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(32), torch.zeros(4, 8), torch.zeros(()), torch.zeros(3), 0.5, None, [1]])
+def test_a_value_a_sample_or_an_error(wrong: Any) -> None:
+    check_per_sample(torch.zeros(4), 4, "task.criterion")
+    with pytest.raises(ConfigError, match=r"^task\.criterion: must return one value a sample, \(B,\) = \(4,\), but "):
+        check_per_sample(wrong, 4, "task.criterion")
+
+
+def in_training(values: Tensor) -> Any:
+    return values.repeat(3) if torch.is_grad_enabled() else values
+
+
+def in_evaluation(values: Tensor) -> Any:
+    return values if torch.is_grad_enabled() else values.repeat(3)
+
+
+MISTAKES: dict[str, tuple[Any, Callable[..., Any], str]] = {  # class -> what its call returns instead
+    "losses of tokens": (CrossEntropy, in_training, r"^task\.criterion: must return .* = \(32,\), .* shape \(96,\)"),
+    "losses of tokens, scored": (CrossEntropy, in_evaluation, r"^task\.criterion: .* shape \(\d+,\)"),
+    "metric of tokens": (Accuracy, lambda v: v.repeat(3), r"^task\.metrics\.accuracy: .* shape \(\d+,\)"),
+    "metric is a float": (Accuracy, lambda v: v.mean().item(), r"^task\.metrics\.accuracy: .* returned a float"),
+    "metric is a mean": (Accuracy, lambda v: v.mean(), r"^task\.metrics\.accuracy: .* returned shape \(\)"),
+    "no gradient": (CrossEntropy, lambda v: v.detach(), r"^task\.criterion: the losses have no gradient"),
+    "a mean as loss": (CrossEntropy, lambda v: v.mean(), r"^task\.criterion: must return one value a sample"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_wrong_values_end_the_run_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
+    kind, change, line = MISTAKES[mistake]
+    original = kind.__call__
+    monkeypatch.setattr(kind, "__call__", lambda *args: change(original(*args)))
+    with pytest.raises(ConfigError, match=line) as caught:
+        start_run(tmp_path / "run", *SHORT)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("output", [(torch.zeros(2, 3), 1), {"logits": torch.zeros(2, 3)}, None, [torch.zeros(2, 3)]])
+def test_an_output_that_the_criterion_does_not_know_is_named(output: Any) -> None:
+    task: Any = SimpleNamespace(criterion=CrossEntropy(0.0))
+    kind = type(output).__name__
+    with pytest.raises(ConfigError, match=rf"^task\.criterion: CrossEntropy cannot use the model's output, a {kind} "):
+        forward_loss(lambda x: output, task, {"x": torch.zeros(2, 4), "y": torch.zeros(2).long()})  # type: ignore[arg-type]
+
+
+def test_a_criterion_s_own_mistakes_keep_their_traceback() -> None:
+    def criterion(output: Any, batch: Any) -> Any:
+        return output["logits"].no_such_name
+
+    with pytest.raises(AttributeError, match="no_such_name"):
+        forward_loss(lambda x: {"logits": x}, SimpleNamespace(criterion=criterion), {"x": torch.zeros(2, 4)})  # type: ignore[arg-type]
+
+
+def test_first_samples_of_nested_outputs() -> None:
+    value = {"a": torch.arange(5), "b": (torch.zeros(5, 2), torch.tensor(3)), "c": list("abcde"), "d": "abcde"}
+    cut = first_samples(value, 5, 2)
+    assert cut["a"].tolist() == [0, 1]
+    assert cut["b"][0].shape == (2, 2)
+    assert cut["b"][1] == 3
+    assert cut["c"] == ["a", "b"]
+    assert cut["d"] == "abcde"
+    assert first_samples(value, 5, 5) is value
+
+
+# ---- types
+
+MODULES = {
+    "linear": (nn.Linear(4, 3), (2, 4)),
+    "convolution": (nn.Conv1d(4, 3, 1), (2, 4, 5)),
+    "norm": (nn.LayerNorm(4), (2, 4)),
+    "batch norm": (nn.BatchNorm1d(4), (2, 4)),
+    "recurrent": (nn.GRU(4, 3), (2, 2, 4)),
+    "MLP": (MLP((4,), 3, [], 0.0), (2, 4)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+@pytest.mark.parametrize("name", MODULES)
+def test_a_field_of_another_type_is_named(name: str, dtype: torch.dtype) -> None:
+    module, shape = MODULES[name]
+    batch = {"x": torch.ones(shape).to(dtype), "y": torch.zeros(2).long()}
+    task: Any = SimpleNamespace(criterion=lambda output, batch: output)
+    kind = str(dtype).removeprefix("torch.")
+    line = rf"^(data: field 'x' is {kind}|MLP got torch\.{kind})[^\n]*lab\.data\.transforms\.\w+[^\n]*$"
+    with pytest.raises(ConfigError, match=line):
+        forward_loss(module, task, batch)
+
+
+def test_targets_of_another_type_are_named_and_other_errors_are_not() -> None:
+    module, x = nn.Linear(4, 3), torch.ones(2, 4)
+    task: Any = SimpleNamespace(criterion=lambda output, batch: F.linear(output, batch["w"]))
+    with pytest.raises(ConfigError, match=r"^data: field 'w' is float64, and the model's weights are float32"):
+        forward_loss(module, task, {"x": x, "w": torch.ones(1, 3, dtype=torch.float64)})
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        forward_loss(module, task, {"x": x, "w": torch.ones(1, 4)})
+    tokens: Any = SimpleNamespace(criterion=lambda output, batch: F.linear(output, torch.ones(1, 3).half()))
+    with pytest.raises(RuntimeError, match="dtype"):  # its own, and not of the integers that an embedding wants
+        forward_loss(nn.Embedding(4, 3), tokens, {"x": torch.ones(2, dtype=torch.int64)})
+
+
+# ---- ranks
+
+
+def test_a_collective_that_breaks_in_an_evaluation_names_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    def gathering(output: Tensor, batch: Any) -> Any:
+        dist.all_reduce(output)  # fails: there is no group
+
+    task: Any = SimpleNamespace(criterion=gathering)
+    batch = {"x": torch.ones(2, 4)}
+    with torch.no_grad(), pytest.raises(ValueError, match="has not been initialized"):
+        forward_loss(nn.Linear(4, 3), task, batch)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    with torch.no_grad(), pytest.raises(RunFailed, match=r"unless trainer\.eval_in_step=true"):
+        forward_loss(nn.Linear(4, 3), task, batch)
+    with pytest.raises(ValueError, match="has not been initialized"):
+        forward_loss(nn.Linear(4, 3), task, batch)
+
+
+def test_a_rank_that_aborts_is_told_the_likely_cause(tmp_path: Path) -> None:
+    def work(directory: Path) -> None:
+        if os.environ["RANK"] == "1":
+            faulthandler.disable()
+            os.abort()
+
+    with pytest.raises(RunFailed):
+        Ranks().run(work, tmp_path, 2)
+    message = (failure(tmp_path) or {})["message"]
+    assert message.startswith("rank 1 was killed by SIGABRT (native code gave up")
+    assert "trainer.eval_in_step=true" in message
+
+
+# ---- datasets
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield {}
+
+
+class LongStream(Stream):
+    def __len__(self) -> int:
+        return 9
+
+
+class NoLength(Dataset[Any]):
+    def __getitem__(self, i: int) -> Any:
+        return {}
+
+
+class NoItems:
+    def __len__(self) -> int:
+        return 9
+
+
+class Endless(NoLength):
+    def __len__(self) -> int:
+        return 10**9
+
+
+def test_a_stream_is_told_the_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for kind in (Stream, LongStream, NoLength, NoItems):
+        with pytest.raises(ConfigError, match=rf"^data: {kind.__name__} (is a stream|has no __\w+__).*10\*\*9.*pack"):
+            check_indexed(kind())
+    check_indexed(Endless())
+    import lab.build
+
+    monkeypatch.setattr(lab.build, "build", lambda *args, **kwargs: Stream())
+    with pytest.raises(ConfigError, match=r"^data: Stream is a stream"):
+        start_run(tmp_path / "run", *SHORT)
+
+
+# ---- what a checkpoint does not hold
+
+
+class Temperature(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+class Plain:
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+def test_a_criterion_with_something_to_train_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    inner = Temperature()
+    for criterion, name in (
+        (inner, "scale"),
+        (nn.Sequential(inner), r"0\.scale"),
+        (Plain(inner), r"held\.scale"),
+        (Plain([inner]), r"held\.0\.scale"),
+        (Plain({"a": nn.Parameter(torch.ones(2))}), r"held\.a"),
+        (Plain(torch.ones(2, requires_grad=True)), "held"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^task\.criterion: {type(criterion).__name__} .* {name}, and only"):
+            check_criterion(criterion)
+    for fine in (Temperature().requires_grad_(False), Plain(torch.ones(2)), Plain(Plain(3)), CrossEntropy(0.0)):
+        check_criterion(fine)
+    original = CrossEntropy.__init__
+    monkeypatch.setattr(CrossEntropy, "__init__", lambda s, *a, **k: (original(s, *a, **k), setattr(s, "t", inner))[0])
+    with pytest.raises(ConfigError, match=r"task\.criterion: CrossEntropy has a parameter to train, t\.scale"):
+        start_run(tmp_path / "run", *SHORT)
+
+
+def test_what_a_criterion_changes_is_told_once() -> None:
+    criterion = Plain(torch.zeros(3))
+    checks = BufferChecks(nn.Linear(1, 1), criterion)
+    assert checks.unsaved() is None
+    criterion.held = torch.zeros(3)  # a copy of what it was, such as one on the device
+    criterion.later = torch.ones(2)  # type: ignore[attr-defined]
+    assert checks.unsaved() is None
+    criterion.later += 1  # type: ignore[attr-defined]
+    criterion.held = torch.ones(3)
+    assert "(held, later), and no checkpoint has that" in (checks.unsaved() or "")
+    criterion.held += 1
+    assert checks.unsaved() is None
+
+
+@pytest.mark.parametrize(
+    ("start", "then", "fails"),
+    [
+        (0.0, 1.0, False),
+        (0.0, math.inf, True),
+        (0.0, math.nan, True),
+        (-math.inf, math.inf, False),
+        (-math.inf, 0.0, False),
+        (-math.inf, math.nan, True),
+        (math.nan, math.nan, False),
+    ],
+)
+def test_a_buffer_may_be_what_it_was_built_as(start: float, then: float, fails: bool) -> None:
+    model = nn.Linear(1, 1)
+    model.register_buffer("mask", torch.tensor([0.0, start]))
+    checks = BufferChecks(model, None)
+    model.mask = torch.tensor([0.0, then])
+    if fails:
+        with pytest.raises(RunFailed, match="buffer mask is not finite at step 7"):
+            checks.check_finite(model, 7)
+    else:
+        checks.check_finite(model, 7)
+
+
+def test_a_causal_mask_is_saved_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a criterion's queue, which is not, is told of in the run's log."""
+    built, called = MLP.__init__, CrossEntropy.__call__
+    mask = torch.full((3, 3), -math.inf).triu(1)
+
+    def masked(self: Any, *args: Any, **kwargs: Any) -> None:
+        built(self, *args, **kwargs)
+        self.register_buffer("mask", mask.clone())
+
+    def queueing(self: Any, output: Any, batch: Any) -> Any:
+        self.queue = getattr(self, "queue", torch.zeros(10)) + output.detach().float().mean(0)
+        return called(self, output, batch)
+
+    monkeypatch.setattr(MLP, "__init__", masked)
+    monkeypatch.setattr(CrossEntropy, "__call__", queueing)
+    common = (*SHORT, "trainer.ema_decay=0.9", "trainer.save_every=1")
+    run = start_run(tmp_path / "run", *common, "hydra.run.dir=x")
+    assert torch.equal(last_checkpoint(run)["model"]["mask"], mask)
+    assert "task.criterion changes what it holds (queue)" in (run / "train.log").read_text()
+    start_run(run, *common, "trainer.max_steps=4")
+    assert torch.equal(last_checkpoint(run)["ema"]["mask"], mask)
+    assert last_checkpoint(run)["step"] == 4
+    assert np.isfinite([line["train/loss"] for line in metrics(run) if "train/loss" in line]).all()
