@@ -202,7 +202,10 @@ def test_a_stream_is_told_the_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path:
     check_indexed(Endless())
     import lab.build
 
-    monkeypatch.setattr(lab.build, "build", lambda *args, **kwargs: Stream())
+    original = lab.build.construct
+    monkeypatch.setattr(
+        lab.build, "construct", lambda key, *a, **k: Stream() if key == "data" else original(key, *a, **k)
+    )
     with pytest.raises(ConfigError, match=r"^data: Stream is a stream"):
         start_run(tmp_path / "run", *SHORT)
 
