@@ -71,6 +71,7 @@ def test_an_error_in_job_7_stops_the_sweep_before_job_0(tmp_path: Path) -> None:
         (["-m", "optim.lr=interval(0,1)"], "error: optim.lr=interval(0,1): an interval has no end of values"),
         (["-m", "seed=1,2", "resume=x"], "error: resume: a run's own; a sweep goes on by its name"),
         (["-m", "seed=1,2", "sweep=../x"], "error: sweep=../x: the name of a folder"),
+        (["-m", "seed=1,2", "hydra.sweep.subdir=x"], "error: hydra.sweep.subdir=x: has no effect, a job's directory"),
         (["-m", "seed=1,2", "sweep.fail_fast=true,false"], "error: sweep.fail_fast=true,false: a sweep has one"),
         (["seed=1", "sweep=lr"], "error: sweep=lr: the name of a multirun - add -m"),
         (["-m", "sweep.retyr_failed=true"], "error: sweep.retyr_failed: no such key - did you mean sweep.retry_failed?"),  # noqa: E501

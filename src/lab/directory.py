@@ -200,9 +200,10 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_status(directory: Path, status: str, **more: Any) -> None:
     """status: queued (a sweep's, nothing has run), created, running, finished, failed, pruned, interrupted (Ctrl-C) or
     preempted (another signal, or its time was up; to be run again). The id of the W&B run, the place in a sweep and the
-    seconds that earlier processes took stay for good."""
+    seconds that earlier processes took stay for good; `began`, of a process, until its own seconds are among them."""
     known = read_json(directory / STATUS)
-    kept = {key: known[key] for key in ("wandb_id", "sweep", "seconds") if key in known}
+    own = () if "seconds" in more else ("began",)
+    kept = {key: known[key] for key in ("wandb_id", "sweep", "seconds", *own) if key in known}
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     write_json(directory / STATUS, {"status": status, "time": now, **kept, **more})
 

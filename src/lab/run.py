@@ -15,7 +15,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from lab import checkpoint, directory, distributed, fsdp, hardware, shards, threads
+from lab import checkpoint, directory, distributed, fsdp, hardware, shards, spent, threads
 from lab.balance import Balance, RanksBalance
 from lab.build import (
     Config,
@@ -77,7 +77,7 @@ def run(run_dir: Path, began: float | None = None) -> None:
             checkpoints = checkpoint.Checkpoints(run_dir / "checkpoints", world)
             checkpoints.directory.mkdir(exist_ok=True)
             source, payload = checkpoints.newest_valid(put_aside=True) or (None, None)
-            with make_logger(run_dir, config, world, payload["step"] if payload else 0) as logger:
+            with make_logger(run_dir, config, world, payload["step"] if payload else 0, began) as logger:
                 watch.before_end = logger.give_up
                 title = f"run {shown(run_dir)}" + (f", on from {source.name}" if source else "")
                 result = train(config, machine, world, logger, checkpoints, payload, stop, watch, title)
@@ -211,11 +211,11 @@ def collective_timeout_s(timeout_s: float | None) -> float:
     return 7 * 24 * 3600.0 if timeout_s is None else 2 * SLOW * timeout_s + 60
 
 
-def make_logger(run_dir: Path, config: Config, world: World, from_step: int) -> Logger:
+def make_logger(run_dir: Path, config: Config, world: World, from_step: int, began: float) -> Logger:
     """The main rank's logger; the null logger elsewhere."""
     if not world.is_main:
         return Logger()
-    directory.write_status(run_dir, "running")
+    spent.begin(run_dir, began)
     timeout_s = seconds(config.trainer.timeout)
     most_s = math.inf if timeout_s is None else (SLOW - 1) * timeout_s  # the watch must not take it for a hang
     return RunLogger(run_dir, config.logger, from_step, most_s)
@@ -277,18 +277,18 @@ def finish(
         return
     scores = {key: value for key, value in result.items() if "/" in key}
     logger.result(result)
+    seconds = round(seconds + directory.read_json(run_dir / directory.STATUS).get("seconds", 0.0), 2)
     if result.get("pruned"):
-        directory.write_status(run_dir, "pruned", step=result["step"])
+        directory.write_status(run_dir, "pruned", step=result["step"], seconds=seconds)
         logger.say(f"pruned by the search at step {result['step']}: {shown(run_dir)}")
         return
-    seconds += directory.read_json(run_dir / directory.STATUS).get("seconds", 0.0)  # of processes that were stopped
     if stop.cause:
         state = "interrupted" if stop.cause == "SIGINT" else "preempted"
-        directory.write_status(run_dir, state, signal=stop.cause, seconds=round(seconds, 2))
+        directory.write_status(run_dir, state, signal=stop.cause, seconds=seconds)
         logger.say(f"stopped by {stop.cause} at step {result['step']}, saved; go on with: resume={shown(run_dir)}")
         return
-    directory.write_json(run_dir / directory.RESULT, result | {"seconds": round(seconds, 2)})
-    directory.write_status(run_dir, "finished")
+    directory.write_json(run_dir / directory.RESULT, result | {"seconds": seconds})
+    directory.write_status(run_dir, "finished", seconds=seconds)
     best = f" (best at step {result['best_step']})" if "best_step" in result else ""
     rows = [f"  {key:<20} {value:.4f}" for key, value in scores.items()]
     logger.say("\n".join([f"finished {result['step']:,} steps{best} in {seconds:.1f} s", *rows, f"  {shown(run_dir)}"]))

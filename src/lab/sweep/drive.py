@@ -23,6 +23,8 @@ from lab.sweep import plan
 from lab.sweep.ledger import Job, Ledger, NewJob, differing
 from lab.sweep.screen import label, table
 
+HYDRAS_SUBDIR = "${hydra.job.num}"  # its default; only Hydra's basic sweeper goes by it
+
 
 def _nothing(job: Job, state: str) -> None: ...
 
@@ -73,6 +75,12 @@ def opened(master: DictConfig) -> tuple[SweepConfig, Ledger]:
     given = {override.partition("=")[0]: override for override in plain(master.hydra.overrides.hydra, resolve=False)}
     if "hydra.run.dir" in given and "hydra.sweep.dir" not in given:
         raise ConfigError(f"{given['hydra.run.dir']}: has no effect on a sweep's jobs - leave it out, give sweep=NAME")
+    subdir = plain(master.hydra.sweep, resolve=False)["subdir"]
+    if subdir != HYDRAS_SUBDIR:
+        raise ConfigError(
+            f"hydra.sweep.subdir={subdir}: has no effect, a job's directory is named by its values - leave it out; "
+            "hydra.sweep.dir says where the sweep lies"
+        )
     options = typed(SweepConfig, master.sweep, "sweep")
     if options.name is not None and not re.fullmatch(r"[\w+-][\w.+-]*", options.name):
         raise ConfigError(f"sweep={options.name}: the name of a folder, of letters, digits and . _ + -")
