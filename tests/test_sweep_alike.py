@@ -30,6 +30,9 @@ TINY = (*QUICK, "trainer.max_steps=6")
 class Finishing:
     """A launcher whose jobs end at once, with a score that is their number."""
 
+    def at_once(self, num_jobs: int) -> int:
+        return min(num_jobs, 4)
+
     def run_jobs(self, work: drive.Work) -> None:
         for job in work.jobs:
             directory.write_json(job.directory / directory.RESULT, {"val/loss": float(job.number)})
@@ -191,12 +194,12 @@ def test_a_sweep_costs_the_same_for_each_job(tmp_path: Path) -> None:
         def work() -> None:
             ledger = Ledger(folder)
             assert not drive.plan.compose(ledger, known, None)  # type: ignore[arg-type]
-            found = drive.plan.write(ledger, known, {}, [], {})
+            found = drive.plan.write(ledger, known, {}, [], {}, None)
             assert [job.number for job in found] == list(range(number))
             due = ledger.due(found, retry_failed=False)
             drive.outlook(ledger, found, due)
             drive.table(ledger, found)
-            assert ledger.add([], [], [], [], {}) == []
+            assert ledger.add([], [], [], [], {}, None) == []
 
         return calls_of(work)
 
@@ -218,3 +221,29 @@ def test_jobs_are_told_apart_by_all_of_their_identity(command: Command, tmp_path
     (tmp_path / "s" / old["key"]).rename(tmp_path / "s" / short)
     directory.write_json(tmp_path / "s/sweep.json", {**book, "jobs": [{**old, "key": short}]})
     assert "1 jobs, 0 to run, 1 finished before" in command(f"seed={one}")
+
+
+def test_a_job_keeps_the_threads_it_was_written_with(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is due with it, and whatever the machine says later; OMP_NUM_THREADS holds, the sweep's share too."""
+    from lab import cores
+
+    def threads() -> list[int]:
+        return [job.config["hardware.num_threads"] for job in read([tmp_path / "s"]).jobs]
+
+    monkeypatch.setattr(cores, "cores", lambda: 16)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    auto = "hardware.num_threads=auto"
+    command(auto, "seed=range(3)")
+    assert threads() == [5, 5, 5]
+    (last,) = (job.path for job in read([tmp_path / "s"]).jobs if job.number == 2)
+    directory.write_status(last, "preempted")
+    monkeypatch.setattr(cores, "cores", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert "on 2 cores each, as more run at once; those before on 5" in command(auto, "seed=range(4)", "trainer=ddp")
+    assert "cores each" not in command(auto, "seed=range(5)")
+    monkeypatch.setattr(cores, "cores", lambda: 64)  # what there is now is for jobs at once, not for other bits
+    command(auto, "seed=range(6)")
+    command(auto, "seed=7", "hardware.num_threads=6")
+    assert threads() == [5, 5, 5, 1, 1, 1, 1, 2, 2, 2, 6]

@@ -25,7 +25,12 @@ def cores_each(processes: int) -> int:
 
 def threads_each(processes: int = 1) -> int:
     """The most threads that each of `processes` should compute with: its cores, or fewer by OMP_NUM_THREADS."""
-    return min(cores_each(processes), omp_num_threads() or cores_each(processes))
+    return threads_of(cores_each(processes))
+
+
+def threads_of(num_cores: int) -> int:
+    """The most threads to compute with on so many cores."""
+    return min(num_cores, omp_num_threads() or num_cores)
 
 
 def omp_num_threads() -> int | None:

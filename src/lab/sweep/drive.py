@@ -22,6 +22,7 @@ from lab.schema import plain
 from lab.sweep import plan
 from lab.sweep.ledger import Job, Ledger, NewJob, differing
 from lab.sweep.screen import label, table
+from lab.sweep.threads import cores_per_job, decide
 
 HYDRAS_SUBDIR = "${hydra.job.num}"  # its default; only Hydra's basic sweeper goes by it
 
@@ -55,13 +56,27 @@ def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, argument
         say(tried(ledger, combinations, new, swept, options.retry_failed, launcher))
     if difference := plan.unlike(ledger, ledger.jobs, list(new.values()), composer):
         say(difference)
-    jobs = plan.write(ledger, combinations, new, arguments, composer.follows)
+    num_cores = shared_cores(launcher, len(combinations), ledger) if new else None
+    for job in new.values():
+        decide(job.cfg, num_cores)
+    jobs = plan.write(ledger, combinations, new, arguments, composer.follows, num_cores)
     due = ledger.due(jobs, options.retry_failed)
     chosen = {job.key for job in due}
     plan.adapt(ledger, [c for c, job in zip(combinations, jobs) if job.key in chosen], due, composer)
     say(f"sweep {ledger.name}: {outlook(ledger, jobs, due)}\n  {shown(ledger.directory)}")
     stopped = run(launcher, Work(ledger, due, jobs, options)) if due else None
     conclude(ledger, jobs, stopped, changed=bool(due))
+
+
+def shared_cores(launcher: Launcher, num_jobs: int, ledger: Ledger) -> int | None:
+    """cores_per_job; said where new jobs get less than those before."""
+    share, before = cores_per_job(launcher, num_jobs, ledger), ledger.cores_per_job
+    if share is not None and before is not None and share < before:
+        say(
+            f"sweep {ledger.name}: new jobs compute on {share} cores each, as more run at once; those before on {before}. "
+            "Scores compare to rounding only; hardware.num_threads=... gives all the same"
+        )
+    return share
 
 
 def opened(master: DictConfig) -> tuple[SweepConfig, Ledger]:

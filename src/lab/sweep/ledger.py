@@ -101,6 +101,11 @@ class Ledger:
         return dict(self._book.get("follows", {}))
 
     @property
+    def cores_per_job(self) -> int | None:
+        """What each job may use of the machine, as it was decided when the newest jobs were written."""
+        return self._book.get("cores_per_job")
+
+    @property
     def commands(self) -> list[list[str]]:
         """The overrides of each command that has added jobs, as typed; the first version kept the last one's only."""
         before = [self._book["overrides"]] if "overrides" in self._book else []
@@ -144,11 +149,12 @@ class Ledger:
         swept: Iterable[str],
         objectives: Sequence[Mapping[str, str]],
         follows: Mapping[str, Collection[str]],
+        cores_per_job: int | None,
     ) -> list[Job]:
         """Write the run directories of new jobs, status queued -> the jobs in the order given.
 
         A job that is there already, by its key or values, stays as it is. command: the overrides as typed. follows:
-        {swept key: the keys of the config that are made of it}.
+        {swept key: the keys of the config that are made of it}. cores_per_job: see lab.sweep.threads.
         """
         with self._exclusive():
             all_swept = list(dict.fromkeys([*self.swept, *swept]))
@@ -175,6 +181,7 @@ class Ledger:
                 "swept": list(dict.fromkeys([*all_swept, *differing_keys(compared)])),
                 "follows": {key: sorted({*self.follows.get(key, ()), *more}) for key, more in follows.items() if more}
                 | {key: known for key, known in self.follows.items() if key not in follows},
+                "cores_per_job": cores_per_job or self.cores_per_job,
                 "objectives": [dict(objective) for objective in objectives],
                 "jobs": entries,
             }
