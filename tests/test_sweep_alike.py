@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK
+from conftest import QUICK, compose
 
 from lab import directory
 from lab.compose import CONF, register_resolvers
@@ -228,22 +228,34 @@ def test_a_job_keeps_the_threads_it_was_written_with(
 ) -> None:
     """Whatever is due with it, and whatever the machine says later; OMP_NUM_THREADS holds, the sweep's share too."""
     from lab import cores
+    from lab.sweep import threads as of_sweep
 
     def threads() -> list[int]:
         return [job.config["hardware.num_threads"] for job in read([tmp_path / "s"]).jobs]
 
     monkeypatch.setattr(cores, "cores", lambda: 16)
     monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(of_sweep, "_measured", lambda cfg, most: most - 1)  # once, for all
     auto = "hardware.num_threads=auto"
     command(auto, "seed=range(3)")
-    assert threads() == [5, 5, 5]
+    assert threads() == [4, 4, 4]
     (last,) = (job.path for job in read([tmp_path / "s"]).jobs if job.number == 2)
     directory.write_status(last, "preempted")
     monkeypatch.setattr(cores, "cores", lambda: 8)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert "on 2 cores each, as more run at once; those before on 5" in command(auto, "seed=range(4)", "trainer=ddp")
     assert "cores each" not in command(auto, "seed=range(5)")
+    monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(cores, "cores", lambda: 64)  # what there is now is for jobs at once, not for other bits
     command(auto, "seed=range(6)")
     command(auto, "seed=7", "hardware.num_threads=6")
-    assert threads() == [5, 5, 5, 1, 1, 1, 1, 2, 2, 2, 6]
+    assert threads() == [4, 4, 4, 1, 1, 1, 1, 2, 2, 2, 6]
+
+
+def test_threads_are_measured_with_a_job_itself() -> None:
+    from lab.sweep.threads import _measured
+
+    assert _measured(compose(*TINY, "hardware.num_threads=auto"), 2) in (1, 2)
+    assert (
+        _measured(compose(*TINY, "hardware.num_threads=auto", "data.splits.train=null"), 2) == 1
+    )  # it fails by itself

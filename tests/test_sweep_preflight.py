@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from sweeps import SWEEP, call, call_faulty, states
 
 TRIED = ("hydra/launcher=pool", "sweep.preflight=true")
@@ -49,10 +50,18 @@ def test_a_job_that_cannot_be_built_stops_the_sweep(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_batch_that_kills_its_process_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "it ended with status -9"),
+        ("raise ZeroDivisionError('the cause')", "ZeroDivisionError: the cause ("),
+    ],
+)
+def test_a_batch_that_fails_is_one_line(tmp_path: Path, fault: str, says: str) -> None:
     """The third call of forward_loss, in whichever process."""
-    fault = "pass\n    if seen['calls'] == 3:\n        os.kill(os.getpid(), signal.SIGKILL)"
-    done = call_faulty(fault, *SWEEP, *TRIED, "seed=5,6", f"hydra.sweep.dir={tmp_path}/s")
+    third = f"pass\n    if seen['calls'] == 3:\n        {fault}"
+    done = call_faulty(third, *SWEEP, *TRIED, "seed=5,6", f"hydra.sweep.dir={tmp_path}/s")
     assert done.returncode == 1
-    assert "preflight: job 0 (seed=5): it ended with status -9" in done.stderr
+    assert done.stderr.startswith(f"failed: preflight: job 0 (seed=5): {says}")
+    assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())

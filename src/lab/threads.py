@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from lab import directory
-from lab.cores import cores, omp_num_threads, threads_each
+from lab.cores import cores, omp_num_threads, threads_each, threads_of
 from lab.distributed import World, all_max, share_from_main
 from lab.seed import rng_state, set_rng_state
 
@@ -53,14 +53,16 @@ class Threads:
     auto: bool = True
 
 
-def decide(asked: int | str, device: str, deterministic: bool, ranks: int) -> Threads:
-    """What can be said without a model. asked: hardware.num_threads; ranks: of this machine."""
-    most = threads_each(ranks)
+def decide(asked: int | str, device: str, deterministic: bool, ranks: int, num_cores: int | None = None) -> Threads:
+    """What can be said without a model. asked: hardware.num_threads; ranks: of this machine; num_cores: for all of
+    them, where that is not what this process may use."""
+    most = threads_each(ranks) if num_cores is None else threads_of(max(1, num_cores // ranks))
+    num_cores = num_cores or cores()
     if asked != "auto":
         return Threads(int(asked), int(asked), "hardware.num_threads", auto=False)
     if omp_num_threads():
         return Threads(most, most, "OMP_NUM_THREADS")
-    here = f"{cores()} core{'s' * (cores() > 1)}" + (f", {ranks} ranks" if ranks > 1 else "")
+    here = f"{num_cores} core{'s' * (num_cores > 1)}" + (f", {ranks} ranks" if ranks > 1 else "")
     if device != "cpu":
         return Threads(most, most, here, auto=False)
     if most == 1:

@@ -33,11 +33,11 @@ from lab.search.storage import quiet, storage_errors
 from lab.search.study import Asked, Search
 from lab.search.summary import conclude, outlook
 from lab.sweep.alike import NEVER
-from lab.sweep.drive import Work, opened, run, say, shared_cores
-from lab.sweep.ledger import SWEEP, Job, Ledger, NewJob
+from lab.sweep.drive import Work, opened, run, say
+from lab.sweep.ledger import SWEEP, Job, Ledger, NewJob, Share
 from lab.sweep.plan import Combination, Composer, adapt, unlike
 from lab.sweep.preflight import Candidate
-from lab.sweep.threads import decide
+from lab.sweep.threads import decide, share_of
 
 LOCK, TRIAL_KEY = ".search.lock", "trial_"
 
@@ -72,8 +72,8 @@ def search(
             study = Search(config, space, methods, objectives, f"{base['name']}/{ledger.name}", ledger.directory)
             if sweep_options.retry_failed:
                 study.retry_failed()
-            num_cores = shared_cores(launcher, study.limit, ledger)
-            drive = Drive(study, ledger, composer, list(space.typed.values()), num_cores)
+            share = share_of(launcher, study.limit, ledger, [corners[0].cfg])
+            drive = Drive(study, ledger, composer, list(space.typed.values()), share)
             waiting = drive.left_over()
             say(f"{outlook(study, len(waiting))}\n  {shown(ledger.directory)}")
             to_run = bool(waiting) or study.has_room()
@@ -97,13 +97,13 @@ def _of_the_experiment(arguments: Sequence[str]) -> list[str]:
 
 
 class Drive:
-    """Gives a launcher one trial after the other. command: the overrides as typed. num_cores: for each trial."""
+    """Gives a launcher one trial after the other. command: the overrides as typed. share: of the machine, for each."""
 
     def __init__(
-        self, study: Search, ledger: Ledger, composer: Composer, command: Sequence[str], num_cores: int | None
+        self, study: Search, ledger: Ledger, composer: Composer, command: Sequence[str], share: Share | None
     ) -> None:
         self.study, self.ledger, self.composer, self.command = study, ledger, composer, command
-        self.num_cores = num_cores
+        self.share = share
         self._said: set[str] = set()
 
     def left_over(self) -> list[Asked]:
@@ -140,7 +140,7 @@ class Drive:
                 adapt(self.ledger, [Combination(tuple(overrides), {})], [job], self.composer)
             else:
                 cfg = self.composer.job(asked.number, key, overrides)
-                decide(cfg, self.num_cores)
+                decide(cfg, self.share)
                 job = self._add(NewJob(overrides, cfg, {}, key, {"trial": asked.number}), self.study.space)
         except ConfigError as error:  # two values that do not go together
             say(f"error: {error}")
@@ -155,7 +155,7 @@ class Drive:
             self._said.add(difference)
             say(difference)
         objectives = [{"key": o.key, "mode": o.mode} for o in self.study.objectives]
-        more = self.composer.follows, self.num_cores
+        more = self.composer.follows, self.share
         return self.ledger.add([new], self.command, space.keys, objectives, *more)[0]
 
     def _ended(self, job: Job, state: str) -> None:

@@ -20,9 +20,9 @@ from lab.errors import PREEMPTED, ConfigError, RunFailed
 from lab.meeting import followers
 from lab.schema import plain
 from lab.sweep import plan
-from lab.sweep.ledger import Job, Ledger, NewJob, differing
+from lab.sweep.ledger import Job, Ledger, NewJob, Share, differing
 from lab.sweep.screen import label, table
-from lab.sweep.threads import cores_per_job, decide
+from lab.sweep.threads import decide, share_of
 
 HYDRAS_SUBDIR = "${hydra.job.num}"  # its default; only Hydra's basic sweeper goes by it
 
@@ -56,10 +56,10 @@ def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, argument
         say(tried(ledger, combinations, new, swept, options.retry_failed, launcher))
     if difference := plan.unlike(ledger, ledger.jobs, list(new.values()), composer):
         say(difference)
-    num_cores = shared_cores(launcher, len(combinations), ledger) if new else None
-    for job in new.values():
-        decide(job.cfg, num_cores)
-    jobs = plan.write(ledger, combinations, new, arguments, composer.follows, num_cores)
+    share = share_for(launcher, len(combinations), ledger, new.values()) if new else None
+    for one in new.values():
+        decide(one.cfg, share)
+    jobs = plan.write(ledger, combinations, new, arguments, composer.follows, share)
     due = ledger.due(jobs, options.retry_failed)
     chosen = {job.key for job in due}
     plan.adapt(ledger, [c for c, job in zip(combinations, jobs) if job.key in chosen], due, composer)
@@ -68,13 +68,13 @@ def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, argument
     conclude(ledger, jobs, stopped, changed=bool(due))
 
 
-def shared_cores(launcher: Launcher, num_jobs: int, ledger: Ledger) -> int | None:
-    """cores_per_job; said where new jobs get less than those before."""
-    share, before = cores_per_job(launcher, num_jobs, ledger), ledger.cores_per_job
-    if share is not None and before is not None and share < before:
+def share_for(launcher: Launcher, num_jobs: int, ledger: Ledger, new: Iterable[NewJob]) -> Share | None:
+    """share_of; said where new jobs get less than those before."""
+    share, before = share_of(launcher, num_jobs, ledger, (one.cfg for one in new)), ledger.share
+    if share is not None and before is not None and share.cores < before.cores:
         say(
-            f"sweep {ledger.name}: new jobs compute on {share} cores each, as more run at once; those before on {before}. "
-            "Scores compare to rounding only; hardware.num_threads=... gives all the same"
+            f"sweep {ledger.name}: new jobs compute on {share.cores} cores each, as more run at once; those before on "
+            f"{before.cores}. Scores compare to rounding only; hardware.num_threads=... gives all the same"
         )
     return share
 

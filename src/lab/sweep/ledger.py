@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,14 @@ class NewJob:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Share:
+    """Of a machine, for each job. threads: the fastest number, where it was measured."""
+
+    cores: int
+    threads: int | None
+
+
 class Ledger:
     """directory: outputs/<name>/sweeps/<sweep>/; it is made by the first `add`."""
 
@@ -101,9 +109,10 @@ class Ledger:
         return dict(self._book.get("follows", {}))
 
     @property
-    def cores_per_job(self) -> int | None:
+    def share(self) -> Share | None:
         """What each job may use of the machine, as it was decided when the newest jobs were written."""
-        return self._book.get("cores_per_job")
+        known = self._book.get("share")
+        return Share(**known) if known else None
 
     @property
     def commands(self) -> list[list[str]]:
@@ -149,12 +158,12 @@ class Ledger:
         swept: Iterable[str],
         objectives: Sequence[Mapping[str, str]],
         follows: Mapping[str, Collection[str]],
-        cores_per_job: int | None,
+        share: Share | None,
     ) -> list[Job]:
         """Write the run directories of new jobs, status queued -> the jobs in the order given.
 
         A job that is there already, by its key or values, stays as it is. command: the overrides as typed. follows:
-        {swept key: the keys of the config that are made of it}. cores_per_job: see lab.sweep.threads.
+        {swept key: the keys of the config that are made of it}. share: of the machine, for new jobs.
         """
         with self._exclusive():
             all_swept = list(dict.fromkeys([*self.swept, *swept]))
@@ -181,7 +190,7 @@ class Ledger:
                 "swept": list(dict.fromkeys([*all_swept, *differing_keys(compared)])),
                 "follows": {key: sorted({*self.follows.get(key, ()), *more}) for key, more in follows.items() if more}
                 | {key: known for key, known in self.follows.items() if key not in follows},
-                "cores_per_job": cores_per_job or self.cores_per_job,
+                "share": asdict(share) if share else self._book.get("share"),
                 "objectives": [dict(objective) for objective in objectives],
                 "jobs": entries,
             }

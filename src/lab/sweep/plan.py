@@ -30,7 +30,7 @@ from lab.resume import SURROUNDINGS, change
 from lab.schema import MISSING, plain, show
 from lab.sweep.alike import NEVER, OWN, dependents, flat, load_config, unswept
 from lab.sweep.identity import counts, differing_keys, digest, directory_name, keyed
-from lab.sweep.ledger import Job, Ledger, NewJob, differing
+from lab.sweep.ledger import Job, Ledger, NewJob, Share, differing
 from lab.sweep.threads import decide
 
 MAX_SHOWN = 4
@@ -203,13 +203,13 @@ def unlike(ledger: Ledger, before: Sequence[Job], new: Sequence[NewJob], compose
 
 def write(
     ledger: Ledger, combinations: Sequence[Combination], new: Mapping[int, NewJob], command: Sequence[str],
-    follows: Mapping[str, Collection[str]], num_cores: int | None,
+    follows: Mapping[str, Collection[str]], share: Share | None,
 ) -> list[Job]:  # fmt: skip
-    """The jobs of this command, in its order; `new` ones are written. follows: Composer's. num_cores: of each."""
+    """The jobs of this command, in its order; `new` ones are written. follows: Composer's. share: of each."""
     if new:
         monitor = next(iter(new.values())).cfg.monitor
         objectives = ledger.objectives or [{"key": str(monitor.key), "mode": str(monitor.mode)}]
-        ledger.add(new.values(), command, swept_keys(command), objectives, follows, num_cores)
+        ledger.add(new.values(), command, swept_keys(command), objectives, follows, share)
     return [job for combination in combinations if (job := ledger.find(combination.values)) is not None]
 
 
@@ -226,5 +226,5 @@ def adapt(ledger: Ledger, combinations: Sequence[Combination], jobs: Sequence[Jo
             saved = cast(DictConfig, OmegaConf.load(job.directory / run_directory.CONFIG))
             for text, key in given.items():
                 change(saved, cfg, key, text, job.directory)
-            decide(saved, ledger.cores_per_job)
+            decide(saved, ledger.share)
             run_directory.write_config(job.directory, saved)

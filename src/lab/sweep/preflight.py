@@ -22,6 +22,7 @@ from omegaconf import DictConfig
 from lab.config import parse_interval
 from lab.cores import CORES_LIMIT, cores
 from lab.errors import ConfigError, RunFailed
+from lab.explain import one_line
 from lab.launch import die_with
 from lab.sweep.screen import aligned, clock
 
@@ -40,7 +41,7 @@ class Candidate:
 @dataclass(frozen=True)
 class Trial:
     """What one rank of a job did. shape: what decides times and memory. step_s, eval_s: of one optimizer step, of one
-    evaluation; None: a job of the same shape has been timed before."""
+    evaluation; None: a job of the same shape has been timed before. threads: it computed with."""
 
     shape: str
     batch: str
@@ -49,6 +50,7 @@ class Trial:
     step_s: float | None
     eval_s: float | None
     memory: int
+    threads: int
 
 
 def preflight(candidates: Sequence[Candidate], at_once: int) -> str:
@@ -59,7 +61,7 @@ def preflight(candidates: Sequence[Candidate], at_once: int) -> str:
     rows = [["job", "steps", "ms a step", "memory", "time", "batch", "overrides"]]
     seconds, memory = 0.0, 0
     for candidate in candidates:
-        trial = _in_a_process(candidate, sorted(known), max(1, cores() // at_once))
+        trial = in_a_process(candidate, sorted(known), max(1, cores() // at_once))
         timed = known.setdefault(trial.shape, trial)
         assert timed.step_s is not None and timed.eval_s is not None  # noqa: PT018
         job_s = trial.steps * timed.step_s + trial.evaluations * timed.eval_s
@@ -72,7 +74,7 @@ def preflight(candidates: Sequence[Candidate], at_once: int) -> str:
     return f"{aligned(rows)}\n\n{total}; memory of a rank: up to {megabytes(memory)}"
 
 
-def _in_a_process(candidate: Candidate, known: Sequence[str], num_cores: int) -> Trial:
+def in_a_process(candidate: Candidate, known: Sequence[str], num_cores: int) -> Trial:
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     receive, send = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(candidate.cfg, num_cores, list(known), send, os.getpid()))
@@ -105,8 +107,8 @@ def _child(cfg: DictConfig, num_cores: int, known: list[str], send: Connection, 
     except ConfigError as error:
         send.send(("mistake", str(error)))
     except Exception as error:
-        traceback.print_exc()
-        send.send(("failed", f"{type(error).__name__}: {error}"))
+        at = traceback.extract_tb(error.__traceback__)[-1]  # all of it shows a run of this job alone
+        send.send(("failed", f"{type(error).__name__}: {one_line(error)} ({at.filename}:{at.lineno})"))
     except KeyboardInterrupt:
         os._exit(130)
 
@@ -151,9 +153,8 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> Trial:
         if shape not in known:
             if not machine.threads.why:
                 most = machine.threads.most
-                torch.set_num_threads(
-                    measure(most, model, task, lambda: first, forward_loss, hardware.autocast(machine)).count
-                )
+                autocast = hardware.autocast(machine)
+                torch.set_num_threads(measure(most, model, task, lambda: first, forward_loss, autocast).count)
             step_s = _step_s(net, state, task, itertools.chain([first], batches), settings, device)
             size = min(
                 len(sets["val"] or ()),
@@ -164,7 +165,8 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> Trial:
         memory = int(peak_memory(device))
         per_epoch = len(sets["train"]) / config.trainer.global_batch_size
         every = parse_interval(config.trainer.eval_every, per_epoch)
-        return Trial(shape, batch, steps, steps // every if every else 0, step_s, eval_s, memory)
+        evaluations = steps // every if every else 0
+        return Trial(shape, batch, steps, evaluations, step_s, eval_s, memory, torch.get_num_threads())
     finally:
         for loader in (train, val, test):
             if loader is not None:
