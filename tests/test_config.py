@@ -228,8 +228,8 @@ def test_the_global_batch_must_be_shared_equally() -> None:
 
 @pytest.fixture
 def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package lab.zoo of a user's, here with one good module."""
-    import lab
+    """A package lab.models.zoo of a user's, here with one good module."""
+    import lab.models
 
     package = tmp_path / "zoo"
     package.mkdir()
@@ -240,11 +240,11 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "    def __init__(self, width: int, act: Literal['relu', 'gelu'] = 'relu', shape: tuple[int, ...] = ()): ...\n\n"
         "def anything(**kwargs): ...\n"
     )
-    monkeypatch.setattr(lab, "__path__", [*lab.__path__, str(tmp_path)])
+    monkeypatch.setattr(lab.models, "__path__", [*lab.models.__path__, str(tmp_path)])
     yield package
-    for name in [n for n in sys.modules if n.startswith("lab.zoo")]:
+    for name in [n for n in sys.modules if n.startswith("lab.models.zoo")]:
         del sys.modules[name]
-    vars(lab).pop("zoo", None)
+    vars(lab.models).pop("zoo", None)
 
 
 def check_node(node: Any, given: tuple[str, ...] = ()) -> None:
@@ -258,42 +258,46 @@ def line_of(node: Any, given: tuple[str, ...] = ()) -> str:
 
 
 def test_good_targets_pass(zoo: Path) -> None:
-    check_node({"_target_": "lab.zoo.good.Net", "width": 3, "shape": [1, 2], "act": "gelu"})
-    check_node({"_target_": "lab.zoo.good.Net", "_partial_": True})
-    check_node({"_target_": "lab.zoo.good.Net"}, given=("width",))
-    check_node({"_target_": "lab.zoo.good.anything", "x": 3})
-    check_node({"_target_": "lab.zoo.good.Net", "_args_": [3]})
+    check_node({"_target_": "lab.models.zoo.good.Net", "width": 3, "shape": [1, 2], "act": "gelu"})
+    check_node({"_target_": "lab.models.zoo.good.Net", "_partial_": True})
+    check_node({"_target_": "lab.models.zoo.good.Net"}, given=("width",))
+    check_node({"_target_": "lab.models.zoo.good.anything", "x": 3})
+    check_node({"_target_": "lab.models.zoo.good.Net", "_args_": [3]})
 
 
 @pytest.mark.parametrize(
     ("node", "line"),
     [
         ({"width": 3}, "model: needs a _target_, the import path of what to build, got a mapping"),
-        ({"_target_": "lab.zoo.good.Nte"}, "model._target_: lab.zoo.good has no 'Nte' - did you mean Net?"),
-        ({"_target_": "lab.zoo.god.Net"}, "model._target_: lab.zoo has no 'god' - did you mean good?"),
-        ({"_target_": "lab.zoo.good"}, "model._target_: lab.zoo.good is no class or function"),
-        ({"_target_": "lab.zoo.os.system"}, "model._target_: lab.zoo has no 'os'"),
-        ({"_target_": "lab.zoo.good.os.system"}, "model._target_: lab.zoo.good has no 'os'"),
         (
-            {"_target_": "lab.zoo.good.Net", "widht": 3},
-            "model.widht: lab.zoo.good.Net takes no 'widht' - did you mean 'width'? (accepts: width, act, shape)",
+            {"_target_": "lab.models.zoo.good.Nte"},
+            "model._target_: lab.models.zoo.good has no 'Nte' - did you mean Net?",
+        ),
+        ({"_target_": "lab.models.zoo.god.Net"}, "model._target_: lab.models.zoo has no 'god' - did you mean good?"),
+        ({"_target_": "lab.models.zoo.good"}, "model._target_: lab.models.zoo.good is no class or function"),
+        ({"_target_": "lab.models.zoo.os.system"}, "model._target_: lab.models.zoo has no 'os'"),
+        ({"_target_": "lab.models.zoo.good.os.system"}, "model._target_: lab.models.zoo.good has no 'os'"),
+        (
+            {"_target_": "lab.models.zoo.good.Net", "widht": 3},
+            "model.widht: lab.models.zoo.good.Net takes no 'widht' - did you mean 'width'? (accepts: width, act, shape)",
         ),
         (
-            {"_target_": "lab.zoo.good.Net"},
-            "model.width: lab.zoo.good.Net needs a value for 'width' - give one, model.width=...",
+            {"_target_": "lab.models.zoo.good.Net"},
+            "model.width: lab.models.zoo.good.Net needs a value for 'width' - give one, model.width=...",
         ),
-        ({"_target_": "lab.zoo.good.Net", "width": "3"}, "model.width: expected an integer, got '3'"),
+        ({"_target_": "lab.models.zoo.good.Net", "width": "3"}, "model.width: expected an integer, got '3'"),
         (
-            {"_target_": "lab.zoo.good.Net", "width": 3, "act": "rel"},
+            {"_target_": "lab.models.zoo.good.Net", "width": 3, "act": "rel"},
             "model.act: expected one of relu, gelu, got 'rel'",
         ),
         (
-            {"_target_": "lab.zoo.good.Net", "width": 3, "shape": 3},
+            {"_target_": "lab.models.zoo.good.Net", "width": 3, "shape": 3},
             "model.shape: expected a list, each item an integer, got 3",
         ),
         (
             {"_target_": "os.system", "command": "true"},
-            "model._target_: os.system is not allowed (lab.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
+            "model._target_: os.system is not allowed (lab.models.*, lab.data.*, lab.losses.*, lab.metrics.*, lab.callbacks.*, "
+            "lab.optim.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
             "add its library to TARGETS_ALLOWED in lab/targets.py",
         ),
         ({"_target_": "torch.optim.SGD", "_partial_": True, "lr": "x"}, "model.lr: expected a number, got 'x'"),
@@ -305,10 +309,10 @@ def test_targets_that_cannot_be_built(zoo: Path, node: dict[str, Any], line: str
 
 
 def test_arguments_of_the_run_cannot_be_given(zoo: Path) -> None:
-    line = line_of({"_target_": "lab.zoo.good.Net", "width": 3}, given=("width",))
+    line = line_of({"_target_": "lab.models.zoo.good.Net", "width": 3}, given=("width",))
     assert line == "model.width: the run gives this argument itself - remove it here"
-    line = line_of({"_target_": "lab.zoo.good.Net", "width": 3}, given=("split",))
-    assert line == "model._target_: lab.zoo.good.Net takes no 'split', which the run gives"
+    line = line_of({"_target_": "lab.models.zoo.good.Net", "width": 3}, given=("split",))
+    assert line == "model._target_: lab.models.zoo.good.Net takes no 'split', which the run gives"
 
 
 @pytest.mark.parametrize(
@@ -326,8 +330,8 @@ def test_arguments_of_the_run_cannot_be_given(zoo: Path) -> None:
 )
 def test_the_real_error_of_a_module_that_does_not_import(zoo: Path, text: str, error: str, number: int) -> None:
     (zoo / "broken.py").write_text(text)
-    line = line_of({"_target_": "lab.zoo.broken.Net"})
-    assert line.startswith(f"model._target_: lab.zoo.broken does not import: {error}")
+    line = line_of({"_target_": "lab.models.zoo.broken.Net"})
+    assert line.startswith(f"model._target_: lab.models.zoo.broken does not import: {error}")
     assert line.endswith(f"({zoo / 'broken.py'}, line {number})")
     assert "\n" not in line
 

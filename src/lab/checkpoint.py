@@ -36,7 +36,8 @@ def save(payload: dict[str, Any], path: Path) -> None:
     """All or nothing: whoever kills the process, `path` holds the old file or the whole new one."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)  # of a process that was killed
+        with open(temporary, "xb") as file:
             torch.save(payload, file)
             file.flush()
             os.fsync(file.fileno())

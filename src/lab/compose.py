@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from lab.agent import from_agent
 from lab.errors import ConfigError
 from lab.explain import check_folders, explain
-from lab.schema import MISSING, join
+from lab.schema import MISSING, below_outputs, join
 from lab.targets import TARGETS_ALLOWED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,8 +34,8 @@ _HYDRA_14 = "execution_whitelist" in inspect.signature(hydra.main).parameters
 
 def register_resolvers() -> None:
     """${root:} the project; ${suffix:} six random hex digits, the same ones all over a config; ${sweep_name:name} the
-    name, where there is none the time; ${h5_shape:field} and ${h5_outputs:field} what the data's file says about a
-    field of the batch."""
+    name, where there is none the time; ${below_outputs:name} the name, checked; ${h5_shape:field} and
+    ${h5_outputs:field} what the data's file says about a field of the batch."""
 
     def h5_shape(field: str, _parent_: Any) -> Any:
         from lab.data import probe
@@ -56,6 +56,7 @@ def register_resolvers() -> None:
     register("root", lambda: str(ROOT), replace=True)
     register("suffix", lambda: secrets.token_hex(3), use_cache=True, replace=True)
     register("sweep_name", sweep_name, use_cache=True, replace=True)
+    register("below_outputs", below_outputs, replace=True)  # before Hydra makes the run's folder
     register("h5_shape", h5_shape, replace=True)
     register("h5_outputs", h5_outputs, replace=True)
 

@@ -11,16 +11,7 @@ from typing import Annotated, Any
 
 from lab.errors import ConfigError
 from lab.fit import check_fit
-from lab.schema import (
-    Rule,
-    check_interval,
-    did_you_mean,
-    option,
-    plain,
-    show,
-    split_own,
-    typed,
-)
+from lab.schema import Rule, below_outputs, check_interval, did_you_mean, option, plain, show, split_own, typed
 from lab.targets import check_targets
 
 __all__ = ["check", "parse_interval", "split_own", "typed"]
@@ -293,8 +284,7 @@ def _check_combinations(root: RootConfig) -> None:
     _check_monitor(root.monitor, root.task)
     if any(size < 1 for size in split_own(root.data, DataConfig, "data")[0].input_shape):
         raise ConfigError(f"data.input_shape: every size must be >= 1, got {root.data['input_shape']}")
-    if not root.name.strip() or ".." in root.name.split("/") or root.name.startswith("/"):
-        raise ConfigError(f"name: must be a folder below outputs/, got {show(root.name)}")
+    below_outputs(root.name)
 
 
 def _check_ddp(trainer: TrainerConfig, hardware: HardwareConfig) -> None:

@@ -26,7 +26,7 @@ def construct(key: str, node: Mapping[str, Any], kind: type | None = None, **arg
     kind: the class that it must be an instance of; None: anything that can be called.
     """
     with constructing(key, node):
-        built = build(node, **arguments)
+        built = build(node, key, **arguments)
     return of_kind(key, node, built, kind)
 
 

@@ -16,13 +16,14 @@ from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
 from lab.errors import Claimed, ConfigError
+from lab.saved import CONFIG, OVERRIDES, check_links, read_overrides
 
-CONFIG, OVERRIDES, ENVIRONMENT, DIFF = "config.yaml", "overrides.yaml", "environment.json", "uncommitted.diff"
+ENVIRONMENT, DIFF = "environment.json", "uncommitted.diff"
 STATUS, RESULT, FAILURE = "status.json", "result.json", "failure.json"
 METRICS, LOCK = "metrics.jsonl", ".lock"
 FAILURES, STUCK = "failures.jsonl", "stuck"  # attempts that failed and were restarted; where hung ranks stood
@@ -34,7 +35,8 @@ def claimed(directory: Path) -> Iterator[None]:
     """Hold the directory for this run alone; the kernel gives it free whatever happens to the process."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT)
+        check_links(directory)
+        lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     except OSError as error:
         raise ConfigError(f"hydra.run.dir={directory}: nothing can be written there: {error.strerror}") from None
     try:
@@ -92,8 +94,8 @@ def fill(
     known = known or surroundings()
     write_json(directory / ENVIRONMENT, known.environment)
     if known.diff:
-        (directory / DIFF).write_text(known.diff)
-    OmegaConf.save(overrides, directory / OVERRIDES)
+        replace_text(directory / DIFF, known.diff)
+    replace_text(directory / OVERRIDES, OmegaConf.to_yaml(overrides))
     write_status(directory, status, wandb_id=new_wandb_id(), **facts)
     write_config(directory, cfg)
 
@@ -107,7 +109,7 @@ def reopen(directory: Path, cfg: DictConfig, overrides: list[str]) -> dict[str, 
     """A run goes on, perhaps with changed values -> its files so far, for `undo`."""
     forget_failure(directory)
     before = {name: (directory / name).read_text() for name in (CONFIG, OVERRIDES, STATUS)}
-    known = cast("list[str]", OmegaConf.to_container(OmegaConf.load(directory / OVERRIDES)) or [])
+    known = read_overrides(directory)
     by_key = {override.partition("=")[0]: override for override in known}
     for override in overrides:
         key = override.partition("=")[0]
@@ -182,8 +184,15 @@ def _git(*arguments: str) -> str:
 def replace_text(path: Path, text: str) -> None:
     """All or nothing: `path` holds what it held, or the whole text."""
     temporary = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")  # hosts may share it
-    temporary.write_text(text)
+    temporary.unlink(missing_ok=True)
+    with open(temporary, "x", opener=no_links) as file:
+        file.write(text)
     temporary.replace(path)
+
+
+def no_links(path: str, flags: int) -> int:
+    """An opener for open(): a symbolic link at the file's name is not followed (OSError)."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -221,7 +230,7 @@ def record_failure(directory: Path, rank: int, error: BaseException, first: bool
     record = {"rank": rank, "type": type(error).__name__, "message": str(error), "traceback": text}
     temporary = directory / f".{FAILURE}.{platform.node()}.{os.getpid()}"
     try:
-        temporary.write_text(json.dumps(record, indent=2))
+        replace_text(temporary, json.dumps(record, indent=2))
     except FileNotFoundError:  # another rank found the same mistake, and the directory of the new run has gone
         return False
     try:
@@ -254,6 +263,6 @@ def forget_failure(directory: Path) -> None:
 
 def keep_failure(directory: Path, attempt: int) -> None:
     """Before a restart: put the record into failures.jsonl."""
-    with open(directory / FAILURES, "a") as file:
+    with open(directory / FAILURES, "a", opener=no_links) as file:
         file.write(json.dumps({"attempt": attempt, "time": time.time(), **(failure(directory) or {})}) + "\n")
     forget_failure(directory)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,14 @@ def explain(error: BaseException, argv: Sequence[str], conf: Path, compose: Comp
 
 
 def check_folders(argv: Sequence[str]) -> None:
-    """An unset variable (hydra.run.dir=$RUN) would make the current folder the run's."""
+    """An unset variable (hydra.run.dir=$RUN) would make the current folder the run's, and Hydra would resolve a folder
+    whose name holds an interpolation."""
+    here = ""
+    with suppress(FileNotFoundError):  # it was removed, which Hydra says
+        here = os.getcwd()
+    for what, folder in (("working directory", here), ("project's folder", __file__)):
+        if "${" in folder:
+            raise ConfigError(f"the {what} has ${{ in its path, which Hydra takes for an interpolation: {folder}")
     for key, _, value in (argument.partition("=") for argument in argv):
         if key in ("hydra.run.dir", "hydra.sweep.dir") and value.strip("'\" ") in ("", "null"):
             raise ConfigError(f"{key}: is empty - give a folder, {key}=..., or leave it out for one below outputs/")
@@ -170,7 +179,7 @@ def _interpolation(error: OmegaConfBaseException) -> str:
     text = str(error).splitlines()[0]
     key = getattr(error, "full_key", None) or "config"
     if found := re.match(r"ConfigError raised while resolving interpolation: (.*)", text):
-        return f"{key}: {found[1]}"
+        return found[1] if key.startswith("hydra.") else f"{key}: {found[1]}"  # hydra.run.dir is not what was typed
     if isinstance(error, InterpolationToMissingValueError):
         name = text.rpartition(" ")[2]
         return f"{name}: a value is missing here (???) - give one, {name}=..."

@@ -19,7 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 from lab.config import LoggerConfig
-from lab.directory import METRICS, STATUS, read_json, replace_text
+from lab.directory import METRICS, STATUS, no_links, read_json, replace_text
 from lab.wandb_log import WandbThread
 
 log = logging.getLogger("lab")
@@ -73,7 +73,7 @@ class RunLogger(Logger):
 
     def __init__(self, directory: Path, config: LoggerConfig, from_step: int, most_s: float) -> None:
         cut_metrics(directory / METRICS, from_step)
-        self._file = open(directory / METRICS, "a", buffering=1)  # noqa: SIM115 - closed in __exit__
+        self._file = open(directory / METRICS, "a", buffering=1, opener=no_links)  # noqa: SIM115 - closed in __exit__
         self._wandb: WandbThread | None = None
         self._directory, self._config, self._most_s = directory, config, most_s
         self._bar: Any = None
@@ -152,7 +152,7 @@ def log_to(directory: Path) -> Iterator[None]:
     path = directory / TRAIN_LOG
     log.setLevel(logging.DEBUG)
     log.propagate = False
-    screen, file = logging.StreamHandler(sys.stderr), logging.FileHandler(path)
+    screen, file = logging.StreamHandler(sys.stderr), logging.StreamHandler(open(path, "a", opener=no_links))  # noqa: SIM115 - closed below
     screen.setLevel(logging.INFO)
     screen.setFormatter(logging.Formatter("%(message)s"))
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -164,6 +164,7 @@ def log_to(directory: Path) -> Iterator[None]:
         for handler in (screen, file):
             log.removeHandler(handler)
             handler.close()
+        file.stream.close()
 
 
 def cut_metrics(path: Path, from_step: int) -> None:

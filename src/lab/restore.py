@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
@@ -16,6 +15,7 @@ from lab.distributed import world
 from lab.errors import ConfigError
 from lab.loop import evaluate
 from lab.resume import has_key
+from lab.saved import read_config
 from lab.schema import no_such_key
 from lab.threads import of_run
 
@@ -28,7 +28,7 @@ def restore_model(path: Path) -> tuple[nn.Module, DictConfig, Path]:
     config = file.parent.parent / directory.CONFIG
     if not config.exists():
         raise ConfigError(f"{file}: its run's {directory.CONFIG} is missing from {config.parent}; keep them together")
-    cfg = cast(DictConfig, OmegaConf.load(config))
+    cfg = read_config(config.parent)
     model = make_model(Config.of(cfg))
     checkpoint.load_weights(model, checkpoint.weights(payload), str(file))
     return model.eval(), cfg, file

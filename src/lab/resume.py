@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
 
 from lab.compose import CONF, absolute, resolved
-from lab.directory import CONFIG, OVERRIDES, holds_run
+from lab.directory import CONFIG, holds_run
 from lab.errors import ConfigError
+from lab.saved import read_config, read_overrides
 from lab.schema import plain
 
 SURROUNDINGS = ("hardware", "logger", "callback")  # groups that do not say what is computed
@@ -35,8 +35,8 @@ def choose(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) -> t
         new = resolved(cfg, cwd)
         new.resume = None
         return new, directory
-    saved = cast(DictConfig, OmegaConf.load(directory / CONFIG))
-    given = set(OmegaConf.to_container(OmegaConf.load(directory / OVERRIDES)) or [])
+    saved = read_config(directory)
+    given = set(read_overrides(directory))
     for override in overrides:
         key = override.partition("=")[0]
         # a command with resume=auto is given again and again: what it said before is no change

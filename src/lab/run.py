@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 
 from lab import checkpoint, directory, distributed, fsdp, hardware, shards, spent, threads
@@ -40,6 +39,7 @@ from lab.errors import ConfigError
 from lab.hardware import Hardware
 from lab.logger import Logger, RunLogger, log_to
 from lab.loop import evaluate, fit, forward_loss
+from lab.saved import read_config
 from lab.schema import seconds
 from lab.search.pruning import Pruning
 from lab.seed import seed_everything
@@ -57,7 +57,7 @@ def run(run_dir: Path, began: float | None = None) -> None:
     with recording(run_dir, distributed.rank()), stop_on_signals(began) as stop:
         if not faulthandler.is_enabled():  # a job's has a file of its own
             faulthandler.enable(file=2)  # where native code crashed, or holds the interpreter
-        config = Config.of(OmegaConf.load(run_dir / directory.CONFIG))  # type: ignore[arg-type]
+        config = Config.of(read_config(run_dir))
         timeout_s = seconds(config.trainer.timeout)
         stop.max_time_s = seconds(config.trainer.max_time)
         watch = Watch(run_dir, distributed.rank(), distributed.started_ranks() or 1, timeout_s)

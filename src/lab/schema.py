@@ -99,6 +99,28 @@ def plain(node: Any, resolve: bool = True) -> Any:
     return OmegaConf.to_container(node, resolve=resolve) if OmegaConf.is_config(node) else node
 
 
+def check_resolved(node: Any, key: str = "") -> None:
+    """Raise a ConfigError on the first text or key of a plain node in which an interpolation stands."""
+    if isinstance(node, str) and "${" in node:
+        raise ConfigError(
+            f"{key}: {show(node)} is an interpolation, and values are resolved here - write the value itself"
+        )
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            check_resolved(name, join(key, str(name)))
+            check_resolved(value, join(key, str(name)))
+    elif isinstance(node, (list, tuple)):
+        for index, value in enumerate(node):
+            check_resolved(value, join(key, str(index)))
+
+
+def below_outputs(name: Any) -> str:
+    """The `name` of a run, which is a folder below outputs/; else a ConfigError."""
+    if not isinstance(name, str) or not name.strip() or ".." in name.split("/") or name.startswith(("/", "~")):
+        raise ConfigError(f"name: must be a folder below outputs/, got {show(name)}")
+    return name
+
+
 def leaves(node: Any, key: str = "") -> list[str]:
     """Dotted keys of all values that stand below a group."""
     if not isinstance(node, Mapping):

@@ -30,12 +30,18 @@ from lab.intact import WHOLE, Share, Summing, check_sums, check_zip, file_sum, r
 
 SUFFIX, REST, INDEX = ".dcp", "rest.pt", ".metadata"
 PARTS = ("model", "ema", "optimizer")
+_DCP = "torch.distributed.checkpoint"
+_METADATA = ["Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex"]
+_METADATA += ["StorageMeta", "BytesStorageMetadata", "_MEM_FORMAT_ENCODING"]
 _IN_INDEX = {
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
     ("collections", "OrderedDict"),
     ("pathlib", "PosixPath"),
     ("pathlib._local", "PosixPath"),
+    (f"{_DCP}.filesystem", "_StorageInfo"),
+    *((f"{_DCP}.metadata", name) for name in _METADATA),
+    *(("torch", name) for name, value in vars(torch).items() if isinstance(value, torch.dtype)),
 }
 Mould = Callable[[str], "Tensor | None"]  # key of a tensor, as `split` gives it -> a DTensor to be cut like
 
@@ -153,13 +159,11 @@ def head(path: Path, share: Share | None = WHOLE) -> dict[str, Any]:
 
 
 class _Index(pickle.Unpickler):
-    """Takes DCP's own classes and what lies in them, as a checkpoint must not run code."""
+    """Takes what DCP writes into an index, and imports nothing else: a checkpoint must not run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
-        plain = (module, name) in _IN_INDEX or isinstance(found, torch.dtype)
-        if plain or (isinstance(found, type) and found.__module__.startswith("torch.distributed.checkpoint.")):
-            return found
+        if (module, name) in _IN_INDEX:
+            return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{INDEX} names {module}.{name}, which no checkpoint needs")
 
 

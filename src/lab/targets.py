@@ -13,11 +13,28 @@ from types import ModuleType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from lab.errors import ConfigError
-from lab.schema import check_limits, describe, did_you_mean, fits, join, nearest, show
+from lab.schema import check_limits, check_resolved, describe, did_you_mean, fits, join, nearest, plain, show
 
 # What a yaml may name as _target_, so that a config from elsewhere cannot run any function of the machine
-# (torch.hub.load, os.system). Using another library? Add its prefix here.
-TARGETS_ALLOWED = ("lab.*", "torch.nn.*", "torch.optim.*", "torchmetrics.*")
+# (torch.hub.load, os.system, lab.directory.replace_text). Using another library? Add its prefix here ("timm.*": the
+# public classes and functions that it defines), or one full name ("transformers.AutoModel.from_pretrained").
+TARGETS_ALLOWED = (
+    "lab.models.*",
+    "lab.data.*",
+    "lab.losses.*",
+    "lab.metrics.*",
+    "lab.callbacks.*",
+    "lab.optim.*",
+    "torch.nn.*",
+    "torch.optim.*",
+    "torchmetrics.*",
+)
+# Below those prefixes, but no components: they start processes, open files, read what they are told.
+_ENGINE = ("lab.data.delivery.*", "lab.data.reading.*", "lab.data.loader.*", "lab.data.probe.*", "lab.data.counter.*")
+_CLASSES_ONLY = ("torch.*", "torchmetrics.*", "optuna.*")
+# Functions that are called while the config is built; those of other folders of lab are handed over (_partial_: true)
+# and called by the run with its own objects, so that none can be called with a config's values alone.
+_FACTORIES = ("lab.models.*",)
 _SPECIAL = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")
 
 
@@ -40,37 +57,71 @@ def check_targets(
         if not isinstance(node, Mapping) or "_target_" not in node:
             raise ConfigError(f"{key}: needs a _target_, the import path of what to build, got {show(node)}")
     for key, node in _walk(cfg, ""):
-        target = locate(node["_target_"], key, allowed)
+        target = _check_node(node, key, allowed)
         keywords = {n: v for n, v in node.items() if n not in _SPECIAL and n not in own.get(key, ())}
         _check_keywords(target, node, keywords, key, own.get(key, ()), given.get(key, ()))
 
 
-def build(node: Any, allowed: Sequence[str] = TARGETS_ALLOWED, **arguments: Any) -> Any:
-    """What `node` names, built of its keywords and `arguments`; a plain list or dict where the yaml has one."""
+def build(node: Any, key: str = "", allowed: Sequence[str] = TARGETS_ALLOWED, /, **arguments: Any) -> Any:
+    """What `node` names, built of its keywords and `arguments`; a plain list or dict where the yaml has one.
+
+    Nothing is called before all targets of the node, nested ones too, are known to be allowed: a ConfigError otherwise,
+    with any version of Hydra. key: where the node stands, for the message.
+    """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
+    tree = plain(node)  # resolved once: what is checked is what is built
+    check_resolved(tree, key)
+    for path, inner in _walk(tree, key):
+        _check_node(inner, path, allowed)
     # Hydra 1.4 warns without its own allowlist; 1.3 does not know it
     if "_execution_whitelist_" in inspect.signature(instantiate).parameters:
         arguments["_execution_whitelist_"] = tuple(allowed)
     try:
-        return instantiate(node, _convert_="all", **arguments)
+        return instantiate(tree, _convert_="all", **arguments)
     except InstantiationException as error:  # it hides what the target itself says
         raise (error.__cause__ or error) from None
 
 
+def _check_node(node: Mapping[str, Any], key: str, allowed: Sequence[str]) -> Any:
+    """The class or function that this node, which has a `_target_`, builds or calls."""
+    path, where = node["_target_"], join(key, "_target_")
+    for name, kind in (("_partial_", bool), ("_recursive_", bool), ("_convert_", str), ("_args_", list)):
+        if not isinstance(node.get(name, kind()), kind):
+            raise ConfigError(f"{join(key, name)}: expected {describe(kind)}, got {show(node[name])}")
+    target = locate(path, key, allowed)
+    if inspect.isclass(target) or path in allowed:
+        return target
+    if _below(path, _CLASSES_ONLY):
+        raise ConfigError(f"{where}: {path} is a function; of this library only classes are allowed")
+    if path.startswith("lab.") and not _below(path, _FACTORIES) and node.get("_partial_") is not True:
+        raise ConfigError(
+            f"{where}: {path} is a function, which the run calls itself - add _partial_: true, or name a class"
+        )
+    return target
+
+
 def locate(path: Any, key: str, allowed: Sequence[str] = TARGETS_ALLOWED) -> Any:
-    """The class or function that `path` names; `key`: the node whose `_target_` it is."""
+    """The public class or function that `path` names and that an allowed module defines; `key`: the node whose
+    `_target_` it is."""
     where = join(key, "_target_")
     if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
         raise ConfigError(f"{where}: expected an import path such as lab.models.mlp.MLP, got {show(path)}")
-    if not any(path.startswith(prefix.rstrip("*")) for prefix in allowed):
-        own = " - add its library to TARGETS_ALLOWED in lab/targets.py" if allowed is TARGETS_ALLOWED else ""
-        raise ConfigError(f"{where}: {path} is not allowed ({', '.join(allowed)}){own}")
+    own = " - add its library to TARGETS_ALLOWED in lab/targets.py" if allowed is TARGETS_ALLOWED else ""
+    refused = f"{where}: {path} is not allowed ({', '.join(allowed)}){own}"
+    if not _below(path, allowed) or _below(path, _ENGINE):
+        raise ConfigError(refused)
+    if path not in allowed and any(part.startswith("_") for part in path.split(".")):
+        raise ConfigError(f"{where}: {path} is private: a name with a leading underscore cannot be built")
     parts = path.split(".")
     found: Any = _import(parts[0], path, where)
     for count, part in enumerate(parts[1:], start=2):
         here = ".".join(parts[:count])
+        if path not in allowed and not isinstance(found, ModuleType):
+            raise ConfigError(
+                f"{where}: {path} is part of {'.'.join(parts[: count - 1])}; name a class or function itself"
+            )
         inner = getattr(found, part, None)
         if isinstance(found, ModuleType) and (inner is None or isinstance(inner, ModuleType)):
             # a module that `found` merely imported (lab.x.os.system) is not part of it
@@ -79,9 +130,20 @@ def locate(path: Any, key: str, allowed: Sequence[str] = TARGETS_ALLOWED) -> Any
             hint = did_you_mean(part, _names(found))
             raise ConfigError(f"{where}: {'.'.join(parts[: count - 1])} has no {part!r}{hint}")
         found = inner
-    if not callable(found):
+    if path in allowed and callable(found):
+        return found
+    if not (inspect.isclass(found) or inspect.isfunction(found)):
         raise ConfigError(f"{where}: {path} is no class or function")
+    # a name that the module merely imported (lab.x.Path) is not its own
+    home = f"{found.__module__}.{found.__qualname__}"
+    if not _below(home, allowed) or _below(home, _ENGINE):
+        raise ConfigError(f"{refused}: it is {home}")
     return found
+
+
+def _below(path: str, prefixes: Sequence[str]) -> bool:
+    """Whether one of the prefixes (lab.models.*) or full names covers `path`."""
+    return any(path == p or (p.endswith("*") and f"{path}.".startswith(p[:-1])) for p in prefixes)
 
 
 def _import(name: str, path: str, where: str) -> ModuleType | None:

@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 
 from lab import directory
 from lab.config import LoggerConfig, typed
+from lab.saved import read_config, read_overrides
 
 log = logging.getLogger("lab")
 FINISH_S, ARTIFACT_S = 60.0, 900.0  # what an upload that is behind gets at the end; src/sync.py sends the rest
@@ -32,11 +33,11 @@ def describe_run(run_dir: Path) -> tuple[LoggerConfig, dict[str, Any]]:
 
     A job of a sweep is in the group of the sweep's name, and its own name is made of its overrides.
     """
-    config = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(run_dir / directory.CONFIG)))
+    config = cast("dict[str, Any]", OmegaConf.to_container(read_config(run_dir)))
     status = directory.read_json(run_dir / directory.STATUS)
     logger = typed(LoggerConfig, config["logger"], "logger")
     about = {"directory": str(run_dir), **directory.read_json(run_dir / directory.ENVIRONMENT)}
-    about["overrides"] = OmegaConf.to_container(OmegaConf.load(run_dir / directory.OVERRIDES))
+    about["overrides"] = read_overrides(run_dir)
     arguments: dict[str, Any] = {
         key: getattr(logger, key) for key in ("project", "entity", "group", "job_type", "tags")
     }
@@ -55,7 +56,7 @@ def run_name(run_dir: Path) -> str:
         swept = set(sweep.get("swept") or ())
         overrides = [o for o in overrides if o.partition("=")[0].lstrip("+~") in swept]
     elif os.environ.get("WANDB_SWEEP_ID"):
-        overrides = cast("list[str]", OmegaConf.to_container(OmegaConf.load(run_dir / directory.OVERRIDES)))
+        overrides = read_overrides(run_dir)
     if not overrides:
         return run_dir.name
     lasts = [o.partition("=")[0].split(".")[-1] for o in overrides]

@@ -138,7 +138,9 @@ def _resolved(overrides: list[str]) -> dict[str, Any]:
 def _whole(job: Job) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
-    return cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(job.path / CONFIG)))
+    from lab.saved import read_config
+
+    return cast("dict[str, Any]", OmegaConf.to_container(read_config(job.path)))
 
 
 def _part(cfg: dict[str, Any], left_out: Sequence[str]) -> dict[str, Any]:

@@ -188,7 +188,7 @@ def trial_key(number: int) -> str:
 def driving(sweep_dir: Path) -> Iterator[None]:
     """One process drives a search; the kernel gives its place free whatever happens to it."""
     sweep_dir.mkdir(parents=True, exist_ok=True)
-    lock = os.open(sweep_dir / LOCK, os.O_RDWR | os.O_CREAT)
+    lock = os.open(sweep_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

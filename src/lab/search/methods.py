@@ -77,7 +77,7 @@ class Methods:
         return min(self._config.n_trials, math.prod(map(count_values, self._space.swept.values())))
 
     def pruner(self) -> Any:
-        return build(self._config.pruner, allowed=ALLOWED)
+        return build(self._config.pruner, PRUNER, ALLOWED)
 
     def sampler(self, number: int) -> Any:
         """The sampler that draws trial `number`."""
@@ -88,11 +88,11 @@ class Methods:
 
             torch.set_num_threads(1)  # jobs are forked from this process; a forked pool of OpenMP threads hangs
         if not self._seeded:
-            return build(self._config.sampler, allowed=ALLOWED)
+            return build(self._config.sampler, SAMPLER, ALLOWED)
         seed = self._config.seed
         if self._kind not in ONE_SEED:
             seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
-        return build(self._config.sampler, allowed=ALLOWED, seed=seed)
+        return build(self._config.sampler, SAMPLER, ALLOWED, seed=seed)
 
     @property
     def _seeded(self) -> bool:

@@ -66,5 +66,5 @@ class Pruning:
         from optuna.trial import Trial
 
         study = load_study(self._facts["storage"], self._facts["study"], self._run_dir.parent)
-        study.pruner = build(self._facts["pruner"], allowed=PRUNERS_ALLOWED)
+        study.pruner = build(self._facts["pruner"], "trial.json: pruner", PRUNERS_ALLOWED)
         return Trial(study, study.get_trials(deepcopy=False)[self._facts["trial"]]._trial_id)

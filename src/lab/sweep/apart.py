@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from lab import directory as run_directory
+from lab.directory import no_links
 from lab.errors import Claimed, RunFailed
 from lab.launch import die_with
 from lab.stop import SIGNALS
@@ -52,7 +53,7 @@ def job_main(directory: Path, environment: dict[str, str], quiet: bool, parent: 
     try:
         if quiet:
             print_to(directory / OUTPUT)
-        with open(directory / FAULT, "w") as fault:
+        with open(directory / FAULT, "w", opener=no_links) as fault:
             faulthandler.enable(fault)
             code = run_job(directory)
             faulthandler.disable()
@@ -67,7 +68,7 @@ def print_to(path: Path) -> None:
     """All that this process and those below it print goes there."""
     sys.stdout.flush()
     sys.stderr.flush()
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)

@@ -8,16 +8,16 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.plugins.launcher import Launcher
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from lab.config import SweepConfig, typed
-from lab.directory import CONFIG, shown
+from lab.directory import shown
 from lab.errors import PREEMPTED, ConfigError, RunFailed
 from lab.meeting import followers
+from lab.saved import read_config
 from lab.schema import plain
 from lab.sweep import plan
 from lab.sweep.ledger import Job, Ledger, NewJob, Share, differing
@@ -115,8 +115,7 @@ def tried(
 
     known = [job for c in combinations if (job := ledger.find(c.values)) is not None]
     candidates = [
-        Candidate(job.number, label(job, ledger), cast(DictConfig, OmegaConf.load(job.directory / CONFIG)))
-        for job in ledger.due(known, retry_failed)
+        Candidate(job.number, label(job, ledger), read_config(job.directory)) for job in ledger.due(known, retry_failed)
     ]
     for number, one in enumerate(new.values(), start=len(ledger.jobs)):
         candidates.append(Candidate(number, differing(one.overrides, swept), one.cfg))

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import cast
-
-from omegaconf import DictConfig, OmegaConf
 
 from lab import directory as run_directory
 from lab.errors import Claimed, ConfigError, RunFailed
+from lab.saved import read_config, read_overrides
 from lab.sweep.ledger import ENDED
 
 ELSEWHERE = 73  # EX_CANTCREAT: another process runs this job
@@ -28,10 +26,8 @@ def run_job(directory: Path) -> int:
 
     if not run_directory.holds_run(directory):
         raise ConfigError(f"{directory}: no run directory (it has no {run_directory.CONFIG})")
-    cfg = cast(DictConfig, OmegaConf.load(directory / run_directory.CONFIG))
-    overrides = cast("list[str]", OmegaConf.to_container(OmegaConf.load(directory / run_directory.OVERRIDES)))
     try:
-        start(cfg, directory, overrides, own_process=False, leave=ENDED)
+        start(read_config(directory), directory, read_overrides(directory), own_process=False, leave=ENDED)
     except Claimed:
         return ELSEWHERE
     except ConfigError as error:

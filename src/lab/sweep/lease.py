@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from lab.cores import CORES_LIMIT, cores
-from lab.directory import CONFIG
 from lab.errors import ConfigError
+from lab.saved import read_config
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Leases:
     def _wanted(self, directory: Path) -> float:
         if not self._free:
             return 0.0
-        cfg: Any = OmegaConf.load(directory / CONFIG)
+        cfg: Any = read_config(directory)
         if cfg.hardware.device in ("cpu", "mps"):
             return 0.0
         if self._per_job != "auto":

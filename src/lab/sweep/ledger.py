@@ -24,6 +24,7 @@ from omegaconf import DictConfig
 
 from lab import directory as run_directory
 from lab.errors import ConfigError
+from lab.saved import check_links
 from lab.sweep.identity import OLD_DIGITS, differing_keys, digest, directory_name
 
 SWEEP = "sweep.json"
@@ -132,6 +133,8 @@ class Ledger:
         self._by_key: dict[str, Job] = {}
         self._by_identity: dict[str, Job] = {}
         for entry in self._book.get("jobs", []):
+            if Path(entry["key"]).name != entry["key"] or entry["key"] == "..":  # "../x" would run a job elsewhere
+                raise ConfigError(f"{self.directory / SWEEP}: the job {entry['key']!r} is no name of a folder")
             job = Job(entry["number"], tuple(entry["overrides"]), self.directory / entry["key"])
             self._index(job, entry.get("identity") or entry["key"].rpartition("_")[2])
 
@@ -214,7 +217,8 @@ class Ledger:
         """One process at a time changes the book; the kernel gives the lock free whatever happens to it."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.directory / ".lock", os.O_RDWR | os.O_CREAT)
+            check_links(self.directory)
+            lock = os.open(self.directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         except OSError as error:
             why = error.strerror
             raise ConfigError(f"hydra.sweep.dir={self.directory}: nothing can be written there: {why}") from None

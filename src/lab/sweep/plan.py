@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
@@ -27,6 +27,7 @@ from lab.compose import CONF, composed, resolved
 from lab.errors import Claimed, ConfigError
 from lab.explain import explain
 from lab.resume import SURROUNDINGS, change
+from lab.saved import read_config
 from lab.schema import MISSING, plain, show
 from lab.sweep.alike import NEVER, OWN, dependents, flat, load_config, unswept
 from lab.sweep.identity import counts, differing_keys, digest, directory_name, keyed
@@ -223,7 +224,7 @@ def adapt(ledger: Ledger, combinations: Sequence[Combination], jobs: Sequence[Jo
             continue
         cfg = composer.job(job.number, job.key, combination.overrides)
         with contextlib.suppress(Claimed), run_directory.claimed(job.directory):
-            saved = cast(DictConfig, OmegaConf.load(job.directory / run_directory.CONFIG))
+            saved = read_config(job.directory)
             for text, key in given.items():
                 change(saved, cfg, key, text, job.directory)
             decide(saved, ledger.share)

@@ -1,0 +1,397 @@
+"""A stranger's run directory can do no more than say what is wrong with it.
+
+It runs no code, resolves no interpolation, reads and overwrites nothing of others.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import pickle
+import pkgutil
+import runpy
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from conftest import QUICK, compose, start_run
+from omegaconf import OmegaConf
+
+from lab import load_run, shards
+from lab.compose import ROOT
+from lab.config import check
+from lab.directory import claimed
+from lab.errors import ConfigError
+from lab.resume import choose
+from lab.saved import read_config, read_overrides
+from lab.search.methods import ALLOWED
+from lab.sweep.ledger import Ledger
+from lab.targets import TARGETS_ALLOWED, build, locate
+
+MLP = {"_target_": "lab.models.mlp.MLP", "input_shape": [1, 8, 8], "num_outputs": 10, "hidden": [16], "dropout": 0.0}
+
+
+# -- targets -----------------------------------------------------------------------------------------------------------
+
+
+def modules(prefixes: tuple[str, ...]) -> Iterator[ModuleType]:
+    """All modules below the prefixes that are installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for prefix in prefixes:
+            name = prefix.removesuffix(".*")
+            try:
+                package = importlib.import_module(name)
+            except ImportError:
+                continue
+            yield package
+            for found in pkgutil.walk_packages(getattr(package, "__path__", ()), f"{name}.", onerror=lambda name: None):
+                try:
+                    yield importlib.import_module(found.name)
+                except Exception:  # a part of torch that needs what is not installed
+                    continue
+
+
+OURS = tuple(prefix for prefix in TARGETS_ALLOWED if prefix.startswith("lab."))
+TORCH = tuple(prefix for prefix in TARGETS_ALLOWED if prefix not in OURS)
+
+
+@pytest.mark.parametrize("allowed", [OURS, ALLOWED, pytest.param(TORCH, marks=pytest.mark.slow)])
+def test_nothing_but_components_can_be_named(allowed: tuple[str, ...]) -> None:
+    """Of all names below the prefixes: what can be located is a public class or function that is defined below them,
+    and of libraries only classes are built; so none of os, pathlib, shutil, torch.hub or of our own machinery."""
+    homes = tuple(prefix.removesuffix("*") for prefix in allowed)
+    named = found = 0
+    for module in modules(allowed):
+        for name in list(vars(module)):
+            path, named = f"{module.__name__}.{name}", named + 1
+            try:
+                target = locate(path, "x", allowed)
+            except ConfigError:
+                continue
+            found += 1
+            assert not any(part.startswith("_") for part in path.split(".")), path
+            assert inspect.isclass(target) or inspect.isfunction(target), path
+            assert f"{target.__module__}.".startswith(homes), path
+            assert not target.__module__.startswith(("lab.data.reading", "lab.data.delivery")), path
+            if inspect.isfunction(target) and not path.startswith("lab.models."):
+                with pytest.raises(ConfigError, match="is a function"):
+                    build({"_target_": path}, "x", allowed)
+            for attribute in ("__init__", "__class__", "mro", "load_state_dict", "__globals__"):
+                with pytest.raises(ConfigError):
+                    locate(f"{path}.{attribute}", "x", allowed)
+        for name in ("os.system", "sys.exit", "torch.load", "Path.unlink", "np.load", "importlib.import_module"):
+            with pytest.raises(ConfigError):
+                locate(f"{module.__name__}.{name}", "x", allowed)
+    assert named > found > 10
+
+
+def attacks(folder: Path) -> dict[str, dict[str, Any]]:
+    """Nodes that would make the file `folder`/pwned, or remove `folder`/kept/stuck."""
+    pwned, path = str(folder / "pwned"), {"_target_": "lab.directory.Path", "_args_": [str(folder / "pwned")]}
+    system = {"_target_": "os.system", "_args_": [f"touch {pwned}"]}
+    return {
+        "hub": {"_target_": "torch.hub.load", "repo_or_dir": str(folder / "code"), "source": "local", "model": "x"},
+        "git alias": {"_target_": "lab.directory._git", "_args_": ["-c", f"alias.x=!touch {pwned}", "x"]},
+        "write": {"_target_": "lab.directory.replace_text", "path": path, "text": "x"},
+        "write json": {"_target_": "lab.directory.write_json", "path": path, "value": 1},
+        "delete": {
+            "_target_": "lab.directory.forget_failure",
+            "directory": {"_target_": "lab.directory.Path", "_args_": [str(folder / "kept")]},
+        },
+        "path": path,
+        "path of a component": {**path, "_target_": "lab.data.reading.opening.Path"},
+        "job": {"_target_": "lab.sweep.job.run_job", "directory": path},
+        "system": system,
+        "partial": {**system, "_partial_": True},
+        "exec": {"_target_": "builtins.exec", "_args_": [f"open({pwned!r}, 'w')"]},
+        "hydra": {"_target_": "hydra.utils.get_method", "path": "os.system"},
+        "hydra's call": {"_target_": "hydra.utils.instantiate", "config": system},
+        "nested": {**MLP, "hidden": system},
+        "in a list": {**MLP, "hidden": [16, [system]]},
+        "in _args_": {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.ReLU"}, system]},
+        "in a dict": {**MLP, "hidden": {"a": {"b": system}}},
+        "not recursive": {**MLP, "_recursive_": False, "hidden": system},
+        "through a module": {**system, "_target_": "lab.data.h5.h5py.os.system"},
+        "a method": {"_target_": "lab.models.mlp.MLP.load_state_dict", "_args_": [1, 2]},
+        "a function of torch": {"_target_": "torch.nn.functional.relu", "_args_": [1]},
+        "machinery": {"_target_": "lab.data.loader.Loader"},
+        "a function of ours": {"_target_": "lab.data.sampling.column", "_args_": [MLP, "x"]},
+    }
+
+
+NAMES = list(attacks(Path()))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("stranger") / "run"
+    return start_run(run_dir, *QUICK, "trainer.max_steps=2", "trainer.keep_best=1")
+
+
+@pytest.fixture
+def stranger(trained: Path, tmp_path: Path) -> Callable[..., Path]:
+    """A run directory as it may come from anybody: with these values in its config."""
+    import shutil
+
+    run_dir = tmp_path / "run"
+    shutil.copytree(trained, run_dir)
+    (tmp_path / "kept" / "stuck").mkdir(parents=True)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "hubconf.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')\n")
+
+    def changed(**values: Any) -> Path:
+        cfg = yaml.safe_load((run_dir / "config.yaml").read_text())
+        (run_dir / "config.yaml").write_text(yaml.safe_dump(cfg | values))
+        return run_dir
+
+    return changed
+
+
+def main(script: str, *arguments: object) -> int:
+    """The exit status of one of the commands, in this process."""
+    argv, sys.argv = sys.argv, [script, *map(str, arguments)]
+    try:
+        return runpy.run_path(str(ROOT / "src" / script), run_name="command")["main"]()
+    finally:
+        sys.argv = argv
+
+
+@pytest.mark.parametrize("name", ["hub", "git alias", "write", "delete"])
+def test_a_strangers_target_is_refused_everywhere(
+    name: str, stranger: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = stranger(model=attacks(tmp_path)[name])
+    with pytest.raises(ConfigError, match=r"^model\."):
+        load_run(run_dir)
+    assert main("evaluate.py", run_dir) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: model.")
+    assert error.count("\n") == 1
+    saved, _ = choose(OmegaConf.create({"resume": str(run_dir), "data": {}}), tmp_path, [], tmp_path)
+    with pytest.raises(ConfigError, match=r"^model\."):
+        check(saved)
+    assert main("export.py", run_dir, tmp_path / "weights.pt") == 0  # the weights alone, which build nothing
+    assert not (tmp_path / "pwned").exists()
+    assert (tmp_path / "kept" / "stuck").is_dir()
+
+
+def test_build_checks_whatever_it_is_given(tmp_path: Path) -> None:
+    """By itself, before anything is called, for config nodes too, whose targets may be interpolations."""
+    made, whole = [], OmegaConf.to_container(compose(*QUICK, "trainer.max_steps=1"))
+    for name, node in attacks(tmp_path).items():
+        with pytest.raises(ConfigError) as error:
+            build([{"_target_": "torch.nn.ReLU"}, {"x": node}], "here")
+        assert str(error.value).startswith("here.1.x"), name
+        assert "\n" not in str(error.value)
+        made.append(name)
+        with pytest.raises(ConfigError, match=r"^model\."):
+            check({**whole, "model": node})
+    assert made == NAMES
+    root = OmegaConf.create({"t": "os.system", "node": {"_target_": "${t}", "_args_": ["true"]}})
+    with pytest.raises(ConfigError, match=r"^node._target_: os.system is not allowed"):
+        build(root.node, "node")
+    with pytest.raises(ConfigError, match=r"x.hidden: '\$\{oc.env:HOME\}' is an interpolation"):
+        build({**MLP, "hidden": "${oc.env:HOME}"}, "x")
+    for flag in ({"_partial_": 1}, {"_args_": "ab"}, {"_recursive_": "no"}, {"_convert_": 3}):
+        with pytest.raises(ConfigError, match=f"x.{next(iter(flag))}: expected"):
+            build({**MLP, **flag}, "x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fork_allows_its_own_library_in_one_place() -> None:
+    node = {"_target_": "collections.Counter", "_args_": ["abb"]}
+    with pytest.raises(ConfigError, match=r"add its library to TARGETS_ALLOWED in lab/targets\.py"):
+        build(node)
+    assert build(node, "x", ("collections.*",)) == {"a": 1, "b": 2}
+    method = {"_target_": "collections.OrderedDict.fromkeys", "_args_": [[1]]}
+    assert build(method, "x", ("collections.OrderedDict.fromkeys",)) == {1: None}
+    with pytest.raises(ConfigError, match=r"is part of collections\.OrderedDict"):
+        build(method, "x", ("collections.*",))
+
+
+def test_resume_of_a_strangers_run_says_one_line(
+    stranger: Callable[..., Path], tmp_path: Path, train_command: Callable[..., Any]
+) -> None:
+    run_dir = stranger(model=attacks(tmp_path)["git alias"])
+    before = {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()}
+    done = train_command(f"resume={run_dir}", "trainer.max_steps=3")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: model._target_: lab.directory._git is not allowed")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "pwned").exists()
+    assert {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()} == before
+
+
+# -- saved configs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_config_is_not_resolved(
+    stranger: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SECRET", "hunter2")
+    run_dir = stranger(name="${oc.env:SECRET}")
+    line = f"{run_dir}/config.yaml: name: '${{oc.env:SECRET}}' is an interpolation"
+    for use in (load_run, read_config, lambda d: choose(OmegaConf.create({"resume": str(d)}), tmp_path, [], tmp_path)):
+        with pytest.raises(ConfigError) as error:
+            use(run_dir)
+        assert str(error.value).startswith(line)
+    assert main("evaluate.py", run_dir) == 2
+    error_text = capsys.readouterr().err
+    assert error_text.startswith(f"error: {line}")
+    assert error_text.count("\n") == 1
+    for node in ({"a": ["x", {"b": "${c}"}]}, {"${x}": 1}, {"a": "\\${x}"}):
+        with pytest.raises(ConfigError, match="is an interpolation"):
+            read_config(stranger(callback=node))
+    (run_dir / "overrides.yaml").write_text("- optim.lr=${oc.env:SECRET}\n")
+    assert read_overrides(run_dir) == ["optim.lr=${oc.env:SECRET}"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[1, 2]",
+        b"a: [",
+        b"\xff\xfe\x00",
+        b"text",
+        b"a: &a [*a]",
+        b"a: ${",
+        b"a: !!python/object/apply:os.system [x]",
+    ],
+)
+def test_a_damaged_config_is_one_line(
+    text: bytes, stranger: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = stranger()
+    (run_dir / "config.yaml").write_bytes(text)
+    assert main("evaluate.py", run_dir) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    if text in (b"a: [", b"\xff\xfe\x00", b"text"):
+        (run_dir / "overrides.yaml").write_bytes(text)
+        with pytest.raises(ConfigError, match=r"overrides\.yaml"):
+            read_overrides(run_dir)
+
+
+# -- what a run writes -------------------------------------------------------------------------------------------------
+
+
+def foreign(folder: Path) -> Path:
+    file = folder / "precious"
+    file.write_text("precious\n")
+    return file
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["overrides.yaml", "train.log", "metrics.jsonl", "status.json", "failures.jsonl", ".lock", "checkpoints",
+     "checkpoints/last_000000004.pt", "checkpoints/.last_000000004.pt.tmp", "stuck", "wandb"],
+)  # fmt: skip
+def test_a_run_does_not_write_through_links(name: str, stranger: Callable[..., Path], tmp_path: Path) -> None:
+    run_dir, target = stranger(), foreign(tmp_path)
+    link = run_dir / name
+    if name == "checkpoints":
+        link.rename(tmp_path / "elsewhere")
+        target = tmp_path / "elsewhere"
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
+    with (
+        pytest.raises(ConfigError, match=r"is a symbolic link to .*only into its own directory"),
+        claimed(run_dir),
+    ):
+        raise AssertionError("claimed")
+    link.unlink()
+    (run_dir / "best.pt").symlink_to(run_dir / "config.yaml")  # within its directory: a name for what is there
+    with claimed(run_dir):
+        pass
+
+
+def test_a_pipe_is_no_file_of_a_run(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train.log")
+    with pytest.raises(ConfigError, match="neither a file nor a folder"), claimed(tmp_path):
+        raise AssertionError("claimed")
+
+
+def test_files_are_opened_without_following_links(tmp_path: Path) -> None:
+    """Also where a link appears after the directory was claimed."""
+    from lab.checkpoint import save
+    from lab.directory import fill, replace_text
+    from lab.logger import log_to
+
+    target = foreign(tmp_path)
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    for name in ("overrides.yaml", "config.yaml", "uncommitted.diff", "train.log", ".a.pt.tmp"):
+        (run_dir / name).symlink_to(target)
+    fill(run_dir, compose(*QUICK, "trainer.max_steps=1"), ["a=1"])
+    replace_text(run_dir / "uncommitted.diff", "x")
+    save({"a": torch.zeros(1)}, run_dir / "a.pt")
+    with pytest.raises(OSError), log_to(run_dir):
+        raise AssertionError("opened")
+    assert target.read_text() == "precious\n"
+    assert read_overrides(run_dir) == ["a=1"]
+
+
+def test_a_sweeps_jobs_lie_in_its_folder(tmp_path: Path) -> None:
+    for key in ("../x", "/etc", "a/b", ".."):
+        (tmp_path / "sweep.json").write_text(json.dumps({"jobs": [{"key": key, "number": 0, "overrides": []}]}))
+        with pytest.raises(ConfigError, match="is no name of a folder"):
+            Ledger(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["name=../../x"], ["name=null"], ["-m", "name=../../x", "seed=1,2"], ["name='~/x'"]]
+)
+def test_a_name_outside_outputs_leaves_no_folder(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lab import compose as composing
+
+    root = tmp_path / "a" / "project"
+    root.mkdir(parents=True)
+    monkeypatch.setattr(composing, "ROOT", root)
+    monkeypatch.chdir(tmp_path)
+    assert main("train.py", *arguments, "data=synthetic", *QUICK) == 2
+    assert capsys.readouterr().err.startswith("error: name: must be a folder below outputs/, got ")
+    assert [p for p in tmp_path.rglob("*") if p != root] == [root.parent]
+
+
+def test_a_working_directory_with_an_interpolation_in_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "${oc.env:HOME}"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert main("train.py", "hydra.run.dir=run", *QUICK) == 2
+    assert capsys.readouterr().err.startswith("error: the working directory has ${ in its path")
+    assert not list(folder.iterdir())
+
+
+# -- checkpoints in parts ----------------------------------------------------------------------------------------------
+
+
+def test_the_index_of_a_sharded_checkpoint_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evil_module.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')\nclass X: ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = [("evil_module", "X"), ("os", "system"), ("torch.hub", "load"), ("torch", "load"), ("builtins", "exec")]
+    names += [("torch.distributed.checkpoint.filesystem", "FileSystemWriter"), ("torch.serialization", "load")]
+    for module, name in names:
+        path = tmp_path / "index"
+        path.write_bytes(b"\x80\x02c" + f"{module}\n{name}\n".encode() + b".")
+        with (
+            pytest.raises(pickle.UnpicklingError, match=f"names {module}.{name}, which no checkpoint needs"),
+            open(path, "rb") as file,
+        ):
+            shards._Index(file).load()
+    assert "evil_module" not in sys.modules
+    assert not (tmp_path / "pwned").exists()
