@@ -5,13 +5,17 @@ It runs no code, resolves no interpolation, reads and overwrites nothing of othe
 
 from __future__ import annotations
 
+import csv
 import importlib
 import inspect
+import io
 import json
 import os
 import pickle
 import pkgutil
+import re
 import runpy
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,7 +26,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import QUICK, compose, start_run
+from conftest import QUICK, compose
 from omegaconf import OmegaConf
 
 from lab import load_run, shards
@@ -30,6 +34,9 @@ from lab.compose import ROOT
 from lab.config import check
 from lab.directory import claimed
 from lab.errors import ConfigError
+from lab.report import escape
+from lab.report.read import read
+from lab.report.text import groups_csv, jobs_csv, markdown
 from lab.resume import choose
 from lab.saved import read_config, read_overrides
 from lab.search.methods import ALLOWED
@@ -131,19 +138,11 @@ def attacks(folder: Path) -> dict[str, dict[str, Any]]:
 NAMES = list(attacks(Path()))
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_dir = tmp_path_factory.mktemp("stranger") / "run"
-    return start_run(run_dir, *QUICK, "trainer.max_steps=2", "trainer.keep_best=1")
-
-
 @pytest.fixture
-def stranger(trained: Path, tmp_path: Path) -> Callable[..., Path]:
+def stranger(tmp_path: Path) -> Callable[..., Path]:
     """A run directory as it may come from anybody: with these values in its config."""
-    import shutil
-
     run_dir = tmp_path / "run"
-    shutil.copytree(trained, run_dir)
+    shutil.copytree(ROOT / "tests" / "runs" / "whole-stopped", run_dir)
     (tmp_path / "kept" / "stuck").mkdir(parents=True)
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "hubconf.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')\n")
@@ -395,3 +394,82 @@ def test_the_index_of_a_sharded_checkpoint_imports_nothing(tmp_path: Path, monke
             shards._Index(file).load()
     assert "evil_module" not in sys.modules
     assert not (tmp_path / "pwned").exists()
+
+
+# -- reports -----------------------------------------------------------------------------------------------------------
+
+NASTY = {
+    "formula": "=cmd|' /C calc'!A0",
+    "at": "@SUM(1)",
+    "plus": "+1+cmd",
+    "tab": "\t=1+1",
+    "return": "\r=1",
+    "spaces": "  =1+1",
+    "script": "<script>alert(1)</script>",
+    "link": "[x](javascript:alert(1))",
+    "reference": "[x]: javascript:alert(1)",
+    "picture": "<img src=x onerror=alert(1)>",
+    "row": "a\n\n# heading\n| b | c |",
+    "pipe": "a|b\\|c",
+    "fence": "```\n<script>alert(1)</script>\n```",
+    "code": "`</code><script>`",
+    "escape": "\x1b[31mred",
+    "number": "-0.5",
+}
+
+
+def test_a_report_shows_values_and_interprets_none(tmp_path: Path) -> None:
+    for number, (name, value) in enumerate(NASTY.items()):
+        run_dir = tmp_path / f"run{number}"
+        shutil.copytree(ROOT / "tests" / "runs" / "whole-finished", run_dir)
+        cfg = yaml.safe_load((run_dir / "config.yaml").read_text())
+        cfg["model"] |= {"dropout": -0.5 * number, "hidden": [16, 16], "note": value, value: name}
+        (run_dir / "config.yaml").write_text(yaml.safe_dump(cfg))
+        (run_dir / "status.json").write_text(json.dumps({"status": "failed" if number else "finished", "error": value}))
+    study = read(sorted(tmp_path.iterdir()))
+    for text in (jobs_csv(study), groups_csv(study)):
+        rows = list(csv.reader(io.StringIO(text)))
+        for cell in (cell for row in rows for cell in row):
+            assert cell == "" or is_number(cell) or (cell.lstrip()[0] not in "=+-@" and cell[0] not in "\t\r"), repr(
+                cell
+            )
+        assert {f"'{NASTY['formula']}", "-0.5", NASTY["script"]} <= {cell for row in rows for cell in row}
+    lines = markdown(study, None, [], None).splitlines()
+    for line in lines:
+        shown = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", re.sub(r"\\[^\w\s]", "", line))  # neither code nor escaped
+        assert not re.search(r"<\w|\]\(|\]:", shown), line
+        assert line.isprintable()
+    assert [line for line in lines if line.startswith("#")] == [
+        lines[0],
+        *(f"## {t}" for t in SECTIONS if f"## {t}" in lines),
+    ]
+    tables = [len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in lines if line.startswith("|")]
+    assert len(set(tables)) <= 3  # as many cells in each row of a table; there are three tables
+    assert any("[16,16]" in line for line in lines) or "hidden" not in " ".join(study.swept)
+
+
+SECTIONS = ("Configurations", "Importance", "Failures", "Jobs", "Differences of the configs")
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def test_code_and_blocks_hold_what_they_are_given() -> None:
+    assert escape.code("a`b") == "``a`b``"
+    assert escape.code("`") == "`` ` ``"
+    assert escape.block("```\nx", "bash") == "````bash\n```\nx\n````"
+    assert escape.text("# a") == "\\# a"
+    assert escape.text("lr=0.001 hidden=[16,16] x-y_z") == "lr=0.001 hidden=[16,16] x-y_z"
+    assert [escape.cell(value) for value in ("-1e-3", "-inf", "+x", "", "a=b", None)] == [
+        "-1e-3",
+        "-inf",
+        "'+x",
+        "",
+        "a=b",
+        None,
+    ]

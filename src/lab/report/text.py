@@ -20,6 +20,7 @@ from lab.report.analyse import (
     show,
 )
 from lab.report.best import command
+from lab.report.escape import Markdown, block, cell, code, text
 from lab.report.importance import Importance
 from lab.report.read import Job, Objective, Study
 from lab.sweep.alike import is_seed
@@ -61,15 +62,15 @@ def groups_csv(study: Study) -> str:
 
 def markdown(study: Study, importance: Importance | None, pictures: Sequence[str], note: str | None) -> str:
     """pictures: files beside the report; note: what is missing and why."""
-    parts = [f"# {study.name}", _facts(study)]
+    parts = [f"# {text(study.name)}", _facts(study)]
     if unlike := difference(study):
-        parts += [f"## {NOT_SWEPT}", f"{unlike}.\n\n{NOT_SWEPT_NOTE}"]
+        parts += [f"## {NOT_SWEPT}", f"{text(unlike)}.\n\n{NOT_SWEPT_NOTE}"]
     if best := best_group(study):
         parts.append(_best(study, best))
     parts += [f"![{name}]({name})" for name in pictures]
     parts += ["## Configurations", _group_table(study)]
     if len(study.objectives) > 1:
-        names = [f"- {group.label}" for group in pareto(study)]
+        names = [f"- {text(group.label)}" for group in pareto(study)]
         parts += ["## No other is better in every objective", "\n".join(names)]
     if importance:
         rows = [[key, f"{share:.0%}"] for key, share in importance.shares.items()]
@@ -95,12 +96,13 @@ def better_but_fewer(study: Study, best: Group) -> Group | None:
 
 
 def _facts(study: Study) -> str:
-    found = ", ".join(f"{number} {status}" for status, number in counts(study).items())
-    what = "; ".join(f"{o.key} ({'less' if o.mode == 'min' else 'more'} is better)" for o in study.objectives)
+    found = ", ".join(f"{number} {text(status)}" for status, number in counts(study).items())
+    what = "; ".join(f"{text(o.key)} ({'less' if o.mode == 'min' else 'more'} is better)" for o in study.objectives)
     lines = [f"{len(study.jobs)} jobs: {found}. Score: {what}, of result.json; ± is the standard deviation over seeds."]
     if study.typed:
-        commands = "; ".join(f"`{line}`" for line in study.typed)
-        lines.append(f"Overrides of the sweep: {commands}" + (f"; begun {study.created}." if study.created else "."))
+        commands = "; ".join(map(code, study.typed))
+        begun = f"; begun {text(study.created)}." if study.created else "."
+        lines.append(f"Overrides of the sweep: {commands}{begun}")
     return "\n\n".join(lines)
 
 
@@ -108,12 +110,13 @@ def _best(study: Study, best: Group) -> str:
     objective = study.objective
     n = len(best.scores(objective))
     seeds = f"{n} seeds" if n > 1 else "n = 1"
-    text = f"**Best: {best.label}**, {objective.key} {score_text(best, objective)} ({seeds})\n\n"
-    text += f"```bash\n{command(best)}\n```"
+    found = f"**Best: {text(best.label)}**, {text(objective.key)} {score_text(best, objective)} ({seeds})\n\n"
+    found += block(command(best), "bash")
     if other := better_but_fewer(study, best):
         had = len(other.scores(objective))
-        text += f"\n\n{other.label} has a better mean, {score_text(other, objective)}, but of {had} of {n} seeds only."
-    return text
+        better = score_text(other, objective)
+        found += f"\n\n{text(other.label)} has a better mean, {better}, but of {had} of {n} seeds only."
+    return found
 
 
 def _group_table(study: Study) -> str:
@@ -138,7 +141,7 @@ def _job_table(study: Study) -> str:
     rows = [
         [job.number, *(show(study.value(job, key)) for key in keys), job.status]
         + [_job_score(job, o) for o in study.objectives]
-        + [job.step, f"`{job.key}`"]
+        + [job.step, code(job.key)]
         for job in study.jobs
     ]
     return _table(head, rows)
@@ -167,21 +170,25 @@ def _failures(study: Study) -> list[str]:
             for job in jobs[:12]
         ]
         more = f", and {len(jobs) - 12} more" if len(jobs) > 12 else ""
-        return f"- {reason}\n  {len(jobs)} x: {', '.join(shown)}{more}. Log: `{jobs[0].path / 'train.log'}`"
+        log = code(jobs[0].path / "train.log")
+        return f"- {text(reason)}\n  {len(jobs)} x: {text(', '.join(shown))}{more}. Log: {log}"
 
     return ["## Failures", "\n".join(item(*pair) for pair in by_reason.items())] if by_reason else []
 
 
 def _differences(study: Study) -> str:
     columns = study.jobs[:8]
-    rows = [[f"`{key}`", *(show(job.config.get(key)) for job in columns)] for key in study.swept]
+    rows = [[code(key), *(show(job.config.get(key)) for job in columns)] for key in study.swept]
     left = f"\n\n{len(study.jobs) - 8} more runs are in report.csv." if len(study.jobs) > 8 else ""
     return (_table(["", *(job.key for job in columns)], rows) if rows else "None.") + left
 
 
 def _table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
     def line(cells: Iterable[Any]) -> str:
-        return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+        return "| " + " | ".join(map(shown, cells)) + " |"
+
+    def shown(value: Any) -> str:
+        return value.replace("|", "\\|") if isinstance(value, Markdown) else text(value)
 
     more = f"\n\n{len(rows) - MAX_ROWS} more rows are in the csv." if len(rows) > MAX_ROWS else ""
     return "\n".join([line(head), line("---" for _ in head), *(line(row) for row in rows[:MAX_ROWS])]) + more
@@ -190,5 +197,5 @@ def _table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
 def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerows([head, *rows])
+    writer.writerows([cell(value) for value in row] for row in [head, *rows])
     return out.getvalue()
