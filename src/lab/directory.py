@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from lab.errors import Claimed, ConfigError
+from lab.locks import Busy, Lock, is_locked, write_once
 from lab.saved import CONFIG, OVERRIDES, check_links, read_overrides
 
 ENVIRONMENT, DIFF = "environment.json", "uncommitted.diff"
@@ -36,32 +36,18 @@ def claimed(directory: Path) -> Iterator[None]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         check_links(directory)
-        lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        lock = Lock(directory / LOCK)
+    except Busy as busy:
+        raise Claimed(f"hydra.run.dir={directory}: another process is running there; wait or stop it{busy}") from None
     except OSError as error:
         raise ConfigError(f"hydra.run.dir={directory}: nothing can be written there: {error.strerror}") from None
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Claimed(f"hydra.run.dir={directory}: another process is running there; wait or stop it") from None
+    with lock:
         yield
-    finally:
-        os.close(lock)
 
 
 def is_claimed(directory: Path) -> bool:
     """Whether a process runs there now."""
-    try:
-        lock = os.open(directory / LOCK, os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
+    return is_locked(directory / LOCK)
 
 
 def holds_run(directory: Path) -> bool:
@@ -228,17 +214,11 @@ def record_failure(directory: Path, rank: int, error: BaseException, first: bool
     if error.__traceback__ is not None:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     record = {"rank": rank, "type": type(error).__name__, "message": str(error), "traceback": text}
-    temporary = directory / f".{FAILURE}.{platform.node()}.{os.getpid()}"
     try:
-        replace_text(temporary, json.dumps(record, indent=2))
+        if not write_once(directory / FAILURE, json.dumps(record, indent=2)):
+            return False
     except FileNotFoundError:  # another rank found the same mistake, and the directory of the new run has gone
         return False
-    try:
-        os.link(temporary, directory / FAILURE)  # fails where the file exists: whole and exclusive at once
-    except FileExistsError:
-        return False
-    finally:
-        temporary.unlink(missing_ok=True)
     write_status(directory, "failed", error=f"{record['type']}: {record['message']}", traceback=text, rank=rank)
     return True
 

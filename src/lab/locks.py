@@ -24,7 +24,7 @@ WAIT_S = 0.05  # between two looks at a holder's file
 
 
 class Busy(OSError):
-    """Another process holds the lock. The text is empty, or says what the user can do about it."""
+    """Another process holds the lock. The text is empty, or the end of a message: what the user can do about it."""
 
 
 class Lock:
@@ -35,7 +35,7 @@ class Lock:
 
     def __init__(self, path: Path, wait: bool = False) -> None:
         self._holder: _HolderFile | None = None
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             if not _flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)):
                 self._holder = _HolderFile(path)
@@ -59,7 +59,7 @@ class Lock:
 def is_locked(path: Path) -> bool:
     """Whether a process holds the lock now."""
     try:
-        fd = os.open(path, os.O_RDWR)
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
     try:
@@ -74,7 +74,9 @@ def write_once(path: Path, text: str) -> bool:
     """Write a file that nobody has written, whole -> whether this did."""
     own = f"{platform.node()}.{os.getpid()}"
     temporary = path.with_name(f".{path.name}.{own}")
-    temporary.write_text(text)
+    temporary.unlink(missing_ok=True)  # left from a process of this number, or a link to somewhere else
+    with open(temporary, "x") as file:
+        file.write(text)
     try:
         os.link(temporary, path)  # fails where the file exists: whole and exclusive at once
     except FileExistsError:
@@ -130,7 +132,7 @@ class _HolderFile:
             elif wait:
                 time.sleep(WAIT_S)
             else:
-                raise Busy(f"{self.path} names {_named(holder)}; delete it if that process is gone")
+                raise Busy(f" - {self.path} names {_named(holder)}; delete it if that process is gone")
 
     def leave(self) -> None:
         if os.getpid() == self.own["pid"]:  # not a child that was forked meanwhile

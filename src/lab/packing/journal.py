@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import ConfigError
+from lab.locks import Busy, Lock
 
 
 class Journal:
@@ -18,15 +18,17 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         for attempt in range(20):  # workers of a pack killed just now hold the lock for another moment
             try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except OSError:
-                time.sleep(0.1 * (attempt < 19))
-        os.close(self._fd)
-        raise ConfigError(f"{path} is locked: another pack writes this file now; wait for it or end it")
+                self._lock = Lock(path)
+                break
+            except Busy as busy:
+                if attempt == 19:
+                    raise ConfigError(
+                        f"{path} is locked: another pack writes this file now; wait for it or end it{busy}"
+                    ) from None
+                time.sleep(0.1)
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND)
 
     def load(self) -> tuple[dict[str, Any] | None, dict[int, dict[str, Any]]]:
         """(header, records by block); a line cut off by a kill is as if never written."""
@@ -56,3 +58,4 @@ class Journal:
 
     def close(self) -> None:
         os.close(self._fd)
+        self._lock.close()

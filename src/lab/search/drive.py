@@ -6,8 +6,6 @@ while there is room: ask -> compose, check, write the run directory -> launch ->
 
 from __future__ import annotations
 
-import fcntl
-import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +22,7 @@ from lab.config import SearchConfig, typed
 from lab.directory import shown, write_json
 from lab.errors import ConfigError, RunFailed
 from lab.explain import one_line
+from lab.locks import Busy, Lock
 from lab.schema import plain
 from lab.search import objectives as objective_values
 from lab.search.methods import Methods
@@ -188,15 +187,14 @@ def trial_key(number: int) -> str:
 def driving(sweep_dir: Path) -> Iterator[None]:
     """One process drives a search; the kernel gives its place free whatever happens to it."""
     sweep_dir.mkdir(parents=True, exist_ok=True)
-    lock = os.open(sweep_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"sweep={sweep_dir.name}: another process drives this search; wait or stop it "
-                "(hydra.sweeper.n_jobs=2 runs two trials at once)"
-            ) from None
+        lock = Lock(sweep_dir / LOCK)
+    except Busy as busy:
+        raise ConfigError(
+            f"sweep={sweep_dir.name}: another process drives this search; wait or stop it "
+            f"(hydra.sweeper.n_jobs=2 runs two trials at once){busy}"
+        ) from None
+    with lock:
         try:
             yield
         except ConfigError:
@@ -205,5 +203,3 @@ def driving(sweep_dir: Path) -> Iterator[None]:
                     (sweep_dir / LOCK).unlink()
                     remove_if_empty(sweep_dir)
             raise
-    finally:
-        os.close(lock)

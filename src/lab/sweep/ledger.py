@@ -11,8 +11,6 @@ Several processes may use one ledger at the same time: `add` is exclusive, and a
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +22,7 @@ from omegaconf import DictConfig
 
 from lab import directory as run_directory
 from lab.errors import ConfigError
+from lab.locks import Lock
 from lab.saved import check_links
 from lab.sweep.identity import OLD_DIGITS, differing_keys, digest, directory_name
 
@@ -218,16 +217,13 @@ class Ledger:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             check_links(self.directory)
-            lock = os.open(self.directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+            lock = Lock(self.directory / ".lock", wait=True)
         except OSError as error:
             why = error.strerror
             raise ConfigError(f"hydra.sweep.dir={self.directory}: nothing can be written there: {why}") from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with lock:
             self.refresh()
             yield
-        finally:
-            os.close(lock)
 
 
 def is_due(state: str, retry_failed: bool) -> bool:
