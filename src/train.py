@@ -75,6 +75,8 @@ def train(cfg: DictConfig) -> int:
     try:
         if cfg.sweep.name is not None and not multirun:
             raise ConfigError(f"sweep={cfg.sweep.name}: the name of a multirun - add -m")
+        if not multirun and (alone := [text for text in overrides if text.lstrip("+").startswith("sweep.")]):
+            raise ConfigError(f"{alone[0]}: of a multirun, and would have no effect here - add -m, or leave it out")
         final, chosen = choose(cfg, run_dir, overrides, Path(hydra.runtime.cwd))
         if chosen != run_dir:
             remove_if_empty(run_dir)

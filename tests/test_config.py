@@ -87,6 +87,16 @@ def test_every_yaml_composes_and_builds(choice: str, tmp_path: Path) -> None:
     assert all(0 <= schedule(step, 100) <= 1 for step in range(101))
 
 
+def test_debug_overfit_takes_the_place_of_any_order(tmp_path: Path) -> None:
+    cfg = compose("experiment=sequences", f"data.path={sequences(tmp_path)}", "data.splits.test=null", "debug=overfit")
+    before = {"field": "tokens", "batch_size": 32, "window": 4, "chunk_rows": 2, "weights": "w", "jitter": 0.1}
+    for keys in ({}, before):  # what a yaml had before stays beside what a later one says
+        cfg.data.order = {**keys, **cfg.data.order}
+        check(cfg)
+        order = build(cfg.data.order)(range(50), seed=0)
+        assert order(np.arange(64)).tolist() == [*range(32), *range(32)]
+
+
 def test_config_of_a_run_is_plain_and_one_suffix_holds_all_over() -> None:
     cfg = compose("data=h5")
     assert "${" not in OmegaConf.to_yaml(cfg)

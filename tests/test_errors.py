@@ -100,6 +100,22 @@ def call(
         (["logger.kind=tb"], "logger.kind: no option 'tb' (options: wandb, none)"),
         (["trainer.log_every=1epp"], "trainer.log_every: expected steps (50) or epochs (1ep, 0.5ep) or null, got '1epp'"),
         (["hardware.num_procs=two"], "hardware.num_procs: expected an integer or auto, got 'two'"),
+        (["=3"], f"=3: {SYNTAX}"),
+        (["+=3"], f"+=3: {SYNTAX}"),
+        (["~"], f"~: {SYNTAX}"),
+        (["model=3"], "model=3: no such option (model has: gpt, mlp, resnet)"),
+        (["optim/schedule=1.5"], "optim/schedule=1.5: no such option (optim/schedule has: constant, cosine, linear, step)"),
+        (["~trainer.max_steps"], "~trainer.max_steps: this key cannot be taken out; it is null already"),
+        (["trainer.fsdp.wrap=auto"], "trainer.fsdp.wrap: trainer.fsdp is null here - choose trainer=fsdp"),
+        (["data=h5", "data.fields.z=image"], "data.fields.z: no such key (data.fields has: x, y) - what is new is added with a plus, +data.fields.z=image"),
+        (["data=h5", "data.transforms.flip.dim=1"], "data.transforms.flip: no such key (data.transforms has: to_float) - what is new is added with a plus, +data.transforms.flip.dim=1"),
+        (["optim.eps=1e-6"], "optim.eps: no such key (optim has: schedule, lr, betas, weight_decay, decay_norms_and_biases) - what is new is added with a plus, +optim.eps=1e-6, if torch.optim.AdamW takes it"),
+        (["hydra/launcher=ray"], "hydra/launcher=ray: is not installed - pip install -e '.[ray]'"),
+        (["sweep.preflight=true"], "sweep.preflight=true: of a multirun, and would have no effect here - add -m, or leave it out"),
+        (["sweep.retry_failed=true"], "sweep.retry_failed=true: of a multirun, and would have no effect here - add -m, or leave it out"),
+        (["-cn", "wandb_sweep"], f"--config-name wandb_sweep: {ROOT}/conf/wandb_sweep.yaml is no config of a run - wandb sweep {ROOT}/conf/wandb_sweep.yaml reads it"),
+        (["--experimental-rerun", f"{ROOT}/conf/train.yaml"], f"--experimental-rerun {ROOT}/conf/train.yaml: holds no pickled config - give the config.pickle that Hydra's callback PickleJobInfoCallback wrote; a run directory goes on with resume=..."),
+        (["-m", "hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper", "seed=1,2"], "hydra.sweeper._target_: hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper: no such plugin of Hydra is installed - hydra/sweeper=optuna, hydra/launcher=pool and others are this project's own"),
         (["trainer=ddp", "trainer.global_batch_size=65", "hardware.num_procs=2"], "trainer.global_batch_size: 65 cannot be shared equally by 2 processes (hardware.num_procs) - 64 can"),
     ],
 )  # fmt: skip
@@ -138,13 +154,31 @@ def test_one_line_that_lists_all_groups(call: Call, arguments: list[str], line: 
         ("# @package _global_\ntrainer: 3", "trainer: expected a mapping, got 3"),
         ("# @package _global_\ndefaults: [{override /model: mpl}]", "model=mpl: no such option - did you mean model=mlp? (model has: gpt, mlp, resnet)"),
         ("defaults: [{override /model: mlp}]", "experiment/new.yaml: must begin with '# @package _global_' to override the whole config"),
+        ("- a", "experiment: its yaml holds a list; it must begin with '# @package _global_', and hold keys"),
+        ("# @package _global_\n- a", "{file}: holds a list; a config holds keys and values, trainer: {{max_steps: 3}}"),
+        ("3", "{file}: holds the single value 3; a config holds keys and values, trainer: {{max_steps: 3}}"),
+        ("# @package _global_\ndefaults: 3", "Invalid defaults list in 'experiment/new', defaults must be a list (got int)"),
+        ("# @package _global_\ndefaults: [new]", "experiment/new.yaml: its defaults come back to itself, experiment/new -> experiment/new - take one of them out"),
+        ("# @package _global_\ndefaults: [digts]", "experiment=digts: no such option - did you mean experiment=digits? (experiment has: {options}) (named in experiment/new.yaml)"),
         ("seed: 3", "experiment: its yaml must begin with '# @package _global_' to override the whole config"),
     ],
 )  # fmt: skip
 def test_one_line_for_a_mistake_inside_a_yaml(call: Call, tmp_path: Path, text: str, line: str) -> None:
     (tmp_path / "mine" / "experiment").mkdir(parents=True)
     (tmp_path / "mine" / "experiment" / "new.yaml").write_text(text + "\n")
+    options = ", ".join(sorted(["new", *(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))]))
+    line = line.format(file=tmp_path / "mine" / "experiment" / "new.yaml", options=options) if "{" in line else line
     assert call("--config-dir", f"{tmp_path}/mine", "data=synthetic", "experiment=new") == (2, [f"error: {line}"])
+
+
+def test_recipes_that_include_each_other_are_named(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    for name, other in (("a", "b"), ("b", "/experiment/a")):
+        text = f"# @package _global_\ndefaults: [{other}, {{override /model: resnet}}]\n"
+        (tmp_path / "experiment" / f"{name}.yaml").write_text(text)
+    ring = "experiment/a -> experiment/b -> experiment/a"
+    line = f"error: experiment/a.yaml: its defaults come back to itself, {ring} - take one of them out"
+    assert call("--config-dir", str(tmp_path), "experiment=a") == (2, [line])
 
 
 @pytest.mark.parametrize(

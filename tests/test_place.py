@@ -14,6 +14,7 @@ import pytest
 from conftest import QUICK, TRAIN, assert_equal, last_checkpoint, limit, result
 
 import lab.meeting
+from lab import distributed
 from lab.errors import ConfigError
 from lab.place import Place, first_host, gpu_index, place, tasks_per_node
 
@@ -66,11 +67,38 @@ def test_place(env: dict[str, str], expected: Place | None) -> None:
         ({**PYTORCH_JOB, "WORLD_SIZE": "9", "PET_NPROC_PER_NODE": "8"}, "no multiple of PET_NPROC_PER_NODE=8"),
         ({**PYTORCH_JOB, "RANK": "16"}, "host 16 of 16"),
         ({**TRAIN_JOB, "PET_NNODES": "1:4"}, "needs torchrun in the pod"),
+        # left over in a shell
+        ({"LOCAL_RANK": "0"}, "LOCAL_RANK=0: .* RANK is not set - unset LOCAL_RANK for a plain run"),
+        ({"LOCAL_RANK": "0", "RANK": "0"}, "LOCAL_RANK=0: .* WORLD_SIZE is not set - unset LOCAL_RANK"),
+        ({"LOCAL_RANK": "x", "RANK": "0", "WORLD_SIZE": "1"}, "LOCAL_RANK=x: must be a number"),
+        ({"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR: .* unset RANK=0, WORLD_SIZE=2, LOCAL_RANK"),
+        ({"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "x"}, "MASTER_PORT=x: must be a number"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR: .* - for a plain run unset RANK=0, WORLD_SIZE=2"),
+        ({**TASK, "SLURM_STEP_ID": "x"}, "SLURM_STEP_ID=x: must be a number"),
     ],
 )
 def test_senseless_variables_are_named(env: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         place(env)
+
+
+def test_a_variable_left_over_in_a_shell_ends_the_command_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import train
+
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert train.main() == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert distributed.started_ranks() is None  # how the process ends is asked of it
+
+
+@pytest.mark.parametrize("env", [{"RANK": "3"}, {"WORLD_SIZE": "4"}, {"LOCAL_WORLD_SIZE": "4"}])
+def test_what_says_nothing_by_itself_is_left_alone(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert place() is None
+    assert (distributed.rank(), distributed.started_ranks(), distributed.local_ranks()) == (0, None, 1)
 
 
 def test_slurm_notation() -> None:

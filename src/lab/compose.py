@@ -21,9 +21,10 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
+from lab import yamls
 from lab.agent import from_agent
 from lab.errors import ConfigError
-from lab.explain import check_folders, explain
+from lab.explain import check_arguments, explain
 from lab.schema import MISSING, below_outputs, join
 from lab.targets import TARGETS_ALLOWED
 
@@ -63,7 +64,9 @@ def register_resolvers() -> None:
 
 def run_hydra(job: Callable[[DictConfig], Any]) -> None:
     """Compose as sys.argv says and call `job` for each config; raises ConfigError, and what `job` raises."""
-    check_folders(sys.argv[1:])
+    check_arguments(sys.argv[1:])
+    yamls.check_primary(sys.argv[1:], CONF)
+    yamls.check_rerun(sys.argv[1:])
     register_resolvers()
     shown = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints and exits by itself

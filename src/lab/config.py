@@ -212,6 +212,10 @@ def check(cfg: Any) -> None:
     """Raise a ConfigError on the first mistake in the whole, resolved config. Changes nothing. Imports torch last."""
     values = plain(cfg)
     for recipe in ("experiment", "debug"):
+        if isinstance(values.get(recipe), list):
+            raise ConfigError(
+                f"{recipe}: its yaml holds a list; it must begin with '# @package _global_', and hold keys"
+            )
         if isinstance(values.get(recipe), dict):
             raise ConfigError(f"{recipe}: its yaml must begin with '# @package _global_' to override the whole config")
     root = typed(RootConfig, values)

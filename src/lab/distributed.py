@@ -1,9 +1,9 @@
 """Ranks: who is who, and what they tell each other; importing it imports no torch. (ddp.py, fsdp.py and shards.py
 are the strategies' own.)
 
-A process is a rank when LOCAL_RANK is in its environment: torchrun or `launch.py` put it there, or `place.adopt` after
-srun. The ranks meet at a store: MASTER_ADDR, MASTER_PORT or, for ranks that `launch.py` started on one machine, a file
-(LAB_STORE), which needs no port that another job could take.
+A process is a rank when RANK, WORLD_SIZE and LOCAL_RANK are in its environment: torchrun or `launch.py` put them there,
+or `place.adopt` after srun. The ranks meet at a store: MASTER_ADDR, MASTER_PORT or, for ranks that `launch.py` started
+on one machine, a file (LAB_STORE), which needs no port that another job could take.
 """
 
 from __future__ import annotations
@@ -38,18 +38,23 @@ class World:
         return self.rank == 0
 
 
+def is_rank() -> bool:
+    """Others of these variables alone, left over in a shell, are refused by `place` or mean nothing."""
+    return {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
+
+
 def rank() -> int:
-    return int(os.environ["RANK"]) if "LOCAL_RANK" in os.environ else 0
+    return int(os.environ["RANK"]) if is_rank() else 0
 
 
 def started_ranks() -> int | None:
     """How many ranks somebody else (torchrun, a scheduler) has started; None: this process is no rank."""
-    return int(os.environ["WORLD_SIZE"]) if "LOCAL_RANK" in os.environ else None
+    return int(os.environ["WORLD_SIZE"]) if is_rank() else None
 
 
 def local_rank() -> int:
     """Which of the ranks on this machine this is."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return int(os.environ["LOCAL_RANK"]) if is_rank() else 0
 
 
 def gpu() -> int:
@@ -66,7 +71,7 @@ def has_parent() -> bool:
 
 def local_ranks() -> int:
     """How many ranks share this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if is_rank() else 1
 
 
 def hosts() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +19,21 @@ from hydra.errors import (
 )
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
+from lab import yamls
 from lab.errors import ConfigError
-from lab.schema import did_you_mean, leaves, nearest, no_such_key
+from lab.schema import did_you_mean, leaves, nearest, no_such_key, show
 
 _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config search path|provider=)")
+
+SRC = Path(__file__).resolve().parents[1]
+CALLERS = ("lab/compose.py", "lab/explain.py", "train.py")  # what has Hydra compose
+FREE = ("data", "model", "optim", "callback")  # groups with keys that no schema names
+NOT_INSTALLED = {
+    "hydra/launcher=ray": "-e '.[ray]'",
+    "hydra/launcher=joblib": "hydra-joblib-launcher",
+    "hydra/launcher=submitit_local": "hydra-submitit-launcher",
+    "hydra/launcher=submitit_slurm": "hydra-submitit-launcher, or choose hydra/launcher=slurm",
+}
 
 Compose = Callable[[Sequence[str]], dict[str, Any]]
 
@@ -34,10 +46,9 @@ def explain(error: BaseException, argv: Sequence[str], conf: Path, compose: Comp
     if isinstance(error, yaml.YAMLError):
         return _yaml(error)
     if isinstance(error, OverrideParseException):
-        return (
-            f"{error.override}: no valid override - write key=value, a list as key=[1,2], and text with special "
-            f"characters in quotes twice, 'key=\"a,b\"'"
-        )
+        return no_override(error.override)
+    if isinstance(error, RecursionError):
+        return yamls.ring(argv, conf)
     if isinstance(error, MissingConfigException):
         return _missing_config(error, argv, conf)
     if isinstance(error, ConfigCompositionException):
@@ -48,24 +59,51 @@ def explain(error: BaseException, argv: Sequence[str], conf: Path, compose: Comp
         return one_line(error)
     if isinstance(error, OSError) and error.filename:  # Hydra makes the run's folder
         return f"{error.filename}: {error.strerror}"
-    if isinstance(error, ValueError) and str(error).startswith("Config group override must be a string"):
-        for group, _, value in (arg.partition("=") for arg in argv):
-            if (conf / group).is_dir() and value in ("null", "None", "true", "false"):
-                options = sorted(path.stem for path in (conf / group).glob("*.yaml"))
+    if isinstance(error, ValueError) and str(error).startswith("Config group override"):  # a number, null, true
+        for group, _, value in (arg.lstrip("+~").partition("=") for arg in argv):
+            options = yamls.options(group, argv, conf) if group else []
+            if options and value not in options:
                 return f"{group}={value}: no such option ({group} has: {', '.join(options)})"
-    return None
+    if found := re.match(r"(?:Unknown plugin class :|Invalid plugin) '([^']+)'", str(error)):
+        return _plugin(found[1])
+    return yamls.not_a_mapping(argv, conf) or (one_line(error) if _by_hydra(error) else None)
 
 
-def check_folders(argv: Sequence[str]) -> None:
-    """An unset variable (hydra.run.dir=$RUN) would make the current folder the run's, and Hydra would resolve a folder
-    whose name holds an interpolation."""
+def no_override(text: str | None) -> str:
+    return (
+        f"{text}: no valid override - write key=value, a list as key=[1,2], and text with special "
+        f"characters in quotes twice, 'key=\"a,b\"'"
+    )
+
+
+def _by_hydra(error: BaseException) -> bool:
+    """Raised while Hydra composed: before the job, and by none of this project's own code that Hydra calls."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f.filename for f in frames if f.filename.startswith(str(SRC)) and not f.filename.endswith(CALLERS)]
+    return not own and "run_job" not in [frame.name for frame in frames]
+
+
+def _plugin(target: str) -> str:
+    kind = next((kind for kind in ("sweeper", "launcher") if kind in target.lower()), "sweeper or hydra.launcher")
+    return (
+        f"hydra.{kind}._target_: {target}: no such plugin of Hydra is installed - "
+        "hydra/sweeper=optuna, hydra/launcher=pool and others are this project's own"
+    )
+
+
+def check_arguments(argv: Sequence[str]) -> None:
+    """What Hydra would take in another sense: an unset variable (hydra.run.dir=$RUN) would make the current folder the
+    run's, a folder whose name holds an interpolation would be resolved."""
     here = ""
     with suppress(FileNotFoundError):  # it was removed, which Hydra says
         here = os.getcwd()
     for what, folder in (("working directory", here), ("project's folder", __file__)):
         if "${" in folder:
             raise ConfigError(f"the {what} has ${{ in its path, which Hydra takes for an interpolation: {folder}")
-    for key, _, value in (argument.partition("=") for argument in argv):
+    for argument in argv:
+        key, equals, value = argument.partition("=")
+        if (equals or argument.startswith("~")) and not key.lstrip("+~").partition("@")[0]:
+            raise ConfigError(no_override(argument))
         if key in ("hydra.run.dir", "hydra.sweep.dir") and value.strip("'\" ") in ("", "null"):
             raise ConfigError(f"{key}: is empty - give a folder, {key}=..., or leave it out for one below outputs/")
 
@@ -86,7 +124,9 @@ def _yaml(error: yaml.YAMLError) -> str:
 def _missing_config(error: MissingConfigException, argv: Sequence[str], conf: Path) -> str:
     """An option that a group lacks, or a group of a defaults list that there is not."""
     group, _, option = (error.missing_cfg_file or "").lstrip("/").rpartition("/")
-    options = sorted(error.options or ())
+    options = sorted(error.options or yamls.options(group, argv, conf))
+    if extra := NOT_INSTALLED.get(f"{group}={option}"):
+        return f"{group}={option}: is not installed - pip install {extra}"
     if not group:
         return one_line(error)
     source = re.match(r"In '([^']+)'", str(error))
@@ -107,6 +147,8 @@ def _composition(error: ConfigCompositionException, argv: Sequence[str], conf: P
     if isinstance(cause, yaml.YAMLError):
         return _yaml(cause)
     source = re.match(r"In '([^']+)': ", text)
+    if "Cannot merge" in text and (line := yamls.not_a_mapping(argv, conf)):
+        return line
     if source and (recipe := source[1].partition("/")[0]) in ("experiment", "debug") and f"@{recipe}." in text:
         return f"{source[1]}.yaml: must begin with '# @package _global_' to override the whole config"
     if found := re.search(
@@ -149,15 +191,34 @@ def unknown_key(key: str, argv: Sequence[str], conf: Path, compose: Compose) -> 
             # the first part that is wrong is the one to name
             path = key.split(".")[: depth + 1]
             if isinstance(node, dict):
-                return no_such_key(".".join(path), node, [])
-            return f"{key}: {'.'.join(path[:-1])} is a value, not a group"
+                return no_such_key(".".join(path), node, []) + added(".".join(path), node, argv)
+            return no_group(key, ".".join(path[:-1]), node, argv, conf)
         node = node[part]
     if not isinstance(node, dict):
-        return f"{key}: {parent} is a value, not a group"
+        return no_group(key, parent, node, argv, conf)
+    if name in node:  # Hydra finds nothing to delete where the value is null
+        return f"~{key}: this key cannot be taken out; it is {show(node[name])} already"
+    if parent and (more := added(key, node, argv)):  # only the same name elsewhere is likelier than a new one here
+        return no_such_key(key, node, [k for k in elsewhere if len(name) > 2 and k.endswith(f".{name}")]) + more
     if parent:
         return no_such_key(key, node, elsewhere)
     groups = [g for g in _groups(conf) if "/" not in g]
     return no_such_key(name, [*dict.fromkeys([*(k for k in node if k != "hydra"), *groups])], elsewhere)
+
+
+def no_group(key: str, parent: str, value: Any, argv: Sequence[str], conf: Path) -> str:
+    option = yamls.option_with(parent, argv, conf) if value is None else None
+    return f"{key}: {parent} is null here - choose {option}" if option else f"{key}: {parent} is a value, not a group"
+
+
+def added(key: str, node: dict[str, Any], argv: Sequence[str]) -> str:
+    """How to add `key` to `node`, where that may hold keys of any name."""
+    free = key.partition(".")[0] in FREE or key.startswith("task.metrics.")
+    if not free or nearest(key.rpartition(".")[2], [name for name in node if not name.startswith("_")]):
+        return ""
+    given = next((argument for argument in argv if argument.startswith((f"{key}=", f"{key}."))), f"{key}=...")
+    target = f", if {node['_target_']} takes it" if "_target_" in node else ""
+    return f" - what is new is added with a plus, +{given}{target}"
 
 
 def _composed(argv: Sequence[str], conf: Path, compose: Compose) -> dict[str, Any]:

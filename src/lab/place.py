@@ -27,6 +27,7 @@ from lab.errors import ConfigError
 
 SPECIAL_STEPS = 0xFFFFFF00  # SLURM's numbers of the batch script, of an interactive step, ... lie above
 SIOCGIFADDR = 0x8915  # Linux: an interface's IPv4 address
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # torchrun's
 PORTS = (15_000, 15_000)  # first and how many: below those that Linux hands out by itself (32,768)
 
 
@@ -76,11 +77,19 @@ def rank_variables(index: int, count: int, local_index: int, local_count: int) -
 
 
 def _torchrun(env: Mapping[str, str]) -> Place | None:
-    if "RANK" not in env or "LOCAL_RANK" not in env:
+    if "LOCAL_RANK" not in env:
         return None
+    if missing := [name for name in ("RANK", "WORLD_SIZE") if not env.get(name)]:
+        raise ConfigError(
+            f"LOCAL_RANK={env['LOCAL_RANK']}: says that this is a rank which torchrun started, but {missing[0]} is not "
+            "set - unset LOCAL_RANK for a plain run"
+        )
     index, count = _number(env, "RANK"), _number(env, "WORLD_SIZE")
-    address, port = env.get("MASTER_ADDR", ""), int(env.get("MASTER_PORT", "0"))  # launch.py's ranks meet at a file
-    local = _number(env, "LOCAL_RANK"), int(env.get("LOCAL_WORLD_SIZE", "1"))
+    if count > 1 and "LAB_STORE" not in env:  # launch.py's ranks meet at a file
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            _text(env, name)
+    address, port = env.get("MASTER_ADDR", ""), _number(env, "MASTER_PORT", 0)
+    local = _number(env, "LOCAL_RANK"), _number(env, "LOCAL_WORLD_SIZE", 1)
     return Place("rank", index, count, address, port, *local)
 
 
@@ -118,7 +127,7 @@ def _ranks_of_pod(env: Mapping[str, str]) -> int | None:
 def _slurm_step(env: Mapping[str, str]) -> Place | None:
     """Only a task of a step of several is one of several: the script of sbatch and the shell of salloc have variables
     of the whole allocation too, but are alone."""
-    if int(env.get("SLURM_STEP_ID", SPECIAL_STEPS)) >= SPECIAL_STEPS or "SLURM_PROCID" not in env:
+    if _number(env, "SLURM_STEP_ID", SPECIAL_STEPS) >= SPECIAL_STEPS or "SLURM_PROCID" not in env:
         return None
     index, count = _number(env, "SLURM_PROCID"), _number(env, "SLURM_STEP_NUM_TASKS")
     if count == 1:
@@ -180,7 +189,9 @@ def interface_towards(address: str) -> str | None:
 
 def _text(env: Mapping[str, str], name: str) -> str:
     if not env.get(name):
-        raise ConfigError(f"{name}: not set, but this is one of several processes, which must meet; set it")
+        ranks = ", ".join(f"{known}={env[known]}" for known in RANK_VARIABLES if known in env)
+        plain = f" - for a plain run unset {ranks}" if ranks else ""
+        raise ConfigError(f"{name}: not set, but this is one of several processes, which must meet; set it{plain}")
     return env[name]
 
 

@@ -154,11 +154,13 @@ def no_such_key(key: str, siblings: Iterable[str], elsewhere: Sequence[str] = ()
     """`elsewhere`: dotted keys of the whole config, where a key of exactly this name may stand."""
     prefix, _, name = key.rpartition(".")
     siblings = [str(s) for s in siblings if not str(s).startswith("_")]  # no _target_
+    elsewhere = [k for k in elsewhere if not k.rpartition(".")[2].startswith("_")]
     same = [k for k in elsewhere if k.rpartition(".")[2] == name]
     if len(same) == 1:
         hint = f" - did you mean {same[0]}?"
     elif not (hint := did_you_mean(name, siblings, prefix)) and elsewhere:
-        alike = [k for k in elsewhere if name in k.rpartition(".")[2]]  # batch_size: trainer.global_batch_size, ...
+        # batch_size: trainer.global_batch_size, ...; a letter or two are in too many
+        alike = [k for k in elsewhere if len(name) > 2 and name in k.rpartition(".")[2]]
         if not alike and (match := nearest(name, [k.rpartition(".")[2] for k in elsewhere], cutoff=0.75)):
             alike = [k for k in elsewhere if k.rpartition(".")[2] == match]
         hint = f" - did you mean {' or '.join(alike[:3])}?" if alike else ""
