@@ -49,16 +49,16 @@ def rate(**arguments):
 
 @pytest.fixture
 def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A module lab.zoo of a user's."""
-    import lab
+    """A module lab.models.zoo of a user's."""
+    import lab.models
 
     (tmp_path / "package").mkdir()
     file = tmp_path / "package" / "zoo.py"
     file.write_text(ZOO)
-    monkeypatch.setattr(lab, "__path__", [*lab.__path__, str(tmp_path / "package")])
+    monkeypatch.setattr(lab.models, "__path__", [*lab.models.__path__, str(tmp_path / "package")])
     yield file
-    sys.modules.pop("lab.zoo", None)
-    vars(lab).pop("zoo", None)
+    sys.modules.pop("lab.models.zoo", None)
+    vars(lab.models).pop("zoo", None)
 
 
 @pytest.fixture(scope="module")
@@ -144,15 +144,15 @@ def test_every_argument_that_must_be_a_size_says_so(base: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("depth", "line"),
     [
-        (0, "model.depth=0: lab.zoo.Net cannot be built: depth must not be 0 (ValueError, {zoo}, line 8; LAB_TRACEBACK=1 has more)"),
-        (2, "model: lab.zoo.Net cannot be built with input_shape=[1], num_outputs=1, hidden=[], dropout=0.0, depth=2: 'a bug' (KeyError, {zoo}, line 10; LAB_TRACEBACK=1 has more)"),
-        (4, "model: lab.zoo.Net cannot be built with input_shape=[1], num_outputs=1, hidden=[], dropout=0.0, depth=4: [Errno 2] No such file or directory: 'table.csv' (FileNotFoundError, {zoo}, line 14; LAB_TRACEBACK=1 has more)"),
+        (0, "model.depth=0: lab.models.zoo.Net cannot be built: depth must not be 0 (ValueError, {zoo}, line 8; LAB_TRACEBACK=1 has more)"),
+        (2, "model: lab.models.zoo.Net cannot be built with input_shape=[1], num_outputs=1, hidden=[], dropout=0.0, depth=2: 'a bug' (KeyError, {zoo}, line 10; LAB_TRACEBACK=1 has more)"),
+        (4, "model: lab.models.zoo.Net cannot be built with input_shape=[1], num_outputs=1, hidden=[], dropout=0.0, depth=4: [Errno 2] No such file or directory: 'table.csv' (FileNotFoundError, {zoo}, line 14; LAB_TRACEBACK=1 has more)"),
     ],
 )  # fmt: skip
 def test_what_a_class_raises_names_the_key_the_values_and_the_line_of_the_users_file(
     zoo: Path, depth: int, line: str
 ) -> None:
-    node = target("lab.zoo.Net", input_shape=[1], num_outputs=1, hidden=[], dropout=0.0, depth=depth)
+    node = target("lab.models.zoo.Net", input_shape=[1], num_outputs=1, hidden=[], dropout=0.0, depth=depth)
     with pytest.raises(ConfigError) as error:
         construct("model", node, nn.Module)
     assert str(error.value) == line.format(zoo=zoo)
@@ -161,8 +161,12 @@ def test_what_a_class_raises_names_the_key_the_values_and_the_line_of_the_users_
 
 def test_a_library_that_refuses_an_argument_is_named_by_the_line_of_the_user_that_gave_it(zoo: Path) -> None:
     with pytest.raises(ConfigError) as error:
-        construct("model", target("lab.zoo.Net", input_shape=[1], num_outputs=1, hidden=[], dropout=7.0), nn.Module)
-    assert str(error.value).startswith("model.dropout=7.0: lab.zoo.Net cannot be built: dropout probability has to be")
+        construct(
+            "model", target("lab.models.zoo.Net", input_shape=[1], num_outputs=1, hidden=[], dropout=7.0), nn.Module
+        )
+    assert str(error.value).startswith(
+        "model.dropout=7.0: lab.models.zoo.Net cannot be built: dropout probability has to be"
+    )
     assert f"{zoo}, line 15" in str(error.value)
     optimizer = target("torch.optim.Adam", lr=1, amsgrad=2)
     line = r"optim: torch.optim.Adam cannot be built with lr=1, amsgrad=2: Invalid beta .*adam.py, line"
@@ -172,7 +176,7 @@ def test_a_library_that_refuses_an_argument_is_named_by_the_line_of_the_user_tha
 
 def test_a_machine_without_memory_is_no_mistake_of_the_config_and_errors_that_name_their_key_stay(zoo: Path) -> None:
     with pytest.raises(MemoryError):
-        construct("model", target("lab.zoo.Net", input_shape=[], num_outputs=1, hidden=[], dropout=0, depth=3))
+        construct("model", target("lab.models.zoo.Net", input_shape=[], num_outputs=1, hidden=[], dropout=0, depth=3))
     for error in (ConfigError("data.x: wrong"), RunFailed("not finite")):
         with pytest.raises(type(error), match=str(error)), constructing("data", {}):
             raise error
@@ -181,23 +185,23 @@ def test_a_machine_without_memory_is_no_mistake_of_the_config_and_errors_that_na
 @pytest.mark.parametrize(
     ("key", "kind", "line"),
     [
-        ("model", nn.Module, "model._target_: expected a torch.nn.modules.module.Module, and lab.zoo.Nothing gives a Nothing"),
-        ("data.transforms.a", None, "data.transforms.a._target_: expected something to be called, and lab.zoo.Nothing gives a Nothing"),
+        ("model", nn.Module, "model._target_: expected a torch.nn.modules.module.Module, and lab.models.zoo.Nothing gives a Nothing"),
+        ("data.transforms.a", None, "data.transforms.a._target_: expected something to be called, and lab.models.zoo.Nothing gives a Nothing"),
     ],
 )  # fmt: skip
 def test_a_target_of_another_kind_is_named(zoo: Path, key: str, kind: type | None, line: str) -> None:
     with pytest.raises(ConfigError) as error:
-        construct(key, target("lab.zoo.Nothing"), kind)
+        construct(key, target("lab.models.zoo.Nothing"), kind)
     assert str(error.value) == line
 
 
 AT_BUILDING = [
-    (["model._target_=lab.zoo.Net", "+model.depth=0"], "model.depth=0: lab.zoo.Net cannot be built: depth must"),
-    (["data.order._target_=lab.zoo.Order"], "data.order: lab.zoo.Order cannot be built: cannot order 1297 samples"),
-    (["optim.schedule._target_=lab.zoo.rate"], "optim.schedule: lab.zoo.rate cannot be built with warmup="),
-    (["optim.schedule._target_=lab.zoo.Nothing"], "optim.schedule._target_: expected something to be called"),
-    (["+callback.a._target_=lab.zoo.Nothing"], "callback.a._target_: expected a lab.callbacks.base.Callback"),
-    (["optim._target_=lab.zoo.Nothing"], "optim._target_: expected a torch.optim.optimizer.Optimizer, and lab.zoo.Nothing gives a Nothing"),
+    (["model._target_=lab.models.zoo.Net", "+model.depth=0"], "model.depth=0: lab.models.zoo.Net cannot be built: depth must"),
+    (["data.order._target_=lab.models.zoo.Order"], "data.order: lab.models.zoo.Order cannot be built: cannot order 1297 samples"),
+    (["optim.schedule._target_=lab.models.zoo.rate"], "optim.schedule: lab.models.zoo.rate cannot be built with warmup="),
+    (["optim.schedule._target_=lab.models.zoo.Nothing"], "optim.schedule._target_: expected something to be called"),
+    (["+callback.a._target_=lab.models.zoo.Nothing"], "callback.a._target_: expected a lab.callbacks.base.Callback"),
+    (["optim._target_=lab.models.zoo.Nothing"], "optim._target_: expected a torch.optim.optimizer.Optimizer, and lab.models.zoo.Nothing gives a Nothing"),
     (["~data.order", "+data.order={_target_: lab.data.order.first, _partial_: true, count: 9999}"], "data.order.count=9999 must be between 1 and the 1297"),
     (["data.splits.train=null"], "data.splits.train=null: there is nothing to train on"),
     (["data.splits.train.rows=[0,2]"], "data.splits.train.rows=[0, 2]: must be two shares"),
@@ -220,7 +224,7 @@ def test_a_run_that_cannot_be_built_leaves_nothing(
 def test_ranks_that_cannot_be_built_leave_only_what_was_there_before(zoo: Path, tmp_path: Path) -> None:
     (tmp_path / "a" / "notes").mkdir(parents=True)
     (tmp_path / "a" / "notes" / "mine.txt").write_text("mine")
-    bad = ["model._target_=lab.zoo.Net", "+model.depth=0", "trainer=ddp", "hardware.num_procs=2"]
+    bad = ["model._target_=lab.models.zoo.Net", "+model.depth=0", "trainer=ddp", "hardware.num_procs=2"]
     with pytest.raises(ConfigError, match=r"model.depth=0"):
         start_run(tmp_path / "a", *QUICK, "trainer.max_steps=2", *bad)
     assert [p.relative_to(tmp_path / "a").as_posix() for p in (tmp_path / "a").rglob("*")] == [
