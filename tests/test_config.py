@@ -364,3 +364,29 @@ def test_showing_help_and_config_imports_no_heavy_library(arguments: list[str], 
     assert done.stderr == ""
     assert "optim" in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sweeper", "launcher"),
+    [
+        (["experiment=digits"], "lab_sweep.LedgerSweeper", 1),
+        (["experiment=mine"], "lab_optuna.OptunaSweeper", "auto"),
+        (["hydra/sweeper=ledger", "experiment=mine"], "lab_sweep.LedgerSweeper", "auto"),  # the command line wins
+        (["experiment=mine", "hydra/launcher=one", "hydra/sweeper/sampler=random"], "lab_optuna.OptunaSweeper", 1),
+    ],
+)
+def test_an_experiment_chooses_sweeper_and_launcher(
+    tmp_path: Path, arguments: list[str], sweeper: str, launcher: int | str
+) -> None:
+    import shutil
+
+    import hydra
+
+    conf = shutil.copytree(CONF, tmp_path / "conf")
+    choices = "override /hydra/sweeper: optuna\n  - override /hydra/launcher: pool"
+    (conf / "experiment/mine.yaml").write_text(f"# @package _global_\ndefaults:\n  - {choices}\n")
+    with hydra.initialize_config_dir(str(conf), version_base=None):
+        cfg = hydra.compose("train", arguments, return_hydra_config=True)
+    assert cfg.hydra.sweeper._target_ == f"hydra_plugins.{sweeper}"
+    assert cfg.hydra.launcher.jobs_at_once == launcher
+    assert cfg.hydra.help.app_name == "train"

@@ -59,6 +59,22 @@ def test_extended_killed_and_started_again_it_ends_as_if_undisturbed(tmp_path: P
     assert len(job_dirs(killed)) == 6
 
 
+@pytest.mark.slow
+def test_an_experiment_chooses_the_search(tmp_path: Path) -> None:
+    """The shipped one, without -m. A trial, as a dashboard shows it, names its directory and has each evaluation."""
+    quick = ("trainer.max_epochs=null", "trainer.max_steps=5", "trainer.eval_every=2")
+    more = ("logger=none", "hardware=cpu", "hardware.num_threads=1", "hydra.sweeper.n_trials=2")
+    done = call("experiment=digits_search", "sweep=x", *quick, *more, f"hydra.sweep.dir={tmp_path}/s")
+    assert done.returncode == 0, done.stderr
+    trials = study_of(tmp_path / "s").trials
+    assert [trial.user_attrs["directory"] for trial in trials] == [str(path) for path in job_dirs(tmp_path / "s")]
+    for trial in trials:
+        assert set(trial.params) == {"optim.lr", "optim.weight_decay", "model.width"}
+        lines = map(json.loads, (Path(trial.user_attrs["directory"]) / "metrics.jsonl").read_text().splitlines())
+        assert list(trial.intermediate_values.values()) == [v["val/accuracy"] for v in lines if "val/accuracy" in v]
+        assert list(trial.intermediate_values) == [0, 1, 2]  # the last one, at the end, too
+
+
 def test_trials_that_fail_or_end_without_a_number_are_recorded(tmp_path: Path) -> None:
     done = call(
         *SEARCH, "hydra/sweeper/sampler=grid", "optim.lr=1e-3,1e30", "trainer.non_finite=stop,skip",

@@ -14,7 +14,12 @@ from omegaconf import DictConfig
 class LedgerSweeper(Sweeper):
     """conf/hydra/sweeper/ledger.yaml"""
 
-    def __init__(self, params: dict[str, Any] | None) -> None:
+    def __init__(self, params: dict[str, Any] | None, **others: Any) -> None:
+        from lab.errors import ConfigError
+
+        if others:  # of an experiment that is written for another sweeper
+            key = next(iter(others))
+            raise ConfigError(f"hydra.sweeper.{key}: hydra/sweeper=ledger has params alone - leave it out")
         self.params = params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:

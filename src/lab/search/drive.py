@@ -33,7 +33,7 @@ from lab.search.study import Asked, Search
 from lab.search.summary import conclude, outlook
 from lab.sweep.alike import NEVER
 from lab.sweep.drive import Work, opened, run, say
-from lab.sweep.ledger import SWEEP, Job, Ledger, NewJob, Share
+from lab.sweep.ledger import ENDED, SWEEP, Job, Ledger, NewJob, Share
 from lab.sweep.plan import Combination, Composer, adapt, unlike
 from lab.sweep.preflight import Candidate
 from lab.sweep.threads import decide, share_of
@@ -146,6 +146,7 @@ class Drive:
             self.study.tell(asked.number, "fail", why=str(error))
             return None
         write_json(job.directory / TRIAL, self.study.facts(asked))
+        self.study.note_directory(asked.number, job.directory)
         return job
 
     def _add(self, new: NewJob, space: Space) -> Job:
@@ -163,6 +164,8 @@ class Drive:
     def _tell(self, number: int, state: str) -> bool:
         """Tell the study what has become of a trial -> whether it has ended."""
         job = self._job_of(number)
+        if state in (*ENDED, "failed") and len(self.study.objectives) == 1:
+            self.study.report(number, objective_values.evaluations(job.directory, self.study.objectives[0]))
         if state == "finished":
             values, why = objective_values.read(job.result(), self.study.objectives)
             self.study.tell(number, "fail" if why else "complete", values, why)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lab.errors import ConfigError
+from lab.logger import METRICS
 from lab.schema import did_you_mean, show
 
 MODES = ("min", "max")
@@ -49,3 +52,16 @@ def read(result: Mapping[str, Any], objectives: Sequence[Objective]) -> tuple[li
         if math.isnan(value):
             return [], f"{objective.key} is not a number (NaN)"
     return [float(value) for value in values if value is not None], ""
+
+
+def evaluations(run_dir: Path, objective: Objective) -> list[float | None]:
+    """What the run has logged of it, in order; None: not finite."""
+    found = []
+    for line in (run_dir / METRICS).read_text().splitlines() if (run_dir / METRICS).exists() else ():
+        try:
+            record = json.loads(line)
+        except ValueError:  # the half line of a killed process
+            continue
+        if objective.key in record:
+            found.append(record[objective.key])
+    return found

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial, Trial
 
-SPACE, WHY, RETRY_OF = "space", "why", "retry_of"
+SPACE, WHY, RETRY_OF, DIRECTORY = "space", "why", "retry_of", "directory"
+REPORTED_AT_MOST = 100  # evaluations of one trial, its last ones, at its end: each is a write to the storage
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,22 @@ class Search:
 
         self._study.sampler = self.methods.sampler(number)
         return Trial(self._study, self.trials()[number]._trial_id)
+
+    def note_directory(self, number: int, directory: Path) -> None:
+        """The way from a trial, as a dashboard shows it, to its run."""
+        trial = self.trials()[number]
+        if trial.user_attrs.get(DIRECTORY) != str(directory):
+            self._study._storage.set_trial_user_attr(trial._trial_id, DIRECTORY, str(directory))
+
+    def report(self, number: int, values: Sequence[float | None]) -> None:
+        """Of each evaluation, as far as the run itself has not (it does where there is a pruner, but for the last)."""
+        trial = self.trials()[number]
+        if trial.state.is_finished():
+            return
+        for step in range(max(0, len(values) - REPORTED_AT_MOST), len(values)):
+            value = values[step]
+            if value is not None and step not in trial.intermediate_values:
+                self._study._storage.set_trial_intermediate_value(trial._trial_id, step, value)
 
     def tell(self, number: int, state: str, values: Sequence[float] = (), why: str = "") -> None:
         """state: complete, pruned or fail; why: the reason, where it is no number."""
