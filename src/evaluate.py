@@ -9,7 +9,6 @@ Overrides are values of the run's own config. Exit status: 0 done, 2 a mistake i
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -22,6 +21,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_intermixed_args()
     from lab.errors import ConfigError, RunFailed
+    from lab.files import as_json
 
     try:
         from lab.restore import score_checkpoint
@@ -31,7 +31,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if args.json:
-        print(json.dumps(scores))
+        print(as_json(scores))
     else:
         print("\n".join(f"{key:<20} {value:.4f}" for key, value in scores.items()))
     return 0

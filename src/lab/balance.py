@@ -144,8 +144,9 @@ class RanksBalance(Balance):
 
     def report(self) -> dict[str, Any]:
         found = figures(self._totals)
-        if not self._steps:  # the run had all its steps behind it
-            return {}
+        if not self._steps:  # the run had all its steps behind it: an earlier process has logged what they took
+            logged = self._logger.latest("balance/")
+            return {"balance": {key.partition("/")[2]: value for key, value in logged.items()}} if logged else {}
         ratios = {name: max_over_mean(values) for name, values in found.items()}
         parts, ranks = [], [{} for _ in range(self._world.size)]  # type: tuple[list[str], list[dict[str, float]]]
         for name, values in found.items():

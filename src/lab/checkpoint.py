@@ -44,7 +44,8 @@ def save(payload: dict[str, Any], path: Path) -> None:
         temporary.replace(path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if (cause := _disk_error(error)) is not None:
+        cause = _disk_error(error)
+        if cause is not None and not isinstance(cause, FileNotFoundError):  # that one: the directory has gone
             raise RunFailed(f"{path} could not be written: {cause.strerror}; those written before are whole") from error
         raise
 

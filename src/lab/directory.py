@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
-import platform
 import secrets
 import shutil
-import subprocess
-import sys
 import time
 import traceback
-from collections.abc import Iterator, Set
+from collections.abc import Collection, Iterator, Set
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lab.errors import Claimed, ConfigError
+from lab.environment import Surroundings, surroundings
+from lab.errors import Claimed, ConfigError, Damaged, RunFailed
+from lab.files import as_json, no_links, overwrite_json, read_json, replace_text, write_json
 from lab.locks import Busy, Lock, is_locked, write_once
 from lab.saved import CONFIG, OVERRIDES, check_links, read_overrides
 
+log = logging.getLogger("lab")
+
 ENVIRONMENT, DIFF = "environment.json", "uncommitted.diff"
 STATUS, RESULT, FAILURE = "status.json", "result.json", "failure.json"
-METRICS, LOCK = "metrics.jsonl", ".lock"
+METRICS, CHECKPOINTS, LOCK = "metrics.jsonl", "checkpoints", ".lock"
+BEFORE = ".before"  # what a run that goes on was before, until its first step
+UNDONE = (CONFIG, OVERRIDES, STATUS, FAILURE)
 FAILURES, STUCK = "failures.jsonl", "stuck"  # attempts that failed and were restarted; where hung ranks stood
-PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
@@ -54,15 +58,16 @@ def holds_run(directory: Path) -> bool:
     return (directory / CONFIG).exists()
 
 
-class Surroundings(NamedTuple):
-    """What a run starts from beside its config."""
-
-    environment: dict[str, Any]
-    diff: str
-
-
-def surroundings() -> Surroundings:
-    return Surroundings(environment(), _git("diff", "HEAD"))
+def check_free(directory: Path) -> None:
+    """A new run must not go on from what another one has left: checkpoints without their config."""
+    foreign = [name for name in (METRICS, RESULT) if (directory / name).exists()]
+    if any((directory / CHECKPOINTS).glob("*")):
+        foreign.append(f"{CHECKPOINTS}/")
+    if foreign:
+        raise ConfigError(
+            f"hydra.run.dir={directory}: it has no {CONFIG} but {', '.join(foreign)} of another run; move them away or "
+            "choose another directory"
+        )
 
 
 def fill(
@@ -91,10 +96,17 @@ def new_wandb_id() -> str:
     return (os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID")) or secrets.token_hex(4)
 
 
-def reopen(directory: Path, cfg: DictConfig, overrides: list[str]) -> dict[str, str]:
-    """A run goes on, perhaps with changed values -> its files so far, for `undo`."""
+def reopen(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
+    """A run goes on, perhaps with changed values. Its files so far are kept for `undo`, until `settle`."""
+    if not (directory / BEFORE).exists():  # else of a process that was killed before its first step
+        temporary = directory / f"{BEFORE}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        for name in UNDONE:
+            if (directory / name).exists():
+                shutil.copyfile(directory / name, temporary / name)
+        temporary.replace(directory / BEFORE)
     forget_failure(directory)
-    before = {name: (directory / name).read_text() for name in (CONFIG, OVERRIDES, STATUS)}
     known = read_overrides(directory)
     by_key = {override.partition("=")[0]: override for override in known}
     for override in overrides:
@@ -103,20 +115,35 @@ def reopen(directory: Path, cfg: DictConfig, overrides: list[str]) -> dict[str, 
             by_key[key] = override
     replace_text(directory / OVERRIDES, OmegaConf.to_yaml(list(by_key.values())))
     write_config(directory, cfg)
-    return before
 
 
-def undo(directory: Path, before: dict[str, str]) -> None:
-    """A changed value that does not fit must not stay: the run is what it was."""
-    forget_failure(directory)
-    for name, text in before.items():
-        replace_text(directory / name, text)
+def settle(directory: Path) -> None:
+    """The run has gone on, with its new values."""
+    if (directory / BEFORE).exists():
+        (directory / BEFORE).rename(directory / f"{BEFORE}.tmp")  # half of it must not be taken for the whole
+        shutil.rmtree(directory / f"{BEFORE}.tmp", ignore_errors=True)
+
+
+def undo(directory: Path, but: Collection[str] = ()) -> None:
+    """Where a run that was to go on did not come to a step: it is what it was, whatever it was told. but: these stay.
+
+    Renames only, so that it works on a full disk; cut off in the middle, it can be done again.
+    """
+    before = directory / BEFORE
+    if not before.is_dir():
+        return
+    if FAILURE not in but:
+        forget_failure(directory)
+    for name in UNDONE:
+        if name not in but and (before / name).exists():
+            (before / name).replace(directory / name)
+    shutil.rmtree(before, ignore_errors=True)
 
 
 def has_trained(directory: Path) -> bool:
     """Whether anything is there that a mistake in the config, found so late, must not take along."""
     metrics = directory / METRICS
-    return (metrics.exists() and metrics.stat().st_size > 0) or any((directory / "checkpoints").glob("*"))
+    return (metrics.exists() and metrics.stat().st_size > 0) or any((directory / CHECKPOINTS).glob("*"))
 
 
 def empty(directory: Path, keep: Set[str]) -> None:
@@ -136,59 +163,12 @@ def write_config(directory: Path, cfg: DictConfig) -> None:
     replace_text(directory / CONFIG, OmegaConf.to_yaml(cfg))
 
 
-def environment() -> dict[str, Any]:
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:  # a vendored or path-installed package has no metadata
-            versions[name] = "unknown"
-    return {
-        "command": sys.argv,
-        "cwd": os.getcwd(),
-        "host": platform.node(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "packages": versions,
-        "git_commit": _git("rev-parse", "HEAD").strip() or None,
-        "git_dirty": bool(_git("status", "--porcelain").strip()),
-        "slurm_job": os.environ.get("SLURM_JOB_ID"),
-    }
-
-
-def _git(*arguments: str) -> str:
-    """The output of git in the project, empty where there is no git or no repository."""
-    root = Path(__file__).resolve().parents[2]
+def read_status(directory: Path) -> dict[str, Any]:
+    """status.json. A run can do without what a damaged one has said: it counts as empty, in a line that says so."""
     try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
-def replace_text(path: Path, text: str) -> None:
-    """All or nothing: `path` holds what it held, or the whole text."""
-    temporary = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")  # hosts may share it
-    temporary.unlink(missing_ok=True)
-    with open(temporary, "x", opener=no_links) as file:
-        file.write(text)
-    temporary.replace(path)
-
-
-def no_links(path: str, flags: int) -> int:
-    """An opener for open(): a symbolic link at the file's name is not followed (OSError)."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
-def write_json(path: Path, value: Any) -> None:
-    replace_text(path, json.dumps(value, indent=2) + "\n")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
+        return read_json(directory / STATUS)
+    except Damaged as error:
+        log.warning("%s; going on without it", error)
         return {}
 
 
@@ -196,15 +176,40 @@ def write_status(directory: Path, status: str, **more: Any) -> None:
     """status: queued (a sweep's, nothing has run), created, running, finished, failed, pruned, interrupted (Ctrl-C) or
     preempted (another signal, or its time was up; to be run again). The id of the W&B run, the place in a sweep and the
     seconds that earlier processes took stay for good; `began`, of a process, until its own seconds are among them."""
-    known = read_json(directory / STATUS)
+    known = {"wandb_id": new_wandb_id()} | read_status(directory)
     own = () if "seconds" in more else ("began",)
-    kept = {key: known[key] for key in ("wandb_id", "sweep", "seconds", *own) if key in known}
+    kept: dict[str, Any] = {key: known[key] for key in ("wandb_id", "sweep", "seconds", *own) if key in known}
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    write_json(directory / STATUS, {"status": status, "time": now, **kept, **more})
+    value = {"status": status, "time": now, **kept, **more}
+    try:
+        write_json(directory / STATUS, value)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            overwrite_json(directory / STATUS, value)
+        raise
+
+
+def end_status(directory: Path, status: str, **more: Any) -> None:
+    """write_status where something else has ended the run, and must not be hidden by a disk that is full."""
+    with suppress(OSError):
+        write_status(directory, status, **more)
+
+
+def explained(directory: Path, error: Exception) -> Exception:
+    """What is wrong with the disk, in one line, where the run could not write a file of its own; else the error."""
+    if not isinstance(error, OSError) or not error.filename:
+        return error
+    file = Path(os.fsdecode(error.filename))
+    if not file.is_relative_to(directory):
+        return error
+    if not directory.exists():
+        return RunFailed(f"{directory} has gone: it was removed or renamed while the run was writing there")
+    return RunFailed(f"{file}: {error.strerror}; once that is mended, go on with: resume={shown(directory)}")
 
 
 def record_failure(directory: Path, rank: int, error: BaseException, first: bool = False, stack: str = "") -> bool:
-    """Keep the first failure of a run: what the other ranks raise afterwards is only its echo. -> whether it was.
+    """Keep the first failure of a run: what the other ranks raise afterwards is only its echo. -> whether it was. On a
+    full disk there may be no record, and as much of the status as the disk has room for.
 
     first: this one is known to have come before whatever is on record. stack: for an error that has no traceback.
     """
@@ -213,18 +218,21 @@ def record_failure(directory: Path, rank: int, error: BaseException, first: bool
     text = stack
     if error.__traceback__ is not None:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    record = {"rank": rank, "type": type(error).__name__, "message": str(error), "traceback": text}
+    kind = ConfigError if isinstance(error, ConfigError) else type(error)
+    record = {"rank": rank, "type": kind.__name__, "message": str(error), "traceback": text}
     try:
-        if not write_once(directory / FAILURE, json.dumps(record, indent=2)):
+        if not write_once(directory / FAILURE, as_json(record, indent=2)):
             return False
-    except FileNotFoundError:  # another rank found the same mistake, and the directory of the new run has gone
-        return False
-    write_status(directory, "failed", error=f"{record['type']}: {record['message']}", traceback=text, rank=rank)
+    except OSError:  # a full disk, or a directory that has gone: who raised the error says it
+        pass
+    end_status(directory, "failed", error=f"{record['type']}: {record['message']}", traceback=text, rank=rank)
     return True
 
 
 def failure(directory: Path) -> dict[str, Any] | None:
-    return read_json(directory / FAILURE) or None
+    with suppress(Damaged):
+        return read_json(directory / FAILURE) or None
+    return None
 
 
 def shown(path: Path) -> str:

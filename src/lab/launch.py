@@ -159,8 +159,10 @@ def _rank_main(
         target(directory)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except Exception:
-        raise SystemExit(1) from None  # it is on record
+    except Exception as error:
+        if failure(directory) is None:  # no room for a record on the disk
+            print(f"rank {index}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 def die_with(parent: int) -> None:

@@ -75,17 +75,18 @@ def write_once(path: Path, text: str) -> bool:
     own = f"{platform.node()}.{os.getpid()}"
     temporary = path.with_name(f".{path.name}.{own}")
     temporary.unlink(missing_ok=True)  # left from a process of this number, or a link to somewhere else
-    with open(temporary, "x") as file:
-        file.write(text)
     try:
-        os.link(temporary, path)  # fails where the file exists: whole and exclusive at once
-    except FileExistsError:
-        return False
-    except OSError:  # no hard links here
-        return _write_marked(path, temporary)
+        with open(temporary, "x") as file:
+            file.write(text)
+        try:
+            os.link(temporary, path)  # fails where the file exists: whole and exclusive at once
+        except FileExistsError:
+            return False
+        except OSError:  # no hard links here
+            return _write_marked(path, temporary)
+        return True
     finally:
         temporary.unlink(missing_ok=True)
-    return True
 
 
 def _write_marked(path: Path, temporary: Path) -> bool:

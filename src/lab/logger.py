@@ -5,13 +5,13 @@ All of W&B runs on one background thread, in order (lab.wandb_log): training nev
 
 from __future__ import annotations
 
-import json
+import errno
 import logging
-import math
+import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +19,8 @@ from typing import Any
 from tqdm import tqdm
 
 from lab.config import LoggerConfig
-from lab.directory import METRICS, STATUS, no_links, read_json, replace_text
+from lab.directory import METRICS, read_status, settle
+from lab.files import as_json, no_links, records, replace_text
 from lab.wandb_log import WandbThread
 
 log = logging.getLogger("lab")
@@ -44,8 +45,8 @@ class Logger:
     def result(self, result: dict[str, Any]) -> None:
         """The end, as it stands in result.json; of a stopped run as far as it came."""
 
-    def latest(self, key: str) -> dict[str, float]:
-        """{key: the value logged last}, or nothing."""
+    def latest(self, prefix: str) -> dict[str, float]:
+        """The values logged last, by earlier processes of the run too, of the keys that begin so."""
         return {}
 
     def begin(self, step: int, total_steps: int) -> None:
@@ -69,18 +70,30 @@ class Logger:
 
 
 class RunLogger(Logger):
-    """The main rank's. from_step: what was logged after it is forgotten. most_s: what W&B may take at the end."""
+    """The main rank's. from_step: what was logged after it is forgotten, as soon as the run has made a step.
+    most_s: what W&B may take at the end."""
 
     def __init__(self, directory: Path, config: LoggerConfig, from_step: int, most_s: float) -> None:
-        cut_metrics(directory / METRICS, from_step)
-        self._file = open(directory / METRICS, "a", buffering=1, opener=no_links)  # noqa: SIM115 - closed in __exit__
+        self._metrics, self._from_step = directory / METRICS, from_step
+        self._file: int | None = None
         self._wandb: WandbThread | None = None
         self._directory, self._config, self._most_s = directory, config, most_s
         self._bar: Any = None
         self._latest: dict[str, float] = {}
+        for _, record in records(self._metrics):
+            if record["step"] <= from_step:
+                self._latest |= {key: value for key, value in record.items() if "/" in key and value is not None}
 
-    def latest(self, key: str) -> dict[str, float]:
-        return {key: self._latest[key]} if key in self._latest else {}
+    def latest(self, prefix: str) -> dict[str, float]:
+        return {key: value for key, value in self._latest.items() if key.startswith(prefix)}
+
+    def _go_on(self) -> int:
+        """From here the run is no longer what it was before this process -> the file of the metrics."""
+        if self._file is None:
+            cut_metrics(self._metrics, self._from_step)
+            self._file = os.open(self._metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            settle(self._directory)
+        return self._file
 
     def begin(self, step: int, total_steps: int) -> None:
         if self._config.kind == "wandb":
@@ -89,9 +102,13 @@ class RunLogger(Logger):
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        # JSON has no NaN: a value that is not finite is written as null
-        plain = {k: v if math.isfinite(v) else None for k, v in values.items()}
-        self._file.write(json.dumps({"step": step, "time": time.time(), **plain}) + "\n")
+        line = as_json({"step": step, "time": time.time(), **values}).encode() + b"\n"
+        try:
+            if os.write(self._go_on(), line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            error.filename = str(self._metrics)
+            raise
         if self._wandb:
             self._wandb.log(step, values)
         self._latest |= values
@@ -101,6 +118,7 @@ class RunLogger(Logger):
         log.debug("step %d: %s", step, ", ".join(f"{k} {v:.6g}" for k, v in values.items()))
 
     def progress(self, step: int) -> None:
+        self._go_on()
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
@@ -140,10 +158,29 @@ class RunLogger(Logger):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end_bar()
-        self._file.close()
+        if self._file is not None:
+            os.close(self._file)
         if self._wandb:
             failed = "interrupted" if kind is KeyboardInterrupt else "failed"
-            self._wandb.finish(str(read_json(self._directory / STATUS)["status"]) if kind is None else failed)
+            self._wandb.finish(str(read_status(self._directory).get("status")) if kind is None else failed)
+
+
+class _File(logging.FileHandler):
+    """train.log. On a full disk it says so once, and the run goes on without it."""
+
+    _lost = False
+
+    def _open(self) -> Any:
+        return open(self.baseFilename, "a", opener=no_links)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not self._lost:
+            self._lost = True
+            print(f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}", file=sys.stderr)
+
+    def close(self) -> None:
+        with suppress(OSError):  # what could not be written is written again
+            super().close()
 
 
 @contextmanager
@@ -152,7 +189,7 @@ def log_to(directory: Path) -> Iterator[None]:
     path = directory / TRAIN_LOG
     log.setLevel(logging.DEBUG)
     log.propagate = False
-    screen, file = logging.StreamHandler(sys.stderr), logging.StreamHandler(open(path, "a", opener=no_links))  # noqa: SIM115 - closed below
+    screen, file = logging.StreamHandler(sys.stderr), _File(path)
     screen.setLevel(logging.INFO)
     screen.setFormatter(logging.Formatter("%(message)s"))
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -164,18 +201,10 @@ def log_to(directory: Path) -> Iterator[None]:
         for handler in (screen, file):
             log.removeHandler(handler)
             handler.close()
-        file.stream.close()
 
 
 def cut_metrics(path: Path, from_step: int) -> None:
     """Forget what was logged after `from_step`: the run goes on from there and will log it again."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            if json.loads(line)["step"] <= from_step:
-                kept.append(line + "\n")
-        except json.JSONDecodeError:  # the half line of a killed process
-            continue
-    replace_text(path, "".join(kept))
+    kept = "".join(line for line, record in records(path) if record["step"] <= from_step)
+    if path.exists() and path.read_bytes() != kept.encode():
+        replace_text(path, kept)

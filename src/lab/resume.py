@@ -7,7 +7,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from lab.compose import CONF, absolute, resolved
-from lab.directory import CONFIG, holds_run
+from lab.directory import BEFORE, CONFIG, check_free, claimed, holds_run, undo
 from lab.errors import ConfigError
 from lab.saved import read_config, read_overrides
 from lab.schema import plain
@@ -31,7 +31,11 @@ def choose(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) -> t
         raise ConfigError(
             f"resume={directory}: no run directory (it has no {CONFIG}); give the one that a run has printed"
         )
+    if (directory / BEFORE).exists():
+        with claimed(directory):  # a process that was killed before its first step
+            undo(directory)
     if not holds_run(directory):
+        check_free(directory)
         new = resolved(cfg, cwd)
         new.resume = None
         return new, directory

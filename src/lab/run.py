@@ -197,13 +197,16 @@ def recording(run_dir: Path, rank: int, watch: Watch | None = None) -> Iterator[
     try:
         yield
     except KeyboardInterrupt:
-        directory.write_status(run_dir, "interrupted", signal="SIGINT")
+        directory.end_status(run_dir, "interrupted", signal="SIGINT")
         raise
     except Exception as error:
         if watch is not None:
             watch.record_dead_peers()  # then this error is only its echo
-        directory.record_failure(run_dir, rank, error)
-        raise
+        found = directory.explained(run_dir, error)
+        directory.record_failure(run_dir, rank, found)
+        if found is error:
+            raise
+        raise found from error
 
 
 def collective_timeout_s(timeout_s: float | None) -> float:
@@ -277,7 +280,7 @@ def finish(
         return
     scores = {key: value for key, value in result.items() if "/" in key}
     logger.result(result)
-    seconds = round(seconds + directory.read_json(run_dir / directory.STATUS).get("seconds", 0.0), 2)
+    seconds = round(seconds + directory.read_status(run_dir).get("seconds", 0.0), 2)
     if result.get("pruned"):
         directory.write_status(run_dir, "pruned", step=result["step"], seconds=seconds)
         logger.say(f"pruned by the search at step {result['step']}: {shown(run_dir)}")

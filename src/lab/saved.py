@@ -19,7 +19,7 @@ from lab.schema import check_resolved
 
 CONFIG, OVERRIDES = "config.yaml", "overrides.yaml"
 GROUPS = ("data", "model", "task", "optim", "trainer", "hardware")
-FOLDERS = ("", "checkpoints", "stuck")  # of a run directory, in which a run writes
+FOLDERS = ("", "checkpoints", "stuck", ".before")  # of a run directory, in which a run writes
 
 
 def read_config(directory: Path) -> DictConfig:

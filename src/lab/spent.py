@@ -24,7 +24,7 @@ def before(run_dir: Path, since: float) -> float:
 
     since: time.time() when this command began; a restart within one command is part of it.
     """
-    status = directory.read_json(run_dir / directory.STATUS)
+    status = directory.read_status(run_dir)
     spent, began = float(status.get("seconds", 0.0)), status.get("began")
     if began is None or abs(began - since) < SAME_S:
         return spent

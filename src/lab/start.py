@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import traceback
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
@@ -36,12 +37,16 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
             "it; torchrun --max-restarts=3 does it, with a fixed hydra.run.dir and resume=auto"
         )
     with directory.claimed(run_dir):
-        if directory.read_json(run_dir / directory.STATUS).get("status") in leave:
+        if directory.read_status(run_dir).get("status") in leave:
             return
-        before = directory.reopen(run_dir, cfg, overrides) if directory.holds_run(run_dir) else None
+        went_on = directory.holds_run(run_dir)
         foreign = {path.name for path in run_dir.iterdir()}
-        if before is None:
+        if went_on:
+            directory.reopen(run_dir, cfg, overrides)
+        else:
             directory.fill(run_dir, cfg, overrides)
+        # a sweep's job has failed, or was interrupted, whatever it was before
+        stay = (directory.STATUS, directory.FAILURE) if leave else ()
         try:
             alone = num_procs == 1 and not own_process and not trainer.max_restarts
             if distributed.started_ranks() is not None or alone:
@@ -52,16 +57,16 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
                 meeting.leave_to_ranks(run_dir)
                 run_ranks(run_dir, num_procs // distributed.hosts(), trainer.max_restarts, began)
         except KeyboardInterrupt:
-            directory.write_status(run_dir, "interrupted", signal="SIGINT")
+            directory.end_status(run_dir, "interrupted", signal="SIGINT")
+            directory.undo(run_dir, stay)
             raise
         except Exception as error:
-            first = first_failure(run_dir)
-            if isinstance(first, ConfigError):
-                if before is not None:
-                    directory.undo(run_dir, before)
-                elif not directory.has_trained(run_dir):
-                    directory.empty(run_dir, keep=foreign)
+            first = first_failure(run_dir, error)
+            directory.undo(run_dir, stay)
+            if not went_on and isinstance(first, ConfigError) and not directory.has_trained(run_dir):
+                directory.empty(run_dir, keep=foreign)
             raise first from error
+        directory.settle(run_dir)
         end_as_stopped(run_dir)
 
 
@@ -74,18 +79,18 @@ def run_ranks(run_dir: Path, num_procs: int, max_restarts: int, began: float) ->
             try:
                 ranks.run(partial(lead, began=began), run_dir, num_procs)
                 return
-            except RunFailed:
+            except RunFailed as error:
                 moved = newest_checkpoint(run_dir) != checkpoint
                 if attempt == max_restarts or ranks.signalled:
                     raise
                 if not may_pass(run_dir, moved or not attempt):
                     print("not started again: it would fail in the same way", file=sys.stderr)
                     raise
-            print(
-                f"{first_failure(run_dir)}\nrestart {attempt + 1} of {max_restarts}, from "
-                f"{newest_checkpoint(run_dir) or 'the beginning'}; the failure is kept in {directory.FAILURES}",
-                file=sys.stderr,
-            )
+                print(
+                    f"{first_failure(run_dir, error)}\nrestart {attempt + 1} of {max_restarts}, from "
+                    f"{newest_checkpoint(run_dir) or 'the beginning'}; the failure is kept in {directory.FAILURES}",
+                    file=sys.stderr,
+                )
             directory.keep_failure(run_dir, attempt)
 
 
@@ -93,7 +98,8 @@ def may_pass(run_dir: Path, moved: bool) -> bool:
     """Whether a restart makes sense: not after what a run says of itself (a mistake in the config, a loss that is not
     finite), and not after an exception that came again before a new checkpoint (moved: there is one)."""
     record = directory.failure(run_dir)
-    assert record is not None
+    if record is None:  # not even that could be written
+        return False
     return record["type"] == "RankLost" or (moved and record["type"] not in ("ConfigError", "RunFailed"))
 
 
@@ -127,20 +133,26 @@ def follow() -> int:
         return 130
     except SystemExit as end:
         return int(end.code or 0)
-    except Exception:
+    except Exception as error:
         record = directory.failure(run_dir)
         own = range(here.index * local_ranks, (here.index + 1) * local_ranks) if here.kind == "host" else [here.index]
         if record is not None and record["rank"] in own:  # rank 0 may be stuck, waiting for this one
-            print(f"failed: {first_failure(run_dir)}", file=sys.stderr)
+            print(f"failed: {first_failure(run_dir, error)}", file=sys.stderr)
         return 1
     return 0
 
 
-def first_failure(run_dir: Path) -> Exception:
-    """What went wrong first, on whichever rank, as one line; its traceback goes to stderr where it helps."""
+def first_failure(run_dir: Path, error: Exception) -> Exception:
+    """What went wrong first, on whichever rank, as one line; its traceback goes to stderr where it helps.
+
+    error: what this process has seen of it, for a disk that had no room for a record.
+    """
     record = directory.failure(run_dir)
     if record is None:
-        raise AssertionError(f"{run_dir} failed without a record")
+        if isinstance(error, (ConfigError, RunFailed)):
+            return error
+        traceback.print_exception(error)
+        return RunFailed(f"the run failed, and could not record it in {run_dir}")
     if record["type"] == "ConfigError":
         if os.environ.get(TRACEBACK) == "1":
             print(record["traceback"], file=sys.stderr, end="")
@@ -156,7 +168,7 @@ def first_failure(run_dir: Path) -> Exception:
 
 def end_as_stopped(run_dir: Path) -> None:
     """Raise what ends the process as its status says."""
-    status = directory.read_json(run_dir / directory.STATUS)["status"]
+    status = directory.read_status(run_dir).get("status")
     if status == "interrupted":
         raise KeyboardInterrupt
     if status == "preempted":

@@ -34,7 +34,7 @@ def describe_run(run_dir: Path) -> tuple[LoggerConfig, dict[str, Any]]:
     A job of a sweep is in the group of the sweep's name, and its own name is made of its overrides.
     """
     config = cast("dict[str, Any]", OmegaConf.to_container(read_config(run_dir)))
-    status = directory.read_json(run_dir / directory.STATUS)
+    status = directory.read_status(run_dir)
     logger = typed(LoggerConfig, config["logger"], "logger")
     about = {"directory": str(run_dir), **directory.read_json(run_dir / directory.ENVIRONMENT)}
     about["overrides"] = read_overrides(run_dir)

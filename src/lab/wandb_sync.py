@@ -8,17 +8,16 @@ written anew from metrics.jsonl, the truth, over whatever the server has under i
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lab import directory
 from lab.errors import RunFailed
+from lab.files import records
 from lab.report.analyse import best_group, config_keys, counts, groups, is_failure
 from lab.report.best import override_list
 from lab.report.read import METRICS, Study, read, read_job
@@ -64,7 +63,7 @@ def replay(run_dir: Path, mode: str, folder: Path | None = None) -> str:
     logger, arguments = describe_run(run_dir)
     status = read_job(run_dir, 0, ()).status
     run = begin(arguments, folder or run_dir, mode, logger.timeout_s)
-    for record in records(run_dir / METRICS):
+    for _, record in records(run_dir / METRICS):
         step, when = record.pop("step"), record.pop("time")
         known = {key: value for key, value in record.items() if value is not None}
         log_step(run, step, {**known, "_timestamp": when})
@@ -76,15 +75,6 @@ def replay(run_dir: Path, mode: str, folder: Path | None = None) -> str:
     if mode == "online":
         directory.write_json(run_dir / "wandb" / REPLAYED, _sent(run_dir))
     return "written as one run"
-
-
-def records(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics.jsonl; a last one that a killed process left half written is none."""
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            continue
 
 
 def _sent(run_dir: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Imports neither torch nor Hydra; nothing in a run directory is changed.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -16,8 +15,9 @@ from typing import Any
 
 import yaml
 
-from lab.directory import CONFIG, ENVIRONMENT, OVERRIDES, RESULT, STATUS, is_claimed, read_json
+from lab.directory import CONFIG, ENVIRONMENT, OVERRIDES, RESULT, STATUS, is_claimed
 from lab.errors import ConfigError
+from lab.files import read_json, records
 from lab.sweep.alike import flat, unswept
 
 SWEEP = "sweep.json"
@@ -142,7 +142,7 @@ def read(paths: Sequence[Path], out: Path | None = None, objective: Objective | 
 
 
 def _sweep(path: Path, out: Path | None, objective: Objective | None) -> Study:
-    facts = _json(path / SWEEP)
+    facts = read_json(path / SWEEP)
     listed = facts.get("jobs") or []
     jobs = tuple(
         read_job(path / job["key"], job.get("number", number), tuple(job.get("overrides") or ()))
@@ -166,7 +166,7 @@ def _sweep(path: Path, out: Path | None, objective: Objective | None) -> Study:
 
 def read_job(path: Path, number: int, overrides: tuple[str, ...], key: str | None = None) -> Job:
     """One run directory, in whatever state; a queued job where there is none yet. overrides: if none are written."""
-    status = _json(path / STATUS)
+    status = read_json(path / STATUS)
     curves, seconds = read_metrics(path / METRICS)
     state = status.get("status", "queued")
     if state == "running" and not is_held(path):
@@ -181,7 +181,7 @@ def read_job(path: Path, number: int, overrides: tuple[str, ...], key: str | Non
         error=error[0] if error else None,
         traceback=status.get("traceback"),
         config=flat(_yaml(path / CONFIG) or {}),
-        result=_json(path / RESULT),
+        result=read_json(path / RESULT),
         curves=curves,
         seconds=seconds,
     )
@@ -192,24 +192,23 @@ def read_metrics(path: Path) -> tuple[dict[str, list[tuple[int, float]]], list[t
     curves: dict[str, list[tuple[int, float]]] = {}
     seconds: list[tuple[int, float]] = []
     began: float | None = None
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for _, record in records(path):
         try:
-            record = json.loads(line)
             step, now = int(record.pop("step")), float(record.pop("time"))
-        except (ValueError, KeyError):  # the half line of a run that is writing, or was killed
+        except (ValueError, KeyError, TypeError):
             continue
         began = now if began is None else began
         if not seconds or seconds[-1][0] != step:
             seconds.append((step, round(now - began, 3)))
         for key, value in record.items():
-            if value is not None:
+            if isinstance(value, (int, float)):
                 curves.setdefault(key, []).append((step, float(value)))
     return curves, seconds
 
 
 def is_held(path: Path) -> bool:
     """Whether a process of this machine runs there; of another machine's run its status is believed."""
-    return _json(path / ENVIRONMENT).get("host") != platform.node() or is_claimed(path)
+    return read_json(path / ENVIRONMENT).get("host") != platform.node() or is_claimed(path)
 
 
 def runs_below(path: Path) -> Iterator[Path]:
@@ -238,13 +237,6 @@ def _monitored(jobs: Sequence[Job]) -> tuple[Objective, ...]:
     known = [(key, mode) for key, mode in found if key and mode]
     key, mode = max(known, key=known.count) if known else ("val/loss", "min")
     return (Objective(str(key), str(mode)),)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return read_json(path)
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from None
 
 
 def _yaml(path: Path) -> Any:

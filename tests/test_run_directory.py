@@ -1,0 +1,269 @@
+"""What a run directory survives: a resume that fails, a full disk, files that are damaged, gone or somebody else's."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import QUICK, compose, last_checkpoint, metrics, result, start_run, status
+from omegaconf import OmegaConf
+
+import lab.loop
+from lab import directory
+from lab.errors import ConfigError, RunFailed
+from lab.files import as_json
+from lab.resume import choose
+from lab.start import start
+
+SHORT = (*QUICK, "trainer.max_steps=6", "trainer.log_every=2", "trainer.eval_every=3", "trainer.save_every=3")
+LOGS = ("train.log", ".lock")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return start_run(tmp_path_factory.mktemp("finished") / "run", *SHORT)
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A finished run, to be spoilt."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def files(run_dir: Path) -> dict[str, bytes]:
+    found = [path for path in run_dir.rglob("*") if path.is_file() and path.name not in LOGS]
+    return {str(path.relative_to(run_dir)): path.read_bytes() for path in found}
+
+
+def go_on(run_dir: Path, **changed: Any) -> None:
+    cfg: Any = OmegaConf.load(run_dir / "config.yaml")
+    for key, value in changed.items():
+        OmegaConf.update(cfg, key.replace("__", "."), value)
+    start(cfg, run_dir, [f"{key}={value}" for key, value in changed.items()], own_process=False)
+
+
+def failing(error: BaseException | None, at_call: int = 1) -> Callable[..., Any]:
+    original, calls = lab.loop.train_step, [0]
+
+    def train_step(*args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == at_call and error is not None:
+            raise error
+        return original(*args)
+
+    return train_step
+
+
+ERRORS = [ZeroDivisionError("x"), RunFailed("x"), torch.OutOfMemoryError("x"), OSError(28, "x"), KeyboardInterrupt()]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_resume_that_fails_before_its_first_step_leaves_the_run_as_it_was(
+    run: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    directory.write_status(run, "preempted", signal="SIGTERM")
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 7, "time": 1.0}\n')  # after the checkpoint: to be cut once the run goes on
+    before = files(run)
+    monkeypatch.setattr(lab.loop, "train_step", failing(error))
+    with pytest.raises((RunFailed, KeyboardInterrupt)):
+        go_on(run, trainer__max_steps=9, optim__weight_decay=0.5)
+    assert files(run) == before
+    monkeypatch.undo()
+    monkeypatch.setattr(lab.loop, "train_step", failing(error, at_call=2))
+    with pytest.raises((RunFailed, KeyboardInterrupt)):
+        go_on(run, trainer__max_steps=9)
+    assert OmegaConf.load(run / "config.yaml").trainer.max_steps == 9  # it was at it
+    assert status(run)["status"] in ("failed", "interrupted")
+    assert not (run / directory.BEFORE).exists()
+    assert metrics(run)[-1]["step"] == 6
+
+
+def test_a_resume_that_was_killed_before_its_first_step_is_undone_by_the_next(run: Path) -> None:
+    before = files(run)
+    changed: Any = OmegaConf.load(run / "config.yaml")
+    changed.trainer.max_steps = 50
+    with directory.claimed(run):
+        directory.reopen(run, changed, ["trainer.max_steps=50"])
+        directory.write_status(run, "running")
+        with pytest.raises(ConfigError, match="another process"):
+            choose(compose(*SHORT, f"resume={run}"), run, [], Path.cwd())
+    cfg, _ = choose(compose(*SHORT, f"resume={run}"), run, [], Path.cwd())
+    assert cfg.trainer.max_steps == 6
+    assert files(run) == before
+
+
+def test_the_values_logged_last_outlive_the_process(run: Path) -> None:
+    """A run that was killed during its final scores: what is left to do is no training."""
+    before = result(run)
+    assert "train/loss" in before
+    (run / "result.json").unlink()
+    directory.write_status(run, "running")
+    go_on(run)
+    depends = {"seconds": 0.0, "best_checkpoint": ""}  # on the time and the place
+    assert {**result(run), **depends} == {**before, **depends}
+
+
+def test_a_new_run_does_not_go_on_from_foreign_files(run: Path, tmp_path: Path) -> None:
+    for names in (["checkpoints"], ["metrics.jsonl", "result.json"]):
+        target = tmp_path / names[0]
+        for name in names:
+            copy = shutil.copytree if (run / name).is_dir() else shutil.copy
+            target.mkdir(exist_ok=True)
+            copy(run / name, target / name)
+        before = files(target)
+        for resume in ((), ("resume=auto",)):
+            with pytest.raises(ConfigError, match=f"{target}: it has no config.yaml but {names[0]}") as caught:
+                choose(compose(*SHORT, *resume), target, [], Path.cwd())
+            assert "\n" not in str(caught.value)
+        assert files(target) == before
+    new = tmp_path / "new"
+    (new / "checkpoints").mkdir(parents=True)
+    (new / "notes.txt").write_text("mine")
+    choose(compose(*SHORT), new, [], Path.cwd())
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\x00\xfe", b"3", b"[" * 100_000], ids=range(6))
+def test_a_damaged_status_does_not_stop_a_run(run: Path, content: bytes) -> None:
+    (run / "status.json").write_bytes(content)
+    go_on(run, trainer__max_steps=7)
+    assert status(run)["status"] == "finished"
+    assert status(run)["wandb_id"]
+    assert last_checkpoint(run)["step"] == 7
+
+
+def test_bad_lines_of_the_metrics_are_left_out(run: Path) -> None:
+    before = metrics(run)
+    with open(run / "metrics.jsonl", "ab") as file:
+        file.write(b'[1]\n{"loss": 1}\n\xff\xfe\n{"step": "x"}\n\n3\n{"step": 5, "val/loss": NaN}\n{"step": 4, "ti')
+    go_on(run, trainer__max_steps=8)
+    assert metrics(run)[: len(before)] == before
+    assert {line["step"] for line in metrics(run)[len(before) :]} == {5, 8}
+    from lab.report.read import read_job
+
+    assert read_job(run, 0, ()).status == "finished"
+
+
+def test_json_files_are_json() -> None:
+    value = {"a": math.nan, "b": [math.inf, 1.5, (2, -math.inf)], "c": {"d": None, "e": True}}
+    text = as_json(value)
+    assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5, [2, None]], "c": value["c"]}
+
+
+def test_a_score_that_is_no_number_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import lab.run
+
+    monkeypatch.setattr(lab.run, "evaluate", lambda *a: {"loss": math.nan, "accuracy": 0.5})
+    run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=2", "trainer.eval_every=null")
+    assert result(run)["val/loss"] is None
+    assert "NaN" not in (run / "result.json").read_text()
+
+
+def is_clean(run_dir: Path) -> bool:
+    left = {path.name for path in run_dir.rglob(".*")} - {".lock"}
+    return not left and not list(run_dir.rglob("*.tmp"))
+
+
+def test_a_run_directory_that_has_gone_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    original = lab.loop.train_step
+
+    def train_step(net: Any, state: Any, *more: Any) -> Any:
+        if state.step == 2:
+            shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        return original(net, state, *more)
+
+    monkeypatch.setattr(lab.loop, "train_step", train_step)
+    with pytest.raises(RunFailed, match=r"^.*run has gone: it was removed or renamed while the run was writing there$"):
+        start_run(tmp_path / "run", *SHORT)
+    assert "Traceback" not in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_that_has_gone_from_under_ranks_is_a_few_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    original = lab.loop.train_step
+
+    def train_step(net: Any, state: Any, *more: Any) -> Any:
+        if state.step == 2:
+            shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        return original(net, state, *more)
+
+    monkeypatch.setattr(lab.loop, "train_step", train_step)
+    with pytest.raises(RunFailed, match=r"ended with exit status"):
+        start_run(tmp_path / "run", *SHORT, "trainer=ddp", "hardware.num_procs=2")
+    shown = capfd.readouterr().err
+    assert "Traceback" not in shown
+    assert "run has gone" in shown
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 300 KB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("nothing can be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill_disk(folder: Path) -> None:
+    with suppress(OSError), open(folder / "filler", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    with suppress(OSError), open(folder / "filler", "ab", buffering=0) as file:
+        while True:
+            file.write(b"x")
+
+
+@pytest.mark.parametrize("writes", ["metrics", "checkpoint", "status", "record"])
+def test_a_full_disk_is_one_line(
+    small_disk: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, writes: str
+) -> None:
+    """Whatever is to be written next; and the same directory goes on when there is room again."""
+    original, run = lab.loop.train_step, small_disk / "run"
+    never = ["trainer.save_every=null", "trainer.keep_best=0", "trainer.eval_every=null", "trainer.log_every=null"]
+    often = {"metrics": ["trainer.log_every=1"], "checkpoint": ["trainer.save_every=1"]}.get(writes, [])
+
+    def train_step(net: Any, state: Any, *more: Any) -> Any:
+        if state.step == 3:
+            fill_disk(small_disk)
+            if writes == "record":
+                raise ValueError("the cause")
+        return original(net, state, *more)
+
+    common = (*QUICK, "trainer.max_steps=5", *never, *often)
+    with monkeypatch.context() as patch:
+        patch.setattr(lab.loop, "train_step", train_step)
+        with pytest.raises(RunFailed) as caught:
+            start_run(run, *common)
+    shown = capfd.readouterr().err
+    assert "\n" not in str(caught.value)
+    assert "Logging error" not in shown
+    assert is_clean(run)
+    assert status(run)["status"] == "failed"
+    if writes == "record":
+        assert "could not record it" in str(caught.value)
+        assert shown.count("Traceback") == 1
+        assert status(run)["error"] == "ValueError: the cause"
+    else:
+        assert "No space left on device" in str(caught.value)
+        assert "No space left on device" in status(run)["error"]
+        assert "Traceback" not in shown
+    (small_disk / "filler").unlink()
+    start_run(run, *common)
+    assert result(run)["step"] == 5
