@@ -29,7 +29,7 @@ def before(run_dir: Path, since: float) -> float:
     if began is None or abs(began - since) < SAME_S:
         return spent
     last = last_logged(run_dir / METRICS)
-    if status["status"] != "running":  # how it failed was recorded at once
+    if status.get("status") != "running":  # how it failed was recorded at once
         last = max(last, datetime.strptime(status["time"], "%Y-%m-%dT%H:%M:%S%z").timestamp())
     return spent + max(0.0, last - began)
 
