@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from lab.compose import remove_if_empty, run_hydra
+from lab.compose import as_started, remove_if_empty, run_hydra
 from lab.distributed import started_ranks
 from lab.errors import ConfigError, RunFailed
 from lab.meeting import follows, release_followers
@@ -44,7 +44,8 @@ def main() -> int:
     statuses = [FINISHED]
 
     def job(cfg: DictConfig) -> None:
-        statuses.append(train(cfg))
+        with as_started():
+            statuses.append(train(cfg))
 
     try:
         run_hydra(job)

@@ -3,6 +3,8 @@
 # ruff: noqa: E501 - the lines that users see, word for word
 from __future__ import annotations
 
+import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -224,3 +226,37 @@ def test_from_the_shell_one_line_and_status_2(tmp_path: Path) -> None:
     line = f"error: trainer.keep_bset: no such key - did you mean trainer.keep_best? {TRAINER_HAS}\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("sweep", [(), ("-m", "hydra/sweeper=basic", "hydra/launcher=basic")])
+def test_what_is_changed_for_hydra_does_not_reach_a_job(
+    call: Call, monkeypatch: pytest.MonkeyPatch, sweep: tuple[str, ...]
+) -> None:
+    """User code parses command lines too, and starts processes."""
+    seen: list[Any] = []
+    before = argparse.ArgumentParser.parse_args, argparse.ArgumentParser.error
+
+    def start(*rest: Any, **more: Any) -> None:
+        parser = argparse.ArgumentParser()
+        parser.add_subparsers(dest="verb").add_parser("go").add_argument("--fast", action="store_true")
+        seen.append((parser.parse_args(["go", "--fast"]).fast, os.environ.get("HYDRA_FULL_ERROR"), sys.argv[-1]))
+        with pytest.raises(SystemExit):
+            parser.parse_args(["--slow"])
+
+    monkeypatch.setitem(sys.modules, "lab.start", SimpleNamespace(start=start))
+    status, lines = call(*sweep, "seed=3", "debug=nan")  # Hydra itself is handed debug='nan'
+    assert (status, lines[:1]) == (0, []) or "usage" in lines[0], lines
+    assert seen == [(True, None, "debug=nan")]
+    assert (argparse.ArgumentParser.parse_args, argparse.ArgumentParser.error) == before
+    assert "HYDRA_FULL_ERROR" not in os.environ
+
+
+def test_what_is_changed_for_hydra_does_not_reach_a_sweep(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def sweep(*rest: Any) -> None:
+        seen.append((os.environ.get("HYDRA_FULL_ERROR"), argparse.ArgumentParser.parse_args.__module__))
+
+    monkeypatch.setattr("lab.sweep.drive.sweep", sweep)
+    assert call("-m", "seed=3,4") == (0, [])
+    assert seen == [(None, "argparse")]

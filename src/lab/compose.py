@@ -30,6 +30,9 @@ from lab.targets import TARGETS_ALLOWED
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
+_FULL_ERROR = "HYDRA_FULL_ERROR"  # without it Hydra prints an error and exits by itself
+_PARSER = ("parse_args", "parse_intermixed_args", "error")
+_typed: list[str | None] = []  # the values of _FULL_ERROR that blocks have replaced, the user's first
 _HYDRA_14 = "execution_whitelist" in inspect.signature(hydra.main).parameters
 
 
@@ -63,25 +66,43 @@ def register_resolvers() -> None:
 
 
 def run_hydra(job: Callable[[DictConfig], Any]) -> None:
-    """Compose as sys.argv says and call `job` for each config; raises ConfigError, and what `job` raises."""
+    """Compose as sys.argv says and call `job` for each config; raises ConfigError, and what `job` raises.
+
+    What is changed for Hydra's sake ends before any job: sys.argv and argparse when the command line is read, the
+    environment within `as_started`, which encloses jobs and sweeps.
+    """
     check_arguments(sys.argv[1:])
     yamls.check_primary(sys.argv[1:], CONF)
     yamls.check_rerun(sys.argv[1:])
     register_resolvers()
-    shown = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints and exits by itself
+    shown = os.environ.get(_FULL_ERROR)
     # 1.4 wants an allowlist, and warns of the version_base that 1.3 wants
     options: dict[str, Any] = {"execution_whitelist": TARGETS_ALLOWED} if _HYDRA_14 else {"version_base": None}
     decorate = hydra.main(config_path=str(CONF), config_name="train", **options)
     try:
-        with _argv(quoted(from_agent(sys.argv[1:]))), _argparse_raises():
+        with _full_error("1"), _command_line(quoted(from_agent(sys.argv[1:]))):
             decorate(job)()
     except Exception as error:
         if shown == "1" or (line := explain(error, sys.argv[1:], CONF, composed)) is None:
             raise
         raise ConfigError(line) from error
+
+
+@contextlib.contextmanager
+def _full_error(value: str | None) -> Iterator[None]:
+    before = os.environ.get(_FULL_ERROR)
+    _set(_FULL_ERROR, value)
+    _typed.append(before)
+    try:
+        yield
     finally:
-        _restore("HYDRA_FULL_ERROR", shown)
+        _typed.pop()
+        _set(_FULL_ERROR, before)
+
+
+def as_started() -> contextlib.AbstractContextManager[None]:
+    """Within run_hydra: a block in which the environment is the command's own. Processes started in it inherit that."""
+    return _full_error(_typed[0]) if _typed else contextlib.nullcontext()
 
 
 def quoted(arguments: Sequence[str]) -> list[str]:
@@ -99,12 +120,33 @@ def quoted(arguments: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _argv(arguments: list[str]) -> Iterator[None]:
-    before, sys.argv = sys.argv, [sys.argv[0], *arguments]
+def _command_line(arguments: list[str]) -> Iterator[None]:
+    """Hydra reads these arguments, the way 1.4 does (overrides may stand on both sides of -m), and a mistake in them
+    (`--lr=3`) is raised instead of a page of usage. All is as before when they have been read: a job may parse too."""
+
+    def error(self: argparse.ArgumentParser, message: str) -> NoReturn:
+        raise ConfigError(f"{message} - values are given as key=value, without dashes; see --help")
+
+    def parse(self: argparse.ArgumentParser, *rest: Any, **more: Any) -> Any:
+        argparse.ArgumentParser.parse_args, argparse.ArgumentParser.parse_intermixed_args = methods[:2]  # type: ignore
+        try:
+            return self.parse_intermixed_args(*rest, **more)
+        finally:
+            undo()
+
+    def undo() -> None:
+        for name, method in zip(_PARSER, methods):
+            setattr(argparse.ArgumentParser, name, method)
+        sys.argv = argv
+
+    methods = [getattr(argparse.ArgumentParser, name) for name in _PARSER]
+    argv, sys.argv = sys.argv, [sys.argv[0], *arguments]
+    for name, method in zip(_PARSER, (parse, parse, error)):
+        setattr(argparse.ArgumentParser, name, method)
     try:
         yield
     finally:
-        sys.argv = before
+        undo()
 
 
 def composed(overrides: Sequence[str]) -> dict[str, Any]:
@@ -173,24 +215,7 @@ def absolute(value: Any, cwd: Path) -> Any:
     return os.path.normpath(cwd / Path(value).expanduser())
 
 
-@contextlib.contextmanager
-def _argparse_raises() -> Iterator[None]:
-    """`--lr=3` is a mistake like any other, not a page of usage."""
-
-    def error(self: argparse.ArgumentParser, message: str) -> NoReturn:
-        raise ConfigError(f"{message} - values are given as key=value, without dashes; see --help")
-
-    before = argparse.ArgumentParser.error, argparse.ArgumentParser.parse_args
-    argparse.ArgumentParser.error = error  # type: ignore[method-assign]
-    # as Hydra 1.4 does: overrides may stand on both sides of -m
-    argparse.ArgumentParser.parse_args = argparse.ArgumentParser.parse_intermixed_args  # type: ignore
-    try:
-        yield
-    finally:
-        argparse.ArgumentParser.error, argparse.ArgumentParser.parse_args = before  # type: ignore[method-assign]
-
-
-def _restore(name: str, value: str | None) -> None:
+def _set(name: str, value: str | None) -> None:
     if value is None:
         os.environ.pop(name, None)
     else:

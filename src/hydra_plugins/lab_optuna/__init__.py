@@ -25,6 +25,8 @@ class OptunaSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
+        from lab.compose import as_started
         from lab.search.drive import search
 
-        search(self.master, self.loader, self.chosen, arguments, self.options)
+        with as_started():
+            search(self.master, self.loader, self.chosen, arguments, self.options)

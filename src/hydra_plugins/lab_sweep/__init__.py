@@ -29,10 +29,12 @@ class LedgerSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
+        from lab.compose import as_started
         from lab.sweep.drive import sweep
 
         given = [f"{key}={value}" for key, value in self.params.items()]
-        sweep(self.master, self.loader, self.chosen, [*given, *arguments])
+        with as_started():
+            sweep(self.master, self.loader, self.chosen, [*given, *arguments])
 
 
 class PoolLauncher(Launcher):
