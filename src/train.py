@@ -4,14 +4,21 @@
     python src/train.py -m optim.lr=1e-3,3e-3 seed=0,1,2 sweep=lr
 
 Exit status: 0 finished, 1 a run failed, 2 a mistake in the configuration, 130 Ctrl-C, 75 preempted (SIGTERM,
-SIGUSR1, SIGUSR2, trainer.max_time): saved, to be run again with resume.
+SIGUSR1, SIGUSR2, SIGHUP, trainer.max_time): saved, to be run again with resume.
 No torch import before the config stands.
 """
 
 from __future__ import annotations
 
-import os
 import sys
+
+from lab import early
+
+if __name__ == "__main__":
+    early.prepare()  # before the imports, which take a while
+
+# ruff: noqa: E402
+import os
 from pathlib import Path
 from typing import NoReturn
 
@@ -86,6 +93,7 @@ def train(cfg: DictConfig) -> int:
         check(final)
         from lab.start import start
 
+        early.leave_if_asked()
         start(final, chosen, overrides, own_process=multirun)
     except ConfigError as error:
         remove_if_empty(run_dir)
@@ -96,6 +104,7 @@ def train(cfg: DictConfig) -> int:
             print(f"failed: {label}{error}", file=sys.stderr)
         return RUN_FAILED
     except SystemExit as end:  # preempted
+        remove_if_empty(run_dir)
         return int(end.code or 0)
     return FINISHED
 

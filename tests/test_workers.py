@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -81,6 +82,22 @@ class Dying(Noisy):
         if i == 33:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(i)
+
+
+class Hanging:
+    """Half of the samples never come. variable: of a dataset with its own collate."""
+
+    def __init__(self, variable: bool) -> None:
+        if variable:
+            self.collate = torch.utils.data.default_collate
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        while multiprocessing.current_process().name[-1] == "1":  # of the second worker
+            pass
+        return {"row": i}
 
 
 class Unpicklable(Noisy):
@@ -273,16 +290,23 @@ def test_auto_measures_and_says_so() -> None:
 
 
 SCRIPT = """
-import os, signal, sys, threading, time
+import multiprocessing, os, signal, sys, threading, time
 sys.path.insert(0, {tests!r})
-from test_workers import CPU, Noisy, plan_of
+from test_workers import CPU, Hanging, Noisy, plan_of
 from lab.data.loader import Loader
-loader = Loader(Noisy(sleep={sleep}), plan_of(), CPU, kind="workers", num_workers=2, seed=0)
-stream = iter(loader)
-next(stream)
-print(*[p.pid for p in loader._source._processes], flush=True)
-{body}
+
+def begin(dataset, method=None):
+    global loader, stream
+    loader = Loader(dataset, plan_of(), CPU, kind="workers", num_workers=2, seed=0, start_method=method)
+    stream = iter(loader)
+    next(stream)
+
+if __name__ == "__main__":
+    {begin}
+    print(*[p.pid for p in multiprocessing.active_children()], flush=True)
+    {body}
 """
+HANG = "time.sleep(0.5); os._exit(4)"
 
 
 def alive(pid: int) -> bool:
@@ -294,28 +318,39 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
 @pytest.mark.parametrize(
-    ("sleep", "body", "code"),
+    ("begin", "body", "code"),
     [
-        (0.01, "pass", 0),
-        (0.01, "raise SystemExit(3)", 3),
-        (0.01, "os.kill(os.getpid(), signal.SIGKILL)", -9),
-        (0.01, "os._exit(4)", 4),
-        (0.5, "pass", 0),
-        (0.05, "threading.Timer(0.3, os.killpg, (0, signal.SIGINT)).start()\nfor b in stream: pass", -2),
-        (0.01, "for p in loader._source._processes: [os.kill(p.pid, n) for n in (2, 10, 15)]\n"
-               "for _ in range(5): next(stream)\nloader.close(); loader.close()", 0),
+        ("begin(Noisy(sleep=0.01))", "pass", 0),
+        ("begin(Noisy(sleep=0.01))", "raise SystemExit(3)", 3),
+        ("begin(Noisy(sleep=0.01))", "os.kill(os.getpid(), signal.SIGKILL)", -9),
+        ("begin(Noisy(sleep=0.01))", "os._exit(4)", 4),
+        ("begin(Noisy(sleep=0.5))", "pass", 0),
+        ("begin(Noisy(sleep=0.05))",
+         "threading.Timer(0.3, os.killpg, (0, signal.SIGINT)).start()\n    for b in stream: pass", -2),
+        ("begin(Noisy(sleep=0.01))",
+         "for p in loader._source._processes: [os.kill(p.pid, n) for n in (1, 2, 10, 15)]\n"
+         "    for _ in range(5): next(stream)\n    loader.close(); loader.close()", 0),
+        ("begin(Hanging(False))", HANG, 4),
+        ("begin(Hanging(True))", HANG, 4),
+        # the thread that has started the workers ends before they do
+        ("one = threading.Thread(target=begin, args=(Hanging(False),)); one.start(); one.join()",
+         "time.sleep(1.5); next(stream); " + HANG, 4),
+        pytest.param("begin(Hanging(False), 'forkserver')", HANG, 4, marks=pytest.mark.slow),
+        pytest.param("begin(Hanging(False), 'spawn')", HANG, 4, marks=pytest.mark.slow),
     ],
-    ids=["end", "exit", "killed", "_exit", "long sample", "interrupt", "signals to workers"],
+    ids=["end", "exit", "killed", "_exit", "long sample", "interrupt", "signals to workers", "hang", "hang with collate",
+         "hang, thread", "hang, forkserver", "hang, spawn"],
 )  # fmt: skip
-def test_workers_end_with_their_parent(sleep: float, body: str, code: int) -> None:
-    script = SCRIPT.format(tests=str(Path(__file__).parent), sleep=sleep, body=body)
+def test_workers_end_with_their_parent(tmp_path: Path, begin: str, body: str, code: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), begin=begin, body=body))
     with subprocess.Popen(
-        [sys.executable, "-c", script],
+        [sys.executable, str(script)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        cwd=Path(__file__).parents[1] / "src",
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")},
     ) as process:
         out, err = process.communicate(timeout=limit(60))
     assert process.returncode == code, err

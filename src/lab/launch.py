@@ -23,10 +23,12 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from lab import early
 from lab.directory import failure, record_failure
 from lab.distributed import first_rank, rank_environment
 from lab.errors import RankLost, RunFailed
-from lab.stop import SAME_S, SIGNALS, held_signals
+from lab.parent import die_with
+from lab.stop import SAME_S, handling, heeded, held_signals
 
 SAID = (0, 1, 130)  # how _rank_main ends: well, or with a record, or by a second Ctrl-C
 SETTLE_S = 0.1  # ranks end within this of each other when one fault ends them all
@@ -50,14 +52,14 @@ class Ranks:
     @contextmanager
     def passing_on_signals(self) -> Iterator[None]:
         """A scheduler, or `kill`, signals the parent alone: the ranks save and end. At a second Ctrl-C they end now."""
-        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
-        try:
+        if asked := early.asked():
+            self.signalled = signal.Signals[asked]
+        with handling(self._handle):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _handle(self, number: int, frame: Any) -> None:
+        if number == getattr(signal, "SIGHUP", None):
+            early.leave_hung_up_terminal()
         now, again = time.monotonic(), self.signalled == number == signal.SIGINT
         if again and now - self._signalled_at > SAME_S:
             raise KeyboardInterrupt
@@ -152,7 +154,7 @@ def _rank_main(
     index: int, target: Callable[[Path], None], directory: Path, count: int, store: str, parent: int
 ) -> None:
     die_with(parent)
-    for number in SIGNALS:  # they wait (held_signals) until the run takes them
+    for number in heeded():  # they wait (held_signals) until the run takes them
         signal.signal(number, signal.SIG_DFL)
     os.environ.update(rank_environment(index, count, store), LAB_PARENT=str(parent))
     try:
@@ -163,12 +165,3 @@ def _rank_main(
         if failure(directory) is None:  # no room for a record on the disk
             print(f"rank {index}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
-
-
-def die_with(parent: int) -> None:
-    """The kernel kills this rank when its parent has gone, however that went (Linux only)."""
-    from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
-
-    _prctl_pr_set_pdeathsig(signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from lab import directory, distributed, meeting
+from lab import directory, distributed, early, meeting
 from lab.config import HardwareConfig, TrainerConfig, typed
 from lab.construct import TRACEBACK
 from lab.errors import PREEMPTED, ConfigError, RunFailed
@@ -121,6 +121,7 @@ def follow() -> int:
     began = time.monotonic()
     here, found = place(), meeting.await_directory()
     if found is None or here is None:
+        early.leave_if_asked()
         return 2  # rank 0 has said what is wrong with the configuration
     run_dir, local_ranks = found
     try:

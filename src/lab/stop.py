@@ -17,14 +17,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from lab import early
 from lab.distributed import all_max, rank, started_ranks
 
 if TYPE_CHECKING:
     from lab.distributed import World
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+SIGNALS = (signal.SIGINT, *early.SIGNALS)
 MAX_TIME = "trainer.max_time"
-CAUSES = ("", MAX_TIME, "SIGUSR2", "SIGUSR1", "SIGTERM", "SIGINT")  # the greatest that reached a rank is what all say
+CAUSES = ("", MAX_TIME, "SIGHUP", "SIGUSR2", "SIGUSR1", "SIGTERM", "SIGINT")  # the greatest that reached a rank is what all say
 TELL_S = 0.1
 MOST_STEPS = 64  # between two meetings
 SAME_S = 0.5  # a terminal and the parent send one Ctrl-C twice
@@ -41,7 +42,7 @@ class StopRequest:
     """
 
     def __init__(self, began: float) -> None:
-        self.requested = self.cause = ""
+        self.requested, self.cause = early.asked(), ""
         self.began = began
         self.max_time_s: float | None = None
         self.save_s = 0.0  # the longest save so far
@@ -98,6 +99,8 @@ class StopRequest:
         self._every, self._calls, self._last_call, self._sent_at = 1, 0, None, time.monotonic()
 
     def _handle(self, number: int, frame: Any) -> None:
+        if number == getattr(signal, "SIGHUP", None):
+            early.leave_hung_up_terminal()
         now, name = time.monotonic(), signal.Signals(number).name
         again = now - self._signalled_at > SAME_S or started_ranks() is None
         if number == signal.SIGINT and self.requested == "SIGINT" and again:
@@ -121,16 +124,28 @@ def held_signals() -> Iterator[None]:
 
 
 @contextmanager
+def handling(handle: Callable[[int, Any], None]) -> Iterator[None]:
+    """Signals that ask to stop go to `handle` for the length of the block."""
+    before = {number: signal.signal(number, handle) for number in heeded()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def heeded() -> list[signal.Signals]:
+    """SIGNALS; without SIGHUP where whoever started this process has it ignored (nohup)."""
+    return [n for n in SIGNALS if n != getattr(signal, "SIGHUP", None) or signal.getsignal(n) != signal.SIG_IGN]
+
+
+@contextmanager
 def stop_on_signals(began: float) -> Iterator[StopRequest]:
     """Signals ask the loop to stop, for the length of the block (in a main thread; others get none)."""
     request = StopRequest(began)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.signal(number, request._handle) for number in SIGNALS}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    try:
+    with handling(request._handle):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

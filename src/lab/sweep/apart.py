@@ -11,8 +11,8 @@ from pathlib import Path
 from lab import directory as run_directory
 from lab.directory import no_links
 from lab.errors import Claimed, RunFailed
-from lab.launch import die_with
-from lab.stop import SIGNALS
+from lab.parent import die_with
+from lab.stop import SIGNALS, heeded
 from lab.sweep.job import run_job
 from lab.sweep.ledger import Job
 
@@ -44,7 +44,7 @@ def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None)
 
 def job_main(directory: Path, environment: dict[str, str], quiet: bool, parent: int) -> None:
     os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, which passes it on once
-    for number in SIGNALS:
+    for number in heeded():
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     die_with(parent)

@@ -23,6 +23,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lab import directory as run_directory
+from lab import early
 from lab.compose import CONF, composed, resolved
 from lab.errors import Claimed, ConfigError
 from lab.explain import explain
@@ -171,6 +172,7 @@ def compose(ledger: Ledger, combinations: Sequence[Combination], composer: Compo
     """{position: job} of the combinations that the ledger does not know; a mistake in any is a ConfigError."""
     number, found = len(ledger.jobs), {}
     for index, combination in enumerate(combinations):
+        early.leave_if_asked()
         if ledger.find(combination.values) is None:
             cfg = composer.job(number, directory_name(combination.values, composer.swept), combination.overrides)
             found[index] = NewJob(combination.overrides, cfg, combination.values)

@@ -22,9 +22,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from lab import directory as run_directory
+from lab import early
 from lab.config import PoolConfig, SweepConfig
 from lab.errors import Claimed, ConfigError
-from lab.stop import SIGNALS, held_signals
+from lab.stop import handling, held_signals
 from lab.sweep.apart import FAULT, job_main, record_unexplained
 from lab.sweep.job import ELSEWHERE
 from lab.sweep.lease import Lease, Leases
@@ -164,6 +165,8 @@ class Pool:
         """The first signal is passed on to the jobs, which save and end; after a second Ctrl-C they end now."""
 
         def handle(number: int, frame: FrameType | None) -> None:
+            if number == getattr(signal, "SIGHUP", None):
+                early.leave_hung_up_terminal()
             if self.stopped is not None and number == signal.SIGINT:
                 for running in self._running.values():
                     with contextlib.suppress(ProcessLookupError):
@@ -173,12 +176,12 @@ class Pool:
                 self._screen.say(f"{self.stopped.name}: running jobs save and end; Ctrl-C again: now")
                 self._end(self.stopped)
 
-        before = {number: signal.signal(number, handle) for number in SIGNALS}
         try:
-            yield
+            with handling(handle):
+                if asked := early.asked():
+                    handle(signal.Signals[asked], None)
+                yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
             for running in self._running.values():  # only where an error passes
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(running.process.pid, signal.SIGKILL)

@@ -19,11 +19,12 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from lab import early
 from lab.config import parse_interval
 from lab.cores import CORES_LIMIT, cores
 from lab.errors import ConfigError, RunFailed
 from lab.explain import one_line
-from lab.launch import die_with
+from lab.parent import die_with
 from lab.sweep.screen import aligned, clock
 
 TIMED_STEPS = 3
@@ -61,6 +62,7 @@ def preflight(candidates: Sequence[Candidate], at_once: int) -> str:
     rows = [["job", "steps", "ms a step", "memory", "time", "batch", "overrides"]]
     seconds, memory = 0.0, 0
     for candidate in candidates:
+        early.leave_if_asked()
         trial = in_a_process(candidate, sorted(known), max(1, cores() // at_once))
         timed = known.setdefault(trial.shape, trial)
         assert timed.step_s is not None and timed.eval_s is not None  # noqa: PT018

@@ -26,6 +26,7 @@ from lab.errors import PREEMPTED, Claimed, ConfigError, RunFailed
 from lab.meeting import follows, release_followers
 from lab.place import adopt
 from lab.start import follow
+from lab.stop import heeded
 from lab.sweep.apart import OUTPUT, print_to
 from lab.sweep.job import run_job
 from lab.sweep.ledger import Job
@@ -183,6 +184,8 @@ class Batch:
             self._cancel()
 
         before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in set(heeded()) - set(before):  # the batch jobs do not need this process
+            before[number] = signal.signal(number, signal.SIG_DFL)
         try:
             yield
         finally:

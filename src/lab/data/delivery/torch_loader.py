@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import signal
+import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from lab.data.delivery.samples import seed_sample
 from lab.data.delivery.slots import Batch, to_device
+from lab.data.delivery.worker import belong_to_the_run
 from lab.data.order import Plan
 
 
@@ -49,12 +51,6 @@ class _Batches:
             k += 1
 
 
-def _ignore_signals(worker: int) -> None:
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-
-
 class TorchLoader:
     def __init__(
         self, dataset: Any, device: torch.device, seed: int, num_workers: int, start_method: str | None
@@ -66,7 +62,7 @@ class TorchLoader:
             num_workers=num_workers,
             collate_fn=_Collate(dataset),
             pin_memory=device.type == "cuda",
-            worker_init_fn=_ignore_signals,
+            worker_init_fn=partial(belong_to_the_run, threading.current_thread() is threading.main_thread()),
             multiprocessing_context=start_method,
             persistent_workers=True,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import signal
 import traceback
 from multiprocessing.connection import Connection
@@ -14,6 +13,8 @@ from torch import Tensor
 
 from lab.data.delivery.samples import fill
 from lab.data.delivery.slots import Batch, Spec
+from lab.parent import die_with_starter
+from lab.stop import SIGNALS
 
 _ALIGN = 64
 
@@ -45,21 +46,28 @@ class WorkerTraceback(Exception):
     """The traceback of an error in a worker, as text."""
 
 
+def belong_to_the_run(by_main_thread: bool, worker: int = 0) -> None:
+    """First of all in a worker: it leaves signals to the run, whose process ends it, and it never outlives that."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    die_with_starter(by_main_thread)
+
+
 def work(
-    dataset: Any, seed: int, shared: Tensor, layout: Layout, pipe: Connection, inherited: list[Connection]
+    dataset: Any,
+    seed: int,
+    shared: Tensor,
+    layout: Layout,
+    pipe: Connection,
+    inherited: list[Connection],
+    by_main_thread: bool,
 ) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGUSR1", None), getattr(signal, "SIGUSR2", None)):
-        if number is not None:
-            signal.signal(number, signal.SIG_IGN)
+    belong_to_the_run(by_main_thread)
     for other in inherited:
         other.close()  # forked with this worker: kept open, the workers before it would not see their parent end
     torch.set_num_threads(1)
-    parent = mp.parent_process()
     try:
         while True:
-            while not pipe.poll(5):
-                if parent is None or not parent.is_alive():
-                    return
             job = pipe.recv()
             if job is None:
                 return

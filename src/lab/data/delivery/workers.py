@@ -14,6 +14,7 @@ import multiprocessing as mp
 import os
 import pickle
 import signal
+import threading
 from collections import deque
 from collections.abc import Iterator
 from multiprocessing import util
@@ -71,10 +72,11 @@ class Workers:
 
     def _start(self, dataset: Any, seed: int, start_method: str | None) -> None:
         context: Any = mp.get_context(start_method)
+        by_main_thread = threading.current_thread() is threading.main_thread()
         for i in range(self.num_workers):
             ours, theirs = context.Pipe()
             inherited = [*self._pipes, ours] if context.get_start_method() == "fork" else []
-            arguments = (dataset, seed, self._shared, self._layout, theirs, inherited)
+            arguments = (dataset, seed, self._shared, self._layout, theirs, inherited, by_main_thread)
             process = context.Process(target=work, args=arguments, daemon=True, name=f"data-worker-{i}")
             try:
                 process.start()

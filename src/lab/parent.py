@@ -1,0 +1,45 @@
+"""A process that another one has started ends with it, however that went. Importing this imports no torch."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+
+POLL_S = 1.0
+
+
+def die_with(parent: int) -> None:
+    """The kernel kills this process when `parent`, whose main thread has started it, has gone; where it cannot (it is
+    not Linux), this process looks for itself."""
+    if sys.platform == "linux":
+        from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
+
+        _prctl_pr_set_pdeathsig(signal.SIGKILL)
+    else:
+        threading.Thread(target=_outlive, args=(parent,), name="parent", daemon=True).start()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def die_with_starter(by_main_thread: bool) -> None:
+    """For a process of `multiprocessing`, started in any way (between it and its starter may be a fork server).
+
+    by_main_thread: of the starter. The kernel's signal would come when the thread that has started this process ends.
+    """
+    starter = multiprocessing.parent_process()
+    assert starter is not None and starter.pid is not None
+    if by_main_thread and starter.pid == os.getppid():
+        die_with(starter.pid)
+    else:
+        threading.Thread(target=_outlive, args=(os.getppid(),), name="parent", daemon=True).start()
+
+
+def _outlive(parent: int) -> None:
+    starter = multiprocessing.parent_process()
+    while os.getppid() == parent and (starter is None or starter.is_alive()):
+        time.sleep(POLL_S)
+    os._exit(1)

@@ -1,0 +1,109 @@
+"""What reaches a command before its run begins, and what its terminal does to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import QUICK, ROOT, TRAIN, last_checkpoint, processes_with, status
+
+from lab.stop import heeded
+
+ENDLESS = (*QUICK, "trainer.max_steps=1000000", "trainer.eval_every=null", "trainer.save_every=20")
+
+
+def wait_for(condition: object, process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 90
+    while not condition():  # type: ignore[operator]
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
+    return bool(caught >> (number - 1) & 1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks into /proc")
+def test_a_signal_before_the_run_ends_with_75_and_leaves_nothing(tmp_path: Path) -> None:
+    """Sent as soon as the command can take it: it imports and composes for a second or two after that."""
+    cases = {
+        "plain": (signal.SIGTERM, f"hydra.run.dir={tmp_path}/plain"),
+        "ranks": (signal.SIGHUP, "trainer=ddp", f"hydra.run.dir={tmp_path}/ranks"),
+        "sweep": (signal.SIGUSR1, "-m", "seed=0,1", "hydra/launcher=pool", f"hydra.sweep.dir={tmp_path}/sweep"),
+    }
+    started = {}
+    for name, (number, *more) in cases.items():
+        process = subprocess.Popen([*TRAIN, *ENDLESS, *more], stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        wait_for(lambda p=process, n=number: catches(p.pid, n), process)
+        process.send_signal(number)
+        started[name] = process
+    for name, process in started.items():
+        _, shown = process.communicate(timeout=90)
+        assert process.returncode == 75, (name, shown)
+        assert "Traceback" not in shown
+        assert f"{cases[name][0].name}: stopped before the run began" in shown
+        assert not list((tmp_path / name).rglob("*.json"))
+    assert not (tmp_path / "plain").exists()
+    assert not (tmp_path / "ranks").exists()
+
+
+def test_streams_that_are_closed_change_nothing(tmp_path: Path) -> None:
+    """Not even the files: the first that are opened must not get their numbers."""
+    command = [*TRAIN, *QUICK, "trainer=ddp", "trainer.max_steps=4", "trainer.log_every=2", "hydra.run.dir=run"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", *command], cwd=tmp_path, timeout=120,
+        env={**os.environ, "PYTHONWARNINGS": "always"},
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert status(tmp_path / "run")["status"] == "finished"
+    assert all(json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+
+
+def in_a_terminal(*command: str) -> tuple[subprocess.Popen[bytes], int]:
+    """The command in a terminal of its own -> (its process, the terminal's other end)."""
+    ours, theirs = pty.openpty()
+    code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *command], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    return process, ours
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_terminal_that_goes_away_stops_the_run_with_a_checkpoint(tmp_path: Path, ranks: int) -> None:
+    run = tmp_path / "run"
+    more = ("trainer=ddp",) if ranks > 1 else ()
+    process, terminal = in_a_terminal(*TRAIN, *ENDLESS, *more, f"hydra.run.dir={run}")
+    wait_for(lambda: list((run / "checkpoints").glob("last_*.pt")), process)
+    os.close(terminal)
+    assert process.wait(90) == 75
+    assert (status(run)["status"], status(run)["signal"]) == ("preempted", "SIGHUP")
+    assert last_checkpoint(run)["step"] >= 20
+    assert not processes_with(str(run))
+
+
+def test_nohup_is_respected() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signal.SIGHUP not in heeded()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert signal.SIGHUP in heeded()
+
+
+def test_the_module_that_comes_first_is_light() -> None:
+    code = "import sys, lab.early; print([m for m in ('torch', 'hydra', 'omegaconf', 'numpy') if m in sys.modules])"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout == "[]\n"
