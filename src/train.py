@@ -17,7 +17,6 @@ from lab import early
 if __name__ == "__main__":
     early.prepare()  # before the imports, which take a while
 
-# ruff: noqa: E402
 import os
 from pathlib import Path
 from typing import NoReturn

@@ -10,6 +10,7 @@ import faulthandler
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -40,9 +41,12 @@ from conftest import (
 from omegaconf import OmegaConf
 
 import lab.checkpoint
+import lab.distributed
 import lab.launch
 import lab.loop
+import lab.watch
 from lab.errors import RunFailed
+from lab.watch import Report, verdict
 
 TIMEOUT_S = round(3 * slowdown())  # that a rank may stand still where nothing is wrong
 COMMON = (
@@ -404,13 +408,16 @@ def test_a_job_of_a_multirun_that_hangs_is_ended(tmp_path: Path, monkeypatch: py
         start_run(tmp_path / "run", *COMMON, own_process=True)
 
 
-def report(rank: int, waits: bool, idle_s: float) -> dict[str, Any]:
-    return {"rank": rank, "waits": waits, "idle_s": idle_s, "place": "training, at step 3", "stack": f"stack {rank}"}
+def report(rank: int, waits: bool, idle_s: float, step: int = 3, torch: bool = False, limit_s: float = 20) -> Report:
+    return Report(rank, idle_s, limit_s, step, f"training, at step {step}", waits, torch, f"stack {rank}")
+
+
+def named(*reports: Report, size: int = 2) -> int | None:
+    found = verdict(list(reports), size, 20)
+    return None if found is None else found[0]
 
 
 def test_the_verdict_names_the_rank_that_does_not_wait() -> None:
-    from lab.watch import verdict
-
     found = verdict([report(0, True, 30), report(1, False, 29), report(2, True, 31)], 3, 20)
     assert found is not None
     assert found[0] == 1
@@ -425,6 +432,36 @@ def test_the_verdict_names_the_rank_that_does_not_wait() -> None:
     # one that still moves is only slow
     assert verdict([report(0, True, 30), report(1, False, 2)], 2, 20) is None
     assert verdict([], 2, 20) is None
+
+
+def test_the_verdict_where_waiting_cannot_be_seen() -> None:
+    """Of a GPU: the host's own calls do not wait for other ranks, they wait for a queue that does."""
+    for first, second in ((30, 30.01), (30.01, 30)):
+        # behind by steps, whoever stands longer
+        assert named(report(0, False, first, step=4, torch=True), report(1, False, second, step=3, torch=True)) == 1
+        # in its own code, not in torch's
+        assert named(report(0, False, first, torch=True), report(1, False, second)) == 1
+    assert named(report(0, False, 30, torch=True), report(1, False, 19.9)) == 1  # it came to its place a bit later
+    # all wait: who is behind; the message says where each is
+    assert named(report(0, True, 30, step=4), report(1, True, 30, step=3)) == 1
+    found = verdict([report(0, True, 30, step=4), report(1, True, 30, step=3)], 2, 20)
+    assert found is not None
+    assert "rank 0 in training, at step 4, rank 1 in training, at step 3" in found[1]
+
+
+def test_the_verdict_leaves_callbacks_their_time() -> None:
+    assert named(report(0, False, 100, limit_s=720), report(1, True, 30)) is None
+    assert named(report(0, False, 721, limit_s=720), report(1, True, 30)) == 0
+    assert named(report(0, False, 100, limit_s=720), report(1, False, 30, step=2)) == 1  # not the callback's fault
+    assert named(report(0, True, 100, limit_s=720), report(1, True, 30)) == 0  # it waits for one that never comes
+    assert named(report(0, True, 1, limit_s=720), report(1, True, 30)) is None  # it has just come
+
+
+def test_waiting_for_the_device_is_seen() -> None:
+    """Whatever the loop asks of the device, it asks in one place, which the watch knows."""
+    source = (ROOT / "src/lab/loop.py").read_text()
+    assert not re.findall(r"\.item\(\)|\.tolist\(\)|\.cpu\(\)|\bbool\(torch", source)
+    assert lab.distributed.to_host.__code__.co_filename.endswith(lab.watch.WAITS_IN[-1])
 
 
 @pytest.mark.slow

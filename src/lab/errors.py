@@ -1,5 +1,9 @@
 """Errors that the command line shows as one line, without a traceback."""
 
+import errno
+import os
+import re
+
 PREEMPTED = 75  # EX_TEMPFAIL, the exit status of what was stopped and saved: to be run again
 
 
@@ -21,3 +25,31 @@ class Claimed(ConfigError):
 
 class RankLost(RunFailed):
     """A rank was killed, died or hung: nothing that the run itself did, so it may go well another time."""
+
+
+_REMEDIES = {
+    errno.EMFILE: "this process may open no more files; raise its limit (ulimit -n 4096)",
+    errno.ENFILE: "this machine may open no more files",
+    errno.ENOMEM: "no memory left; see what else runs here, and the limits (ulimit -v)",
+    errno.EACCES: "you may not read it; see its permissions and those of its folders",
+    errno.EPERM: "you may not read it; see its permissions and those of its folders",
+    errno.EIO: "the disk or the network file system failed; see dmesg, and try again",
+    errno.ESTALE: "the network file system has lost it; try again",
+    errno.ETIMEDOUT: "the network file system does not answer; try again",
+    errno.EINTR: "a signal came; try again",
+}
+
+
+def machine_fault(error: BaseException | None) -> str | None:
+    """What the machine failed at, with a remedy, if that is why a file could not be read; None: it may be the file.
+
+    Not a MemoryError: a damaged file may ask for any amount.
+    """
+    while error is not None:
+        number = getattr(error, "errno", None)
+        if number is None and (told := re.search(r"errno = (\d+)", str(error))):  # HDF5's
+            number = int(told[1])
+        if number in _REMEDIES:
+            return f"{os.strerror(number)}: {_REMEDIES[number]}"
+        error = error.__cause__
+    return None

@@ -11,6 +11,7 @@ their connection broke, or their watch does (lab.watch), and end by themselves; 
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing as mp
 import os
 import signal
@@ -23,14 +24,15 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from lab import early
+from lab import early, heartbeat
 from lab.directory import failure, record_failure
 from lab.distributed import first_rank, rank_environment
 from lab.errors import RankLost, RunFailed
+from lab.heartbeat import Hearts, readable
 from lab.parent import die_with
 from lab.stop import SAME_S, handling, heeded, held_signals
 
-SAID = (0, 1, 130)  # how _rank_main ends: well, or with a record, or by a second Ctrl-C
+POLL_S = 0.5
 SETTLE_S = 0.1  # ranks end within this of each other when one fault ends them all
 LAST_S = 20.0  # what the other ranks get to end by themselves after one has failed: a rank's watch needs 6
 
@@ -48,6 +50,8 @@ class Ranks:
         self.signalled: signal.Signals | None = None
         self._signalled_at = 0.0
         self._processes: list[Any] = []
+        self._hearts: Hearts
+        self._stacks: list[Any] = []  # pipes from the faulthandler of each rank
 
     @contextmanager
     def passing_on_signals(self) -> Iterator[None]:
@@ -77,7 +81,12 @@ class Ranks:
         """target(directory) in `count` ranks until all have ended; RunFailed when one did not end well."""
         context: Any = mp.get_context("fork" if sys.platform == "linux" else "spawn")
         with meeting_file() as store:
-            arguments = [(rank, target, directory, count, store, os.getpid()) for rank in range(count)]
+            hearts, pipes = Hearts(context, count), [context.Pipe(duplex=False) for _ in range(count)]
+            self._hearts, self._stacks = hearts, [receive for receive, _ in pipes]
+            arguments = [
+                (rank, target, directory, count, store, os.getpid(), hearts.shared, pipes[rank][1])
+                for rank in range(count)
+            ]
             processes = [context.Process(target=_rank_main, args=given, name=f"rank-{given[0]}") for given in arguments]
             try:
                 with held_signals():  # a rank takes those that come early when it is ready for them
@@ -93,6 +102,8 @@ class Ranks:
                         process.kill()
                         process.join()
                 self._processes = []
+                for end in (end for pipe in pipes for end in pipe):
+                    end.close()
         codes = [process.exitcode for process in processes]
         if codes != [0] * count:
             if 130 in codes:
@@ -105,23 +116,45 @@ class Ranks:
         """Until all have ended well, or one has not and the others have had their time."""
         running = {process.sentinel: process for process in self._processes}
         while running:
-            for sentinel in connection.wait(list(running)):
+            ended = connection.wait(list(running), POLL_S)
+            heartbeat.beat(max(self._hearts.latest(), LAST_S + 10))  # of a job in a pool
+            if hung := self._hearts.overdue():
+                self._end_hung(directory, [i for i in hung if self._processes[i].is_alive()])
+            for sentinel in ended:
                 process = running.pop(sentinel)  # type: ignore[call-overload]
                 process.join()
-                if process.exitcode != 0:
+                if process.exitcode != 0 or not self._hearts.said(self._processes.index(process)):
                     time.sleep(SETTLE_S)
                     self._record_death(directory)
                     self._let_end(directory)
                     return
 
+    def _end_hung(self, directory: Path, hung: list[int]) -> None:
+        """Ranks that are stopped, or whose native code holds the interpreter: their watches cannot say so."""
+        first = first_rank(len(self._processes))
+        said = {i: f"rank {first + i} hung: {self._hearts.why(i, self._processes[i].pid)}" for i in hung}
+        for i in hung:
+            heartbeat.abort(self._processes[i])
+            self._hearts.shared[i].said = True
+        for i, message in said.items():  # the one that is behind the others comes first
+            if not record_failure(directory, first + i, RankLost(message), stack=(stack := self._stack(i))):
+                print(f"rank {first + i} stood here:\n{stack}", file=sys.stderr, end="")
+
+    def _stack(self, index: int) -> str:
+        """What faulthandler wrote in a rank that has ended."""
+        receive = self._stacks[index]
+        return readable(os.read(receive.fileno(), 1 << 16).decode(errors="replace")) if receive.poll() else ""
+
     def _record_death(self, directory: Path) -> None:
         """One that a signal killed cannot say so itself, and the others would: that their connection broke."""
-        for rank, process in enumerate(self._processes, start=first_rank(len(self._processes))):
-            code = process.exitcode
-            if code in (None, *SAID) or (code == -signal.SIGABRT and failure(directory) is not None):
-                continue  # gloo's threads may abort a rank that ends after a failure of another
+        for index, process in enumerate(self._processes):
+            rank, code = first_rank(len(self._processes)) + index, process.exitcode
+            if code is None or self._hearts.said(index):
+                continue  # gloo's threads may abort a rank that ends after a failure, its own or another's
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-            record_failure(directory, rank, RankLost(f"rank {rank} {how}{LIKELY.get(-code, '')}"), first=True)
+            how += f" ({self._hearts.place(index)}), and left no word" if code >= 0 else ""
+            lost = RankLost(f"rank {rank} {how}{LIKELY.get(-code, '')}")
+            record_failure(directory, rank, lost, first=True, stack=self._stack(index))
             return
 
     def _let_end(self, directory: Path) -> None:
@@ -129,11 +162,7 @@ class Ranks:
         for process in self._processes:
             process.join(max(0.0, end - time.monotonic()))
         self._record_death(directory)  # the kernel may have taken longer to bury one than the others to miss it
-        left = [process for process in self._processes if process.is_alive()]
-        for process in left:  # native code holds its interpreter: faulthandler says where
-            os.kill(process.pid, signal.SIGABRT)
-        for process in left:
-            process.join(1.0)
+        self._end_hung(directory, [i for i, process in enumerate(self._processes) if process.is_alive()])
 
 
 @contextmanager
@@ -151,9 +180,19 @@ def meeting_file() -> Iterator[str]:
 
 
 def _rank_main(
-    index: int, target: Callable[[Path], None], directory: Path, count: int, store: str, parent: int
+    index: int,
+    target: Callable[[Path], None],
+    directory: Path,
+    count: int,
+    store: str,
+    parent: int,
+    hearts: Any,
+    stack: Any,
 ) -> None:
     die_with(parent)
+    heartbeat.take(hearts, index)
+    os.set_blocking(stack.fileno(), False)
+    faulthandler.enable(file=stack.fileno())  # where native code crashed, or holds the interpreter
     for number in heeded():  # they wait (held_signals) until the run takes them
         signal.signal(number, signal.SIG_DFL)
     os.environ.update(rank_environment(index, count, store), LAB_PARENT=str(parent))
@@ -165,3 +204,5 @@ def _rank_main(
         if failure(directory) is None:  # no room for a record on the disk
             print(f"rank {index}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    finally:
+        heartbeat.say_ended()

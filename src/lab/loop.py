@@ -25,7 +25,7 @@ from lab.clock import Clock
 from lab.data.loader import Loader
 from lab.data_parallel import on_each_device
 from lab.ddp import name_unused
-from lab.distributed import World, all_sum, broadcast_buffers, gather, meet
+from lab.distributed import World, all_sum, broadcast_buffers, gather, meet, to_host
 from lab.errors import RunFailed
 from lab.fsdp import whole
 from lab.seed import rng_state, set_rng_state
@@ -112,7 +112,7 @@ def update(state: TrainState, settings: StepSettings, non_finite: Tensor) -> boo
     fused kernel. Otherwise the kernel itself leaves the weights alone (found_inf), and the next log stops the run.
     """
     ask = state.scaler is not None or settings.skip_non_finite or not settings.guarded
-    moves = not (ask and non_finite.item())
+    moves = not (ask and to_host(non_finite))
     if moves:
         if not ask:
             state.optimizer.found_inf = non_finite  # type: ignore[attr-defined]
@@ -161,7 +161,7 @@ def evaluate(
             observe(first_samples(output, size, counted), first_samples(batch, size, counted))
     all_sum(sums, world)
     model.train(was_training)
-    *totals, samples = sums.tolist()
+    *totals, samples = to_host(sums)
     return {name: total / samples for name, total in zip(names, totals)}
 
 
@@ -210,7 +210,7 @@ def to_be_scored(state: TrainState, run: Run) -> bool:
 
 def check_finite(state: TrainState, run: Run) -> int:
     """Steps since the last log that were not finite; the run stops at them, on all ranks, unless it is to skip them."""
-    skipped = int(state.totals["non_finite"].item()) if state.totals else 0
+    skipped = int(to_host(state.totals["non_finite"])) if state.totals else 0
     if skipped and not (run.step.skip_non_finite or state.scaler):
         raise RunFailed(
             f"a gradient was not finite in {skipped} of the steps {state.logged_step + 1} to {state.step}; "
@@ -231,7 +231,8 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
     steps = state.step - state.logged_step
     names = [name for name in state.totals if name != "non_finite"]
     own = torch.tensor(run.balance.row(), device=run.world.device)
-    sums = all_sum(torch.cat([torch.stack([state.totals[name].float() for name in names]), own]), run.world).tolist()
+    means = torch.stack([state.totals[name].float() for name in names])
+    sums = to_host(all_sum(torch.cat([means, own]), run.world))
     counted = run.world.size * (steps - skipped)
     logged = {f"train/{name}": value / counted for name, value in zip(names, sums) if counted}
     logged["train/lr"] = state.schedule.last_lr
@@ -241,8 +242,7 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
     state.totals, state.logged_step = {}, state.step
     logged |= run.balance.read(state.step, sums[len(names) :])
     run.logger.log(state.step, logged | clock.read(steps * run.global_batch_size))
-    for callback in run.callbacks:
-        callback.on_log(state, logged)
+    run.notify("on_log", state, logged)
 
 
 def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
@@ -258,8 +258,7 @@ def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
     state.scored_step = state.step
     scores = {f"val/{name}": value for name, value in scores.items()}
     run.logger.log(state.step, scores)
-    for callback in run.callbacks:
-        callback.on_eval(state, scores)
+    run.notify("on_eval", state, scores)
     value = scores[run.monitor_key]
     rank = run.monitor_sign * value
     if math.isfinite(value) and (state.best_score is None or rank < run.monitor_sign * state.best_score):

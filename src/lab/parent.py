@@ -31,7 +31,8 @@ def die_with_starter(by_main_thread: bool) -> None:
     by_main_thread: of the starter. The kernel's signal would come when the thread that has started this process ends.
     """
     starter = multiprocessing.parent_process()
-    assert starter is not None and starter.pid is not None
+    assert starter is not None
+    assert starter.pid is not None
     if by_main_thread and starter.pid == os.getppid():
         die_with(starter.pid)
     else:

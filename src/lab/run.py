@@ -5,8 +5,7 @@ from __future__ import annotations
 import faulthandler
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,13 +38,14 @@ from lab.errors import ConfigError
 from lab.hardware import Hardware
 from lab.logger import Logger, RunLogger, log_to
 from lab.loop import evaluate, fit, forward_loss
+from lab.recording import no_silent_exit, recording
 from lab.saved import read_config
 from lab.schema import seconds
 from lab.search.pruning import Pruning
 from lab.seed import seed_everything
 from lab.state import Run, Task, TrainState, averaged
 from lab.stop import Stopped, StopRequest, stop_on_signals
-from lab.watch import SLOW, Watch
+from lab.watch import SLOW, USER, Watch
 
 
 def run(run_dir: Path, began: float | None = None) -> None:
@@ -54,13 +54,14 @@ def run(run_dir: Path, began: float | None = None) -> None:
     began: time.monotonic() when the command began, from which trainer.max_time counts.
     """
     began = time.monotonic() if began is None else began
-    with recording(run_dir, distributed.rank()), stop_on_signals(began) as stop:
+    rank = distributed.rank()
+    with recording(run_dir, rank), no_silent_exit(run_dir, rank), stop_on_signals(began) as stop:
         if not faulthandler.is_enabled():  # a job's has a file of its own
             faulthandler.enable(file=2)  # where native code crashed, or holds the interpreter
         config = Config.of(read_config(run_dir))
         timeout_s = seconds(config.trainer.timeout)
         stop.max_time_s = seconds(config.trainer.max_time)
-        watch = Watch(run_dir, distributed.rank(), distributed.started_ranks() or 1, timeout_s)
+        watch = Watch(run_dir, rank, distributed.started_ranks() or 1, timeout_s)
         machine = hardware.resolve(config.hardware, config.trainer)
         hardware.apply(config.hardware, machine)
         if not config.hardware.compile:
@@ -154,7 +155,7 @@ def train(
         restore(state, payload, config, run)
     for callback in run.callbacks:
         object.__setattr__(callback, "run", run)  # of a frozen dataclass too
-        callback.on_start(state)
+    run.notify("on_start", state)
     logger.say(title)
     describe(logger, machine, model, run, sets, train_loader)
 
@@ -170,7 +171,8 @@ def train(
             return {"step": state.step}
         balanced = run.balance.report()
         scores = final_scores(state, task, val_loader, test_loader, run)
-        callbacks.end(run.callbacks, state, {key: value for key, value in scores.items() if "/" in key})
+        with watch.user_code("a callback's on_end", state.step):
+            callbacks.end(run.callbacks, state, {key: value for key, value in scores.items() if "/" in key})
         return scores | balanced
     except Stopped:  # during the final scores: they are made anew when the run goes on
         return {"step": state.step}
@@ -191,27 +193,9 @@ def with_threads(
     return replace(machine, threads=threads.settle(machine.threads, run_dir, world, measure))
 
 
-@contextmanager
-def recording(run_dir: Path, rank: int, watch: Watch | None = None) -> Iterator[None]:
-    """Keep what ended this rank before anything is torn down, so that it comes before what that does to the others."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        directory.end_status(run_dir, "interrupted", signal="SIGINT")
-        raise
-    except Exception as error:
-        if watch is not None:
-            watch.record_dead_peers()  # then this error is only its echo
-        found = directory.explained(run_dir, error)
-        directory.record_failure(run_dir, rank, found)
-        if found is error:
-            raise
-        raise found from error
-
-
 def collective_timeout_s(timeout_s: float | None) -> float:
     """Longer than the watch waits, as it can say more; for ever is not known to torch.distributed."""
-    return 7 * 24 * 3600.0 if timeout_s is None else 2 * SLOW * timeout_s + 60
+    return 7 * 24 * 3600.0 if timeout_s is None else 2 * USER * timeout_s + 60
 
 
 def make_logger(run_dir: Path, config: Config, world: World, from_step: int, began: float) -> Logger:

@@ -19,7 +19,8 @@ from lab.errors import PREEMPTED, ConfigError, RunFailed
 from lab.hardware import count_processes
 from lab.launch import Ranks
 from lab.place import place
-from lab.run import recording, run
+from lab.recording import recording
+from lab.run import run
 
 
 def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: bool, leave: Collection[str] = ()) -> None:

@@ -146,6 +146,12 @@ class Run:
         """The run's own: config.yaml, metrics.jsonl, checkpoints/, ..."""
         return self.checkpoints.directory.parent
 
+    def notify(self, event: str, state: TrainState, *values: Any) -> None:
+        """Call this method of every callback. A callback may take longer than a step, see trainer.timeout."""
+        for callback in self.callbacks:
+            with self.watch.user_code(f"{type(callback).__name__}.{event}", state.step):
+                getattr(callback, event)(state, *values)
+
     def evaluating(self, loader: Loader, step: int) -> Iterator[Batch]:
         """The batches of an evaluation; Stopped, on all ranks after the same one, once they have agreed to stop."""
         self.stop.settle()

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGINT, *early.SIGNALS)
 MAX_TIME = "trainer.max_time"
-CAUSES = ("", MAX_TIME, "SIGHUP", "SIGUSR2", "SIGUSR1", "SIGTERM", "SIGINT")  # the greatest that reached a rank is what all say
+CAUSES = (
+    "",
+    MAX_TIME,
+    "SIGHUP",
+    "SIGUSR2",
+    "SIGUSR1",
+    "SIGTERM",
+    "SIGINT",
+)  # the greatest that reached a rank is what all say
 TELL_S = 0.1
 MOST_STEPS = 64  # between two meetings
 SAME_S = 0.5  # a terminal and the parent send one Ctrl-C twice

@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from lab import directory as run_directory
+from lab import heartbeat
 from lab.directory import no_links
-from lab.errors import Claimed, RunFailed
+from lab.errors import Claimed, RankLost, RunFailed
 from lab.parent import die_with
 from lab.stop import SIGNALS, heeded
 from lab.sweep.job import run_job
@@ -19,8 +21,9 @@ from lab.sweep.ledger import Job
 OUTPUT, FAULT = "output.log", "fault.log"  # what a job of several printed; where it was when a signal killed it
 
 
-def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None) -> None:
-    """A job that was killed, or that ended without a word, cannot say so itself. stopped: it was asked to end."""
+def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None, hung: str = "") -> None:
+    """A job that was killed, or that ended without a word, cannot say so itself. stopped: it was asked to end.
+    hung: why it had to be ended."""
     try:
         with run_directory.claimed(job.directory):
             if job.state() not in ("queued", "running"):
@@ -30,8 +33,10 @@ def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None)
                 run_directory.write_status(job.directory, state, signal=stopped.name)
                 return
             fault = job.directory / FAULT
-            trace = fault.read_text(errors="replace").strip() if fault.exists() else ""
-            if exit_code < 0:
+            trace = heartbeat.readable(fault.read_text(errors="replace")).strip() if fault.exists() else ""
+            if hung:
+                error: RunFailed = RankLost(hung)
+            elif exit_code < 0:
                 name = signal.Signals(-exit_code).name
                 memory = " (the kernel does that when memory runs out: see dmesg)" if name == "SIGKILL" else ""
                 error = RunFailed(f"the job was killed by {name}{memory}")
@@ -42,12 +47,13 @@ def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None)
         return
 
 
-def job_main(directory: Path, environment: dict[str, str], quiet: bool, parent: int) -> None:
+def job_main(directory: Path, environment: dict[str, str], quiet: bool, parent: int, hearts: Any) -> None:
     os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, which passes it on once
     for number in heeded():
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     die_with(parent)
+    heartbeat.take(hearts, 0)
     os.environ.update(environment)
     code = 1
     try:
@@ -61,6 +67,7 @@ def job_main(directory: Path, environment: dict[str, str], quiet: bool, parent: 
         code = 130
     sys.stdout.flush()
     sys.stderr.flush()
+    heartbeat.say_ended()
     raise SystemExit(code)
 
 

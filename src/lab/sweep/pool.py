@@ -16,15 +16,16 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import connection
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from lab import directory as run_directory
-from lab import early
+from lab import early, heartbeat
 from lab.config import PoolConfig, SweepConfig
 from lab.errors import Claimed, ConfigError
+from lab.heartbeat import Hearts
 from lab.stop import handling, held_signals
 from lab.sweep.apart import FAULT, job_main, record_unexplained
 from lab.sweep.job import ELSEWHERE
@@ -43,7 +44,9 @@ class Running:
     job: Job
     process: Any
     lease: Lease
+    hearts: Hearts
     began: float
+    hung: list[str] = field(default_factory=list)  # why it was ended
 
 
 class Pool:
@@ -71,6 +74,7 @@ class Pool:
                     return
                 if not self._running:
                     time.sleep(TICK_S)
+                self._end_hung()
                 for sentinel in connection.wait(list(self._running), TICK_S):
                     self._ended(self._running.pop(sentinel))  # type: ignore
                 self._screen.refresh([r.job for r in self._running.values()], [j for j, _ in self._elsewhere.values()])
@@ -104,15 +108,24 @@ class Pool:
             return False
         self._screen.start(job)
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        arguments = (job.directory, lease.environment(), self._leases.at_once > 1, os.getpid())
+        hearts = Hearts(context, 1)
+        quiet = self._leases.at_once > 1
+        arguments = (job.directory, lease.environment(), quiet, os.getpid(), hearts.shared)
         with held_signals():  # a signal finds the job among the running ones, and in the job handlers of its own
             if self._ending:
                 self._leases.give_back(lease)
                 return False
             process = context.Process(target=job_main, args=arguments)
             process.start()
-            self._running[process.sentinel] = Running(job, process, lease, time.monotonic())
+            self._running[process.sentinel] = Running(job, process, lease, hearts, time.monotonic())
         return True
+
+    def _end_hung(self) -> None:
+        """Jobs that are stopped, or whose native code holds the interpreter: all else they end themselves."""
+        for running in self._running.values():
+            if running.hearts.overdue() and running.process.is_alive():
+                running.hung.append(f"the job hung: {running.hearts.why(0, running.process.pid)}")
+                heartbeat.abort(running.process)  # where it stood is in its FAULT
 
     def _ended(self, running: Running) -> None:
         running.process.join()
@@ -123,8 +136,8 @@ class Pool:
         if code == ELSEWHERE:
             self._elsewhere[job.key] = job, float("inf")
             return
-        if code != 0:
-            record_unexplained(job, code, self.stopped or (signal.SIGTERM if self._ending else None))
+        asked = self.stopped or (signal.SIGTERM if self._ending else None)
+        record_unexplained(job, code, None if code == 0 or running.hung else asked, *running.hung)
         fault = job.directory / FAULT
         if fault.exists() and not fault.stat().st_size:
             fault.unlink()

@@ -14,7 +14,7 @@ from typing import Any
 import h5py
 
 from lab.data.reading import filters
-from lab.errors import ConfigError
+from lab.errors import ConfigError, machine_fault
 
 
 def files_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
@@ -39,9 +39,7 @@ def open_h5(path: str | os.PathLike[str], swmr: bool = False) -> Iterator[h5py.F
     except ConfigError:
         raise
     except (OSError, RuntimeError, KeyError, ValueError, OverflowError, MemoryError) as error:  # what h5py may raise
-        raise ConfigError(
-            f"{path}: cannot be read ({_first_line(error)}): it is damaged; copy or write it again"
-        ) from error
+        raise unreadable(path, error, "it is damaged; copy or write it again") from error
     finally:
         release(path, swmr)
 
@@ -93,7 +91,7 @@ def _open(path: str | os.PathLike[str], swmr: bool = False) -> h5py.File:
     except OSError as error:
         if not Path(path).exists():
             raise ConfigError(f"{path} does not exist (the current directory is {Path.cwd()})") from None
-        if Path(path).is_dir():
+        if Path(path).is_dir() or machine_fault(error):
             hint = "it is a directory; give the file"
         elif "truncated" in str(error):
             hint = "it is cut short: was the copy, or the program that wrote it, interrupted? Copy or write it again"
@@ -105,7 +103,13 @@ def _open(path: str | os.PathLike[str], swmr: bool = False) -> h5py.File:
             )
         else:
             hint = "check that it is readable and whole (h5ls)"
-        raise ConfigError(f"{path}: cannot be opened ({_first_line(error)}): {hint}") from error
+        raise unreadable(path, error, hint, "opened") from error
+
+
+def unreadable(what: object, error: BaseException, hint: str, done: str = "read") -> ConfigError:
+    """hint: what may be wrong with the file, unless it was the machine's fault."""
+    why = machine_fault(error) or f"({_first_line(error)}): {hint}"
+    return ConfigError(f"{what}: cannot be {done} {why}" if why[0] == "(" else f"{what}: cannot be {done}: {why}")
 
 
 def listing(group: h5py.Group, limit: int = 24) -> list[str]:

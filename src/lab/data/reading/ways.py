@@ -17,7 +17,7 @@ import numpy as np
 
 from lab.data.reading import filters
 from lab.data.reading.layout import Layout
-from lab.data.reading.opening import acquire, release
+from lab.data.reading.opening import acquire, release, unreadable
 from lab.data.reading.raw import ChunkCache, RawFile, spread
 from lab.errors import ConfigError
 
@@ -216,10 +216,8 @@ class ThroughH5py:
                 else:
                     out[to] = values[begin : begin + len(run)]
         except (OSError, RuntimeError) as error:
-            raise ConfigError(
-                f"{self.path}: {self.name} cannot be read ({str(error).splitlines()[0]}); "
-                "it is damaged, or needs a filter that is not installed (pip install hdf5plugin)"
-            ) from error
+            hint = "it is damaged, or needs a filter that is not installed (pip install hdf5plugin)"
+            raise unreadable(f"{self.path}: {self.name}", error, hint) from error
 
     def close(self) -> None:
         """Until the next use. While it is open, this process cannot open the file with HDF5's locks."""

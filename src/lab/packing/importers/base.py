@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.errors import ConfigError
+from lab.errors import ConfigError, machine_fault
 
 Rows = np.ndarray | range
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
@@ -53,6 +53,12 @@ class BadSample(Exception):
     def __init__(self, name: object, reason: object) -> None:
         super().__init__(f"{name}: {reason}")
         self.name, self.reason = str(name), str(reason)
+
+
+def bad(name: object, error: BaseException, reason: object) -> Exception:
+    """A sample that cannot be read; one that the machine failed to read is not to be left out as a bad one."""
+    why = machine_fault(error)
+    return ConfigError(f"{name} cannot be read: {why}") if why else BadSample(name, reason)
 
 
 class UnlikeSample(ConfigError):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lab.errors import ConfigError
-from lab.packing.importers.base import SPLIT_NAMES, Bad, BadSample, Field, Rows, SampleSource, UnlikeSample, need
+from lab.packing.importers.base import SPLIT_NAMES, Bad, BadSample, Field, Rows, SampleSource, UnlikeSample, bad, need
 from lab.packing.options import PackOptions
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
@@ -51,7 +51,7 @@ class ImageDecoder:
         except BadSample:
             raise
         except Exception as error:  # Pillow's plugins raise whatever they meet: OSError, SyntaxError, struct.error ...
-            raise BadSample(name, reason(error)) from None
+            raise bad(name, error, reason(error)) from None
         if self.mode == "I;16":
             pixels = pixels.astype(np.uint16)
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
@@ -64,7 +64,7 @@ class ImageDecoder:
             with Image.open(path) as image:
                 return (CHANNELS[self.mode], image.height, image.width)
         except Exception as error:
-            raise BadSample(path, reason(error)) from None
+            raise bad(path, error, reason(error)) from None
 
     def _convert(self, image: Any, name: object) -> Any:
         deep = image.mode.startswith("I") or image.mode == "F"

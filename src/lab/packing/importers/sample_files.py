@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.packing.importers.base import BadSample, Field
+from lab.packing.importers.base import Field, bad
 from lab.packing.importers.images import FileSource, list_folder
 from lab.packing.importers.values import read_pth
 from lab.packing.options import PackOptions
@@ -18,7 +18,7 @@ def decode(path: str, name: str) -> np.ndarray:
     try:
         return np.load(path, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise BadSample(name, f"cannot be read as .npy: {error}") from None
+        raise bad(name, error, f"cannot be read as .npy: {error}") from None
 
 
 def open_samples(path: Path, options: PackOptions) -> FileSource:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lab.errors import ConfigError
-from lab.packing.importers.base import SPLIT_NAMES, BadSample, Field, Rows, SampleSource
+from lab.packing.importers.base import SPLIT_NAMES, BadSample, Field, Rows, SampleSource, bad
 from lab.packing.importers.images import ImageDecoder
 from lab.packing.options import PackOptions
 
@@ -72,7 +72,7 @@ def read_npy(raw: bytes, name: object) -> np.ndarray:
     try:
         return np.load(io.BytesIO(raw), allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise BadSample(name, f"cannot be read as .npy: {error}") from None
+        raise bad(name, error, f"cannot be read as .npy: {error}") from None
 
 
 def read_pth(raw: bytes | str, name: object) -> np.ndarray:
@@ -82,9 +82,8 @@ def read_pth(raw: bytes | str, name: object) -> np.ndarray:
     try:
         value = torch.load(io.BytesIO(raw) if isinstance(raw, bytes) else raw, weights_only=True, map_location="cpu")
     except Exception as error:  # torch raises RuntimeError, UnpicklingError, EOFError ...
-        raise BadSample(
-            name, f"cannot be read by torch.load(weights_only=True): {str(error).splitlines()[0]}"
-        ) from None
+        why = f"cannot be read by torch.load(weights_only=True): {str(error).splitlines()[0]}"
+        raise bad(name, error, why) from None
     if not isinstance(value, torch.Tensor):
         raise BadSample(name, f"holds a {type(value).__name__}, not one tensor")
     return to_numpy(value)
