@@ -54,7 +54,7 @@ def test_all_ranks_at_once(
     at_call(monkeypatch, 4, lambda: strike(how))
     faulthandler.disable()  # pytest's, which would keep what the run's own says
     cause = {"native": "native code holds its interpreter", "SIGSTOP": "it is stopped"}[how]
-    with pytest.raises(RunFailed, match=rf"rank \d hung: it did not run for 2 s .*training, at step 3\); {cause}"):
+    with pytest.raises(RunFailed, match=rf"rank \d hung: it did not run for \d+ s .*training, at step 3\); {cause}"):
         start_run(tmp_path / "run", *TWO)
     assert status(tmp_path / "run")["status"] == "failed"
     assert "in strike" in status(tmp_path / "run")["traceback"]
@@ -117,7 +117,7 @@ def test_a_job_of_a_pool_that_is_stopped_or_says_nothing(tmp_path: Path) -> None
     assert done.returncode == 1, done.stderr
     assert states(tmp_path / "s") == ["finished", "failed"]
     (hung,) = (found for job in job_dirs(tmp_path / "s") if (found := status(job))["status"] == "failed")
-    assert "the job hung: it did not run for 3 s" in hung["error"]
+    assert re.search(r"the job hung: it did not run for \d+ s", hung["error"])
     assert "it is stopped" in hung["error"]
     assert "in faulty" in hung["traceback"]
     silent = call_faulty("ctypes.CDLL(None)._exit(0)", *more, f"hydra.sweep.dir={tmp_path}/t")
