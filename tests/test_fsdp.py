@@ -20,7 +20,9 @@ from omegaconf import OmegaConf
 from torch import nn
 
 import lab.loop
+import lab.run
 from lab import checkpoint, load_run, shards
+from lab.callbacks.base import Callback
 from lab.directory import failure, record_failure
 from lab.errors import ConfigError, Damaged, RunFailed
 from lab.intact import file_sum
@@ -235,6 +237,40 @@ def test_low_precision_learns_and_keeps_fp32(tmp_path: Path, precision: str) -> 
     payload = newest(run)
     assert {v.dtype for v in payload["model"].values()} == {torch.float32}
     assert payload["optimizer"]["state"][0]["exp_avg"].dtype == torch.float32
+
+
+class Types(Callback):
+    """Writes the dtype of what goes from block to block, and of the logits."""
+
+    def on_start(self, state: Any) -> None:
+        self.seen: dict[str, str] = {}
+        for name, module in state.model.named_modules():
+            if name.startswith("blocks.") and name.count(".") == 1:
+                module.register_forward_hook(lambda m, i, o, n=name: self.seen.update({n: f"{i[0].dtype} {o.dtype}"}))
+
+    def on_eval_batch(self, output: Any, batch: Any) -> None:
+        self.seen["logits"] = str(output.dtype)
+
+    def on_end(self, state: Any, scores: dict[str, float]) -> None:
+        (self.run.directory / f"types{self.run.world.rank}.json").write_text(json.dumps(self.seen))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_has_ddp_s_types(
+    tmp_path: Path, tokens: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    """The residual stream is 32 bits wide, as with ddp, and what is computed is near."""
+    monkeypatch.setattr(lab.run, "make_callbacks", lambda config: [Types()])
+    common = (
+        *model_overrides("gpt", tokens), "trainer.max_steps=8", "trainer.global_batch_size=36", "trainer.log_every=1",
+        "hardware.num_procs=2", f"hardware.precision={precision}", "trainer.eval_every=4", "optim.lr=0.01",
+    )  # fmt: skip
+    ddp, fsdp = (start_run(tmp_path / way, *common, f"trainer={way}") for way in ("ddp", "fsdp"))
+    types = [json.loads((run / f"types{rank}.json").read_text()) for run in (ddp, fsdp) for rank in range(2)]
+    assert types == [types[0]] * 4
+    assert types[0]["blocks.0"] == types[0]["blocks.1"] == "torch.float32 torch.float32"
+    torch.testing.assert_close(losses(fsdp), losses(ddp), rtol=2e-3, atol=0)
+    torch.testing.assert_close(losses(fsdp, "val/loss"), losses(ddp, "val/loss"), rtol=2e-3, atol=0)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

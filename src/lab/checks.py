@@ -89,8 +89,9 @@ def _dtype_mistake(model: nn.Module, batch: dict[str, Any], error: Exception) ->
     weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     dtypes = {field: value.dtype for field, value in batch.items() if isinstance(value, Tensor)}
     wrong = [field for field, dtype in dtypes.items() if dtype.is_floating_point and dtype != weights]
-    if not wrong and any(name in text for name in (*INTEGERS.get(dtypes.get("x"), ()), "mixed dtype")):
-        wrong = ["x"]
+    if not wrong and not any(isinstance(module, nn.Embedding) for module in model.modules()):
+        names = INTEGERS.get(dtypes.get("x"), ())
+        wrong = ["x"] if names and any(name in text for name in (*names, "mixed dtype")) else []
     if not wrong:
         return None
     found = ", ".join(f"{field!r} is {_name(dtypes[field])}" for field in wrong)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from lab.config import FsdpConfig
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 KEY = "trainer.fsdp.wrap"
 
 
@@ -32,8 +34,8 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
     """Cut `model`, whole on the host, over the ranks, and move it to their devices, in place.
 
     From then on it has `no_sync()` as DDP has. precision: hardware.precision, decided. The forward pass stays under
-    autocast, so that norms and losses are computed as with trainer=ddp; param_dtype is what is gathered. With one rank
-    there is nothing to cut: the model is moved.
+    autocast, so that norms and losses are computed as with trainer=ddp; param_dtype is how blocks are gathered, and
+    what is in no block is gathered in fp32. With one rank there is nothing to cut: the model is moved.
     """
     units = wrapped(model, config)
     if world.size == 1:
@@ -50,15 +52,16 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
     if compiled:
         for unit in units.values() or [model]:
             unit.compile()
+    common: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
     for unit in reversed([model, *units.values()]):  # the innermost first, the model last
-        fully_shard(
-            unit,
-            mesh=mesh,
-            # null: torch's own choice, which keeps the model's own unit whole between forward and backward
-            reshard_after_forward=None if config.reshard_after_forward else False,
-            mp_policy=_mixed_precision(unit, config, precision),
-            offload_policy=offload,
-        )
+        policy = _mixed_precision(unit, unit is model, config, precision)
+        if policy.param_dtype is not None and (norms := _norms(unit)):
+            # gathered together, as they are stored, and kept until the backward pass: they are small
+            whole_policy = replace(policy, param_dtype=None)
+            fully_shard(norms, reshard_after_forward=False, mp_policy=whole_policy, **common)  # type: ignore[arg-type]
+        # null: torch's own choice, which keeps the model's own unit whole between forward and backward
+        reshard = None if config.reshard_after_forward else False
+        fully_shard(unit, reshard_after_forward=reshard, mp_policy=policy, **common)
     if not config.reduce_each_micro_batch:
         model.no_sync = lambda: _without_sync(model)  # type: ignore[assignment]
     model.register_forward_hook(_cut_again)
@@ -94,18 +97,28 @@ def wrapped(model: nn.Module, config: FsdpConfig) -> dict[str, nn.Module]:
     return units
 
 
-def _mixed_precision(unit: nn.Module, config: FsdpConfig, precision: str) -> Any:
+def _mixed_precision(unit: nn.Module, outermost: bool, config: FsdpConfig, precision: str) -> Any:
     from torch.distributed.fsdp import MixedPrecisionPolicy
     from torch.nn.modules.batchnorm import _NormBase
 
     param_dtype = DTYPES.get(precision) if config.param_dtype == "auto" else None
-    if any(isinstance(module, _NormBase) for module in unit.modules()):
-        param_dtype = None  # BatchNorm refuses weights of another type than its running statistics
+    # Autocast casts the weights of products, so a block's can be gathered in that type. Embeddings (tables, a
+    # parameter for positions) it leaves alone: 16-bit ones would make the whole residual stream 16 bits wide. And
+    # BatchNorm refuses weights of another type than its running statistics.
+    kept = (nn.Embedding, nn.EmbeddingBag, _NormBase)
+    if outermost or isinstance(unit, NORMS) or any(isinstance(module, kept) for module in unit.modules()):
+        param_dtype = None
     return MixedPrecisionPolicy(
         param_dtype=param_dtype,
         reduce_dtype=DTYPES.get(config.reduce_dtype, torch.float32),
         cast_forward_inputs=False,  # autocast does that, operation by operation
     )
+
+
+def _norms(unit: nn.Module) -> list[nn.Module]:
+    """The unit's norms, which compute in fp32, and with fp32 weights: those that no inner unit has sharded already."""
+    found = [m for m in unit.modules() if m is not unit and isinstance(m, NORMS) and not hasattr(m, "reshard")]
+    return [norm for norm in found if next(norm.parameters(recurse=False), None) is not None]
 
 
 @contextmanager
@@ -171,6 +184,7 @@ def describe(model: nn.Module) -> str:
     from torch.distributed.fsdp import FSDPModule
 
     own, total = local_share(model)
-    kinds = [class_name(module) for module in model.modules() if isinstance(module, FSDPModule)][1:]
-    units = [f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)]
-    return f"fsdp: {' + '.join([*units, 'the rest'])}; rank 0 holds {own:,} of {total:,} parameters"
+    units = [module for module in model.modules() if isinstance(module, FSDPModule) and not isinstance(module, NORMS)]
+    kinds = [class_name(module) for module in units[1:]]
+    counted = [f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)]
+    return f"fsdp: {' + '.join([*counted, 'the rest'])}; rank 0 holds {own:,} of {total:,} parameters"
