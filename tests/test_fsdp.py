@@ -255,7 +255,7 @@ class Types(Callback):
         (self.run.directory / f"types{self.run.world.rank}.json").write_text(json.dumps(self.seen))
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_low_precision_has_ddp_s_types(
     tmp_path: Path, tokens: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:

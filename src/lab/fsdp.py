@@ -55,8 +55,9 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
     common: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
     for unit in reversed([model, *units.values()]):  # the innermost first, the model last
         policy = _mixed_precision(unit, unit is model, config, precision)
-        if policy.param_dtype is not None and (norms := _norms(unit)):
-            # gathered together, as they are stored, and kept until the backward pass: they are small
+        if policy.param_dtype is not None and not compiled and (norms := _norms(unit)):
+            # gathered together, as they are stored, and kept until the backward pass: they are small. (Their hooks
+            # would cut a compiled block into pieces.)
             whole_policy = replace(policy, param_dtype=None)
             fully_shard(norms, reshard_after_forward=False, mp_policy=whole_policy, **common)  # type: ignore[arg-type]
         # null: torch's own choice, which keeps the model's own unit whole between forward and backward
