@@ -142,6 +142,41 @@ def test_every_argument_that_must_be_a_size_says_so(base: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(
+    ("name", "arguments", "line"),
+    [
+        ("RandomFlip", {"dim": 0, "seed": 0}, "data.transforms.a.dim=0: {target} cannot be built: dim must not be 0"),
+        ("RandomCrop", {"size": [3], "padding": 0, "seed": 0}, "data.transforms.a.size=[3]: {target} cannot be built: size must be"),
+        ("Normalize", {"mean": [], "std": []}, "data.transforms: Normalize needs as many std"),
+    ],
+)  # fmt: skip
+def test_transforms_refuse_what_they_cannot_do(name: str, arguments: dict[str, Any], line: str) -> None:
+    path = f"lab.data.transforms.{name}"
+    with pytest.raises(ConfigError) as error:
+        construct("data.transforms.a", target(path, field="x", **arguments))
+    assert str(error.value).startswith(line.format(target=path))
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("data.path=3", "data.path=3: expected a file, a pattern or a list of files"),
+        ("data.splits=null", "data.splits=None: expected a mapping, such as {train: {group: train}, val: null}"),
+        ("data.splits.train=3", "data.splits.train=3: expected a mapping, such as {group: train}, or null"),
+        (
+            "data.splits.train.rows=[a,b]",
+            "data.splits.train.rows=['a', 'b']: must be two shares, such as [0, 0.9], or null",
+        ),
+        ("data.fields=null", "data.fields=None: expected a mapping, such as {x: image, y: label}"),
+        ("data.fields.x=3", "data.fields.x: expected the name of a dataset, got 3"),
+    ],
+)
+def test_where_the_data_is_said_to_be_must_be_of_the_right_kind(override: str, line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose(override)
+    assert str(error.value).endswith(line)  # after the key that needs the file
+
+
+@pytest.mark.parametrize(
     ("depth", "line"),
     [
         (0, "model.depth=0: lab.models.zoo.Net cannot be built: depth must not be 0 (ValueError, {zoo}, line 8; LAB_TRACEBACK=1 has more)"),
@@ -205,6 +240,9 @@ AT_BUILDING = [
     (["~data.order", "+data.order={_target_: lab.data.order.first, _partial_: true, count: 9999}"], "data.order.count=9999 must be between 1 and the 1297"),
     (["data.splits.train=null"], "data.splits.train=null: there is nothing to train on"),
     (["data.splits.train.rows=[0,2]"], "data.splits.train.rows=[0, 2]: must be two shares"),
+    (["+data.transforms.a={_target_: lab.data.transforms.Cutout, field: y, size: 3, value: 0.0, seed: 0}"], "data.transforms: Cutout takes images, (B, C, H, W), and field='y' is (64,)"),
+    (["+data.transforms.a={_target_: lab.data.transforms.RandomFlip, field: x, dim: 9, seed: 0}"], "data.transforms: RandomFlip.dim=9: the batch has"),
+    (["+data.transforms.a={_target_: lab.data.tokens.NextToken, field: z}"], "data.transforms: NextToken.field='z'; the batch has"),
     (["model.input_shape=[3]"], "MLP was built for samples of shape (3,) and got (1, 8, 8)"),
 ]  # fmt: skip
 

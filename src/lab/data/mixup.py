@@ -32,6 +32,8 @@ class Mixup:
         self._quantiles, self._draws = _beta_quantiles(alpha), Draws(seed, "Mixup")
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
+        if missing := [field for field in (self._field, self._target) if field not in batch]:
+            raise ConfigError(f"data.transforms: Mixup names the field {missing[0]!r}; the batch has {sorted(batch)}")
         x, y = batch[self._field], batch[self._target]
         if len(x) % 2:
             raise ConfigError(

@@ -52,6 +52,8 @@ def num_outputs(data: Mapping[str, Any], field: str) -> int:
 def _groups(data: Mapping[str, Any]) -> list[str]:
     """Where the splits lie, the training split's (else the first one's) first."""
     splits = data["splits"]
+    if not isinstance(splits, Mapping):
+        split_of(splits, "train")  # which says so
     there = sorted((s for s in splits if splits[s] is not None), key=lambda s: s != "train")
     return list(dict.fromkeys(split_of(splits, split)["group"] for split in there or ["train"]))
 
@@ -89,6 +91,8 @@ def _stored(
 ) -> Iterator[tuple[list[int] | None, h5py.Dataset, Iterator[np.ndarray]]]:
     """For each file: the shape of one sample (None if it varies), the dataset, and its values in blocks."""
     fields = data["fields"]
+    if not isinstance(fields, Mapping):
+        raise ConfigError(f"data.fields={fields}: expected a mapping, such as {{x: image, y: label}}")
     if field not in fields:
         raise ConfigError(f"data.fields has no {field!r}; it has {sorted(fields)}")
     for path in files_of(data["path"]):

@@ -127,6 +127,8 @@ class NextToken:
         self.field = field
 
     def __call__(self, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
+        if self.field not in batch:
+            raise ConfigError(f"data.transforms: NextToken.field={self.field!r}; the batch has {sorted(batch)}")
         tokens = batch[self.field]
         rest = {field: value for field, value in batch.items() if field != self.field}
         return {**rest, "x": tokens[:, :-1], "y": tokens[:, 1:]}
@@ -146,7 +148,7 @@ class PaddedNextToken:
 
     def __call__(self, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
         lengths = batch.get(f"{self.field}_length")
-        if lengths is None or batch[self.field].dim() != 2:
+        if lengths is None or self.field not in batch or batch[self.field].dim() != 2:
             raise ConfigError(
                 f"data.transforms: PaddedNextToken.field={self.field!r} must hold one-dimensional samples of different "
                 "length, as data=sequences has; windows of a stream take lab.data.tokens.NextToken"

@@ -37,6 +37,8 @@ def compose(transforms: Iterable[Transform], training: bool) -> Transform | None
 class _PerField:
     """`prepare` draws once per batch; `apply` treats each field with what was drawn."""
 
+    dims: tuple[int, ...] = ()  # how many a batch of a field may have; none given: any number
+
     def __init__(self, field: str | Sequence[str]) -> None:
         self.fields = [field] if isinstance(field, str) else list(field)
 
@@ -46,6 +48,12 @@ class _PerField:
             raise ConfigError(
                 f"data.transforms: {type(self).__name__}.field={missing[0]!r}; the batch has {sorted(batch)}"
             )
+        for field in self.fields:
+            if self.dims and batch[field].ndim not in self.dims:
+                raise ConfigError(
+                    f"data.transforms: {type(self).__name__} takes images, (B, C, H, W), and field={field!r} is "
+                    f"{tuple(batch[field].shape)}"
+                )
         drawn = self.prepare(batch[self.fields[0]], numbers)
         return {**batch, **{field: self.apply(batch[field], drawn) for field in self.fields}}
 
@@ -101,7 +109,7 @@ class Normalize(_PerField):
 
     def __init__(self, field: str | Sequence[str], mean: Sequence[float], std: Sequence[Positive]) -> None:
         super().__init__(field)
-        if len(mean) != len(std) or min(std) <= 0:
+        if not mean or len(mean) != len(std) or min(std) <= 0:
             raise ConfigError(
                 f"data.transforms: Normalize needs as many std > 0 as mean, got mean={list(mean)} std={list(std)}"
             )
@@ -126,12 +134,16 @@ class RandomFlip(_PerField):
 
     def __init__(self, field: str | Sequence[str], dim: int, seed: int) -> None:
         super().__init__(field)
+        if dim == 0:
+            raise ValueError("dim must not be 0, which counts the samples; -1 is left and right, -2 top and bottom")
         self._dim, self._draws = dim, Draws(seed, f"RandomFlip{dim}")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
         return self._draws.below(numbers, (2,))[:, 0].bool()
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        if not 1 - x.ndim <= self._dim < x.ndim:
+            raise ConfigError(f"data.transforms: RandomFlip.dim={self._dim}: the batch has the shape {tuple(x.shape)}")
         return torch.where(drawn.view(-1, *[1] * (x.ndim - 1)), x.flip(self._dim), x)
 
 
@@ -139,9 +151,12 @@ class RandomCrop(_PerField):
     """A window of `size` (H, W) at a random place of the image, which gets `padding` zeros on each side before."""
 
     random = True
+    dims = (3, 4)
 
     def __init__(self, field: str | Sequence[str], size: Sequence[Count], padding: NotNegativeInt, seed: int) -> None:
         super().__init__(field)
+        if len(size) != 2:
+            raise ValueError(f"size must be [height, width], got {list(size)}")
         self._height, self._width = size
         self._padding, self._draws = padding, Draws(seed, "RandomCrop")
 
@@ -168,6 +183,7 @@ class _Rectangle(_PerField):
     """Fills a rectangle of each image; drawn: (B, 4) int64 top, left, bottom, right."""
 
     random = True
+    dims = (4,)
     _value = 0.0
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
@@ -202,6 +218,8 @@ class RandomErase(_Rectangle):
         seed: int,
     ) -> None:
         super().__init__(field)
+        if len(area) != 2 or len(ratio) != 2:
+            raise ValueError(f"area and ratio must be [low, high], got {list(area)} and {list(ratio)}")
         if not (0 <= probability <= 1 and 0 < area[0] <= area[1] <= 1 and 0 < ratio[0] <= ratio[1]):
             raise ConfigError(
                 f"data.transforms: RandomErase needs probability in [0, 1], area and ratio [low, high]; "

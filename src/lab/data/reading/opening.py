@@ -19,7 +19,9 @@ from lab.errors import ConfigError, machine_fault
 
 def files_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
     """A file, a pattern with *, or a list of both -> the files, in this order; every one exists."""
-    names = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    names = path if isinstance(path, Sequence) and not isinstance(path, str) else [path]
+    if not all(isinstance(name, (str, os.PathLike)) for name in names):
+        raise ConfigError(f"data.path={path}: expected a file, a pattern or a list of files")
     files: list[str] = []
     for name in map(os.path.expanduser, map(str, names)):
         found = [name] if Path(name).exists() else sorted(glob(name))
@@ -130,6 +132,9 @@ def find(file: h5py.File, group: str, name: str, key: str) -> tuple[h5py.Dataset
 
     key: the config key to blame. Nested paths may be used; a name that begins with / starts at the file's root.
     """
+    for what, text in (("group", group), ("dataset", name)):
+        if not isinstance(text, str):
+            raise ConfigError(f"{key}: expected the name of a {what}, got {text}")
     try:
         below = file[group]
     except (KeyError, ValueError):
@@ -203,6 +208,8 @@ def check_sources(dset: h5py.Dataset) -> None:
 
 def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapping[str, Any]:
     """The entry of a split that is there and not null."""
+    if not isinstance(splits, Mapping):
+        raise ConfigError(f"data.splits={splits}: expected a mapping, such as {{train: {{group: train}}, val: null}}")
     if split not in splits:
         raise ConfigError(f"data.splits has no {split!r}; it has {sorted(splits)}")
     entry = splits[split]
@@ -210,6 +217,13 @@ def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapp
         raise ConfigError(
             f"data.splits.{split} is null: this set has no such split; give it a group, or shares of the rows"
         )
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"data.splits.{split}={entry}: expected a mapping, such as {{group: train}}, or null")
+    rows, index = entry.get("rows"), entry.get("index")
+    if rows is not None and not (isinstance(rows, Sequence) and all(isinstance(r, (int, float)) for r in rows)):
+        raise ConfigError(f"data.splits.{split}.rows={rows}: must be two shares, such as [0, 0.9], or null")
+    if index is not None and not isinstance(index, str):
+        raise ConfigError(f"data.splits.{split}.index={index}: expected the name of a dataset, or null")
     if "group" not in entry:
         raise ConfigError(f"data.splits.{split} names no group; '/' is the file's root")
     return entry
