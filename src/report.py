@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="where to write; otherwise into the sweep, or outputs/compare")
     parser.add_argument("--score", metavar="KEY:min|max", help="what is best, e.g. val/accuracy:max")
     parser.add_argument("--save-best", action="store_true", help="write conf/experiment/best_<sweep>.yaml")
+    parser.add_argument("--overwrite", action="store_true", help="with --save-best: replace whatever is there")
     args = parser.parse_args()
     from lab.errors import ConfigError
 
@@ -48,7 +49,7 @@ def main() -> int:
         if args.save_best:
             if best is None:
                 raise ConfigError(f"--save-best: no job of {study.name} has a score yet")
-            path = save_best(study, best)
+            path = save_best(study, best, args.overwrite)
             print(f"{os.path.relpath(path)}: python src/train.py experiment={path.stem}")
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

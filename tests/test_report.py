@@ -160,6 +160,16 @@ def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path
     assert "seed" not in yaml.safe_load(experiment.read_text())
     best = best_group(read([tmp_path / "lr"]))
     assert best is not None
+    text = experiment.read_text()
+    study = read([tmp_path / "lr"])
+    save_best(study, best)  # its own file is written anew
+    for other in (f"{text}trainer: {{ max_steps: 5 }}\n", "seed: 1\n"):
+        experiment.write_text(other)
+        with pytest.raises(ConfigError, match=r"experiment/best_lr\.yaml: is there, .* --overwrite$"):
+            save_best(study, best)
+        assert experiment.read_text() == other
+    save_best(study, best, overwrite=True)
+    assert experiment.read_text() == text
     again = ["experiment=best_lr", "logger=none", "hardware=cpu", "hardware.num_threads=1", "seed=1"]
     done = subprocess.run(
         [*TRAIN, *again, f"hydra.run.dir={tmp_path}/again"], capture_output=True, text=True, timeout=limit(60)

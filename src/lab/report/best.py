@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 from collections.abc import Sequence
@@ -10,12 +11,14 @@ from typing import Any, cast
 
 import yaml
 
+from lab.directory import shown
 from lab.errors import ConfigError
 from lab.report.analyse import Group, show
 from lab.report.read import CONFIG, SURROUNDINGS, Job, Study
 from lab.sweep.alike import flat, is_seed
 
 NOT_PART = (*SURROUNDINGS, "hydra", "experiment", "debug")
+SEAL = "# written by src/report.py --save-best, which replaces this file while nobody edits it;"
 MACHINE = "hardware"  # says where it runs; part of the best config only where it was swept
 
 
@@ -41,11 +44,11 @@ def command(group: Group) -> str:
     return shlex.join(["python", "src/train.py", *override_list(group)])
 
 
-def save_best(study: Study, group: Group) -> Path:
+def save_best(study: Study, group: Group, overwrite: bool = False) -> Path:
     """Write conf/experiment/best_<name>.yaml: with it alone on the command line, the config is that of the group's run.
 
     It holds what differs from the plain config, resolved; not the seed, not what is logged where. Raises ConfigError
-    where a yaml cannot say it.
+    where a yaml cannot say it, and where a file is there that was not written for this sweep, or was edited since.
     """
     from lab.compose import CONF
 
@@ -60,15 +63,27 @@ def save_best(study: Study, group: Group) -> Path:
     base = _resolved([*(f"{g}={o}" for g, o in chosen.items()), *_seeds(job)])
     swept = [key.split(".") for key in group.values]
     values = _difference(_part(base, left_out), _part(_whole(job), left_out), swept)
-    text = "\n".join([_header(study, group, name), *_defaults(chosen), *([_dump(values)] if values else [])])
+    body = "\n".join([_header(study, group, name), *_defaults(chosen), *([_dump(values)] if values else [])]).rstrip()
+    text = _sealed(study, body)
     before = path.read_text() if path.exists() else None
-    path.write_text(text.rstrip() + "\n")
+    if before is not None and not overwrite and before != _sealed(study, before.rpartition(f"\n{SEAL}")[0]):
+        raise ConfigError(
+            f"{shown(path)}: is there, and --save-best of this sweep has not written it as it is - "
+            "move it away, or add --overwrite"
+        )
+    path.write_text(text)
     try:
         _verify(_resolved([f"experiment={name}", *_seeds(job)]), job, left_out)
     except Exception:
         path.unlink() if before is None else path.write_text(before)
         raise
     return path
+
+
+def _sealed(study: Study, body: str) -> str:
+    """With a last line that nobody else writes: a digest of the sweep's place and of what the file says."""
+    digest = hashlib.sha256(f"{study.jobs[0].path.parent}\n{body}".encode()).hexdigest()[:16]
+    return f"{body}\n{SEAL} {digest}\n"
 
 
 def _header(study: Study, group: Group, name: str) -> str:
