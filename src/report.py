@@ -44,8 +44,9 @@ def main() -> int:
         for group in groups(study)[:10]:
             print(f"{score_text(group, study.objective):>24}  n={len(group.scores(study.objective))}  {group.label}")
         print("\n".join(os.path.relpath(path) for path in files))
-        if best:
-            print(f"best: {command(best)}")
+        for one in study.objectives:
+            if of_one := best_group(study, one):
+                print(f"best {one.key}: {command(of_one)}")
         if args.save_best:
             if best is None:
                 raise ConfigError(f"--save-best: no job of {study.name} has a score yet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import math
 import re
@@ -23,12 +24,13 @@ from lab.compose import CONF
 from lab.directory import claimed, write_json
 from lab.errors import ConfigError
 from lab.report import Objective, best_group, groups, read, save_best, write, write_study
-from lab.report.analyse import axis_kind, pareto
+from lab.report.analyse import axis_kind, names_fit, pareto
 from lab.report.best import override_list
 from lab.report.curves import band
 from lab.report.importance import epsilon_squared, importance, ranks
 from lab.report.page import data, page
 from lab.report.read import Job, Study
+from lab.report.text import markdown
 
 REPORT = [sys.executable, str(ROOT / "src" / "report.py")]
 LOSS = Objective("val/loss", "min")
@@ -289,7 +291,7 @@ def test_the_page_asks_no_network_and_holds_the_numbers(sweep: Path) -> None:
     assert held["jobs"][8]["failed"]
     assert "not finite" in held["jobs"][8]["reason"]
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", head)
-    assert {axis["key"]: axis["kind"] for axis in held["axes"]} == {"optim.lr": "category"}  # 1e30 is far off
+    assert [(axis["key"], axis["kind"], axis["named"]) for axis in held["axes"]] == [("optim.lr", "log", False)]
 
 
 def test_a_name_of_a_value_cannot_break_the_page(sweep: Path) -> None:
@@ -340,7 +342,11 @@ def test_the_scale_of_an_axis_follows_the_values() -> None:
     assert kind(16, 64, 256) == "log"
     assert kind(0.0, 0.1, 0.2) == "linear"
     assert kind(1, 2, 3, 4, 5, 6, 7, 8, 9, 10) == "linear"
-    assert kind(1e-3, 1e-2, 1e25) == "category"
+    assert kind(1e-3, 1e-2, 1e25) == "log"
+    assert kind(0.001904, 0.0021, 0.0119, 0.0125, 0.0501, 0.08311) == "log"  # numbers stay numbers: no axis of names
+    assert names_fit([1e-3, 1e-2, 1e-1], "log")
+    assert not names_fit([1e-3, 1e-2, 1e25], "log")
+    assert not names_fit(list(range(7)), "linear")
     assert kind([16], [32]) == "category"
     assert kind(None, 1.0) == "category"
     assert kind(True, False) == "category"
@@ -391,6 +397,14 @@ def test_pareto_holds_those_that_nothing_beats() -> None:
         job.result["val/accuracy"] = value  # type: ignore[index]
     both = Study("x", study.directory, study.jobs, study.swept, (LOSS, accuracy), is_sweep=True)
     assert [group.values["a"] for group in pareto(both)] == [1, 2, 4]
+    # each objective has a best of its own
+    assert [(best["key"], best["label"]) for best in data(both, None)["best"]] == [
+        ("val/loss", "a=1"),
+        ("val/accuracy", "a=4"),
+    ]
+    text = markdown(both, None, [], None)
+    assert "**Best: a=1**, val/loss 1" in text
+    assert "**Best: a=4**, val/accuracy 0.95" in text
 
 
 def test_a_band_is_of_the_seeds_that_have_come_so_far(sweep: Path) -> None:
@@ -415,3 +429,46 @@ def test_long_curves_are_thinned_to_the_same_steps() -> None:
     assert len(a) <= 1501
     assert a[-1] == 20_000
     assert set(b[:-1]) <= set(a)
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def in_a_browser(text: str, script: str, tmp_path: Path, *options: str) -> str:
+    """The page's DOM, or what another option asks for, after `script`."""
+    path = tmp_path / "page.html"
+    path.write_text(text.replace("</body>", f"<script>{script}</script></body>"))
+    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,2400"]
+    done = subprocess.run(
+        [*command, *(options or ("--dump-dom",)), f"file://{path}"], capture_output=True, text=True, timeout=limit(60)
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_a_selection_holds_for_all_of_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("plotly", reason="extra `report`")
+    columns = {"lr": [10 ** (-i / 10) for i in range(20)], "width": [16, 32] * 10}
+    study = made("grid", columns, [float(i) for i in range(20)], folder=tmp_path)
+    jobs = tuple(Job(**{**job.__dict__, "curves": {"val/loss": [(1, 2.0), (2, 1.0)]}}) for job in study.jobs)
+    text = page(Study("grid", tmp_path, jobs, study.swept, (LOSS,), is_sweep=True), None)
+    script = """
+        brushes.set(2, [0.9, 1.1]); chosen.jobs = brushed(); redraw();
+        const rows = (id) => [...document.querySelectorAll(`#${id} tbody tr`)].map((row) => row.textContent);
+        const buttons = [...document.querySelectorAll("#curves .modebar-btn")].map((b) => b.dataset.title);
+        document.title = JSON.stringify({
+          groups: rows("groups"), jobs: rows("jobs"), legend: $("legend").textContent, best: $("best").textContent,
+          traces: $("curves").data.map((t) => t.line.color), ticks: $("score-0").layout.xaxis.type, buttons });
+    """
+    dom = in_a_browser(text, script, tmp_path)
+    seen = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", dom, re.DOTALL)[1]))  # type: ignore[index]
+    assert len(seen["groups"]) == len(seen["jobs"]) == 2
+    assert "lr=0.01585 width=16" in seen["legend"]
+    assert "others" not in seen["legend"]
+    assert len(set(seen["traces"])) == 2  # colours of their own
+    assert "lr=0.01585" in seen["best"]
+    assert seen["ticks"] == "log"
+    assert seen["buttons"]
+    assert not [name for name in seen["buttons"] if "hare" in name]

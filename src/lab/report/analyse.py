@@ -13,7 +13,7 @@ from typing import Any
 from lab.report.read import FAILED, Job, Objective, Study
 from lab.sweep.alike import is_seed
 
-FEW = 6  # so many values of a key are named at its axis one by one
+FEW = 6  # so many values of a key may be named at its axis one by one
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,9 @@ def config_keys(study: Study) -> tuple[str, ...]:
     return tuple(key for key in study.swept if not is_seed(key))
 
 
-def groups(study: Study) -> list[Group]:
-    """The best mean of the first objective first, those without any score last."""
+def groups(study: Study, objective: Objective | None = None) -> list[Group]:
+    """The best mean of the objective (else of the first) first, those without any score last."""
+    objective = objective or study.objective
     found: dict[str, list[Job]] = {}
     keys = config_keys(study)
     for job in study.jobs:
@@ -66,34 +67,39 @@ def groups(study: Study) -> list[Group]:
         made.append(Group(values, tuple(jobs), name, silent))
     doubled = Counter(group.label for group in made)
     made = [g if doubled[g.label] == 1 else replace(g, label=f"{g.label} ({g.jobs[0].key})") for g in made]
-    sign = 1 if study.objective.mode == "min" else -1
+    sign = 1 if objective.mode == "min" else -1
 
     def rank(group: Group) -> tuple[bool, float]:
-        mean = group.mean(study.objective)
+        mean = group.mean(objective)
         return mean is None, 0.0 if mean is None else sign * mean
 
     return sorted(made, key=rank)
 
 
-def best_group(study: Study) -> Group | None:
-    """The best mean; in a sweep among the groups with the most scores: a lucky seed alone is no winner."""
-    ranked = groups(study)
+def best_group(study: Study, objective: Objective | None = None) -> Group | None:
+    """The best mean of the objective (else of the first). In a sweep among the groups with the most scores: a lucky
+    seed alone is no winner."""
+    objective = objective or study.objective
+    ranked = groups(study, objective)
     if not study.is_sweep:
-        return next((group for group in ranked if group.scores(study.objective)), None)
-    most = max((len(group.scores(study.objective)) for group in ranked), default=0)
-    return next((group for group in ranked if most and len(group.scores(study.objective)) == most), None)
+        return next((group for group in ranked if group.scores(objective)), None)
+    most = max((len(group.scores(objective)) for group in ranked), default=0)
+    return next((group for group in ranked if most and len(group.scores(objective)) == most), None)
 
 
 def pareto(study: Study) -> list[Group]:
     """With several objectives: the groups that no other group beats in one without losing in another."""
-    scored = [group for group in groups(study) if all(group.mean(o) is not None for o in study.objectives)]
+    scored = []  # (group, its means, each so that less is better)
+    for group in groups(study):
+        means = [group.mean(o) for o in study.objectives]
+        losses = [m if o.mode == "min" else -m for o, m in zip(study.objectives, means) if m is not None]
+        if len(losses) == len(means):
+            scored.append((group, losses))
 
-    def dominates(a: Group, b: Group) -> bool:
-        pairs = [(o, a.mean(o), b.mean(o)) for o in study.objectives]
-        worse = any(o.better(y, x) for o, x, y in pairs if x is not None and y is not None)
-        return not worse and any(o.better(x, y) for o, x, y in pairs if x is not None and y is not None)
+    def dominates(a: list[float], b: list[float]) -> bool:
+        return a != b and all(x <= y for x, y in zip(a, b))
 
-    return [group for group in scored if not any(dominates(other, group) for other in scored)]
+    return [group for group, losses in scored if not any(dominates(other, losses) for _, other in scored)]
 
 
 def difference(study: Study) -> str | None:
@@ -190,15 +196,19 @@ def wants_log(values: Iterable[float]) -> bool:
 
 
 def axis_kind(study: Study, key: str) -> str:
-    """linear, log or category: how a swept value is laid out. A few numbers that would stand on top of each other on
-    either scale (0.01, 0.1, 1e9) are categories too."""
+    """linear, log or category: how a swept value is laid out."""
     known = numbers(study.value(job, key) for job in study.jobs)
     if known is None or any(study.value(job, key) is None for job in study.jobs):
         return "category"
-    kind = "log" if is_log(known, key in study.log_keys) else "linear"
-    places = [math.log(v) if kind == "log" else v for v in sorted(set(known))]
-    gap = min(b - a for a, b in pairwise(places))
-    return "category" if len(places) <= FEW and gap < 0.09 * (places[-1] - places[0]) else kind
+    return "log" if is_log(known, key in study.log_keys) else "linear"
+
+
+def names_fit(values: Sequence[Any], kind: str) -> bool:
+    """Whether each value is named at its axis: categories are, and a few numbers that do not stand too close."""
+    if kind == "category" or len(values) > FEW:
+        return kind == "category"
+    places = sorted(math.log(v) if kind == "log" else float(v) for v in values)
+    return all(b - a >= 0.09 * (places[-1] - places[0]) for a, b in pairwise(places))
 
 
 def distinct_values(study: Study, key: str) -> list[Any]:

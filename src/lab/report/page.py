@@ -21,7 +21,7 @@ from lab.report.analyse import (
     distinct_values,
     groups,
     is_failure,
-    pareto,
+    names_fit,
     short_names,
     show,
     varied,
@@ -97,13 +97,13 @@ def _axis(study: Study, key: str) -> dict[str, Any]:
         "key": key,
         "kind": axis_kind(study, key),
         "values": [_plain(value) for value in values],
+        "named": names_fit(values, axis_kind(study, key)),
         "texts": [show(value) for value in values],
     }
 
 
 def _groups(study: Study, ranked: Sequence[Group]) -> list[dict[str, Any]]:
     number = {job.key: i for i, job in enumerate(study.jobs)}
-    front = {group.label for group in pareto(study)} if len(study.objectives) > 1 else set()
     return [
         {
             "label": group.label,
@@ -113,7 +113,7 @@ def _groups(study: Study, ranked: Sequence[Group]) -> list[dict[str, Any]]:
             "texts": [score_text(group, o) for o in study.objectives],
             "n": len(group.scores(study.objective)),
             "failures": len(group.failures(study.objective)),
-            "front": group.label in front,
+            "command": command(group),
         }
         for group in ranked
     ]
@@ -159,19 +159,24 @@ def _strides(jobs: Sequence[Job], keys: Sequence[str]) -> dict[str, int]:
     }
 
 
-def _best(study: Study) -> dict[str, Any] | None:
-    best = best_group(study)
-    if best is None:
-        return None
-    other = better_but_fewer(study, best)
-    note = other and f"{other.label} has a better mean, {score_text(other, study.objective)}, but of fewer seeds"
-    return {
-        "label": best.label,
-        "score": score_text(best, study.objective),
-        "n": len(best.scores(study.objective)),
-        "command": command(best),
-        "note": note,
-    }
+def _best(study: Study) -> list[dict[str, Any]]:
+    """Of each objective."""
+    found = []
+    for objective in study.objectives:
+        best = best_group(study, objective)
+        if best is None:
+            continue
+        other = better_but_fewer(study, best, objective)
+        note = other and f"{other.label} has a better mean, {score_text(other, objective)}, but of fewer seeds"
+        found.append({
+            "key": objective.key,
+            "label": best.label,
+            "score": score_text(best, objective),
+            "n": len(best.scores(objective)),
+            "command": command(best),
+            "note": note,
+        })  # fmt: skip
+    return found
 
 
 def _common(study: Study) -> list[list[str]]:

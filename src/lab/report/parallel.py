@@ -12,7 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from lab.report.analyse import FEW, axis_kind, distinct_values, is_failure, show, varied, wants_log
+from lab.report.analyse import axis_kind, distinct_values, is_failure, names_fit, show, varied, wants_log
 from lab.report.read import Job, Study
 from lab.report.style import FAILED, FAINT, SEQUENTIAL
 
@@ -41,7 +41,7 @@ def scale(values: Sequence[Any], kind: str) -> Scale:
         return None if value is None else (to(value) - low) / (high - low) if high > low else 0.5
 
     ticks = sorted(distinct.values())
-    if len(ticks) > FEW:
+    if not names_fit(ticks, kind):
         ticks = [float(f"{back(low + (high - low) * i / 4):.3g}") for i in range(5)]
     return Scale(place, [(y, show(tick)) for tick in ticks if (y := place(tick)) is not None])
 

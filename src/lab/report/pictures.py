@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from lab.report.analyse import (
-    FEW,
     Group,
     axis_kind,
     distinct_values,
     groups,
     is_failure,
+    names_fit,
     pareto,
     show,
     varied,
@@ -154,7 +154,7 @@ def _score_panel(axes: Axes, study: Study, key: str, other: str | None) -> None:
     if kind == "log":
         axes.set_xscale("log")
     places = {repr(v): float(i) if kind == "category" else float(v) for i, v in enumerate(values)}
-    if len(values) <= FEW or kind == "category":
+    if names_fit(values, kind):
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xticks(list(places.values()), [shortened(show(value), 16) for value in values])
         if sum(len(show(value)) for value in values) > 30:

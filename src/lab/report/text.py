@@ -65,8 +65,9 @@ def markdown(study: Study, importance: Importance | None, pictures: Sequence[str
     parts = [f"# {text(study.name)}", _facts(study)]
     if unlike := difference(study):
         parts += [f"## {NOT_SWEPT}", f"{text(unlike)}.\n\n{NOT_SWEPT_NOTE}"]
-    if best := best_group(study):
-        parts.append(_best(study, best))
+    for objective in study.objectives:
+        if best := best_group(study, objective):
+            parts.append(_best(study, best, objective))
     parts += [f"![{name}]({name})" for name in pictures]
     parts += ["## Configurations", _group_table(study)]
     if len(study.objectives) > 1:
@@ -87,12 +88,10 @@ def score_text(group: Group, objective: Objective) -> str:
     return "-" if mean is None else show(mean) + (f" ± {show(std)}" if std is not None else "")
 
 
-def better_but_fewer(study: Study, best: Group) -> Group | None:
+def better_but_fewer(study: Study, best: Group, objective: Objective) -> Group | None:
     """A group that looks better than the best, but of which fewer seeds have a score."""
-    first = groups(study)[0]
-    return (
-        first if first is not best and first.values != best.values and first.mean(study.objective) is not None else None
-    )
+    first = groups(study, objective)[0]
+    return first if first.values != best.values and first.mean(objective) is not None else None
 
 
 def _facts(study: Study) -> str:
@@ -106,13 +105,12 @@ def _facts(study: Study) -> str:
     return "\n\n".join(lines)
 
 
-def _best(study: Study, best: Group) -> str:
-    objective = study.objective
+def _best(study: Study, best: Group, objective: Objective) -> str:
     n = len(best.scores(objective))
     seeds = f"{n} seeds" if n > 1 else "n = 1"
     found = f"**Best: {text(best.label)}**, {text(objective.key)} {score_text(best, objective)} ({seeds})\n\n"
     found += block(command(best), "bash")
-    if other := better_but_fewer(study, best):
+    if other := better_but_fewer(study, best, objective):
         had = len(other.scores(objective))
         better = score_text(other, objective)
         found += f"\n\n{text(other.label)} has a better mean, {better}, but of {had} of {n} seeds only."

@@ -38,13 +38,34 @@ function viridis(t) { // 0..1; on dark paper from its light end, so that the bes
   return "#" + STOPS[i].map((low, k) => Math.round(low + (at - i) * (STOPS[i + 1][k] - low)).toString(16).padStart(2, "0")).join("");
 }
 
-const shownJob = (job) => (chosen.jobs === null || chosen.jobs.has(job.number)) && shownGroup(job.group);
-const shownGroup = (index) => chosen.groups.size === 0 || chosen.groups.has(index);
+const inBrush = (job) => chosen.jobs === null || chosen.jobs.has(job.number);
+const shownJob = (job) => inBrush(job) && shownGroup(job.group);
+const shownGroup = (index) => ranks.has(index) && (chosen.groups.size === 0 || chosen.groups.has(index));
+
+// What the brushes leave: its groups, best first, each with the scores of its jobs that are left.
+let ranks = new Map(), stats = [];
+const rankOf = (index) => ranks.get(index);
+function statsOf(group) {
+  const jobs = group.jobs.map((i) => D.jobs[i]).filter(inBrush);
+  if (jobs.length === group.jobs.length) return { ...group, left: jobs.length };
+  const scores = D.objectives.map((_, k) => jobs.map((job) => job.scores[k]).filter((s) => s !== null));
+  const means = scores.map((s) => (s.length ? s.reduce((a, b) => a + b, 0) / s.length : null));
+  const std = (s, m) => (s.length > 1 ? ` ± ${round(Math.sqrt(s.reduce((a, v) => a + (v - m) ** 2, 0) / (s.length - 1)))}` : "");
+  return { ...group, left: jobs.length, means, texts: means.map((m, k) => (m === null ? "-" : round(m) + std(scores[k], m))), n: scores[0].length,
+    failures: jobs.filter((job) => job.failed).length };
+}
+function select() {
+  stats = D.groups.map(statsOf);
+  const sign = D.objectives[0].mode === "min" ? 1 : -1, value = (i) => (stats[i].means[0] === null ? Infinity : sign * stats[i].means[0]);
+  const left = stats.map((_, i) => i).filter((i) => stats[i].left > 0);
+  if (chosen.jobs !== null) left.sort((a, b) => (value(a) === value(b) ? a - b : value(a) - value(b)));
+  ranks = new Map(left.map((i, rank) => [i, rank]));
+}
 function toggleGroup(index) {
   if (chosen.groups.has(index)) chosen.groups.delete(index); else chosen.groups.add(index);
   redraw();
 }
-const redraw = () => redraws.forEach((draw) => draw());
+const redraw = () => { select(); redraws.forEach((draw) => draw()); };
 
 function layout(extra = {}) {
   const axis = (more = {}) => ({ gridcolor: css("--grid"), zerolinecolor: css("--grid"), linecolor: css("--line"), tickcolor: css("--line"),
@@ -59,8 +80,10 @@ function layout(extra = {}) {
 // plotly watches the window only; a plot must also follow its own box
 const watcher = new ResizeObserver((entries) => entries.forEach(({ target }) => { if (target.data) Plotly.Plots.resize(target); }));
 const watch = () => document.querySelectorAll(".plot").forEach((plot) => watcher.observe(plot));
-const PLOT = { displaylogo: false, displayModeBar: false };
-const PLOT_TOOLS = { ...PLOT, displayModeBar: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+// plotly's button that uploads a chart is not among these, and has nowhere to send it to
+const PLOT = { displaylogo: false, displayModeBar: false, showSendToCloud: false, plotlyServerURL: "" };
+const BUTTONS = [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]];
+const PLOT_TOOLS = { ...PLOT, displayModeBar: true, modeBarButtons: BUTTONS };
 
 function setTheme(value) {
   theme = value;

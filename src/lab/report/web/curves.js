@@ -25,7 +25,7 @@ function bandOf(jobs, metric) { // mean and deviation at the steps that all thes
 
 function colorOf(group) { // of a group, by its rank or by one of its values
   const by = $("color").value, colors = palette();
-  if (by === "") return group < COLORED ? colors[group] : faintColor();
+  if (by === "") return rankOf(group) < COLORED ? colors[rankOf(group)] : faintColor();
   const axis = D.axes.find((a) => a.key === by), cell = D.groups[group].values[by];
   if (placeOf(axis, cell) === null) return faintColor();
   if (axis.kind === "category") return colors[axis.texts.indexOf(cell.text) % colors.length];
@@ -35,7 +35,7 @@ function colorOf(group) { // of a group, by its rank or by one of its values
 }
 
 function groupTraces(index, metric, log) {
-  const group = D.groups[index], color = colorOf(index), strong = $("color").value !== "" || index < COLORED;
+  const group = D.groups[index], color = colorOf(index), strong = $("color").value !== "" || rankOf(index) < COLORED;
   const jobs = group.jobs.map((i) => D.jobs[i]).filter((job) => shownJob(job) && job.curves[metric]?.[0].length);
   const traces = [];
   for (const job of jobs.filter((j) => j.failed && j.status !== "not finite")) traces.push(...failedTraces(job, metric));
@@ -59,7 +59,7 @@ function groupTraces(index, metric, log) {
   }
   const few = band.steps.length <= 12 && strong;
   traces.push({ x, y: band.mean, mode: few ? "lines+markers" : "lines", line: { color, width: strong ? 2 : 1 },
-    marker: { symbol: SHAPES[index % SHAPES.length], size: 7, color }, opacity: strong ? 1 : 0.6, customdata: band.std.map(round),
+    marker: { symbol: SHAPES[rankOf(index) % SHAPES.length], size: 7, color }, opacity: strong ? 1 : 0.6, customdata: band.std.map(round),
     hovertemplate: band.count > 1 ? `%{y:.5g} ± %{customdata} (${band.count} seeds)<extra>${name}</extra>` : `%{y:.5g}<extra>${name}</extra>` });
   return traces;
 }
@@ -90,7 +90,7 @@ function cut(metric, log) { // an upper end, where a curve left the others far b
 function drawCurves() {
   const metric = $("metric").value, log = wantsLog(metric), range = cut(metric, log);
   $("log").checked = log;
-  const order = D.groups.map((_, i) => i).reverse(); // the best on top
+  const order = [...ranks.keys()].reverse(); // the best on top
   const traces = order.filter(shownGroup).flatMap((i) => groupTraces(i, metric, log));
   traces.sort((a, b) => (a.line?.dash === "dash") - (b.line?.dash === "dash")); // failed ones above all
   const unit = { step: "optimizer step", epoch: "epoch", time: "minutes since the first record" }[$("x").value];
@@ -108,14 +108,14 @@ function drawLegend() {
   } else if (axis) {
     items.push(element("span", {}, `${by}: `), ...axis.texts.map((text, k) => element("span", {}, swatch(palette()[k % COLORED]), ` ${text}`)));
   } else {
-    D.groups.forEach((group, i) => {
-      if (by === "" && i >= COLORED && !chosen.groups.has(i)) return;
+    ranks.forEach((rank, i) => {
+      if (by === "" && rank >= COLORED && !chosen.groups.has(i)) return;
       items.push(element("button", { class: shownGroup(i) ? "" : "off", title: "this one alone, or with others; again: release", onclick: () => toggleGroup(i) },
-        swatch(colorOf(i), SHAPES[i % SHAPES.length]), element("span", {}, group.label)));
+        swatch(colorOf(i), SHAPES[rank % SHAPES.length]), element("span", {}, D.groups[i].label)));
     });
-    if (by === "" && D.groups.length > COLORED) items.push(element("span", {}, swatch(faintColor()), ` ${D.groups.length - COLORED} others`));
+    if (by === "" && ranks.size > COLORED) items.push(element("span", {}, swatch(faintColor()), ` ${ranks.size - COLORED} others`));
   }
-  const failed = D.jobs.filter((job) => job.failed).length;
+  const failed = D.jobs.filter((job) => job.failed && shownJob(job)).length;
   if (failed) items.push(element("span", {}, swatch(failedColor(), "x", true), ` ${failed} failed`));
   if (!$("each").checked && D.groups.some((g) => g.jobs.length > 1)) items.push(element("span", { class: "quiet" }, "band: mean ± standard deviation over seeds"));
   $("legend").replaceChildren(...items);

@@ -28,7 +28,7 @@ function ticksOf(axis) {
   if (axis.kind === "category") return axis.texts.map((text, i) => [(i + 0.5) / axis.texts.length, text]);
   const to = axis.kind === "log" ? Math.log : (v) => v, back = axis.kind === "log" ? Math.exp : (v) => v;
   const low = to(axis.values[0]), high = to(axis.values[axis.values.length - 1]);
-  if (!axis.isScore && axis.values.length <= 6) return axis.values.map((v, i) => [(to(v) - low) / (high - low || 1), axis.texts[i]]);
+  if (!axis.isScore && axis.named) return axis.values.map((v, i) => [(to(v) - low) / (high - low || 1), axis.texts[i]]);
   return [0, 0.25, 0.5, 0.75, 1].map((t) => [t, Number(back(low + t * (high - low)).toPrecision(3)).toString()]);
 }
 

@@ -45,7 +45,7 @@ function drawScores() {
   panels.forEach((axis, i) => {
     const partner = panels.length === 2 && panels[1 - i].texts.length <= COLORED ? panels[1 - i] : null;
     const ticks = axis.kind === "category" ? { tickvals: axis.texts.map((_, k) => k), ticktext: axis.texts.map((t) => plain(t.length > 16 ? t.slice(0, 15) + "…" : t)), range: [-0.5, axis.texts.length - 0.5] }
-      : axis.texts.length <= 6 ? { tickvals: axis.values, ticktext: axis.texts.map(plain) } : {};
+      : axis.named ? { tickvals: axis.values, ticktext: axis.texts.map(plain) } : {};
     Plotly.react(`score-${i}`, [...unfinishedMarks(axis), ...scoreTraces(axis, partner), ...failedMarks(axis)], layout({
       title: { text: `<b>${plain(axis.key)}</b>`, font: { size: 13 }, y: 0.98, yanchor: "top" }, margin: { l: 56, r: 14, t: 30, b: 40 },
       xaxis: { type: axis.kind === "log" ? "log" : "linear", ...ticks }, yaxis: { title: { text: plain(objective.key), standoff: 6 }, type: D.logScore ? "log" : "linear", domain: [0, failed ? 0.9 : 1] },
@@ -57,9 +57,12 @@ function drawScores() {
 }
 
 function drawObjectives() {
-  const [a, b] = D.objectives, groups = D.groups.map((g, i) => ({ g, i })).filter(({ g, i }) => g.means[0] !== null && g.means[1] !== null && shownGroup(i));
+  const [a, b] = D.objectives, groups = stats.map((g, i) => ({ g, i })).filter(({ g, i }) => g.means.every((m) => m !== null) && shownGroup(i));
+  const losses = ({ g }) => g.means.map((m, k) => (D.objectives[k].mode === "min" ? m : -m));
+  const beats = (p, q) => losses(p).every((v, k) => v <= losses(q)[k]) && losses(p).some((v, k) => v < losses(q)[k]);
+  const fronts = new Set(groups.filter((q) => !groups.some((p) => beats(p, q))).map(({ i }) => i));
   const trace = (front, color, symbol) => {
-    const part = groups.filter(({ g }) => g.front === front).sort((p, q) => p.g.means[0] - q.g.means[0]);
+    const part = groups.filter(({ i }) => fronts.has(i) === front).sort((p, q) => p.g.means[0] - q.g.means[0]);
     return { x: part.map(({ g }) => g.means[0]), y: part.map(({ g }) => g.means[1]), mode: front ? "lines+markers" : "markers", text: part.map(({ g }) => plain(g.label)),
       marker: { color, symbol, size: 9 }, line: { color, width: 1.2 }, name: front ? "no other is better in both" : "beaten in both", hovertemplate: "%{x:.5g}, %{y:.5g}<extra>%{text}</extra>" };
   };
@@ -76,5 +79,8 @@ if (D.importance) {
   $("importance-section").hidden = false;
   $("importance").append(...Object.entries(D.importance.shares).flatMap(([key, share]) => [element("span", {}, key),
     element("div", {}, element("div", { class: "bar", style: `width:${(100 * share).toFixed(1)}%` })), element("span", {}, `${Math.round(100 * share)} %`)]));
-  $("importance-note").textContent = `${D.importance.method}; ${D.importance.jobs} jobs.`;
+  redraws.push(() => {
+    const left = chosen.jobs === null ? "" : " Not of the selection: of all jobs.";
+    $("importance-note").textContent = `${D.importance.method}; ${D.importance.jobs} jobs.${left}`;
+  });
 }

@@ -25,13 +25,13 @@ function compare(a, b) { // nothing comes last
 }
 const cellOf = (cell) => ({ text: cell ? cell.text : "–", value: cell ? cell.value : null });
 
-function groupRows() {
-  return D.groups.map((group, i) => ({ attributes: { class: chosen.groups.has(i) ? "chosen" : shownGroup(i) ? "" : "out", onclick: () => toggleGroup(i) },
-    cells: [{ node: i < COLORED ? swatch(palette()[i], SHAPES[i % SHAPES.length]) : element("span"), value: i },
+function groupRows() { // those that the brushes leave, the best first
+  return [...ranks].map(([i, rank]) => [stats[i], i, rank]).map(([group, i, rank]) => ({ attributes: { class: chosen.groups.has(i) ? "chosen" : shownGroup(i) ? "" : "out", onclick: () => toggleGroup(i) },
+    cells: [{ node: rank < COLORED ? swatch(palette()[rank], SHAPES[rank % SHAPES.length]) : element("span"), value: rank },
       ...(D.isSweep && D.groupColumns.length ? D.groupColumns.map((c) => cellOf(group.values[c.key])) : [{ text: group.label, value: group.label, class: "wide" }]),
       ...D.objectives.map((_, k) => ({ text: group.texts[k], value: group.means[k] })), { text: String(group.n), value: group.n },
       { text: group.failures ? `✕ ${group.failures}` : "", value: group.failures, class: "bad" },
-      { text: String(group.jobs.length - group.n - group.failures || ""), value: group.jobs.length - group.n - group.failures }] }));
+      { text: String(group.left - group.n - group.failures || ""), value: group.left - group.n - group.failures }] }));
 }
 function about(job) {
   if (!job.reason) return element("span");
@@ -60,19 +60,31 @@ function head() {
     $("unlike").textContent = `${D.unlike.what}.`;
     $("unlike-note").textContent = D.unlike.note;
   }
-  if (!D.best) return;
-  $("best-section").hidden = false;
-  $("best-line").append(element("b", {}, D.best.label), ` — ${objective.key} ${D.best.score} (${D.best.n === 1 ? "n = 1" : `${D.best.n} seeds`})`);
-  $("best-command").textContent = D.best.command;
-  $("best-note").textContent = D.best.note || "";
-  $("copy").addEventListener("click", () => {
-    const done = () => { $("copy").textContent = "Copied"; setTimeout(() => { $("copy").textContent = "Copy"; }, 1500); };
-    const select = () => getSelection().selectAllChildren($("best-command")); // a page of file:// may have no clipboard
-    navigator.clipboard ? navigator.clipboard.writeText(D.best.command).then(done, select) : select();
-  });
+}
+
+function bestOf(objective, k) { // of the selection, by the report's own rule: the most scores, then the mean
+  const sign = objective.mode === "min" ? 1 : -1, count = (g) => g.jobs.filter((i) => inBrush(D.jobs[i]) && D.jobs[i].scores[k] !== null).length;
+  const left = [...ranks.keys()].map((i) => stats[i]).filter((g) => g.means[k] !== null).map((g) => ({ g, n: count(g) }));
+  const [best] = left.sort((a, b) => (D.isSweep ? b.n - a.n : 0) || sign * (a.g.means[k] - b.g.means[k]));
+  return best && { key: objective.key, label: best.g.label, score: best.g.texts[k], n: best.n, command: best.g.command, note: "Of the selection." };
+}
+function drawBest() {
+  const found = chosen.jobs === null ? D.best : D.objectives.map(bestOf).filter(Boolean);
+  $("best-section").hidden = !found.length;
+  $("best").replaceChildren(...found.flatMap((best) => {
+    const code = element("code", {}, best.command), button = element("button", { onclick: () => {
+      const done = () => { button.textContent = "Copied"; setTimeout(() => { button.textContent = "Copy"; }, 1500); };
+      const mark = () => getSelection().selectAllChildren(code); // a page of file:// may have no clipboard
+      navigator.clipboard ? navigator.clipboard.writeText(best.command).then(done, mark) : mark();
+    } }, "Copy");
+    return [element("p", { class: "best" }, element("b", {}, best.label), ` — ${best.key} ${best.score} (${best.n === 1 ? "n = 1" : `${best.n} seeds`})`),
+      element("div", { class: "command" }, code, button), element("p", { class: "quiet" }, best.note || "")];
+  }));
 }
 
 head();
+redraws.push(drawBest);
+select();
 const names = D.objectives.map((o) => o.key);
 redraws.push(sortable($("groups"), ["", ...(D.isSweep && D.groupColumns.length ? D.groupColumns.map((c) => c.name) : ["configuration"]), ...names, "n", "failures", "pruned, unfinished"], groupRows));
 const fillJobs = sortable($("jobs"), ["job", ...(D.isSweep ? D.columns.map((c) => c.name) : ["configuration"]), "status", ...names, "step", "time", "directory", "why no score"], jobRows);
