@@ -8,6 +8,9 @@ Overrides are values of the run's own config. Exit status: 0 done, 2 a mistake i
 
 from __future__ import annotations
 
+import lab.interpreter  # noqa: F401 - first
+
+# isort: split
 import argparse
 import sys
 from pathlib import Path

@@ -9,6 +9,9 @@ were evaluated: the moving average where the run kept one. Exit status: 0 done, 
 
 from __future__ import annotations
 
+import lab.interpreter  # noqa: F401 - first
+
+# isort: split
 import argparse
 import sys
 from pathlib import Path

@@ -7,6 +7,9 @@ python src/h5.py repack old.h5 new.h5 --codec zstd
 
 from __future__ import annotations
 
+import lab.interpreter  # noqa: F401 - first
+
+# isort: split
 import argparse
 import shlex
 import sys

@@ -9,6 +9,9 @@ Exit status: 0 all is there, 1 an upload failed, 2 a mistake in what was asked.
 
 from __future__ import annotations
 
+import lab.interpreter  # noqa: F401 - first
+
+# isort: split
 import argparse
 import os
 import sys

@@ -10,6 +10,9 @@ No torch import before the config stands.
 
 from __future__ import annotations
 
+import lab.interpreter  # noqa: F401 - first
+
+# isort: split
 import sys
 
 from lab import early

@@ -1,4 +1,5 @@
-"""The README is what a newcomer types: every command in it runs, in order, in a copy of the project."""
+"""The README is what a newcomer types: every command in it runs, in order, in a copy of the project, from a shell
+whose `python` has no packages and that has heard of no environment."""
 
 from __future__ import annotations
 
@@ -11,68 +12,124 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, limit
+from fork import copy_of_the_project
 
-README = (ROOT / "README.md").read_text()
+FILE = ROOT / "README.md"
+README = FILE.read_text() if FILE.exists() else ""
+OURS = README.startswith("# A template for PyTorch experiments\n")
+templates = pytest.mark.skipif(not OURS, reason="of the template's README; this project has one of its own")
 BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 COMMANDS = [line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines() if line.strip()]
 OWN = {"./run test", "./run lint"}  # these run this test; .ci/run calls both
+THIN = [path.name for path in sorted((ROOT / "src").glob("*.py"))]
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a `python` that has no packages."""
+    home = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home / "python")], check=True)
+    return home / "python/bin"
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tracked and new files, with the environment that runs this test as .venv."""
-    copy = tmp_path_factory.mktemp("clone")
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    for name in listed.stdout.decode().split("\0"):
-        if name and (ROOT / name).exists():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy / name)
+    """The project after `./run` has made .venv, which is here the environment that runs this test."""
+    copy = copy_of_the_project(tmp_path_factory.mktemp("clone"))
     stamp = subprocess.run(["cksum"], stdin=open(copy / "pyproject.toml"), capture_output=True, text=True, check=True)  # noqa: SIM115
-    (copy / ".venv/bin").mkdir(parents=True)
-    (copy / ".venv/bin/python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    (copy / ".venv/bin/python").chmod(0o755)
+    executable(copy / ".venv/bin/python", f'exec env PYTHONPATH="{copy}/src" "{sys.executable}" "$@"')
     (copy / ".venv/stamp").write_text(stamp.stdout)
     return copy
 
 
-def run(command: list[str], clone: Path) -> subprocess.CompletedProcess[str]:
-    path = f"{clone}/.venv/bin{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": f"{clone}/src", "WANDB_MODE": "offline"}
-    return subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=limit(120))
+def executable(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
 
 
-def test_the_commands_run_in_order(clone: Path) -> None:
-    assert len(COMMANDS) > 10
+def shell(command: str, folder: Path, bare: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """As typed into a shell that was opened in `folder`."""
+    environment = {
+        "HOME": str(bare),
+        "PATH": f"{bare}:/usr/bin:/bin",
+        "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
+        **more,
+    }
+    return subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=limit(120)
+    )
+
+
+@templates
+def test_the_commands_run_in_order(clone: Path, bare: Path) -> None:
+    assert shell("python -c 'import hydra'", clone, bare).returncode == 1
     for command in COMMANDS:
         if command not in OWN:
-            done = run(["bash", "-c", command], clone)
+            done = shell(command, clone, bare)
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     for kind, block in BLOCKS:
         if kind == "python":
-            done = run([sys.executable, "-c", block], clone)
+            (clone / "block.py").write_text(block)
+            done = shell("./run python block.py", clone, bare)
             assert done.returncode == 0, f"{block}\n{done.stderr}"
 
 
+@templates
 def test_ci_calls_the_readme_s_commands() -> None:
     for command in OWN:
         assert command in COMMANDS
         assert command in (ROOT / ".ci/run").read_text()
 
 
+@templates
 def test_it_is_short_and_names_only_what_there_is() -> None:
     assert len(README.splitlines()) <= 200
-    for name in re.findall(r"`((?:src|conf|tests|benchmarks|data)/[\w./-]+)`", README):
-        assert (
-            ROOT / name.replace("/x.", "/__init__." if name.endswith("x.py") else "/.")
-        ).exists() or "/x." in name, name
+    for name in re.findall(r"`((?:src|conf|tests|benchmarks|data|docs)/[\w./-]+)`", README):
+        assert "/x." in name or (ROOT / name).exists(), name
 
 
-def test_a_mistyped_command_of_run_shows_the_usage(clone: Path) -> None:
-    done = run(["./run", "tain"], clone)
+@pytest.mark.parametrize("typed", ["./run", "./run tain"])
+def test_run_shows_its_commands_and_sets_nothing_up(tmp_path: Path, bare: Path, typed: str) -> None:
+    for name in ("run", "pyproject.toml"):
+        shutil.copy2(ROOT / name, tmp_path / name)
+    done = shell(typed, tmp_path, bare)
     assert done.returncode == 2
-    assert "usage: ./run train" in done.stderr
+    assert done.stderr.startswith("usage: ./run COMMAND")
+    assert {f"{name}.py" for name in re.findall(r"^  (\w+) ", done.stderr, re.MULTILINE)} > set(THIN)
+    assert not (tmp_path / ".venv").exists()
+
+
+# -- a command that is typed with a Python without the packages ------------------------------------------------------
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Path:
+    """A folder with the commands, and with no environment."""
+    (tmp_path / "src/lab").mkdir(parents=True)
+    for name in (*THIN, "lab/__init__.py", "lab/interpreter.py"):
+        shutil.copy2(ROOT / "src" / name, tmp_path / "src" / name)
+    return tmp_path
+
+
+def test_a_command_without_any_environment_says_what_to_type(commands: Path, bare: Path) -> None:
+    for name in THIN:
+        done = shell(f"python src/{name} --help", commands, bare)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert re.fullmatch(r"error: .*/python has no hydra, .*\n", done.stderr)
+        assert f"type {commands}/run {name.removesuffix('.py')} ..." in done.stderr
+        assert f"pip install -e {commands}" in done.stderr
+
+
+def test_a_command_goes_on_with_the_environment_s_python_as_it_was_typed(commands: Path, bare: Path) -> None:
+    executable(commands / ".venv/bin/python", f'echo "$LAB_PYTHON" "$@"; exec "{sys.executable}" -c "print(2)"')
+    done = shell("python -X utf8 -u src/train.py -m 'a=[1, 2]'; cd src; python -m train x", commands, bare)
+    python = f"{commands}/.venv/bin/python"
+    assert done.stdout == f"{python} -X utf8 -u src/train.py -m a=[1, 2]\n2\n{python} -m train x\n2\n"
+
+
+def test_an_environment_without_the_packages_is_tried_once(commands: Path, bare: Path) -> None:
+    executable(commands / ".venv/bin/python", f'exec "{bare}/python" "$@"')
+    done = shell("python src/train.py", commands, bare)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {commands}/.venv/bin/python has no hydra")

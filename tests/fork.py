@@ -1,0 +1,23 @@
+"""A copy of the project, as a clone or a fork has it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from conftest import ROOT
+
+
+def copy_of_the_project(folder: Path) -> Path:
+    """The tracked files and the new ones, as they are now."""
+    if not (ROOT / ".git").exists():  # it was unpacked from an archive
+        left = shutil.ignore_patterns(".venv", "outputs", "wandb", "__pycache__", ".*_cache")
+        return Path(shutil.copytree(ROOT, folder, ignore=left, dirs_exist_ok=True))
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
