@@ -20,7 +20,7 @@ OURS = README.startswith("# A template for PyTorch experiments\n")
 templates = pytest.mark.skipif(not OURS, reason="of the template's README; this project has one of its own")
 BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 COMMANDS = [line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines() if line.strip()]
-OWN = {"./run test", "./run lint"}  # these run this test; .ci/run calls both
+OWN = "./run test"  # runs this test
 THIN = [path.name for path in sorted((ROOT / "src").glob("*.py"))]
 
 
@@ -65,7 +65,7 @@ def shell(command: str, folder: Path, bare: Path, **more: str) -> subprocess.Com
 def test_the_commands_run_in_order(clone: Path, bare: Path) -> None:
     assert shell("python -c 'import hydra'", clone, bare).returncode == 1
     for command in COMMANDS:
-        if command not in OWN:
+        if command != OWN:
             done = shell(command, clone, bare)
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     for kind, block in BLOCKS:
@@ -77,8 +77,8 @@ def test_the_commands_run_in_order(clone: Path, bare: Path) -> None:
 
 @templates
 def test_ci_calls_the_readme_s_commands() -> None:
-    for command in OWN:
-        assert command in COMMANDS
+    for command in (OWN, "./run lint"):
+        assert command in README
         assert command in (ROOT / ".ci/run").read_text()
 
 
