@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA devices, there are {NUM_GPUS}"))
 
 
+def slow(*values: Any) -> Any:
+    """A case of pytest.mark.parametrize that is marked slow."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 # -- waiting on a machine that is slow or busy -----------------------------------------------------------------------
 
 START = [sys.executable, "-c", "import hydra, asyncio, unittest.mock"]
@@ -76,6 +81,14 @@ def limit(seconds: float) -> float:
     return 2 * seconds * slowdown()
 
 
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test that hangs is ended; `timeout` in pyproject.toml would not know how slow this machine is."""
+    if item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(limit(150)))
+    yield
+
+
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None = None, seconds: float = 60) -> Any:
     """-> what `condition` returns as soon as that is true. process: one that must still run until then."""
     end = time.monotonic() + limit(seconds)
@@ -90,18 +103,40 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None
 QUICK = ("logger=none", "hardware=cpu", "hardware.num_threads=1", "model.hidden=[16]", "trainer.max_epochs=null")
 
 
-def compose(*overrides: str) -> DictConfig:
-    """The checked, resolved config that these overrides make."""
+def compose(*overrides: str, checked: bool = True) -> DictConfig:
+    """The checked, resolved config that these overrides make; ${hydra:...} says what it does in a run."""
     import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf, open_dict
 
-    from lab.compose import CONF, register_resolvers, resolved
+    from lab.compose import CONF, quoted, register_resolvers, resolved
     from lab.config import check
 
     register_resolvers()
     with hydra.initialize_config_dir(str(CONF), version_base=None):
-        cfg = resolved(hydra.compose("train", list(overrides)), Path.cwd())
-    check(cfg)
+        cfg = hydra.compose("train", quoted(overrides), return_hydra_config=True)
+    OmegaConf.set_readonly(cfg.hydra, False)
+    cfg.hydra.runtime.output_dir = str(Path.cwd() / "run")
+    before, HydraConfig.instance().cfg = HydraConfig.instance().cfg, None
+    try:
+        HydraConfig.instance().set_config(cfg)
+        with open_dict(cfg):
+            del cfg["hydra"]
+        cfg = resolved(cfg, Path.cwd())
+    finally:
+        HydraConfig.instance().cfg = before
+    if checked:
+        check(cfg)
     return cfg
+
+
+def needs(*files: str) -> pytest.MarkDecorator:
+    """Of a test about an option of the template's: skipped in a fork that has deleted it."""
+    deleted = [name for name in files if not (ROOT / name).exists()]
+    return pytest.mark.skipif(bool(deleted), reason=f"this project has no {', '.join(deleted)}")
+
+
+NEEDS_GPT = needs("conf/model/gpt.yaml", "src/lab/models/gpt.py", "conf/data/tokens.yaml")
 
 
 def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path:

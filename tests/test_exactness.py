@@ -19,6 +19,7 @@ from conftest import (
     limit,
     metrics,
     result,
+    slow,
     start_run,
     status,
 )
@@ -59,7 +60,7 @@ def test_ranks_and_micro_batches_change_nothing(tmp_path: Path) -> None:
             torch.testing.assert_close(weights[way][name], value, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [slow(1), 2])
 def test_killed_twice_equals_undisturbed(tmp_path: Path, ranks: int) -> None:
     """SIGKILL in the middle of epochs, twice: the same checkpoint bit for bit, and the same metrics."""
     overrides = (

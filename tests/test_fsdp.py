@@ -15,7 +15,21 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, ROOT, TRAIN, assert_equal, compose, kill_at, limit, metrics, result, start_run, status
+from conftest import (
+    NEEDS_GPT,
+    QUICK,
+    ROOT,
+    TRAIN,
+    assert_equal,
+    compose,
+    kill_at,
+    limit,
+    metrics,
+    result,
+    slow,
+    start_run,
+    status,
+)
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -109,7 +123,7 @@ def fsdp_config(**values: Any) -> Any:
 # ---- the same computation
 
 
-@pytest.mark.parametrize("model", ["mlp", "gpt", "resnet"])
+@pytest.mark.parametrize("model", ["mlp", pytest.param("gpt", marks=[NEEDS_GPT, pytest.mark.slow]), slow("resnet")])
 def test_sharded_steps_equal_the_others(tmp_path: Path, tokens: Path, model: str) -> None:
     """Losses, norms and weights of ddp with two ranks; and of one rank, but for BatchNorm, which counts by rank."""
     common = (
@@ -201,6 +215,7 @@ def test_the_clipped_norm_is_that_of_the_whole(tmp_path: Path) -> None:
     on_ranks(work, tmp_path / "ranks")
 
 
+@NEEDS_GPT
 def test_activation_checkpointing_changes_no_gradient() -> None:
     """Bit for bit, dropout drawn again as it was; and less is kept."""
     from lab.blocks import checkpoint_activations, find
@@ -229,6 +244,7 @@ def test_activation_checkpointing_changes_no_gradient() -> None:
     assert kept[1] < kept[0] / 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_low_precision_learns_and_keeps_fp32(tmp_path: Path, precision: str) -> None:
     more = (f"hardware.precision={precision}", "trainer.max_steps=60", "optim.lr=0.01", "trainer.log_every=20")
@@ -327,6 +343,7 @@ def test_a_rank_without_samples_keeps_in_step(tmp_path: Path) -> None:
 # ---- checkpoints
 
 
+@pytest.mark.slow
 def test_killed_twice_equals_undisturbed(tmp_path: Path) -> None:
     """SIGKILL, perhaps while a checkpoint is written, twice: the same bits, and the same metrics."""
     overrides = (
@@ -352,11 +369,11 @@ def test_killed_twice_equals_undisturbed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "first", "then"),
     [
-        ("fewer", FSDP, {"hardware__num_procs": 1}),
-        ("more", FSDP, {"hardware__num_procs": 3}),
+        slow("fewer", FSDP, {"hardware__num_procs": 1}),
+        slow("more", FSDP, {"hardware__num_procs": 3}),
         ("to ddp", FSDP, {"trainer__strategy": "ddp"}),
-        ("from one", ("trainer=fsdp", "hardware.num_procs=1"), {"hardware__num_procs": 2}),
-        ("from ddp", ("trainer=ddp", "hardware.num_procs=2"), {"trainer__strategy": "fsdp"}),
+        slow("from one", ("trainer=fsdp", "hardware.num_procs=1"), {"hardware__num_procs": 2}),
+        slow("from ddp", ("trainer=ddp", "hardware.num_procs=2"), {"trainer__strategy": "fsdp"}),
     ],
 )
 def test_a_run_goes_on_with_other_ranks(tmp_path: Path, name: str, first: tuple[str, ...], then: Any) -> None:
@@ -379,6 +396,7 @@ def test_a_run_goes_on_with_other_ranks(tmp_path: Path, name: str, first: tuple[
             torch.testing.assert_close(a[part][key], value, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_whatever_reads_a_run_reads_parts(tmp_path: Path) -> None:
     """load_run, evaluate.py and export.py, on a run that was moved; the file loads in a bare model."""
     run = start_run(tmp_path / "first", *QUICK, *FSDP, "trainer.max_steps=8", "trainer.eval_every=4")
@@ -509,12 +527,14 @@ def test_an_optimizer_that_cannot_shard_is_named(tmp_path: Path) -> None:
         start_run(tmp_path / "run", *QUICK, *FSDP, *more)
 
 
+@NEEDS_GPT
 def test_tied_weights_cannot_be_wrapped(tmp_path: Path, tokens: Path) -> None:
     more = ("trainer.max_steps=2", "trainer.fsdp.wrap=[Embedding]")
     with pytest.raises(ConfigError, match=r"trainer\.fsdp\.wrap: weights of a wrapped module are used outside"):
         start_run(tmp_path / "run", *model_overrides("gpt", tokens), *FSDP, *more)
 
 
+@NEEDS_GPT
 @pytest.mark.parametrize(
     ("patterns", "names"),
     [
@@ -533,7 +553,8 @@ def test_modules_by_class_and_name(patterns: str | list[str], names: list[str]) 
 
 
 @pytest.mark.parametrize(
-    ("optim", "ranks"), [(["optim=sgd"], 2), (["optim._target_=torch.optim.RMSprop", "~optim.betas"], 2), ([], 3)]
+    ("optim", "ranks"),
+    [(["optim=sgd"], 2), slow(["optim._target_=torch.optim.RMSprop", "~optim.betas"], 2), slow([], 3)],
 )
 def test_other_optimizers_and_ranks_go_on_exactly(tmp_path: Path, optim: list[str], ranks: int) -> None:
     more = ("trainer.max_steps=8", "trainer.save_every=4", "trainer.eval_every=null", "trainer.keep_best=0")
@@ -545,6 +566,7 @@ def test_other_optimizers_and_ranks_go_on_exactly(tmp_path: Path, optim: list[st
     assert_equal(newest(run), straight)
 
 
+@NEEDS_GPT
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("hardware.activation_checkpointing=auto",), ("trainer.fsdp.wrap=[]",)])
 def test_compiled_blocks_agree(tmp_path: Path, tokens: Path, more: tuple[str, ...]) -> None:

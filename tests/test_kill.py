@@ -33,6 +33,7 @@ from conftest import (
     limit,
     metrics,
     result,
+    slow,
     slowdown,
     start_run,
     status,
@@ -151,8 +152,8 @@ def assert_same(run: Path, straight: Path) -> None:
 
 def matrix() -> list[Any]:
     cases = [(fault, place, rank) for fault in FAULTS for place in PLACES for rank in (0, 1)]
-    slow = [fault == "hang" and (place, rank) not in (("train", 1), ("evaluation", 0)) for fault, place, rank in cases]
-    return [pytest.param(*case, marks=pytest.mark.slow if late else ()) for case, late in zip(cases, slow)]
+    quick = [("raise", "train", 0), ("SIGKILL", "saving", 0), ("SIGTERM", "evaluation", 1), ("hang", "train", 1)]
+    return [case if case in quick else slow(*case) for case in cases]
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -211,6 +212,7 @@ def test_a_stop_between_evaluations_is_exact_with_three_ranks(tmp_path: Path, mo
     assert_same(go_on(tmp_path / "run"), straight)
 
 
+@pytest.mark.slow
 def test_restarts_equal_the_undisturbed_run(tmp_path: Path) -> None:
     """Random ranks are killed at random moments, three times; the fourth attempt is left alone."""
     run = tmp_path / "run"
@@ -273,7 +275,8 @@ ENDLESS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
 def test_torchrun_ends_soon_and_names_the_rank(tmp_path: Path, fault: str) -> None:
     run = tmp_path / "run"
     command = torchrun(*ENDLESS, "trainer.timeout=4", f"hydra.run.dir={run}")
@@ -312,7 +315,7 @@ def test_torchrun_stops_at_a_signal_to_one_rank(tmp_path: Path) -> None:
     assert f"at step {last_checkpoint(run)['step']}" in shown
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [slow(1), 2])
 def test_a_second_ctrl_c_ends_it_now(tmp_path: Path, ranks: int) -> None:
     """What came before the save takes for ever."""
     run = tmp_path / "run"

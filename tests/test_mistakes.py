@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, compose, start_run
+from conftest import NEEDS_GPT, QUICK, compose, start_run
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -88,8 +88,8 @@ LIMITS = [
     ("data.size", 0, "data.size: must be >= 1, got 0"),
     ("seed", 2**32, "seed: must be < 4,294,967,296, got 4294967296"),
     ("model", target("lab.models.resnet.ResNet", input_shape=[3, 8, 8], num_outputs=2, width=0, blocks=[1], dropout=0.0), "model.width: must be >= 1, got 0"),
-    ("model", target("lab.models.gpt.GPT", input_shape=[8], num_outputs=2, width=8, heads=0, layers=1, dropout=0.0), "model.heads: must be >= 1, got 0"),
-    ("model", target("lab.models.gpt.GPT", input_shape=[8], num_outputs=2, width=8, heads=1, layers=0, dropout=0.0), "model.layers: must be >= 1, got 0"),
+    pytest.param("model", target("lab.models.gpt.GPT", input_shape=[8], num_outputs=2, width=8, heads=0, layers=1, dropout=0.0), "model.heads: must be >= 1, got 0", marks=NEEDS_GPT),
+    pytest.param("model", target("lab.models.gpt.GPT", input_shape=[8], num_outputs=2, width=8, heads=1, layers=0, dropout=0.0), "model.layers: must be >= 1, got 0", marks=NEEDS_GPT),
     ("optim.schedule", target("lab.optim.Step", warmup=0.0, milestones=[0.5, 3], gamma=0.1), "optim.schedule.milestones[1]: must be <= 1, got 3"),
     ("optim.schedule", target("lab.optim.Step", warmup=0.0, milestones=[0.5], gamma=-1), "optim.schedule.gamma: must be > 0, got -1"),
     ("data.order", target("lab.data.order.first", _partial_=True, count=0), "data.order.count: must be >= 1, got 0"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, processes_with, start_run, status
+from conftest import QUICK, processes_with, slow, start_run, status
 
 from lab.config import SearchConfig
 from lab.errors import ConfigError
@@ -152,7 +152,7 @@ def drive(sweep_dir: Path, until: int, killed_at: int | None = None, kind: str =
     return [(trial.number, trial.params, trial.values) for trial in search.trials()]
 
 
-@pytest.mark.parametrize("kind", ["TPESampler", "RandomSampler", "QMCSampler", "CmaEsSampler"])
+@pytest.mark.parametrize("kind", ["TPESampler", slow("RandomSampler"), slow("QMCSampler"), slow("CmaEsSampler")])
 def test_the_seed_says_what_is_drawn_and_a_restart_changes_nothing(tmp_path: Path, kind: str) -> None:
     for name in ("straight", "again", "killed"):
         (tmp_path / name).mkdir()

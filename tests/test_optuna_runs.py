@@ -30,6 +30,7 @@ def trial_states(sweep: Path) -> list[str]:
     return [trial.state.name for trial in study_of(sweep).trials]
 
 
+@pytest.mark.slow
 def test_extended_killed_and_started_again_it_ends_as_if_undisturbed(tmp_path: Path) -> None:
     """3 trials, then 6: SIGKILL in the middle of the fifth, which goes on in its directory."""
     long = (*SEARCH, LR, HIDDEN, "trainer.max_steps=400", "trainer.save_every=50", "trainer.eval_every=100")
@@ -75,6 +76,7 @@ def test_an_experiment_chooses_the_search(tmp_path: Path) -> None:
         assert list(trial.intermediate_values) == [0, 1, 2]  # the last one, at the end, too
 
 
+@pytest.mark.slow
 def test_trials_that_fail_or_end_without_a_number_are_recorded(tmp_path: Path) -> None:
     done = call(
         *SEARCH, "hydra/sweeper/sampler=grid", "optim.lr=1e-3,1e30", "trainer.non_finite=stop,skip",
@@ -112,6 +114,7 @@ def test_a_choice_that_cannot_be_run_stops_the_search_before_it_starts(tmp_path:
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.slow
 def test_several_objectives(tmp_path: Path) -> None:
     done = call(
         *SEARCH, LR, HIDDEN, "hydra.sweeper.objectives={val/accuracy: max, train/loss: min}",
@@ -131,6 +134,7 @@ def test_several_objectives(tmp_path: Path) -> None:
     assert sorted(job["key"] for job in book(tmp_path / "s")["jobs"]) == [f"trial_{n:04d}" for n in range(4)]
 
 
+@pytest.mark.slow
 def test_ddp_jobs_that_are_pruned_end_on_all_ranks(tmp_path: Path) -> None:
     sweep = tmp_path / "s"
     done = call(

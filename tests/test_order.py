@@ -220,6 +220,7 @@ def test_first_repeats_and_refuses() -> None:
         shuffled(range(0), seed=0)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 12), st.integers(0, 5), st.integers(1, 50))
 def test_windows_hold_every_row_once_and_whole_chunks(

@@ -245,6 +245,7 @@ def test_inspect_of_everything(tmp_path: Path) -> None:
     assert f"python src/h5.py repack {tmp_path}/a.h5 {tmp_path}/a.repacked.h5 --flatten" in advice
 
 
+@pytest.mark.slow
 def test_the_advice_is_right(tmp_path: Path) -> None:
     """The command that the doctor prints makes a file of which it has nothing more to say."""
     pytest.importorskip("hdf5plugin")

@@ -141,6 +141,7 @@ def pods(count: int, *overrides: str, **more: str) -> list[tuple[int, str]]:
     return [(process.returncode, text) for process, text in zip(started, said)][::-1]
 
 
+@pytest.mark.slow
 def test_two_pods_of_two_ranks_equal_four_ranks(tmp_path: Path) -> None:
     short = ("trainer=ddp", "trainer.max_steps=6")
     ended = pods(2, *short, "hardware.num_procs=2", f"hydra.run.dir={tmp_path}/pods")

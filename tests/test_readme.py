@@ -9,9 +9,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import ROOT, limit
+from conftest import ROOT, limit, slow
 from fork import copy_of_the_project
 
 FILE = ROOT / "README.md"
@@ -19,7 +20,6 @@ README = FILE.read_text() if FILE.exists() else ""
 OURS = README.startswith("# A template for PyTorch experiments\n")
 templates = pytest.mark.skipif(not OURS, reason="of the template's README; this project has one of its own")
 BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-COMMANDS = [line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines() if line.strip()]
 OWN = "./run test"  # runs this test
 THIN = [path.name for path in sorted((ROOT / "src").glob("*.py"))]
 
@@ -61,18 +61,29 @@ def shell(command: str, folder: Path, bare: Path, **more: str) -> subprocess.Com
     )
 
 
-@templates
-def test_the_commands_run_in_order(clone: Path, bare: Path) -> None:
-    assert shell("python -c 'import hydra'", clone, bare).returncode == 1
-    for command in COMMANDS:
-        if command != OWN:
-            done = shell(command, clone, bare)
-            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+def parts() -> list[Any]:
+    """The blocks, a Python one together with the commands before it; slow: those that train for more than seconds."""
+    together: list[list[tuple[str, str]]] = []
     for kind, block in BLOCKS:
+        if kind == "python" and together:
+            together[-1].append((kind, block))
+        else:
+            together.append([(kind, block)])
+    long = re.compile(r"resnet| -m |fsdp")
+    return [slow(part) if any(long.search(block) for _, block in part) else part for part in together]
+
+
+@templates
+@pytest.mark.parametrize("part", parts())
+def test_the_commands_run_in_order(clone: Path, bare: Path, part: list[tuple[str, str]]) -> None:
+    assert shell("python -c 'import hydra'", clone, bare).returncode == 1
+    for kind, block in part:
         if kind == "python":
             (clone / "block.py").write_text(block)
-            done = shell("./run python block.py", clone, bare)
-            assert done.returncode == 0, f"{block}\n{done.stderr}"
+        for command in ["./run python block.py"] if kind == "python" else block.splitlines():
+            if command and command != OWN:
+                done = shell(command, clone, bare)
+                assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
 @templates

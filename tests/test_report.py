@@ -143,6 +143,7 @@ def experiment() -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path, experiment: Path) -> None:
     """Groups, nested groups, a null, a new key, another experiment: all in one yaml; its run repeats the result."""
     options = [

@@ -25,6 +25,7 @@ from conftest import (
     metrics,
     processes_with,
     result,
+    slow,
     start_run,
     status,
     wait_for,
@@ -66,6 +67,7 @@ def test_a_run_is_one_directory(train_command: Command, tmp_path: Path) -> None:
     assert again.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_torchrun_ranks_share_one_directory(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*torchrun, TRAIN[1], *SHORT, "trainer=ddp", f"hydra.run.dir={tmp_path}/run"]
@@ -79,8 +81,8 @@ def test_torchrun_ranks_share_one_directory(tmp_path: Path) -> None:
     assert "error: modle: no such" in done.stderr
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("ranks", [slow(1), 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, slow(signal.SIGUSR1)])
 def test_a_signal_saves_and_resume_goes_on(tmp_path: Path, ranks: int, number: signal.Signals) -> None:
     run = tmp_path / "run"
     more = ("trainer=ddp", f"hardware.num_procs={ranks}") if ranks > 1 else ("trainer=single",)

@@ -13,8 +13,8 @@ from conftest import QUICK, result, start_run
 from lab.data.tokens import NextToken, PaddedNextToken
 from lab.errors import ConfigError
 from lab.losses.next_token import NextToken as Loss
-from lab.models.gpt import GPT
 
+GPT = pytest.importorskip("lab.models.gpt").GPT
 NUMBERS = torch.arange(3)
 
 

@@ -1,4 +1,4 @@
-"""The tests themselves: they start no CUDA in the process whose children they are about."""
+"""The tests themselves: they start no CUDA in the process that forks runs, and they stay green in a fork."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, limit
+from fork import copy_of_the_project
 
 # As a build of torch with CUDA on a machine without NVML, where even counting starts CUDA. Children may: they end.
 CUDA_BUILD = """
@@ -44,3 +45,60 @@ def test_collecting_the_tests_starts_no_cuda(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for line in ("GPUs: 2 skipped: 0", "tests of the CPU see: ''", "tests of GPUs see: 0,1"):
         assert line in done.stdout
+
+
+ADDED = {
+    "src/lab/models/line.py": """from torch import nn
+
+class Line(nn.Module):
+    def __init__(self, input_shape: list[int], num_outputs: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.LazyLinear(num_outputs))
+
+    def forward(self, x):
+        return self.net(x.float())
+""",
+    "conf/model/line.yaml": "_target_: lab.models.line.Line\n"
+    "input_shape: ${data.input_shape}\nnum_outputs: ${data.num_outputs}\n",
+    "conf/optim/schedule/mine.yaml": "_target_: lab.optim.Constant\nwarmup: 0.1\n",
+    "conf/data/far.yaml": "defaults: [h5]\npath: /on/another/machine/*.h5\n",
+    "conf/experiment/far.yaml": "# @package _global_\n"
+    "defaults: [{override /data: far}, {override /model: line}]\nseed: 3\n",
+    "src/lab/callbacks/pictures.py": """from lab.callbacks.base import Callback
+
+class Pictures(Callback):
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+""",
+    "conf/callback/pictures.yaml": "pictures:\n"
+    "  _target_: lab.callbacks.pictures.Pictures\n  folder: ${hydra:runtime.output_dir}/pictures\n",
+    "README.md": "# Our paper\n\n```bash\nsbatch train.sh\n```\n",
+}
+DELETED = [
+    "conf/model/gpt.yaml", "src/lab/models/gpt.py", "conf/data/tokens.yaml", "conf/experiment/shakespeare.yaml",
+    "conf/experiment/sequences.yaml",
+]  # fmt: skip
+# those that ask what there is, or use what was deleted
+FILES = ["test_errors", "test_config", "test_mistakes", "test_readme", "test_sequences"]
+TESTS = [
+    "test_fsdp.py::test_activation_checkpointing_changes_no_gradient",
+    "test_fsdp.py::test_modules_by_class_and_name",
+]
+ASKED = [f"tests/{name}" for name in (*(f"{name}.py" for name in FILES), *TESTS)]
+
+
+@pytest.mark.slow
+def test_what_a_fork_adds_and_deletes_leaves_the_tests_green(tmp_path: Path) -> None:
+    fork = copy_of_the_project(tmp_path)
+    for name, text in ADDED.items():
+        (fork / name).write_text(text)
+    for name in DELETED:
+        (fork / name).unlink(missing_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-m", "not slow", "-rs", *ASKED],
+        cwd=fork, capture_output=True, text=True, timeout=limit(240),
+        env={**os.environ, "PYTHONPATH": str(fork / "src")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-5000:]
+    for reason in ("/on/another/machine/*.h5 is not on this machine", "this project has one of its own", "has no conf"):
+        assert reason in done.stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, TRAIN, limit, metrics, processes_with, status
+from conftest import ROOT, TRAIN, limit, metrics, processes_with, slow, status
 from sweeps import SWEEP, book, call, call_faulty, ended_at, job_dirs, results, states
 
 from lab.sweep.identity import canonical, digest, directory_name, values_of
@@ -121,7 +121,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [fault if "string_at" in fault else slow(fault) for fault in FAULTS])
 def test_a_fault_stays_in_its_job(tmp_path: Path, fault: str) -> None:
     options = (*SWEEP, "seed=range(3)", f"hydra.sweep.dir={tmp_path}/s", "hydra/launcher=pool")
     done = call_faulty(fault, *options)

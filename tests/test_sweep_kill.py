@@ -10,7 +10,19 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, ROOT, TRAIN, assert_equal, last_checkpoint, limit, metrics, processes_with, status, wait_for
+from conftest import (
+    QUICK,
+    ROOT,
+    TRAIN,
+    assert_equal,
+    last_checkpoint,
+    limit,
+    metrics,
+    processes_with,
+    slow,
+    status,
+    wait_for,
+)
 from sweeps import SWEEP, call, ended_at, environment, faulty_command, job_dirs, results, states
 
 # jobs of about a second, saved every tenth of it
@@ -92,6 +104,7 @@ def test_killed_again_and_again_it_ends_as_if_undisturbed(
         assert_equal(last_checkpoint(job)["model"], last_checkpoint(twin)["model"])
 
 
+@pytest.mark.slow
 def test_two_starts_share_the_work(tmp_path: Path) -> None:
     options = (*LONG, "seed=range(6)", f"hydra.sweep.dir={tmp_path}/s")
     both = [popen(*options), popen(*options)]
@@ -106,6 +119,7 @@ def test_two_starts_share_the_work(tmp_path: Path) -> None:
     assert all("6 finished" in text for text in shown)
 
 
+@pytest.mark.slow
 def test_a_start_takes_over_what_another_leaves(tmp_path: Path) -> None:
     """The first hangs in a job and is killed; the second, which has waited for that job, runs it."""
     where = f"hydra.sweep.dir={tmp_path}/s"
@@ -123,7 +137,7 @@ def test_a_start_takes_over_what_another_leaves(tmp_path: Path) -> None:
     assert states(tmp_path / "s") == ["finished"] * 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [slow(signal.SIGINT), signal.SIGTERM])
 def test_a_signal_saves_all_running_jobs(tmp_path: Path, number: signal.Signals) -> None:
     long = [o for o in LONG if "max_steps" not in o] + ["trainer.max_steps=1000000", "trainer.save_every=null"]
     options = (*long, "seed=range(3)", *POOL, f"hydra.sweep.dir={tmp_path}/s")
