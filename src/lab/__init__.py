@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
     from torch import nn
+
+
+# before torch is asked: its question whether there is a GPU would start CUDA, after which no rank can be forked
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
 def load_run(path: str | Path) -> tuple[nn.Module, DictConfig]:

@@ -303,6 +303,11 @@ def _check_ddp(trainer: TrainerConfig, hardware: HardwareConfig) -> None:
         raise ConfigError(
             "trainer.ddp.find_unused_parameters=true: leave it false, trainer.ddp.static_graph=true finds them itself"
         )
+    if hardware.compile and options.bucket_cap_mb is not None and options.bucket_cap_mb < 1:
+        raise ConfigError(
+            f"trainer.ddp.bucket_cap_mb={show(options.bucket_cap_mb)}: with hardware.compile=true torch's first bucket "
+            "is 1 MB, and no other may be smaller - give 1 or more"
+        )
     if options.comm_hook == "bf16" and hardware.device == "cpu":
         raise ConfigError("trainer.ddp.comm_hook=bf16: torch has it for CUDA only, not for cpu; fp16 works")
     if trainer.sync_batchnorm and hardware.device in ("cpu", "mps"):

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lab.cuda import count_gpus
 from lab.errors import ConfigError
 
 Forward = Callable[[Any, Any, Any], tuple[Tensor, Any]]
@@ -24,7 +25,7 @@ Forward = Callable[[Any, Any, Any], tuple[Tensor, Any]]
 
 def gpus() -> list[torch.device]:
     """Those that trainer=dp trains on: all that this process may see. Starts no CUDA."""
-    count = torch.cuda.device_count()
+    count = count_gpus()
     if count < 2:
         raise ConfigError(f"trainer=dp: shares a batch among several GPUs, and there are {count} - use trainer=single")
     return [torch.device("cuda", index) for index in range(count)]

@@ -9,12 +9,14 @@ on one machine, a file (LAB_STORE), which needs no port that another job could t
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from lab.cuda import count_gpus
 from lab.errors import ConfigError
 from lab.place import gpu_index, interface_towards, place, rank_variables
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+EAGER_RANKS = 32  # more do not all connect with each other beforehand
+MOST_FILES = 1 << 16  # open files of a rank
 START_TIMEOUT_S = 600.0  # how far apart the processes of a run may start
 _stores: dict[str, Any] = {}
 
@@ -59,9 +63,7 @@ def local_rank() -> int:
 
 def gpu() -> int:
     """The number of the GPU that this rank takes, among those that it can see."""
-    import torch
-
-    return gpu_index(local_rank(), torch.cuda.device_count())
+    return gpu_index(local_rank(), count_gpus())
 
 
 def has_parent() -> bool:
@@ -153,8 +155,9 @@ def world(device_type: str, timeout_s: float) -> Iterator[World]:
 
     import torch.distributed as dist
 
-    if size > local_ranks() and (interface := interface_towards(os.environ["MASTER_ADDR"])):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if size > local_ranks():
+        choose_interface(os.environ["MASTER_ADDR"])
+    allow_connections(size)
     # gloo beside nccl: what lives on the host (random states, flags) is exchanged without touching the GPU
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     group_store = dist.PrefixStore("group", store())
@@ -165,6 +168,24 @@ def world(device_type: str, timeout_s: float) -> Iterator[World]:
     # not after an exception: the other ranks may be stuck, and NCCL would wait for them; the process ends anyway
     meet(world)  # rank 0 has more to do at the end: whoever started the ranks would take the first to leave for lost
     dist.destroy_process_group()
+
+
+def choose_interface(address: str) -> None:
+    """gloo and NCCL take the network that leads to rank 0, unless the user has named another."""
+    if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_towards(address)):
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # without the = also all whose names begin so
+
+
+def allow_connections(size: int) -> None:
+    """gloo connects each of `size` ranks with all others, at about one open file each."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):  # macOS has a lower limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if size > EAGER_RANKS:  # where torch knows it: connect when there is something to say
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
 
 
 def broadcast_buffers(model: nn.Module, world: World) -> None:

@@ -1,4 +1,5 @@
-"""Start without torch._dynamo, whose import takes a second in each rank: right only in a process that compiles nothing.
+"""The compiled model; and starting without torch._dynamo, whose import takes a second in each rank: right only in a
+process that compiles nothing.
 
 torch marks some methods as none of dynamo's business, and imports dynamo to do so when they are first called; it looks
 up a function's `__dynamo_disable` before.
@@ -14,7 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
+
+from lab.config import HardwareConfig
 
 _left_out: list[bool] = []
 
@@ -45,6 +49,19 @@ def ddp_without_dynamo() -> Iterator[None]:
     finally:
         if vars(torch).get("_dynamo") is answers:
             del vars(torch)["_dynamo"]
+
+
+def compiled(net: nn.Module, hardware: HardwareConfig) -> nn.Module:
+    """DDP's buckets cut the compiled graph; releases of torch that cannot cut one with checkpointed modules leave it
+    whole, and average the gradients in one call after the backward pass."""
+    if isinstance(net, nn.parallel.DistributedDataParallel) and hardware.activation_checkpointing:
+        from torch._dynamo import config
+        from torch._dynamo.backends.distributed import DDPOptimizer
+
+        functions = [value for value in vars(DDPOptimizer).values() if inspect.isfunction(value)]
+        if any("has_higher_order_op" in function.__code__.co_names for function in functions):  # then it raises
+            config.optimize_ddp = False
+    return torch.compile(net)  # type: ignore[return-value]
 
 
 def _leave_alone(function: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lab.config import ONE_PROCESS, HardwareConfig, TrainerConfig, check_share
+from lab.cuda import count_gpus, hide_gpus
 from lab.data_parallel import gpus
 from lab.distributed import gpu, local_ranks, started_ranks
 from lab.errors import ConfigError
@@ -44,6 +45,8 @@ def resolve(hardware: HardwareConfig, trainer: TrainerConfig) -> Hardware:
         )
     micro = [share // parts + (i < share % parts) for i in range(parts)]  # as equal as can be
     precision = hardware.precision
+    if hardware.device == "cpu":
+        hide_gpus()
     if device == "cuda":
         torch.cuda.set_device(gpu())  # first: a question to CUDA would open a context on GPU 0 in each rank
     if precision == "auto":
@@ -55,10 +58,14 @@ def resolve(hardware: HardwareConfig, trainer: TrainerConfig) -> Hardware:
 
 def choose_device(hardware: HardwareConfig) -> str:
     """cpu, cuda or mps; a ConfigError for what this machine lacks. Counts GPUs without starting CUDA."""
-    has = {"cuda": torch.cuda.device_count() > 0, "mps": torch.backends.mps.is_available(), "cpu": True}
+    has: dict[str, Callable[[], bool]] = {
+        "cuda": lambda: count_gpus() > 0,
+        "mps": torch.backends.mps.is_available,
+        "cpu": lambda: True,
+    }
     if hardware.device == "auto":
-        return next(device for device, there in has.items() if there)
-    if not has[hardware.device]:
+        return next(device for device, is_there in has.items() if is_there())
+    if not has[hardware.device]():
         raise ConfigError(
             f"hardware.device={hardware.device}: this machine has none, or this build of torch cannot use it; "
             "hardware=auto takes what there is"
@@ -101,7 +108,7 @@ def _processes_of_host(hardware: HardwareConfig, trainer: TrainerConfig, device:
 
 
 def _processes_here(hardware: HardwareConfig, device: str, on_cpu: int) -> int:
-    gpus = torch.cuda.device_count()
+    gpus = count_gpus()
     if hardware.num_procs == "auto":
         return {"cuda": gpus, "mps": 1}.get(device, on_cpu)
     if device == "cuda" and int(hardware.num_procs) > gpus:

@@ -3,7 +3,7 @@
 A run of one rank stays in the parent's process, so a debugger works. Several ranks, and every job of a multirun, are
 processes of their own, forked from a parent that has imported torch once, made no CUDA call and started no thread
 (measured: as fast to the first step as one process; spawn takes a second and a half more). Where fork is not safe
-(macOS) they are spawned. The parent hands over the run directory and nothing else.
+(lab.cuda.start_method) they are spawned. The parent hands over the run directory and nothing else.
 
 A rank that ends badly has written failure.json; for one that a signal killed the parent does. The others find that
 their connection broke, or their watch does (lab.watch), and end by themselves; the parent kills what is left.
@@ -15,7 +15,6 @@ import faulthandler
 import multiprocessing as mp
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import early, heartbeat
+from lab.cuda import start_method
 from lab.directory import failure, record_failure
 from lab.distributed import first_rank, rank_environment
 from lab.errors import RankLost, RunFailed
@@ -79,8 +79,8 @@ class Ranks:
 
     def run(self, target: Callable[[Path], None], directory: Path, count: int) -> None:
         """target(directory) in `count` ranks until all have ended; RunFailed when one did not end well."""
-        context: Any = mp.get_context("fork" if sys.platform == "linux" else "spawn")
-        with meeting_file() as store:
+        context: Any = mp.get_context(start_method())
+        with meeting_file(context.get_start_method() == "fork") as store:
             hearts, pipes = Hearts(context, count), [context.Pipe(duplex=False) for _ in range(count)]
             self._hearts, self._stacks = hearts, [receive for receive, _ in pipes]
             arguments = [
@@ -166,9 +166,10 @@ class Ranks:
 
 
 @contextmanager
-def meeting_file() -> Iterator[str]:
-    """The path of a file at which ranks forked in this block meet; in memory, so that nothing can stay behind."""
-    if hasattr(os, "memfd_create"):
+def meeting_file(forked: bool) -> Iterator[str]:
+    """The path of a file at which ranks started in this block meet; of forked ones in memory, so that nothing can stay
+    behind."""
+    if forked and hasattr(os, "memfd_create"):
         store = os.memfd_create("lab-store")
         try:
             yield f"/proc/self/fd/{store}"

@@ -28,6 +28,7 @@ from lab.errors import ConfigError
 SPECIAL_STEPS = 0xFFFFFF00  # SLURM's numbers of the batch script, of an interactive step, ... lie above
 SIOCGIFADDR = 0x8915  # Linux: an interface's IPv4 address
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # torchrun's
+IPV6_ADDRESSES = "/proc/net/if_inet6"  # Linux: a line for each: 32 digits, ..., the interface's name
 PORTS = (15_000, 15_000)  # first and how many: below those that Linux hands out by itself (32,768)
 
 
@@ -171,19 +172,38 @@ def interface_towards(address: str) -> str | None:
     """
     if not sys.platform.startswith("linux"):
         return None
+    with suppress(OSError, UnicodeError):
+        for family, *_, target in socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM):
+            with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
+                probe.connect(target)  # sends nothing; it asks for the route
+                own = probe.getsockname()[0].partition("%")[0]
+                name = _interface_of_ipv6(own) if family == socket.AF_INET6 else _interface_of_ipv4(own, probe)
+                if name is not None:
+                    return name
+    return None
+
+
+def _interface_of_ipv4(own: str, probe: socket.socket) -> str | None:
     import fcntl
 
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, 9))  # sends nothing; it asks for the route
-        except OSError:
-            return None
-        own = socket.inet_aton(probe.getsockname()[0])
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # an interface without an IPv4 address
-                request = struct.pack("256s", name.encode()[:15])
-                if fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24] == own and own[0] != 127:
-                    return name
+    packed = socket.inet_aton(own)
+    for _, name in socket.if_nameindex():
+        with suppress(OSError):  # an interface without an IPv4 address
+            request = struct.pack("256s", name.encode()[:15])
+            if fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24] == packed and packed[0] != 127:
+                return name
+    return None
+
+
+def _interface_of_ipv6(own: str) -> str | None:
+    packed = socket.inet_pton(socket.AF_INET6, own)
+    if packed[:12] == bytes(10) + b"\xff\xff":  # ::ffff:10.0.0.1, an IPv4 address by another name
+        return None
+    with open(IPV6_ADDRESSES) as file:
+        for line in file:
+            digits, *_, name = line.split()
+            if bytes.fromhex(digits) == packed and name != "lo":
+                return name
     return None
 
 

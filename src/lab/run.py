@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from lab import checkpoint, directory, distributed, fsdp, hardware, shards, spent, threads
@@ -33,7 +32,7 @@ from lab.data.loader import Loader
 from lab.ddp import with_sync_batchnorm, wrap
 from lab.directory import shown
 from lab.distributed import World
-from lab.dynamo import skip_dynamo_import
+from lab.dynamo import compiled, skip_dynamo_import
 from lab.errors import ConfigError
 from lab.hardware import Hardware
 from lab.logger import Logger, RunLogger, log_to
@@ -132,7 +131,7 @@ def train(
     net = model
     if not fsdp.is_sharded(model):  # a sharded one is wrapped and compiled already, block by block
         net = wrap(model, world, trainer)
-        net = torch.compile(net) if config.hardware.compile else net  # type: ignore[assignment]
+        net = compiled(net, config.hardware) if config.hardware.compile else net
 
     share = trainer.straggler_share
     balance = RanksBalance(net, world, train_loader, logger, share) if world.size > 1 else Balance()

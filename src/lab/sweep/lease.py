@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.cores import CORES_LIMIT, cores
+from lab.cuda import count_gpus
 from lab.errors import ConfigError
 from lab.saved import read_config
 
@@ -86,6 +87,4 @@ def visible_gpus() -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
-    import torch
-
-    return [str(index) for index in range(torch.cuda.device_count())]
+    return [str(index) for index in range(count_gpus())]

@@ -13,7 +13,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from lab import directory as run_directory
 from lab import early, heartbeat
 from lab.config import PoolConfig, SweepConfig
+from lab.cuda import start_method
 from lab.errors import Claimed, ConfigError
 from lab.heartbeat import Hearts
 from lab.stop import handling, held_signals
@@ -107,7 +107,7 @@ class Pool:
         if lease is None:
             return False
         self._screen.start(job)
-        context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        context: Any = multiprocessing.get_context(start_method())
         hearts = Hearts(context, 1)
         quiet = self._leases.at_once > 1
         arguments = (job.directory, lease.environment(), quiet, os.getpid(), hearts.shared)

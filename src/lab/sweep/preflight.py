@@ -22,6 +22,7 @@ from omegaconf import DictConfig
 from lab import early
 from lab.config import parse_interval
 from lab.cores import CORES_LIMIT, cores
+from lab.cuda import start_method
 from lab.errors import ConfigError, RunFailed
 from lab.explain import one_line
 from lab.parent import die_with
@@ -77,7 +78,7 @@ def preflight(candidates: Sequence[Candidate], at_once: int) -> str:
 
 
 def in_a_process(candidate: Candidate, known: Sequence[str], num_cores: int) -> Trial:
-    context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    context: Any = multiprocessing.get_context(start_method())
     receive, send = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(candidate.cfg, num_cores, list(known), send, os.getpid()))
     process.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import time
@@ -69,7 +70,10 @@ def _for_batch_dataset(dataset: Any, plan: Plan, device: torch.device) -> tuple[
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
+    except (OSError, ValueError):  # macOS knows the whole memory only
+        return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
 
 
 def num_threads(dataset: Any, plan: Plan, num_workers: int | str, cores: int) -> tuple[int, str]:

@@ -1,0 +1,61 @@
+"""CUDA before it is started. A process that has started it cannot hand it to those that it forks, and one that only
+counts GPUs may start it: where NVML does not answer (containers without it, MIG, Jetson) torch asks CUDA itself.
+Importing this imports no torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_counted: dict[str | None, int] = {}  # by what may be seen; forked processes know it too
+
+
+def count_gpus() -> int:
+    """GPUs that this process may use, without starting CUDA in it."""
+    import torch
+
+    if not torch.backends.cuda.is_built() or os.environ.get(VISIBLE) == "":
+        return 0
+    if torch.cuda.is_initialized():
+        return torch.cuda.device_count()
+    visible = os.environ.get(VISIBLE)
+    if visible not in _counted:
+        told = _told_by_driver()
+        _counted[visible] = _count_in_a_child() if told < 0 else told
+    return _counted[visible]
+
+
+def hide_gpus() -> None:
+    """For a process that computes on the CPU: an optimizer's question to CUDA would take memory of GPU 0."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        os.environ[VISIBLE] = ""
+
+
+def start_method() -> str:
+    """fork, which is fast; spawn where that is not safe: macOS, or a process that has started CUDA (a notebook)."""
+    torch = sys.modules.get("torch")
+    started = torch is not None and torch.cuda.is_initialized()
+    return "fork" if sys.platform == "linux" and not started else "spawn"
+
+
+def _told_by_driver() -> int:
+    """Below 0: it does not answer."""
+    import torch
+
+    name = "_device_count_amdsmi" if torch.version.hip else "_device_count_nvml"
+    return int(getattr(torch.cuda, name, lambda: -1)())
+
+
+def _count_in_a_child() -> int:
+    import torch
+
+    child = os.fork()
+    if child == 0:
+        count = 0
+        try:
+            count = min(torch.cuda.device_count(), 255)
+        finally:
+            os._exit(count)
+    return max(0, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

@@ -1,0 +1,268 @@
+"""What other machines have or lack: macOS, GPUs without NVML, networks without IPv4, a thousand ranks. With fakes: no
+such machine is needed."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import QUICK, ROOT, compose, limit, result, start_run, status
+from torch import nn
+
+import lab.launch
+from lab import cuda, distributed, dynamo, hardware, place
+from lab.config import HardwareConfig, TrainerConfig, typed
+from lab.data.delivery.choose import _free_bytes
+from lab.errors import ConfigError
+from lab.sweep.lease import visible_gpus
+
+LINUX_ONLY = [
+    "sched_getaffinity",
+    "sched_setaffinity",
+    "sched_setscheduler",
+    "SCHED_BATCH",
+    "memfd_create",
+    "posix_fadvise",
+    "RWF_NOWAIT",
+    "pidfd_open",
+    "copy_file_range",
+    "splice",
+    "eventfd",
+    "POSIX_FADV_WILLNEED",
+    "POSIX_FADV_DONTNEED",
+    "O_DIRECT",
+    "O_TMPFILE",
+]
+
+
+def test_a_run_needs_no_name_that_linux_alone_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default run, and two ranks started as macOS starts them: no name of Linux, no /proc."""
+    for name in LINUX_ONLY:
+        monkeypatch.delattr(os, name, raising=False)
+    original = os.sysconf
+
+    def sysconf(name: Any) -> int:
+        if name in ("SC_AVPHYS_PAGES", "SC_PAGE_SIZE"):
+            raise ValueError("unrecognized configuration name")
+        return original(name)
+
+    monkeypatch.setattr(os, "sysconf", sysconf)
+    assert _free_bytes(torch.device("cpu")) > 0
+    run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=2")
+    assert result(run)["step"] == 2
+    with lab.launch.meeting_file(forked=True) as path:
+        assert not path.startswith("/proc")
+
+
+@pytest.mark.slow
+def test_ranks_can_be_spawned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS, and in a notebook that has used CUDA."""
+    monkeypatch.setattr(lab.launch, "start_method", lambda: "spawn")
+    run = start_run(tmp_path / "run", *QUICK, "trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=2")
+    assert status(run)["status"] == "finished"
+
+
+def cuda_built(monkeypatch: pytest.MonkeyPatch, nvml: int, found: int, visible: str | None = None) -> list[int]:
+    """A build of torch with CUDA -> processes in which CUDA was asked (and thereby started). nvml: what it says."""
+    asked: list[int] = []
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: nvml)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: asked.append(os.getpid()) or found)
+    monkeypatch.setattr(cuda, "_counted", {})
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    return asked
+
+
+@pytest.mark.parametrize("nvml", [3, -1])
+def test_gpus_are_counted_without_starting_cuda_here(nvml: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = cuda_built(monkeypatch, nvml, found=3)
+    options = [typed(cls, node) for cls, node in ((HardwareConfig, "hardware"), (TrainerConfig, "trainer"))
+               for node in [compose("trainer=ddp")[node]]]  # fmt: skip
+    assert hardware.count_processes(*options) == 3  # type: ignore[arg-type]
+    assert hardware.choose_device(options[0]) == "cuda"  # type: ignore[arg-type]
+    assert visible_gpus() == ["0", "1", "2"]
+    assert asked == [], "only a child may ask CUDA"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert cuda.count_gpus() == 0
+    assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+
+
+def test_no_file_asks_cuda_how_many_gpus_there_are() -> None:
+    """One function knows how to ask; torch's own start CUDA where NVML does not answer."""
+    for file in (ROOT / "src").rglob("*.py"):
+        if file.name != "cuda.py":
+            found = re.search(r"cuda\.(device_count|is_available)\(", file.read_text())
+            assert found is None, f"{file}: {found and found.group()} - use lab.cuda.count_gpus()"
+            assert '"fork" if sys.platform' not in file.read_text(), f"{file}: use lab.cuda.start_method()"
+
+
+def test_processes_are_spawned_where_cuda_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cuda.start_method() == ("fork" if sys.platform == "linux" else "spawn")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert cuda.start_method() == "spawn"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert cuda.start_method() == "spawn"
+
+
+def test_a_run_on_the_cpu_leaves_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = cuda_built(monkeypatch, nvml=2, found=2)
+    cfg = compose("hardware=cpu")
+    options = typed(HardwareConfig, cfg.hardware, "hardware"), typed(TrainerConfig, cfg.trainer, "trainer")
+    hardware.resolve(*options)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    assert asked == []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)  # a notebook that has used a GPU goes on doing so
+    hardware.resolve(*options)
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+def test_a_thousand_ranks_have_files_and_connect_when_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda which, pair: limits.append(pair))
+    monkeypatch.delenv("TORCH_GLOO_LAZY_INIT", raising=False)
+    for pair, raised in (((1024, 4096), [(4096, 4096)]), ((1024, resource.RLIM_INFINITY), [(65536, -1)]),
+                         ((99_999, 10**6), []), ((resource.RLIM_INFINITY,) * 2, [])):  # fmt: skip
+        limits.clear()
+        monkeypatch.setattr(resource, "getrlimit", lambda which, pair=pair: pair)
+        distributed.allow_connections(8)
+        assert limits == raised
+    assert "TORCH_GLOO_LAZY_INIT" not in os.environ
+    distributed.allow_connections(1024)
+    assert os.environ.pop("TORCH_GLOO_LAZY_INIT") == "1"
+
+
+IF_INET6 = """00000000000000000000000000000001 01 80 10 80       lo
+fe8000000000000000fc00fffe000001 04 40 20 80     eth0
+20010db8000000000000000000000007 05 40 00 82     ib0
+"""
+
+
+def test_interfaces_of_hosts_that_have_ipv6_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "if_inet6").write_text(IF_INET6)
+    monkeypatch.setattr(place, "IPV6_ADDRESSES", str(tmp_path / "if_inet6"))
+    assert place._interface_of_ipv6("2001:db8::7") == "ib0"
+    assert place._interface_of_ipv6("fe80::fc:ff:fe00:1") == "eth0"
+    assert place._interface_of_ipv6("::1") is None, "the others cannot reach a loopback"
+    assert place._interface_of_ipv6("2001:db8::8") is None
+    assert place.interface_towards("::1") is None
+
+    class Probe:
+        def __init__(self, family: int, kind: int) -> None:
+            assert family == socket.AF_INET6
+
+        def __enter__(self) -> Probe:
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def connect(self, target: Any) -> None:
+            assert target[0] == "2001:db8::1"
+
+        def getsockname(self) -> Any:
+            return ("2001:db8::7", 9, 0, 0)
+
+    answer = [(socket.AF_INET6, socket.SOCK_DGRAM, 17, "", ("2001:db8::1", 9, 0, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
+    monkeypatch.setattr(socket, "socket", Probe)
+    assert place.interface_towards("head") == "ib0"
+
+
+def test_gloo_and_nccl_use_one_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    monkeypatch.setattr(distributed, "interface_towards", lambda address: "eth1")
+    for given, chosen in (
+        ({}, ("eth1", "=eth1")),
+        ({names[1]: "ib"}, ("eth1", "ib")),
+        ({names[0]: "ib0"}, ("ib0", None)),
+    ):
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        distributed.choose_interface("head")
+        assert tuple(map(os.environ.get, names)) == chosen
+        for name in names:
+            os.environ.pop(name, None)
+
+
+MEET = """
+import torch
+from lab.distributed import all_sum, world
+with world("cpu", 60.0) as here:
+    print(all_sum(torch.ones(1), here).item())
+"""
+
+
+@pytest.mark.slow
+def test_ranks_meet_over_ipv6() -> None:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+            port = server.getsockname()[1]
+    except OSError:
+        pytest.skip("no IPv6 here")
+    env = {**os.environ, "MASTER_ADDR": "::1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", MEET], env={**env, "RANK": r, "LOCAL_RANK": r}, stdout=subprocess.PIPE)
+        for r in "01"
+    ]
+    try:
+        assert [rank.communicate(timeout=limit(60))[0] for rank in ranks] == [b"2.0\n"] * 2
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def test_compiled_ddp_refuses_what_torch_cannot_cut() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.ddp\.bucket_cap_mb=0\.5: with hardware\.compile=true .* give 1"):
+        compose("trainer=ddp", "hardware.compile=true", "trainer.ddp.bucket_cap_mb=0.5")
+    compose("trainer=ddp", "hardware.compile=true", "trainer.ddp.bucket_cap_mb=1")
+    compose("trainer=ddp", "trainer.ddp.bucket_cap_mb=0.5")
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_checkpointed_modules_are_compiled_whole_where_torch_cannot_cut_them(
+    raises: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Old:
+        def compile_fn(self, graph: Any) -> None:
+            if self.has_higher_order_op(graph):  # type: ignore[attr-defined]
+                raise NotImplementedError
+
+    class New:
+        def compile_fn(self, graph: Any) -> None: ...
+
+    config = SimpleNamespace(optimize_ddp=True)
+    fakes = {"torch._dynamo": SimpleNamespace(config=config), "torch._dynamo.backends": SimpleNamespace(),
+             "torch._dynamo.backends.distributed": SimpleNamespace(DDPOptimizer=Old if raises else New)}  # fmt: skip
+    for name, fake in fakes.items():
+        monkeypatch.setitem(sys.modules, name, fake)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch, "compile", lambda net: net)
+    net = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    for checkpointing, whole in (([], False), (["auto"], raises)):
+        dynamo.compiled(net, SimpleNamespace(activation_checkpointing=checkpointing))  # type: ignore[arg-type]
+        assert config.optimize_ddp is not whole
+    assert inspect.isfunction(Old.compile_fn)
+
+
+def test_the_examples_for_kubernetes_have_shared_memory() -> None:
+    text = (ROOT / "docs" / "scale.md").read_text()
+    for kind in ("TrainJob", "PyTorchJob"):
+        (example,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if f"kind: {kind}" in block]
+        assert re.search(r"mountPath: /dev/shm", example), kind
+        assert re.search(r"emptyDir: \{ medium: Memory", example), kind
