@@ -10,12 +10,16 @@ from sweeps import SWEEP, call_faulty, states
 
 from lab.cores import cores
 from lab.errors import ConfigError
+from lab.saved import GROUPS
 from lab.sweep.lease import Leases
 
 
 def job(folder: Path, name: str, strategy: str = "single", num_procs: int | str = "auto", device: str = "auto") -> Path:
     (folder / name).mkdir()
-    cfg = {"hardware": {"device": device, "num_procs": num_procs}, "trainer": {"strategy": strategy}}
+    cfg = {group: {} for group in GROUPS} | {
+        "hardware": {"device": device, "num_procs": num_procs},
+        "trainer": {"strategy": strategy},
+    }
     OmegaConf.save(cfg, folder / name / "config.yaml")
     return folder / name
 
