@@ -15,6 +15,7 @@ import faulthandler
 import multiprocessing as mp
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
