@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import socket
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, ROOT, limit, metrics, status
+from conftest import QUICK, ROOT, limit, metrics, processes_with, status
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="W&B's command is looked up beside Python")
 RUN = tuple(o for o in QUICK if not o.startswith("logger"))
@@ -83,14 +84,16 @@ def test_each_job_of_a_multirun_is_a_run(train_command: Command, tmp_path: Path)
     assert len({s["run_id"] for s in summaries}) == 2
 
 
-@pytest.mark.parametrize("server", ["nobody", "silent"])
+@pytest.mark.parametrize("server", ["nobody", "silent", pytest.param("500", marks=pytest.mark.slow), "401"])
 def test_a_server_that_cannot_be_reached_costs_seconds(train_command: Command, tmp_path: Path, server: str) -> None:
-    """With a key but no network, or with a server that accepts and says nothing, the run goes on offline."""
+    """With a key but no network, or with a server that says nothing or refuses, the run goes on offline, whole."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     held: list[socket.socket] = []
     if server == "nobody":
         listener.close()
+    elif server.isdecimal():
+        threading.Thread(target=refuse, args=(listener, int(server)), daemon=True).start()
     else:
         threading.Thread(target=lambda: [held.append(listener.accept()[0]) for _ in range(20)], daemon=True).start()
     done = train_command(
@@ -102,6 +105,45 @@ def test_a_server_that_cannot_be_reached_costs_seconds(train_command: Command, t
     assert "offline" in done.stderr
     assert status(tmp_path / "run")["status"] == "finished"
     assert len(metrics(tmp_path / "run")) >= 1
+    assert "W&B stopped" not in done.stderr
+    history = json.dumps([record for record in inspect(tmp_path / "run") if record.get("type") == "history"])
+    assert all(key in history for record in metrics(tmp_path / "run") for key in record)
+    assert not processes_with(str(tmp_path))
+
+
+def refuse(listener: socket.socket, status: int) -> None:
+    """Answer each request with an error, until the socket is closed."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        with connection, contextlib.suppress(OSError):
+            connection.recv(1 << 16)
+            connection.sendall(f"HTTP/1.1 {status} no\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}".encode())
+
+
+def test_a_key_is_found_where_wandb_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lab.wandb_log import _server, auto_mode
+
+    for name in ("MODE", "API_KEY", "BASE_URL", "IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(f"WANDB_{name}", raising=False)
+    monkeypatch.delenv("NETRC", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    assert auto_mode() == "offline"
+    (tmp_path / "mine").write_text("machine api.wandb.ai login user password " + "0" * 40)
+    with monkeypatch.context() as patch:
+        patch.setenv("NETRC", str(tmp_path / "mine"))
+        assert auto_mode() == "online"
+    with monkeypatch.context() as patch:
+        patch.setenv("WANDB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+        assert auto_mode() == "online"
+    (tmp_path / ".netrc").write_text("machine my.server:8080 login user password " + "0" * 40)
+    assert auto_mode() == "offline"
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/settings").write_text("[default]\nbase_url = http://my.server:8080\n")  # wandb login --host
+    assert (auto_mode(), _server()) == ("online", ("my.server", 8080))
 
 
 def test_the_rest_of_the_project_does_not_need_wandb(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Training never waits for it, whatever the network does. Runs that were logged of
 
 from __future__ import annotations
 
+import configparser
 import logging
 import netrc
 import os
@@ -102,7 +103,8 @@ class WandbThread:
             try:
                 call()
             except Exception as error:
-                log.warning("W&B stopped (%s: %s); metrics.jsonl goes on", type(error).__name__, error)
+                what, later = f"{type(error).__name__}: {error}", f"{self._sync_command()} --replay"
+                log.warning("W&B stopped (%s); metrics.jsonl goes on, to be uploaded later: %s", what, later)
                 return
 
     def _start(self) -> None:
@@ -116,10 +118,11 @@ class WandbThread:
         resume = {"resume": "allow"} if mode == "online" else {}
         try:
             self._run = begin(arguments | resume, self._directory, mode, self._config.timeout_s)
-        except (wandb.Error, OSError) as error:
+        except Exception as error:
             if mode != "online":
                 raise
             log.warning("W&B did not start (%s): this run is logged offline; later: %s", error, self._sync_command())
+            wandb.teardown()  # its process holds the run's id, and would refuse it
             self._run = begin(arguments, self._directory, "offline", self._config.timeout_s)
 
     def _sync_command(self) -> str:
@@ -170,20 +173,39 @@ def choose_mode(config: LoggerConfig) -> str:
 
 
 def auto_mode() -> str:
-    """What WANDB_MODE says; else online where a key is configured, offline where there is none."""
+    """What WANDB_MODE says; else online where W&B finds a key or an identity token, offline where there is none."""
     if os.environ.get("WANDB_MODE"):
         return os.environ["WANDB_MODE"]
-    if os.environ.get("WANDB_API_KEY"):
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or _setting("api_key"):
         return "online"
+    own = [Path(os.environ["NETRC"])] if os.environ.get("NETRC") else [Path("~/.netrc"), Path("~/_netrc")]
+    for path in own:
+        try:
+            known = netrc.netrc(path.expanduser())
+        except (OSError, netrc.NetrcParseError):
+            continue
+        if any(known.authenticators(name) for name in (urlsplit(_url()).netloc, _server()[0])):
+            return "online"
+    return "offline"
+
+
+def _setting(name: str) -> str | None:
+    """What `wandb login` has written for all of the user's projects."""
+    folder = Path(os.environ.get("WANDB_CONFIG_DIR", "~/.config/wandb")).expanduser()
+    known = configparser.ConfigParser(interpolation=None)
     try:
-        known = netrc.netrc().authenticators(_server()[0])
-    except (OSError, netrc.NetrcParseError):
-        known = None
-    return "online" if known else "offline"
+        known.read(folder / "settings")
+    except (configparser.Error, UnicodeDecodeError):
+        return None
+    return known.get("default", name, fallback=None)
+
+
+def _url() -> str:
+    return os.environ.get("WANDB_BASE_URL") or _setting("base_url") or "https://api.wandb.ai"
 
 
 def _server() -> tuple[str, int]:
-    url = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
+    url = urlsplit(_url())
     return url.hostname or "", url.port or (80 if url.scheme == "http" else 443)
 
 
