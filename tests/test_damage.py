@@ -144,3 +144,16 @@ def test_a_disk_that_cannot_be_read_is_no_damage(tmp_path: Path, monkeypatch: py
         "best_000000004.pt",
         "last_000000005.pt",
     ]
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".dcp"])
+def test_what_a_killed_process_had_half_written_is_removed_by_the_next_save(tmp_path: Path, suffix: str) -> None:
+    payload = checkpoint.load(RUNS / "whole-stopped/checkpoints/last_000000005.pt")
+    half = tmp_path / f".last_000000003{suffix}.tmp"  # a resume may save at other steps
+    if suffix == ".pt":
+        half.write_bytes(b"half")
+        checkpoint.Checkpoints(tmp_path, World(0, 1, 0, torch.device("cpu"))).save_last(payload)
+    else:
+        half.mkdir()
+        in_parts(tmp_path / "last_000000005.dcp")
+    assert [path.name for path in tmp_path.iterdir()] == [f"last_000000005{suffix}"]

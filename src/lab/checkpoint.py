@@ -151,6 +151,8 @@ class Checkpoints:
         if in_parts:
             shards.save(payload, path, self.world, save)
         elif self.world.is_main:
+            for left in self.directory.glob(".*.pt.tmp"):  # of a process that was killed while it wrote
+                left.unlink()
             save(payload, path)
         if self.world.is_main:
             for old in outdated(self._files(kind)):
