@@ -108,6 +108,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("source")
     p.add_argument("out")
     p.add_argument("--flatten", action="store_true", help="variable length and strings: into flat values + offsets")
+    p.add_argument(
+        "--external", choices=["refuse", "allow"], help="copy what lies in files outside of SOURCE's folder [refuse]"
+    )
     shuffle(p)
     common(p)
     return top
@@ -161,12 +164,13 @@ def main(argv: list[str]) -> None:
             args[name] = dict(args[name])
     encode = Encoding(**{f.name: args.pop(f.name) for f in dataclass_fields(Encoding) if f.name in args})
     source, out, flatten = args.pop("source"), args.pop("out"), args.pop("flatten", False)
+    external = args.pop("external", "refuse")
     options = PackOptions(**args)
     record = provenance(source, argv, options)
     if verb == "repack":
         from lab.packing.repack import repack
 
-        return repack(source, out, options, encode, record, flatten)
+        return repack(source, out, options, encode, record, flatten, external)
     from lab.packing.importers import open_source
     from lab.packing.repack import pack_encoded
 

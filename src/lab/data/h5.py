@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import h5py
 import numpy as np
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from lab.data.reading.fields import open_field
+from lab.data.reading.finding import find
 from lab.data.reading.layout import plan_reader
-from lab.data.reading.opening import files_of, find, open_h5, split_of
+from lab.data.reading.opening import files_of, open_h5, split_of
 from lab.data.reading.raw import ChunkCache
 from lab.errors import ConfigError
 from lab.schema import NotNegativeInt
@@ -37,6 +38,7 @@ class H5Dataset:
     without splits, [0, 0.9] may be train and [0.9, 1] val); null if there is no such split. split: the one to read.
     swmr: the file is being written by a SWMR writer; the rows that are there now are read.
     cache_mb: memory for decoded chunks, used where a compressed chunk holds several samples.
+    external: refuse or allow datasets whose bytes lie in files elsewhere (lab.data.reading.external).
 
     A field of samples of different length has the shape (-1, ...) in `spec`; its batch is padded with zeros to the
     longest sample of the batch, and `<field>_length` (B,) int64 stands beside it. A field of strings has the spec
@@ -51,6 +53,7 @@ class H5Dataset:
         split: str,
         swmr: bool = False,
         cache_mb: NotNegativeInt = 0,
+        external: Literal["refuse", "allow"] = "refuse",
     ) -> None:
         entry = split_of(splits, split)
         cache = ChunkCache(cache_mb << 20)
@@ -62,12 +65,12 @@ class H5Dataset:
         for file_name in files_of(path):
             with open_h5(file_name, swmr) as file:
                 for field, name in fields.items():
-                    found = open_field(file, entry["group"], name, f"data.fields.{field}", cache, swmr)
+                    found = open_field(file, entry["group"], name, f"data.fields.{field}", cache, swmr, external)
                     self._fields[field].append(found)
                 rows = self._common_length(file_name)
                 if entry.get("index") is not None:
                     key = f"data.splits.{split}.index"
-                    index.append(starts[-1] + read_index(file, entry["group"], entry["index"], rows, key))
+                    index.append(starts[-1] + read_index(file, entry["group"], entry["index"], rows, key, external))
                 starts.append(starts[-1] + rows)
         self._starts = np.asarray(starts, dtype=np.int64)
         self.spec = {field: self._spec(field, shards) for field, shards in self._fields.items()}
@@ -215,9 +218,9 @@ def _padded(field: str, samples: list[np.ndarray], shape: tuple[int, ...], dtype
     return {field: torch.from_numpy(values), f"{field}_length": lengths}
 
 
-def read_index(file: h5py.File, group: str, name: str, size: int, key: str) -> np.ndarray:
+def read_index(file: h5py.File, group: str, name: str, size: int, key: str, external: str) -> np.ndarray:
     """The row numbers in a 1-D integer dataset, checked to be in 0..size."""
-    dset, _ = find(file, group, name, key)
+    dset, _ = find(file, group, name, key, external)
     if not isinstance(dset, h5py.Dataset) or dset.ndim != 1 or dset.dtype.kind not in "iu":
         raise ConfigError(f"{key}={name}: must be a 1-D dataset of integers in {file.filename}, but is {dset}")
     rows = dset[:].astype(np.int64)

@@ -8,7 +8,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from lab.data.reading.opening import files_of, find, open_h5, split_of
+from lab.data.reading.finding import find
+from lab.data.reading.opening import files_of, open_h5, split_of
 from lab.errors import ConfigError
 
 _CHECKED = 1 << 24  # labels; of more, such as a stream of tokens, what the attribute `classes` says is believed
@@ -97,8 +98,11 @@ def _stored(
         raise ConfigError(f"data.fields has no {field!r}; it has {sorted(fields)}")
     for path in files_of(data["path"]):
         with open_h5(path, bool(data.get("swmr"))) as file:
-            item, member = find(file, group, fields[field], f"data.fields.{field}")
-            values = item["values"] if isinstance(item, h5py.Group) and "values" in item else item
+            external, key = str(data.get("external")), f"data.fields.{field}"
+            item, member = find(file, group, fields[field], key, external)
+            values = item
+            if isinstance(item, h5py.Group) and "values" in item:
+                values, _ = find(item.file, item.name, "values", key, external)
             if not isinstance(values, h5py.Dataset) or not values.shape:
                 raise ConfigError(
                     f"{path}: {item.name} (data.fields.{field}) has no rows; name a dataset of shape (rows, ...)"

@@ -8,7 +8,7 @@ row 1          [t2 .. t6]              stride tokens later
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,7 +27,8 @@ class TokenWindows:
 
     path: a file, a pattern with *, or a list. fields: {name in the batch: name of the dataset}, just one. splits:
     split -> {group}, as in H5Dataset. stride: tokens from one window's beginning to the next's; 1 and a shuffled order
-    give windows at random places, `window` gives consecutive ones, each token the target of one prediction.
+    give windows at random places, `window` gives consecutive ones, each token the target of one prediction. external:
+    as in H5Dataset.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class TokenWindows:
         window: Count,
         stride: Count,
         cache_mb: NotNegativeInt = 0,
+        external: Literal["refuse", "allow"] = "refuse",
     ) -> None:
         if len(fields) != 1:
             raise ConfigError(f"data.fields={dict(fields)}: a token stream is one field, such as {{tokens: tokens}}")
@@ -50,7 +52,7 @@ class TokenWindows:
         self._shards: list[Fixed] = []
         for file_name in files_of(path):
             with open_h5(file_name) as file:
-                shard = open_field(file, group, name, f"data.fields.{self._field}", cache, swmr=False)
+                shard = open_field(file, group, name, f"data.fields.{self._field}", cache, False, external)
                 if not isinstance(shard, Fixed) or len(shard.shape) != 1 or shard.dtype.kind not in "iu":
                     raise ConfigError(f"{file_name}: {name!r} must be a 1-D dataset of integers to be a token stream")
                 self._shards.append(shard)

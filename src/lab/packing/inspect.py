@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from lab.data.h5 import H5Dataset, plan_reader
+from lab.data.reading.external import ALLOW, leads_to
 from lab.data.reading.opening import open_h5
 from lab.errors import ConfigError
-from lab.packing.importers.hdf5 import missing_filter
+from lab.packing.importers.hdf5 import missing_filter, scan
 
 BATCH = 256
 COSTLY = 4.0  # bytes read for each byte wanted, from which on another layout is worth its while
@@ -48,6 +49,9 @@ def inspect(path: str, seconds: float) -> None:
             print("  it holds no datasets")
         for each in found:
             show(path, each, seconds)
+        for name, link in scan(file, False, ALLOW).links.items():
+            if isinstance(link, h5py.ExternalLink):
+                print(f"\n{name}: a link to {link.path} in {link.filename}, which is not followed here")
         advise(path, found)
 
 
@@ -80,6 +84,8 @@ def show(path: str, each: Found, seconds: float) -> None:
     layout = "contiguous" if dset.chunks is None else f"chunks of {'x'.join(map(str, dset.chunks))}"
     if dset.is_virtual:
         layout = "virtual"
+    if others := leads_to(dset):
+        layout += f", in other files: {shorten(', '.join(others))}"
     shape = "x".join(map(str, dset.shape)) if dset.shape else "no rows"
     stored = f", {each.stored / 1e6:,.1f} MB in the file" if each.filters else ""
     print(f"\n{each.name}: {shape} {dset.dtype}, {each.size / 1e6:,.1f} MB{stored}")

@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 from tqdm import tqdm
 
+from lab.data.reading.external import REFUSE
 from lab.data.reading.opening import open_h5
 from lab.errors import ConfigError
 from lab.packing.encode import Encoding
@@ -57,9 +58,11 @@ def repack(
     encoding: Encoding,
     provenance: dict[str, Any],
     flatten: bool = False,
+    external: str = REFUSE,
 ) -> None:
     """provenance: its command and date become the attribute `repacked`; the old file's attributes are kept.
 
+    external: refuse or allow datasets whose bytes lie in files elsewhere, which are copied.
     flatten: HDF5's variable length and strings become groups of flat `values` and `offsets`.
     """
     if flatten and not encoding.contiguous:
@@ -70,7 +73,7 @@ def repack(
             f"{out} exists; " + ("--overwrite replaces it" if not new.samefile(old) else "name another file")
         )
     with open_h5(old) as file:
-        contents = scan(file, flatten)
+        contents = scan(file, flatten, external)
     attrs = {"repacked": f"{provenance['created']} {provenance['command']}"} if provenance else {}
     rows = H5Source(old, contents)
     try:

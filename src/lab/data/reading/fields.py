@@ -18,8 +18,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from lab.data.reading.finding import check_sources, find
 from lab.data.reading.layout import plan
-from lab.data.reading.opening import check_sources, find
 from lab.data.reading.raw import ChunkCache
 from lab.data.reading.ways import Chunks, Mapped, ThroughH5py, Way
 from lab.errors import ConfigError
@@ -132,9 +132,9 @@ class Fixed:
 class FlatOffsets:
     """Samples of different length, stored one after the other."""
 
-    def __init__(self, group: h5py.Group, cache: ChunkCache, swmr: bool) -> None:
+    def __init__(self, group: h5py.Group, cache: ChunkCache, swmr: bool, external: str) -> None:
         self._where = f"{group.file.filename}: {group.name}"
-        values = group["values"]
+        values, offsets = (find(group.file, group.name, name, name, external)[0] for name in ("values", "offsets"))
         self.values = Fixed(values, None, cache, swmr)
         self.text = str(group.attrs.get("encoding", values.attrs.get("encoding", ""))).lower() in (
             "utf-8",
@@ -144,7 +144,6 @@ class FlatOffsets:
         self.way, self.reason = self.values.way, f"flat + offsets, values {self.values.reason}"
         self.chunk_rows = 1
         self.shape, self.dtype = (-1, *self.values.shape[1:]), self.values.dtype
-        offsets = group["offsets"]
         if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or offsets.shape[0] == 0:
             raise ConfigError(f"{self._where}/offsets must be N + 1 integers, but is {offsets.shape} {offsets.dtype}")
         self.offsets = offsets[:].astype(np.int64)
@@ -237,15 +236,15 @@ class Objects:
 Field = Fixed | FlatOffsets | Objects
 
 
-def open_field(file: h5py.File, group: str, name: str, key: str, cache: ChunkCache, swmr: bool) -> Any:
-    item, member = find(file, group, name, key)
+def open_field(file: h5py.File, group: str, name: str, key: str, cache: ChunkCache, swmr: bool, external: str) -> Any:
+    item, member = find(file, group, name, key, external)
     if isinstance(item, h5py.Group):
         if not {"values", "offsets"} <= set(item):
             raise ConfigError(
                 f"{file.filename}: {item.name} ({key}) is a group of {sorted(item)[:20]}; name one of its datasets "
                 "(a group is a field only if it holds `values` and `offsets`)"
             )
-        return FlatOffsets(item, cache, swmr)
+        return FlatOffsets(item, cache, swmr, external)
     if item.shape is None:
         raise ConfigError(f"{file.filename}: {item.name} ({key}) is empty: it has no rows and no shape")
     if member is None and item.dtype.kind in "OS" and not item.dtype.subdtype:

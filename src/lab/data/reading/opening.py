@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,6 @@ from typing import Any
 
 import h5py
 
-from lab.data.reading import filters
 from lab.errors import ConfigError, machine_fault
 
 
@@ -112,98 +110,6 @@ def unreadable(what: object, error: BaseException, hint: str, done: str = "read"
     """hint: what may be wrong with the file, unless it was the machine's fault."""
     why = machine_fault(error) or f"({_first_line(error)}): {hint}"
     return ConfigError(f"{what}: cannot be {done} {why}" if why[0] == "(" else f"{what}: cannot be {done}: {why}")
-
-
-def listing(group: h5py.Group, limit: int = 24) -> list[str]:
-    """Names of the datasets below a group, with shape and type."""
-    found: list[str] = []
-
-    def visit(name: str, item: Any) -> bool | None:
-        if isinstance(item, h5py.Dataset):
-            found.append(f"{name} {item.shape} {item.dtype}")
-        return True if len(found) >= limit else None
-
-    group.visititems(visit)
-    return found
-
-
-def find(file: h5py.File, group: str, name: str, key: str) -> tuple[h5py.Dataset | h5py.Group, str | None]:
-    """The dataset (or group) `name` below `group`, and the member if the path goes on into a compound type.
-
-    key: the config key to blame. Nested paths may be used; a name that begins with / starts at the file's root.
-    """
-    for what, text in (("group", group), ("dataset", name)):
-        if not isinstance(text, str):
-            raise ConfigError(f"{key}: expected the name of a {what}, got {text}")
-    try:
-        below = file[group]
-    except (KeyError, ValueError):
-        raise ConfigError(
-            f"{file.filename} has no group {group!r} ({key}); {_choices(file, group)}; "
-            "data.splits.<split>.group says where a split lies, null that there is none"
-        ) from None
-    if not isinstance(below, h5py.Group):
-        raise ConfigError(f"{file.filename}: {group!r} ({key}) is a dataset, not a group; use its parent group, or '/'")
-    item: Any = below
-    parts = [part for part in name.split("/") if part]
-    if name.startswith("/"):
-        item = file
-    for k, part in enumerate(parts):
-        if isinstance(item, h5py.Dataset):
-            member = "/".join(parts[k:])
-            if item.dtype.names and member in item.dtype.names:
-                return item, member
-            kinds = f"the members {list(item.dtype.names)}" if item.dtype.names else "no members"
-            raise ConfigError(f"{file.filename}: {item.name} has {kinds}, not {member!r} ({key})")
-        try:
-            item = item[part]
-        except KeyError:
-            link = item.get(part, getlink=True) if isinstance(item, h5py.Group) and part in item else None
-            if isinstance(link, h5py.ExternalLink):
-                raise ConfigError(
-                    f"{file.filename}: {part!r} ({key}) links to {link.filename}, which is missing"
-                ) from None
-            raise ConfigError(
-                f"{file.filename}: {below.name} has no {name!r} ({key}); {_choices(below, name)}"
-            ) from None
-    if isinstance(item, h5py.Dataset):
-        filters.load_plugins(item)
-    if not isinstance(item, (h5py.Dataset, h5py.Group)):
-        raise ConfigError(
-            f"{file.filename}: {item.name} ({key}) is a named type, not a dataset; {_choices(below, name)}"
-        )
-    return item, None
-
-
-def _choices(group: h5py.Group, wanted: str) -> str:
-    there = listing(group)
-    names = [line.split(" ")[0] for line in there]
-    groups = list(group) if len(group) < 1000 else []
-    near = difflib.get_close_matches(wanted.strip("/"), [*names, *groups], n=1, cutoff=0.5)
-    return (f"did you mean {near[0]!r}? " if near else "") + f"It holds: {'; '.join(there) or 'no datasets'}"
-
-
-def check_sources(dset: h5py.Dataset) -> None:
-    """HDF5 reads fill values, without a word, where a virtual dataset's source is missing or an external file short."""
-    where = f"{dset.file.filename}: {dset.name}"
-    for source in dset.virtual_sources() if dset.is_virtual else ():
-        name, folder = source.file_name, os.path.dirname(os.path.abspath(dset.file.filename))
-        if "%" in name or "HDF5_VDS_PREFIX" in os.environ:
-            continue
-        found = [p for p in (os.path.join(folder, name), name) if os.path.exists(p)]
-        if name != "." and not found:
-            raise ConfigError(f"{where} is virtual and its source {name} is missing; put it beside the file")
-        with open_h5(dset.file.filename if name == "." else found[0]) as file:
-            if source.dset_name not in file:
-                raise ConfigError(f"{where} is virtual and its source {name} has no {source.dset_name}")
-    end, needed = 0, dset.size * dset.dtype.itemsize
-    for name, offset, size in dset.external or ():
-        there = os.path.getsize(name) - offset if os.path.exists(name) else needed  # missing: HDF5 itself says so
-        end += min(there, size)
-    if dset.external and end < needed:
-        raise ConfigError(
-            f"{where} is stored in {dset.external[0][0]}, which has {end} of its {needed} bytes; copy it again"
-        )
 
 
 def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from lab.data.reading.external import check_external
 from lab.errors import ConfigError
 from lab.packing.importers.base import Bad, Field, Rows, Source
 
@@ -28,7 +29,8 @@ class Contents:
     links: dict[str, Any] = field(default_factory=dict)  # soft and external
 
 
-def scan(file: h5py.File, flatten: bool) -> Contents:
+def scan(file: h5py.File, flatten: bool, external: str) -> Contents:
+    """external: refuse or allow datasets whose bytes lie in files elsewhere."""
     contents, seen = Contents(), {_address(file): "/"}
 
     def walk(group: h5py.Group, prefix: str) -> None:
@@ -38,6 +40,7 @@ def scan(file: h5py.File, flatten: bool) -> Contents:
                 contents.links[path] = link
                 continue
             item = group[name]
+            check_external(item, file, external)
             if (first := seen.setdefault(_address(item), path)) != path:
                 contents.aliases[path] = first
             elif isinstance(item, h5py.Group):

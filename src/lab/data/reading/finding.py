@@ -1,0 +1,116 @@
+"""Find a dataset in an open HDF5 file by its path; errors say what there is instead. No torch."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from typing import Any
+
+import h5py
+
+from lab.data.reading import filters
+from lab.data.reading.external import check_external, check_link
+from lab.data.reading.opening import open_h5
+from lab.errors import ConfigError
+
+
+def listing(group: h5py.Group, limit: int = 24) -> list[str]:
+    """Names of the datasets below a group, with shape and type."""
+    found: list[str] = []
+
+    def visit(name: str, item: Any) -> bool | None:
+        if isinstance(item, h5py.Dataset):
+            found.append(f"{name} {item.shape} {item.dtype}")
+        return True if len(found) >= limit else None
+
+    group.visititems(visit)
+    return found
+
+
+def find(
+    file: h5py.File, group: str, name: str, key: str, external: str
+) -> tuple[h5py.Dataset | h5py.Group, str | None]:
+    """The dataset (or group) `name` below `group`, and the member if the path goes on into a compound type.
+
+    key: the config key to blame. Nested paths may be used; a name that begins with / starts at the file's root.
+    external: refuse or allow what leads to files elsewhere.
+    """
+    for what, text in (("group", group), ("dataset", name)):
+        if not isinstance(text, str):
+            raise ConfigError(f"{key}: expected the name of a {what}, got {text}")
+    try:
+        check_link(
+            file.get(group, getlink=True) if group.strip("/") else None, file, f"{file.filename}: {group}", external
+        )
+        below = file[group]
+    except (KeyError, ValueError):
+        raise ConfigError(
+            f"{file.filename} has no group {group!r} ({key}); {_choices(file, group)}; "
+            "data.splits.<split>.group says where a split lies, null that there is none"
+        ) from None
+    if not isinstance(below, h5py.Group):
+        raise ConfigError(f"{file.filename}: {group!r} ({key}) is a dataset, not a group; use its parent group, or '/'")
+    item: Any = below
+    parts = [part for part in name.split("/") if part]
+    if name.startswith("/"):
+        item = file
+    for k, part in enumerate(parts):
+        if isinstance(item, h5py.Dataset):
+            member = "/".join(parts[k:])
+            if item.dtype.names and member in item.dtype.names:
+                return item, member
+            kinds = f"the members {list(item.dtype.names)}" if item.dtype.names else "no members"
+            raise ConfigError(f"{file.filename}: {item.name} has {kinds}, not {member!r} ({key})")
+        try:
+            if isinstance(item, h5py.Group):
+                where = f"{file.filename}: {item.name.rstrip('/')}/{part} ({key})"
+                check_link(item.get(part, getlink=True), file, where, external)
+            item = item[part]
+        except KeyError:
+            link = item.get(part, getlink=True) if isinstance(item, h5py.Group) and part in item else None
+            if isinstance(link, h5py.ExternalLink):
+                raise ConfigError(
+                    f"{file.filename}: {part!r} ({key}) links to {link.filename}, which is missing"
+                ) from None
+            raise ConfigError(
+                f"{file.filename}: {below.name} has no {name!r} ({key}); {_choices(below, name)}"
+            ) from None
+    if isinstance(item, h5py.Dataset):
+        filters.load_plugins(item)
+    check_external(item, file, external)
+    if not isinstance(item, (h5py.Dataset, h5py.Group)):
+        raise ConfigError(
+            f"{file.filename}: {item.name} ({key}) is a named type, not a dataset; {_choices(below, name)}"
+        )
+    return item, None
+
+
+def _choices(group: h5py.Group, wanted: str) -> str:
+    there = listing(group)
+    names = [line.split(" ")[0] for line in there]
+    groups = list(group) if len(group) < 1000 else []
+    near = difflib.get_close_matches(wanted.strip("/"), [*names, *groups], n=1, cutoff=0.5)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"It holds: {'; '.join(there) or 'no datasets'}"
+
+
+def check_sources(dset: h5py.Dataset) -> None:
+    """HDF5 reads fill values, without a word, where a virtual dataset's source is missing or an external file short."""
+    where = f"{dset.file.filename}: {dset.name}"
+    for source in dset.virtual_sources() if dset.is_virtual else ():
+        name, folder = source.file_name, os.path.dirname(os.path.abspath(dset.file.filename))
+        if "%" in name or "HDF5_VDS_PREFIX" in os.environ:
+            continue
+        found = [p for p in (os.path.join(folder, name), name) if os.path.exists(p)]
+        if name != "." and not found:
+            raise ConfigError(f"{where} is virtual and its source {name} is missing; put it beside the file")
+        with open_h5(dset.file.filename if name == "." else found[0]) as file:
+            if source.dset_name not in file:
+                raise ConfigError(f"{where} is virtual and its source {name} has no {source.dset_name}")
+    end, needed = 0, dset.size * dset.dtype.itemsize
+    for name, offset, size in dset.external or ():
+        there = os.path.getsize(name) - offset if os.path.exists(name) else needed  # missing: HDF5 itself says so
+        end += min(there, size)
+    if dset.external and end < needed:
+        raise ConfigError(
+            f"{where} is stored in {dset.external[0][0]}, which has {end} of its {needed} bytes; copy it again"
+        )
