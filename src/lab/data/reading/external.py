@@ -35,7 +35,7 @@ def check_external(item: Any, file: h5py.File, external: str) -> None:
 def check_link(link: Any, file: h5py.File, where: str, external: str) -> None:
     """The same for a link, before it is followed."""
     if external != ALLOW and isinstance(link, h5py.ExternalLink):
-        for path in _candidates(file, link.filename, EXT):
+        for path in candidates(file, link.filename, EXT):
             if not _within(path, _folders(file, EXT)):
                 raise _refused(f"{where} links to {link.filename}, which is outside of the file's folder")
 
@@ -58,7 +58,7 @@ def _check_dataset(dset: h5py.Dataset, where: str, seen: _Seen) -> None:
         if source.file_name == ".":
             _check_sources(dset.file, source.dset_name, where, seen)
             continue
-        for path in _candidates(dset.file, source.file_name, VDS):
+        for path in candidates(dset.file, source.file_name, VDS):
             if not _within(path, roots):
                 raise _refused(f"{where} is virtual and its source {source.file_name} is outside of the file's folder")
             with open_h5(path) as file:
@@ -85,7 +85,7 @@ def _names(file: h5py.File) -> list[str]:
     return found
 
 
-def _candidates(file: h5py.File, name: str, prefix: str) -> list[str]:
+def candidates(file: h5py.File, name: str, prefix: str) -> list[str]:
     """The files that HDF5 opens for this name: those of the first place, in its order, that has any."""
     path = os.path.abspath(file.filename)
     for place in (os.environ.get(prefix), os.path.dirname(path), os.getcwd(), os.path.dirname(os.path.realpath(path))):

@@ -9,7 +9,7 @@ from typing import Any
 import h5py
 
 from lab.data.reading import filters
-from lab.data.reading.external import check_external, check_link
+from lab.data.reading.external import VDS, candidates, check_external, check_link
 from lab.data.reading.opening import open_h5
 from lab.errors import ConfigError
 
@@ -97,10 +97,10 @@ def check_sources(dset: h5py.Dataset) -> None:
     """HDF5 reads fill values, without a word, where a virtual dataset's source is missing or an external file short."""
     where = f"{dset.file.filename}: {dset.name}"
     for source in dset.virtual_sources() if dset.is_virtual else ():
-        name, folder = source.file_name, os.path.dirname(os.path.abspath(dset.file.filename))
-        if "%" in name or "HDF5_VDS_PREFIX" in os.environ:
+        name = source.file_name
+        if "%" in name:
             continue
-        found = [p for p in (os.path.join(folder, name), name) if os.path.exists(p)]
+        found = candidates(dset.file, name, VDS)
         if name != "." and not found:
             raise ConfigError(f"{where} is virtual and its source {name} is missing; put it beside the file")
         with open_h5(dset.file.filename if name == "." else found[0]) as file:

@@ -85,6 +85,9 @@ def _open(path: str | os.PathLike[str], swmr: bool = False) -> h5py.File:
         try:
             return h5py.File(h5py.h5f.open(os.fsencode(path), flags, fapl=access))
         except OSError as error:
+            if "close degree" in str(error):  # HDF5 has it open already, through a link of another file
+                access.set_fclose_degree(h5py.h5f.CLOSE_WEAK)
+                return h5py.File(h5py.h5f.open(os.fsencode(path), flags, fapl=access))
             if "file locking" not in str(error):
                 raise
             return h5py.File(path, "r", swmr=swmr)  # this process has it open already, with locks
