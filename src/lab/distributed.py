@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from lab import wire
 from lab.cuda import count_gpus
 from lab.errors import ConfigError
-from lab.place import gpu_index, interface_towards, place, rank_variables
+from lab.place import gpu_index, interface_towards, listener, place, rank_variables
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +114,10 @@ def store() -> Any:
                 _stores["store"] = of_this_attempt(next(dist.rendezvous("env://"))[0])
             else:  # not by rendezvous: it makes rank 0 wait for ranks that wait for its directory
                 wait = timedelta(seconds=START_TIMEOUT_S)
-                _stores["store"] = dist.TCPStore(here.address, here.port, None, here.index == 0, wait, False)
+                leads = here.index == 0
+                own = listener(here) if leads else None
+                fd = own.detach() if own else None  # the store's from here on
+                _stores["store"] = dist.TCPStore(here.address, here.port, None, leads, wait, False, master_listen_fd=fd)
         except (dist.DistError, ValueError, OSError) as error:
             why = str(error).partition("\n")[0]
             raise ConfigError(
@@ -237,10 +241,7 @@ def dead_peers(world: World) -> Callable[[], list[int]]:
     """A function that names the ranks on this machine whose processes are gone. All ranks call this together."""
     import socket
 
-    import torch.distributed as dist
-
-    places: list[Any] = [None] * world.size
-    dist.all_gather_object(places, (socket.gethostname(), os.getpid()))
+    places = share_from_main(gather((socket.gethostname(), os.getpid()), world), world)
     pids = {rank: pid for rank, (host, pid) in enumerate(places) if host == socket.gethostname()}
     return lambda: [rank for rank, pid in pids.items() if _gone(pid)]
 
@@ -255,22 +256,38 @@ def _gone(pid: int) -> bool:
 
 
 def gather(value: Any, world: World) -> list[Any]:
-    """[value of rank 0, value of rank 1, ...] on rank 0, [] elsewhere. Values are small and picklable."""
+    """[value of rank 0, value of rank 1, ...] on rank 0, [] elsewhere. Values are small, of the types of lab.wire."""
     if world.size == 1:
         return [value]
+    import torch
     import torch.distributed as dist
 
-    values: list[Any] = [None] * world.size if world.is_main else []
-    dist.gather_object(value, values if world.is_main else None, dst=0)
-    return values
+    own = _bytes(wire.encode(value))
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world.size)]
+    dist.all_gather(sizes, torch.tensor([len(own)]))
+    padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+    padded[: len(own)] = own
+    parts = [torch.empty_like(padded) for _ in range(world.size)] if world.is_main else None
+    dist.gather(padded, parts, dst=0)
+    return [wire.decode(part[: int(size)].numpy().tobytes()) for part, size in zip(parts or [], sizes)]
 
 
 def share_from_main(value: Any, world: World) -> Any:
-    """Rank 0's value on all ranks."""
+    """Rank 0's value, of the types of lab.wire, on all ranks."""
     if world.size == 1:
         return value
+    import torch
     import torch.distributed as dist
 
-    values = [value]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]
+    data = _bytes(wire.encode(value)) if world.is_main else None
+    size = torch.tensor([0 if data is None else len(data)])
+    dist.broadcast(size, src=0)
+    data = torch.empty(int(size), dtype=torch.uint8) if data is None else data
+    dist.broadcast(data, src=0)
+    return wire.decode(data.numpy().tobytes())
+
+
+def _bytes(data: bytes) -> Tensor:
+    import torch
+
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -14,6 +14,7 @@ A "rank" trains. A "host" starts hardware.num_procs ranks on its machine, as the
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
@@ -22,6 +23,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from lab.errors import ConfigError
 
@@ -204,6 +206,33 @@ def _interface_of_ipv6(own: str) -> str | None:
             digits, *_, name = line.split()
             if bytes.fromhex(digits) == packed and name != "lo":
                 return name
+    return None
+
+
+def listener(here: Place) -> socket.socket | None:
+    """A socket that listens at rank 0's address alone; None: that address is none of this machine's own (a service's,
+    or behind a NAT), or the machine's name means a loopback address here and another one elsewhere."""
+    alone = here.kind == "rank" and here.local_count == here.count
+    try:
+        known = socket.getaddrinfo(here.address, here.port, type=socket.SOCK_STREAM)
+    except socket.gaierror:  # a service's name, which may come later than its pods
+        return None
+    for family, _, _, _, address in known:
+        host = str(address[0])
+        loopback = ip_address(host.partition("%")[0]).is_loopback
+        if loopback and not alone and here.address != host:
+            continue
+        found = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(address)
+            found.listen(2048)
+        except OSError as error:
+            found.close()
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+        else:
+            return found
     return None
 
 

@@ -83,7 +83,7 @@ def settle(threads: Threads, run_dir: Path, world: World, measure: Callable[[int
         if chosen is None:
             chosen = threads if threads.why else measure(most)
             directory.write_json(path, environment | {"threads": asdict(chosen)})
-    chosen = share_from_main(chosen, world)
+    chosen = Threads(**share_from_main(asdict(chosen) if chosen else None, world))
     torch.set_num_threads(chosen.count)
     return chosen
 
