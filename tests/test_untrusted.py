@@ -42,6 +42,7 @@ from lab.saved import read_config, read_overrides
 from lab.search.methods import ALLOWED
 from lab.sweep.ledger import Ledger
 from lab.targets import TARGETS_ALLOWED, build, locate
+from lab.wandb_sync import own_checkpoint
 
 MLP = {"_target_": "lab.models.mlp.MLP", "input_shape": [1, 8, 8], "num_outputs": 10, "hidden": [16], "dropout": 0.0}
 
@@ -394,6 +395,17 @@ def test_the_index_of_a_sharded_checkpoint_imports_nothing(tmp_path: Path, monke
             shards._Index(file).load()
     assert "evil_module" not in sys.modules
     assert not (tmp_path / "pwned").exists()
+
+
+def test_an_upload_sends_no_foreign_file(stranger: Callable[..., Path], tmp_path: Path) -> None:
+    """result.json of a stranger names the best checkpoint, which src/sync.py uploads as an artifact."""
+    run_dir, target = stranger(), foreign(tmp_path)
+    best = next((run_dir / "checkpoints").glob("best_*.pt"))
+    assert own_checkpoint(run_dir, {"best_checkpoint": f"/moved/since/checkpoints/{best.name}"}) == best
+    (run_dir / "checkpoints" / "best_9.pt").symlink_to(target)
+    for named in (target, "best_9.pt", "../../precious", "..", "", run_dir / "config.yaml", tmp_path):
+        assert own_checkpoint(run_dir, {"best_checkpoint": str(named)}) is None, named
+    assert own_checkpoint(run_dir, {}) is None
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------

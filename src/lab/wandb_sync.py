@@ -69,12 +69,19 @@ def replay(run_dir: Path, mode: str, folder: Path | None = None) -> str:
         log_step(run, step, {**known, "_timestamp": when})
     result = directory.read_json(run_dir / directory.RESULT)
     run.summary.update({f"final/{key}": value for key, value in result.items() if "/" in key})
-    if logger.artifact and "best_checkpoint" in result and Path(result["best_checkpoint"]).exists():
-        log_artifact(run, result)
+    if logger.artifact and (best := own_checkpoint(run_dir, result)) is not None:
+        log_artifact(run, result | {"best_checkpoint": str(best)})
     end(run, status)
     if mode == "online":
         directory.write_json(run_dir / "wandb" / REPLAYED, _sent(run_dir))
     return "written as one run"
+
+
+def own_checkpoint(run_dir: Path, result: dict[str, Any]) -> Path | None:
+    """The best checkpoint that result.json names, of this run directory: what else it may name is not uploaded."""
+    path = run_dir / "checkpoints" / Path(str(result.get("best_checkpoint", ""))).name
+    inside = path.resolve().parent == (run_dir.resolve() / "checkpoints")
+    return path if "best_checkpoint" in result and inside and path.exists() else None
 
 
 def _sent(run_dir: Path) -> dict[str, Any]:
