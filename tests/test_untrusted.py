@@ -144,6 +144,7 @@ def stranger(tmp_path: Path) -> Callable[..., Path]:
     """A run directory as it may come from anybody: with these values in its config."""
     run_dir = tmp_path / "run"
     shutil.copytree(ROOT / "tests" / "runs" / "whole-stopped", run_dir)
+    (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(compose(*QUICK, "trainer.max_steps=8")))
     (tmp_path / "kept" / "stuck").mkdir(parents=True)
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "hubconf.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')\n")
