@@ -41,6 +41,8 @@ Compose = Callable[[Sequence[str]], dict[str, Any]]
 def explain(error: BaseException, argv: Sequence[str], conf: Path, compose: Compose) -> str | None:
     """One line; None: the error is no mistake of the user's. argv: the arguments that Hydra was given;
     conf: the folder of the config; compose: overrides -> the whole config."""
+    if isinstance(error.__cause__, ConfigError):  # of a plugin that Hydra built
+        error = error.__cause__
     if isinstance(error, ConfigError):
         return str(error)
     if isinstance(error, yaml.YAMLError):

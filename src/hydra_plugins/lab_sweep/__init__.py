@@ -1,6 +1,6 @@
 """The sweeper and the launcher that Hydra finds here. Imports no torch; the work is in lab.sweep."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.core.plugins import Plugins
@@ -20,6 +20,10 @@ class LedgerSweeper(Sweeper):
         if others:  # of an experiment that is written for another sweeper
             key = next(iter(others))
             raise ConfigError(f"hydra.sweeper.{key}: hydra/sweeper=ledger has params alone - leave it out")
+        if params is not None and not isinstance(params, Mapping):
+            raise ConfigError(
+                f'hydra.sweeper.params: expected a mapping, such as {{optim.lr: "1e-3,3e-3"}}, got {params}'
+            )
         self.params = params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
