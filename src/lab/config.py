@@ -1,12 +1,13 @@
 """The config's schemas, and the checks that come before anything is built.
 
-Here stand names, types and options; default values stand in conf/ alone. A new value of a group is a line here and a
-line in its yaml. What has a `_target_` is checked against the signature of that target (lab.targets).
+Here stand names, types, options and the values of a run that is older than a key. A new run takes its defaults from
+conf/, and must give every key; a test holds both equal. A new value of a group is a line here and a line in its yaml.
+What has a `_target_` is checked against the signature of that target (lab.targets).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
 from lab.errors import ConfigError
@@ -23,115 +24,115 @@ Duration = Annotated[float | str | None, Rule(above=0, duration=True)]
 
 @dataclass(frozen=True)
 class DDPConfig:
-    find_unused_parameters: bool
-    static_graph: bool
-    bucket_cap_mb: Annotated[float | None, Rule(above=0)]
-    comm_hook: Annotated[str | None, option("fp16", "bf16")]
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    bucket_cap_mb: Annotated[float | None, Rule(above=0)] = None
+    comm_hook: Annotated[str | None, option("fp16", "bf16")] = None
 
 
 @dataclass(frozen=True)
 class FsdpConfig:
-    wrap: list[str] | str
-    param_dtype: Annotated[str, option("auto", "fp32")]
-    reduce_dtype: Annotated[str, option("fp32", "bf16")]
-    replicas: Annotated[int, Rule(at_least=1)]
-    reshard_after_forward: bool
-    reduce_each_micro_batch: bool
-    cpu_offload: bool
+    wrap: list[str] | str = "auto"
+    param_dtype: Annotated[str, option("auto", "fp32")] = "auto"
+    reduce_dtype: Annotated[str, option("fp32", "bf16")] = "fp32"
+    replicas: Annotated[int, Rule(at_least=1)] = 1
+    reshard_after_forward: bool = True
+    reduce_each_micro_batch: bool = False
+    cpu_offload: bool = False
 
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    strategy: Annotated[str, option("single", "ddp", "dp", "fsdp")]
-    max_epochs: Annotated[float | None, Rule(above=0)]
-    max_steps: Annotated[int | None, Rule(at_least=1)]
-    global_batch_size: Annotated[int, Rule(at_least=1)]
-    clip_norm: Annotated[float | None, Rule(above=0)]
-    non_finite: Annotated[str, option("stop", "skip")]
-    ema_decay: Annotated[float | None, Rule(above=0, below=1)]
-    log_every: Interval
-    eval_every: Interval
-    save_every: Interval
-    keep_best: Annotated[int, Rule(at_least=0)]
-    early_stop_patience: Annotated[int | None, Rule(at_least=1)]
-    max_eval_batches: Annotated[int | None, Rule(at_least=1)]
-    eval_in_step: bool
-    max_time: Duration
-    timeout: Duration
-    max_restarts: Annotated[int, Rule(at_least=0)]
-    straggler_share: Annotated[float | None, Rule(above=0)]
-    sync_batchnorm: bool
-    ddp: DDPConfig
-    fsdp: FsdpConfig | None
+    strategy: Annotated[str, option("single", "ddp", "dp", "fsdp")] = "single"
+    max_epochs: Annotated[float | None, Rule(above=0)] = 20
+    max_steps: Annotated[int | None, Rule(at_least=1)] = None
+    global_batch_size: Annotated[int, Rule(at_least=1)] = 64
+    clip_norm: Annotated[float | None, Rule(above=0)] = 1.0
+    non_finite: Annotated[str, option("stop", "skip")] = "stop"
+    ema_decay: Annotated[float | None, Rule(above=0, below=1)] = None
+    log_every: Interval = 50
+    eval_every: Interval = "1ep"
+    save_every: Interval = "1ep"
+    keep_best: Annotated[int, Rule(at_least=0)] = 1
+    early_stop_patience: Annotated[int | None, Rule(at_least=1)] = None
+    max_eval_batches: Annotated[int | None, Rule(at_least=1)] = None
+    eval_in_step: bool = False
+    max_time: Duration = None
+    timeout: Duration = "10m"
+    max_restarts: Annotated[int, Rule(at_least=0)] = 0
+    straggler_share: Annotated[float | None, Rule(above=0)] = 0.2
+    sync_batchnorm: bool = False
+    ddp: DDPConfig = DDPConfig()
+    fsdp: FsdpConfig | None = None
 
 
 @dataclass(frozen=True)
 class HardwareConfig:
-    device: Annotated[str, option("auto", "cpu", "cuda", "mps")]
-    num_procs: Annotated[int | str, Rule(words=("auto",), at_least=1)]
-    precision: Annotated[str, option("auto", "fp32", "tf32", "bf16", "fp16")]
-    micro_batch_size: Annotated[int | None, Rule(at_least=1)]
-    eval_batch_size: Annotated[int | None, Rule(at_least=1)]
-    activation_checkpointing: list[str] | str
-    compile: bool
-    deterministic: bool
-    cudnn_benchmark: bool
-    detect_anomaly: bool
-    num_threads: Annotated[int | str, Rule(words=("auto",), at_least=1)]
+    device: Annotated[str, option("auto", "cpu", "cuda", "mps")] = "auto"
+    num_procs: Annotated[int | str, Rule(words=("auto",), at_least=1)] = "auto"
+    precision: Annotated[str, option("auto", "fp32", "tf32", "bf16", "fp16")] = "auto"
+    micro_batch_size: Annotated[int | None, Rule(at_least=1)] = None
+    eval_batch_size: Annotated[int | None, Rule(at_least=1)] = None
+    activation_checkpointing: list[str] | str = field(default_factory=list)
+    compile: bool = False
+    deterministic: bool = False
+    cudnn_benchmark: bool = True
+    detect_anomaly: bool = False
+    num_threads: Annotated[int | str, Rule(words=("auto",), at_least=1)] = "auto"
 
 
 @dataclass(frozen=True)
 class LoggerConfig:
-    kind: Annotated[str, option("wandb", "none")]
-    project: str
-    entity: str | None
-    group: str | None
-    job_type: str
-    tags: list[str]
-    mode: Annotated[str, option("auto", "online", "offline")]
-    timeout_s: Annotated[float, Rule(above=0)]
-    artifact: bool
+    kind: Annotated[str, option("wandb", "none")] = "wandb"
+    project: str = "default"
+    entity: str | None = None
+    group: str | None = None
+    job_type: str = "train"
+    tags: list[str] = field(default_factory=list)
+    mode: Annotated[str, option("auto", "online", "offline")] = "auto"
+    timeout_s: Annotated[float, Rule(above=0)] = 20
+    artifact: bool = False
 
 
 @dataclass(frozen=True)
 class MonitorConfig:
-    key: str
-    mode: Annotated[str, option("min", "max")]
+    key: str = "val/loss"
+    mode: Annotated[str, option("min", "max")] = "min"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """The run's own keys in `data`; all others are arguments of the dataset."""
 
     input_shape: list[int]
     num_outputs: Annotated[int, Rule(at_least=1)]
     order: dict[str, Any]
-    transforms: dict[str, Any]
-    loader: Annotated[str, option("auto", "threads", "workers", "device")]
-    num_workers: Annotated[int | str, Rule(words=("auto",), at_least=0)]
+    transforms: dict[str, Any] = field(default_factory=dict)
+    loader: Annotated[str, option("auto", "threads", "workers", "device")] = "auto"
+    num_workers: Annotated[int | str, Rule(words=("auto",), at_least=0)] = "auto"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     """The run's own keys in `optim`; all others are arguments of the optimizer."""
 
     schedule: dict[str, Any]
-    decay_norms_and_biases: bool
+    decay_norms_and_biases: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskConfig:
     criterion: dict[str, Any]
-    metrics: dict[str, Any]
+    metrics: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SweepConfig:
-    name: str | None
-    retry_failed: bool
-    fail_fast: bool
-    preflight: bool
-    job: str | None
+    name: str | None = None
+    retry_failed: bool = False
+    fail_fast: bool = False
+    preflight: bool = False
+    job: str | None = None
 
 
 @dataclass(frozen=True)
@@ -178,21 +179,21 @@ class SlurmConfig:
     additional_parameters: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RootConfig:
     name: str
-    seed: Annotated[int, Rule(at_least=0, below=2**32)]
-    resume: str | None
-    sweep: SweepConfig
-    monitor: MonitorConfig
+    seed: Annotated[int, Rule(at_least=0, below=2**32)] = 0
+    resume: str | None = None
+    sweep: SweepConfig = SweepConfig()
+    monitor: MonitorConfig = MonitorConfig()
     data: dict[str, Any]
     model: dict[str, Any]
     task: TaskConfig
     optim: dict[str, Any]
     trainer: TrainerConfig
     hardware: HardwareConfig
-    logger: LoggerConfig
-    callback: dict[str, Any]
+    logger: LoggerConfig = LoggerConfig()
+    callback: dict[str, Any] = field(default_factory=dict)
 
 
 ONE_PROCESS = ("single", "dp")

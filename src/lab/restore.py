@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +17,15 @@ from lab.errors import ConfigError
 from lab.loop import evaluate
 from lab.resume import has_key
 from lab.saved import read_config
-from lab.schema import no_such_key
+from lab.schema import check_resolved, no_such_key
 from lab.threads import of_run
 
 
-def restore_model(path: Path) -> tuple[nn.Module, DictConfig, Path]:
-    """A run directory or one of its checkpoints -> (model in eval mode on the CPU, resolved config, checkpoint)."""
+def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module, DictConfig, Path]:
+    """A run directory or one of its checkpoints -> (model in eval mode on the CPU, resolved config, checkpoint).
+
+    overrides: values of the run's config to change first.
+    """
     if not path.exists():
         raise ConfigError(f"{path}: no such run directory or checkpoint")
     file, payload = checkpoint.find(path)
@@ -29,9 +33,36 @@ def restore_model(path: Path) -> tuple[nn.Module, DictConfig, Path]:
     if not config.exists():
         raise ConfigError(f"{file}: its run's {directory.CONFIG} is missing from {config.parent}; keep them together")
     cfg = read_config(config.parent)
+    for override in overrides:
+        change_value(cfg, override)
     model = make_model(Config.of(cfg))
     checkpoint.load_weights(model, checkpoint.weights(payload), str(file))
     return model.eval(), cfg, file
+
+
+def change_value(cfg: DictConfig, override: str) -> None:
+    """key=value, as Hydra reads it: numbers, true, null, [lists], 'text'."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException as error:
+        raise ConfigError(
+            f"{override!r}: overrides are written key=value, with quotes around text of special characters, "
+            f"key='a=b' ({str(error).splitlines()[0]})"
+        ) from None
+    key = parsed.key_or_group
+    if parsed.is_add() or parsed.is_force_add() or parsed.is_delete() or parsed.package:
+        raise ConfigError(f"{override!r}: a run has the keys that it has; change the value of one with key=value")
+    if parsed.is_sweep_override():
+        raise ConfigError(f"{override!r}: several values; give one (a list is written {key}=[1,2])")
+    if not has_key(cfg, key):
+        parent = OmegaConf.select(cfg, key.rpartition(".")[0]) or cfg
+        raise ConfigError(no_such_key(key, [str(name) for name in parent]))
+    value = parsed.value()
+    check_resolved(value, key)
+    OmegaConf.update(cfg, key, value)
 
 
 def export(path: Path, target: Path, overwrite: bool) -> tuple[Path, int]:
@@ -50,15 +81,7 @@ def export(path: Path, target: Path, overwrite: bool) -> tuple[Path, int]:
 
 def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, float]:
     """{loss, <metric>, ...} of the checkpoint on a split. overrides: key=value of the run's own config."""
-    model, cfg, file = restore_model(path)
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals:
-            raise ConfigError(f"{override!r}: overrides are written key=value")
-        if not has_key(cfg, key):
-            parent = OmegaConf.select(cfg, key.rpartition(".")[0]) or cfg
-            raise ConfigError(no_such_key(key, [str(name) for name in parent]))
-        OmegaConf.update(cfg, key, OmegaConf.create([value])[0])
+    model, cfg, file = restore_model(path, overrides)
     as_single(cfg)
     check(cfg)
     config = Config.of(cfg)

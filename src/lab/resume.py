@@ -66,7 +66,7 @@ def change(saved: DictConfig, cfg: DictConfig, key: str, override: str, director
 
 
 def has_key(cfg: DictConfig, key: str) -> bool:
-    """Whether there is this key, null or not."""
+    """Whether there is this key, null or not; or may be: an argument of a class, which may be younger than the run."""
     parent, _, name = key.rpartition(".")
     node = OmegaConf.select(cfg, parent) if parent else cfg
-    return isinstance(node, DictConfig) and name in node
+    return isinstance(node, DictConfig) and (name in node or "_target_" in node)

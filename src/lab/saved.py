@@ -5,6 +5,7 @@ Imports no torch. Whatever is wrong with a file is one line, a ConfigError.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +16,21 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lab.errors import ConfigError
-from lab.schema import check_resolved
+from lab.schema import check_resolved, completed, plain
+
+log = logging.getLogger("lab")
 
 CONFIG, OVERRIDES = "config.yaml", "overrides.yaml"
 GROUPS = ("data", "model", "task", "optim", "trainer", "hardware")
+_said: set[tuple[Path, str]] = set()  # once in a process
 FOLDERS = ("", "checkpoints", "stuck", ".before")  # of a run directory, in which a run writes
 
 
 def read_config(directory: Path) -> DictConfig:
-    """The config of a run, which was resolved when the run began: an interpolation in it is not a run's."""
+    """The config of a run, which was resolved when the run began: an interpolation in it is not a run's.
+
+    A key that is younger than the run has its default, one that is gone is left out; a line says both.
+    """
     path = directory / CONFIG
     cfg = _loaded(path)
     if not isinstance(cfg, DictConfig) or not all(isinstance(cfg._get_node(group), DictConfig) for group in GROUPS):
@@ -32,7 +39,22 @@ def read_config(directory: Path) -> DictConfig:
         check_resolved(OmegaConf.to_container(cfg, resolve=False))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return cfg
+    return _of_this_version(cfg, path)
+
+
+def _of_this_version(cfg: DictConfig, path: Path) -> DictConfig:
+    from lab.config import OWN_KEYS, DataConfig, OptimConfig, RootConfig
+
+    values, filled, gone = completed(RootConfig, plain(cfg, resolve=False))
+    for group, schema in (("data", DataConfig), ("optim", OptimConfig)):
+        own = {name: value for name, value in values[group].items() if name in OWN_KEYS[group]}
+        whole, more, _ = completed(schema, own, group)
+        values[group], filled = values[group] | whole, filled + more
+    for keys, what in ((filled, "younger than this run, with their defaults"), (gone, "gone, and left out")):
+        if keys and (path, what) not in _said:
+            _said.add((path, what))
+            log.warning("%s: keys that are %s: %s", path, what, ", ".join(keys))
+    return DictConfig(values)
 
 
 def read_overrides(directory: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """Dataclasses as schemas of plain config nodes: unknown, missing and mistyped keys become one readable line.
 
-A schema is a frozen dataclass without default values (the yaml holds those). What its type cannot say stands in a
-`Rule` beside it: `Annotated[int, Rule(at_least=1)]`.
+A schema is a frozen dataclass. What the type of a field cannot say stands in a `Rule` beside it:
+`Annotated[int, Rule(at_least=1)]`. Its default is for runs older than the field (`completed`): `typed` wants every key.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 import operator
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING as MISSING_DEFAULT
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -82,6 +83,29 @@ def typed(cls: type[T], node: Any, key: str = "") -> T:
             raise ConfigError(f"{join(key, name)}: this key is missing - give it a value, {join(key, name)}=...")
     hints = get_type_hints(cls, include_extras=True)
     return cls(**{name: _value(values[name], hints[name], join(key, name)) for name in schema})
+
+
+def completed(cls: type[Any], values: Mapping[str, Any], key: str = "") -> tuple[dict[str, Any], list[str], list[str]]:
+    """A mapping that an older version wrote -> (with the defaults of missing keys and without those that are gone,
+    "key=value" of what was missing, keys that are gone). What has no default is left to `typed`."""
+    known = {f.name: f for f in fields(cls)}
+    whole, filled = dict(values), []
+    gone = [join(key, str(name)) for name in values if name not in known]
+    for name, hint in get_type_hints(cls).items():
+        at, own = join(key, name), known[name]
+        if name not in values:
+            make: Any = own.default_factory
+            value = make() if callable(make) else own.default
+            if value is MISSING_DEFAULT:
+                continue
+            whole[name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+            filled.append(at if isinstance(whole[name], dict) else f"{at}={show(whole[name])}")
+            continue
+        inner = next((member for member in (hint, *get_args(hint)) if is_dataclass(member)), None)
+        if inner is not None and isinstance(values[name], Mapping):
+            whole[name], more, lost = completed(inner, values[name], at)  # type: ignore[arg-type]
+            filled, gone = filled + more, gone + lost
+    return {name: value for name, value in whole.items() if name in known}, filled, gone
 
 
 def split_own(node: Any, cls: type[T], key: str) -> tuple[T, dict[str, Any]]:

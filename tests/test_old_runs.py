@@ -1,0 +1,212 @@
+"""Runs that older versions wrote (tests/runs, see its README.md) load, are scored and go on in this one."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from conftest import ROOT, compose, result, status
+from omegaconf import OmegaConf
+
+from lab import checkpoint, config, load_run, saved
+from lab.errors import ConfigError
+from lab.restore import change_value, export, score_checkpoint
+from lab.saved import read_config
+from lab.schema import plain, split_own
+from lab.start import start
+
+RUNS = ROOT / "tests" / "runs"
+KINDS = ("whole", "sharded", "undecayed")
+SAME_TORCH = (
+    json.loads((RUNS / "whole-finished/environment.json").read_text())["packages"]["torch"] == torch.__version__
+)
+
+
+def old(name: str, tmp_path: Path) -> Path:
+    """A copy of the run, its data where they are here."""
+    run = Path(shutil.copytree(RUNS / name, tmp_path / name))
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("/project/digits.h5", str(ROOT / "data/digits.h5")))
+    return run
+
+
+def newest(run: Path) -> dict[str, Any]:
+    files = [path for path in (run / "checkpoints").glob("last_*") if path.suffix in (".pt", ".dcp")]
+    return checkpoint.load(max(files, key=lambda path: path.name))
+
+
+def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
+    for key, value in b.items():
+        torch.testing.assert_close(a[key], value, **({} if not SAME_TORCH else {"rtol": 1e-6, "atol": 1e-7}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_loads_and_is_scored_as_it_was(tmp_path: Path, kind: str) -> None:
+    run = old(f"{kind}-finished", tmp_path)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    model, cfg = load_run(run)
+    assert not model.training
+    assert cfg.trainer.max_steps == 8
+    for split in ("val", "test"):
+        scores = score_checkpoint(run, split, ["hardware.num_threads=1"])
+        for name, value in scores.items():
+            assert value == pytest.approx(result(run)[f"{split}/{name}"], rel=1e-5)
+    export(run, tmp_path / "model.pt", overwrite=False)
+    weights = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_goes_on_and_ends_as_the_one_that_was_not_stopped(tmp_path: Path, kind: str) -> None:
+    run, straight = old(f"{kind}-stopped", tmp_path), RUNS / f"{kind}-finished"
+    start(read_config(run), run, [], own_process=False)
+    assert status(run)["status"] == "finished"
+    assert status(run)["wandb_id"] == json.loads((RUNS / run.name / "status.json").read_text())["wandb_id"]
+    ended, expected = newest(run), newest(straight)
+    for part in ("model", "ema"):
+        if expected[part] is not None:
+            assert_same(ended[part], expected[part])
+    for key in ("step", "samples", "schedule"):
+        assert ended[key] == expected[key]
+    for key, value in result(straight).items():
+        if key not in ("seconds", "best_checkpoint", "balance"):
+            assert result(run)[key] == pytest.approx(value, rel=1e-4)
+
+
+def test_a_finished_one_takes_more_steps(tmp_path: Path) -> None:
+    run = old("whole-finished", tmp_path)
+    cfg = read_config(run)
+    cfg.trainer.max_steps = 10
+    start(cfg, run, ["trainer.max_steps=10"], own_process=False)
+    assert result(run)["step"] == 10
+
+
+def without(node: Any, key: str) -> Any:
+    head, _, rest = key.partition(".")
+    return {k: without(v, rest) if k == head else v for k, v in node.items() if rest or k != head}
+
+
+def all_keys(cls: Any, values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{key: value} of all that have a default."""
+    found = {}
+    for field in fields(cls):
+        at = f"{prefix}{field.name}"
+        value = values[field.name]
+        if field.name in ("data", "optim"):
+            schema = config.DataConfig if field.name == "data" else config.OptimConfig
+            found |= all_keys(schema, plain(OmegaConf.create(value)), f"{at}.")
+        elif is_dataclass(kind := SCHEMAS.get(field.name)) and value is not None:
+            found |= all_keys(kind, value, f"{at}.")
+        elif at not in ("name", "model", "data.input_shape", "data.num_outputs", "data.order", "optim.schedule",
+                        "task.criterion"):  # fmt: skip
+            found[at] = value
+    return found
+
+
+SCHEMAS: dict[str, Any] = {
+    "trainer": config.TrainerConfig, "hardware": config.HardwareConfig, "logger": config.LoggerConfig,
+    "monitor": config.MonitorConfig, "sweep": config.SweepConfig, "task": config.TaskConfig,
+    "ddp": config.DDPConfig, "fsdp": config.FsdpConfig,
+}  # fmt: skip
+
+
+def test_a_missing_key_has_the_default_of_conf(tmp_path: Path) -> None:
+    """Of all keys: what the schema says of an older run is what conf/ gives to a new one."""
+    values = plain(compose("trainer=fsdp"))
+    values["task"]["metrics"], values["data"]["transforms"] = {}, {}  # a run without the key had none
+    keys = all_keys(config.RootConfig, values)
+    assert len(keys) > 60
+    keys |= {"trainer.strategy": "single", "trainer.fsdp": None}
+    for key, value in keys.items():
+        fewer = without(values, key)
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(fewer))
+        found = OmegaConf.select(read_config(tmp_path), key)
+        assert plain(found) == value, key
+        assert type(plain(found)) is type(value) or isinstance(value, float), key
+
+
+def test_missing_and_gone_keys_are_named_in_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved, "_said", set())
+    values = plain(compose("logger=none"))
+    more = without(without(without(copy.deepcopy(values), "trainer.straggler_share"), "sweep"), "data.num_workers")
+    more["trainer"]["amp"], more["trainer"]["ddp"]["old"], more["extra"] = True, 1, {"a": 1}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(more))
+    assert plain(read_config(tmp_path)) == values
+    read_config(tmp_path)
+    lines = [record.getMessage() for record in caplog.records if record.name == "lab"]
+    assert lines == [
+        f"{tmp_path}/config.yaml: keys that are younger than this run, with their defaults: sweep, "
+        "trainer.straggler_share=0.2, data.num_workers='auto'",
+        f"{tmp_path}/config.yaml: keys that are gone, and left out: extra, trainer.amp, trainer.ddp.old",
+    ]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(without(values, "name")))
+    with pytest.raises(ConfigError, match="name: this key is missing"):
+        config.check(read_config(tmp_path))
+    assert split_own(values["data"], config.DataConfig, "data")  # a new one is whole
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("hardware.eval_batch_size=16", "hardware.eval_batch_size", 16),
+        ("hardware.eval_batch_size=null", "hardware.eval_batch_size", None),
+        ("hardware.deterministic=true", "hardware.deterministic", True),
+        ("data.input_shape=[1, 4,4]", "data.input_shape", [1, 4, 4]),
+        ("logger.project='1=2'", "logger.project", "1=2"),
+        ("logger.project=", "logger.project", ""),
+        ("optim.lr=1e-3", "optim.lr", 1e-3),
+    ],
+)
+def test_values_of_evaluate_are_read_as_hydra_reads_them(tmp_path: Path, override: str, key: str, value: Any) -> None:
+    cfg = read_config(old("whole-finished", tmp_path))
+    change_value(cfg, override)
+    assert plain(OmegaConf.select(cfg, key)) == value
+    assert type(plain(OmegaConf.select(cfg, key))) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("+hardware.x=1", "has the keys that it has"), ("~hardware.compile", "has the keys that it has"),
+        ("hardware.compile", "written key=value"), ("seed=1,2", "several values"), ("hardware.cmpile=true", "compile"),
+        ("name=${oc.env:HOME}", "interpolation"), ("data.path={a", "written key=value"),
+    ],
+)  # fmt: skip
+def test_what_evaluate_does_not_take_is_one_line(tmp_path: Path, override: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_or_score(old("whole-finished", tmp_path), override)
+    assert "\n" not in str(caught.value)
+
+
+def load_or_score(run: Path, *overrides: str) -> None:
+    load_run(run)
+    score_checkpoint(run, "test", list(overrides))
+
+
+def test_a_misspelt_argument_of_a_class_is_one_line(tmp_path: Path) -> None:
+    run = old("whole-finished", tmp_path)
+    for override in ("data.sise=3", "model.hiden=[3]", "task.criterion.x=1"):
+        with pytest.raises(ConfigError, match=override.partition("=")[0].rpartition(".")[2]) as caught:
+            score_checkpoint(run, "test", [override])
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[1]", b"{", b"\xff\xfe\x00", b"model: 3", b"a: [", b"? [x]\n: 1"], ids=range(7)
+)
+def test_a_damaged_config_is_one_line(tmp_path: Path, content: bytes) -> None:
+    run = old("whole-finished", tmp_path)
+    (run / "config.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=str(run)) as caught:
+        load_or_score(run)
+    assert "\n" not in str(caught.value)
