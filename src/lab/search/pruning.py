@@ -44,7 +44,7 @@ class Pruning:
         """Whether the run is to stop, after its evaluation number `evaluation` (from 0); the same on all ranks, which
         call this together."""
         answer = self._ask(evaluation, scores[self._facts["objective"]]) if world.is_main else False
-        self.pruned = bool(share_from_main(answer, world))
+        self.pruned = share_from_main(bool(answer), world)  # of Optuna it may be numpy's
         return self.pruned
 
     def _ask(self, evaluation: int, value: float) -> bool:
