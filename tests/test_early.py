@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -107,3 +108,38 @@ def test_the_module_that_comes_first_is_light() -> None:
     code = "import sys, lab.early; print([m for m in ('torch', 'hydra', 'omegaconf', 'numpy') if m in sys.modules])"
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout == "[]\n"
+
+
+BREAKS = """
+import sys, lab.run, train
+from lab.callbacks.base import Callback
+class Breaks(Callback):
+    def on_log(self, state, values):
+        if state.step == 2:
+            breakpoint()
+            print("went on", flush=True)
+lab.run.make_callbacks = lambda config: [Breaks()]
+sys.exit(train.main())
+"""
+
+
+@pytest.mark.slow
+def test_a_breakpoint_in_rank_0_has_the_terminal(tmp_path: Path) -> None:
+    """And stays open for longer than trainer.timeout, while the others wait."""
+    more = ("trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=4", "trainer.log_every=2", "trainer.timeout=2")
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n" + BREAKS
+    process, terminal = in_a_terminal(sys.executable, "-c", code, *QUICK, *more, f"hydra.run.dir={tmp_path}/run")
+    shown, typed = b"", False
+    with contextlib.suppress(OSError):  # EIO: its other end is closed
+        while part := os.read(terminal, 1 << 16):
+            shown += part
+            if b"(Pdb)" in shown and not typed:
+                time.sleep(7)
+                os.write(terminal, b"p state.step + 40\nc\n")
+                typed = True
+    os.close(terminal)
+    assert process.wait(90) == 0, shown.decode()
+    assert status(tmp_path / "run")["status"] == "finished"
+    assert b"\n42\r" in shown
+    assert shown.count(b"went on") == 2
+    assert b"rank 1: breakpoint at <string>" in shown

@@ -84,8 +84,9 @@ class Ranks:
         with meeting_file(context.get_start_method() == "fork") as store:
             hearts, pipes = Hearts(context, count), [context.Pipe(duplex=False) for _ in range(count)]
             self._hearts, self._stacks = hearts, [receive for receive, _ in pipes]
+            terminal = sys.stdin is not None and sys.stdin.isatty()
             arguments = [
-                (rank, target, directory, count, store, os.getpid(), hearts.shared, pipes[rank][1])
+                (rank, target, directory, count, store, os.getpid(), terminal, hearts.shared, pipes[rank][1])
                 for rank in range(count)
             ]
             processes = [context.Process(target=_rank_main, args=given, name=f"rank-{given[0]}") for given in arguments]
@@ -188,6 +189,7 @@ def _rank_main(
     count: int,
     store: str,
     parent: int,
+    terminal: bool,
     hearts: Any,
     stack: Any,
 ) -> None:
@@ -198,6 +200,10 @@ def _rank_main(
     for number in heeded():  # they wait (held_signals) until the run takes them
         signal.signal(number, signal.SIG_DFL)
     os.environ.update(rank_environment(index, count, store), LAB_PARENT=str(parent))
+    if terminal:
+        from lab.terminal import share
+
+        share(int(os.environ["RANK"]))
     try:
         target(directory)
     except KeyboardInterrupt:

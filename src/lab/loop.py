@@ -187,8 +187,10 @@ def fit(net: nn.Module, state: TrainState, task: Task, train: Loader, val: Loade
         for name, value in values.items():
             state.totals[name] = state.totals[name] + value if name in state.totals else value
         run.logger.progress(state.step)
-        for call in on_step:
-            call(state)
+        if on_step:
+            with run.watch.user_code("a callback's on_step", state.step):
+                for call in on_step:
+                    call(state)
         at_end = state.step == run.total_steps
         if due(state.step, run.log_every) or at_end:
             log_train(state, run, clock)
