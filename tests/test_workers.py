@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -14,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import limit, wait_for
+from conftest import QUICK, limit, start_run, wait_for
 from torch import Tensor
 
+from lab.callbacks.base import Callback
+from lab.data.delivery import open_workers
 from lab.data.delivery.samples import seed_sample
 from lab.data.loader import Loader
 from lab.data.order import EvalPlan, TrainPlan, shuffled
@@ -358,3 +361,36 @@ def test_workers_end_with_their_parent(tmp_path: Path, begin: str, body: str, co
     pids = [int(pid) for pid in out.split()]
     assert len(pids) == 2
     wait_for(lambda: not any(alive(pid) for pid in pids), seconds=15)
+
+
+def test_worker_processes_are_there_while_they_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation's start with the first one and stay; of `auto`, one trial decides for all three splits."""
+    seen: list[tuple[str, int]] = []
+    measured: list[int] = []
+    best = open_workers._best
+
+    class Counts(Callback):
+        def on_start(self, state: Any) -> None:
+            seen.append(("start", len(multiprocessing.active_children())))
+
+        def on_eval(self, state: Any, scores: dict[str, float]) -> None:
+            seen.append(("eval", len(multiprocessing.active_children())))
+
+        def on_end(self, state: Any) -> None:
+            seen.append(("end", len(multiprocessing.active_children())))
+
+    def counted(*rest: Any) -> Any:
+        measured.append(1)
+        best(*rest)
+        return 2, {}
+
+    before = len(multiprocessing.active_children())
+    monkeypatch.setattr("lab.run.make_callbacks", lambda config: [Counts()])
+    monkeypatch.setattr(open_workers, "_best", counted)
+    monkeypatch.setattr(open_workers, "_HAND_OVER_S", 0.0)
+    start_run(
+        tmp_path / "run", *QUICK, "data=synthetic", "data.loader=workers", "trainer.max_steps=4",
+        "trainer.eval_every=2", "trainer.max_eval_batches=2",
+    )  # fmt: skip
+    assert seen == [("start", before + 2), ("eval", before + 4), ("eval", before + 4), ("end", before)]
+    assert measured == [1]

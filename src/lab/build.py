@@ -89,7 +89,9 @@ def make_train_loader(config: Config, machine: Hardware, dataset: Any, world: Wo
     return _loader(config, dataset, plan, world, random=True)
 
 
-def make_eval_loader(config: Config, machine: Hardware, dataset: Any, world: World) -> Loader | None:
+def make_eval_loader(
+    config: Config, machine: Hardware, dataset: Any, world: World, train: Loader | None = None
+) -> Loader | None:
     """Every sample of the set (or of so many as trainer.max_eval_batches says, spread over it) once, over all ranks."""
     if dataset is None:
         return None
@@ -99,18 +101,19 @@ def make_eval_loader(config: Config, machine: Hardware, dataset: Any, world: Wor
     # fsdp's forward pass gathers weights: all ranks go through it together
     in_step = config.trainer.eval_in_step or config.trainer.strategy == "fsdp"
     plan = EvalPlan(len(dataset), machine.eval_batch_size, world.rank, world.size, in_step, count)
-    return _loader(config, dataset, plan, world, random=False)
+    return _loader(config, dataset, plan, world, random=False, like=train)
 
 
-def _loader(config: Config, dataset: Any, plan: Plan, world: World, random: bool) -> Loader:
+def _loader(config: Config, dataset: Any, plan: Plan, world: World, random: bool, like: Loader | None = None) -> Loader:
     """random: with the transforms that draw numbers too."""
     own, given = config.data, config.hardware.num_threads
     transforms = [construct(f"data.transforms.{name}", node) for name, node in own.transforms.items()]
     transform = compose(transforms, training=random)
     cores = min(int(given), cores_each(local_ranks())) if given != "auto" else None
     return Loader(
-        dataset, plan, world.device, transform, own.loader, own.num_workers, seed=config.cfg.seed, cores=cores
-    )
+        dataset, plan, world.device, transform, own.loader, own.num_workers, seed=config.cfg.seed, cores=cores,
+        like=like,
+    )  # fmt: skip
 
 
 def make_task(config: Config, device: torch.device) -> Task:

@@ -111,7 +111,7 @@ def train(
         )
 
     train_loader = make_train_loader(config, machine, sets["train"], world, payload["samples"] if payload else 0)
-    val_loader, test_loader = (make_eval_loader(config, machine, sets[s], world) for s in ("val", "test"))
+    val_loader, test_loader = (make_eval_loader(config, machine, sets[s], world, train_loader) for s in ("val", "test"))
 
     # ---- model, task, optimizer: drawn from the seed alone, so equal on all ranks
     seed_everything(config.cfg.seed)
@@ -169,6 +169,7 @@ def train(
         if stop.cause:
             return {"step": state.step}
         balanced = run.balance.report()
+        train_loader.close()
         scores = final_scores(state, task, val_loader, test_loader, run)
         with watch.user_code("a callback's on_end", state.step):
             callbacks.end(run.callbacks, state, {key: value for key, value in scores.items() if "/" in key})
@@ -252,6 +253,7 @@ def final_scores(state: TrainState, task: Task, val: Loader | None, test: Loader
             observers = callbacks.overriding(run.callbacks, "on_eval_batch")
             scores = evaluate(model, task, batches, run.world, run.step.autocast, loader.lengths, observers)
             result |= {f"{stage}/{name}": value for name, value in scores.items()}
+            loader.close()
     return result
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -61,6 +62,7 @@ class Loader:
     seed: of the random numbers that a map-style dataset draws, which depend on (seed, sample number) only.
     lengths: of an evaluation's plan, see EvalPlan.lengths.
     cores: that reading may keep busy; None: this rank's share of the machine.
+    like: of an evaluation, the training's loader: its worker processes start at the first batch, as many as that has.
     wait_s: seconds the consumer has waited for data. why: how batches are delivered and why so.
     """
 
@@ -76,16 +78,18 @@ class Loader:
         seed: int,
         start_method: str | None = None,
         cores: int | None = None,
+        like: Loader | None = None,
     ) -> None:
         if num_workers != "auto" and not (isinstance(num_workers, int) and num_workers >= 0):
             raise ConfigError(f"data.num_workers={num_workers!r} must be auto or a number of at least 0")
         self.plan, self.device, self.transform = plan, device, transform
         cores = cores_each(local_ranks()) if cores is None else cores
         self._begun: tuple[list[Batch], Generator[Batch, None, None]] | None = None
+        self._closed = False
         self.wait_s = 0.0
         self.lengths: Any = getattr(plan, "lengths", None)
         self.kind, self.why = choose.kind_of(dataset, plan, device, kind)
-        self._source: Any
+        self._source: Any = None  # None: it is opened by the first batch
         if self.kind == "device":
             self._source = Resident(dataset, device)
         elif self.kind == "threads":
@@ -93,10 +97,19 @@ class Loader:
             self.why += f"; {measured}" + ("" if CAN_REUSE else "; this torch cannot reuse buffers")
             self._source = Ring(dataset, device, count)
         else:
-            self._source, measured = open_workers(dataset, plan, device, num_workers, seed, start_method, cores)
-            self.why += f"; {measured}"
+            if num_workers == "auto" and like is not None and like.kind == "workers":
+                num_workers = like.num_workers
+            self._open = partial(open_workers, dataset, plan, device, num_workers, seed, start_method, cores)
+            if like is None:
+                self._source, measured = self._open()
+                self.why += f"; {measured}"
         if getattr(plan, "note", ""):
             self.why += f"; {plan.note}"  # type: ignore[attr-defined]
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes that are there; 0: samples are made in this process."""
+        return getattr(self._source, "num_workers", 0)
 
     def first(self) -> Batch:
         """The batch with which the next iteration begins; not to be changed."""
@@ -112,6 +125,10 @@ class Loader:
         return _again(held, rest)
 
     def _batches(self) -> Generator[Batch, None, None]:
+        if self._source is None:
+            if self._closed:
+                raise RuntimeError("this loader is closed")
+            self._source, _ = self._open()
         stream = self._source.stream(self.plan)
         try:
             while True:
@@ -133,7 +150,9 @@ class Loader:
         if self._begun is not None:
             self._begun[1].close()
             self._begun = None
-        self._source.close()
+        self._closed = True
+        if self._source is not None:
+            self._source.close()
 
     def __enter__(self) -> Loader:
         return self

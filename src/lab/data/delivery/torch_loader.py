@@ -55,7 +55,7 @@ class TorchLoader:
     def __init__(
         self, dataset: Any, device: torch.device, seed: int, num_workers: int, start_method: str | None
     ) -> None:
-        self.device, self._batches = device, _Batches()
+        self.device, self.num_workers, self._batches = device, num_workers, _Batches()
         self._loader: Any = DataLoader(
             _Samples(dataset, seed),  # type: ignore[arg-type]
             batch_sampler=self._batches,  # type: ignore[arg-type]

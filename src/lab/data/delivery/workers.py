@@ -17,6 +17,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing import util
 from multiprocessing.connection import Connection
 from typing import Any
@@ -197,7 +198,9 @@ class Workers:
 
 def _stop(pipes: list[Connection], processes: list[Any]) -> None:
     for pipe in pipes:
-        pipe.close()  # they read the end of the pipe
+        with suppress(OSError):
+            pipe.send(None)  # the end of the pipe does not tell where processes forked later hold it too
+        pipe.close()
     for process in processes:
         process.join(timeout=1)
         if process.is_alive():  # in the middle of a long sample
