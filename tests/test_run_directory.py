@@ -17,7 +17,7 @@ from conftest import QUICK, compose, last_checkpoint, metrics, result, start_run
 from omegaconf import OmegaConf
 
 import lab.loop
-from lab import directory
+from lab import directory, environment
 from lab.errors import ConfigError, RunFailed
 from lab.files import as_json
 from lab.resume import choose
@@ -267,3 +267,80 @@ def test_a_full_disk_is_one_line(
     (small_disk / "filler").unlink()
     start_run(run, *common)
     assert result(run)["step"] == 5
+
+
+SGD = {
+    "_target_": "torch.optim.SGD", "_partial_": True, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01,
+    "decay_norms_and_biases": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"optim": {"weight_decay": 0.0}}, "parameter groups"),
+        ({"optim": {"decay_norms_and_biases": True}}, "parameter groups"),
+        ({"optim": SGD}, "another optimizer than SGD"),
+        ({"trainer": {"global_batch_size": 128, "max_steps": None, "max_epochs": 0.1}}, "give more"),
+    ],
+)
+def test_what_a_checkpoint_does_not_fit_is_one_line(run: Path, changed: dict[str, Any], says: str) -> None:
+    before = files(run)
+    cfg: Any = OmegaConf.load(run / "config.yaml")
+    for group, values in changed.items():
+        kept = {"schedule": cfg.optim.schedule} if values is SGD else cfg[group]
+        cfg[group] = {**kept, **values}
+    with pytest.raises(ConfigError, match=says) as caught:
+        start(cfg, run, [], own_process=False)
+    assert "\n" not in str(caught.value)
+    assert files(run) == before
+
+
+def test_epochs_are_counted_in_samples(run: Path) -> None:
+    """Another batch size at a resume: as many samples are seen as the epochs have."""
+    go_on(run, trainer__max_steps=None, trainer__max_epochs=1, trainer__global_batch_size=128)
+    payload = last_checkpoint(run)
+    assert payload["step"] == 6 + round((1297 - 6 * 64) / 128)
+    assert abs(payload["samples"] - 1297) <= 64
+    go_on(run, trainer__max_epochs=2, trainer__global_batch_size=64)
+    assert abs(last_checkpoint(run)["samples"] - 2 * 1297) <= 32
+
+
+def test_new_files_are_in_the_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes them again, byte for byte; large, binary and hidden ones are named only."""
+    texts = {"src/a b.py": "x = 1\n", "no_end.py": "x = '\u00e9'\r\ny", "empty.py": "", "deep/er/z.yaml": "a: 1\n\n\n"}
+    others = {
+        "image.bin": b"\0\1",
+        "latin.txt": b"\xff",
+        "large.txt": b"x" * (environment.MOST_OF_ONE + 1),
+        ".env": b"K=1",
+    }
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C"]
+    for name in ("one", "two"):
+        subprocess.run([*git, str(tmp_path), "init", "-q", name], check=True)
+        (tmp_path / name / "known.py").write_text("x\n")
+        subprocess.run([*git, str(tmp_path / name), "add", "."], check=True)
+        subprocess.run([*git, str(tmp_path / name), "commit", "-qm", "x"], check=True)
+    for name, content in {**{k: v.encode() for k, v in texts.items()}, **others}.items():
+        (tmp_path / "one" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "one" / name).write_bytes(content)
+    (tmp_path / "one/known.py").write_text("y\n")
+    monkeypatch.setattr(environment, "PROJECT", tmp_path / "one")
+    diff = environment.surroundings().diff
+    for name in others:
+        assert f"# new, not in this patch: {name}\n" in diff
+    (tmp_path / "patch").write_bytes(diff.encode())
+    subprocess.run([*git, str(tmp_path / "two"), "apply", str(tmp_path / "patch")], check=True)
+    for name, text in {**texts, "known.py": "y\n"}.items():
+        assert (tmp_path / "two" / name).read_bytes() == text.encode()
+
+
+@pytest.mark.parametrize("epochs", [0.5, 1, 1.5, 2.5])
+def test_a_run_that_goes_on_has_as_many_steps_as_before(epochs: float) -> None:
+    from lab.build import count_steps
+    from lab.config import TrainerConfig
+
+    for samples in (1280, 1297, 896, 100):
+        trainer = TrainerConfig(max_epochs=epochs, global_batch_size=256)
+        total = count_steps(trainer, samples)
+        assert {count_steps(trainer, samples, step, step * 256) for step in range(total + 1)} == {total}

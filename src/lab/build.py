@@ -133,11 +133,17 @@ def place(model: nn.Module, config: Config, machine: Hardware, world: World) -> 
         shard(model, options, machine.precision, world, config.hardware.compile)
 
 
-def count_steps(trainer: TrainerConfig, num_samples: int) -> int:
-    """Optimizer steps of the whole run; num_samples: of an epoch."""
-    steps_per_epoch = num_samples / trainer.global_batch_size
-    limits = [trainer.max_steps, trainer.max_epochs and max(1, round(trainer.max_epochs * steps_per_epoch))]
-    return min(int(limit) for limit in limits if limit)
+def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples: int = 0) -> int:
+    """Optimizer steps of the whole run; num_samples: of an epoch.
+
+    step, samples: what is done, perhaps in batches of another size. Epochs are counted in samples.
+    """
+    limits = [trainer.max_steps]
+    if trainer.max_epochs:
+        batch = trainer.global_batch_size
+        ahead = step - samples / batch  # 0 unless the batch had another size: rounded as for a run from its start
+        limits.append(max(1, round(trainer.max_epochs * (num_samples / batch) + ahead)))
+    return min(limit for limit in limits if limit)
 
 
 def make_state(

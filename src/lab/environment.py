@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+PROJECT = Path(__file__).resolve().parents[2]
+MOST_OF_ONE, MOST_OF_ALL = 1 << 20, 8 << 20  # bytes of a new file, and of all, in uncommitted.diff
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")
 
 
@@ -21,7 +23,41 @@ class Surroundings(NamedTuple):
 
 
 def surroundings() -> Surroundings:
-    return Surroundings(environment(), _git("diff", "HEAD"))
+    return Surroundings(environment(), _git("diff", "HEAD") + new_files())
+
+
+def new_files() -> str:
+    """What `git diff` leaves out: files that git neither knows nor ignores, as a patch that makes them.
+
+    Large and binary ones are named only, and hidden ones, which may hold secrets (.env).
+    """
+    prefix, patch, left_out, room = _git("rev-parse", "--show-prefix").strip(), [], [], MOST_OF_ALL
+    for name in filter(None, _git("ls-files", "--others", "--exclude-standard", "-z").split("\0")):
+        text = _text(PROJECT / name)
+        if text is None or len(text) > room:
+            left_out.append(f"# new, not in this patch: {prefix}{name}\n")
+            continue
+        room -= len(text)
+        lines = text.removesuffix("\n").split("\n")
+        header = f"diff --git a/{prefix}{name} b/{prefix}{name}\nnew file mode 100644\n"
+        if text:
+            header += f"--- /dev/null\n+++ b/{prefix}{name}\n@@ -0,0 +1,{len(lines)} @@\n"
+            header += "".join(f"+{line}\n" for line in lines)
+            header += "" if text.endswith("\n") else "\\ No newline at end of file\n"
+        patch.append(header)
+    return "".join(patch + left_out)
+
+
+def _text(file: Path) -> str | None:
+    """What a patch can hold: plain text in a visible file of its own, of moderate size."""
+    hidden = any(part.startswith(".") for part in file.relative_to(PROJECT).parts)
+    try:
+        if hidden or file.is_symlink() or not file.is_file() or file.stat().st_size > MOST_OF_ONE:
+            return None
+        text = file.read_bytes().decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return None if "\0" in text else text
 
 
 def environment() -> dict[str, Any]:
@@ -47,9 +83,8 @@ def environment() -> dict[str, Any]:
 
 def _git(*arguments: str) -> str:
     """The output of git in the project, empty where there is no git or no repository."""
-    root = Path(__file__).resolve().parents[2]
     try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=20)
+        done = subprocess.run(["git", "-C", str(PROJECT), *arguments], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return ""
     return done.stdout if done.returncode == 0 else ""

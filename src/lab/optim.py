@@ -58,6 +58,25 @@ def build_optimizer(
     return make(groups)
 
 
+def check_optimizer(saved: list[dict[str, Any]], optimizer: Optimizer) -> None:
+    """Raise a ConfigError where a checkpoint's groups (param_groups of its state dict) are not those of `optimizer`."""
+    kind, own = type(optimizer).__name__, optimizer.param_groups
+    names = [{name for group in groups for name in group} for groups in (saved, own)]
+    if names[0] - names[1] and names[1] - names[0]:  # one way only: of another version of torch
+        strange = ", ".join(sorted(names[0] - names[1]))
+        raise ConfigError(
+            f"optim: the checkpoint is of another optimizer than {kind}, which has no {strange}; keep the run's "
+            "optim._target_, or begin another run"
+        )
+    counts = [[len(group["params"]) for group in groups] for groups in (saved, own)]
+    if counts[0] != counts[1]:
+        raise ConfigError(
+            f"optim: the checkpoint's parameter groups have {counts[0]} parameters, those of this config {counts[1]}: "
+            "a weight_decay of 0, decay_norms_and_biases and which parameters are trained stay as the run began; "
+            "begin another run to change them"
+        )
+
+
 class Schedule:
     """Sets each group's learning rate to its peak times factor(updates, total_steps); `updates` counts optimizer steps.
 

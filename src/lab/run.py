@@ -35,8 +35,10 @@ from lab.distributed import World
 from lab.dynamo import compiled, skip_dynamo_import
 from lab.errors import ConfigError
 from lab.hardware import Hardware
+from lab.intact import one_line
 from lab.logger import Logger, RunLogger, log_to
 from lab.loop import evaluate, fit, forward_loss
+from lab.optim import check_optimizer
 from lab.recording import no_silent_exit, recording
 from lab.saved import read_config
 from lab.schema import seconds
@@ -116,7 +118,8 @@ def train(
     # ---- model, task, optimizer: drawn from the seed alone, so equal on all ranks
     seed_everything(config.cfg.seed)
     steps_per_epoch = len(sets["train"]) / trainer.global_batch_size
-    total_steps = count_steps(trainer, len(sets["train"]))
+    done = (payload["step"], payload["samples"]) if payload else (0, 0)
+    total_steps = count_steps(trainer, len(sets["train"]), *done)
     if payload and payload["step"] > total_steps:
         raise ConfigError(
             f"trainer.max_steps, trainer.max_epochs: they end after {total_steps:,} steps, and the run is at step "
@@ -210,11 +213,15 @@ def make_logger(run_dir: Path, config: Config, world: World, from_step: int, beg
 
 def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run) -> None:
     """The state as it was when the checkpoint was written."""
+    check_optimizer(payload["optimizer"]["param_groups"], state.optimizer)
     payload = shards.laid_out(payload, state.model, state.optimizer)
     checkpoint.load_weights(state.model, payload["model"], "the checkpoint")
     if state.ema is not None:
         checkpoint.load_weights(state.ema, checkpoint.weights(payload), "the checkpoint")
-    state.load(payload, run.world, options=[*config.optimizer, "fused"])
+    try:
+        state.load(payload, run.world, options=[*config.optimizer, "fused"])
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"the checkpoint does not fit this run: {one_line(error)}") from error
     state.best = [entry for entry in state.best if run.checkpoints.best_path(entry).exists()]
 
 
