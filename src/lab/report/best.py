@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -82,7 +83,10 @@ def save_best(study: Study, group: Group, overwrite: bool = False) -> Path:
 
 def _sealed(study: Study, body: str) -> str:
     """With a last line that nobody else writes: a digest of the sweep's place and of what the file says."""
-    digest = hashlib.sha256(f"{study.jobs[0].path.parent}\n{body}".encode()).hexdigest()[:16]
+    from lab.compose import ROOT
+
+    place = os.path.relpath(study.jobs[0].path.parent, ROOT)  # the same in a copy of the project
+    digest = hashlib.sha256(f"{place}\n{body}".encode()).hexdigest()[:16]
     return f"{body}\n{SEAL} {digest}\n"
 
 
