@@ -20,7 +20,7 @@ import lab.loop
 from lab import directory, environment
 from lab.errors import ConfigError, RunFailed
 from lab.files import as_json
-from lab.resume import choose
+from lab.resume import check_followers, choose
 from lab.start import start
 
 SHORT = (*QUICK, "trainer.max_steps=6", "trainer.log_every=2", "trainer.eval_every=3", "trainer.save_every=3")
@@ -344,3 +344,16 @@ def test_a_run_that_goes_on_has_as_many_steps_as_before(epochs: float) -> None:
         trainer = TrainerConfig(max_epochs=epochs, global_batch_size=256)
         total = count_steps(trainer, samples)
         assert {count_steps(trainer, samples, step, step * 256) for step in range(total + 1)} == {total}
+
+
+def test_what_follows_from_a_changed_value_must_be_given_too(run: Path) -> None:
+    """data.order.batch_size is trainer.global_batch_size in conf/data/sequences.yaml; in a run it is a number."""
+    typed = ["data=sequences", f"data.path={run}/tokens.h5"]
+    cfg: Any = OmegaConf.load(run / "config.yaml")
+    cfg.data.order = {"_target_": "lab.data.sampling.length_buckets", "_partial_": True, "batch_size": 64}
+    cfg.trainer.global_batch_size = 128
+    with pytest.raises(ConfigError, match=r"global_batch_size=128: data.order.batch_size follows .*batch_size=128$"):
+        check_followers(cfg, typed, ["trainer.global_batch_size"])
+    cfg.data.order.batch_size = 128
+    check_followers(cfg, typed, ["trainer.global_batch_size", "data.order.batch_size"])
+    check_followers(cfg, ["no_such=group"], ["trainer.global_batch_size"])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from lab.compose import CONF, absolute, resolved
+from lab.compose import CONF, absolute, composed, resolved
 from lab.directory import BEFORE, CONFIG, check_free, claimed, holds_run, undo
 from lab.errors import ConfigError
 from lab.saved import read_config, read_overrides
-from lab.schema import plain
+from lab.schema import plain, show
+from lab.sweep.alike import flat
 
 SURROUNDINGS = ("hardware", "logger", "callback")  # groups that do not say what is computed
 
@@ -40,13 +43,16 @@ def choose(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) -> t
         new.resume = None
         return new, directory
     saved = read_config(directory)
-    given = set(read_overrides(directory))
+    typed = read_overrides(directory)
+    given, changed = set(typed), []
     for override in overrides:
         key = override.partition("=")[0]
         # a command with resume=auto is given again and again: what it said before is no change
         repeated = override in given and (resume in (None, "auto") or (CONF / key).is_dir())
         if not repeated and key != "resume" and not key.startswith("hydra."):
             change(saved, cfg, key, override, directory)
+            changed.append(key)
+    check_followers(saved, typed, changed)
     if "path" in saved.data:
         saved.data.path = absolute(plain(saved.data.path), cwd)
     return saved, directory
@@ -63,6 +69,24 @@ def change(saved: DictConfig, cfg: DictConfig, key: str, override: str, director
             f"{override}: the run in {directory} keeps its groups; what can be changed when it goes on are values "
             f"(trainer.max_epochs=40) and the groups {', '.join(SURROUNDINGS)} - for another run leave out resume"
         )
+
+
+def check_followers(saved: DictConfig, typed: list[str], changed: list[str]) -> None:
+    """A run's values are resolved: what followed from one that is changed now (data.order.batch_size from
+    trainer.global_batch_size) keeps its old value, and must be given too. typed: the run's overrides, by which conf/
+    says what follows from what; where they no longer compose, nothing can be said."""
+    if all(key.split(".")[0] in SURROUNDINGS for key in changed):
+        return
+    try:
+        raw = flat({name: node for name, node in composed(typed).items() if name not in (*SURROUNDINGS, "hydra")})
+    except (ConfigError, HydraException, OmegaConfBaseException):
+        return
+    for key in changed:
+        new = plain(OmegaConf.select(saved, key))
+        for at, text in raw.items():
+            follows = text == f"${{{key}}}" and at not in changed and has_key(saved, at)
+            if follows and plain(OmegaConf.select(saved, at)) != new:
+                raise ConfigError(f"{key}={show(new)}: {at} follows from it; give it too: {at}={show(new)}")
 
 
 def has_key(cfg: DictConfig, key: str) -> bool:
