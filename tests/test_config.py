@@ -117,6 +117,7 @@ def test_every_yaml_composes_and_builds(choice: str, tmp_path: Path) -> None:
     assert all(math.isfinite(schedule(step, 100)) for step in range(101))
 
 
+@conftest.needs("conf/experiment/sequences.yaml")
 def test_debug_overfit_takes_the_place_of_any_order(tmp_path: Path) -> None:
     cfg = compose("experiment=sequences", f"data.path={sequences(tmp_path)}", "data.splits.test=null", "debug=overfit")
     before = {"field": "tokens", "batch_size": 32, "window": 4, "chunk_rows": 2, "weights": "w", "jitter": 0.1}
