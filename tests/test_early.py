@@ -34,6 +34,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
     return bool(caught >> (number - 1) & 1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks into /proc")
 def test_a_signal_before_the_run_ends_with_75_and_leaves_nothing(tmp_path: Path) -> None:
     """Sent as soon as the command can take it: it imports and composes for a second or two after that."""

@@ -159,6 +159,7 @@ def test_ddp_jobs_that_are_pruned_end_on_all_ranks(tmp_path: Path) -> None:
     assert processes_with(str(sweep)) == []
 
 
+@pytest.mark.slow
 def test_one_process_drives_a_search(tmp_path: Path) -> None:
     command = [*SEARCH, LR, "trainer.max_steps=100000", f"hydra.sweep.dir={tmp_path}/s"]
     first = subprocess.Popen([*TRAIN, *command], stderr=subprocess.DEVNULL, start_new_session=True)

@@ -157,6 +157,7 @@ def test_two_pods_of_two_ranks_equal_four_ranks(tmp_path: Path) -> None:
     assert result(tmp_path / "pods")["test/loss"] == result(tmp_path / "one")["test/loss"]
 
 
+@pytest.mark.slow
 def test_a_mistake_ends_all_pods_and_is_said_once(tmp_path: Path) -> None:
     ended = pods(2, "trainer=ddp", "modle=mlp", f"hydra.run.dir={tmp_path}/run")
     assert [status for status, _ in ended] == [2, 2], ended
