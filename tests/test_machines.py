@@ -10,16 +10,18 @@ import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, assert_equal, start_run
+from conftest import QUICK, assert_equal, compose, start_run
 from torch import nn
 
 from lab import cores, threads
 from lab.data.loader import Loader
+from lab.distributed import World
 from lab.state import Task
 
 V2 = "26 1 0:24 {root} {mount} rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -184,6 +186,31 @@ def test_measuring_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, fails: bool)
     assert_equal([*before[:3], before[4]], [*after[:3], after[4]])
     assert model.calls == 0
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_one_rank_of_several_measures_without_the_criterion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A criterion that gathers from all ranks would wait for ever on the one that measures."""
+    from lab import hardware, loop, run
+    from lab.build import Config
+
+    config = Config.of(compose(*QUICK, "trainer.max_steps=1"))
+    machine = hardware.resolve(config.hardware, config.trainer)
+    monkeypatch.setattr(threads, "settle", lambda decided, run_dir, world, measure: measure(2))
+    monkeypatch.setattr(threads, "measure", lambda most, model, task, first, losses, autocast: losses)
+    model, loader, task = nn.Linear(4, 2), SimpleNamespace(first=None), Task(None, {})  # type: ignore[arg-type]
+    for size, losses in ((1, loop.forward_loss), (2, threads.forward)):
+        world = World(0, size, 0, torch.device("cpu"))
+        assert run.with_threads(machine, model, task, loader, world, Path()).threads is losses  # type: ignore[arg-type]
+
+
+def test_the_forward_pass_alone_reaches_every_output() -> None:
+    layers = nn.ModuleList([nn.Linear(3, 2) for _ in range(3)])
+
+    def model(x: torch.Tensor) -> dict[str, Any]:
+        return {"a": layers[0](x), "more": [layers[1](x), (layers[2](x), None)], "size": torch.tensor(len(x))}
+
+    threads.forward(model, None, {"x": torch.ones(5, 3)})[0].sum().backward()
+    assert all((p.grad != 0).all() for p in layers.parameters())
 
 
 def test_the_first_batch_can_be_looked_at_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:

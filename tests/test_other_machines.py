@@ -46,7 +46,7 @@ LINUX_ONLY = [
 
 
 def test_a_run_needs_no_name_that_linux_alone_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default run, and two ranks started as macOS starts them: no name of Linux, no /proc."""
+    """The default run, with none of the names in `os` that macOS lacks."""
     for name in LINUX_ONLY:
         monkeypatch.delattr(os, name, raising=False)
     original = os.sysconf

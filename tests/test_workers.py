@@ -279,10 +279,12 @@ def test_too_little_shared_memory_is_said_before_it_crashes(monkeypatch: pytest.
         take(Noisy(), 1, 2, plan_of(batch=3000))
 
 
-def test_auto_measures_and_says_so() -> None:
+def test_auto_measures_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_workers, "_HAND_OVER_S", 0.1)  # what is quick must be quick on a busy machine too
     quick = Loader(Noisy(), plan_of(batch=1), CPU, seed=0)
     assert quick.kind == "workers"
     assert "in this process: a batch takes only" in quick.why
+    monkeypatch.setattr(open_workers, "_HAND_OVER_S", 0.0)
     with Loader(Noisy(sleep=0.002), plan_of(), CPU, seed=7) as loader:
         assert "measured samples/s: 1 worker" in loader.why
         batches = [{k: v.clone() for k, v in b.items()} for _, b in zip(range(3), loader, strict=False)]

@@ -191,7 +191,8 @@ def with_threads(
     """hardware.num_threads=auto, decided for this model."""
 
     def measure(most: int) -> threads.Threads:
-        return threads.measure(most, model, task, train.first, forward_loss, hardware.autocast(machine))
+        losses = forward_loss if world.size == 1 else threads.forward  # a criterion may wait for the other ranks
+        return threads.measure(most, model, task, train.first, losses, hardware.autocast(machine))
 
     return replace(machine, threads=threads.settle(machine.threads, run_dir, world, measure))
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lab.state import Run
+from typing import Any
 
 
 class Callback:
@@ -17,7 +14,7 @@ class Callback:
     run.world (rank, size, device), run.logger (log(step, values), say(text), warn(text)).
     """
 
-    run: Run
+    run: Any  # lab.state.Run
 
     def on_start(self, state: Any) -> None:
         """Before the first step, after a checkpoint was loaded."""
