@@ -12,9 +12,13 @@ import torch
 from omegaconf import OmegaConf
 
 from lab.data.h5 import H5Dataset
+from lab.data.loader import Loader
+from lab.data.order import EvalPlan
 from lab.data.probe import num_outputs, sample_shape
 from lab.data.tokens import NextToken, TokenWindows
 from lab.errors import ConfigError
+from lab.losses.cross_entropy import CrossEntropy
+from lab.metrics.accuracy import Accuracy
 
 ROOT = {"all": {"group": "/"}}
 WORDS = ["", "a", "größer", "日本語", "x" * 300, "naïve"]
@@ -283,3 +287,21 @@ def test_column_and_cached_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     count, why = choose.num_threads(H5Dataset(paths, {"x": "x"}, ROOT, "all"), lambda k: None, "auto", 2)
     assert count == 8
     assert "in memory" in why
+
+
+@pytest.mark.parametrize("kind", ["device", "threads"])
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "i2", "f2", "c8", "?"])
+def test_fields_of_every_type_are_delivered(dtype: str, kind: str, tmp_path: Path) -> None:
+    """torch stores types that it cannot index, compare or take as labels."""
+    labels = np.arange(40).astype(dtype)
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file["y"], file["x"] = labels, np.tile(labels[:, None], 3)
+    data = H5Dataset(str(tmp_path / "f.h5"), {"x": "x", "y": "y"}, {"all": {"group": "/"}}, "all")
+    with Loader(data, EvalPlan(40, 16, 0, 1), torch.device("cpu"), kind=kind, seed=0) as loader:
+        batches = list(loader)
+    for field, values in {"y": labels, "x": np.tile(labels[:, None], 3)}.items():
+        assert np.array_equal(np.concatenate([batch[field].numpy() for batch in batches]), values)
+    if np.dtype(dtype).kind in "iu":
+        logits = torch.eye(40)[torch.from_numpy(labels[:16].astype("i8"))]
+        assert Accuracy()(logits, batches[0]).min() == 1
+        assert CrossEntropy(0.0)(logits, batches[0]).isfinite().all()

@@ -57,7 +57,7 @@ class Mixup:
                 f"give one class number, or num_classes={self._num_classes} shares"
             )
         classes = torch.arange(self._num_classes, device=y.device)
-        return (y.reshape(-1, 1) == classes).float()
+        return (y.reshape(-1, 1).long() == classes).float()
 
     def _shares(self, pairs: Tensor) -> Tensor:
         """(B,) float32 from Beta(alpha, alpha), by its quantile function."""

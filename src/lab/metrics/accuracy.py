@@ -26,4 +26,4 @@ class Accuracy:
                 f"Accuracy cannot compare logits of shape {tuple(output.shape)} with batch['y'] of {target.dtype} and "
                 f"shape {tuple(target.shape)}: it needs one integer label per sample; for floats choose task=regression"
             )
-        return (output.argmax(1) == target).float()
+        return (output.argmax(1) == target.long()).float()  # torch compares no uint16

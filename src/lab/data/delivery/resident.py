@@ -67,10 +67,10 @@ class Resident:
 
     def _index(self, held: Batch, rows: Tensor) -> Batch:
         if self._slots is None:
-            return {field: value.index_select(0, rows) for field, value in held.items()}
+            return {field: _bits(value).index_select(0, rows).view(value.dtype) for field, value in held.items()}
         batch, _ = self._slots.take(len(rows))  # a CPU's fresh memory costs several times the copy
         for field, value in held.items():
-            torch.index_select(value, 0, rows, out=batch[field])
+            torch.index_select(_bits(value), 0, rows, out=_bits(batch[field]))
         return batch
 
     def _parts(self, plan: Plan, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -92,3 +92,9 @@ class Resident:
 
     def close(self) -> None:
         self._held = None
+
+
+def _bits(values: Tensor) -> Tensor:
+    """The same memory as a type that torch can index; it stores uint16, uint32 and uint64 and has few operations."""
+    signed = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+    return values.view(signed.get(values.dtype, values.dtype))
