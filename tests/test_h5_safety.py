@@ -259,7 +259,7 @@ def test_sources_that_would_read_as_fill_values(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"/x is stored in .*x.raw, which has 300 of its 800 bytes"):
         H5Dataset(str(path), {"x": "x"}, ROOT, "all", external="allow")
     raw.unlink()
-    with pytest.raises(ConfigError, match="/x cannot be read"):
+    with pytest.raises(ConfigError, match="/x: cannot be read"):
         H5Dataset(str(path), {"x": "x"}, ROOT, "all", external="allow")
     with pytest.raises(ConfigError, match=r"source \. has no nothing"):
         H5Dataset(str(path), {"v": "v"}, ROOT, "all")

@@ -7,6 +7,7 @@ anything else                                  -> h5py     exact, slower
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ import h5py
 import numpy as np
 
 from lab.data.reading import filters
+
+_TABLE = 1 << 20  # chunks that are listed however few of them are written
 
 
 @dataclass(eq=False)
@@ -61,12 +64,16 @@ def plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
     if reason is not None:
         return "h5py", reason, None
     if dset.chunks is None:
-        offset = dset.id.get_offset()
-        if offset is None:
+        offset, size = dset.id.get_offset(), math.prod(dset.shape) * dset.dtype.itemsize
+        # of what was never written get_offset is None, or, behind a user block, that block's last byte
+        if offset is None or dset.id.get_storage_size() != size:
             return "h5py", "stored inside the file's metadata (compact), or never written", None
-        size = dset.size * dset.dtype.itemsize
+        if not dset.file.userblock_size <= offset <= os.path.getsize(dset.file.filename) - size:
+            return "h5py", "an address outside of the file", None
         return "mapped", f"contiguous at byte {offset}", _layout(dset, dset.shape, [[offset]], [[size]], [[0]], ())
     layout = _chunk_table(dset)
+    if isinstance(layout, str):
+        return "h5py", layout, None
     rows = f"chunks of {layout.chunk[0]} row{'s' * (layout.chunk[0] > 1)}"
     if layout.offset.shape[1] > 1:
         rows += f", {layout.offset.shape[1]} tiles to a row"
@@ -91,14 +98,14 @@ def _obstacle(dset: h5py.Dataset) -> str | None:
         return "virtual"
     if dset.external:
         return "stored in other files"
-    if dset.size == 0:
+    if math.prod(dset.shape) == 0:
         return "empty"
     if dset.file.driver not in ("sec2", "stdio"):
         return f"file driver {dset.file.driver}"
     if dset.chunks is not None:
         if dset.file.userblock_size and h5py.h5.get_libversion() < (1, 14, 4):
             return "chunks behind a user block, whose addresses are wrong in this version of HDF5"
-        return filters.obstacle(_pipeline(dset), int(np.prod(dset.chunks, dtype=np.int64)) * dset.dtype.itemsize)
+        return filters.obstacle(_pipeline(dset), math.prod(dset.chunks) * dset.dtype.itemsize)
     return None
 
 
@@ -117,8 +124,12 @@ def _fills(dset: h5py.Dataset) -> bool:
     )
 
 
-def _chunk_table(dset: h5py.Dataset) -> Layout:
+def _chunk_table(dset: h5py.Dataset) -> Layout | str:
+    """The extents of all chunks; or why HDF5's list of them cannot be relied on, or would be too long."""
     grid = [-(-n // c) for n, c in zip(dset.shape, dset.chunks, strict=True)]
+    count = dset.id.get_num_chunks()
+    if math.prod(grid) > max(_TABLE, 4 * count):
+        return f"{math.prod(grid)} chunks, of which {count} are written"
     where, stored = [], []
 
     def visit(info: Any) -> None:
@@ -128,14 +139,44 @@ def _chunk_table(dset: h5py.Dataset) -> Layout:
     if hasattr(dset.id, "chunk_iter"):
         dset.id.chunk_iter(visit)
     else:
-        for k in range(dset.id.get_num_chunks()):
+        for k in range(count):
             visit(dset.id.get_chunk_info(k))
-    table = np.zeros((3, int(np.prod(grid))), dtype=np.int64)
+    table = np.zeros((3, math.prod(grid)), dtype=np.int64)
     if where:
-        index = np.asarray(where, dtype=np.int64) // dset.chunks
-        table[:, np.ravel_multi_index(tuple(index.T), grid)] = np.asarray(stored, dtype=np.int64).T
+        corner, extent = np.asarray(where, dtype=np.uint64), np.asarray(stored, dtype=np.uint64)
+        reason = _doubt(dset, corner, extent)
+        if reason is not None:
+            return reason
+        index = corner.astype(np.int64) // dset.chunks
+        table[:, np.ravel_multi_index(tuple(index.T), grid)] = extent.astype(np.int64).T
     offset, size, mask = table.reshape(3, grid[0], -1)
     return _layout(dset, dset.chunks, offset, size, mask.astype(np.uint32), _pipeline(dset))
+
+
+def _doubt(dset: h5py.Dataset, corner: np.ndarray, extent: np.ndarray) -> str | None:
+    """Why a list of chunks may be wrong. corner: (n, axes) uint64; extent: (n, 3) uint64 address, size, filter mask."""
+    outside = (corner >= np.asarray(dset.shape, np.uint64)).any() or (corner % np.asarray(dset.chunks, np.uint64)).any()
+    if outside or len(np.unique(corner, axis=0)) != len(corner) or len(corner) != dset.id.get_num_chunks():
+        return "chunks that HDF5 lists in wrong places"
+    # HDF5 2.0 lists an extensible array by the wrong axes, unless the unlimited one is the first
+    axes = [axis for axis, most in enumerate(dset.maxshape) if most is None]
+    swapped = len(axes) == 1 and axes != [0]
+    for k in range(len(corner)) if swapped else np.linspace(0, len(corner) - 1, 16, dtype=int).tolist():
+        found = dset.id.get_chunk_info_by_coord(tuple(corner[k].tolist()))
+        if [found.byte_offset, found.size, found.filter_mask] != extent[k].tolist():
+            return "chunks that HDF5 lists in wrong places"
+    address, size, mask = extent.T
+    end = os.path.getsize(dset.file.filename)
+    if (size == 0).any() or (address > end).any() or (size > end - np.minimum(address, end)).any():
+        return "chunks without bytes, or with an address outside of the file"
+    full = math.prod(dset.chunks) * dset.dtype.itemsize
+    if not _pipeline(dset):
+        return "chunks of an unexpected size" if (size != full).any() else None
+    # H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS, which h5py cannot ask for: chunks over the edge may be stored as they are
+    edge = (corner + np.asarray(dset.chunks, np.uint64) > np.asarray(dset.shape, np.uint64)).any(axis=1)
+    if (edge & (size == full) & (mask == 0)).any():
+        return "chunks at the edge that may be stored without their filters"
+    return None
 
 
 def _layout(dset: h5py.Dataset, chunk: Any, offset: Any, size: Any, mask: Any, pipeline: Any) -> Layout:

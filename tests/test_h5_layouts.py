@@ -1,0 +1,121 @@
+"""Layouts that HDF5 itself describes wrongly, or that are damaged: what h5py reads, or one sentence."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from lab.data.h5 import H5Dataset
+from lab.errors import ConfigError
+
+ROOT = {"all": {"group": "/"}}
+
+
+def root(path: Path, name: str = "x", **options: Any) -> H5Dataset:
+    return H5Dataset(str(path), {"x": name}, ROOT, "all", **options)
+
+
+def same_as_h5py(path: Path, name: str = "x") -> str:
+    data = root(path, name)
+    with h5py.File(path) as file:
+        theirs = file[name][...]
+    assert data.gather(np.arange(len(data)))["x"].numpy().tobytes() == theirs.tobytes(), data.describe()
+    return data.describe()[0]
+
+
+def test_sparse_sets_that_grew_along_any_axis(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for k, (latest, gzip, growing) in enumerate(itertools.product((0, 1), (0, 1), range(4))):
+        path = tmp_path / f"{k}.h5"
+        for _ in range(3):
+            most = tuple(None if growing >> axis & 1 else 9 for axis in (0, 1))
+            with h5py.File(path, "w", libver="latest" if latest else None) as file:
+                dset = file.create_dataset(
+                    "x", (9, 6), "i4", chunks=(2, 2), maxshape=most, fillvalue=7, compression="gzip" if gzip else None
+                )
+                if most[1] is None:
+                    dset.resize(9, 1)
+                for row, column in zip(rng.integers(0, 9, 3), rng.integers(0, dset.shape[1], 3), strict=True):
+                    dset[row, column] = rng.integers(1 << 30)
+            same_as_h5py(path)
+
+
+def _set_chunk_opts(create: h5py.h5p.PropDCID) -> bool:
+    """H5Pset_chunk_opts(H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS), which h5py lacks; False where its library is hidden."""
+    for library in Path(h5py.__file__).parents[1].glob("h5py.libs/libhdf5-*"):
+        call = ctypes.CDLL(str(library)).H5Pset_chunk_opts
+        call.argtypes = [ctypes.c_int64, ctypes.c_uint]
+        return call(create.id, 2) >= 0
+    return False
+
+
+@pytest.mark.parametrize("gzip", [False, True])
+def test_chunks_at_the_edge_without_their_filters(gzip: bool, tmp_path: Path) -> None:
+    create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    create.set_chunk((4, 4))
+    create.set_shuffle()
+    if gzip:
+        create.set_deflate(1)
+    if not _set_chunk_opts(create):
+        pytest.skip("the C library of h5py is not beside it")
+    rng = np.random.default_rng(0)
+    for shape in ((10, 6), (4, 6), (9, 8), (8, 8)):
+        with h5py.File(tmp_path / "f.h5", "w", libver="latest") as file:
+            kind, space = h5py.h5t.NATIVE_INT32, h5py.h5s.create_simple(shape)
+            values = rng.integers(0, 1 << 30, shape) * (rng.random(shape) < 0.3)
+            h5py.Dataset(h5py.h5d.create(file.id, b"x", kind, space, create))[...] = values
+        same_as_h5py(tmp_path / "f.h5")
+
+
+@pytest.mark.parametrize("block", [0, 512, 4096])
+def test_a_dataset_that_was_never_written(block: int, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "f.h5", "w", userblock_size=block) as file:
+        for size in (1, 7, 100, 600):
+            file.create_dataset(f"x{size}", (size,), "u1", fillvalue=3)
+            file.create_dataset(f"y{size}", (size, 3), "f4")
+    for size, name in itertools.product((1, 7, 100, 600), "xy"):
+        assert "never written" in same_as_h5py(tmp_path / "f.h5", f"{name}{size}")
+
+
+def _entry(path: Path, info: Any) -> int:
+    """Where in the file the entry of a chunk lies in the B-tree: its size, mask and corner, then its address."""
+    return path.read_bytes().index(np.uint64(info.byte_offset).tobytes()) - 8 * (len(info.chunk_offset) + 2)
+
+
+@pytest.mark.parametrize("damage", ["no size", "far", "farther", "one bit"])
+def test_a_damaged_entry_of_a_chunk(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "f.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(400).reshape(100, 4), chunks=(10, 4), compression="gzip")
+        info = file["x"].id.get_chunk_info(4)
+    at = _entry(path, info)
+    whole = bytearray(path.read_bytes())
+    assert int.from_bytes(whole[at : at + 4], "little") == info.size
+    if damage == "no size":
+        whole[at : at + 4] = bytes(4)
+    else:
+        address = {"far": 1 << 40, "farther": (1 << 63) - 1, "one bit": info.byte_offset ^ 1 << 33}[damage]
+        whole[at + 32 : at + 40] = address.to_bytes(8, "little")
+    path.write_bytes(whole)
+    with h5py.File(path) as file, pytest.raises(OSError, match="read"):
+        file["x"][...]
+    with pytest.raises(ConfigError, match=r"f.h5.*cannot be read"):
+        root(path).gather(np.arange(100))
+
+
+def test_more_rows_than_were_ever_written(tmp_path: Path) -> None:
+    """2**33 rows of one chunk each, of which two are there: no list of all of them is made."""
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        dset = file.create_dataset("x", (1 << 33, 2), "f4", chunks=(1, 2), fillvalue=5, compression="gzip")
+        dset[0], dset[1 << 32] = 1, 2
+    data = root(tmp_path / "f.h5")
+    assert data.gather(np.array([0, 1 << 32, 7]))["x"].tolist() == [[1, 1], [2, 2], [5, 5]]
+    assert "8589934592 chunks, of which 2 are written" in data.describe()[0]
+    assert os.path.getsize(tmp_path / "f.h5") < 1 << 20
