@@ -302,14 +302,14 @@ def test_csv(tmp_path: Path) -> None:
         texts = [t.tobytes().decode() for t in np.split(file["val/kind/values"][:], ends)]
         assert texts == ["cat" if k % 3 else "dög" for k in file["val/n"][:]]
     (tmp_path / "b.csv").write_text("n,v\n1,2\n3,\n")
-    with pytest.raises(ConfigError, match=r"column 'v' is empty in row 1 .*--empty nan"):
+    with pytest.raises(ConfigError, match=r"column 'v' is empty or NaN in row 1 .*--empty nan"):
         run(tmp_path / "b.csv")
 
 
 def test_csv_columns_stacked_and_empty_cells(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("f1,f2,g,y\n1.5,2,3,0\n,4,5,1\n2.5,,7,2\n")
     chosen = {"f1,f2": "x", "g": "g", "y": "y"}
-    with pytest.raises(ConfigError, match=r"column 'f1' is empty in row 1"):
+    with pytest.raises(ConfigError, match=r"column 'f1' is empty or NaN in row 1"):
         run(tmp_path / "a.csv", fields=chosen)
     with run(tmp_path / "a.csv", fields=chosen, empty="nan") as file:
         assert file["x"].dtype == np.float32

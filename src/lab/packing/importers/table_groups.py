@@ -10,6 +10,7 @@ import numpy as np
 
 from lab.errors import ConfigError
 from lab.packing.importers.base import Rows, need
+from lab.packing.importers.exact import common_type, is_list, restore_whole_numbers
 
 
 class Groups:
@@ -39,8 +40,13 @@ class Groups:
                 self.places += [(k, g) for g in range(meta.num_row_groups)]
                 sizes += [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
             schemas.append(schema)
+            check_names(file, schema.names)
             if not schema.equals(schemas[0]):
-                raise ConfigError(f"{file} has other columns than {files[0]}: {schema.names} and {schemas[0].names}")
+                here, there = ([f"{f.name} {f.type}" for f in s] for s in (schema, schemas[0]))
+                raise ConfigError(
+                    f"{file} has other columns than {files[0]}: {sorted(set(here) - set(there))} for "
+                    f"{sorted(set(there) - set(here))}"
+                )
         self.schema = schemas[0]
         self.begins = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
@@ -71,6 +77,21 @@ class Groups:
         ]
         return pa.concat_tables(parts)
 
+    def number_type(self, columns: Sequence[str], gaps: bool) -> np.dtype:
+        """The type that a field of these columns takes, so that none of its cells changes. gaps: some may be empty."""
+        import pyarrow as pa
+
+        if not self._csv and not gaps:
+            return common_type([pa.array([], self.schema.field(c).type) for c in columns], False)
+        parts = []
+        for group in range(len(self.places)):
+            table = self.table(group, columns)
+            found = [table.column(c).combine_chunks() for c in columns]
+            found = [c.flatten() if is_list(c.type) else c for c in found]
+            # a Parquet file's schema says the rest
+            parts += [c if self._csv or c.null_count else c.slice(0, 0) for c in found]
+        return common_type(parts, bool(self._csv))
+
     def forget(self) -> None:
         """Before a fork: the parent's Parquet tables stay with the parent."""
         self._last = (None, None)
@@ -78,7 +99,24 @@ class Groups:
 
 def read_csv(file: Path) -> Any:
     csv = need("pyarrow.csv", "pyarrow", "tables", f"reading {file}")
+    import pyarrow as pa
+
+    def as_text(column: str) -> Any:
+        kinds = csv.ConvertOptions(
+            include_columns=[column], column_types={column: pa.string()}, strings_can_be_null=True
+        )
+        return csv.read_csv(file, csv.ReadOptions(use_threads=False), convert_options=kinds).column(0)
+
     try:
-        return csv.read_csv(file, read_options=csv.ReadOptions(use_threads=False)).combine_chunks()
+        table = csv.read_csv(file, read_options=csv.ReadOptions(use_threads=False)).combine_chunks()
+        check_names(file, table.schema.names)
+        return restore_whole_numbers(table, as_text)
+    except ConfigError:
+        raise
     except Exception as error:  # pyarrow raises its own and OSError
         raise ConfigError(f"{file} cannot be read as CSV: {error}") from None
+
+
+def check_names(file: Path, names: list[str]) -> None:
+    if twice := next((n for n in names if names.count(n) > 1), None):
+        raise ConfigError(f"{file} has two columns {twice!r}; give each a name of its own")

@@ -2,7 +2,8 @@
 
 Strings become classes (sorted, as the attribute `classes`) or, with --as COLUMN=text, UTF-8 of any length. Bytes, and
 the {bytes, path} of Hugging Face's image sets, are decoded as in values.py. A column `split` gives the splits. Numbers
-of a CSV with a point are float32; a Parquet file says its types itself.
+of a CSV with a point are float32, or float64 where float32 would change a large or tiny one; a Parquet file says its
+types itself. Whole numbers are kept to the last digit, or refused by name.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from lab.errors import ConfigError
 from lab.packing.importers.base import SPLIT_NAMES, Bad, BadSample, Field, Rows, Source
+from lab.packing.importers.exact import exact, is_list
 from lab.packing.importers.images import FileSource, ImageDecoder
 from lab.packing.importers.table_groups import Groups
 from lab.packing.importers.values import TEXT, decoder, field_of, files_by_split, guess, ranges, stamp
@@ -34,7 +36,6 @@ class TableSource(Source):
         self._decode: dict[str, Any] = {}
         self._classes: dict[str, dict[str, int]] = {}
         self._nan = options.empty == "nan"
-        self._empty = self._with_empty_cells() if self._nan else set()
         names = [n for n in groups.schema.names if n != "split"]
         for wanted in options.fields or names:
             found = [n for part in wanted.split(",") for n in fnmatch.filter(groups.schema.names, part)]
@@ -48,6 +49,8 @@ class TableSource(Source):
         kind, given = self.groups.schema.field(columns[0]).type, options.kinds.get(name)
         import pyarrow.types as pt
 
+        if len(columns) > 1 and not (pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind)):
+            raise ConfigError(f"--fields: {name!r} are {len(columns)} columns, and {columns[0]!r} holds no numbers")
         if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_dictionary(kind):
             if given == "text":
                 return Field((None,), np.dtype(np.uint8), TEXT)
@@ -65,17 +68,9 @@ class TableSource(Source):
                 raise ConfigError(f"{self.where}: the first row says what all are like, but {error}") from None
         if isinstance(value, dict):
             raise ConfigError(f"{self.where}: column {name!r} holds records; choose other columns with --fields")
-        values = self._numbers(first, range(1), columns)
-        return Field(
-            (None,) if options.variable and values.ndim == 2 and len(columns) == 1 else values.shape[1:], values.dtype
-        )
-
-    def _with_empty_cells(self) -> set[str]:
-        import pyarrow.types as pt
-
-        numbers = [f.name for f in self.groups.schema if pt.is_integer(f.type) or pt.is_floating(f.type)]
-        tables = (self.groups.table(g, numbers) for g in range(len(self.groups.places)))
-        return {name for table in tables for name in numbers if table.column(name).null_count}
+        size = self._numbers(first, range(1), columns, None).shape[1:]  # before: says what is no number
+        dtype = self.groups.number_type(columns, self._nan)
+        return Field((None,) if options.variable and is_list(kind) and len(columns) == 1 else size, dtype)
 
     def _distinct(self, column: str) -> set[str]:
         found: set[Any] = set()
@@ -87,35 +82,50 @@ class TableSource(Source):
             )
         return found
 
-    def _numbers(self, table: Any, rows: Rows, columns: list[str]) -> np.ndarray:
-        """(B,) of one column, (B, n) of several or of a column of lists of one length."""
+    def _numbers(self, table: Any, rows: Rows, columns: list[str], dtype: np.dtype | None) -> np.ndarray:
+        """(B,) of one column, (B, n) of several or of a column of lists of one length. dtype None: each its own."""
         made = []
         for column in columns:
-            values = table.column(column).combine_chunks()
-            if values.null_count and not self._nan:
-                row = int(rows[int(np.flatnonzero(values.is_null())[0])])
+            cells = table.column(column).combine_chunks()
+            if not is_list(cells.type):
+                made.append(self._exact(cells, rows, column, dtype))
+                continue
+            flat = self._flat(cells, rows, column)
+            if len({len(v) for v in cells}) > 1:
                 raise ConfigError(
-                    f"{self.where}: column {column!r} is empty in row {row} (rows are counted from 0, without the "
-                    "header); --empty nan reads NaN there, --fields leaves the column out"
+                    f"{self.where}: column {column!r} holds lists of different length; --variable keeps them"
                 )
-            if hasattr(values, "flatten") and str(values.type).startswith(("list", "large_list", "fixed_size_list")):
-                flat = values.flatten().to_numpy(zero_copy_only=False)
-                if len(flat) % len(values) or len({len(v) for v in values}) > 1:
-                    raise ConfigError(
-                        f"{self.where}: column {column!r} holds lists of different length; --variable keeps them"
-                    )
-                made.append(flat.reshape(len(values), -1))
-            else:
-                made.append(values.to_numpy(zero_copy_only=False))
-            if column in self._empty:  # an integer column, too: NaN is a float
-                made[-1] = made[-1].astype(np.float64)
-            if made[-1].dtype.kind not in "biuf":
+            made.append(self._exact(flat, rows, column, dtype).reshape(len(cells), -1))
+        if len(columns) == 1:
+            return made[0]
+        if any(m.ndim > 1 for m in made):
+            raise ConfigError(f"{self.where}: {columns} cannot go into one field: lists are among them")
+        return np.stack(made, axis=1)
+
+    def _flat(self, cells: Any, rows: Rows, column: str) -> Any:
+        """The values of lists, one after the other; a list that is missing, or has gaps, is refused."""
+        gaps = cells.flatten().null_count and not self._nan
+        for place, cell in enumerate(cells if cells.null_count or gaps else ()):
+            if not cell.is_valid or (gaps and cell.values.null_count):
+                what = "has an empty place in the list" if cell.is_valid else "is empty"
                 raise ConfigError(
-                    f"{self.where}: column {column!r} is {values.type}; numbers, strings and bytes are read"
+                    f"{self.where}: column {column!r} {what} of row {int(rows[place])} (rows are counted from 0); fill "
+                    "it, or leave the column out (--fields)"
                 )
-        if self.groups.places[0][1] < 0 and any(m.dtype == np.float64 for m in made):  # a CSV
-            made = [m.astype(np.float32) for m in made]
-        return made[0] if len(columns) == 1 else np.stack(made, axis=1)
+        return cells.flatten()
+
+    def _exact(self, cells: Any, rows: Rows, column: str, dtype: np.dtype | None) -> np.ndarray:
+        """Numbers as this type, which must hold each whole number among them; an empty cell is NaN, or refused."""
+        if cells.null_count and not self._nan:
+            row = int(rows[int(cells.is_null().to_numpy(zero_copy_only=False).argmax())])
+            raise ConfigError(
+                f"{self.where}: column {column!r} is empty or NaN in row {row} (rows are counted from 0, without the "
+                "header); --empty nan reads NaN there, --fields leaves the column out"
+            )
+        try:
+            return exact(cells, dtype)
+        except ValueError as error:
+            raise ConfigError(f"{self.where}: column {column!r}: {error}; choose columns with --fields") from None
 
     def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
         table = self.groups.take(rows, list(dict.fromkeys(c for f in fields for c in self._columns[f])))
@@ -130,14 +140,17 @@ class TableSource(Source):
             elif want.attrs == TEXT:
                 cells = table.column(columns[0]).to_pylist()
                 out[name] = [np.frombuffer((cell or "").encode(), np.uint8) for cell in cells]
+                for place in (k for k, cell in enumerate(cells) if cell is None):
+                    bad.setdefault(place, Bad(place, f"{self.where}, row {rows[place]}: {name}", "is empty"))
             elif want.ragged:
-                out[name] = [np.asarray(cell, want.dtype) for cell in table.column(columns[0]).to_pylist()]
+                lists = table.column(columns[0]).combine_chunks()
+                flat = self._exact(self._flat(lists, rows, columns[0]), rows, columns[0], want.dtype)
+                out[name] = np.split(flat, np.cumsum([len(v) for v in lists])[:-1])
             else:
-                out[name] = self._numbers(table, rows, columns)
-                if out[name].shape[1:] != want.shape or not np.can_cast(out[name].dtype, want.dtype, "safe"):
-                    raise ConfigError(
-                        f"{self.where}: column {name!r}, rows from {rows[0]}: {out[name].dtype} of another shape"
-                    )
+                out[name] = self._numbers(table, rows, columns, want.dtype)
+                if out[name].shape[1:] != want.shape:
+                    got = out[name].shape[1:]
+                    raise ConfigError(f"{self.where}: column {name!r}, rows from {rows[0]}: {got}, not {want.shape}")
         return self._without(out, bad, len(rows)), list(bad.values())
 
     def _decoded(self, rows: Rows, name: str, cells: list[Any], bad: dict[int, Bad]) -> list[np.ndarray | None]:
