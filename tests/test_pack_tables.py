@@ -31,6 +31,14 @@ def read(path: Path, name: str, **kwargs: Any) -> np.ndarray:
     return np.asarray(values[name], source.fields[name].dtype)
 
 
+def attempt(path: Path, name: str) -> tuple[np.ndarray, str]:
+    """(values, "") or (nothing, why it was refused)."""
+    try:
+        return read(path, name, empty="nan"), ""
+    except ConfigError as error:
+        return np.empty(0), str(error)
+
+
 def same(cell: Any, value: Any) -> bool:
     """Whole numbers to the last digit; others rounded once, to float32 where that has an exponent for them."""
     if cell is None:
@@ -50,15 +58,14 @@ def test_a_csv_keeps_each_number_or_is_refused_by_name(tmp_path: Path, together:
     columns = {n: data.draw(st.lists(cell, min_size=3, max_size=3)) for n in NAMES}
     rows = [",".join("" if c is None else str(c) for c in row) for row in zip(*columns.values(), strict=True)]
     (tmp_path / "t.csv").write_text("a,b\n" + "\n".join(rows) + "\n")
-    try:
-        read_back = {"a,b": None} if together else dict.fromkeys(NAMES)
-        found = {name: read(tmp_path / "t.csv", name, empty="nan") for name in read_back}
-    except ConfigError as error:
-        assert "column" in str(error)
-        assert "\n" not in str(error)
-        kinds = [c for cells in columns.values() for c in cells]
-        assert together or any(c is not None and abs(c) > 2**53 for c in kinds)
-        return
+    found: dict[str, Any] = {}
+    for name in ["a,b"] if together else NAMES:
+        found[name], refusal = attempt(tmp_path / "t.csv", name)
+        if refusal:
+            assert "column" in refusal
+            assert "\n" not in refusal
+            assert together or any(c is not None and abs(c) > 2**53 for cells in columns.values() for c in cells)
+            return
     for k, name in enumerate(NAMES):
         values = found["a,b"][:, k] if together else found[name]
         assert all(map(same, columns[name], values.tolist())), (columns[name], values)
@@ -75,11 +82,11 @@ def test_parquet_keeps_each_number_or_is_refused_by_name(tmp_path: Path, data: A
         columns[name] = pa.array(cells, kind)
     pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=2)
     for chosen in (["a"], ["b"], NAMES):
-        try:
-            values = read(tmp_path / "t.parquet", ",".join(chosen), empty="nan").reshape(4, -1)
-        except ConfigError as error:
-            assert "would lose digits" in str(error)
+        values, refusal = attempt(tmp_path / "t.parquet", ",".join(chosen))
+        if refusal:
+            assert "would lose digits" in refusal
             continue
+        values = values.reshape(4, -1)
         for k, name in enumerate(chosen):
             cells = columns[name].to_pylist()
             assert all(map(same, cells, values[:, k].tolist())), (columns[name], values)

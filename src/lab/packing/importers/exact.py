@@ -1,4 +1,4 @@
-"""Numbers of table columns as one type that keeps them: whole numbers to the last digit, others rounded at most once."""
+"""Numbers of table columns as one type that keeps them: whole numbers to the last digit, others rounded once."""
 
 from __future__ import annotations
 
