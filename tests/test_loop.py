@@ -1,0 +1,720 @@
+"""The loop piece by piece: what happens when, in which order, and what each piece computes."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lab.loop as loop
+from lab.callbacks.base import Callback
+from lab.distributed import World
+from lab.errors import ConfigError, RunFailed
+from lab.optim import Constant, Schedule
+from lab.state import Run, StepSettings, Task, TrainState
+from lab.stop import Stopped
+
+CPU = torch.device("cpu")
+ONE = World(0, 1, 0, CPU)
+INF, NAN = math.inf, math.nan
+
+
+class Surroundings(Callback):
+    """All that a run has around it, in one: it notes what is asked of it, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.directory = Path("run/checkpoints")
+        self.requested_at: int | None = None  # the call of `agreed` that says yes
+        self.calls = 0
+        self.save_s = 0.0
+        self.cause = ""
+        self.warning: str | None = None
+        self.row_of_rank: list[float] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """progress, warn, begin, end, beat, settle, on_step, ...: noted with what they are called with."""
+
+        def note(*args: Any, **named: Any) -> None:
+            told = [a.step if isinstance(a, TrainState) else a for a in args if not isinstance(a, (nn.Module, World))]
+            self.events.append((name, *told, *named))
+
+        return note
+
+    def on_step(self, state: Any) -> None:
+        self.events.append(("on_step", state.step))
+
+    def on_log(self, state: Any, values: dict[str, float]) -> None:
+        self.events.append(("on_log", state.step, values))
+
+    def on_eval(self, state: Any, scores: dict[str, float]) -> None:
+        self.events.append(("on_eval", state.step, scores))
+
+    def row(self) -> list[float]:
+        return self.row_of_rank
+
+    def read(self, *args: Any) -> dict[str, float]:
+        """Balance's with (step, table), the clock's with (samples)."""
+        self.events.append(("read", *args))
+        return {"balance/x": args[0]} if len(args) > 1 else {"perf/x": args[0]}
+
+    def agreed(self, world: World) -> bool:
+        self.calls += 1
+        return self.calls == self.requested_at
+
+    def unsaved(self) -> str | None:
+        return self.warning
+
+    def save_last(self, payload: dict[str, Any]) -> None:
+        self.events.append(("last", payload["step"]))
+
+    def save_best(self, payload: dict[str, Any]) -> None:
+        self.events.append(("best", payload["step"], copy.deepcopy(payload["best"])))
+
+    @contextmanager
+    def user_code(self, what: str, step: int) -> Iterator[None]:
+        self.events.append(("user code", what, step))
+        yield
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self.events.append("paused")
+        yield
+        self.events.append("on")
+
+    def named(self, *names: str) -> list[Any]:
+        return [event for event in self.events if event in names or event[0] in names]
+
+
+def settings(**changed: Any) -> StepSettings:
+    given: dict[str, Any] = {
+        "local_batch_size": 5, "num_parameters": 2, "micro_batch_sizes": [3, 2], "clip_norm": None,
+        "skip_non_finite": False, "ema_decay": None, "autocast": nullcontext, "update": lambda: None, "guarded": True,
+    }  # fmt: skip
+    return StepSettings(**{**given, **changed})
+
+
+def run_of(around: Any, step: StepSettings | None = None, **changed: Any) -> Run:
+    parts = ("logger", "balance", "checkpoints", "stop", "watch", "buffers")
+    given: dict[str, Any] = {
+        "world": ONE, "callbacks": [around], "step": step or settings(), "global_batch_size": 4, "epoch_samples": 10,
+        "total_steps": 7, "log_every": 2, "eval_every": 3, "save_every": 4, "keep_best": 2, "patience": None,
+        "monitor_key": "val/loss", "monitor_sign": 1, "pruning": None, **dict.fromkeys(parts, around),
+    }  # fmt: skip
+    return Run(**{**given, **changed})
+
+
+def state_of(model: nn.Module | None = None, **changed: Any) -> TrainState:
+    torch.manual_seed(0)
+    model = model or nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+    schedule = Schedule(optimizer, Constant(0.0), 10)
+    return TrainState(
+        **{"model": model, "ema": None, "optimizer": optimizer, "schedule": schedule, "scaler": None, **changed}
+    )
+
+
+def squared(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return (output[:, 0] - batch["y"]).square()
+
+
+TASK = Task(squared, {})
+
+
+class Data:
+    """A loader whose micro-batches hold their number."""
+
+    wait_s, why = 0.0, ""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes, self.plan = sizes, SimpleNamespace(common=len(sizes))
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        for k, size in enumerate(self.sizes):
+            yield {"x": torch.arange(size * 3.0).view(size, 3) / 7 - k, "y": torch.full((size,), float(k))}
+
+    def lengths(self, k: int) -> tuple[int, int]:
+        return self.sizes[k], self.sizes[k]
+
+
+# ---- when
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"), [(None, []), (1, [0, 1, 2, 3, 4, 5, 6]), (2, [0, 2, 4, 6]), (3, [0, 3, 6]), (9, [0])]
+)
+def test_due(every: int | None, steps: list[int]) -> None:
+    assert [step for step in range(7) if loop.due(step, every)] == steps
+
+
+@pytest.mark.parametrize(
+    ("step", "scored", "every", "wanted"),
+    [
+        (3, 0, 3, True), (3, 3, 3, False), (2, 0, 3, False), (7, 6, 3, True), (7, 7, 3, False), (7, 0, None, False),
+        (6, 3, 3, True), (5, 3, 3, False), (0, 0, 3, False), (3, 6, 3, False),
+    ],
+)  # fmt: skip
+def test_when_a_state_is_to_be_scored(step: int, scored: int, every: int | None, wanted: bool) -> None:
+    """At its steps and at the last, and no state twice."""
+    run = run_of(Surroundings(), eval_every=every)
+    assert loop.to_be_scored(state_of(step=step, scored_step=scored), run) is wanted
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> Surroundings:
+    """fit with a step, an evaluation and a clock that only note: the loss of step n is n, its score 10 - n."""
+    around = Surroundings()
+
+    def train_step(net: nn.Module, state: TrainState, task: Task, batches: Any, given: StepSettings) -> dict[str, Any]:
+        assert net.training
+        around.events.append(("step", state.step + 1))
+        return {"loss": torch.tensor(state.step + 1.0), "grad_norm": torch.tensor(2.0), "non_finite": torch.zeros(())}
+
+    def evaluate(model: nn.Module, *rest: Any) -> dict[str, float]:
+        around.events.append("evaluate")
+        return {"loss": 10.0 - around.named("step")[-1][1] if around.named("step") else 9.5}
+
+    monkeypatch.setattr(loop, "train_step", train_step)
+    monkeypatch.setattr(loop, "evaluate", evaluate)
+    monkeypatch.setattr(loop, "Clock", lambda train, logger: around)
+    return around
+
+
+def fit(around: Surroundings, state: TrainState, val: Any = "data", **changed: Any) -> None:
+    net = nn.Linear(1, 1).eval()
+    loop.fit(net, state, TASK, Data([1]), Data([1]) if val else None, run_of(around, **changed))  # type: ignore[arg-type]
+
+
+def test_what_a_run_does_when(noted: Surroundings) -> None:
+    """7 steps, logged every 2, scored every 3, saved every 4, an epoch every 2.5: all that happens, in its order."""
+    state = state_of()
+    fit(noted, state)
+
+    def saved(kind: str, step: int, *best: Any) -> list[Any]:
+        return [
+            ("beat", "saving", step, "slow"), ("check_finite", step), (kind, step, *best), ("beat", "training", step),
+        ]  # fmt: skip
+
+    def stepped(step: int) -> list[Any]:
+        return [
+            ("begin",), ("step", step), ("end",), ("beat", "training", step), ("progress", step),
+            ("user code", "a callback's on_step", step), ("on_step", step),
+        ]  # fmt: skip
+
+    def logged(step: int, loss: float, steps: int) -> list[Any]:
+        values = {
+            "train/loss": loss,
+            "train/grad_norm": 2.0,
+            "train/lr": 0.5,
+            "train/epoch": step * 4 / 10,
+            "balance/x": step,
+        }
+        return [
+            ("read", step, []), ("read", steps * 4), ("log", step, {**values, "perf/x": steps * 4}),
+            ("user code", "Surroundings.on_log", step), ("on_log", step, values),
+        ]  # fmt: skip
+
+    def scored(step: int, best: list[list[float]]) -> list[Any]:
+        scores = {"val/loss": 10.0 - step}
+        return [
+            "paused", "evaluate", ("log", step, scores), ("user code", "Surroundings.on_eval", step),
+            ("on_eval", step, scores), *saved("best", step, best), "on",
+        ]  # fmt: skip
+
+    def kept(step: int) -> list[Any]:
+        return ["paused", *saved("last", step), "on"]
+
+    assert noted.events == [
+        ("beat", "training", 0, "slow"),
+        *stepped(1),
+        *stepped(2), *logged(2, 1.5, 2),
+        *stepped(3), ("end_epoch", 3), *scored(3, [[7.0, 3]]),
+        *stepped(4), *logged(4, 3.5, 2), *kept(4),
+        *stepped(5), ("end_epoch", 5),
+        *stepped(6), *logged(6, 5.5, 2), *scored(6, [[4.0, 6], [7.0, 3]]),
+        *stepped(7), *logged(7, 7.0, 1), *scored(7, [[3.0, 7], [4.0, 6]]), *kept(7),
+    ]  # fmt: skip
+    assert noted.calls == 7, "the ranks agree after each step"
+    assert (state.step, state.samples, state.logged_step, state.scored_step) == (7, 28, 7, 7)
+    assert (state.best_score, state.stale, state.totals) == (3.0, 0, {})
+    assert noted.named("settle") == []
+
+
+def test_without_a_split_to_score_nothing_is_scored(noted: Surroundings) -> None:
+    fit(noted, state_of(step=3), val=None, callbacks=[])
+    assert "evaluate" not in noted.events
+    assert noted.named("step") == [("step", step) for step in (4, 5, 6, 7)]
+    assert noted.named("last") == [("last", 4), ("last", 7)]
+    assert noted.named("user code", "on_step") == []
+
+
+def test_a_stop_ends_with_a_checkpoint_and_the_resume_scores_what_was_due(noted: Surroundings) -> None:
+    noted.requested_at = 3
+    state = state_of()
+    fit(noted, state)
+    assert noted.events[-6:] == [
+        "paused", ("beat", "saving", 3, "slow"), ("check_finite", 3), ("last", 3), ("beat", "training", 3), "on",
+    ]  # fmt: skip
+    assert "evaluate" not in noted.events, "who asks for a stop does not wait for an evaluation"
+    noted.events.clear()
+    noted.calls, noted.requested_at = 0, 1
+    fit(noted, state)
+    first = noted.named("evaluate", "best", "last", "step", "paused", "on")
+    assert first == [
+        "paused", "evaluate", ("best", 3, [[9.5, 3]]), ("last", 3), "on",
+        ("step", 4), "paused", ("last", 4), "on",
+    ]  # fmt: skip
+    assert state.scored_step == 3
+
+
+def test_nothing_is_left_to_do(noted: Surroundings) -> None:
+    """A finished run, and one that has lost its patience, take no step; patience is counted in evaluations."""
+    fit(noted, state_of(step=7, scored_step=7))
+    fit(noted, state_of(step=4, scored_step=3, stale=2), patience=2)
+    assert noted.named("step", "evaluate", "last") == []
+    fit(noted, state_of(step=4, scored_step=3, stale=1, best_score=0.0), patience=2)
+    assert noted.named("step", "evaluate", "last") == [("step", 5), ("step", 6), "evaluate", ("last", 6)]
+    noted.events.clear()
+    fit(noted, state_of(step=3, stale=1, best_score=0.0), patience=2)  # the evaluation that was due is the last
+    assert noted.named("step", "evaluate", "last") == ["evaluate", ("last", 3)]
+
+
+# ---- logs
+
+
+def totals(**values: float) -> dict[str, Tensor]:
+    return {name: torch.tensor(value) for name, value in values.items()}
+
+
+def test_a_log_has_the_means_over_the_steps_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks, six steps since the last log, two of them skipped; the other rank's sums are four times these."""
+    around = Surroundings()
+    around.row_of_rank = [1.0, 2.0]
+    monkeypatch.setattr(loop, "all_sum", lambda values, world: values * 5)
+    run = run_of(around, settings(skip_non_finite=True), world=World(0, 2, 0, CPU))
+    state = state_of(step=10, samples=40, logged_step=4, totals=totals(loss=8.0, grad_norm=16.0, non_finite=2.0))
+    loop.log_train(state, run, around)  # type: ignore[arg-type]
+    assert around.named("log") == [
+        ("log", 10, {
+            "train/loss": 5.0, "train/grad_norm": 10.0, "train/lr": 0.5, "train/epoch": 4.0, "train/skipped_steps": 2.0,
+            "balance/x": 10, "perf/x": 24,
+        }),
+    ]  # fmt: skip
+    assert around.named("read") == [("read", 10, [5.0, 10.0]), ("read", 24)]
+    assert (state.totals, state.logged_step) == ({}, 10)
+
+
+def test_a_log_without_a_step_that_counts_has_no_means() -> None:
+    around = Surroundings()
+    state = state_of(step=4, samples=16, logged_step=2, totals=totals(loss=0.0, non_finite=2.0))
+    loop.log_train(state, run_of(around, settings(skip_non_finite=True)), around)  # type: ignore[arg-type]
+    assert around.named("log") == [
+        ("log", 4, {"train/lr": 0.5, "train/epoch": 1.6, "train/skipped_steps": 2.0, "balance/x": 4, "perf/x": 8}),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("non_finite", "skip", "scale", "says"),
+    [
+        (0.0, False, None, None),
+        (2.0, True, None, None),
+        (2.0, False, 4.0, None),
+        (0.0, False, loop.SMALLEST_SCALE, None),
+        (
+            2.0,
+            False,
+            None,
+            r"^a gradient was not finite in 2 of the steps 5 to 9; debug=nan names .*trainer\.clip_norm",
+        ),
+        (0.0, False, 0.0009, r"^fp16: the loss scale has fallen below 0\.001 by step 9,"),
+        (2.0, True, 0.0009, r"^fp16: the loss scale has fallen below 0\.001 by step 9,"),
+    ],
+)
+def test_steps_that_are_not_finite(non_finite: float, skip: bool, scale: float | None, says: str | None) -> None:
+    scaler = None if scale is None else SimpleNamespace(get_scale=lambda: scale)
+    state = state_of(step=9, logged_step=4, scaler=scaler, totals=totals(loss=1.0, non_finite=non_finite))
+    run = run_of(Surroundings(), settings(skip_non_finite=skip))
+    if says is None:
+        assert loop.check_finite(state, run) == non_finite
+    else:
+        with pytest.raises(RunFailed, match=says):
+            loop.check_finite(state, run)
+
+
+def test_right_after_a_log_nothing_is_known_of_steps() -> None:
+    assert loop.check_finite(state_of(), run_of(Surroundings())) == 0
+
+
+# ---- scores
+
+
+def scoring(monkeypatch: pytest.MonkeyPatch, values: list[float], **changed: Any) -> tuple[Any, TrainState, list[Any]]:
+    """Score these one after the other, every 3 steps -> (what was noted, the state, what `score` returned)."""
+    around, state, told = Surroundings(), state_of(), []
+    given = iter(values)
+    monkeypatch.setattr(loop, "evaluate", lambda *rest: {"loss": next(given), "other": 0.0})
+    for _ in values:
+        state.step += 3
+        told.append(loop.score(state, TASK, Data([1]), run_of(around, **{"total_steps": 99, **changed})))  # type: ignore[arg-type]
+    return around, state, told
+
+
+def test_scores_are_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less is better; of equal ones the older stays before, and is the best."""
+    around, state, told = scoring(monkeypatch, [5.0, 7.0, 5.0, 4.0, 4.0, NAN, 4.5])
+    assert around.named("best") == [
+        ("best", 3, [[5.0, 3]]),
+        ("best", 6, [[5.0, 3], [7.0, 6]]),
+        ("best", 9, [[5.0, 3], [5.0, 9]]),
+        ("best", 12, [[4.0, 12], [5.0, 3]]),
+        ("best", 15, [[4.0, 12], [4.0, 15]]),
+    ]
+    assert (state.best_score, state.stale, state.scored_step) == (4.0, 3, 21)
+    assert told == [False] * 7
+    assert around.named("log")[1] == ("log", 6, {"val/loss": 7.0, "val/other": 0.0})
+    assert around.named("on_eval")[1] == ("on_eval", 6, {"val/loss": 7.0, "val/other": 0.0})
+
+
+def test_more_may_be_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    around, state, _ = scoring(monkeypatch, [0.25, 0.5, 0.5, 0.375, -1.0], monitor_sign=-1, keep_best=2)
+    assert [event[2] for event in around.named("best")] == [
+        [[0.25, 3]], [[0.5, 6], [0.25, 3]], [[0.5, 6], [0.5, 9]],
+    ]  # fmt: skip
+    assert (state.best_score, state.stale) == (0.5, 3)
+
+
+def test_a_score_that_is_not_finite_is_no_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    around, state, told = scoring(monkeypatch, [NAN, -INF, 3.0], patience=3)
+    assert around.named("best") == [("best", 9, [[3.0, 9]])]
+    assert (state.best_score, state.stale) == (3.0, 0)
+    assert told == [False] * 3
+
+
+def test_keep_best_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    around, state, _ = scoring(monkeypatch, [3.0, 2.0], keep_best=0)
+    assert around.named("best") == []
+    assert (state.best, state.best_score) == ([], 2.0)
+
+
+def test_patience_ends_at_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert scoring(monkeypatch, [1.0, 2.0, 1.0, 0.5, 0.5, 0.5], patience=2)[2] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_a_pruner_is_asked_after_each_evaluation_but_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def stops(world: World, number: int, scores: dict[str, float]) -> bool:
+        asked.append((number, scores["val/loss"]))
+        return number == 2
+
+    told = scoring(monkeypatch, [1.0, 2.0, 3.0, 4.0], pruning=SimpleNamespace(stops=stops), total_steps=12)[2]
+    assert asked == [(0, 1.0), (1, 2.0), (2, 3.0)]
+    assert told == [False, False, True, False]
+
+
+def test_an_evaluation_that_was_left_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    def evaluate(*rest: Any) -> dict[str, float]:
+        random.random(), torch.rand(3)
+        raise Stopped
+
+    monkeypatch.setattr(loop, "evaluate", evaluate)
+    around, state = Surroundings(), state_of(step=3)
+    torch.manual_seed(5)
+    expected = torch.rand(2)
+    torch.manual_seed(5)
+    assert loop.score(state, TASK, Data([1]), run_of(around)) is True  # type: ignore[arg-type]
+    assert torch.equal(torch.rand(2), expected)
+    assert (state.scored_step, state.best, state.stale) == (0, [], 0)
+    assert around.named("log", "on_eval", "best") == []
+
+
+# ---- saving
+
+
+def test_a_save_is_what_all_ranks_agree_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0's buffers first, which the average takes over; then checked, written, and all wait for each other."""
+    model = nn.BatchNorm1d(1)
+    state = state_of(model, ema=copy.deepcopy(model), step=6)
+    around = Surroundings()
+    around.warning = "something is not saved"
+    monkeypatch.setattr(
+        loop, "broadcast_buffers", lambda m, w: (around.events.append("buffers"), m.running_mean.fill_(3.0))
+    )
+    monkeypatch.setattr(loop, "meet", lambda world: around.events.append("met"))
+    times = iter([100.0, 103.0, 200.0, 201.0])
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    loop.save(state, run_of(around), best=False)
+    assert around.events == [
+        ("beat", "saving", 6, "slow"), "buffers", ("check_finite", 6), ("warn", "something is not saved"), ("last", 6),
+        "met", ("beat", "training", 6),
+    ]  # fmt: skip
+    assert state.ema.running_mean.tolist() == [3.0]  # type: ignore[union-attr]
+    assert around.save_s == 3.0
+    around.events.clear()
+    around.warning = None
+    loop.save(state, run_of(around), best=True)
+    assert around.save_s == 3.0, "the longest so far"
+    assert around.named("warn", "best", "last") == [("best", 6, [])]
+
+
+def test_what_is_not_finite_is_not_saved() -> None:
+    around = Surroundings()
+    with pytest.raises(RunFailed, match="not finite in 1 of the steps"):
+        loop.save(state_of(step=3, totals=totals(loss=NAN, non_finite=1.0)), run_of(around), best=False)
+    assert around.named("last") == []
+
+
+# ---- a step
+
+
+class Synced(nn.Module):
+    """Notes the passes in which its gradients stay on the rank, as DDP's no_sync has it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.alone, self.passes = model, False, []  # type: ignore[var-annotated]
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self.alone = True
+        yield
+        self.alone = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes.append((len(x), self.alone))
+        return self.model(x)
+
+
+def stepped(state: TrainState, net: Any = None, task: Task = TASK, **changed: Any) -> dict[str, Tensor]:
+    """One step of micro-batches of 3 and 2 samples."""
+    changed.setdefault("update", state.optimizer.step)
+    return loop.train_step(net or state.model, state, task, iter(Data([3, 2])), settings(**changed))  # type: ignore[arg-type]
+
+
+def whole_batch(state: TrainState) -> tuple[float, list[Tensor], Tensor]:
+    """(loss, gradients, their norm) of the mean over the five samples, without micro-batches."""
+    model = copy.deepcopy(state.model)
+    parts = list(Data([3, 2]))
+    loss = torch.cat([squared(model(part["x"]), part) for part in parts]).mean()
+    loss.backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return loss.item(), gradients, torch.cat([g.flatten() for g in gradients]).norm()
+
+
+@pytest.mark.parametrize("fp16", [False, True])
+@pytest.mark.parametrize("limit", [None, 0.25])
+def test_a_step_is_that_of_the_mean_over_all_samples(fp16: bool, limit: float | None) -> None:
+    """Uneven micro-batches weigh right; the ranks meet once; fp16's scale is out before the limit and the update."""
+    state = state_of(scaler=torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1) if fp16 else None)
+    loss, gradients, norm = whole_batch(state)
+    before = [p.detach().clone() for p in state.model.parameters()]
+    net = Synced(state.model)
+    values = stepped(state, net, clip_norm=limit)
+    assert net.passes == [(3, True), (2, False)]
+    assert values.keys() == {"loss", "grad_norm", "non_finite"}
+    assert values["loss"].item() == pytest.approx(loss, rel=1e-6)
+    assert values["grad_norm"].item() == pytest.approx(norm.item(), rel=1e-6)
+    assert values["non_finite"].item() == 0.0
+    assert not values["loss"].requires_grad
+    factor = 1.0 if limit is None else limit / norm.item()
+    for old, new, gradient in zip(before, state.model.parameters(), gradients):
+        torch.testing.assert_close(new.detach(), old - 0.5 * factor * gradient)
+    assert all(p.grad is None for p in state.model.parameters())
+    assert state.schedule.updates == 1
+    if state.scaler:
+        assert state.scaler.get_scale() == 2048.0
+
+
+def poison(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return squared(output, batch) * (INF if batch["y"][0] == 1 else 1.0)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("way", ["stop", "skip", "fp16"])
+def test_a_step_that_is_not_finite(way: str, guarded: bool) -> None:
+    """skip and fp16 leave it out, of the means too; else it is told, and the kernel or the host spare the weights."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if way == "fp16" else None
+    model = nn.Linear(3, 1)
+    state = state_of(model, scaler=scaler, ema=copy.deepcopy(model))
+    updates: list[Any] = []
+    given: dict[str, Any] = {
+        "skip_non_finite": way == "skip", "guarded": guarded, "ema_decay": 0.5, "update": lambda: updates.append(1),
+    }  # fmt: skip
+    with torch.no_grad():
+        state.ema.weight.add_(1.0)  # type: ignore[union-attr, operator]
+    before = [p.clone() for p in state.ema.parameters()]  # type: ignore[union-attr]
+    values = stepped(state, task=Task(poison, {}), **given)
+    assert values["non_finite"].item() == 1.0
+    asks = way != "stop" or not guarded
+    assert len(updates) == (0 if asks else 1)
+    assert state.schedule.updates == len(updates)
+    assert hasattr(state.optimizer, "found_inf") == (not asks)
+    if not asks:
+        assert state.optimizer.found_inf.item() == 1.0  # type: ignore[attr-defined]
+    assert all(map(torch.equal, state.ema.parameters(), before)) == asks  # type: ignore[union-attr]
+    if way == "stop":
+        assert not math.isfinite(values["loss"].item())
+    else:
+        assert (values["loss"].item(), values["grad_norm"].item()) == (0.0, 0.0)
+    if scaler is not None:
+        assert scaler.get_scale() == 512.0
+    stepped(state, **given)
+    assert len(updates) == (1 if asks else 2)
+    if hasattr(state.optimizer, "found_inf"):
+        assert state.optimizer.found_inf.item() == 0.0
+
+
+def test_the_average_moves_by_its_share() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    state = state_of(model, ema=copy.deepcopy(model))
+    model.weight.data.fill_(8.0)
+    state.ema.weight.data.fill_(4.0)  # type: ignore[union-attr, operator]
+    assert loop.update(state, settings(ema_decay=0.75), torch.zeros(())) is True
+    assert state.ema.weight.item() == 5.0  # type: ignore[union-attr, operator]
+
+
+def test_parameters_without_a_gradient_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[int] = []
+    monkeypatch.setattr(loop, "name_unused", lambda net, model, step: named.append(step))
+    state = state_of(step=4)
+    stepped(state)
+    assert named == []
+    model = nn.Linear(3, 1)
+    model.idle = nn.Parameter(torch.ones(1))  # type: ignore[assignment]
+    stepped(state_of(model, step=4), num_parameters=3)
+    assert named == [4]
+
+
+def test_losses_are_checked_in_each_micro_batch() -> None:
+    for wrong in (lambda output, batch: squared(output, batch).mean(), lambda output, batch: batch["y"]):
+        with pytest.raises(ConfigError, match=r"^task\.criterion: "):
+            stepped(state_of(), task=Task(wrong, {}))
+
+
+def test_clip() -> None:
+    for limit, factor in ((None, 1.0), (10.0, 1.0), (5.0, 5 / (5 + 1e-6)), (1.0, 0.2)):
+        gradients = [torch.tensor([3.0]), torch.tensor([[4.0, 0.0]])]
+        assert loop.clip(gradients, limit).item() == 5.0
+        torch.testing.assert_close(gradients[0], torch.tensor([3.0 * factor]), rtol=1e-6, atol=0.0)
+        torch.testing.assert_close(gradients[1], torch.tensor([[4.0 * factor, 0.0]]), rtol=1e-6, atol=0.0)
+    nothing = [torch.zeros(2)]
+    assert loop.clip(nothing, 1e-3).item() == 0.0
+    assert nothing[0].tolist() == [0.0, 0.0]  # and not nan
+
+
+# ---- an evaluation
+
+
+class Same(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        assert not self.training
+        assert not torch.is_grad_enabled()
+        return x
+
+
+EVALUATED = [torch.tensor([1.0, 2.0, 4.0]), torch.tensor([8.0, 512.0]), torch.tensor([64.0])]
+LENGTHS = [(3, 3), (2, 1), (1, 0)]  # the last of the second, and the third, only keep the ranks in step
+
+
+def first(output: Tensor, batch: Any) -> Tensor:
+    return output
+
+
+def double(output: Tensor, batch: Any) -> Tensor:
+    return 2 * output
+
+
+def evaluated(task: Task, batches: list[Tensor] = EVALUATED, lengths: Any = LENGTHS, **more: Any) -> dict[str, float]:
+    given = [{"x": batch} for batch in batches]
+    return loop.evaluate(more.pop("model", Same()), task, given, ONE, nullcontext, lengths.__getitem__, **more)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_an_evaluation_counts_what_counts(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
+    """Of this rank and of another one, which has 3 samples more, of 10 each; observers see what counts."""
+    told, seen = [], []
+
+    def all_sum(sums: Tensor, world: World) -> None:
+        told.append("summed")
+        sums += torch.tensor([30.0, 60.0, 0.0, 3.0])
+
+    monkeypatch.setattr(loop, "all_sum", all_sum)
+    monkeypatch.setattr(loop, "broadcast_buffers", lambda model, world: told.append("buffers"))
+    model = Same().train(training)
+    task = Task(first, {"double": double, "none": lambda output, batch: 0 * output})
+    scores = evaluated(
+        task, model=model, observers=[lambda out, batch: seen.append((out.tolist(), batch["x"].tolist()))]
+    )
+    assert scores == {"loss": (15 + 30) / 7, "double": (30 + 60) / 7, "none": 0.0}
+    assert told == ["buffers", "summed"]
+    assert seen == [([1.0, 2.0, 4.0],) * 2, ([8.0],) * 2]
+    assert model.training is training
+
+
+def test_sums_are_exact() -> None:
+    """Of as many samples as a split may have: single precision would lose the small ones."""
+    batches = [torch.tensor([2.0**24]), torch.tensor([1.0]), torch.tensor([1.0])]
+    assert evaluated(Task(first, {}), batches, [(1, 1)] * 3)["loss"] == (2**24 + 2) / 3
+
+
+def test_each_metric_is_checked() -> None:
+    right = {"a": first, "b": double}
+    evaluated(Task(first, right))
+    for name in right:
+        with pytest.raises(ConfigError, match=rf"^task\.metrics\.{name}: must return one value a sample"):
+            evaluated(Task(first, {**right, name: lambda output, batch: output.repeat(2)}))
+    with pytest.raises(ConfigError, match=r"^task\.criterion: must return one value a sample"):
+        evaluated(Task(lambda output, batch: output.repeat(2), right))
+
+
+# ---- the batches of an evaluation
+
+
+class Agreeing(Surroundings):
+    """Says yes in the call `requested_at`, and then has a cause."""
+
+    def agreed(self, world: World) -> bool:
+        self.events.append("agreed")
+        return super().agreed(world)
+
+
+def test_the_batches_of_an_evaluation() -> None:
+    around = Agreeing()
+    data = Data([2, 2, 2])
+    data.plan.common = 2  # the ranks have no third batch in common: nobody may wait for another there
+    got = list(run_of(around).evaluating(data, 6))  # type: ignore[arg-type]
+    assert [batch["y"][0].item() for batch in got] == [0.0, 1.0, 2.0]
+    beat = ("beat", "evaluating", 6)
+    assert around.events == [("settle",), beat, beat, "agreed", beat, "agreed", beat, ("settle",)]
+
+
+@pytest.mark.parametrize("at", [1, 2, None])
+def test_an_evaluation_is_left_together(at: int | None) -> None:
+    """After the batch at which the ranks agree, or at its end, where what was sent last says so."""
+    around = Agreeing()
+    around.requested_at = at
+    around.cause = "" if at else "SIGTERM"
+    got: list[Any] = []
+    with pytest.raises(Stopped):
+        got.extend(run_of(around).evaluating(Data([2, 2, 2]), 6))  # type: ignore[arg-type]
+    assert len(got) == (at or 3)
+
+
+def test_a_run_s_directory_holds_its_checkpoints() -> None:
+    assert run_of(Surroundings()).directory == Path("run")
