@@ -48,11 +48,6 @@ TESTS = {
     "src/lab/sweep/ledger.py": ["tests/test_ledger.py", "tests/test_sweep_alike.py"],
 }  # fmt: skip
 LIMIT_S = 240.0
-# what tests import sooner or later and no break changes: once here, not in each fork
-HEAVY = (
-    "h5py", "hydra", "hypothesis", "pytest", "torch._dynamo", "torch._inductor.config", "torch.distributed.tensor",
-    "torch.distributed.checkpoint", "torch.utils.data",
-)  # fmt: skip
 
 COMPARE = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -198,8 +193,36 @@ class _Bounded:
             item.add_marker(pytest.mark.timeout(self.limit_s))
 
 
-def run_tests(project: Path, tests: list[str], log: Path, limit_s: float) -> str:
-    """pytest in a fork of this process, which has torch: passed, failed or late."""
+def depending(project: Path, target: Path) -> set[str]:
+    """The modules that import `target`, itself among them, at any depth: these alone are imported anew in each fork."""
+    imports: dict[str, set[str]] = {}
+    for path in (project / "src").rglob("*.py"):
+        name = ".".join(path.relative_to(project / "src").with_suffix("").parts).removesuffix(".__init__")
+        found = imports.setdefault(name, set())
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        if path == target:
+            reached = {name}
+    while more := {name for name, found in imports.items() if name not in reached and found & reached}:
+        reached |= more
+    return reached
+
+
+def import_what_stays(project: Path, target: Path, names: list[str]) -> None:
+    """Of the modules that the tests had loaded at their end: those that no break changes, once and not in each fork."""
+    changing = depending(project, target)
+    sys.path.insert(0, str(project / "src"))
+    for name in names:
+        if name not in changing:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+
+
+def run_tests(project: Path, tests: list[str], log: Path, limit_s: float, loaded: Path | None = None) -> str:
+    """pytest in a fork of this process: passed, failed or late. loaded: a file to list the modules in that it loaded."""
     pid = os.fork()
     if pid == 0:
         os.setsid()
@@ -218,8 +241,15 @@ def run_tests(project: Path, tests: list[str], log: Path, limit_s: float) -> str
                 "broken", phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate], database=None, derandomize=True
             )
             hypothesis.settings.load_profile("broken")
-            options = ["-x", "-q", "-p", "no:cacheprovider", "--rootdir", str(project)]
-            status = int(pytest.main([*options, *tests], plugins=[_Bounded(limit_s)]))
+            options = ["-x", "-q", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", "-p", "pytest_timeout"]
+            status = int(pytest.main([*options, "--rootdir", str(project), *tests], plugins=[_Bounded(limit_s)]))
+            if loaded is not None:
+                own = [
+                    n
+                    for n, m in sys.modules.items()
+                    if Path(getattr(m, "__file__", None) or "/").parent != project / "tests"
+                ]
+                loaded.write_text(json.dumps(own))
         finally:
             sys.stdout.flush()
             os._exit(status)
@@ -259,18 +289,17 @@ def main() -> int:
         return 0
     import torch
 
-    for name in HEAVY:
-        importlib.import_module(name)
     torch.set_num_threads(1)
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     project = copy_project()
     tests = given.tests or [t for t in TESTS[given.module] if t.startswith("-") or (ROOT / t.split("::")[0]).exists()]
-    target, log = project / given.module, project / "mutant.log"
+    target, log, loaded = project / given.module, project / "mutant.log", project / "loaded.json"
     began = time.monotonic()
-    if (outcome := run_tests(project, tests, log, LIMIT_S)) != "passed":
+    if (outcome := run_tests(project, tests, log, LIMIT_S, loaded)) != "passed":
         print(log.read_text()[-3000:], f"the tests are red before anything is broken ({outcome}): {project}", sep="\n")
         return 2
     limit_s = 15 + 3 * (time.monotonic() - began)
+    import_what_stays(project, target, json.loads(loaded.read_text()))
     # the tests are compiled now; of the module to break nothing compiled may be there, as sources of one second and
     # one size are taken for the same
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"

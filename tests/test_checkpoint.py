@@ -1,0 +1,395 @@
+"""Checkpoints one by one: how they are written, which are kept, which one is found, and what is no checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_equal
+from torch import nn
+
+from lab import checkpoint, shards
+from lab.checkpoint import Checkpoints, check_content, find, load, load_weights, peek, save, weights
+from lab.distributed import World
+from lab.errors import ConfigError, Damaged, RunFailed
+
+CPU = torch.device("cpu")
+MAIN, OTHER = World(0, 1, 0, CPU), World(1, 2, 1, CPU)
+
+
+def payload(step: int = 5, **changed: Any) -> dict[str, Any]:
+    model = {"w": torch.full((2,), float(step)), "b": torch.zeros(1)}
+    optimizer = {"state": {0: {"momentum": torch.ones(2)}}, "param_groups": []}
+    plain = {"step": step, "samples": 8 * step, "best": [], "stale": 0, "logged_step": step, "scored_step": 0}
+    parts = {"model": model, "ema": None, "optimizer": optimizer, "schedule": {"updates": step}, "ranks": []}
+    return {**parts, **plain, **changed}
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def in_parts(path: Path, content: dict[str, Any]) -> Path:
+    shards.save(content, path, MAIN, save)
+    return path
+
+
+# ---- writing
+
+
+def test_a_file_is_whole_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "last_000000005.pt"
+    path.write_bytes(b"the one before")
+    (tmp_path / f".{path.name}.tmp").write_bytes(b"half, of a process that was killed")
+    synced: list[int] = []
+
+    def fsync(handle: int) -> None:
+        assert path.read_bytes() == b"the one before"
+        synced.append(os.fstat(handle).st_size)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", fsync)
+    save(payload(), path)
+    assert synced == [path.stat().st_size], "what is still in a buffer is not synced"
+    assert names(tmp_path) == [path.name]
+    assert_equal(load(path), payload())
+
+
+def full_disk() -> None:
+    raise OSError(28, "No space left on device")
+
+
+def full_disk_within_another() -> None:
+    try:
+        full_disk()
+    except OSError:
+        raise RuntimeError("unexpected pos 64") from None
+
+
+def gone() -> None:
+    raise FileNotFoundError(2, "No such file or directory")
+
+
+def no_disk() -> None:
+    raise RuntimeError("cannot pickle that")
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("fail", "error", "says"),
+    [
+        (full_disk, RunFailed, r"last_000000005\.pt could not be written: No space left on device; those written"),
+        (full_disk_within_another, RunFailed, r"could not be written: No space left on device"),
+        (gone, FileNotFoundError, r"No such file"),
+        (no_disk, RuntimeError, r"^cannot pickle that$"),
+        (interrupted, KeyboardInterrupt, None),
+    ],
+)
+@pytest.mark.parametrize("where", ["open", "write"])
+def test_what_could_not_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None], error: Any, says: str, where: str
+) -> None:
+    path = tmp_path / "last_000000005.pt"
+    path.write_bytes(b"the one before")
+    if where == "open":
+        monkeypatch.setattr(checkpoint, "open", lambda *given: fail(), raising=False)
+    else:
+        monkeypatch.setattr(checkpoint.torch, "save", lambda content, file: (file.write(b"half"), fail()))
+    with pytest.raises(error, match=says) as caught:
+        save(payload(), path)
+    assert caught.type is error
+    assert names(tmp_path) == [path.name]
+    assert path.read_bytes() == b"the one before"
+
+
+# ---- what is a checkpoint
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ([1, 2], "holds a list"),
+        ({**payload(), "step": "5"}, "missing or of another kind in it: step$"),
+        ({k: v for k, v in payload().items() if k != "ranks"}, "missing or of another kind in it: ranks$"),
+        (payload(model=None, optimizer=[], schedule=3), "in it: model, optimizer, schedule$"),
+        (payload(model={"w": 3}), "in it: model$"),
+        (payload(model={"w": torch.zeros(1), "b": None}), "in it: model$"),
+        (payload(ema={"w": "text"}), "in it: ema$"),
+        ({"step": 1, "best": []}, r"in it: model, ema, optimizer, schedule and 5 more$"),
+        ({k: v for k, v in payload().items() if k in ("model", "ema", "optimizer", "schedule", "step")},
+         "in it: samples, best, stale, logged_step and 2 more$"),
+        ({k: v for k, v in payload().items() if k not in ("ema", "stale", "best", "ranks")},
+         "in it: ema, best, stale, ranks$"),
+    ],
+)  # fmt: skip
+def test_what_is_no_checkpoint_is_named(tmp_path: Path, content: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=f"^it is no checkpoint of a run.*{says}"):
+        check_content(content)
+    torch.save(content, tmp_path / "a.pt")
+    for read in (load, peek):
+        with pytest.raises(Damaged, match=rf"^{tmp_path}/a\.pt does not load: it is no checkpoint of a run.*{says}"):
+            read(tmp_path / "a.pt")
+
+
+def test_what_is_one() -> None:
+    check_content(payload())
+    check_content(payload(model={}, ema={"w": torch.zeros(1)}, later="of a newer version"))
+
+
+class Foreign:
+    """Code, in a checkpoint."""
+
+
+def test_loading_runs_no_code(tmp_path: Path) -> None:
+    torch.save(payload(schedule={"updates": Foreign()}), tmp_path / "a.pt")
+    with pytest.raises(Damaged, match="does not load"):
+        load(tmp_path / "a.pt")
+
+
+def test_the_average_counts_where_there_is_one() -> None:
+    assert weights(payload(ema={"w": 1}))["w"] == 1
+    assert weights(payload(7))["w"].tolist() == [7.0, 7.0]
+
+
+def test_a_checkpoint_in_parts(tmp_path: Path) -> None:
+    path = in_parts(tmp_path / "last_000000005.dcp", payload())
+    assert_equal(load(path), payload())
+    head = peek(path)
+    assert (head["step"], head["shards"], "model" in head) == (5, str(path), False)
+    assert load(path, ("model",))["optimizer"] == {"state": {}, "param_groups": []}
+    lacking = in_parts(tmp_path / "lacking.dcp", {k: v for k, v in payload().items() if k != "samples"})
+    for read in (load, peek):
+        with pytest.raises(Damaged, match=r"lacking\.dcp does not load: .*in it: samples$"):
+            read(lacking)
+
+
+# ---- loading weights
+
+
+def test_weights_that_do_not_fit_are_named() -> None:
+    model = nn.Linear(3, 2)
+    right = {"weight": torch.full((2, 3), 4.0), "bias": torch.full((2,), 5.0)}
+    load_weights(model, right, "it")
+    assert_equal(dict(model.state_dict()), right)
+    end = "; use the model and data settings it was trained with$"
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"weight": right["weight"]}, "missing in the checkpoint: bias"),
+        ({**right, "more": torch.zeros(1)}, "not in the model: more"),
+        ({**right, "weight": torch.zeros(3, 2)},
+         r"of another shape: weight: \(3, 2\) in the checkpoint, \(2, 3\) in the model"),
+        ({"bias": torch.zeros(3), **{f"k{i}": torch.zeros(1) for i in range(6)}},
+         r"missing in the checkpoint: weight; not in the model: k0, k1, k2, k3 and 2 more; of another shape: bias: "
+         r"\(3,\) in the checkpoint, \(2,\) in the model"),
+        ({**right, **{f"k{i}": torch.zeros(1) for i in range(4)}}, "not in the model: k0, k1, k2, k3"),
+    ]  # fmt: skip
+    for state, says in cases:
+        with pytest.raises(ConfigError, match=f"^it does not fit the model: {says}{end}"):
+            load_weights(model, state, "it")
+    assert_equal(dict(model.state_dict()), right)
+
+
+# ---- which are kept
+
+
+def test_two_last_ones_are_kept_and_nothing_of_somebody_else(tmp_path: Path) -> None:
+    own = ("last_5.txt", "last_final.pt", "best_000000001.pt", ".hidden.pt", "notes")
+    for name in own:
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / ".last_000000009.pt.tmp").write_bytes(b"half, of a process that was killed")
+    in_parts(tmp_path / "last_000000001.dcp", payload(1))  # of the same run, when it was sharded
+    kept = Checkpoints(tmp_path, MAIN)
+    for step, there in ((3, {1, 3}), (7, {3, 7}), (10, {7, 10})):
+        kept.save_last(payload(step))
+        found = {int(path.stem[5:]) for path in tmp_path.glob("last_0*")}
+        assert found == there
+    assert names(tmp_path) == sorted([*own, "last_000000007.pt", "last_000000010.pt"])
+    assert_equal(load(tmp_path / "last_000000010.pt"), payload(10))
+
+
+def test_the_best_are_those_that_the_state_names(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, MAIN)
+    (tmp_path / "last_000000003.pt").write_bytes(b"")
+    kept.save_best(payload(3, best=[[0.5, 3]]))
+    kept.save_best(payload(6, best=[[0.4, 6.0], [0.5, 3]]))
+    assert names(tmp_path) == ["best_000000003.pt", "best_000000006.pt", "last_000000003.pt"]
+    kept.save_best(payload(9, best=[[0.3, 9], [0.4, 6]]))
+    assert names(tmp_path) == ["best_000000006.pt", "best_000000009.pt", "last_000000003.pt"]
+
+
+def test_an_outdated_one_may_have_gone_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Checkpoints(tmp_path, MAIN)
+    listed = [tmp_path / f"last_{step:09d}.pt" for step in (9, 6, 3)]
+    monkeypatch.setattr(kept, "_files", lambda kind: listed)
+    kept.save_last(payload(9))
+    assert names(tmp_path) == ["last_000000009.pt"]
+
+
+def test_a_rank_writes_only_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a whole payload rank 0 writes all, and deletes; one in parts is written by all."""
+    for step in (1, 2, 3):
+        (tmp_path / f"last_{step:09d}.pt").write_bytes(b"")
+    before = names(tmp_path)
+    (tmp_path / ".last_000000009.pt.tmp").write_bytes(b"of rank 0, which writes now")
+    Checkpoints(tmp_path, OTHER).save_last(payload(4))
+    assert names(tmp_path) == [".last_000000009.pt.tmp", *before]
+    parts: list[Any] = []
+    monkeypatch.setattr(checkpoint, "is_part", lambda value: value.numel() == 2)
+    monkeypatch.setattr(checkpoint.shards, "save", lambda content, path, world, how: parts.append((path, world, how)))
+    Checkpoints(tmp_path, OTHER).save_last(payload(4))
+    assert parts == [(tmp_path / "last_000000004.dcp", OTHER, save)]
+    assert names(tmp_path) == [".last_000000009.pt.tmp", *before]
+    Checkpoints(tmp_path, MAIN).save_last(payload(4))
+    assert parts[1:] == [(tmp_path / "last_000000004.dcp", MAIN, save)]
+    assert names(tmp_path) == [".last_000000009.pt.tmp", "last_000000002.pt", "last_000000003.pt"]
+
+
+# ---- which one is found
+
+
+def test_the_file_of_a_score(tmp_path: Path) -> None:
+    found = Checkpoints(tmp_path)
+    assert found.best_path([0.5, 3.0]) == tmp_path / "best_000000003.pt"
+    (tmp_path / "best_000000003.dcp").mkdir()
+    assert found.best_path([0.5, 3]) == tmp_path / "best_000000003.dcp"
+    (tmp_path / "best_000000003.pt").write_bytes(b"")
+    assert found.best_path([0.5, 3]) == tmp_path / "best_000000003.pt"
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    lines = [record.getMessage() for record in caplog.records if record.name == "lab"]
+    caplog.clear()
+    return lines
+
+
+def test_the_best_that_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "lab")
+    for world in (None, MAIN):
+        found = Checkpoints(tmp_path, world)
+        assert found.load_best([]) is None
+        assert found.load_best([[0.1, 2], [0.2, 4]]) is None
+        assert [line.split(" does")[0] for line in told(caplog)] == [
+            f"passing over: {tmp_path}/best_00000000{step}.pt" for step in (2, 4)
+        ]
+    save(payload(4), tmp_path / "best_000000004.pt")
+    save(payload(6), tmp_path / "best_000000006.pt")
+    for world in (None, MAIN):
+        best = Checkpoints(tmp_path, world).load_best([[0.1, 2], [0.2, 4], [0.3, 6]])
+        assert best is not None
+        assert best[0] == [0.2, 4]
+        assert_equal(best[1], payload(4))
+        assert len(told(caplog)) == 1
+
+
+def test_the_newest_that_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "lab")
+    for world in (None, MAIN):
+        assert Checkpoints(tmp_path, world).newest_valid() is None
+    for name, step in (("last", 2), ("best", 4), ("last", 3)):
+        save(payload(step), tmp_path / f"{name}_{step:09d}.pt")
+    for name in ("last_000000010.pt", "best_000000011.pt"):
+        (tmp_path / name).write_bytes(b"damaged")
+    before = names(tmp_path)
+    for world in (None, MAIN):
+        newest = Checkpoints(tmp_path, world).newest_valid()
+        assert newest is not None
+        assert newest[0] == tmp_path / "best_000000004.pt"
+        assert_equal(newest[1], payload(4))
+        assert [line.split(" does")[0] for line in told(caplog)] == [
+            f"skipping damaged checkpoint: {tmp_path}/{name}" for name in ("best_000000011.pt", "last_000000010.pt")
+        ]
+        assert names(tmp_path) == before
+    Checkpoints(tmp_path, MAIN).newest_valid(put_aside=True)
+    assert names(tmp_path) == [
+        "best_000000004.pt", "best_000000011.damaged", "last_000000002.pt", "last_000000003.pt",
+        "last_000000010.damaged",
+    ]  # fmt: skip
+    assert len(told(caplog)) == 2
+
+
+def test_where_none_loads_the_user_decides(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        (tmp_path / f"last_{step:09d}.pt").write_bytes(b"damaged")
+    with pytest.raises(ConfigError, match=rf"^{tmp_path}: none of its 3 checkpoints loads; move them away to begin"):
+        Checkpoints(tmp_path, MAIN).newest_valid()
+
+
+def test_ranks_check_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each its share; what one of them finds damaged is damaged for all, and rank 0 says so and renames it."""
+    caplog.set_level(logging.WARNING, "lab")
+    for step in (3, 4):
+        save(payload(step), tmp_path / f"last_{step:09d}.pt")
+    shares: list[Any] = []
+    original = checkpoint.peek
+    monkeypatch.setattr(checkpoint, "peek", lambda path, share: (shares.append(share), original(path, share))[1])
+    monkeypatch.setattr(checkpoint, "share_from_main", lambda value, world: value)
+    others: dict[int, str | None] = {4: "the other rank's part", 3: None}
+    for world, lines, left in ((OTHER, 0, []), (World(0, 2, 0, CPU), 1, ["last_000000004.damaged"])):
+        answers = iter([others[4], others[3]])
+        monkeypatch.setattr(checkpoint, "gather", lambda wrong, world, a=answers: [wrong, next(a)])
+        found = Checkpoints(tmp_path, world).newest_valid(put_aside=True)
+        assert found is not None
+        assert found[0].name == "last_000000003.pt"
+        assert shares == [(world.rank, 2)] * 2
+        assert [line.split(": ")[1] for line in told(caplog)] == ["the other rank's part"] * lines
+        assert [name for name in names(tmp_path) if name.endswith("damaged")] == left
+        shares.clear()
+    answers = iter([None])
+    monkeypatch.setattr(checkpoint, "gather", lambda wrong, world: [wrong, "its part"])
+    assert Checkpoints(tmp_path, OTHER).load_best([[0.5, 3]]) is None
+    assert told(caplog) == []
+
+
+# ---- what a user names
+
+
+def run_with(directory: Path, **files: dict[str, Any]) -> Path:
+    """files: last_3={...}, written as checkpoints/last_000000003.pt; a `best_4_dcp` in parts."""
+    (directory / "checkpoints").mkdir(parents=True)
+    for name, content in files.items():
+        kind, step, *suffix = name.split("_")
+        path = directory / "checkpoints" / f"{kind}_{int(step):09d}"
+        in_parts(path.with_suffix(".dcp"), content) if suffix else save(content, path.with_suffix(".pt"))
+    return directory
+
+
+def test_a_run_stands_for_its_best_or_newest_weights(tmp_path: Path) -> None:
+    best = [[0.1, 9], [0.2, 4]]  # the best of all is damaged
+    run = run_with(tmp_path / "a", best_4=payload(4), last_8=payload(8, best=best), last_6=payload(6, best=best))
+    (run / "checkpoints/best_000000009.pt").write_bytes(b"damaged")
+    path, content = find(run)
+    assert path == run / "checkpoints/best_000000004.pt"
+    assert_equal(content, payload(4))
+    (run / "checkpoints/best_000000004.pt").unlink()
+    path, content = find(run)
+    assert path == run / "checkpoints/last_000000008.pt"
+    assert_equal(content, payload(8, best=best))
+    path, content = find(run / "checkpoints/last_000000006.pt")
+    assert path == run / "checkpoints/last_000000006.pt"
+    assert content["step"] == 6
+
+
+def test_a_run_in_parts_is_read_as_far_as_weights(tmp_path: Path) -> None:
+    run = run_with(tmp_path / "a", last_8_dcp=payload(8, best=[[0.2, 4]]), best_4_dcp=payload(4))
+    for given in (run, run / "checkpoints/best_000000004.dcp"):
+        path, content = find(given)
+        assert path == run / "checkpoints/best_000000004.dcp"
+        assert content["model"]["w"].tolist() == [4.0, 4.0]
+        assert content["optimizer"] == {"state": {}, "param_groups": []}
+
+
+def test_what_stands_for_nothing_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"/nowhere is neither a checkpoint nor a run directory with checkpoints$"):
+        find(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"/empty/checkpoints holds no checkpoint$"):
+        find(run_with(tmp_path / "empty"))
+    with pytest.raises(Damaged, match=r"^\S+/none\.dcp does not load"):
+        find(tmp_path / "none.dcp")
