@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import torch
 from conftest import limit
 from torch import Tensor
 
+from lab.data import loader as loader_module
 from lab.data.delivery import ring, slots
 from lab.data.loader import Loader, starvation
 from lab.data.order import EvalPlan, TrainPlan, sequential, shuffled
@@ -341,3 +343,158 @@ def test_starvation_names_the_key() -> None:
         text = starvation(4, 10, why)
         assert text.startswith("40% of the time")
         assert "data." in text.split(why)[1] or "trainer." in text.split(why)[1]
+
+
+# ---- the loader itself, whatever delivers
+
+
+class Source:
+    """Batches of one field, by number; notes what is asked of it."""
+
+    def __init__(self, num_workers: int = 3) -> None:
+        self.num_workers, self.events, self.held = num_workers, [], []  # type: ignore[var-annotated]
+
+    def stream(self, plan: object) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        self.events.append("begin")
+        try:
+            for k in range(4):
+                if k:
+                    time.sleep(0.002)
+                batch = {"k": torch.tensor([k])}
+                self.held.append(weakref.ref(batch["k"]))
+                pair = batch, torch.tensor([k])
+                del batch
+                yield pair
+                del pair
+                self.events.append(f"{k} " + ("is held" if self.held[k]() is not None else "is free"))
+        finally:
+            self.events.append("end")
+
+    def close(self) -> None:
+        self.events.append("close")
+
+
+class Items:
+    """A map-style dataset."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, i: int) -> dict[str, int]:
+        return {"k": i}
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Source, tuple[Any, ...]]]:
+    """The sources of loaders of a map-style dataset, and what each was opened with."""
+    made: list[tuple[Source, tuple[Any, ...]]] = []
+
+    def open_workers(dataset: Any, plan: Any, device: torch.device, *given: Any) -> tuple[Source, str]:
+        made.append((Source(), given))
+        return made[-1][0], "measured"
+
+    monkeypatch.setattr(loader_module, "open_workers", open_workers)
+    return made
+
+
+def items_loader(**changed: Any) -> Loader:
+    return Loader(Items(), EvalPlan(20, 5, 0, 1), CPU, **{"seed": 7, **changed})
+
+
+def test_batches_come_in_order_and_nobody_else_holds_them(opened: list[Any]) -> None:
+    with items_loader(start_method="fork", cores=5, num_workers=0) as loader:
+        ((source, given),) = opened
+        assert given == (0, 7, "fork", 5)
+        assert (loader.kind, loader.num_workers) == ("workers", 3)
+        assert loader.why == "workers: the dataset works sample by sample in Python; measured"
+        assert loader.lengths(0) == (5, 5)
+        assert loader.wait_s == 0.0
+        seen = []
+        for batch in loader:
+            seen.append(batch["k"].item())
+            del batch
+        assert seen == [0, 1, 2, 3]
+        assert source.events == ["begin", *(f"{k} is free" for k in range(4)), "end"]
+        assert 0.006 <= loader.wait_s < 5
+        before = loader.wait_s
+        assert len(list(loader)) == 4
+        assert loader.wait_s - before >= 0.006
+    assert source.events[-1] == "close"
+
+
+def test_the_first_batch_can_be_looked_at_before(opened: list[Any]) -> None:
+    """The iteration that follows begins with it, the one after that anew."""
+    loader = items_loader(transform=lambda batch, numbers: {"k": batch["k"] + 10 * numbers})
+    (source, _) = opened[0]
+    assert loader.first()["k"].item() == 0
+    assert loader.first() is loader.first()
+    assert source.events == ["begin"]
+    for _ in range(2):
+        assert [batch["k"].item() for batch in loader] == [0, 11, 22, 33]
+    assert source.events.count("begin") == 2
+    source.events.clear()
+    loader.first()
+    stream = iter(loader)
+    next(stream), next(stream)
+    del stream
+    assert source.events == ["begin", "0 is free", "end"], "who stops early leaves nothing open"
+    source.events.clear()
+    loader.first()
+    loader.close()
+    loader.close()
+    assert source.events == ["begin", "end", "close", "close"]
+
+
+def test_workers_of_an_evaluation_start_with_its_first_batch(opened: list[Any]) -> None:
+    """As many as the training has; where that has none, or a number was given, as many as that says."""
+    train = items_loader()
+    opened.clear()
+    other = Loader(Table(9), endless(9, 3), CPU, seed=0)
+    for like, number, expected in ((train, "auto", 3), (train, 2, 2), (other, "auto", "auto")):
+        loader = items_loader(like=like, num_workers=number)
+        assert opened == []
+        assert loader.num_workers == 0
+        assert loader.why == "workers: the dataset works sample by sample in Python"
+        assert len(list(loader)) == len(list(loader)) == 4
+        assert [given[0] for _, given in opened] == [expected]
+        assert loader.num_workers == 3
+        opened.clear()
+    loader = items_loader(like=train)
+    loader.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        next(iter(loader))
+    assert opened == []
+
+
+def test_cores_are_this_rank_s_share_where_nobody_says(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_module, "cores_each", lambda ranks: 11 * ranks)
+    items_loader()
+    items_loader(cores=2)
+    assert [given[-1] for _, given in opened] == [11, 2]
+
+
+def test_what_an_order_notes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = endless(100, 8)
+    assert not Loader(Table(100), plan, CPU, kind="device", seed=0).why.endswith("; ")
+    plan.note = "windows of 3"
+    assert Loader(Table(100), plan, CPU, kind="device", seed=0).why == "device: as data.loader says; windows of 3"
+    monkeypatch.setattr(loader_module, "CAN_REUSE", False)
+    said = Loader(Table(100), plan, CPU, kind="threads", num_workers=2, seed=0).why
+    assert said.endswith("2 threads, as data.num_workers says; this torch cannot reuse buffers; windows of 3")
+
+
+@pytest.mark.parametrize("number", [-1, 1.0, "many", None])
+def test_a_number_of_workers(number: Any, opened: list[Any]) -> None:
+    with pytest.raises(ConfigError, match=r"^data\.num_workers=.* must be auto or a number of at least 0$"):
+        items_loader(num_workers=number)
+    for right in ("auto", 0, 1):
+        items_loader(num_workers=right)
+
+
+def test_starvation_says_how_much() -> None:
+    assert starvation(0.3, 10, "threads: x") is None
+    said = "of the time was spent waiting for data"
+    assert starvation(0.31, 10, "else: x") == f"3% {said} (0.31 of 10 s; else: x): see data.loader"
+    assert (starvation(0.31, 0.5, "threads: x") or "").startswith(f"62% {said} (0.31 of 0.5 s; threads: x): ")
+    assert "raise data.num_workers, or pack" in (starvation(1, 2, "workers: x: y") or "")
+    assert starvation(-1, -1, "threads: x") is None

@@ -222,7 +222,7 @@ def import_what_stays(project: Path, target: Path, names: list[str]) -> None:
 
 
 def run_tests(project: Path, tests: list[str], log: Path, limit_s: float, loaded: Path | None = None) -> str:
-    """pytest in a fork of this process: passed, failed or late. loaded: a file to list the modules in that it loaded."""
+    """pytest in a fork of this process: passed, failed or late. loaded: a file to list the modules in that it had."""
     pid = os.fork()
     if pid == 0:
         os.setsid()

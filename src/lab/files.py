@@ -56,7 +56,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """{} where there is no such file; Damaged where it holds no JSON object."""
     try:
         value = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{path}: damaged, it is not valid JSON: {error}") from None

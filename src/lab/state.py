@@ -158,7 +158,6 @@ class Run:
         self.watch.beat("evaluating", step)
         for number, batch in enumerate(loader):
             yield batch
-            del batch  # its buffer can be used again
             self.watch.beat("evaluating", step)
             if number < loader.plan.common and self.stop.agreed(self.world):  # type: ignore[attr-defined]
                 raise Stopped
