@@ -613,6 +613,9 @@ def test_clip() -> None:
         assert loop.clip(gradients, limit).item() == 5.0
         torch.testing.assert_close(gradients[0], torch.tensor([3.0 * factor]), rtol=1e-6, atol=0.0)
         torch.testing.assert_close(gradients[1], torch.tensor([[4.0 * factor, 0.0]]), rtol=1e-6, atol=0.0)
+    tiny = [torch.tensor([3e-6, 4e-6])]
+    loop.clip(tiny, 1e-6)
+    torch.testing.assert_close(tiny[0], torch.tensor([5e-7, 4e-6 / 6]), rtol=1e-5, atol=0.0)  # as in torch: 1 / (5 + 1)
     nothing = [torch.zeros(2)]
     assert loop.clip(nothing, 1e-3).item() == 0.0
     assert nothing[0].tolist() == [0.0, 0.0]  # and not nan

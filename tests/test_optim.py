@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+import lab.optim
 from lab.errors import ConfigError
 from lab.loop import clip
-from lab.optim import Constant, Cosine, Linear, Schedule, Step, build_optimizer, lean_step
+from lab.optim import Constant, Cosine, Linear, Schedule, Step, build_optimizer, lean_step, parameter_groups
 
 
 def small() -> nn.Module:
@@ -42,6 +45,43 @@ def test_biases_and_norms_do_not_decay(make: type[torch.optim.Optimizer]) -> Non
 def test_fused_where_the_class_has_it() -> None:
     assert build_optimizer(torch.optim.AdamW, small(), 0.0, True).defaults["fused"]
     assert "fused" not in build_optimizer(torch.optim.RMSprop, small(), 0.0, True).defaults
+
+
+def test_what_the_config_says_of_fused_holds() -> None:
+    """And a class that has no fused kernel for the weights' device or dtype is built without."""
+    assert build_optimizer(partial(torch.optim.SGD, lr=0.1), small(), 0.0, True).defaults["fused"]
+    for said in ({"foreach": True}, {"fused": False}, {"fused": True}):
+        defaults = build_optimizer(partial(torch.optim.AdamW, **said), small(), 0.0, True).defaults
+        assert {**said, "fused": said.get("fused")}.items() <= defaults.items()
+
+    class Picky(torch.optim.SGD):
+        def __init__(self, params: Any, fused: bool | None = None) -> None:
+            if fused:
+                raise RuntimeError("no kernel")
+            super().__init__(params, lr=0.1)
+
+    made = build_optimizer(Picky, small(), 0.1, False)
+    assert [len(group["params"]) for group in made.param_groups] == [2, 4]
+
+
+def test_groups() -> None:
+    """One where nothing decays, or all does; and no group without parameters."""
+    for decay, all_of_it in ((0.0, False), (0.3, True), (0.0, True)):
+        assert [len(g["params"]) for g in parameter_groups(small(), decay, all_of_it)] == [6]
+    assert [len(g["params"]) for g in parameter_groups(nn.Linear(2, 2, bias=False), 0.3, False)] == [1]
+    assert [g["weight_decay"] for g in parameter_groups(nn.LayerNorm(2), 0.3, False)] == [0.0]
+
+
+def test_parts_of_weights_take_the_kernels_that_know_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab.optim, "is_sharded", lambda model: True)
+    for kind in (torch.optim.AdamW, torch.optim.Adam, partial(torch.optim.AdamW, lr=0.1)):
+        assert build_optimizer(kind, small(), 0.0, True).defaults["fused"] is True
+    for plain in (torch.optim.SGD, lambda p, fused=None: torch.optim.SGD(p, fused=fused)):
+        assert build_optimizer(plain, small(), 0.0, True).defaults["fused"] is None
+    with pytest.raises(ConfigError, match=r"^optim\.fused=true: torch has no fused SGD for trainer=fsdp"):
+        build_optimizer(partial(torch.optim.SGD, fused=True), small(), 0.0, True)
+    unfused = build_optimizer(partial(torch.optim.SGD, fused=False), small(), 0.0, True)
+    assert unfused.defaults["fused"] is False
 
 
 @pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
@@ -155,6 +195,34 @@ def test_a_schedule_follows_its_formula_to_the_last_step(total: int, warmup: flo
         if total > max(1, rise):
             assert factors[total - 1] == pytest.approx(final, abs=1e-12)
             assert factors[total] == factors[total - 1]  # what the optimizer holds when the run has ended
+
+
+def test_a_schedule_of_few_steps() -> None:
+    """A run of one step keeps the peak; one step after the warm-up is the last; two go from the peak to the end."""
+    ways = {
+        (1, 0.0): [1.0], (2, 0.0): [1.0, 0.25], (2, 0.5): [1.0, 0.25], (3, 0.4): [1.0, 1.0, 0.25],
+        (2, 1.0): [0.5, 1.0],
+    }  # fmt: skip
+    for (total, warmup), factors in ways.items():
+        for kind in (Linear, Cosine):
+            assert [kind(warmup, 0.25)(step, total) for step in range(total)] == pytest.approx(factors)
+
+
+def test_the_rate_that_is_told_is_that_of_the_newest_update() -> None:
+    """And each group has its own peak."""
+    model = small()
+    groups = [{"params": [p], "lr": lr} for p, lr in zip(model.parameters(), (0.5, 2.0))]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    factor = Linear(0.0, 0.0)
+    schedule = Schedule(optimizer, factor, 11)
+    told = [schedule.last_lr]
+    for step in range(11):
+        rates = [group["lr"] for group in optimizer.param_groups]
+        assert rates == pytest.approx([0.5 * (1 - step / 10), 2.0 * (1 - step / 10)])
+        schedule.step()
+        told.append(schedule.last_lr)
+    assert told == pytest.approx([0.5, *(0.5 * (1 - step / 10) for step in range(11))])
+    assert schedule.state_dict() == {"updates": 11}
 
 
 def test_a_schedule_goes_on_where_it_was() -> None:

@@ -17,6 +17,7 @@ import ast
 import compileall
 import contextlib
 import copy
+import gc
 import importlib
 import json
 import os
@@ -241,15 +242,14 @@ def run_tests(project: Path, tests: list[str], log: Path, limit_s: float, loaded
                 "broken", phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate], database=None, derandomize=True
             )
             hypothesis.settings.load_profile("broken")
-            options = ["-x", "-q", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", "-p", "pytest_timeout"]
+            options = ["-x", "-q", "--tb=no", "--assert=plain", "-p", "pytest_timeout"]
+            for plugin in ("cacheprovider", "unraisableexception", "threadexception"):
+                options += ["-p", f"no:{plugin}"]
             status = int(pytest.main([*options, "--rootdir", str(project), *tests], plugins=[_Bounded(limit_s)]))
             if loaded is not None:
-                own = [
-                    n
-                    for n, m in sys.modules.items()
-                    if Path(getattr(m, "__file__", None) or "/").parent != project / "tests"
-                ]
-                loaded.write_text(json.dumps(own))
+                tests_of = str(project / "tests")
+                own = (n for n, m in sys.modules.items() if not str(getattr(m, "__file__", "")).startswith(tests_of))
+                loaded.write_text(json.dumps(list(own)))
         finally:
             sys.stdout.flush()
             os._exit(status)
@@ -300,6 +300,7 @@ def main() -> int:
         return 2
     limit_s = 15 + 3 * (time.monotonic() - began)
     import_what_stays(project, target, json.loads(loaded.read_text()))
+    gc.freeze()  # no fork has to look through all of this
     # the tests are compiled now; of the module to break nothing compiled may be there, as sources of one second and
     # one size are taken for the same
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
