@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -23,6 +24,10 @@ TRAIN = [sys.executable, str(ROOT / "src" / "train.py")]
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 torch.set_num_threads(1)
+# nohup, and a shell that starts this in the background, have some signals ignored, and all runs would inherit that
+for number in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def count_gpus() -> int:
@@ -218,6 +223,16 @@ def processes_with(text: str) -> list[int]:
         except OSError:
             continue
     return [pid for pid in found if pid != os.getpid()]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that fails half way must not burn a core for the rest of the suite."""
+    folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    yield
+    for pid in processes_with(str(folder)) if folder is not None else ():
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def holds_lock(run_dir: Path) -> bool:

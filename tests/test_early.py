@@ -13,19 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, ROOT, TRAIN, last_checkpoint, processes_with, status
+from conftest import QUICK, ROOT, TRAIN, last_checkpoint, limit, processes_with, status, wait_for
 
 from lab.stop import heeded
 
 ENDLESS = (*QUICK, "trainer.max_steps=1000000", "trainer.eval_every=null", "trainer.save_every=20")
-
-
-def wait_for(condition: object, process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 90
-    while not condition():  # type: ignore[operator]
-        assert process.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
@@ -50,7 +42,7 @@ def test_a_signal_before_the_run_ends_with_75_and_leaves_nothing(tmp_path: Path)
         process.send_signal(number)
         started[name] = process
     for name, process in started.items():
-        _, shown = process.communicate(timeout=90)
+        _, shown = process.communicate(timeout=limit(60))
         assert process.returncode == 75, (name, shown)
         assert "Traceback" not in shown
         assert f"{cases[name][0].name}: stopped before the run began" in shown
@@ -90,7 +82,7 @@ def test_a_terminal_that_goes_away_stops_the_run_with_a_checkpoint(tmp_path: Pat
     process, terminal = in_a_terminal(*TRAIN, *ENDLESS, *more, f"hydra.run.dir={run}")
     wait_for(lambda: list((run / "checkpoints").glob("last_*.pt")), process)
     os.close(terminal)
-    assert process.wait(90) == 75
+    assert process.wait(limit(60)) == 75
     assert (status(run)["status"], status(run)["signal"]) == ("preempted", "SIGHUP")
     assert last_checkpoint(run)["step"] >= 20
     assert not processes_with(str(run))
@@ -139,7 +131,7 @@ def test_a_breakpoint_in_rank_0_has_the_terminal(tmp_path: Path) -> None:
                 os.write(terminal, b"p state.step + 40\nc\n")
                 typed = True
     os.close(terminal)
-    assert process.wait(90) == 0, shown.decode()
+    assert process.wait(limit(60)) == 0, shown.decode()
     assert status(tmp_path / "run")["status"] == "finished"
     assert b"\n42\r" in shown
     assert shown.count(b"went on") == 2
