@@ -138,9 +138,11 @@ def provenance(source: str, argv: list[str], options: Any) -> dict[str, Any]:
     import platform
     from importlib.metadata import version
 
+    from lab.packing.importers.base import printable
+
     return {
-        "source": source,
-        "command": shlex.join(["python", "src/h5.py", *argv]),
+        "source": printable(source),
+        "command": printable(shlex.join(["python", "src/h5.py", *argv])),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": ", ".join(
             [f"python {platform.python_version()}", *(f"{p} {version(p)}" for p in ("h5py", "numpy"))]

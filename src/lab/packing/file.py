@@ -220,15 +220,24 @@ def publish(temp: Path, out: Path) -> None:
 
 
 @contextlib.contextmanager
-def full_disk(out: Path, need: int) -> Iterator[None]:
-    """A disk without room, said once and plainly."""
+def full_disk(out: Path, need: Callable[[], int], temp: Path) -> Iterator[None]:
+    """A disk without room, said once and plainly. need: bytes of the data, asked then. temp: the file under work."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        free = shutil.disk_usage(out.parent).free
+        size, taken = (s.st_size, s.st_blocks * 512) if temp.exists() and (s := temp.stat()) else (0, 0)
+        whole, free = max(need(), size), shutil.disk_usage(out.parent).free + taken
+        more = "and more for tables and a journal; " if whole <= free else ""
         raise ConfigError(
-            f"{out}: no room on the disk ({os.strerror(error.errno)}): {need / 1e9:.3g} GB needed, {free / 1e9:.3g} GB "
-            f"free in {out.parent}; make room and run the same command again"
+            f"{out}: no room on the disk ({os.strerror(error.errno)}): {in_words(whole)} needed, {more}"
+            f"{in_words(free)} free in {out.parent}; make room and run the same command again"
         ) from None
+
+
+def in_words(size: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size} bytes"

@@ -8,12 +8,13 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import h5py
 import numpy as np
 from tqdm import tqdm
 
 from lab.errors import ConfigError
 from lab.packing.file import Column
-from lab.packing.importers.base import Field, Rows, Source, select
+from lab.packing.importers.base import Field, Rows, Source, printable, select
 from lab.packing.options import PackOptions
 
 BLOCK_BYTES = 4 << 20  # what a worker writes at a time: bounds memory, and what a kill loses
@@ -92,11 +93,40 @@ def take_shares(splits: dict[str, Rows], options: PackOptions, ordered: bool) ->
 
 def plan_parts(source: Source, options: PackOptions, out: object) -> list[Part]:
     """One part for each split, with the fields that were asked for."""
-    names = select(source, options.fields, out)
+    names = select(source, options.fields, source.origin)
+    check_storable(source, names)
     return [
         Part(rows, {name: f"{split}/{new}" if split else new for name, new in names.items()})
         for split, rows in split_rows(source, options).items()
     ]
+
+
+def check_storable(source: Source, names: Mapping[str, str]) -> None:
+    """HDF5 holds these fields under these names."""
+    where = printable(source.origin)
+    for name, new in names.items():
+        what = source.fields[name]
+        if bad_text(new) or not all(part.strip(".") for part in new.split("/")):
+            raise ConfigError(f"{where}: a field cannot be called {new!r}; --fields NAME=OTHER")
+        if beside := next((n for n in names.values() if n.startswith(f"{new}/")), None):
+            raise ConfigError(f"field {new!r} and {beside!r} cannot both be there: --fields {new}=OTHER renames one")
+        try:
+            plain = what.dtype.kind in "biufcSV" and not what.dtype.hasobject
+            h5py.h5t.py_create(what.dtype, logical=True)
+        except TypeError:
+            plain = False
+        if not plain:
+            raise ConfigError(
+                f"{where}: field {name!r} is of type {what.dtype}; numbers are stored: encode strings and times as "
+                "numbers, or leave the field out (--fields)"
+            )
+        for key, value in what.attrs.items():
+            if wrong := next((v for v in value if bad_text(v)), None) if isinstance(value, list) else None:
+                raise ConfigError(f"{where}: {key} of field {name!r}: HDF5 holds no name {wrong!r}; rename it")
+
+
+def bad_text(text: object) -> bool:
+    return isinstance(text, str) and ("\0" in text or printable(text) != text)
 
 
 def columns(part: Part, fields: Mapping[str, Field]) -> list[Column]:
@@ -148,9 +178,10 @@ def measure(
 
 
 def total_bytes(source: Source, part: Part) -> int:
-    """Of the fields whose size is known before they are measured."""
-    fixed = (f for name in part.paths if not (f := source.fields[name]).ragged)
-    return sum(len(part.rows) * f.row_bytes for f in fixed)
+    """Of its datasets; without those of ragged fields that are not yet measured."""
+    known = {n: p for n, p in part.paths.items() if not source.fields[n].ragged or n in part.shapes}
+    made = columns(Part(part.rows, known, part.shapes), source.fields)
+    return sum(c.row_bytes * c.shape[0] for c in made)
 
 
 def shard_name(out: Path, shard: tuple[int, int]) -> Path:

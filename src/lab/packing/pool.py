@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from lab.errors import ConfigError
 from lab.packing.file import crc_of, pwrite_all
-from lab.packing.importers.base import Bad, Rows, Source
+from lab.packing.importers.base import Bad, Rows, Source, one_line
 
 tqdm.monitor_interval = 0  # no thread of tqdm's beside a fork
 
@@ -33,12 +33,14 @@ class Worker:
         self._fd: int | None = None
 
     def measure(self, rows: Rows, name: str) -> np.ndarray:
-        return self.source.measure(rows, name)
+        with one_line(self.source.origin):
+            return self.source.measure(rows, name)
 
     def write(self, task: Task) -> tuple[dict[str, tuple[int, int]], list[Bad]]:
         """-> (field: (bytes written, their crc32)), the samples that could not be read."""
         rows, places, shapes = task
-        values, bad = self.source.read(rows, list(places))
+        with one_line(self.source.origin):
+            values, bad = self.source.read(rows, list(places))
         done = {}
         for name, place in places.items():
             data = values[name]

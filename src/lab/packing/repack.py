@@ -139,7 +139,7 @@ def write_chunks(
     journal = Journal(temp.with_name(temp.name + ".progress"))
     try:
         need = sum(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in contents.plain.values())
-        with full_disk(out, need):
+        with full_disk(out, lambda: need, temp):
             sums = _write(source, parts, contents, temp, options, encoding, attrs, rest)
             with flushing(temp):
                 _verify(temp, sums, options)

@@ -63,7 +63,7 @@ def write_parts(
     worker = Worker(source, temp)
     pool = make_pool(worker, options.workers)
     try:
-        with full_disk(out, sum(total_bytes(source, part) for part in parts)):
+        with full_disk(out, lambda: sum(total_bytes(source, part) for part in parts), temp):
             Run(source, parts, temp, journal, options, provenance, rest).go(pool, worker, out)
         journal.remove()
     except BrokenProcessPool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from glob import glob
 from pathlib import Path
 
 from lab.errors import ConfigError
-from lab.packing.importers.base import SPLIT_NAMES, Source
+from lab.packing.importers.base import SPLIT_NAMES, Source, one_line
+from lab.packing.importers.folders import walk
 from lab.packing.options import PackOptions
 
 # format -> module and function: (path, options) -> Source
@@ -61,7 +63,10 @@ def open_source(path: str, options: PackOptions) -> Source:
     opener: Callable[[Path, PackOptions], Source] = getattr(
         importlib.import_module(f"lab.packing.importers.{module}"), function
     )
-    return opener(where, options)
+    with one_line(path):
+        source = opener(where, options)
+    source.origin = path
+    return source
 
 
 def recognise(path: Path, variable: bool) -> str:
@@ -86,24 +91,40 @@ def recognise(path: Path, variable: bool) -> str:
 
 
 def recognise_folder(path: Path, variable: bool) -> str:
-    """By the first file of a known suffix in it. Arrays in class folders are samples, in a flat folder columns."""
+    """By the suffixes in it. Text and tables beside images or arrays describe these. Arrays in class folders are
+    samples, in a flat folder columns."""
+    found: dict[str, str] = {}  # kind -> the first file of it
+    empty = True
+    for folder, _, names in walk(path):
+        empty = empty and not names
+        for name in names:
+            if kind := kind_in_folder(name):
+                found.setdefault(kind, os.path.relpath(os.path.join(folder, name), path))
+    if {"images", "arrays"} & set(found):
+        found = {kind: file for kind, file in found.items() if kind not in ("text", "table")}
+    if len(found) > 1:
+        listed = ", ".join(f"{kind} ({file})" for kind, file in sorted(found.items()))
+        raise ConfigError(f"{path} holds several kinds: {listed}; move one away, or say which with --format")
+    if not found:
+        what = "is an empty folder" if empty else "holds no files of a known format"
+        raise ConfigError(f"{path} {what}; known: {', '.join(OPENERS)} (say which with --format)")
+    kind, file = next(iter(found.items()))
+    if kind == "arrays":
+        return "numpy" if file.lower().endswith(".npy") and not variable and are_columns(path) else "samples"
+    return kind
+
+
+def kind_in_folder(name: str) -> str:
     from lab.packing.importers.images import SUFFIXES
 
-    files = (p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
-    empty = True
-    for file in files:
-        empty = False
-        suffix = file.suffix.lower()
-        if suffix in SUFFIXES:
-            return "images"
-        if suffix in (".npy", ".pth", ".pt"):
-            return "numpy" if suffix == ".npy" and not variable and are_columns(path) else "samples"
-        if suffix in (".txt", ".tar", ".parquet"):
-            return BY_SUFFIX[suffix]
-        if ".tfrecord" in file.name:
-            return "tfrecord"
-    what = "is an empty folder" if empty else "holds no files of a known format"
-    raise ConfigError(f"{path} {what}; known: {', '.join(OPENERS)} (say which with --format)")
+    suffix = os.path.splitext(name)[1].lower()
+    if suffix in SUFFIXES:
+        return "images"
+    if suffix in (".npy", ".pth", ".pt"):
+        return "arrays"
+    if suffix in (".txt", ".tar", ".parquet", ".csv"):
+        return BY_SUFFIX[suffix]
+    return "tfrecord" if ".tfrecord" in name else ""
 
 
 def are_columns(path: Path) -> bool:

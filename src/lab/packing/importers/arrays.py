@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from lab.errors import ConfigError
-from lab.packing.importers.base import SPLIT_NAMES, ArraySource
+from lab.packing.importers.base import SPLIT_NAMES, ArraySource, printable
+from lab.packing.importers.folders import walk
 from lab.packing.options import PackOptions
 
 _SPLIT = "|".join(SPLIT_NAMES)
@@ -45,6 +46,10 @@ def open_numpy(path: Path, options: PackOptions) -> ArraySource:
         tables = {"": arrays}
     else:
         tables = split_names(arrays)
+    if path.is_dir() and not options.quiet:
+        others = [n for _, _, names in walk(path) for n in names if not n.endswith(".npy")]
+        if others:
+            print(f"left out: {len(others)} files that are no .npy ({printable(', '.join(others[:3]))})")
     stats = [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
     return ArraySource(tables, stats, {})
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -61,6 +64,25 @@ def bad(name: object, error: BaseException, reason: object) -> Exception:
     return ConfigError(f"{name} cannot be read: {why}") if why else BadSample(name, reason)
 
 
+def printable(name: object) -> str:
+    """A name that may be no UTF-8, as text that a terminal and HDF5 take."""
+    return str(name).encode("utf-8", "backslashreplace").decode()
+
+
+@contextlib.contextmanager
+def one_line(what: object) -> Iterator[None]:
+    """Whatever a format's library raises about a source, as one line that names it."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        why = machine_fault(error) or next(iter(str(error).splitlines()), "")
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why = f"no room in {tempfile.gettempdir()} for temporary files; make room, or set TMPDIR to another folder"
+        raise ConfigError(printable(f"{what} cannot be read: {type(error).__name__}: {why}")) from error
+
+
 class UnlikeSample(ConfigError):
     """A sample of another shape or type than the first one."""
 
@@ -76,6 +98,7 @@ class Source:
 
     fields: dict[str, Field]
     splits: dict[str, Rows]
+    origin: object = "the source"  # its path
     processes = False
     ordered = False
     slow_random = False
@@ -119,7 +142,7 @@ class SampleSource(Source):
                 values = self.sample(int(row), fields)
                 self._check(int(row), values)
             except BadSample as error:
-                bad.append(Bad(place, error.name, error.reason))
+                bad.append(Bad(place, printable(error.name), printable(error.reason)))
                 continue
             for f in fields:
                 if self.fields[f].ragged:

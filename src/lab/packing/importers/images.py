@@ -13,7 +13,19 @@ from typing import Any
 import numpy as np
 
 from lab.errors import ConfigError
-from lab.packing.importers.base import SPLIT_NAMES, Bad, BadSample, Field, Rows, SampleSource, UnlikeSample, bad, need
+from lab.packing.importers.base import (
+    SPLIT_NAMES,
+    Bad,
+    BadSample,
+    Field,
+    Rows,
+    SampleSource,
+    UnlikeSample,
+    bad,
+    need,
+    printable,
+)
+from lab.packing.importers.folders import walk
 from lab.packing.options import PackOptions
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
@@ -43,6 +55,8 @@ class ImageDecoder:
                 with open(data, "rb", buffering=0) as file:  # in one go: Pillow reads a JPEG in some 40 small pieces
                     data = file.read()
             with Image.open(io.BytesIO(data)) as image:
+                if lost := more_than_kept(image):
+                    raise BadSample(name, lost)
                 if image.mode != self.mode:
                     image = self._convert(image, name)
                 if self.size:
@@ -91,6 +105,17 @@ class ImageDecoder:
             left, top = (full[0] - width) // 2, (full[1] - height) // 2
             return image.crop((left, top, left + width, top + height))
         return image.resize((width, height), Image.Resampling.BILINEAR) if image.size != (width, height) else image
+
+
+def more_than_kept(image: Any) -> str:
+    """What Pillow would leave out of a file without a word: further frames, or half of 16-bit colours."""
+    if getattr(image, "is_animated", False) and image.format != "MPO":  # a camera's JPEG with a preview is one image
+        return f"holds {image.n_frames} images, and one is read; write each as a file of its own"
+    for tile in [] if image.mode.startswith(("I", "F")) else image.tile:
+        words = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
+        if any(";16" in w if isinstance(w, str) else image.format == "PPM" and w > 255 for w in words if w):
+            return "has 16 bits for each colour, and 8 would be kept; store such values as .npy"
+    return ""
 
 
 def reason(error: Exception) -> str:
@@ -206,14 +231,11 @@ def _list_split(
 ) -> None:
     """Append the files below root/top, sorted, with the class folder of each."""
     base = root / top
-    for folder, names, found in os.walk(base, followlinks=True):
-        names[:] = sorted(n for n in names if not n.startswith("."))
+    for folder, names, found in walk(base):
         below = os.path.relpath(folder, base)
         label = "" if below == "." else below.split(os.sep)[0]
         before = len(files)
-        for name in sorted(found):
-            if name.startswith("."):
-                continue
+        for name in found:
             path = os.path.normpath(os.path.join(top, below, name))
             if os.path.splitext(name)[1].lower() in suffixes:
                 files.append(path)
@@ -228,6 +250,7 @@ def open_folder(root: Path, options: PackOptions) -> FileSource:
     decoder = ImageDecoder(options)
     files, splits, classes, ids, others = list_folder(root, SUFFIXES)
     if others and not options.quiet:
-        print(f"left out: {len(others)} files that are no images ({', '.join(others[:3])}{' ...' * (len(others) > 3)})")
+        shown = printable(", ".join(others[:3]) + " ..." * (len(others) > 3))
+        print(f"left out: {len(others)} files that are no images ({shown})")
     targets = {"label": (ids, {"classes": classes})} if classes else {}
     return FileSource(root, files, splits, "image", decoder, decoder.field, targets)

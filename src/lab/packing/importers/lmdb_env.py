@@ -41,7 +41,7 @@ class LmdbSource(EncodedSource):
         numbers = [sorted(found) for found in by_field.values()]
         if sum(map(len, numbers)) < len(keys) or any(n != numbers[0] for n in numbers):
             return keys, ["value"]
-        names = [field.decode("utf-8", "replace") or "value" for field in by_field]
+        names = [field.decode("utf-8", "backslashreplace") or "value" for field in by_field]
         return [by_field[f][n] for n in numbers[0] for f in by_field], names
 
     def _open(self) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.packing.importers.base import Field, bad
+from lab.packing.importers.base import Field, bad, printable
 from lab.packing.importers.images import FileSource, list_folder
 from lab.packing.importers.values import read_pth
 from lab.packing.options import PackOptions
@@ -27,6 +27,6 @@ def open_samples(path: Path, options: PackOptions) -> FileSource:
 
     files, splits, classes, ids, others = list_folder(path, {".npy", ".pth", ".pt"})
     if others and not options.quiet:
-        print(f"left out: {len(others)} files that are no samples ({', '.join(others[:3])})")
+        print(f"left out: {len(others)} files that are no samples ({printable(', '.join(others[:3]))})")
     targets = {"label": (ids, {"classes": classes})} if classes else {}
     return FileSource(path, files, splits, "x", decode, field, targets)

@@ -3,11 +3,13 @@
     record    length uint64 | masked crc32c of the length | data | masked crc32c of the data
     Example   {1: Features {1: map entry {1: name, 2: Feature {1: bytes | 2: floats | 3: int64s {1: values}}}}}
 
-The checksum of each length is verified, so a damaged frame is found; the one of the data is not.
+Both checksums are verified: that of each length when a file is opened, that of the data where it is read.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import struct
 from collections.abc import Iterator
@@ -34,12 +36,40 @@ def _crc_table() -> list[int]:
 _CRC = _crc_table()
 
 
+PIECE = 512  # bytes that NumPy takes in one step
+
+
+@functools.cache
+def _in_piece() -> np.ndarray:
+    """(PIECE, 256) uint32: what a byte at a place of a piece adds to the state at the piece's end; these are XORed."""
+    table = np.empty((PIECE, 256), np.uint32)
+    base = table[-1] = np.array(_CRC, np.uint32)
+    for place in range(PIECE - 2, -1, -1):  # one more zero byte follows
+        table[place] = table[place + 1] >> 8 ^ base[table[place + 1] & 255]
+    return table
+
+
+def crc_state(data: bytes) -> int:
+    """The state of CRC-32C after these bytes, from all ones; long data by pieces."""
+    state = 0xFFFFFFFF
+    rest = len(data) % PIECE if len(data) >= 2 * PIECE else len(data)
+    for byte in data[:rest]:
+        state = _CRC[(state ^ byte) & 255] ^ state >> 8
+    if rest == len(data):
+        return state
+    table = _in_piece()
+    pieces = np.frombuffer(data, np.uint8, offset=rest).reshape(-1, PIECE)
+    a, b, c, d = table[:4].tolist()  # the state so far is as if XORed into a piece's first four bytes
+    for start in range(0, len(pieces), 2048):
+        some = np.bitwise_xor.reduce(table[np.arange(PIECE), pieces[start : start + 2048]], axis=1)
+        for own in some.tolist():
+            state = own ^ a[state & 255] ^ b[state >> 8 & 255] ^ c[state >> 16 & 255] ^ d[state >> 24]
+    return state
+
+
 def masked_crc32c(data: bytes) -> int:
-    """The checksum of TFRecord; a byte at a time, for the 8 bytes of a length."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC[(crc ^ byte) & 255] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
+    """The checksum of TFRecord."""
+    crc = crc_state(data) ^ 0xFFFFFFFF
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -106,7 +136,7 @@ def varints(data: bytes) -> np.ndarray:
 
 
 def feature(data: bytes) -> Any:
-    """bytes, or a float32 or int64 array; a single value has no axis."""
+    """bytes, or a float32 or int64 array (n,)."""
     found = list(message(data))
     if len(found) != 1:
         raise ValueError("an empty feature")
@@ -123,13 +153,15 @@ def feature(data: bytes) -> Any:
             [varints(v) if isinstance(v, bytes) else [np.int64(np.uint64(v))] for v in values] or [[]]
         )
         array = array.astype(np.int64)
-    return array[0:1].reshape(()) if len(array) == 1 else array
+    return array
 
 
 def example(data: bytes) -> dict[str, Any]:
     out = {}
     for number, features in message(data):
-        for entry_number, entry in message(features) if number == 1 else ():
+        if number != 1:
+            raise ValueError("a SequenceExample, whose feature_lists are not read" if number == 2 else "other fields")
+        for entry_number, entry in message(features):
             if entry_number == 1:
                 parts = dict(message(entry))
                 out[parts[1].decode()] = feature(parts.get(2, b""))
@@ -146,18 +178,44 @@ class RecordSource(EncodedSource):
         counts = dict(zip(self.files, map(len, found), strict=True))
         self.splits = ranges({split: sum(counts[f] for f in files) for split, files in by_split.items()})
         self._fds: dict[int, int] = {}
+        self._many: set[str] = set()  # features of more than one number, though the first record may hold just one
+        if options.variable:
+            self._many = self._of_many(set(options.fields))
         self.learn(len(self._records), options, path)
+
+    def _of_many(self, chosen: set[str]) -> set[str]:
+        many, names = set(), set(chosen)
+        for row in range(len(self._records)):
+            with contextlib.suppress(BadSample):
+                values = self.parse(row)
+                names |= set() if chosen else set(values)
+                many |= {n for n, v in values.items() if not isinstance(v, bytes) and len(v) != 1}
+                if names <= many:
+                    break
+        return many
 
     def name_of(self, row: int) -> str:
         number, offset, _ = self._records[row].tolist()
         return f"{self.files[number].name}, record at byte {offset - 12}"
 
     def raw(self, row: int) -> dict[str, Any]:
+        """A feature of a single number has no axis, unless its length differs between records."""
+        return {
+            name: value.reshape(())
+            if not isinstance(value, bytes) and len(value) == 1 and name not in self._many
+            else value
+            for name, value in self.parse(row).items()
+        }
+
+    def parse(self, row: int) -> dict[str, Any]:
         number, offset, size = self._records[row].tolist()
         if number not in self._fds:
             self._fds[number] = os.open(self.files[number], os.O_RDONLY)
+        data = os.pread(self._fds[number], size + 4, offset)
+        if len(data) < size + 4 or masked_crc32c(data[:size]) != int.from_bytes(data[size:], "little"):
+            raise BadSample(self.name_of(row), "is damaged: its checksum differs; copy or write the file again")
         try:
-            values = example(os.pread(self._fds[number], size, offset))
+            values = example(data[:size])
         except (ValueError, IndexError, KeyError, AttributeError, TypeError) as error:
             raise BadSample(self.name_of(row), f"is no tf.train.Example: {error}") from None
         if not values:

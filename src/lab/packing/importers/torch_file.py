@@ -42,7 +42,10 @@ def flatten(value: Any, path: Path, name: str = "") -> dict[str, np.ndarray]:
     if hasattr(value, "detach"):
         if value.ndim == 0:
             raise ConfigError(f"{path}: {name or 'the tensor'} is a single number, not rows")
-        return {name or path.stem: to_numpy(value)}
+        try:
+            return {name or path.stem: to_numpy(value)}
+        except ValueError as error:
+            raise ConfigError(f"{path}: {name or 'it'} {error}") from None
     if isinstance(value, dict):
         items = [(str(k), v) for k, v in value.items()]
     elif isinstance(value, (tuple, list)) and len(value) <= 100:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from glob import glob
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from lab.errors import ConfigError
-from lab.packing.importers.base import SPLIT_NAMES, BadSample, Field, Rows, SampleSource, bad
+from lab.packing.importers.base import SPLIT_NAMES, BadSample, Field, Rows, SampleSource, UnlikeSample, bad
+from lab.packing.importers.folders import walk
 from lab.packing.importers.images import ImageDecoder
 from lab.packing.options import PackOptions
 
@@ -86,12 +88,20 @@ def read_pth(raw: bytes | str, name: object) -> np.ndarray:
         raise bad(name, error, why) from None
     if not isinstance(value, torch.Tensor):
         raise BadSample(name, f"holds a {type(value).__name__}, not one tensor")
-    return to_numpy(value)
+    try:
+        return to_numpy(value)
+    except ValueError as error:
+        raise BadSample(name, error) from None
 
 
 def to_numpy(tensor: Any) -> np.ndarray:
-    """bfloat16 becomes float32, which holds the same values; NumPy has no bfloat16."""
-    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).detach().numpy()
+    """bfloat16 and float8 become float32, which holds the same values and NumPy knows. ValueError: no plain numbers."""
+    try:
+        wide = tensor.float() if str(tensor.dtype).startswith(("torch.bfloat16", "torch.float8")) else tensor
+        return wide.detach().resolve_conj().resolve_neg().numpy()
+    except Exception as error:  # sparse, quantized, nested, on `meta` ...: torch raises TypeError, RuntimeError ...
+        kind = f"{tensor.dtype}, {str(tensor.layout).removeprefix('torch.')}, on {tensor.device}"
+        raise ValueError(f"is a tensor that NumPy cannot hold ({kind}): {str(error).splitlines()[0]}") from None
 
 
 def read_text(raw: bytes, name: object) -> np.ndarray:
@@ -107,11 +117,19 @@ def read_int(raw: bytes, name: object) -> np.ndarray:
         return np.array(int(raw), np.int64)
     except ValueError:
         raise BadSample(name, f"is no whole number: {raw[:20]!r}") from None
+    except OverflowError:
+        raise BadSample(
+            name, f"is a whole number of more than 63 bits: {raw[:30]!r}; --as NAME=text keeps it"
+        ) from None
 
 
 def read_float(raw: bytes, name: object) -> np.ndarray:
     try:
-        return np.array(float(raw), np.float32)
+        value = float(raw)
+        narrow = np.float32(value) if abs(value) < 3e38 or not math.isfinite(value) else np.float32(0)
+        if abs(value) >= 1 << 24 and narrow != value:
+            raise BadSample(name, f"is too large for the digits of float32: {raw[:30]!r}; --as NAME=text keeps it")
+        return np.array(narrow)
     except ValueError:
         raise BadSample(name, f"is no number: {raw[:20]!r}") from None
 
@@ -133,15 +151,15 @@ class EncodedSource(SampleSource):
         """Field -> bytes, or an array that needs no decoding; raises BadSample."""
         raise NotImplementedError
 
-    def learn(self, size: int, options: PackOptions, where: Path) -> None:
-        """Kinds and fields from the first sample that can be read."""
-        self.fields, self.decoders = {}, {}
+    def learn(self, size: int, options: PackOptions, where: Path, usual: Mapping[str, str] | None = None) -> None:
+        """Kinds and fields from the first sample that can be read. usual: kinds where the options name none."""
+        self.fields, self.decoders, self._chosen = {}, {}, bool(options.fields)
         last: Exception | None = None
         for row in range(min(size, 100)):
             try:
                 values = self.raw(row)
                 for name, raw in values.items():
-                    given = options.kinds.get(name)
+                    given = options.kinds.get(name) or (usual or {}).get(name)
                     if isinstance(raw, bytes):
                         self.decoders[name] = decoder(given or guess(raw, f"{where}: {name}"), options, name)
                         first = self.decoders[name](raw, self.name_of(row))
@@ -161,6 +179,9 @@ class EncodedSource(SampleSource):
 
     def sample(self, row: int, fields: Sequence[str]) -> dict[str, Any]:
         raws = self.raw(row)
+        if not self._chosen and (more := sorted(set(raws) - set(self.fields))):
+            first = f"the first sample ({self.name_of(0)}) has only {sorted(self.fields)}"
+            raise UnlikeSample(f"{self.name_of(row)} has a field {more[0]!r}, {first}; choose with --fields")
         for name in fields:
             if name not in raws:
                 raise BadSample(self.name_of(row), f"has no field {name!r}")
@@ -176,7 +197,7 @@ def files_by_split(path: Path, keep: Callable[[Path], bool]) -> dict[str, list[P
     """The files of a set of shards, in a folder or named by a pattern; by split if the folder or name of each
     (train-0001.tar) says one, else under ""."""
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.is_file() and keep(p))
+        files = sorted(p for folder, _, names in walk(path) for n in names if keep(p := Path(folder, n)))
     else:
         files = [path] if path.is_file() else [Path(p) for p in sorted(glob(str(path)))]
     if not files:

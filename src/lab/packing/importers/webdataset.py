@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lab.errors import ConfigError
-from lab.packing.importers.base import BadSample
+from lab.packing.importers.base import BadSample, printable
 from lab.packing.importers.images import SUFFIXES
 from lab.packing.importers.values import EncodedSource, files_by_split, ranges, stamp
 from lab.packing.options import PackOptions
@@ -24,6 +24,7 @@ class TarSource(EncodedSource):
 
     def __init__(self, path: Path, options: PackOptions) -> None:
         by_split = files_by_split(path, lambda p: p.suffix == ".tar")
+        self._others: list[str] = []
         self.files = [file for files in by_split.values() for file in files]
         self._keys: list[str] = []
         places: dict[str, list[tuple[int, int, int, int]]] = {}  # field -> (sample, file, offset, size)
@@ -34,11 +35,13 @@ class TarSource(EncodedSource):
                 self._index(file, places)
             sizes[split] = len(self._keys) - before
         self.splits = ranges(sizes)
+        if self._others and not options.quiet:
+            shown = printable(", ".join(self._others[:3]) + " ..." * (len(self._others) > 3))
+            print(f"left out: {len(self._others)} members that are no files of samples ({shown})")
         self._places = {name: self._table(found) for name, found in places.items()}
         self._fds: dict[int, int] = {}
         kinds = {NAMES.get(ext, ext): KINDS[ext] for ext in KINDS if NAMES.get(ext, ext) in places}
-        named = PackOptions(**{**vars(options), "kinds": {**kinds, **options.kinds}})
-        self.learn(len(self._keys), named, path)
+        self.learn(len(self._keys), options, path, kinds)
 
     def _index(self, file: Path, places: dict[str, list[tuple[int, int, int, int]]]) -> None:
         number, last = self.files.index(file), None
@@ -48,19 +51,28 @@ class TarSource(EncodedSource):
                     tar.members = []  # type: ignore[attr-defined]  # else it keeps them all
                     folder, _, name = member.name.rpartition("/")
                     stem, dot, ext = name.partition(".")
+                    if member.issparse():
+                        raise ConfigError(f"{file}: {member.name} is stored as sparse; write the tar without --sparse")
                     if not member.isfile() or not dot or not stem:
+                        self._others += [member.name] * (not member.isdir())
                         continue
                     if (key := f"{folder}/{stem}") != last:
                         self._keys.append(f"{file.name}: {key.lstrip('/')}")
                         last = key
                     field = NAMES.get(ext.lower(), ext.lower())
                     places.setdefault(field, []).append((len(self._keys) - 1, number, member.offset_data, member.size))
+                check_end(file, tar.offset)  # type: ignore[attr-defined]
         except tarfile.TarError as error:
-            raise ConfigError(f"{file} is no plain tar ({error}); decompress it first if it is compressed") from None
+            cut = f"{file} is cut off ({error}); copy or write it again"
+            plain = f"{file} is no plain tar ({error}); decompress it first if it is compressed"
+            raise ConfigError(cut if "unexpected end" in str(error) else plain) from None
 
     def _table(self, found: list[tuple[int, int, int, int]]) -> np.ndarray:
         table = np.full((len(self._keys), 3), -1, np.int64)
         entries = np.array(found, np.int64)
+        numbers, counts = np.unique(entries[:, 0], return_counts=True)
+        if (counts > 1).any():
+            raise ConfigError(f"{self._keys[numbers[counts.argmax()]]} has two members of one kind; give each a suffix")
         table[entries[:, 0]] = entries[:, 1:]
         return table
 
@@ -77,7 +89,7 @@ class TarSource(EncodedSource):
                 self._fds[number] = os.open(self.files[number], os.O_RDONLY)
             out[name] = os.pread(self._fds[number], size, offset)
             if len(out[name]) < size:
-                raise BadSample(self.name_of(row), f"{name} is cut off: the tar is shorter than its index says")
+                raise BadSample(self.name_of(row), f"{name} is cut off: the tar has become shorter since it was opened")
         return out
 
     def __getstate__(self) -> dict[str, Any]:
@@ -85,6 +97,19 @@ class TarSource(EncodedSource):
 
     def identity(self) -> Any:
         return stamp(self.files)
+
+
+def check_end(file: Path, at: int) -> None:
+    """tarfile ends at the first block that is no header, without a word: only zeros may follow, and a block of them."""
+    with open(file, "rb") as stream:
+        stream.seek(at)
+        left = stream.read(512)
+        if len(left) < 512 or any(left):
+            what = "it is cut off there" if len(left) < 512 else "it is damaged"
+            raise ConfigError(f"{file}: neither a member nor the end mark at byte {at}: {what}; copy or write it again")
+        while left := stream.read(1 << 20):
+            if any(left):
+                raise ConfigError(f"{file} goes on after its end mark, as tars joined by cat do; give each as a file")
 
 
 def open_webdataset(path: Path, options: PackOptions) -> TarSource:
