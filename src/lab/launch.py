@@ -39,6 +39,7 @@ LAST_S = 20.0  # what the other ranks get to end by themselves after one has fai
 
 LIKELY: dict[int, str] = {  # what sends a rank these signals
     signal.SIGKILL: " (the kernel does that when memory runs out: see dmesg)",
+    signal.SIGBUS: " (a data file was cut short while it was read, or the shared memory of /dev/shm is full)",
     signal.SIGABRT: " (native code gave up, as gloo does where ranks join a collective with tensors of different "
     "sizes; if that is one of the criterion or a metric: trainer.eval_in_step=true)",
 }

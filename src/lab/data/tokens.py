@@ -93,6 +93,7 @@ class TokenWindows:
             if isinstance(shard.reader, Mapped) and shard.reader.contiguous:  # of any integer type: it is cast here
                 every = np.lib.stride_tricks.sliding_window_view(shard.reader.view(0, len(shard)), self._window + 1)
                 target[at] = every[begin]
+                shard.check()
             else:
                 flat = (begin[:, None] + np.arange(self._window + 1)).reshape(-1)
                 target[at] = shard.read(flat).reshape(len(begin), -1)

@@ -46,6 +46,13 @@ def leads_to(dset: h5py.Dataset) -> list[str]:
     return list(dict.fromkeys([*(name for name in names if name != "."), *(part[0] for part in dset.external or ())]))
 
 
+def lie_in(dset: h5py.Dataset) -> list[str]:
+    """The files, as far as they are there, in which values of a dataset lie beside its own."""
+    names = dict.fromkeys(source.file_name for source in (dset.virtual_sources() if dset.is_virtual else ()))
+    found = [path for name in names if name != "." for path in candidates(dset.file, name, VDS)]
+    return [*found, *(part[0] for part in dset.external or () if os.path.exists(part[0]))]
+
+
 def _check_dataset(dset: h5py.Dataset, where: str, seen: _Seen) -> None:
     key = (dset.file.filename, dset.name)
     if key in seen:

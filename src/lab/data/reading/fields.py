@@ -54,12 +54,13 @@ class Fixed:
         self.shape, self.dtype, self._stored = (*dset.shape, *inner), torch_dtype(base), base.newbyteorder("=")
         self.chunk_rows = dset.chunks[0] if dset.chunks else 1
         check_sources(dset)
-        way, self.reason, layout = plan(dset)
         if swmr or member is not None:
-            layout, self.reason = None, "being written (SWMR)" if swmr else "a member of a compound type"
+            way, layout, self.reason = "h5py", None, "being written (SWMR)" if swmr else "a member of a compound type"
+        else:
+            way, self.reason, layout = plan(dset)
         self.reader: Way
         if layout is None:
-            self.way, self.reader = "h5py", ThroughH5py(dset.file.filename, dset.name, member, swmr)
+            self.way, self.reader = "h5py", ThroughH5py(dset, member, swmr)
         elif way == "mapped":
             self.way, self.reader = way, Mapped(layout)
         else:
@@ -128,6 +129,11 @@ class Fixed:
             return self.reader.view(start, stop)
         return self.read(np.arange(start, stop))
 
+    def check(self) -> None:
+        """After the use of views: that they were of the file that was opened."""
+        if isinstance(self.reader, Mapped):
+            self.reader.check()
+
 
 class FlatOffsets:
     """Samples of different length, stored one after the other."""
@@ -163,8 +169,12 @@ class FlatOffsets:
 
     def read(self, rows: np.ndarray) -> list[Any]:
         bounds = zip(self.offsets[rows].tolist(), self.offsets[rows + 1].tolist(), strict=True)
-        samples = [self.values.view(a, b) for a, b in bounds]
-        return [_decoded(s.tobytes(), self._where) for s in samples] if self.text else samples
+        samples: list[Any] = [self.values.view(a, b) for a, b in bounds]
+        if self.text:
+            samples = [s.tobytes() for s in samples]
+            self.values.check()
+            return [_decoded(s, self._where) for s in samples]
+        return samples
 
     def advise(self, rows: np.ndarray) -> None:
         begin, end = self.offsets[rows], self.offsets[rows + 1]
@@ -197,7 +207,7 @@ class Objects:
         self._rows, self.text, self.chunk_rows = dset.shape[0], string is not None, 1
         self.shape, self.dtype = (-1,), torch_dtype(np.dtype(np.uint8 if self.text else vlen))
         self._fixed = Fixed(dset, None, cache, swmr) if string and string.length is not None else None
-        self._reader = ThroughH5py(dset.file.filename, dset.name, None, swmr)
+        self._reader = ThroughH5py(dset, None, swmr)
         self.way, self.reason = (self._fixed.way, self._fixed.reason) if self._fixed else ("h5py", "variable length")
         self._bytes_a_row = dset.dtype.itemsize
         self.read(np.arange(min(1, self._rows)))  # what is damaged shall show now

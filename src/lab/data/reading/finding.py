@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from contextlib import nullcontext
 from typing import Any
 
 import h5py
@@ -93,19 +94,26 @@ def _choices(group: h5py.Group, wanted: str) -> str:
     return (f"did you mean {near[0]!r}? " if near else "") + f"It holds: {'; '.join(there) or 'no datasets'}"
 
 
-def check_sources(dset: h5py.Dataset) -> None:
-    """HDF5 reads fill values, without a word, where a virtual dataset's source is missing or an external file short."""
+def check_sources(dset: h5py.Dataset, above: tuple[tuple[str, str], ...] = ()) -> None:
+    """HDF5 reads fill values, without a word, where a virtual dataset's source is missing or an external file short.
+
+    above: the virtual datasets that show this one. HDF5 crashes where one shows itself."""
     where = f"{dset.file.filename}: {dset.name}"
-    for source in dset.virtual_sources() if dset.is_virtual else ():
-        name = source.file_name
+    above = (*above, (os.path.realpath(dset.file.filename), dset.name))
+    if above[-1] in above[:-1]:
+        raise ConfigError(f"{where} is a virtual dataset that shows itself; name the dataset that holds the values")
+    sources = dset.virtual_sources() if dset.is_virtual else ()
+    for name, of in dict.fromkeys((source.file_name, source.dset_name) for source in sources):
         if "%" in name:
             continue
-        found = candidates(dset.file, name, VDS)
-        if name != "." and not found:
+        found = [dset.file.filename] if name == "." else candidates(dset.file, name, VDS)
+        if not found:
             raise ConfigError(f"{where} is virtual and its source {name} is missing; put it beside the file")
-        with open_h5(dset.file.filename if name == "." else found[0]) as file:
-            if source.dset_name not in file:
-                raise ConfigError(f"{where} is virtual and its source {name} has no {source.dset_name}")
+        with nullcontext(dset.file) if name == "." else open_h5(found[0]) as file:
+            if of not in file:
+                raise ConfigError(f"{where} is virtual and its source {name} has no {of}")
+            if isinstance(file[of], h5py.Dataset) and file[of].is_virtual:
+                check_sources(file[of], above)
     end, needed = 0, dset.size * dset.dtype.itemsize
     for name, offset, size in dset.external or ():
         there = os.path.getsize(name) - offset if os.path.exists(name) else needed  # missing: HDF5 itself says so

@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 
 from lab.data.reading import filters
+from lab.data.reading.opening import Identity, identity
 
 _TABLE = 1 << 20  # chunks that are listed however few of them are written
 
@@ -28,6 +29,7 @@ class Layout:
     """
 
     path: str  # of the file that holds the dataset: not the one opened, if a link leads elsewhere
+    identity: Identity  # of that file
     name: str
     shape: tuple[int, ...]  # (N, *sample)
     dtype: np.dtype[Any]
@@ -182,6 +184,7 @@ def _doubt(dset: h5py.Dataset, corner: np.ndarray, extent: np.ndarray) -> str | 
 def _layout(dset: h5py.Dataset, chunk: Any, offset: Any, size: Any, mask: Any, pipeline: Any) -> Layout:
     return Layout(
         path=os.path.abspath(dset.file.filename),
+        identity=identity(dset.file),
         name=dset.name,
         shape=tuple(dset.shape),
         dtype=dset.dtype,

@@ -14,37 +14,31 @@ from typing import Any
 import numpy as np
 
 from lab.cores import cores
+from lab.data.reading.opening import Identity, check_same, identity
 from lab.errors import ConfigError
 
 
 class RawFile:
-    """A file read by offset, and mapped. `end`: bytes it must have; checked before each use, since reading a mapping
-    past the end of a file kills the process."""
+    """A file read by offset, and mapped. `end`: bytes it must have; `identity`: the file whose offsets are known.
 
-    def __init__(self, path: str, end: int) -> None:
-        self.path, self.end = path, end
+    Checked before and after each use: reading a mapping past the end of a file kills the process, in the last page it
+    gives zeros."""
+
+    def __init__(self, path: str, end: int, identity: Identity) -> None:
+        self.path, self.end, self.identity = path, end, identity
         self._map: mmap.mmap | None = None
         self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         weakref.finalize(self, os.close, self.fd)
-        stat = os.fstat(self.fd)
-        self.identity = (stat.st_dev, stat.st_ino)
         self.check()
 
     def __getstate__(self) -> Any:
         return self.path, self.end, self.identity
 
     def __setstate__(self, state: Any) -> None:
-        path, end, identity = state
-        self.__init__(path, end)  # type: ignore[misc]
-        if self.identity != identity:
-            raise ConfigError(f"{path} was replaced by another file while this run had it open; start the run again")
+        self.__init__(*state)  # type: ignore[misc]
 
     def check(self) -> None:
-        size = os.fstat(self.fd).st_size
-        if size < self.end:
-            raise ConfigError(
-                f"{self.path} has {size} bytes, its datasets need {self.end}: it was cut short; write it again"
-            )
+        check_same(self.path, self.identity, identity(self.fd))
 
     def map(self) -> np.ndarray:
         """All bytes, read-only."""

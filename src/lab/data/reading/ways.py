@@ -16,8 +16,9 @@ import h5py
 import numpy as np
 
 from lab.data.reading import filters
+from lab.data.reading.external import lie_in
 from lab.data.reading.layout import Layout
-from lab.data.reading.opening import acquire, release, unreadable
+from lab.data.reading.opening import acquire, check_same, identity, let_hdf5_open, release, unreadable
 from lab.data.reading.raw import ChunkCache, RawFile, spread
 from lab.errors import ConfigError
 
@@ -35,7 +36,7 @@ class Mapped:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._file = RawFile(layout.path, layout.end)
+        self._file = RawFile(layout.path, layout.end, layout.identity)
         self._open()
 
     def __getstate__(self) -> Any:
@@ -61,9 +62,15 @@ class Mapped:
         return self.layout.offset[chunk, 0] + inner * self.layout.row_bytes
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
-        if len(rows) == 0:
-            return
+        if len(rows):
+            self.check()
+            self._copy(rows, out, at)
+            self.check()
+
+    def check(self) -> None:
         self._file.check()
+
+    def _copy(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None) -> None:
         flat = out.reshape(len(out), -1).view(np.uint8)
         if self._rows is not None and at is None:
             # "clip" because "raise" would go through a buffer; one thread, since the loader has several of its own
@@ -102,7 +109,7 @@ class Chunks:
 
     def __init__(self, layout: Layout, cache: ChunkCache) -> None:
         self.layout, self._cache = layout, cache
-        self._file = RawFile(layout.path, layout.end)
+        self._file = RawFile(layout.path, layout.end, layout.identity)
         grid = [-(-n // c) for n, c in zip(layout.shape[1:], layout.chunk[1:], strict=True)]
         # for each tile of a row: where it goes in the sample, and how much of it is inside
         self._tiles = []
@@ -128,7 +135,10 @@ class Chunks:
                     here, there = (to[0], *target), (of[0], *inside)
                 out[here] = values[there]
 
-        spread(copy, groups, self.layout.chunk_bytes * len(self._tiles) * len(groups))
+        try:
+            spread(copy, groups, self.layout.chunk_bytes * len(self._tiles) * len(groups))
+        finally:
+            self._file.check()  # if the file was changed, that is why a chunk was damaged
 
     def _chunk(self, number: int, tile: int) -> np.ndarray:
         """Tile `tile` of row chunk `number`, decoded."""
@@ -166,58 +176,95 @@ class Chunks:
 
 
 class ThroughH5py:
-    """Whatever HDF5 can read, by h5py, tuned: held handles, no sieve, consecutive rows together."""
+    """Whatever HDF5 can read, by h5py, tuned: held handles, no sieve, consecutive rows together.
 
-    def __init__(self, path: str, name: str, member: str | None, swmr: bool) -> None:
-        self.path, self.name, self.member, self.swmr = path, name, member, swmr
-        self._handles: dict[int, Any] = {}  # process -> dataset
+    It gives zeros where a file was cut short, and fill values where another is gone: files are compared with what they
+    were when the dataset was opened, before and after each use.
+    """
+
+    def __init__(self, dset: h5py.Dataset, member: str | None, swmr: bool) -> None:
+        self.path, self.name, self.member, self.swmr = dset.file.filename, dset.name, member, swmr
+        self.identity = identity(dset.file)
+        self._others = {path: identity(path) for path in lie_in(dset)}
+        self._reset()
+
+    def _reset(self) -> None:
+        self._handles: dict[int, tuple[Any, Any]] = {}  # process -> dataset, what closes its file
         self._close: Any = None
 
     def __getstate__(self) -> Any:
-        return self.path, self.name, self.member, self.swmr
+        return {k: v for k, v in self.__dict__.items() if k not in ("_handles", "_close")}
 
     def __setstate__(self, state: Any) -> None:
-        self.__init__(*state)  # type: ignore[misc]
+        self.__dict__.update(state)
+        self._reset()
 
     def _dataset(self) -> Any:
-        if os.getpid() not in self._handles:
-            file = acquire(self.path, self.swmr)
-            done = weakref.finalize(self, release, self.path, self.swmr)
-            dset = file[self.name]
+        dset, done = self._handles.get(os.getpid(), (None, None))
+        if dset is not None and not dset:  # closed, as acquire says
+            if self._handles.pop(os.getpid(), None) is not None and done is not None:
+                done()
+            dset = None
+        if dset is None:
+            held = acquire(self.path, self.swmr)
+            done = weakref.finalize(self, release, held)
+            check_same(self.path, self.identity, held.identity, self.swmr)
+            dset = held.file[self.name]
             filters.load_plugins(dset)
             if dset.chunks and (dset.chunks[0] == 1 or not dset.id.get_create_plist().get_nfilters()):
                 access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
                 access.set_chunk_cache(521, 0, 0.75)  # doubles random reads where no chunk is worth keeping
-                dset = h5py.Dataset(h5py.h5d.open(file.id, self.name.encode(), access))
-            if self._handles.setdefault(os.getpid(), dset) is dset:  # atomic: of two threads here, one's stays
+                dset = h5py.Dataset(h5py.h5d.open(held.file.id, self.name.encode(), access))
+            mine = (dset, done)
+            dset, kept = self._handles.setdefault(os.getpid(), mine)  # atomic: of two threads here, one's stays
+            if kept is done:
                 self._close = done
             else:
                 done()
-        dset = self._handles[os.getpid()]
-        if self.swmr:
-            dset.refresh()
         return dset
 
-    def _values(self) -> Any:
-        dset = self._dataset()
-        if self.member is not None:
-            return dset.fields(self.member)
-        return dset.asstr() if h5py.check_string_dtype(dset.dtype) and dset.dtype.kind == "O" else dset
+    def _check(self, dset: Any) -> None:
+        check_same(self.path, self.identity, identity(dset.file), self.swmr)
+        for path, was in self._others.items():
+            if not os.path.exists(path):
+                raise ConfigError(f"{path}, in which {self.path}: {self.name} lies, is gone; put it back")
+            check_same(path, was, identity(path), self.swmr)
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        for attempt in range(3):
+            dset = None
+            try:
+                dset = self._dataset()
+                self._check(dset)
+                try:
+                    self._read(dset, rows, out, at)
+                finally:
+                    if dset:  # whatever was read, or raised: if the file was changed, this is why
+                        self._check(dset)
+                return
+            except (ConfigError, UnicodeDecodeError):
+                raise
+            except (OSError, RuntimeError, KeyError, ValueError) as error:
+                if "close degree" in str(error) and attempt < 2:
+                    let_hdf5_open()
+                elif attempt == 2 or dset is None or dset:  # not: closed by another thread
+                    hint = "it is damaged, or needs a filter that is not installed (pip install hdf5plugin)"
+                    raise unreadable(f"{self.path}: {self.name}", error, hint) from error
+
+    def _read(self, dset: Any, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None) -> None:
+        values = dset
+        if self.member is not None:
+            values = dset.fields(self.member)
+        elif h5py.check_string_dtype(dset.dtype) and dset.dtype.kind == "O":
+            values = dset.asstr()
         order = np.argsort(rows, kind="stable")
         cuts = np.flatnonzero(np.diff(rows[order]) != 1) + 1
-        try:
-            values = self._values()
-            for run in np.split(order, cuts) if len(rows) else []:
-                begin, to = int(rows[run[0]]), (run if at is None else at[run])
-                if len(run) == 1:
-                    out[to[0]] = values[begin]
-                else:
-                    out[to] = values[begin : begin + len(run)]
-        except (OSError, RuntimeError) as error:
-            hint = "it is damaged, or needs a filter that is not installed (pip install hdf5plugin)"
-            raise unreadable(f"{self.path}: {self.name}", error, hint) from error
+        for run in np.split(order, cuts) if len(rows) else []:
+            begin, to = int(rows[run[0]]), (run if at is None else at[run])
+            if len(run) == 1:
+                out[to[0]] = values[begin]
+            else:
+                out[to] = values[begin : begin + len(run)]
 
     def close(self) -> None:
         """Until the next use. While it is open, this process cannot open the file with HDF5's locks."""

@@ -1,0 +1,169 @@
+"""Files that change, are cut, or are open elsewhere in the process while a dataset reads them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from conftest import limit
+
+from lab.data.h5 import H5Dataset
+from lab.data.tokens import TokenWindows
+from lab.errors import ConfigError
+
+ROOT = {"all": {"group": "/"}}
+FIELDS = {"mapped": "m", "chunks": "c", "h5py": "h", "virtual": "v", "table": "t/a"}
+
+
+def write(path: Path, first: int = 0) -> Path:
+    """40 rows: row k holds first + k, in each way."""
+    values = np.arange(first, first + 40)
+    with h5py.File(path.with_name("source.h5"), "w") as file:
+        file["s"] = values
+    table = np.zeros(40, [("a", "i8"), ("b", "f4")])
+    table["a"] = values
+    with h5py.File(path, "w") as file:
+        file["m"], file["h"], file["t"] = values, values.astype(">i8"), table
+        file.create_dataset("c", data=values, chunks=(7,), compression="gzip")
+        layout = h5py.VirtualLayout((40,), "i8")
+        layout[:] = h5py.VirtualSource("source.h5", "s", (40,))
+        file.create_virtual_dataset("v", layout)
+    return path
+
+
+def opened(path: Path, *fields: str, **options: Any) -> H5Dataset:
+    return H5Dataset(str(path), {field: FIELDS[field] for field in fields or FIELDS}, ROOT, "all", **options)
+
+
+def first_rows(data: H5Dataset) -> dict[str, int]:
+    return {field: int(values[0]) for field, values in data.gather(np.arange(40)).items()}
+
+
+def replace(path: Path) -> None:
+    (path.parent / "new").mkdir()
+    os.replace(write(path.parent / "new" / path.name, 1000), path)
+
+
+def write_again(path: Path) -> None:
+    """As another program does; HDF5 itself writes nothing anew that is open in this process."""
+    (path.parent / "anew").mkdir()
+    write(path.parent / "anew" / path.name, 1000)
+    for name in (path.name, "source.h5"):
+        path.with_name(name).write_bytes((path.parent / "anew" / name).read_bytes())
+        os.utime(path.with_name(name), ns=(0, 1))  # a file system may count time coarsely
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 4000)
+
+
+@pytest.mark.parametrize("field", ["mapped", "chunks", "h5py", "virtual", "table"])
+@pytest.mark.parametrize("change", [replace, write_again, cut])
+def test_a_change_before_the_first_batch_or_after_it(change: Any, field: str, tmp_path: Path) -> None:
+    for used in (False, True):
+        (tmp_path / str(used)).mkdir()
+        path = write(tmp_path / str(used) / "f.h5")
+        data = opened(path, field)
+        if used:
+            first_rows(data)
+        raw = pickle.dumps(data)
+        change(path)
+        match = r"\.h5.*(replaced|changed|cut short)"
+        if change is replace and (used or field in ("mapped", "chunks")):
+            assert first_rows(data) == {field: 0}  # the old file is still there for those who hold it
+        else:
+            with pytest.raises(ConfigError, match=match):
+                first_rows(data)
+        with pytest.raises(ConfigError, match=match):  # in a worker
+            first_rows(pickle.loads(raw))
+
+
+@pytest.mark.parametrize("change", [write_again, cut])
+def test_a_change_of_a_file_that_a_virtual_dataset_shows(change: Any, tmp_path: Path) -> None:
+    data = opened(write(tmp_path / "f.h5"), "virtual")
+    assert first_rows(data) == {"virtual": 0}
+    if change is cut:
+        os.truncate(tmp_path / "source.h5", 2000)
+    else:
+        os.utime(tmp_path / "source.h5", ns=(0, 1))
+    with pytest.raises(ConfigError, match=r"source.h5 .*(changed|cut short)"):
+        first_rows(data)
+    (tmp_path / "source.h5").unlink()
+    with pytest.raises(ConfigError, match=r"source.h5, in which .*/v lies, is gone"):
+        first_rows(data)
+
+
+def test_a_file_written_anew_is_read_anew(tmp_path: Path) -> None:
+    for change in (write_again, replace):
+        (tmp_path / change.__name__).mkdir()
+        path = write(tmp_path / change.__name__ / "f.h5")
+        old = opened(path)
+        first_rows(old)
+        change(path)
+        assert set(first_rows(opened(path, "mapped", "chunks", "h5py", "table")).values()) == {1000}
+        with pytest.raises(ConfigError, match=r"replaced|changed"):
+            first_rows(old)
+
+
+def test_a_stream_that_is_cut(tmp_path: Path) -> None:
+    path = write(tmp_path / "f.h5")
+    data = TokenWindows(str(path), {"x": "m"}, ROOT, "all", window=3, stride=1)
+    os.utime(path, ns=(0, 1))
+    with pytest.raises(ConfigError, match=r"f.h5 was changed"):
+        data.gather(np.arange(4))
+
+
+def _send(data: H5Dataset, queue: Any) -> None:
+    queue.put(first_rows(data))
+
+
+def test_swmr_of_a_file_that_nobody_writes(tmp_path: Path) -> None:
+    """Of any layout, twice in one process, and in a forked one."""
+    path = write(tmp_path / "f.h5")
+    data, again = opened(path, swmr=True), opened(path, swmr=True)
+    expected = dict.fromkeys(FIELDS, 0)
+    for _ in range(3):
+        assert first_rows(data) == first_rows(again) == expected
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_send, args=(data, queue))
+    child.start()
+    assert queue.get(timeout=limit(60)) == expected
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def test_links_and_virtual_datasets_of_one_file_together(tmp_path: Path) -> None:
+    """HDF5 opens a virtual dataset's source by itself, and wants to find it open in its own way."""
+    write(tmp_path / "f.h5")
+    values = np.arange(40).reshape(20, 2)
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file.create_dataset("lzf", data=values, chunks=(2, 2), compression="lzf")
+        file["big"], file["strings"] = values.astype(">i4"), ["ab"] * 20
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name in ("lzf", "big", "strings"):
+            file[name] = h5py.ExternalLink("b.h5", name)
+        layout = h5py.VirtualLayout((20, 2), "i8")
+        layout[...] = h5py.VirtualSource("b.h5", "lzf", (20, 2))
+        file.create_virtual_dataset("virtual", layout)
+    names = ["lzf", "big", "virtual", "strings"]
+    for order in (names, names[::-1]):
+        sets = [H5Dataset(str(tmp_path / "a.h5"), {n: n for n in order}, ROOT, "all") for _ in range(2)]
+        sets.append(H5Dataset(str(tmp_path / "b.h5"), {"lzf": "lzf"}, ROOT, "all"))
+        for _ in range(2):
+            for data in sets:
+                batch = data.gather(np.arange(20))
+                assert batch.pop("strings", ["ab"] * 20) == ["ab"] * 20
+                assert all(np.array_equal(part.numpy(), values) for part in batch.values())
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "f.h5")
+    with pytest.raises(ConfigError, match=r"f.h5 is no regular file"):
+        opened(tmp_path / "f.h5")
