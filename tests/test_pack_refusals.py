@@ -263,3 +263,29 @@ def test_the_source_of_an_array_is_checked_too(tmp_path: Path) -> None:
     source = ArraySource({"": {"x": np.array([b"a"], object)}}, "id", {})
     with pytest.raises(ConfigError, match="numbers are stored"):
         pack(source, tmp_path / "a.h5", PackOptions(quiet=True), {})
+
+
+def test_numbers_of_an_lmdb_that_no_type_holds(tmp_path: Path) -> None:
+    from test_pack_formats import write_lmdb
+
+    for k, (value, kind) in enumerate(
+        [(b"9" * 25, {}), (b"9" * 25, {"value": "float"}), (b"16777217", {"value": "float"})]
+    ):
+        write_lmdb(tmp_path / f"a{k}", {"0": value})
+        assert "--as NAME=text" in refused(tmp_path / f"a{k}", kinds=kind)
+    assert run(tmp_path / "a2", kinds={"value": "text"})["value/values"].tobytes() == b"16777217"
+
+
+def test_damaged_chunks_are_one_line(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    made = zarr.open_group(str(tmp_path / "a.zarr"), mode="w").create_array(
+        "x", shape=(40, 9), chunks=(10, 9), dtype="f8"
+    )
+    made[:] = np.random.default_rng(4).normal(size=(40, 9))
+    chunks = [p for p in (tmp_path / "a.zarr/x/c").rglob("*") if p.is_file()]
+    assert len(chunks) == 4
+    chunks[2].write_bytes(b"nonsense")
+    assert "a.zarr cannot be read: " in refused(tmp_path / "a.zarr")
+    for meta in (b"{", b'{"zarr_format": 3}'):
+        (tmp_path / "a.zarr/x/zarr.json").write_bytes(meta)
+        assert "a.zarr" in refused(tmp_path / "a.zarr")

@@ -44,7 +44,7 @@ def same(cell: Any, value: Any) -> bool:
     if cell is None:
         return math.isnan(value)
     if isinstance(cell, float):
-        return value == cell or (1e-38 < abs(cell) < 2**24 and value == np.float32(cell))
+        return value == cell or (1e-38 < abs(cell) < 2**24 and value == float(np.float32(cell)))
     return not math.isinf(value) and int(value) == cell
 
 

@@ -25,8 +25,10 @@ class LmdbSource(EncodedSource):
         size = len(self._keys) // max(1, len(names))
         self.splits = {"": range(size)}
         self._close()  # an environment must not cross a fork
-        self.learn(size, options, path)
-        self._close()
+        try:
+            self.learn(size, options, path)
+        finally:
+            self._close()
 
     def _list_keys(self) -> tuple[list[bytes], list[str]]:
         """(keys, sample by sample and field by field; names of the fields)"""

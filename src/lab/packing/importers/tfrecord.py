@@ -36,7 +36,7 @@ def _crc_table() -> list[int]:
 _CRC = _crc_table()
 
 
-PIECE = 512  # bytes that NumPy takes in one step
+PIECE = 128  # bytes that NumPy takes in one step
 
 
 @functools.cache
@@ -59,9 +59,10 @@ def crc_state(data: bytes) -> int:
         return state
     table = _in_piece()
     pieces = np.frombuffer(data, np.uint8, offset=rest).reshape(-1, PIECE)
+    begins = np.arange(PIECE) * 256
     a, b, c, d = table[:4].tolist()  # the state so far is as if XORed into a piece's first four bytes
     for start in range(0, len(pieces), 2048):
-        some = np.bitwise_xor.reduce(table[np.arange(PIECE), pieces[start : start + 2048]], axis=1)
+        some = np.bitwise_xor.reduce(table.take(pieces[start : start + 2048] + begins), axis=1)
         for own in some.tolist():
             state = own ^ a[state & 255] ^ b[state >> 8 & 255] ^ c[state >> 16 & 255] ^ d[state >> 24]
     return state

@@ -127,7 +127,7 @@ def read_float(raw: bytes, name: object) -> np.ndarray:
     try:
         value = float(raw)
         narrow = np.float32(value) if abs(value) < 3e38 or not math.isfinite(value) else np.float32(0)
-        if abs(value) >= 1 << 24 and narrow != value:
+        if abs(value) >= 1 << 24 and float(narrow) != value:
             raise BadSample(name, f"is too large for the digits of float32: {raw[:30]!r}; --as NAME=text keeps it")
         return np.array(narrow)
     except ValueError:
