@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
 import h5py
+import hdf5plugin  # noqa: F401 - its filters
 import numpy as np
 import pytest
 
@@ -119,3 +121,48 @@ def test_more_rows_than_were_ever_written(tmp_path: Path) -> None:
     assert data.gather(np.array([0, 1 << 32, 7]))["x"].tolist() == [[1, 1], [2, 2], [5, 5]]
     assert "8589934592 chunks, of which 2 are written" in data.describe()[0]
     assert os.path.getsize(tmp_path / "f.h5") < 1 << 20
+
+
+def test_what_no_tensor_holds_is_refused_in_one_line(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file["t"] = np.zeros(4, [("s", "S3"), ("n", [("x", "f4")]), ("v", "i4")])
+        file.create_dataset("a", (4,), np.dtype(("S3", (2,))))
+        kind = h5py.h5t.STD_I32LE.copy()
+        kind.set_size(3)
+        kind.set_precision(24)
+        h5py.h5d.create(file.id, b"three", kind, h5py.h5s.create_simple((4,)))
+    for name, match in {
+        "t/s": "which no tensor can hold",
+        "t/n": "/t/n is a compound type within another",
+        "t": "name a member: /t/s",
+        "a": "which no tensor can hold",
+        "three": "has a type that numpy lacks|which no tensor",
+    }.items():
+        with pytest.raises(ConfigError, match=match):
+            root(tmp_path / "f.h5", name)
+    data = root(tmp_path / "f.h5", "t/v")
+    assert len(data) == 4
+    for rows in (np.ones(4, bool), np.zeros(2), np.zeros((2, 2), int)):
+        with pytest.raises(TypeError, match="rows must be row numbers"):
+            data.gather(rows)
+    with pytest.raises(TypeError, match=r"data.gather"):
+        data[1:3]  # type: ignore[index]
+
+
+def test_two_compressors_and_bombs(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (8, 1 << 17), dtype=np.uint8)
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        create.set_chunk((1, 1 << 17))
+        create.set_deflate(1)
+        create.set_filter(32004, h5py.h5z.FLAG_OPTIONAL, (0,))
+        space = h5py.h5s.create_simple(values.shape)
+        h5py.Dataset(h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_UINT8, space, create))[...] = values
+        file.create_dataset("large", data=values, chunks=(2, 1 << 17), compression="gzip")
+        bomb = file.create_dataset("bomb", (2, 64), "u1", chunks=(1, 64), compression="gzip")
+        bomb[0] = 1
+        bomb.id.write_direct_chunk((1, 0), zlib.compress(bytes(1 << 27)))
+    assert "several compressors" in same_as_h5py(tmp_path / "f.h5")
+    assert "chunks (" in same_as_h5py(tmp_path / "f.h5", "large")
+    with pytest.raises(ConfigError, match=r"damaged in the chunk of row 1 .*holds more than the 64 bytes"):
+        root(tmp_path / "f.h5", "bomb").gather(np.arange(2))

@@ -188,13 +188,18 @@ class H5Dataset:
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         """One sample, for PyTorch's DataLoader; of its own length where lengths differ."""
+        if isinstance(i, slice):
+            raise TypeError("data[i] is one sample; several: data.gather(numpy.arange(begin, end))")
         row = np.asarray([range(self._size)[i]], dtype=np.int64)
         self.advise(row)
         batch = self.gather(row)
         return {field: batch[field][0] for field in self._fields}
 
     def _file_rows(self, rows: np.ndarray) -> np.ndarray:
-        rows = np.asarray(rows, dtype=np.int64)
+        rows = np.asarray(rows)
+        if rows.ndim != 1 or (rows.dtype.kind not in "iu" and len(rows)):
+            raise TypeError(f"rows must be row numbers, (B,) integers, not {rows.shape} {rows.dtype}")
+        rows = rows.astype(np.int64, copy=False)
         if len(rows) and (rows.min() < 0 or rows.max() >= self._size):
             raise IndexError(f"rows {rows.min()} to {rows.max()} of a split of {self._size}")
         return rows if self._rows is None else self._rows[rows]

@@ -42,12 +42,15 @@ class Fixed:
     def __init__(self, dset: h5py.Dataset, member: str | None, cache: ChunkCache, swmr: bool) -> None:
         self._where = where = f"{dset.file.filename}: {dset.name}"
         dtype = dset.dtype if member is None else dset.dtype[member]
+        if dtype.names and member is not None:
+            raise ConfigError(f"{where}/{member} is a compound type within another, which is not read; repack it")
         if dtype.names:
             raise ConfigError(
                 f"{where} has a compound type; name a member: {dset.name}/{dtype.names[0]} (of {dtype.names})"
             )
         base, inner = dtype.subdtype or (dtype, ())
-        if base.kind not in "biufcS" or base.char in "gG":  # long double
+        strings = base.kind == "S" and (member is not None or inner)  # those of a dataset of strings become str
+        if base.kind not in "biufcS" or base.char in "gG" or strings:  # g: long double
             raise ConfigError(f"{where} has the type {dtype}, which no tensor can hold; repack it as another type")
         if not dset.shape:
             raise ConfigError(f"{where} is a single value without rows; a field needs a dataset of shape (rows, ...)")
@@ -255,6 +258,12 @@ def open_field(file: h5py.File, group: str, name: str, key: str, cache: ChunkCac
                 "(a group is a field only if it holds `values` and `offsets`)"
             )
         return FlatOffsets(item, cache, swmr, external)
+    try:
+        _ = item.dtype
+    except TypeError as error:
+        raise ConfigError(
+            f"{file.filename}: {item.name} ({key}) has a type that numpy lacks ({error}); repack it as another type"
+        ) from error
     if item.shape is None:
         raise ConfigError(f"{file.filename}: {item.name} ({key}) is empty: it has no rows and no shape")
     if member is None and item.dtype.kind in "OS" and not item.dtype.subdtype:

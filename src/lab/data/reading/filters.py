@@ -16,6 +16,7 @@ import numpy as np
 
 DEFLATE, SHUFFLE, FLETCHER32, BLOSC, LZ4, ZSTD = 1, 2, 3, 32001, 32004, 32015
 NAMES = {DEFLATE: "gzip", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", BLOSC: "blosc", LZ4: "lz4", ZSTD: "zstd"}
+COMPRESSORS = (DEFLATE, BLOSC, LZ4, ZSTD)
 OTHERS = {4: "szip", 5: "nbit", 6: "scale-offset", 32000: "lzf", 32008: "bitshuffle", 32026: "blosc2"}
 LIBRARY = {BLOSC: "blosc", LZ4: "lz4.block", ZSTD: "zstandard"}
 
@@ -29,6 +30,8 @@ def name(number: int) -> str:
 
 def obstacle(pipeline: tuple[tuple[int, Options], ...], chunk_bytes: int) -> str | None:
     """Why chunks of this pipeline cannot be decoded here; None if they can."""
+    if sum(number in COMPRESSORS for number, _ in pipeline) > 1:
+        return "several compressors, between which a chunk may have any size"
     for number, _ in pipeline:
         if number not in NAMES:
             return f"the filter {name(number)}"
@@ -57,7 +60,9 @@ def decode(raw: bytes, pipeline: tuple[tuple[int, Options], ...], mask: int, nby
         try:
             data = _DECODERS[number](data, options, nbytes)
         except Exception as error:  # each library has its own
-            raise ValueError(f"{NAMES[number]}: {error}") from error
+            raise ValueError(
+                f"{NAMES[number]}: {error}" if str(error) else f"{NAMES[number]} cannot read it"
+            ) from error
     if len(data) != nbytes:
         raise ValueError(f"{len(data)} bytes instead of {nbytes}")
     return data
@@ -74,14 +79,21 @@ def _load(library: str) -> ModuleType | None:
 # A checksum that follows a compressor adds its 4 bytes after it, one that precedes is compressed with the rest: so a
 # decoder may yield up to this many bytes more than the chunk has.
 _SLACK = 64
+_SMALL = 1 << 16  # bytes of a stream that, at 1032 to 1 at most, cannot fill the memory
 
 
 def _inflate(data: Any, options: Options, nbytes: int) -> bytes:
     """Nearly all of the time of reading gzip is inside: of 400 us for 150 KB that compress badly 372 with isal (no
     library inflates into a buffer of ours; libdeflate takes 353, zlib-ng 415, zlib 614)."""
-    isal = _load("isal.isal_zlib")
-    # bufsize is only a first guess of the output's size; decode checks the true one
-    return (isal or zlib).decompress(data, bufsize=nbytes + _SLACK)  # type: ignore[union-attr]
+    library: Any = _load("isal.isal_zlib") or zlib
+    if len(data) <= _SMALL:
+        # bufsize is only a first guess of the output's size; decode checks the true one
+        return library.decompress(data, bufsize=nbytes + _SLACK)
+    inflating = library.decompressobj()  # takes a limit, and longer for what is small
+    plain = inflating.decompress(data, nbytes + _SLACK)
+    if not inflating.eof:
+        raise ValueError(f"its stream is cut, or holds more than the {nbytes} bytes of a chunk")
+    return plain
 
 
 def _unshuffle(data: Any, options: Options, nbytes: int) -> Any:

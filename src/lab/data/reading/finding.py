@@ -114,7 +114,7 @@ def check_sources(dset: h5py.Dataset, above: tuple[tuple[str, str], ...] = ()) -
                 raise ConfigError(f"{where} is virtual and its source {name} has no {of}")
             if isinstance(file[of], h5py.Dataset) and file[of].is_virtual:
                 check_sources(file[of], above)
-    end, needed = 0, dset.size * dset.dtype.itemsize
+    end, needed = 0, dset.size * dset.id.get_type().get_size()  # numpy's bfloat16 is a float32
     for name, offset, size in dset.external or ():
         there = os.path.getsize(name) - offset if os.path.exists(name) else needed  # missing: HDF5 itself says so
         end += min(there, size)
