@@ -234,6 +234,9 @@ def test_whatever_a_reader_raises_is_one_line(tmp_path: Path, monkeypatch: pytes
         except ConfigError as error:
             assert len(str(error).splitlines()) == 1  # noqa: PT017 - damage of values alone is not found
 
+    (tmp_path / "a.csv").write_text('x,y\n1,"a\nb"\n"2\n3"\n')
+    assert "a.csv" in refused(tmp_path / "a.csv")
+
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -74,8 +74,10 @@ def one_line(what: object) -> Iterator[None]:
     """Whatever a format's library raises about a source, as one line that names it."""
     try:
         yield
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        if "\n" not in str(error):
+            raise
+        raise type(error)(" ".join(str(error).split())) from error  # it quotes a library, or the file
     except Exception as error:
         why = machine_fault(error) or next(iter(str(error).splitlines()), "")
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
