@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from lab.data.h5 import H5Dataset
+from lab.data.reading import filters
 from lab.errors import ConfigError
 
 ROOT = {"all": {"group": "/"}}
@@ -166,3 +167,6 @@ def test_two_compressors_and_bombs(tmp_path: Path) -> None:
     assert "chunks (" in same_as_h5py(tmp_path / "f.h5", "large")
     with pytest.raises(ConfigError, match=r"damaged in the chunk of row 1 .*holds more than the 64 bytes"):
         root(tmp_path / "f.h5", "bomb").gather(np.arange(2))
+    zstandard = pytest.importorskip("zstandard")
+    with pytest.raises(ValueError, match="zstd: its header says 1048576 bytes instead of 64"):
+        filters.decode(zstandard.compress(bytes(1 << 20)), ((filters.ZSTD, ()),), 0, 64)

@@ -148,6 +148,9 @@ def _zstd(data: Any, options: Options, nbytes: int) -> bytes:
     assert zstandard is not None
     if not hasattr(_local, "zstd"):
         _local.zstd = zstandard.ZstdDecompressor()  # not to be shared between threads
+    says = zstandard.frame_content_size(data)  # -1: nothing; else decompress makes as much room, whatever the limit
+    if says > nbytes + _SLACK:
+        raise ValueError(f"its header says {says} bytes instead of {nbytes}")
     return _local.zstd.decompress(data, max_output_size=nbytes + _SLACK)
 
 
