@@ -125,6 +125,7 @@ def test_objectives_are_the_monitor_or_named_keys_of_a_result() -> None:
     for result, why in [
         ({"seconds": 3}, "result.json has no number for val/accuracy"),
         ({"val/accuracy": float("nan"), "seconds": 3}, "val/accuracy is not a number (NaN)"),
+        ({"val/accuracy": None, "seconds": 3}, "val/accuracy is not a number (NaN)"),  # as result.json has it
     ]:
         assert read(result, several) == ([], why)
     with pytest.raises(

@@ -47,10 +47,10 @@ def read(result: Mapping[str, Any], objectives: Sequence[Objective]) -> tuple[li
     """(values, why they cannot be used; empty: they can). result: of a finished run."""
     values = [result.get(objective.key) for objective in objectives]
     for objective, value in zip(objectives, values):
+        if objective.key in result and (value is None or math.isnan(value)):  # null in the file: no JSON has NaN
+            return [], f"{objective.key} is not a number (NaN)"
         if not isinstance(value, (int, float)):
             return [], f"result.json has no number for {objective.key}"
-        if math.isnan(value):
-            return [], f"{objective.key} is not a number (NaN)"
     return [float(value) for value in values if value is not None], ""
 
 
