@@ -100,7 +100,7 @@ def _obstacle(dset: h5py.Dataset) -> str | None:
         return "virtual"
     if dset.external:
         return "stored in other files"
-    if math.prod(dset.shape) == 0:
+    if dset.shape is None or math.prod(dset.shape) == 0:
         return "empty"
     if dset.file.driver not in ("sec2", "stdio"):
         return f"file driver {dset.file.driver}"
