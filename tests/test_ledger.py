@@ -230,13 +230,13 @@ def test_the_book_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_two_processes_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each reads what the other has added; a job that both want is one, and the lock is waited for."""
     one_ledger, other = Ledger(tmp_path / "s"), Ledger(tmp_path / "s")
-    (mine,) = one_ledger.add([one("seed=0")], ["seed=0"], ["seed"], [], {}, None)
+    (mine,) = one_ledger.add([one("seed=1")], ["seed=1"], ["seed"], [], {}, None)
     theirs = other.add([one("seed=0"), one("seed=1")], ["seed=0,1"], ["seed"], [], {}, None)
-    assert theirs[0] == mine
-    assert [job.number for job in other.jobs] == [0, 1]
+    assert [job.number for job in theirs] == [1, 0]
+    assert list(other.jobs) == [mine, theirs[0]]
     assert len(list(one_ledger.jobs)) == 1
     one_ledger.refresh()
-    assert list(one_ledger.jobs) == theirs
+    assert list(one_ledger.jobs) == [mine, theirs[0]]
     waits: list[bool] = []
     original = module.Lock
     monkeypatch.setattr(module, "Lock", lambda path, wait: (waits.append(wait), original(path, wait))[1])

@@ -46,7 +46,7 @@ class Surroundings(Callback):
 
         def note(*args: Any, **named: Any) -> None:
             told = [a.step if isinstance(a, TrainState) else a for a in args if not isinstance(a, (nn.Module, World))]
-            self.events.append((name, *told, *named))
+            self.events.append((name, *told, *(key for key, value in named.items() if value)))
 
         return note
 
@@ -176,6 +176,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Surroundings:
 
     def train_step(net: nn.Module, state: TrainState, task: Task, batches: Any, given: StepSettings) -> dict[str, Any]:
         assert net.training
+        assert len(around.events) < 500, "it does not end"
         around.events.append(("step", state.step + 1))
         return {"loss": torch.tensor(state.step + 1.0), "grad_norm": torch.tensor(2.0), "non_finite": torch.zeros(())}
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lab.data.h5 import H5Dataset
-from lab.data.order import EvalPlan, TrainPlan, first, sequential, shuffled, spread
+from lab.data.order import EvalPlan, TrainPlan, first, overfit, sequential, shuffled, spread
 from lab.data.permutation import Permutation, hashed
 from lab.data.sampling import class_balanced, deal, length_buckets, weighted
 from lab.data.windows import ChunkWindows, chunk_windows
@@ -142,10 +142,80 @@ def test_uneven_micro_batches_and_pickling() -> None:
     assert copy["_blocks"] == {}
 
 
+class Asked:
+    """A sequential order that notes how many numbers each call has; window_of: ten samples are a window."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.calls = size, []  # type: ignore[var-annotated]
+
+    def __call__(self, numbers: np.ndarray) -> np.ndarray:
+        self.calls.append(len(numbers))
+        return numbers % self.size
+
+    def window_of(self, number: int) -> int:
+        return number // 10
+
+    def note(self, batch_size: int) -> str:
+        return f"batches of {batch_size}"
+
+
+def test_rows_are_computed_for_many_steps_at_once() -> None:
+    """Two blocks are kept: who fills batches ahead is in the second while the loop is in the first."""
+    order = Asked(1000)
+    plan = TrainPlan(order, 24, [5, 7], 1, 2, 0)
+    steps = -(-16384 // 12)
+    for block in (0, 1, 0, 1):
+        for k in (0, 1, 2 * steps - 1):
+            plan(2 * steps * block + k)
+    assert order.calls == [steps * 12] * 2
+    plan(2 * steps * 2)
+    plan(2 * steps * 1)
+    assert len(order.calls) == 3
+    plan(0)
+    assert len(order.calls) == 4, "the oldest is forgotten"
+    assert plan.max_rows == 7
+
+
+def test_windows_of_a_plan() -> None:
+    plan = TrainPlan(Asked(1000), 24, [5, 7], 1, 2, 3)
+    assert [plan.window(k) for k in range(40)] == [int(plan(k)[0][0]) // 10 for k in range(40)]
+    assert plan.note == "batches of 24"
+    plain = TrainPlan(sequential(range(9), seed=0), 24, [12], 1, 2, 3)
+    assert plain.window(3) is None
+    assert plain.note == ""
+
+
+def test_a_plan_goes_to_another_process() -> None:
+    plan = TrainPlan(Asked(1000), 24, [5, 7], 1, 2, 3)
+    expected = [plan(k)[0].tolist() for k in range(5)]
+    there = pickle.loads(pickle.dumps(plan))
+    assert there._blocks == {}, "and takes no rows with it"
+    assert [there(k)[0].tolist() for k in range(5)] == expected
+
+
+def test_orders_mean_the_same_in_every_version() -> None:
+    """A run outlives the code that made it: it goes on with the samples that would have come, and is scored alike."""
+    numbers = np.arange(20)
+    assert shuffled(range(10), seed=0)(numbers).tolist() == [3, 9, 6, 4, 5, 7, 2, 1, 8, 0, 0, 9, 5, 2, 3, 1, 6, 8, 7, 4]
+    assert sequential(range(7), seed=0)(numbers).tolist() == [n % 7 for n in range(20)]
+    assert overfit(range(9), seed=0, count=2, chunk_rows=7)(numbers).tolist() == [0, 1] * 10
+    assert spread(np.arange(6), 6, 100).tolist() == [11, 26, 38, 57, 72, 90]
+    assert spread(np.arange(4), 4, 4).tolist() == [0, 1, 2, 3]
+
+
+def test_a_rank_without_a_row_of_its_own_is_in_step_with_one_of_the_set() -> None:
+    for rank, counted in ((0, 1), (1, 0), (2, 0)):
+        plan = EvalPlan(1, 4, rank, 3, in_step=True)
+        assert plan(0)[1].tolist() == [0]  # type: ignore[index]
+        assert plan.lengths(0) == (1, counted)
+        assert (plan.num_rows, plan.common) == (counted, 1)
+        assert plan(1) is None
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 5))
 def test_evaluation_counts_each_row_once(size: int, batch_size: int, num_ranks: int) -> None:
-    seen = []
+    seen, numbers, common = [], [], set()
     for rank in range(num_ranks):
         plan = EvalPlan(size, batch_size, rank, num_ranks)
         k = 0
@@ -154,7 +224,10 @@ def test_evaluation_counts_each_row_once(size: int, batch_size: int, num_ranks: 
             seen += part[1].tolist()
             k += 1
         assert plan(k + 5) is None
+        numbers.append(k)
+        common.add(plan.common)
     assert sorted(seen) == list(range(size))
+    assert common == {min(numbers)}, "batches that every rank has"
 
 
 @settings(max_examples=60, deadline=None)
@@ -213,6 +286,8 @@ def test_a_part_of_a_set_has_the_classes_of_the_whole(labels: np.ndarray) -> Non
 
 def test_first_repeats_and_refuses() -> None:
     assert first(range(10), seed=0, count=3)(np.arange(7)).tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert first(range(10), seed=0, count=1)(np.arange(3)).tolist() == [0, 0, 0]
+    assert first(range(3), seed=0, count=3)(np.arange(4)).tolist() == [0, 1, 2, 0]
     for count in (0, 11):
         with pytest.raises(ConfigError, match=f"data.order.count={count}"):
             first(range(10), seed=0, count=count)

@@ -298,7 +298,7 @@ def main() -> int:
     if (outcome := run_tests(project, tests, log, LIMIT_S, loaded)) != "passed":
         print(log.read_text()[-3000:], f"the tests are red before anything is broken ({outcome}): {project}", sep="\n")
         return 2
-    limit_s = 15 + 3 * (time.monotonic() - began)
+    limit_s = 15 + 2 * (time.monotonic() - began)
     import_what_stays(project, target, json.loads(loaded.read_text()))
     gc.freeze()  # no fork has to look through all of this
     # the tests are compiled now; of the module to break nothing compiled may be there, as sources of one second and
