@@ -176,7 +176,7 @@ def test_rows_are_computed_for_many_steps_at_once() -> None:
     assert plan.max_rows == 7
 
 
-def test_windows_of_a_plan() -> None:
+def test_a_plan_knows_in_which_window_a_batch_begins() -> None:
     plan = TrainPlan(Asked(1000), 24, [5, 7], 1, 2, 3)
     assert [plan.window(k) for k in range(40)] == [int(plan(k)[0][0]) // 10 for k in range(40)]
     assert plan.note == "batches of 24"
