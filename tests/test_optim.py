@@ -17,7 +17,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 import lab.optim
 from lab.errors import ConfigError
 from lab.loop import clip
-from lab.optim import Constant, Cosine, Linear, Schedule, Step, build_optimizer, lean_step, parameter_groups
+from lab.optim import (
+    Constant,
+    Cosine,
+    Linear,
+    Schedule,
+    Step,
+    build_optimizer,
+    check_optimizer,
+    lean_step,
+    parameter_groups,
+)
 
 
 def small() -> nn.Module:
@@ -223,6 +233,20 @@ def test_the_rate_that_is_told_is_that_of_the_newest_update() -> None:
         told.append(schedule.last_lr)
     assert told == pytest.approx([0.5, *(0.5 * (1 - step / 10) for step in range(11))])
     assert schedule.state_dict() == {"updates": 11}
+
+
+def test_a_checkpoint_of_another_optimizer_is_named() -> None:
+    model = small()
+    optimizer = build_optimizer(partial(torch.optim.SGD, lr=0.1), model, 0.3, False)
+    saved = optimizer.state_dict()["param_groups"]
+    check_optimizer(saved, optimizer)
+    check_optimizer([{**group, "of_another_torch": 1} for group in saved], optimizer)
+    check_optimizer([{k: v for k, v in group.items() if k != "maximize"} for group in saved], optimizer)
+    adam = build_optimizer(torch.optim.AdamW, model, 0.3, False).state_dict()["param_groups"]
+    with pytest.raises(ConfigError, match=r"^optim: .* another optimizer than SGD, which has no amsgrad, betas, "):
+        check_optimizer(adam, optimizer)
+    with pytest.raises(ConfigError, match=r"^optim: .* groups have \[2, 4\] parameters, those of this config \[6\]: "):
+        check_optimizer(saved, build_optimizer(partial(torch.optim.SGD, lr=0.1), model, 0.3, True))
 
 
 def test_a_schedule_goes_on_where_it_was() -> None:
