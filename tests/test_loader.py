@@ -445,6 +445,32 @@ def test_the_first_batch_can_be_looked_at_before(opened: list[Any]) -> None:
     assert source.events == ["begin", "end", "close", "close"]
 
 
+def test_a_stream_is_closed_when_it_is_left(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not when somebody forgets it: it may hold threads and files."""
+
+    class Stream:
+        def __init__(self) -> None:
+            self.closed = False
+            streams.append(self)
+
+        def __next__(self) -> tuple[dict[str, Tensor], Tensor]:
+            return {"k": torch.zeros(1)}, torch.zeros(1)
+
+        def close(self) -> None:
+            self.closed = True
+
+    streams: list[Stream] = []
+    loader = items_loader()
+    monkeypatch.setattr(opened[0][0], "stream", lambda plan: Stream())
+    for _, _batch in zip(range(3), loader):
+        assert not streams[0].closed
+    first = weakref.ref(loader.first()["k"])
+    assert [stream.closed for stream in streams] == [True, False]
+    loader.close()
+    assert streams[1].closed
+    assert first() is None
+
+
 def test_workers_of_an_evaluation_start_with_its_first_batch(opened: list[Any]) -> None:
     """As many as the training has; where that has none, or a number was given, as many as that says."""
     train = items_loader()
