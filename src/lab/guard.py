@@ -41,7 +41,7 @@ class Guard:
         self._process = subprocess.Popen(command, stdin=self._read, stdout=subprocess.DEVNULL)
         os.close(self._read)
         if not _guards and hasattr(os, "register_at_fork"):  # a forked process has the timer's lock, but no timer
-            os.register_at_fork(before=_let_go)
+            os.register_at_fork(before=_let_go, after_in_parent=_wind_again)
         _guards.append(self)
         main = threading.current_thread() is threading.main_thread()
         self._stops = main and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
@@ -67,6 +67,11 @@ class Guard:
         faulthandler.cancel_dump_traceback_later()
         self._wound_at = 0.0
 
+    def wind_again(self) -> None:
+        """At once: what comes next may already hold the interpreter, and then the watch never gets to it."""
+        if self._limit_s >= 0:
+            self.wind(self._limit_s)
+
     def _stop(self, number: int, frame: Any) -> None:
         """Ctrl-Z: the time until the run goes on does not count."""
         import signal
@@ -91,6 +96,11 @@ class Guard:
 def _let_go() -> None:
     for guard_ in _guards:
         guard_.let_go()
+
+
+def _wind_again() -> None:
+    for guard_ in _guards:
+        guard_.wind_again()
 
 
 def guard() -> None:
