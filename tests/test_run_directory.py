@@ -172,17 +172,21 @@ def is_clean(run_dir: Path) -> bool:
     return not left and not list(run_dir.rglob("*.tmp"))
 
 
-def test_a_run_directory_that_has_gone_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def remove_at_step_2(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = lab.loop.train_step
 
     def train_step(net: Any, state: Any, *more: Any) -> Any:
         if state.step == 2:
-            shutil.rmtree(tmp_path / "run", ignore_errors=True)
+            shutil.rmtree(run_dir, ignore_errors=True)
         return original(net, state, *more)
 
     monkeypatch.setattr(lab.loop, "train_step", train_step)
+
+
+def test_a_run_directory_that_has_gone_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    remove_at_step_2(tmp_path / "run", monkeypatch)
     with pytest.raises(RunFailed, match=r"^.*run has gone: it was removed or renamed while the run was writing there$"):
         start_run(tmp_path / "run", *SHORT)
     assert "Traceback" not in capfd.readouterr().err
@@ -192,14 +196,7 @@ def test_a_run_directory_that_has_gone_is_one_line(
 def test_a_directory_that_has_gone_from_under_ranks_is_a_few_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    original = lab.loop.train_step
-
-    def train_step(net: Any, state: Any, *more: Any) -> Any:
-        if state.step == 2:
-            shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        return original(net, state, *more)
-
-    monkeypatch.setattr(lab.loop, "train_step", train_step)
+    remove_at_step_2(tmp_path / "run", monkeypatch)
     with pytest.raises(RunFailed, match=r"ended with exit status"):
         start_run(tmp_path / "run", *SHORT, "trainer=ddp", "hardware.num_procs=2")
     shown = capfd.readouterr().err
