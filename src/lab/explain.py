@@ -41,10 +41,9 @@ Compose = Callable[[Sequence[str]], dict[str, Any]]
 def explain(error: BaseException, argv: Sequence[str], conf: Path, compose: Compose) -> str | None:
     """One line; None: the error is no mistake of the user's. argv: the arguments that Hydra was given;
     conf: the folder of the config; compose: overrides -> the whole config."""
-    if isinstance(error.__cause__, ConfigError):  # of a plugin that Hydra built
-        error = error.__cause__
-    if isinstance(error, ConfigError):
-        return str(error)
+    for own in (error, error.__cause__):  # the cause: of a plugin that Hydra built
+        if isinstance(own, ConfigError):
+            return str(own)
     if isinstance(error, yaml.YAMLError):
         return _yaml(error)
     if isinstance(error, OverrideParseException):

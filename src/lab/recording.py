@@ -66,7 +66,8 @@ def no_silent_exit(run_dir: Path, rank: int) -> Iterator[None]:
             caller = sys._getframe(1)
             place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
             error = RunFailed(f"rank {rank} called os._exit({status}) at {place}")
-            if directory.record_failure(run_dir, rank, error) and not distributed.has_parent():
+            stack = "".join(traceback.format_stack(caller))
+            if directory.record_failure(run_dir, rank, error, stack=stack) and not distributed.has_parent():
                 print(f"failed: {error}", file=sys.stderr, flush=True)
             heartbeat.say_ended()
             status = 1
