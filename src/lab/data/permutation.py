@@ -41,17 +41,20 @@ def _mix32(x: np.ndarray) -> np.ndarray:
 
 
 class Permutation:
-    """Permutations of range(size), one for each (seed, stream, key); e.g. key = epoch."""
+    """Permutations of range(size), one for each (seed, stream, key); e.g. key = epoch.
 
-    def __init__(self, size: int, seed: int, stream: int) -> None:
-        assert 0 < size < 1 << 62
-        self.size, self._seed, self._stream = size, seed, stream
-        self._a = (
-            math.isqrt(size - 1) // 2 * 2 + 2
-        )  # even: turning an odd number of places can only make even permutations
+    size: (n,) is for permute_each alone: of each of n positions its own, all or none of them above 1024.
+    """
+
+    def __init__(self, size: int | np.ndarray, seed: int, stream: int) -> None:
+        assert 0 < np.min(size) <= np.max(size) < 1 << 62
+        self.size, self._seed, self._stream = np.asarray(size), seed, stream
+        # numpy's root, rounded down, is exact below 2**52
+        root = np.asarray(math.isqrt(size - 1) if isinstance(size, int) else np.sqrt(size - 1), np.int64)
+        self._a = root // 2 * 2 + 2  # even: turning an odd number of places can only make even permutations
         self._b = -(-size // self._a)
         # chi-square over all permutations of 3 to 7 positions and pairs of positions of up to 300: 6 rounds fall short
-        self._rounds = 8 if size > 1024 else 24
+        self._rounds = 8 if np.min(size) > 1024 else 24
 
     def __call__(self, positions: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """positions: (n,) int64 in range(size); keys: (n,) int64, or (1,) for all -> (n,) int64 in range(size)."""
@@ -66,9 +69,7 @@ class Permutation:
     def _round_keys(self, keys: np.ndarray) -> np.ndarray:
         """(n,) keys -> (rounds, n) uint32; (rounds, 1) where all keys are the same."""
         low, high = int(keys.min()), int(keys.max())
-        dense = high - low < 2 * len(
-            keys
-        )  # the usual case, a few epochs in a row: hash each key once, not each sample's
+        dense = high - low < 2 * len(keys)  # the usual case, a few epochs in a row: hash each key once
         numbers = (np.arange(low, high + 1) if dense else keys)[None, :] * self._rounds + np.arange(self._rounds)[
             :, None
         ]
@@ -76,27 +77,41 @@ class Permutation:
         return table[:, keys - low] if dense and high > low else table
 
     def _walk(self, values: np.ndarray, keys: np.ndarray, rounds: range) -> np.ndarray:
-        values = self._network(values, keys, rounds)
+        values = _network(values, self._a, self._b, keys, rounds)
         outside = np.flatnonzero(values >= self.size)
         while len(outside):
-            values[outside] = self._network(values[outside], keys if keys.shape[1] == 1 else keys[:, outside], rounds)
-            outside = outside[values[outside] >= self.size]
+            size, a, b, part = (_of(each, outside) for each in (self.size, self._a, self._b, keys))
+            values[outside] = again = _network(values[outside], a, b, part, rounds)
+            outside = outside[again >= size]
         return values
 
-    def _network(self, values: np.ndarray, keys: np.ndarray, rounds: range) -> np.ndarray:
-        a, b = _U64(self._a), _U64(self._b)
-        quotient = values // self._b
-        left, right = quotient.astype(_U64), (values - quotient * self._b).astype(_U64)
-        for i in rounds:
-            half, other, modulus = (left, right, a) if i % 2 == 0 else (right, left, b)
-            # a hash of 32 bits scaled to [0, modulus): no division; modulus < 2**31, so the product fits
-            shift = _mix32(other.astype(_U32) ^ keys[i]).astype(_U64) * modulus >> _U64(32)
-            if rounds.step > 0:
-                half += shift
-                np.minimum(
-                    half, half - modulus, out=half
-                )  # modulo: below the modulus the difference wraps to a huge value
-            else:
-                half -= shift
-                np.minimum(half, half + modulus, out=half)
-        return (left * b + right).astype(np.int64)
+
+def permute_each(positions: np.ndarray, sizes: np.ndarray, keys: np.ndarray, seed: int, stream: int) -> np.ndarray:
+    """Permutation(sizes[i], seed, stream) of positions[i] by keys[i], all (n,) int64 -> (n,) int64."""
+    permuted = np.empty_like(positions)
+    for here in (np.flatnonzero(sizes <= 1024), np.flatnonzero(sizes > 1024)):  # they differ in their rounds
+        if len(here):
+            permuted[here] = Permutation(sizes[here], seed, stream)(positions[here], keys[here])
+    return permuted
+
+
+def _of(part: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """The part of some positions; part: one for all of them, or (..., n)."""
+    return part if part.shape[-1:] in ((), (1,)) else part[..., which]
+
+
+def _network(values: np.ndarray, a: np.ndarray, b: np.ndarray, keys: np.ndarray, rounds: range) -> np.ndarray:
+    quotient = values // b
+    left, right = quotient.astype(_U64), (values - quotient * b).astype(_U64)
+    a, b = a.astype(_U64), b.astype(_U64)
+    for i in rounds:
+        half, other, modulus = (left, right, a) if i % 2 == 0 else (right, left, b)
+        # a hash of 32 bits scaled to [0, modulus): no division; modulus < 2**31, so the product fits
+        shift = _mix32(other.astype(_U32) ^ keys[i]).astype(_U64) * modulus >> _U64(32)
+        if rounds.step > 0:
+            half += shift
+            np.minimum(half, half - modulus, out=half)  # modulo: below the modulus the difference wraps to a huge value
+        else:
+            half -= shift
+            np.minimum(half, half + modulus, out=half)
+    return (left * b + right).astype(np.int64)

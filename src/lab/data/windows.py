@@ -22,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 
 from lab.data.order import size_of
-from lab.data.permutation import Permutation, hashed
+from lab.data.permutation import Permutation, hashed, permute_each
 from lab.errors import ConfigError
 from lab.schema import Count
 
@@ -57,12 +57,20 @@ class ChunkWindows:
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
         """numbers: (B,) int64 -> (B,) int64 rows."""
-        rows = np.empty_like(numbers)
-        epochs = numbers // self.size
-        for epoch in np.unique(epochs).tolist():
-            here = np.flatnonzero(epochs == epoch)
-            rows[here] = self._in_epoch(numbers[here] - epoch * self.size, epoch)
-        return rows
+        if not len(numbers):
+            return numbers.copy()
+        epochs, of = np.unique(numbers // self.size, return_inverse=True)
+        epoch_begin, short = (epochs * self.size)[of], self._short_slots(epochs)[of]
+        positions, span = numbers - epoch_begin, self.window * self.chunk_rows
+        # of each sample's window: its number and where it lies in the epoch
+        window = self._slots(positions, short) // span
+        begin = window * span - self._missing * (short < window * self.window)
+        end = np.minimum((window + 1) * span - self._missing * (short < (window + 1) * self.window), self.size)
+        keys = (hashed(self._seed, 2, epochs) >> np.uint64(8)).astype(np.int64)[of] ^ (window << 16)
+        first = (epoch_begin + begin) % self._batch_size
+        shuffled = begin + self._in_window(positions - begin, end - begin, first, keys)
+        slots, rows = np.divmod(self._slots(shuffled, short), self.chunk_rows)
+        return self._chunks(slots, epochs[of]) * self.chunk_rows + rows
 
     def window_of(self, number: int) -> int:
         """The window, counted over all epochs, that holds this sample number."""
@@ -79,54 +87,37 @@ class ChunkWindows:
         return f"{windows}; on sorted data batch means vary {factor:.1f}x"
 
     def _short_slot(self, epoch: int) -> int:
-        """Where the last, shorter chunk comes in this epoch."""
         known_epoch, slot = self._last_short  # one tuple: threads may race here and only do the work twice
         if known_epoch != epoch:
-            slot = int(self._chunks.inverse(np.array([self.num_chunks - 1]), np.array([epoch]))[0])
+            slot = int(self._short_slots(np.array([epoch]))[0])
             self._last_short = epoch, slot
         return slot
 
-    def _slots(self, positions: IntOrArray, short: int) -> IntOrArray:
+    def _short_slots(self, epochs: np.ndarray) -> np.ndarray:
+        """(n,) int64: where the last, shorter chunk comes in these epochs."""
+        return self._chunks.inverse(np.full(len(epochs), self.num_chunks - 1), epochs)
+
+    def _slots(self, positions: IntOrArray, short: IntOrArray) -> IntOrArray:
         """Positions in the epoch -> slot * chunk_rows + row in the chunk: skips the rows that the short chunk lacks."""
         return positions + self._missing * (positions >= (short + 1) * self.chunk_rows - self._missing)
 
-    def _in_epoch(self, positions: np.ndarray, epoch: int) -> np.ndarray:
-        span = self.window * self.chunk_rows
-        short = self._short_slot(epoch)
-        windows = self._slots(positions, short) // span
-        shuffled = np.empty_like(positions)
-        for window in np.unique(windows).tolist():
-            here = np.flatnonzero(windows == window)
-            begin = window * span - (self._missing if short < window * self.window else 0)
-            end = min((window + 1) * span - (self._missing if short < (window + 1) * self.window else 0), self.size)
-            key = int(hashed(self._seed, 2, np.array([epoch]))[0] >> np.uint64(8)) ^ (window << 16)
-            first = (epoch * self.size + begin) % self._batch_size
-            shuffled[here] = begin + self._in_window(positions[here] - begin, end - begin, first, key)
-        slots, rows = np.divmod(self._slots(shuffled, short), self.chunk_rows)
-        return self._chunks(slots, np.array([epoch])) * self.chunk_rows + rows
-
-    def _in_window(self, offsets: np.ndarray, size: int, first: int, key: int) -> np.ndarray:
-        """offsets: (B,) of samples in a window of `size` that begins at place `first` of a batch -> (B,) permuted.
+    def _in_window(self, offsets: np.ndarray, size: np.ndarray, first: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Samples in windows of `size` that begin at place `first` of a batch, all (B,) -> (B,) offsets permuted.
 
         The samples are dealt, place by place of the batch, to the rows of the window as they lie, and shuffled among
         a few neighbouring places, as many as share a chunk: so each place keeps to its own chunks.
         """
-        places, batches = (first + offsets) % self._batch_size, (first + offsets) // self._batch_size
+        batches, places = np.divmod(first + offsets, self._batch_size)
         groups = min(self.window, self._batch_size)
         group = places * groups // self._batch_size
         # the first place of a group, and of the next one
         low, high = (-(-(group + k) * self._batch_size // groups) for k in (0, 1))
         begin, end = self._before(low, size, first), self._before(high, size, first)
         within = self._before(places, size, first) - begin + batches - (places < first)
-        shuffled = np.empty_like(offsets)
-        for length in np.unique(end - begin).tolist():  # two or three
-            here = np.flatnonzero(end - begin == length)
-            inside = Permutation(length, self._seed, stream=3)
-            shuffled[here] = begin[here] + inside(within[here], key ^ group[here])
-        return shuffled
+        return begin + permute_each(within, end - begin, keys ^ group, self._seed, stream=3)
 
-    def _before(self, places: np.ndarray, size: int, first: int) -> np.ndarray:
+    def _before(self, places: np.ndarray, size: np.ndarray, first: np.ndarray) -> np.ndarray:
         """How many of `size` samples, which begin at place `first` of a batch, are at places below these."""
-        whole, left = divmod(size, self._batch_size)
-        wrapped = max(0, first + left - self._batch_size)  # of the `left` last ones, those at the places 0, 1, ...
+        whole, left = np.divmod(size, self._batch_size)
+        wrapped = np.maximum(0, first + left - self._batch_size)  # of the `left` last ones, those at places 0, 1, ...
         return places * whole + np.clip(places - first, 0, left - wrapped) + np.minimum(places, wrapped)
