@@ -137,7 +137,7 @@ def test_what_no_tensor_holds_is_refused_in_one_line(tmp_path: Path) -> None:
         "t/n": "/t/n is a compound type within another",
         "t": "name a member: /t/s",
         "a": "which no tensor can hold",
-        "three": "has a type that numpy lacks|which no tensor",
+        "three": "has a type that NumPy lacks|which no tensor",
     }.items():
         with pytest.raises(ConfigError, match=match):
             root(tmp_path / "f.h5", name)

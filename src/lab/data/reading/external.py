@@ -53,8 +53,20 @@ def lie_in(dset: h5py.Dataset) -> list[str]:
     return [*found, *(part[0] for part in dset.external or () if os.path.exists(part[0]))]
 
 
+def own_name(dset: h5py.Dataset) -> str:
+    """Its name in its own file. `dset.name` is the path by which it was reached: through links it may begin in another
+    file, and name another dataset here."""
+    file = dset.file
+    try:
+        if file[dset.name] == dset:
+            return dset.name
+    except (KeyError, ValueError, TypeError):
+        pass
+    return file[dset.ref].name
+
+
 def _check_dataset(dset: h5py.Dataset, where: str, seen: _Seen) -> None:
-    key = (dset.file.filename, dset.name)
+    key = (dset.file.filename, own_name(dset))
     if key in seen:
         return
     seen.add(key)

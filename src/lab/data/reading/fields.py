@@ -18,7 +18,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from lab.data.reading.finding import check_sources, find
+from lab.data.reading.finding import check_sources, check_type, find
 from lab.data.reading.layout import plan
 from lab.data.reading.raw import ChunkCache
 from lab.data.reading.ways import Chunks, Mapped, ThroughH5py, Way
@@ -56,14 +56,14 @@ class Fixed:
             raise ConfigError(f"{where} is a single value without rows; a field needs a dataset of shape (rows, ...)")
         self.shape, self.dtype, self._stored = (*dset.shape, *inner), torch_dtype(base), base.newbyteorder("=")
         self.chunk_rows = dset.chunks[0] if dset.chunks else 1
-        check_sources(dset)
+        beyond = check_sources(dset)
         if swmr or member is not None:
             way, layout, self.reason = "h5py", None, "being written (SWMR)" if swmr else "a member of a compound type"
         else:
             way, self.reason, layout = plan(dset)
         self.reader: Way
         if layout is None:
-            self.way, self.reader = "h5py", ThroughH5py(dset, member, swmr)
+            self.way, self.reader = "h5py", ThroughH5py(dset, member, swmr, by_row=beyond)
         elif way == "mapped":
             self.way, self.reader = way, Mapped(layout)
         else:
@@ -258,12 +258,7 @@ def open_field(file: h5py.File, group: str, name: str, key: str, cache: ChunkCac
                 "(a group is a field only if it holds `values` and `offsets`)"
             )
         return FlatOffsets(item, cache, swmr, external)
-    try:
-        _ = item.dtype
-    except TypeError as error:
-        raise ConfigError(
-            f"{file.filename}: {item.name} ({key}) has a type that numpy lacks ({error}); repack it as another type"
-        ) from error
+    check_type(item, key)
     if item.shape is None:
         raise ConfigError(f"{file.filename}: {item.name} ({key}) is empty: it has no rows and no shape")
     if member is None and item.dtype.kind in "OS" and not item.dtype.subdtype:

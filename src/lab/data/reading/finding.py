@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 
 from lab.data.reading import filters
-from lab.data.reading.external import VDS, candidates, check_external, check_link
+from lab.data.reading.external import EXT, VDS, candidates, check_external, check_link, own_name
 from lab.data.reading.opening import open_h5
 from lab.errors import ConfigError
 
@@ -21,11 +21,18 @@ def listing(group: h5py.Group, limit: int = 24) -> list[str]:
 
     def visit(name: str, item: Any) -> bool | None:
         if isinstance(item, h5py.Dataset):
-            found.append(f"{name} {item.shape} {item.dtype}")
+            found.append(f"{name} {item.shape} {type_name(item)}")
         return True if len(found) >= limit else None
 
     group.visititems(visit)
     return found
+
+
+def type_name(dset: h5py.Dataset) -> str:
+    try:
+        return str(dset.dtype)
+    except TypeError as error:  # NumPy has no such type
+        return f"({error})"
 
 
 def find(
@@ -58,6 +65,7 @@ def find(
     for k, part in enumerate(parts):
         if isinstance(item, h5py.Dataset):
             member = "/".join(parts[k:])
+            check_type(item, key)
             if item.dtype.names and member in item.dtype.names:
                 return item, member
             kinds = f"the members {list(item.dtype.names)}" if item.dtype.names else "no members"
@@ -67,12 +75,12 @@ def find(
                 where = f"{file.filename}: {item.name.rstrip('/')}/{part} ({key})"
                 check_link(item.get(part, getlink=True), file, where, external)
             item = item[part]
-        except KeyError:
+        except KeyError as error:
             link = item.get(part, getlink=True) if isinstance(item, h5py.Group) and part in item else None
             if isinstance(link, h5py.ExternalLink):
-                raise ConfigError(
-                    f"{file.filename}: {part!r} ({key}) links to {link.filename}, which is missing"
-                ) from None
+                there = candidates(file, link.filename, EXT)
+                why = f"{link.path} of which cannot be opened: {error.args[0]}" if there else "which is missing"
+                raise ConfigError(f"{file.filename}: {part!r} ({key}) links to {link.filename}, {why}") from None
             raise ConfigError(
                 f"{file.filename}: {below.name} has no {name!r} ({key}); {_choices(below, name)}"
             ) from None
@@ -86,6 +94,15 @@ def find(
     return item, None
 
 
+def check_type(dset: h5py.Dataset, key: str) -> None:
+    try:
+        _ = dset.dtype
+    except TypeError as error:
+        raise ConfigError(
+            f"{dset.file.filename}: {dset.name} ({key}) has a type that NumPy lacks ({error}); repack it as another"
+        ) from error
+
+
 def _choices(group: h5py.Group, wanted: str) -> str:
     there = listing(group)
     names = [line.split(" ")[0] for line in there]
@@ -94,16 +111,17 @@ def _choices(group: h5py.Group, wanted: str) -> str:
     return (f"did you mean {near[0]!r}? " if near else "") + f"It holds: {'; '.join(there) or 'no datasets'}"
 
 
-def check_sources(dset: h5py.Dataset, above: tuple[tuple[str, str], ...] = ()) -> None:
+def check_sources(dset: h5py.Dataset, above: tuple[tuple[str, str], ...] = ()) -> bool:
     """HDF5 reads fill values, without a word, where a virtual dataset's source is missing or an external file short.
 
-    above: the virtual datasets that show this one. HDF5 crashes where one shows itself."""
-    where = f"{dset.file.filename}: {dset.name}"
-    above = (*above, (os.path.realpath(dset.file.filename), dset.name))
+    above: the virtual datasets that show this one. HDF5 crashes where one shows itself. -> whether one shows more of
+    another than there is: HDF5 2.0 crashes on reading several rows of it at once."""
+    where, beyond = f"{dset.file.filename}: {dset.name}", False
+    above = (*above, (os.path.realpath(dset.file.filename), own_name(dset)))
     if above[-1] in above[:-1]:
         raise ConfigError(f"{where} is a virtual dataset that shows itself; name the dataset that holds the values")
     sources = dset.virtual_sources() if dset.is_virtual else ()
-    for name, of in dict.fromkeys((source.file_name, source.dset_name) for source in sources):
+    for name, of, shape in dict.fromkeys((s.file_name, s.dset_name, s.src_space.shape) for s in sources):
         if "%" in name:
             continue
         found = [dset.file.filename] if name == "." else candidates(dset.file, name, VDS)
@@ -112,8 +130,9 @@ def check_sources(dset: h5py.Dataset, above: tuple[tuple[str, str], ...] = ()) -
         with nullcontext(dset.file) if name == "." else open_h5(found[0]) as file:
             if of not in file:
                 raise ConfigError(f"{where} is virtual and its source {name} has no {of}")
-            if isinstance(file[of], h5py.Dataset) and file[of].is_virtual:
-                check_sources(file[of], above)
+            if isinstance(file[of], h5py.Dataset):
+                beyond |= file[of].shape != shape
+                beyond |= file[of].is_virtual and check_sources(file[of], above)
     end, needed = 0, dset.size * dset.id.get_type().get_size()  # numpy's bfloat16 is a float32
     for name, offset, size in dset.external or ():
         there = os.path.getsize(name) - offset if os.path.exists(name) else needed  # missing: HDF5 itself says so
@@ -122,3 +141,4 @@ def check_sources(dset: h5py.Dataset, above: tuple[tuple[str, str], ...] = ()) -
         raise ConfigError(
             f"{where} is stored in {dset.external[0][0]}, which has {end} of its {needed} bytes; copy it again"
         )
+    return beyond

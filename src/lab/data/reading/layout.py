@@ -38,7 +38,7 @@ class Layout:
     size: np.ndarray  # (row chunks, tiles) int64
     mask: np.ndarray  # (row chunks, tiles) uint32; bit i: filter i was left out for this chunk
     pipeline: tuple[tuple[int, tuple[int, ...]], ...]  # (filter, its options), in the order of writing
-    fill: Any
+    fill: np.ndarray | None
 
     @property
     def row_bytes(self) -> int:
@@ -193,5 +193,12 @@ def _layout(dset: h5py.Dataset, chunk: Any, offset: Any, size: Any, mask: Any, p
         size=np.asarray(size, dtype=np.int64),
         mask=np.asarray(mask, dtype=np.uint32),
         pipeline=tuple(pipeline),
-        fill=dset.fillvalue if (np.asarray(size) == 0).any() else None,
+        fill=_fill(dset) if (np.asarray(size) == 0).any() else None,
     )
+
+
+def _fill(dset: h5py.Dataset) -> np.ndarray:
+    """() of the dataset's type; an array, as a scalar of NumPy's loses what is left of a bool's byte."""
+    value = np.zeros((), dset.dtype)
+    dset.id.get_create_plist().get_fill_value(value)
+    return value

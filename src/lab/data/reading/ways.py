@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 
 from lab.data.reading import filters
-from lab.data.reading.external import lie_in
+from lab.data.reading.external import lie_in, own_name
 from lab.data.reading.layout import Layout
 from lab.data.reading.opening import acquire, check_same, identity, let_hdf5_open, release, unreadable
 from lab.data.reading.raw import ChunkCache, RawFile, spread
@@ -130,9 +130,11 @@ class Chunks:
             to, of = (group if at is None else at[group]), inner[group]
             for tile, (target, inside) in enumerate(self._tiles):
                 values = self._chunk(number, tile)
-                here, there = (to, *target), (of, *inside)
+                here: Any = (to, *target)
+                there: Any = (of, *inside)
                 if len(group) == 1:  # plain slices, several times faster
-                    here, there = (to[0], *target), (of[0], *inside)
+                    k, row = int(to[0]), int(of[0])
+                    here, there = (slice(k, k + 1), *target), (slice(row, row + 1), *inside)
                 out[here] = values[there]
 
         try:
@@ -151,7 +153,8 @@ class Chunks:
         layout = self.layout
         size, offset = int(layout.size[number, tile]), int(layout.offset[number, tile])
         if size == 0:
-            return np.broadcast_to(np.asarray(layout.fill, dtype=layout.dtype), layout.chunk)
+            assert layout.fill is not None
+            return np.broadcast_to(layout.fill, layout.chunk)
         raw = self._file.read(size, offset)
         try:
             data = filters.decode(raw, layout.pipeline, int(layout.mask[number, tile]), layout.chunk_bytes)
@@ -182,8 +185,10 @@ class ThroughH5py:
     were when the dataset was opened, before and after each use.
     """
 
-    def __init__(self, dset: h5py.Dataset, member: str | None, swmr: bool) -> None:
-        self.path, self.name, self.member, self.swmr = dset.file.filename, dset.name, member, swmr
+    def __init__(self, dset: h5py.Dataset, member: str | None, swmr: bool, by_row: bool = False) -> None:
+        """by_row: never several rows at once."""
+        self._by_row = by_row
+        self.path, self.name, self.member, self.swmr = dset.file.filename, own_name(dset), member, swmr
         self.identity = identity(dset.file)
         self._others = {path: identity(path) for path in lie_in(dset)}
         self._reset()
@@ -258,11 +263,12 @@ class ThroughH5py:
         elif h5py.check_string_dtype(dset.dtype) and dset.dtype.kind == "O":
             values = dset.asstr()
         order = np.argsort(rows, kind="stable")
-        cuts = np.flatnonzero(np.diff(rows[order]) != 1) + 1
+        cuts = np.flatnonzero((np.diff(rows[order]) != 1) | self._by_row) + 1
         for run in np.split(order, cuts) if len(rows) else []:
             begin, to = int(rows[run[0]]), (run if at is None else at[run])
-            if len(run) == 1:
-                out[to[0]] = values[begin]
+            if len(run) == 1:  # not out[k] = values[begin]: a scalar of NumPy's loses what is left of a bool's byte
+                k = int(to[0])
+                out[k : k + 1] = values[begin : begin + 1]
             else:
                 out[to] = values[begin : begin + len(run)]
 
