@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,12 @@ def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+def one_quick(cases: Iterable[Any]) -> list[Any]:
+    """Cases of pytest.mark.parametrize, all but the first marked slow."""
+    first, *others = cases
+    return [first, *(slow(*case) if isinstance(case, tuple) else slow(case) for case in others)]
+
+
 # -- waiting on a machine that is slow or busy -----------------------------------------------------------------------
 
 START = [sys.executable, "-c", "import hydra, asyncio, unittest.mock"]
@@ -108,18 +115,37 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None
 QUICK = ("logger=none", "hardware=cpu", "hardware.num_threads=1", "model.hidden=[16]", "trainer.max_epochs=null")
 
 
-def compose(*overrides: str, checked: bool = True) -> DictConfig:
-    """The checked, resolved config that these overrides make; ${hydra:...} says what it does in a run."""
-    import hydra
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf, open_dict
+_composer: Any = None
 
-    from lab.compose import CONF, quoted, register_resolvers, resolved
-    from lab.config import check
+
+def _composed(overrides: tuple[str, ...]) -> DictConfig:
+    """As Hydra composes it, `hydra` included. What differs in plain values alone is composed once, as a sweep does."""
+    global _composer
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+
+    from lab.compose import CONF, register_resolvers
+    from lab.sweep.plan import Composer
 
     register_resolvers()
     with hydra.initialize_config_dir(str(CONF), version_base=None):
-        cfg = hydra.compose("train", quoted(overrides), return_hydra_config=True)
+        if _composer is None:
+            loader = GlobalHydra.instance().config_loader()
+            master = hydra.compose("train", return_hydra_config=True)
+            _composer = Composer(loader, master, Path.cwd(), Path.cwd())
+        keys = [override.partition("=")[0] for override in overrides]
+        return dataclasses.replace(_composer, swept=keys)._composed(overrides)
+
+
+def compose(*overrides: str, checked: bool = True) -> DictConfig:
+    """The checked, resolved config that these overrides make; ${hydra:...} says what it does in a run."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf, open_dict
+
+    from lab.compose import quoted, resolved
+    from lab.config import check
+
+    cfg = _composed(tuple(quoted(overrides)))
     OmegaConf.set_readonly(cfg.hydra, False)
     cfg.hydra.runtime.output_dir = str(Path.cwd() / "run")
     before, HydraConfig.instance().cfg = HydraConfig.instance().cfg, None

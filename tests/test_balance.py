@@ -66,6 +66,7 @@ CAUSES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cause", CAUSES)
 def test_a_slow_rank_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], cause: str
@@ -87,6 +88,7 @@ def test_a_slow_rank_is_named(
     assert (figures["ranks"][1]["data_wait_ms"] > SLOW_S * 500) == (cause == "its data come late")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_equal_ranks_are_not_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ranks: int

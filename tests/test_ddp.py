@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, compose, last_checkpoint, metrics, result, start_run
+from conftest import QUICK, compose, last_checkpoint, metrics, result, slow, start_run
 from torch import nn
 
 import lab.build
@@ -30,10 +30,10 @@ def final_weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("options", [
-    ("trainer.ddp.find_unused_parameters=true",),
-    ("trainer.ddp.static_graph=true",),
-    ("trainer.ddp.bucket_cap_mb=0.001",),
     ("trainer.ddp.find_unused_parameters=true", "hardware.micro_batch_size=9"),
+    slow(("trainer.ddp.find_unused_parameters=true",)),
+    slow(("trainer.ddp.static_graph=true",)),
+    slow(("trainer.ddp.bucket_cap_mb=0.001",)),
 ])  # fmt: skip
 def test_options_change_no_result(tmp_path: Path, options: tuple[str, ...]) -> None:
     one = final_weights(start_run(tmp_path / "one", *RUN))
@@ -61,6 +61,7 @@ def halved(self: MLP, x: torch.Tensor) -> torch.Tensor:
     return MLP.forward(self, x) / 2
 
 
+@pytest.mark.slow
 def test_compressed_gradients_are_near_and_resume_bit_for_bit(tmp_path: Path) -> None:
     plain = final_weights(start_run(tmp_path / "plain", *DDP))
     more = ("trainer.ddp.comm_hook=fp16", "trainer.save_every=4")
@@ -77,6 +78,7 @@ def test_compressed_gradients_are_near_and_resume_bit_for_bit(tmp_path: Path) ->
     assert metrics(cut) == metrics(straight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [(), ("trainer.ddp.bucket_cap_mb=0.002",), ("trainer.ddp.find_unused_parameters=true",)]
 )
@@ -133,6 +135,7 @@ def test_an_unused_parameter_is_named_where_it_does_no_harm(
     assert result(run)["step"] == 8
 
 
+@pytest.mark.slow
 def test_a_parameter_that_is_unused_later_on_one_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     give_spare(monkeypatch, late=True)
     line = "step 4, rank 1: the loss does not depend on spare.weight, spare.bias: set trainer.ddp.find_unused"

@@ -51,6 +51,7 @@ def test_a_signal_before_the_run_ends_with_75_and_leaves_nothing(tmp_path: Path)
     assert not (tmp_path / "ranks").exists()
 
 
+@pytest.mark.slow
 def test_streams_that_are_closed_change_nothing(tmp_path: Path) -> None:
     """Not even the files: the first that are opened must not get their numbers."""
     command = [*TRAIN, *QUICK, "trainer=ddp", "trainer.max_steps=4", "trainer.log_every=2", "hydra.run.dir=run"]

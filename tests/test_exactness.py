@@ -60,7 +60,8 @@ def test_ranks_and_micro_batches_change_nothing(tmp_path: Path) -> None:
             torch.testing.assert_close(weights[way][name], value, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("ranks", [slow(1), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_twice_equals_undisturbed(tmp_path: Path, ranks: int) -> None:
     """SIGKILL in the middle of epochs, twice: the same checkpoint bit for bit, and the same metrics."""
     overrides = (
@@ -82,7 +83,7 @@ def test_killed_twice_equals_undisturbed(tmp_path: Path, ranks: int) -> None:
     assert {k: first[k] for k in first if "/" in k} == {k: second[k] for k in second if "/" in k}
 
 
-@pytest.mark.parametrize("model", ["mlp", "resnet"])
+@pytest.mark.parametrize("model", ["mlp", slow("resnet")])
 def test_scores_do_not_depend_on_the_ranks(tmp_path: Path, model: str) -> None:
     """1, 2 and 3 ranks give one checkpoint the same scores on 250 samples, which 3 does not divide; BatchNorm too."""
     small = ("model.hidden=[16]",) if model == "mlp" else ("model.width=4", "model.blocks=[1,1]")

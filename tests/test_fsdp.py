@@ -123,7 +123,8 @@ def fsdp_config(**values: Any) -> Any:
 # ---- the same computation
 
 
-@pytest.mark.parametrize("model", ["mlp", pytest.param("gpt", marks=[NEEDS_GPT, pytest.mark.slow]), slow("resnet")])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp", pytest.param("gpt", marks=NEEDS_GPT), "resnet"])
 def test_sharded_steps_equal_the_others(tmp_path: Path, tokens: Path, model: str) -> None:
     """Losses, norms and weights of ddp with two ranks; and of one rank, but for BatchNorm, which counts by rank."""
     common = (
@@ -271,7 +272,8 @@ class Types(Callback):
         (self.run.directory / f"types{self.run.world.rank}.json").write_text(json.dumps(self.seen))
 
 
-@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.slow
 def test_low_precision_has_ddp_s_types(
     tmp_path: Path, tokens: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
@@ -290,6 +292,7 @@ def test_low_precision_has_ddp_s_types(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     """On one rank, in one step: all ranks leave it out, or stop."""
     original, calls = lab.loop.forward_loss, [0]
@@ -317,6 +320,7 @@ def test_a_gradient_that_is_not_finite(tmp_path: Path, monkeypatch: pytest.Monke
 # ---- evaluation
 
 
+@pytest.mark.slow
 def test_every_sample_counts_once_and_no_rank_waits_for_ever(tmp_path: Path) -> None:
     """250 samples in batches of 7 over 2 and 3 ranks, whose numbers of batches differ, have one rank's scores."""
     one = start_run(tmp_path / "1", *QUICK, "trainer.max_steps=12", "trainer.global_batch_size=66")
@@ -330,6 +334,7 @@ def test_every_sample_counts_once_and_no_rank_waits_for_ever(tmp_path: Path) -> 
             assert result(one)[key] == pytest.approx(expected[key], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_rank_without_samples_keeps_in_step(tmp_path: Path) -> None:
     """A validation set of one sample for three ranks."""
     data = ("data=synthetic", "data.size=15", "data.shape=[4]", "data.num_classes=3", "trainer.global_batch_size=6")
@@ -371,7 +376,7 @@ def test_killed_twice_equals_undisturbed(tmp_path: Path) -> None:
     [
         slow("fewer", FSDP, {"hardware__num_procs": 1}),
         slow("more", FSDP, {"hardware__num_procs": 3}),
-        ("to ddp", FSDP, {"trainer__strategy": "ddp"}),
+        slow("to ddp", FSDP, {"trainer__strategy": "ddp"}),
         slow("from one", ("trainer=fsdp", "hardware.num_procs=1"), {"hardware__num_procs": 2}),
         slow("from ddp", ("trainer=ddp", "hardware.num_procs=2"), {"trainer__strategy": "fsdp"}),
     ],
@@ -429,6 +434,7 @@ def test_whatever_reads_a_run_reads_parts(tmp_path: Path) -> None:
         load_run(parts)
 
 
+@pytest.mark.slow
 def test_a_damaged_part_falls_back_to_the_one_before(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     common = (*QUICK, *FSDP, "trainer.max_steps=12", "trainer.save_every=4", "trainer.keep_best=0")
     run = start_run(tmp_path / "run", *common, "trainer.eval_every=null")
@@ -446,6 +452,7 @@ def test_a_damaged_part_falls_back_to_the_one_before(tmp_path: Path, capfd: pyte
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch.distributed.checkpoint.filesystem as filesystem
 
@@ -576,6 +583,7 @@ def test_compiled_blocks_agree(tmp_path: Path, tokens: Path, more: tuple[str, ..
     torch.testing.assert_close(losses(compiled), losses(eager), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_plain_run_imports_none_of_it(tmp_path: Path) -> None:
     arguments = ["train.py", *QUICK, "trainer.max_steps=2", f"hydra.run.dir={tmp_path}/run"]
     code = f"import sys; sys.argv = {arguments!r}; import train; assert train.main() == 0; print(*sys.modules)"

@@ -19,7 +19,7 @@ import hdf5plugin
 import numpy as np
 import pytest
 import torch
-from conftest import limit, wait_for
+from conftest import limit, slow, wait_for
 from torch.utils.data import DataLoader
 
 from lab.data.h5 import H5Dataset
@@ -73,7 +73,7 @@ def send(data: H5Dataset, seed: int, queue: Any) -> None:
     queue.put(check(data, seed))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", slow("spawn"), slow("forkserver")])
 def test_processes(method: str, path: Path) -> None:
     data = opened(path)
     assert check(data, 0) == "ok"  # handles, maps and decoding threads are open in the parent
@@ -265,6 +265,7 @@ def test_sources_that_would_read_as_fill_values(tmp_path: Path) -> None:
         H5Dataset(str(path), {"v": "v"}, ROOT, "all")
 
 
+@pytest.mark.slow
 def test_filters_of_hdf5plugin_are_found(tmp_path: Path) -> None:
     """Here it is imported already; in a run it must be loaded when a file needs it, in spawned workers too."""
     with h5py.File(tmp_path / "f.h5", "w") as file:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, ROOT, processes_with, start_run, status
+from conftest import QUICK, ROOT, one_quick, processes_with, start_run, status
 from sweeps import SWEEP, call_faulty, job_dirs, states
 
 import lab.loop
@@ -46,6 +46,7 @@ def at_call(monkeypatch: pytest.MonkeyPatch, number: int, act: Any) -> None:
     monkeypatch.setattr(lab.loop, "forward_loss", replaced)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["native", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
 def test_all_ranks_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], how: str
@@ -134,6 +135,7 @@ class Slow(Callback):
             time.sleep(2.2 * TIMEOUT_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_callback_may_take_longer_than_the_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
@@ -176,7 +178,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", one_quick(ENDS))
 def test_a_rank_that_ends_before_its_time_is_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Any
 ) -> None:
@@ -189,6 +191,7 @@ def test_a_rank_that_ends_before_its_time_is_the_cause(
     assert re.search(ENDS[end], found["error"]), found["error"]
 
 
+@pytest.mark.slow
 def test_one_process_that_ends_before_its_time_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at_call(monkeypatch, 4, sys_exit)
     with pytest.raises(RunFailed, match=r"rank 0 called sys.exit\(3\) at .*test_hang.py"):

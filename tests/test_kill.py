@@ -152,7 +152,7 @@ def assert_same(run: Path, straight: Path) -> None:
 
 def matrix() -> list[Any]:
     cases = [(fault, place, rank) for fault in FAULTS for place in PLACES for rank in (0, 1)]
-    quick = [("raise", "train", 0), ("SIGKILL", "saving", 0), ("SIGTERM", "evaluation", 1), ("hang", "train", 1)]
+    quick = [("SIGKILL", "saving", 0), ("SIGTERM", "evaluation", 1)]
     return [case if case in quick else slow(*case) for case in cases]
 
 
@@ -199,6 +199,7 @@ def test_a_fault_ends_the_run_and_it_goes_on(
     assert_same(go_on(run), straight)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 def test_a_stop_between_evaluations_is_exact_with_three_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three numbers have more than one sum: what is added first must not depend on when the run began."""
@@ -302,6 +303,7 @@ def rank_of(pid: int) -> int:
     return next(int(v.partition(b"=")[2]) for v in variables if v.startswith(b"RANK="))
 
 
+@pytest.mark.slow
 def test_torchrun_stops_at_a_signal_to_one_rank(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = subprocess.Popen(
@@ -315,6 +317,7 @@ def test_torchrun_stops_at_a_signal_to_one_rank(tmp_path: Path) -> None:
     assert f"at step {last_checkpoint(run)['step']}" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [slow(1), 2])
 def test_a_second_ctrl_c_ends_it_now(tmp_path: Path, ranks: int) -> None:
     """What came before the save takes for ever."""
@@ -367,6 +370,7 @@ def test_a_requeued_command_ends_like_the_undisturbed_run(tmp_path: Path) -> Non
     assert_same(run, straight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_a_signal_to_the_whole_group_spares_the_data_workers(tmp_path: Path, number: signal.Signals) -> None:
     run = tmp_path / "run"
@@ -381,6 +385,7 @@ def test_a_signal_to_the_whole_group_spares_the_data_workers(tmp_path: Path, num
     assert not holds_lock(run)
 
 
+@pytest.mark.slow
 def test_one_process_that_hangs_is_ended(tmp_path: Path) -> None:
     """It has no parent to say so, and W&B hears of it."""
     code = (
@@ -404,6 +409,7 @@ def test_one_process_that_hangs_is_ended(tmp_path: Path) -> None:
     assert status(tmp_path / "run")["status"] == "failed"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 def test_a_job_of_a_multirun_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab.loop, "score", lambda *rest: time.sleep(1000))

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from conftest import limit
+from conftest import limit, slow
 from torch import Tensor
 
 from lab.data import loader as loader_module
@@ -297,9 +297,9 @@ loader = Loader(Slow(50), endless(50, 5), CPU, kind="threads", num_workers=2, se
     ("sleep", "body", "code"),
     [
         (0, "for i, b in zip(range(5), loader): pass", 0),
-        (0, "it = iter(loader); next(it); raise SystemExit(3)", 3),
-        (0.5, "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\nfor b in loader: pass", -2),
-        (0, "next(iter(loader)); pid = os.fork()\nn = next(iter(loader))['y'].tolist()\n"
+        slow(0, "it = iter(loader); next(it); raise SystemExit(3)", 3),
+        slow(0.5, "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\nfor b in loader: pass", -2),
+        slow(0, "next(iter(loader)); pid = os.fork()\nn = next(iter(loader))['y'].tolist()\n"
             "if pid: sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) or n != endless(50, 5)(0)[1].tolist())\n"
             "sys.exit(n != endless(50, 5)(0)[1].tolist())", 0),
     ],

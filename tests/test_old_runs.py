@@ -118,6 +118,7 @@ SCHEMAS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_missing_key_has_the_default_of_conf(tmp_path: Path) -> None:
     """Of all keys: what the schema says of an older run is what conf/ gives to a new one."""
     values = plain(compose("trainer=fsdp"))

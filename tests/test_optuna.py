@@ -153,7 +153,8 @@ def drive(sweep_dir: Path, until: int, killed_at: int | None = None, kind: str =
     return [(trial.number, trial.params, trial.values) for trial in search.trials()]
 
 
-@pytest.mark.parametrize("kind", ["TPESampler", slow("RandomSampler"), slow("QMCSampler"), slow("CmaEsSampler")])
+@pytest.mark.parametrize("kind", ["TPESampler", "RandomSampler", "QMCSampler", "CmaEsSampler"])
+@pytest.mark.slow
 def test_the_seed_says_what_is_drawn_and_a_restart_changes_nothing(tmp_path: Path, kind: str) -> None:
     for name in ("straight", "again", "killed"):
         (tmp_path / name).mkdir()
@@ -287,7 +288,7 @@ def trial_directory(sweep_dir: Path, **arguments: Any) -> tuple[Path, Any]:
 PRUNED = [*QUICK, "trainer.max_steps=40", "trainer.eval_every=4", "trainer.log_every=10"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [slow(1), 2])
 def test_a_pruned_run_stops_on_all_ranks_and_leaves_nothing(tmp_path: Path, ranks: int) -> None:
     run_dir, study = trial_directory(tmp_path, n_warmup_steps=2)
     ddp = ["trainer=ddp", f"hardware.num_procs={ranks}"] if ranks > 1 else []
@@ -305,6 +306,7 @@ def test_a_pruned_run_stops_on_all_ranks_and_leaves_nothing(tmp_path: Path, rank
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@pytest.mark.slow
 def test_wandb_is_told_of_the_trial_and_its_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lab import wandb_log
 
@@ -338,6 +340,7 @@ def test_a_run_goes_on_where_its_search_cannot_be_reached(tmp_path: Path) -> Non
     assert (run_dir / "train.log").read_text().count("goes on without pruning") == 1
 
 
+@pytest.mark.slow
 def test_optuna_is_imported_by_searches_alone(train_command: Any) -> None:
     import subprocess
     import sys

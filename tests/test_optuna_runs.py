@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, TRAIN, limit, processes_with, result, status, wait_for
+from conftest import QUICK, TRAIN, limit, processes_with, result, slow, status, wait_for
 from sweeps import book, call, ended_at, environment, job_dirs, results, states
 
 optuna = pytest.importorskip("optuna", reason="needs the extra optuna")
@@ -104,6 +104,7 @@ def test_trials_that_fail_or_end_without_a_number_are_recorded(tmp_path: Path) -
     assert "none of 2 trials gave a score" in hopeless.stderr
 
 
+@pytest.mark.slow
 def test_a_choice_that_cannot_be_run_stops_the_search_before_it_starts(tmp_path: Path) -> None:
     done = call(
         *SEARCH, "hydra/sweeper/sampler=grid", "trainer=single,ddp", "hardware.num_procs=1,2",
@@ -178,11 +179,11 @@ def test_one_process_drives_a_search(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ((LR, "hydra.sweeper.objectives={val/acuracy: max}"), "did you mean val/accuracy?"),
-        ((LR, "hydra/sweeper/sampler=grid"), f"error: {LR}: BruteForceSampler takes every combination"),
-        ((LR, "hydra.sweeper.n_trial=3"), "did you mean hydra.sweeper.n_trials?"),
+        slow((LR, "hydra.sweeper.objectives={val/acuracy: max}"), "did you mean val/accuracy?"),
+        slow((LR, "hydra/sweeper/sampler=grid"), f"error: {LR}: BruteForceSampler takes every combination"),
+        slow((LR, "hydra.sweeper.n_trial=3"), "did you mean hydra.sweeper.n_trials?"),
         (("model.hiden=choice([1],[2])",), "model.hiden: no such key - did you mean model.hidden?"),
-        (("trainer.max_steps=5",), "there is nothing to search"),
+        slow(("trainer.max_steps=5",), "there is nothing to search"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path, arguments: tuple[str, ...], line: str) -> None:

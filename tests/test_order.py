@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import limit
+from conftest import limit, slow
 from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -84,6 +84,7 @@ def test_all_permutations_are_equally_likely(size: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "draws"), [(40, 100_000), (1500, 3000)])
+@pytest.mark.slow
 def test_neighbours_are_independent(size: int, draws: int) -> None:
     parts = epochs(shuffled(range(size), seed=2), size, draws)
     bins = parts[:, [0, 1, size // 2, size - 1]] * 10 // size
@@ -328,7 +329,7 @@ def test_the_stated_quality_of_windows_is_the_measured_one(window: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "batch_size"), [(640 * 64, 64), (640 * 64, 512), (40_001, 96)])
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("num_ranks", [2, slow(4), slow(8)])
 def test_ranks_share_the_chunks_of_a_window_and_no_batch_changes(size: int, batch_size: int, num_ranks: int) -> None:
     order = ChunkWindows(size, 64, 64, batch_size, seed=0)
     share = batch_size // num_ranks
@@ -352,6 +353,7 @@ def test_ranks_share_the_chunks_of_a_window_and_no_batch_changes(size: int, batc
     assert total <= chunks + len(windows) * (num_ranks - 1)  # at most one chunk at each border between ranks
 
 
+@pytest.mark.slow
 def test_the_place_in_the_batch_says_little_about_the_sample() -> None:
     """Over epochs a place sees all chunks alike, and within a window its rows are in random order."""
     order = ChunkWindows(16 * 8, 8, 4, 8, seed=0)

@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import wait_for
+from conftest import slow, wait_for
 
 from lab.errors import ConfigError
 from lab.packing.encode import Encoding
@@ -181,7 +181,7 @@ def test_pack_with_a_codec(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a.h5"]
 
 
-@pytest.mark.parametrize("codec", ["none", "gzip"])
+@pytest.mark.parametrize("codec", ["none", slow("gzip")])
 def test_killed_repack(tmp_path: Path, codec: str) -> None:
     """Whenever it is killed, no half file has the name, and the same command succeeds."""
     x = np.random.default_rng(0).integers(0, 50, (600, 50_000), np.uint8)
@@ -274,6 +274,7 @@ def test_amplification_of_tiles(tmp_path: Path) -> None:
         assert inspect_file.amplification(file.create_dataset("c", (5, 2), dtype="f4")) == 1.0
 
 
+@pytest.mark.slow
 def test_inspect_of_nothing(tmp_path: Path) -> None:
     h5py.File(tmp_path / "a.h5", "w").close()
     assert "holds no datasets" in inspect(tmp_path / "a.h5")

@@ -175,6 +175,7 @@ pack(Slow(8000), {out!r}, options(), {{}})
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
     """Kill -9 again and again, each time a little later, until a run gets through."""
     out = tmp_path / "a.h5"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, limit, slow
+from conftest import ROOT, limit, one_quick
 from fork import copy_of_the_project
 
 FILE = ROOT / "README.md"
@@ -62,15 +62,14 @@ def shell(command: str, folder: Path, bare: Path, **more: str) -> subprocess.Com
 
 
 def parts() -> list[Any]:
-    """The blocks, a Python one together with the commands before it; slow: those that train for more than seconds."""
+    """The blocks, a Python one together with the commands before it; slow: all but the first."""
     together: list[list[tuple[str, str]]] = []
     for kind, block in BLOCKS:
         if kind == "python" and together:
             together[-1].append((kind, block))
         else:
             together.append([(kind, block)])
-    long = re.compile(r"resnet| -m |fsdp")
-    return [slow(part) if any(long.search(block) for _, block in part) else part for part in together]
+    return one_quick(together)
 
 
 @templates

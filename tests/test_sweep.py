@@ -14,6 +14,7 @@ from sweeps import SWEEP, book, call, call_faulty, ended_at, job_dirs, results, 
 from lab.sweep.identity import canonical, digest, directory_name, values_of
 
 
+@pytest.mark.slow
 def test_start_again_extend_reorder(tmp_path: Path) -> None:
     """Nine jobs, nothing to do, six more; however the same values are written."""
     where = f"hydra.sweep.dir={tmp_path}/lr"
@@ -40,6 +41,7 @@ def test_start_again_extend_reorder(tmp_path: Path) -> None:
     assert status(tmp_path / "lr" / written["jobs"][8]["key"])["sweep"] == {"sweep": "lr", "job": 8}
 
 
+@pytest.mark.slow
 def test_names_and_places(tmp_path: Path) -> None:
     """sweep=NAME below outputs/<name>/sweeps; without it a new name each time."""
     name = f"test_sweep_{os.getpid()}"
@@ -69,15 +71,15 @@ def test_an_error_in_job_7_stops_the_sweep_before_job_0(tmp_path: Path) -> None:
     ("overrides", "line"),
     [
         (["-m", "optim.lr=interval(0,1)"], "error: optim.lr=interval(0,1): an interval has no end of values"),
-        (["-m", "seed=1,2", "resume=x"], "error: resume: a run's own; a sweep goes on by its name"),
-        (["-m", "seed=1,2", "sweep=../x"], "error: sweep=../x: the name of a folder"),
-        (["-m", "seed=1,2", "hydra.sweep.subdir=x"], "error: hydra.sweep.subdir=x: has no effect, a job's directory"),
-        (["-m", "seed=1,2", "sweep.fail_fast=true,false"], "error: sweep.fail_fast=true,false: a sweep has one"),
+        slow(["-m", "seed=1,2", "resume=x"], "error: resume: a run's own; a sweep goes on by its name"),
+        slow(["-m", "seed=1,2", "sweep=../x"], "error: sweep=../x: the name of a folder"),
+        slow(["-m", "seed=1,2", "hydra.sweep.subdir=x"], "error: hydra.sweep.subdir=x: has no effect"),
+        slow(["-m", "seed=1,2", "sweep.fail_fast=true,false"], "error: sweep.fail_fast=true,false: a sweep has one"),
         (["seed=1", "sweep=lr"], "error: sweep=lr: the name of a multirun - add -m"),
         (["-m", "sweep.retyr_failed=true"], "error: sweep.retyr_failed: no such key - did you mean sweep.retry_failed?"),  # noqa: E501
-        (["-m", "seed=1,2", "sweep.fail_fast=3"], "error: sweep.fail_fast: expected true or false, got 3"),
+        slow(["-m", "seed=1,2", "sweep.fail_fast=3"], "error: sweep.fail_fast: expected true or false, got 3"),
         (["-m", "model=mlp,resent"], "error: job 1 (model=resent): model=resent: no such option - did you mean model=resnet?"),  # noqa: E501
-        (["-m", "seed=1", "hydra/launcher=pool", "hydra.launcher.jobs_at_once=0"], "error: hydra.launcher.jobs_at_once: must be >= 1, got 0"),  # noqa: E501
+        slow(["-m", "seed=1", "hydra/launcher=pool", "hydra.launcher.jobs_at_once=0"], "error: hydra.launcher.jobs_at_once: must be >= 1, got 0"),  # noqa: E501
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(tmp_path: Path, overrides: list[str], line: str) -> None:
@@ -88,6 +90,7 @@ def test_mistakes_are_one_line(tmp_path: Path, overrides: list[str], line: str) 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_two_ddp_jobs_make_two_directories(tmp_path: Path) -> None:
     where = f"hydra.sweep.dir={tmp_path}/s"
     done = call(*SWEEP, "trainer=ddp", "hardware.num_procs=2", "seed=0,1", where, "hydra/launcher=pool")
@@ -99,6 +102,7 @@ def test_two_ddp_jobs_make_two_directories(tmp_path: Path) -> None:
     assert not processes_with(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_sixteen_tiny_jobs_in_a_pool_of_two(tmp_path: Path) -> None:
     more = ("hydra/launcher=pool", "hydra.launcher.jobs_at_once=2", f"hydra.sweep.dir={tmp_path}/s")
     done = call(*SWEEP, "optim.lr=1e-3,2e-3,3e-3,4e-3", "seed=range(4)", *more)
@@ -136,6 +140,7 @@ def test_a_fault_stays_in_its_job(tmp_path: Path, fault: str) -> None:
     assert not processes_with(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_failed_jobs_run_again_on_request(tmp_path: Path) -> None:
     options = (*SWEEP, "seed=range(3)", f"hydra.sweep.dir={tmp_path}/s", "hydra/launcher=pool")
     assert call_faulty("raise ZeroDivisionError", *options).returncode == 1
@@ -147,6 +152,7 @@ def test_failed_jobs_run_again_on_request(tmp_path: Path) -> None:
     assert states(tmp_path / "s") == ["finished"] * 3
 
 
+@pytest.mark.slow
 def test_fail_fast(tmp_path: Path) -> None:
     options = (*SWEEP, "seed=range(4)", f"hydra.sweep.dir={tmp_path}/s", "sweep.fail_fast=true")
     done = call_faulty("raise ZeroDivisionError", *options)
@@ -154,6 +160,7 @@ def test_fail_fast(tmp_path: Path) -> None:
     assert states(tmp_path / "s") == ["finished", "failed", "queued", "queued"]
 
 
+@pytest.mark.slow
 def test_later_edits_change_nothing_for_jobs_that_are_written(tmp_path: Path) -> None:
     """A recipe is changed after a sweep was stopped: its jobs keep what they were written with."""
     mine = tmp_path / "mine/experiment"
@@ -170,6 +177,7 @@ def test_later_edits_change_nothing_for_jobs_that_are_written(tmp_path: Path) ->
     assert widths == [[8]] * 3
 
 
+@pytest.mark.slow
 def test_from_another_folder_with_a_relative_path(tmp_path: Path) -> None:
     """The same file, named from elsewhere, is the same job; what is due goes on with the logger given now."""
     (tmp_path / "a").mkdir()
@@ -183,6 +191,7 @@ def test_from_another_folder_with_a_relative_path(tmp_path: Path) -> None:
     assert not list((tmp_path / "a").iterdir())
 
 
+@pytest.mark.slow
 def test_a_value_for_all_makes_other_jobs(tmp_path: Path) -> None:
     where = f"hydra.sweep.dir={tmp_path}/s"
     assert call(*SWEEP, "seed=0,1", where).returncode == 0
@@ -193,6 +202,7 @@ def test_a_value_for_all_makes_other_jobs(tmp_path: Path) -> None:
     assert len(job_dirs(tmp_path / "s")) == 4
 
 
+@pytest.mark.slow
 def test_what_is_due_takes_the_hardware_given_now(tmp_path: Path) -> None:
     options = (*SWEEP, "seed=range(2)", f"hydra.sweep.dir={tmp_path}/s")
     assert call_faulty("raise ZeroDivisionError", *options).returncode == 1
@@ -205,6 +215,7 @@ def test_what_is_due_takes_the_hardware_given_now(tmp_path: Path) -> None:
     assert sizes == {"seed-0": None, "seed-1": 50}
 
 
+@pytest.mark.slow
 def test_hydras_own_launcher_gets_directories(tmp_path: Path) -> None:
     done = call(*SWEEP, "seed=0,1", f"hydra.sweep.dir={tmp_path}/s", "hydra/launcher=basic")
     assert done.returncode == 0, done.stderr
@@ -213,6 +224,7 @@ def test_hydras_own_launcher_gets_directories(tmp_path: Path) -> None:
     assert folders - {"report"} == {p.name for p in job_dirs(tmp_path / "s")}
 
 
+@pytest.mark.slow
 def test_a_job_runs_from_its_directory_alone(tmp_path: Path) -> None:
     """What SLURM's and Ray's launchers call."""
     options = (*SWEEP, "seed=range(2)", f"hydra.sweep.dir={tmp_path}/s", "sweep.fail_fast=true")
@@ -257,6 +269,7 @@ def test_names_of_directories_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(directory_name(values_of([f"a.key{i}={i}" for i in range(50)]), [f"a.key{i}" for i in range(50)])) < 100
 
 
+@pytest.mark.slow
 def test_jobs_are_composed_as_hydra_composes_them(tmp_path: Path) -> None:
     """Values are set on a config that is composed once; groups, lists, nulls and keys within keys change nothing."""
     import hydra

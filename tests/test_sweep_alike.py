@@ -104,6 +104,7 @@ def test_jobs_of_an_edited_default_are_no_seeds_of_one_configuration(
     assert {"optim.lr", "seed"} <= {column["key"] for column in shown["columns"]}
 
 
+@pytest.mark.slow
 def test_what_the_jobs_were_told_is_no_difference(command: Command, conf: Path, tmp_path: Path) -> None:
     """Groups, recipes, unions of commands, values made of swept ones or of the job's number: jobs stay together."""
     (conf / "experiment/own.yaml").write_text(
@@ -207,6 +208,7 @@ def test_a_sweep_costs_the_same_for_each_job(tmp_path: Path) -> None:
     assert large < 6 * small  # 16 times, where each job asks all others
 
 
+@pytest.mark.slow
 def test_jobs_are_told_apart_by_all_of_their_identity(command: Command, tmp_path: Path) -> None:
     """The first 8 digits of these two are the same; a book of the first version, which has no more, is still known."""
     fixed, seen = values_of(TINY), {}
@@ -223,6 +225,7 @@ def test_jobs_are_told_apart_by_all_of_their_identity(command: Command, tmp_path
     assert "1 jobs, 0 to run, 1 finished before" in command(f"seed={one}")
 
 
+@pytest.mark.slow
 def test_a_job_keeps_the_threads_it_was_written_with(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

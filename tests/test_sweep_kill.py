@@ -58,6 +58,7 @@ def parent_of(pid: int) -> int:
         return 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "kinds"),
     [
@@ -137,6 +138,7 @@ def test_a_start_takes_over_what_another_leaves(tmp_path: Path) -> None:
     assert states(tmp_path / "s") == ["finished"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [slow(signal.SIGINT), signal.SIGTERM])
 def test_a_signal_saves_all_running_jobs(tmp_path: Path, number: signal.Signals) -> None:
     long = [o for o in LONG if "max_steps" not in o] + ["trainer.max_steps=1000000", "trainer.save_every=null"]
@@ -158,6 +160,7 @@ def test_a_signal_saves_all_running_jobs(tmp_path: Path, number: signal.Signals)
     assert not processes_with(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_it_now(tmp_path: Path) -> None:
     where = f"hydra.sweep.dir={tmp_path}/s"
     command = faulty_command(SLOWLY, *SWEEP, "seed=1", where, *POOL)

@@ -81,6 +81,7 @@ def test_cores_are_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert cores() == 1
 
 
+@pytest.mark.slow
 def test_a_job_sees_what_it_has_leased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     seen = tmp_path / "seen"

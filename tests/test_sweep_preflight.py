@@ -18,6 +18,7 @@ def rows(shown: str) -> list[list[str]]:
     return [re.split(r"\s{2,}", line) for line in lines[1:]]
 
 
+@pytest.mark.slow
 def test_it_tells_steps_and_shapes(tmp_path: Path) -> None:
     where = f"hydra.sweep.dir={tmp_path}/s"
     options = ("model.hidden=[8],[16,16]", "optim.lr=1e-3,2e-3", "trainer.global_batch_size=32", where)
@@ -35,6 +36,7 @@ def test_it_tells_steps_and_shapes(tmp_path: Path) -> None:
     assert "preflight: no job is to run" in again.stderr
 
 
+@pytest.mark.slow
 def test_several_ranks_show_one_ranks_share(tmp_path: Path) -> None:
     more = ("trainer=ddp", "hardware.num_procs=2", "hardware.micro_batch_size=16", "seed=0,1")
     done = call(*SWEEP, *TRIED, *more, f"hydra.sweep.dir={tmp_path}/s")
@@ -43,6 +45,7 @@ def test_several_ranks_show_one_ranks_share(tmp_path: Path) -> None:
     assert "2 jobs of 1 shapes" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_be_built_stops_the_sweep(tmp_path: Path) -> None:
     done = call(*SWEEP, *TRIED, "data.splits.val.rows=[0,1],[0,2]", f"hydra.sweep.dir={tmp_path}/s")
     assert done.returncode == 2
@@ -50,6 +53,7 @@ def test_a_job_that_cannot_be_built_stops_the_sweep(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "says"),
     [

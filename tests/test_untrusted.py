@@ -219,6 +219,7 @@ def test_a_fork_allows_its_own_library_in_one_place() -> None:
         build(method, "x", ("collections.*",))
 
 
+@pytest.mark.slow
 def test_resume_of_a_strangers_run_says_one_line(
     stranger: Callable[..., Path], tmp_path: Path, train_command: Callable[..., Any]
 ) -> None:

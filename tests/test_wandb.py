@@ -62,6 +62,7 @@ def test_an_offline_run_holds_metrics_and_config(train_command: Command, tmp_pat
                 assert str(value)[:8] in text, (key, value)
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_failed_there_too(train_command: Command, tmp_path: Path) -> None:
     # 1e30 makes the loss overflow in the first steps
     done = train_command(
@@ -76,6 +77,7 @@ def test_a_failed_run_is_failed_there_too(train_command: Command, tmp_path: Path
     assert (summary["state"], summary["exit_code"]) == ("failed", 1)
 
 
+@pytest.mark.slow
 def test_each_job_of_a_multirun_is_a_run(train_command: Command, tmp_path: Path) -> None:
     done = train_command("-m", *RUN, "trainer.max_steps=3", "seed=1,2", f"hydra.sweep.dir={tmp_path}/sweep")
     assert done.returncode == 0, done.stderr
@@ -84,6 +86,7 @@ def test_each_job_of_a_multirun_is_a_run(train_command: Command, tmp_path: Path)
     assert len({s["run_id"] for s in summaries}) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", ["nobody", "silent", pytest.param("500", marks=pytest.mark.slow), "401"])
 def test_a_server_that_cannot_be_reached_costs_seconds(train_command: Command, tmp_path: Path, server: str) -> None:
     """With a key but no network, or with a server that says nothing or refuses, the run goes on offline, whole."""
@@ -146,6 +149,7 @@ def test_a_key_is_found_where_wandb_finds_it(tmp_path: Path, monkeypatch: pytest
     assert (auto_mode(), _server()) == ("online", ("my.server", 8080))
 
 
+@pytest.mark.slow
 def test_the_rest_of_the_project_does_not_need_wandb(tmp_path: Path) -> None:
     code = "import sys; sys.modules['wandb'] = None; sys.argv = ['train.py', *%r]; import train; sys.exit(train.main())"
     options = [*QUICK, "trainer.max_steps=2", f"hydra.run.dir={tmp_path}/run"]

@@ -59,6 +59,7 @@ def assert_holds(server: Server, run_dir: Path) -> None:
         assert {key: rows[step][key] for key in values} == pytest.approx(values, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_run_is_uploaded_once(train_command: Command, tmp_path: Path, server: Server) -> None:
     done = train_command(
         *RUN, "trainer.max_steps=6", "trainer.log_every=2", "trainer.eval_every=4", "hydra.run.dir=run"
@@ -72,6 +73,7 @@ def test_a_run_is_uploaded_once(train_command: Command, tmp_path: Path, server: 
     assert not server.history
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_one_run(train_command: Command, tmp_path: Path, server: Server) -> None:
     """Started three times; before the second start it had logged steps that it then did again."""
     options = [*RUN, "trainer.log_every=2", "trainer.eval_every=4", "trainer.save_every=4", "logger.tags=[a]"]
@@ -104,6 +106,7 @@ def steps_of(part: Path) -> list[int]:
     return [r["history"]["step"]["num"] for r in inspect_file(file) if r["type"] == "history"]
 
 
+@pytest.mark.slow
 def test_replayed_offline_it_can_be_read(train_command: Command, tmp_path: Path) -> None:
     done = train_command(*RUN, "trainer.max_steps=4", "trainer.log_every=2", "logger=none", "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
@@ -121,6 +124,7 @@ def test_replayed_offline_it_can_be_read(train_command: Command, tmp_path: Path)
     assert summary["summary"]["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_what_stopped_a_run_is_noted(tmp_path: Path, train_command: Command) -> None:
     """failed, preempted, pruned, interrupted: as its status.json says."""
     done = train_command(*RUN, "trainer.max_steps=2", "logger=none", "hydra.run.dir=run")
@@ -139,6 +143,7 @@ def test_what_stopped_a_run_is_noted(tmp_path: Path, train_command: Command) -> 
         assert announced == (state == "preempted")
 
 
+@pytest.mark.slow
 def test_a_sweep_is_a_group_with_a_summary(tmp_path: Path) -> None:
     folder = tmp_path / "sweeps" / "lr"
     options = [*RUN, "trainer.max_steps=4", "optim.lr=1e-3,1e-2", "seed=1,2", "logger.tags=[x]", "logger.artifact=true"]
@@ -218,6 +223,7 @@ def some_values(parameters: dict[str, Any]) -> dict[str, Any]:
     return {k: p["values"][-1] if "values" in p else p.get("value", p.get("min")) for k, p in parameters.items()}
 
 
+@pytest.mark.slow
 def test_the_sweep_yaml_runs_under_the_agent(tmp_path: Path) -> None:
     sweep = the_sweep(tmp_path / "run", "logger.entity=me")
     values = some_values(sweep["parameters"])
@@ -235,6 +241,7 @@ def test_the_sweep_yaml_runs_under_the_agent(tmp_path: Path) -> None:
     assert begun["sweep_id"] == "s1"
 
 
+@pytest.mark.slow
 def test_two_ranks_under_the_agent_are_one_run(tmp_path: Path) -> None:
     sweep = the_sweep(tmp_path / "run", "trainer=ddp", "hardware.num_procs=2")
     done = run_agent(tmp_path, sweep, {"optim": {"lr": 0.01, "schedule": {"warmup": 0}}}, "abc124")
@@ -251,6 +258,7 @@ def test_a_mistake_under_the_agent_ends_with_2(tmp_path: Path) -> None:
     assert "error: optim.larning_rate: no such key" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "wanted"),
     [

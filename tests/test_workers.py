@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, limit, start_run, wait_for
+from conftest import QUICK, limit, slow, start_run, wait_for
 from torch import Tensor
 
 from lab.callbacks.base import Callback
@@ -158,7 +158,7 @@ def test_numbers_depend_on_the_sample_only(dataset: Any) -> None:
     assert len(torch.unique(torch.cat([b[field].reshape(-1) for b in reference]))) > 200  # and no two samples alike
 
 
-@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", slow("forkserver"), slow("spawn")])
 def test_start_methods(start_method: str) -> None:
     assert same(take(Noisy(), 8, 2, start_method=start_method), take(Noisy(), 8, 0))
 
@@ -327,22 +327,22 @@ def alive(pid: int) -> bool:
     ("begin", "body", "code"),
     [
         ("begin(Noisy(sleep=0.01))", "pass", 0),
-        ("begin(Noisy(sleep=0.01))", "raise SystemExit(3)", 3),
+        slow("begin(Noisy(sleep=0.01))", "raise SystemExit(3)", 3),
         ("begin(Noisy(sleep=0.01))", "os.kill(os.getpid(), signal.SIGKILL)", -9),
-        ("begin(Noisy(sleep=0.01))", "os._exit(4)", 4),
-        ("begin(Noisy(sleep=0.5))", "pass", 0),
-        ("begin(Noisy(sleep=0.05))",
+        slow("begin(Noisy(sleep=0.01))", "os._exit(4)", 4),
+        slow("begin(Noisy(sleep=0.5))", "pass", 0),
+        slow("begin(Noisy(sleep=0.05))",
          "threading.Timer(0.3, os.killpg, (0, signal.SIGINT)).start()\n    for b in stream: pass", -2),
-        ("begin(Noisy(sleep=0.01))",
+        slow("begin(Noisy(sleep=0.01))",
          "for p in loader._source._processes: [os.kill(p.pid, n) for n in (1, 2, 10, 15)]\n"
          "    for _ in range(5): next(stream)\n    loader.close(); loader.close()", 0),
-        ("begin(Hanging(False))", HANG, 4),
-        ("begin(Hanging(True))", HANG, 4),
+        slow("begin(Hanging(False))", HANG, 4),
+        slow("begin(Hanging(True))", HANG, 4),
         # the thread that has started the workers ends before they do
-        ("one = threading.Thread(target=begin, args=(Hanging(False),)); one.start(); one.join()",
+        slow("one = threading.Thread(target=begin, args=(Hanging(False),)); one.start(); one.join()",
          "time.sleep(1.5); next(stream); " + HANG, 4),
-        pytest.param("begin(Hanging(False), 'forkserver')", HANG, 4, marks=pytest.mark.slow),
-        pytest.param("begin(Hanging(False), 'spawn')", HANG, 4, marks=pytest.mark.slow),
+        slow("begin(Hanging(False), 'forkserver')", HANG, 4),
+        slow("begin(Hanging(False), 'spawn')", HANG, 4),
     ],
     ids=["end", "exit", "killed", "_exit", "long sample", "interrupt", "signals to workers", "hang",
          "hang with collate", "hang, thread", "hang, forkserver", "hang, spawn"],
@@ -365,6 +365,7 @@ def test_workers_end_with_their_parent(tmp_path: Path, begin: str, body: str, co
     wait_for(lambda: not any(alive(pid) for pid in pids), seconds=15)
 
 
+@pytest.mark.slow
 def test_worker_processes_are_there_while_they_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An evaluation's start with the first one and stay; of `auto`, one trial decides for all three splits."""
     seen: list[tuple[str, int]] = []
