@@ -56,7 +56,7 @@ class OneByOne:
         return place * whole + min(max(place - first, 0), left - wrapped) + min(place, wrapped)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.integers(1, 1 << 16),
     st.integers(1, 3000),

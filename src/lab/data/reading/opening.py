@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from glob import glob
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import h5py
+from h5py._objects import phil  # its lock: a second one, held while h5py waits for its own, could deadlock
 
 from lab.errors import ConfigError, machine_fault
 
@@ -76,36 +77,26 @@ class Held:
 
     def __init__(self, key: _Key, file: h5py.File) -> None:
         self.key, self.file, self.holders, self.pins = key, file, 0, 0
-        self.identity = identity(file)
+        self.identity, self.locking = identity(file), file.id.get_access_plist().get_file_locking()
 
 
 _held: dict[_Key, Held] = {}
-_locks: dict[int, threading.RLock] = {}  # by process: a forked child must not wait for its parent's thread
-_weak: set[int] = set()  # processes in which HDF5 has to open by itself what is held here
-
-
-def _lock() -> threading.RLock:
-    return _locks.setdefault(os.getpid(), threading.RLock())
 
 
 def acquire(path: str | os.PathLike[str], swmr: bool, pin: bool = False) -> Held:
     """This process's handle of a file, opened if it is not yet; to be given back by release.
 
-    Only one: HDF5 2.0 crashes on closing a file that is open twice and has a virtual dataset of parts of its own, and
-    on refreshing what is open twice. So a handle of a file that was written anew is closed, and so is, to see what a
-    SWMR writer has added, one of its file; readers open it again.
+    Only one: as long as any is open, HDF5 shows a file as it found it. So a handle of a file that was written anew is
+    closed, and so are, to see what a SWMR writer has added, all of this process; readers open theirs again.
     """
     key = (os.getpid(), os.path.abspath(path), swmr)
-    with _lock():
+    with phil:
+        if swmr and pin:
+            close_all()
         held = _held.get(key)
-        if held is not None and not held.pins:
-            try:
-                old = pin if swmr else held.identity != identity(key[1])
-            except OSError:  # removed: who holds it may read on
-                old = False
-            if old:
-                _close(held)
-                held = None
+        if held is not None and not held.pins and _outdated(held):
+            _close(held)
+            held = None
         if held is None:
             held = _held[key] = Held(key, _open(path, swmr))
         held.holders += 1
@@ -113,19 +104,35 @@ def acquire(path: str | os.PathLike[str], swmr: bool, pin: bool = False) -> Held
         return held
 
 
+def _outdated(held: Held) -> bool:
+    """It shows a file that was written anew, or locks otherwise than files that the program has opened since."""
+    try:
+        if not held.key[2] and held.identity != identity(held.key[1]):
+            return True
+    except OSError:  # removed: who holds it may read on
+        pass
+    return held.locking not in (_lockings() or [held.locking])
+
+
+def _lockings() -> list[tuple[int, int]]:
+    """How the files lock that the program has opened, beside those that are held here."""
+    own = {held.file.id.id for held in _held.values() if held.file}
+    there = h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE)
+    return [file.get_access_plist().get_file_locking() for file in there if file.id not in own]
+
+
 def release(held: Held, pin: bool = False) -> None:
     if held.key[0] == os.getpid():  # not, if it was acquired before a fork
-        with _lock():
+        with phil:
             held.holders -= 1
             held.pins -= pin
             if not held.holders:
                 _close(held)
 
 
-def let_hdf5_open() -> None:
-    """HDF5 opens sources of virtual datasets with the close degree "weak": so must be those that are open already."""
-    with _lock():
-        _weak.add(os.getpid())
+def close_all() -> None:
+    """Handles of this process, for their readers to open them again."""
+    with phil:
         for held in [held for key, held in _held.items() if key[0] == os.getpid() and not held.pins]:
             _close(held)
 
@@ -137,28 +144,45 @@ def _close(held: Held) -> None:
         held.file.close()
 
 
-def _open(path: str | os.PathLike[str], swmr: bool = False) -> h5py.File:
-    """Open for reading, without HDF5's locks (which fail on some network and read-only file systems)."""
+def is_clash(error: BaseException) -> bool:
+    """This process has the file open already, with other properties."""
+    return "t match" in str(error) or "not the same for" in str(error)
+
+
+def _open_alike(path: str | os.PathLike[str], swmr: bool) -> h5py.File:
+    """With the properties of h5py.File, so that the program can open it too: HDF5 wants them alike, also those of files
+    that links and virtual datasets lead to. With others where the program has other files open with them, or where the
+    file cannot be locked (as on some network file systems)."""
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_sieve_buf_size(0)  # the default reads 21 bytes for each byte wanted of 3 KB rows
-    access.set_file_locking(False, True)
-    flags = h5py.h5f.ACC_RDONLY | (h5py.h5f.ACC_SWMR_READ if swmr else 0)
-    degrees = [h5py.h5f.CLOSE_STRONG, h5py.h5f.CLOSE_WEAK]
-    if os.getpid() in _weak:
-        degrees.reverse()
+    lockings = [*_lockings(), access.get_file_locking(), (False, True), (True, True), (True, False), (False, False)]
+    degrees = [h5py.h5f.CLOSE_DEFAULT, h5py.h5f.CLOSE_STRONG, h5py.h5f.CLOSE_SEMI]
+    refused: OSError | None = None
+    for as_swmr, degree, locking in product(dict.fromkeys([swmr, False]), degrees, dict.fromkeys(lockings)):
+        access.set_fclose_degree(degree)
+        access.set_file_locking(*locking)
+        flags = h5py.h5f.ACC_RDONLY | (h5py.h5f.ACC_SWMR_READ if as_swmr else 0)
+        try:
+            return h5py.File(h5py.h5f.open(os.fsencode(path), flags, fapl=access))
+        except OSError as error:
+            if not (is_clash(error) or "unable to lock" in str(error)):
+                raise
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _open(path: str | os.PathLike[str], swmr: bool = False) -> h5py.File:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
             raise ConfigError(f"{path} is no regular file (a pipe or a device); give an HDF5 file")
-        try:
-            access.set_fclose_degree(degrees[0])
-            return h5py.File(h5py.h5f.open(os.fsencode(path), flags, fapl=access))
-        except OSError as error:
-            if "close degree" in str(error):  # it is open already: by HDF5 through a link, or by the program
-                access.set_fclose_degree(degrees[1])
-                return h5py.File(h5py.h5f.open(os.fsencode(path), flags, fapl=access))
-            if "file locking" not in str(error):
-                raise
-            return h5py.File(path, "r", swmr=swmr)  # this process has it open already, with locks
+        file = _open_alike(path, swmr)
+        if file.id.get_intent() & h5py.h5f.ACC_RDWR and not swmr:
+            file.close()
+            raise ConfigError(
+                f"{path} is open for writing in this program, and what was written may not be in the file yet; close it"
+            )
+        return file
     except OSError as error:
         if not Path(path).exists():
             raise ConfigError(f"{path} does not exist (the current directory is {Path.cwd()})") from None

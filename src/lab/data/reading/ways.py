@@ -18,7 +18,7 @@ import numpy as np
 from lab.data.reading import filters
 from lab.data.reading.external import lie_in, own_name
 from lab.data.reading.layout import Layout
-from lab.data.reading.opening import acquire, check_same, identity, let_hdf5_open, release, unreadable
+from lab.data.reading.opening import acquire, check_same, close_all, identity, is_clash, release, unreadable
 from lab.data.reading.raw import ChunkCache, RawFile, spread
 from lab.errors import ConfigError
 
@@ -250,8 +250,8 @@ class ThroughH5py:
             except (ConfigError, UnicodeDecodeError):
                 raise
             except (OSError, RuntimeError, KeyError, ValueError) as error:
-                if "close degree" in str(error) and attempt < 2:
-                    let_hdf5_open()
+                if is_clash(error) and attempt < 2:  # of a file that this one leads to
+                    close_all()
                 elif attempt == 2 or dset is None or dset:  # not: closed by another thread
                     hint = "it is damaged, or needs a filter that is not installed (pip install hdf5plugin)"
                     raise unreadable(f"{self.path}: {self.name}", error, hint) from error
@@ -273,7 +273,7 @@ class ThroughH5py:
                 out[to] = values[begin : begin + len(run)]
 
     def close(self) -> None:
-        """Until the next use. While it is open, this process cannot open the file with HDF5's locks."""
+        """Until the next use."""
         self._handles.clear()
         if self._close is not None:
             self._close()
