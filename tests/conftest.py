@@ -63,10 +63,12 @@ def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-def one_quick(cases: Iterable[Any]) -> list[Any]:
-    """Cases of pytest.mark.parametrize, all but the first marked slow."""
-    first, *others = cases
-    return [first, *(slow(*case) if isinstance(case, tuple) else slow(case) for case in others)]
+def one_quick(cases: Iterable[Any], every: int = 10**6) -> list[Any]:
+    """Cases of pytest.mark.parametrize, all marked slow but the first and every so many after it."""
+    return [
+        case if i % every == 0 else slow(*case) if isinstance(case, tuple) else slow(case)
+        for i, case in enumerate(cases)
+    ]
 
 
 # -- waiting on a machine that is slow or busy -----------------------------------------------------------------------

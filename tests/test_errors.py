@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from conftest import one_quick
 
 import train
 from lab.compose import CONF, ROOT
@@ -69,7 +70,7 @@ def call(
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
-    [
+    one_quick([
         (["optim.lrr=1"], "optim.lrr: no such key - did you mean optim.lr? (optim has: schedule, lr, betas, weight_decay, decay_norms_and_biases)"),
         (["~optim.lrr"], "optim.lrr: no such key - did you mean optim.lr? (optim has: schedule, lr, betas, weight_decay, decay_norms_and_biases)"),
         (["optim=sgd", "optim.momentun=1"], "optim.momentun: no such key - did you mean optim.momentum? (optim has: schedule, lr, momentum, nesterov, weight_decay, decay_norms_and_biases)"),
@@ -124,7 +125,7 @@ def call(
         (["-m", "hydra.sweeper.params=3"], 'hydra.sweeper.params: expected a mapping, such as {optim.lr: "1e-3,3e-3"}, got 3'),
         (["-m", "hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper", "seed=1,2"], "hydra.sweeper._target_: hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper: no such plugin of Hydra is installed - hydra/sweeper=optuna, hydra/launcher=pool and others are this project's own"),
         (["trainer=ddp", "trainer.global_batch_size=65", "hardware.num_procs=2"], "trainer.global_batch_size: 65 cannot be shared equally by 2 processes (hardware.num_procs) - 64 can"),
-    ],
+    ], every=3),
 )  # fmt: skip
 def test_one_line(call: Call, started: list[Any], tmp_path: Path, arguments: list[str], line: str) -> None:
     status, shown = call("data=synthetic", *arguments)
@@ -153,7 +154,7 @@ def test_one_line_that_lists_all_groups(call: Call, arguments: list[str], line: 
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [
+    one_quick([
         ("# @package _global_\nmonitr: 3", f"monitr: no such key - did you mean monitor? {ROOT_HAS}"),
         ("# @package _global_\nmax_steps: 3", f"max_steps: no such key - did you mean trainer.max_steps? {ROOT_HAS}"),
         ("# @package _global_\ntrainer: {max_step: 3}", f"trainer.max_step: no such key - did you mean trainer.max_steps? {TRAINER_HAS}"),
@@ -168,7 +169,7 @@ def test_one_line_that_lists_all_groups(call: Call, arguments: list[str], line: 
         ("# @package _global_\ndefaults: [new]", "experiment/new.yaml: its defaults come back to itself, experiment/new -> experiment/new - take one of them out"),
         ("# @package _global_\ndefaults: [digts]", "experiment=digts: no such option - did you mean experiment=digits? (experiment has: {options}) (named in experiment/new.yaml)"),
         ("seed: 3", "experiment: its yaml must begin with '# @package _global_' to override the whole config"),
-    ],
+    ], every=3),
 )  # fmt: skip
 def test_one_line_for_a_mistake_inside_a_yaml(call: Call, tmp_path: Path, text: str, line: str) -> None:
     (tmp_path / "mine" / "experiment").mkdir(parents=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import NEEDS_GPT, QUICK, compose, start_run
+from conftest import NEEDS_GPT, QUICK, compose, one_quick, start_run
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -117,7 +117,7 @@ CANNOT_WORK = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("key", "value", "line"), [*LIMITS, *CANNOT_WORK])
+@pytest.mark.parametrize(("key", "value", "line"), one_quick([*LIMITS, *CANNOT_WORK], every=3))
 def test_a_value_out_of_range_is_refused_before_anything_is_built(
     base: dict[str, Any], key: str, value: Any, line: str
 ) -> None:
@@ -247,7 +247,7 @@ AT_BUILDING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("overrides", "line"), AT_BUILDING)
+@pytest.mark.parametrize(("overrides", "line"), one_quick(AT_BUILDING, every=3))
 def test_a_run_that_cannot_be_built_leaves_nothing(
     zoo: Path, tmp_path: Path, overrides: list[str], line: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, compose, last_checkpoint, metrics, result, start_run, status
+from conftest import QUICK, compose, last_checkpoint, metrics, result, slow, start_run, status
 from omegaconf import OmegaConf
 
 import lab.loop
@@ -227,7 +227,7 @@ def fill_disk(folder: Path) -> None:
             file.write(b"x")
 
 
-@pytest.mark.parametrize("writes", ["metrics", "checkpoint", "status", "record"])
+@pytest.mark.parametrize("writes", ["checkpoint", slow("metrics"), slow("status"), slow("record")])
 def test_a_full_disk_is_one_line(
     small_disk: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, writes: str
 ) -> None:

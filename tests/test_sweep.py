@@ -78,7 +78,7 @@ def test_an_error_in_job_7_stops_the_sweep_before_job_0(tmp_path: Path) -> None:
         (["seed=1", "sweep=lr"], "error: sweep=lr: the name of a multirun - add -m"),
         (["-m", "sweep.retyr_failed=true"], "error: sweep.retyr_failed: no such key - did you mean sweep.retry_failed?"),  # noqa: E501
         slow(["-m", "seed=1,2", "sweep.fail_fast=3"], "error: sweep.fail_fast: expected true or false, got 3"),
-        (["-m", "model=mlp,resent"], "error: job 1 (model=resent): model=resent: no such option - did you mean model=resnet?"),  # noqa: E501
+        slow(["-m", "model=mlp,resent"], "error: job 1 (model=resent): model=resent: no such option - did you mean model=resnet?"),  # noqa: E501
         slow(["-m", "seed=1", "hydra/launcher=pool", "hydra.launcher.jobs_at_once=0"], "error: hydra.launcher.jobs_at_once: must be >= 1, got 0"),  # noqa: E501
     ],
 )  # fmt: skip
