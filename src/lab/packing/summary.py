@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from lab.packing.importers.base import Source
+from lab.packing.importers.base import Source, printable
 from lab.packing.plan import Part
 
 
@@ -15,7 +15,10 @@ def summary(out: Path, parts: list[Part], source: Source, size: int) -> str:
         for name, path in part.paths.items():
             what = source.fields[name]
             shape = "x".join("?" if side is None else str(side) for side in what.shape) + " " * bool(what.shape)
-            lines.append(f"  {path}: {len(part.rows):,} rows of {shape}{what.dtype}")
+            classes = what.attrs.get("classes", [])
+            shown = ", ".join(map(str, classes[:5])) + ", ..." * (len(classes) > 5)
+            named = f", {len(classes):,} classes: {printable(shown)}" if len(classes) else ""
+            lines.append(f"  {path}: {len(part.rows):,} rows of {shape}{what.dtype}{named}")
     lines.append(f"look at it: {shlex.join(['python', 'src/h5.py', 'inspect', str(out)])}")
     sequences = [
         new.rpartition("/")[2]

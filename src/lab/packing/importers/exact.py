@@ -52,7 +52,8 @@ def as_numpy(cells: Any) -> np.ndarray:
     number_type(cells.type)
     if cells.null_count == len(cells):
         return np.zeros(len(cells), number_type(cells.type))
-    return (cells.fill_null(0) if cells.null_count else cells).to_numpy(zero_copy_only=False)
+    zero = False if str(cells.type) == "bool" else 0
+    return (cells.fill_null(zero) if cells.null_count else cells).to_numpy(zero_copy_only=False)
 
 
 def fits(values: np.ndarray, narrow: np.ndarray) -> bool:

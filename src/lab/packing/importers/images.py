@@ -22,6 +22,7 @@ from lab.packing.importers.base import (
     SampleSource,
     UnlikeSample,
     bad,
+    first_line,
     need,
     printable,
 )
@@ -119,7 +120,7 @@ def more_than_kept(image: Any) -> str:
 
 
 def reason(error: Exception) -> str:
-    first = (str(error) or type(error).__name__).splitlines()[0]
+    first = first_line(error)
     return "is no image that Pillow knows" if "cannot identify" in first else first
 
 

@@ -101,19 +101,37 @@ def read_csv(file: Path) -> Any:
     csv = need("pyarrow.csv", "pyarrow", "tables", f"reading {file}")
     import pyarrow as pa
 
-    def as_text(column: str) -> Any:
-        kinds = csv.ConvertOptions(
-            include_columns=[column], column_types={column: pa.string()}, strings_can_be_null=True
+    wrong: list[Any] = []
+
+    def stop(row: Any) -> str:
+        wrong.append(row)
+        return "error"
+
+    def read(**convert: Any) -> Any:
+        return csv.read_csv(
+            file,
+            csv.ReadOptions(use_threads=False),
+            csv.ParseOptions(invalid_row_handler=stop),
+            csv.ConvertOptions(**convert),
         )
-        return csv.read_csv(file, csv.ReadOptions(use_threads=False), convert_options=kinds).column(0)
+
+    def as_text(column: str) -> Any:
+        kinds = {column: pa.string()}
+        return read(include_columns=[column], column_types=kinds, strings_can_be_null=True).column(0)
 
     try:
-        table = csv.read_csv(file, read_options=csv.ReadOptions(use_threads=False)).combine_chunks()
+        table = read().combine_chunks()
         check_names(file, table.schema.names)
         return restore_whole_numbers(table, as_text)
     except ConfigError:
         raise
     except Exception as error:  # pyarrow raises its own and OSError
+        if wrong:
+            row = wrong[0]
+            cells = f"{row.actual_columns} cells, the header {row.expected_columns}"
+            raise ConfigError(
+                f"{file}: line {row.number} has {cells}: {row.text[:60]!r}; a cell that holds a comma stands in quotes"
+            ) from None
         raise ConfigError(f"{file} cannot be read as CSV: {error}") from None
 
 

@@ -36,14 +36,20 @@ class TableSource(Source):
         self._decode: dict[str, Any] = {}
         self._classes: dict[str, dict[str, int]] = {}
         self._nan = options.empty == "nan"
-        names = [n for n in groups.schema.names if n != "split"]
-        for wanted in options.fields or names:
-            found = [n for part in wanted.split(",") for n in fnmatch.filter(groups.schema.names, part)]
+        names, known = groups.schema.names, set(groups.schema.names)
+        for wanted in options.fields or [n for n in names if n != "split"]:
+            found = [wanted] if wanted in known else self._named(wanted, names)
             if not found:
-                raise ConfigError(f"--fields: {where} has no column {wanted!r}; it has {groups.schema.names}")
+                raise ConfigError(f"--fields: {where} has no column {wanted!r}; it has {names}")
             self._columns[wanted] = found
             self.fields[wanted] = self._learn(wanted, found, options)
         self.groups.forget()
+
+    @staticmethod
+    def _named(wanted: str, names: Sequence[str]) -> list[str]:
+        """a,b and pixel*; a column whose own name holds such a sign is meant by it."""
+        parts = wanted.split(",")
+        return [n for part in parts for n in ([part] if part in names else fnmatch.filter(names, part))]
 
     def _learn(self, name: str, columns: list[str], options: PackOptions) -> Field:
         kind, given = self.groups.schema.field(columns[0]).type, options.kinds.get(name)

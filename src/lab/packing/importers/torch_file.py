@@ -9,7 +9,7 @@ import numpy as np
 
 from lab.errors import ConfigError
 from lab.packing.importers.arrays import split_names
-from lab.packing.importers.base import SPLIT_NAMES, ArraySource
+from lab.packing.importers.base import SPLIT_NAMES, ArraySource, first_line
 from lab.packing.importers.values import stamp, to_numpy
 from lab.packing.options import PackOptions
 
@@ -23,7 +23,7 @@ def open_torch(path: Path, options: PackOptions) -> ArraySource:
         if "mmap can only be used" in str(error):
             raise ConfigError(f"{path} is of the format before torch 1.6; load it and save it again") from None
         raise ConfigError(
-            f"{path} cannot be read by torch.load(weights_only=True): {str(error).splitlines()[0]}; save plain tensors"
+            f"{path} cannot be read by torch.load(weights_only=True): {first_line(error)}; save plain tensors"
         ) from None
     values = flatten(loaded, path)
     if values and all(name.partition("/")[0].lower() in SPLIT_NAMES and "/" in name for name in values):

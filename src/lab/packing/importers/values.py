@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import pickletools
 from collections.abc import Callable, Mapping, Sequence
 from glob import glob
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lab.errors import ConfigError
-from lab.packing.importers.base import SPLIT_NAMES, BadSample, Field, Rows, SampleSource, UnlikeSample, bad
+from lab.packing.importers.base import SPLIT_NAMES, BadSample, Field, Rows, SampleSource, UnlikeSample, bad, first_line
 from lab.packing.importers.folders import walk
 from lab.packing.importers.images import ImageDecoder
 from lab.packing.options import PackOptions
@@ -30,8 +31,11 @@ def guess(raw: bytes, where: object) -> str:
         return "npy"
     if raw.startswith(b"PK\x03\x04"):
         return "pth"
-    if raw[:1] == b"\x80" and raw[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
-        raise ConfigError(f"{where} is a Python pickle, which could run code when read; write plain arrays or images")
+    if is_pickle(raw):
+        text = "; --as NAME=text if it is text" if raw[:1] != b"\x80" else ""
+        raise ConfigError(
+            f"{where} is a Python pickle, which could run code when read; write plain arrays or images{text}"
+        )
     try:
         text = raw.decode()
     except UnicodeDecodeError:
@@ -39,6 +43,20 @@ def guess(raw: bytes, where: object) -> str:
             f"{where}: {len(raw)} bytes of unknown kind; say which with --as NAME=uint8:3,32,32"
         ) from None
     return "int" if text.strip().lstrip("-").isdigit() else "text"
+
+
+def is_pickle(raw: bytes) -> bool:
+    """Of protocol 2 and above by its first bytes; 0 and 1, which may look like text, by its last one and its commands,
+    which are listed and not run."""
+    if raw[:1] == b"\x80" and raw[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return True
+    if raw[-1:] != b".":
+        return False
+    try:
+        pickletools.dis(raw, io.StringIO())
+    except Exception:  # ValueError, IndexError, UnicodeDecodeError ...: it is none
+        return False
+    return True
 
 
 def decoder(kind: str, options: PackOptions, name: str) -> Decode:
@@ -84,7 +102,7 @@ def read_pth(raw: bytes | str, name: object) -> np.ndarray:
     try:
         value = torch.load(io.BytesIO(raw) if isinstance(raw, bytes) else raw, weights_only=True, map_location="cpu")
     except Exception as error:  # torch raises RuntimeError, UnpicklingError, EOFError ...
-        why = f"cannot be read by torch.load(weights_only=True): {str(error).splitlines()[0]}"
+        why = f"cannot be read by torch.load(weights_only=True): {first_line(error)}"
         raise bad(name, error, why) from None
     if not isinstance(value, torch.Tensor):
         raise BadSample(name, f"holds a {type(value).__name__}, not one tensor")
@@ -101,7 +119,7 @@ def to_numpy(tensor: Any) -> np.ndarray:
         return wide.detach().resolve_conj().resolve_neg().numpy()
     except Exception as error:  # sparse, quantized, nested, on `meta` ...: torch raises TypeError, RuntimeError ...
         kind = f"{tensor.dtype}, {str(tensor.layout).removeprefix('torch.')}, on {tensor.device}"
-        raise ValueError(f"is a tensor that NumPy cannot hold ({kind}): {str(error).splitlines()[0]}") from None
+        raise ValueError(f"is a tensor that NumPy cannot hold ({kind}): {first_line(error)}") from None
 
 
 def read_text(raw: bytes, name: object) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,27 @@ class StoreRows:
         return np.ascontiguousarray(self._array[rows].read().result())
 
 
+def check_blosc() -> None:
+    """Of a chunk that was cut short, Blosc copies what lies behind its end in memory: compare the length it states."""
+    from numcodecs.blosc import Blosc
+    from numcodecs.compat import ensure_contiguous_ndarray
+
+    decode = Blosc.decode
+    if decode.__name__ == "checked":
+        return
+
+    def checked(self: Any, buf: Any, out: Any = None) -> Any:
+        raw = ensure_contiguous_ndarray(buf).view(np.uint8)
+        if len(raw) != (stated := int.from_bytes(raw[12:16].tobytes(), "little")):
+            raise ValueError(f"a chunk of {len(raw)} bytes instead of {stated}: it was cut short")
+        return decode(self, buf, out)
+
+    Blosc.decode = checked
+
+
 def open_zarr(path: Path, options: PackOptions) -> ArraySource:
     zarr = need("zarr", "zarr", "zarr", f"reading {path}")
+    check_blosc()
     try:
         root = zarr.open(str(path), mode="r")
     except Exception as error:  # zarr raises its own, KeyError, ValueError ...
@@ -51,6 +71,9 @@ def open_zarr(path: Path, options: PackOptions) -> ArraySource:
     found = {path.stem: root} if hasattr(root, "shape") else {}
     if not found:
         found = {name: item for name, item in root.members(max_depth=None) if hasattr(item, "shape")}
+    for file in path.rglob("*"):
+        if re.fullmatch(r"\d+(\.\d+)*", file.name) and file.is_file() and not file.stat().st_size:
+            raise ConfigError(f"{file} is empty, which zarr reads as a shard that was never written; copy it again")
     return tables_of(path, {name: ZarrRows(a) for name, a in found.items() if a.shape}, options)
 
 
