@@ -75,7 +75,7 @@ def play(folder: Path, way: str, seed: int) -> None:
                 gc.collect()
 
 
-@pytest.mark.parametrize("count", [8, slow(150)])
+@pytest.mark.parametrize("count", [8, slow(60)])
 @pytest.mark.parametrize("way", WAYS)
 def test_any_order_of_opening_reading_and_closing(way: str, count: int, tmp_path: Path) -> None:
     write(tmp_path)
