@@ -65,10 +65,13 @@ def slow(*values: Any) -> Any:
 
 def one_quick(cases: Iterable[Any], every: int = 10**6) -> list[Any]:
     """Cases of pytest.mark.parametrize, all marked slow but the first and every so many after it."""
-    return [
-        case if i % every == 0 else slow(*case) if isinstance(case, tuple) else slow(case)
-        for i, case in enumerate(cases)
-    ]
+
+    def marked(case: Any) -> Any:
+        if hasattr(case, "marks"):  # a pytest.param
+            return pytest.param(*case.values, marks=[*case.marks, pytest.mark.slow], id=case.id)
+        return slow(*case) if isinstance(case, tuple) else slow(case)
+
+    return [case if i % every == 0 else marked(case) for i, case in enumerate(cases)]
 
 
 # -- waiting on a machine that is slow or busy -----------------------------------------------------------------------
