@@ -8,7 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 from h5_types import NAMES, Draw, add_filters, draw_type, random_bytes, random_objects, stored
-from h5_virtual import MAIN, OTHER, virtual
+from h5_virtual import MAIN, virtual
 from h5py import h5d, h5f, h5p, h5s, h5t
 
 UNLIMITED = 1 << 64 - 1  # h5s.UNLIMITED is the same, as a number that NumPy cannot compare
@@ -22,12 +22,13 @@ class Writer(Draw):
         self.folder, self.count = folder, 0
         self.fields: list[str] = []
         self.rows = rows or int(self.rng.integers(1, 30))
-        (folder / "below").mkdir(parents=True, exist_ok=True)
+        self.other = self.one_of(["below/g.h5", "below/g.h5", "g.h5", "../elsewhere/g.h5"])  # as links name it
+        (folder / self.other).parent.mkdir(parents=True, exist_ok=True)
 
     # -- files
 
     def write(self) -> list[str]:
-        other = self.try_each(lambda: self.create(self.folder / OTHER))
+        other = self.try_each(lambda: self.create(self.folder / self.other))
         with other:
             there = [self.dataset(other, self.name(), other) for _ in range(self.between(1, 2))]
         file = self.try_each(lambda: self.create(self.folder / MAIN))
@@ -36,7 +37,7 @@ class Writer(Draw):
                 self.try_each(lambda: self.field(file))
             for name in there:
                 if self.chance(0.5):
-                    file[new := self.name()] = h5py.ExternalLink(OTHER, name)
+                    file[new := self.name()] = h5py.ExternalLink(self.other, name)
                     self.fields.append(new)
             self.links(file)
         self.user_block(self.folder / MAIN)

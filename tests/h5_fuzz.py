@@ -26,9 +26,12 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
+from h5_again import compare, look_and_repack
+from h5_changed import judge_changed
 from h5_damage import damage, judge_damaged
 from h5_files import write
 from h5_judge import Judge
+from h5_swmr import judge_swmr
 from h5_truth import truth
 from h5_virtual import MAIN
 
@@ -142,7 +145,40 @@ def read_damaged(path: Path, before: dict[str, Any], seed: int) -> tuple[Any, An
     return (found, apart(judge_damaged, path, found, before, seed)) if done == "well" else (None, ("", None))
 
 
-KINDS: dict[str, Callable[[Path, int], Found]] = {"files": files, "damage": damaged}
+def again(folder: Path, seed: int) -> Found:
+    """Inspected and repacked."""
+    before, why = made(folder, seed)
+    if why:
+        return [], Counter({why: 1})
+    done, said = apart(look_and_repack, folder / MAIN, seed, before)
+    if done != "well" or said or not (folder / "new.h5").exists():
+        return ([f"{done} {said}"] if done != "well" else said), Counter(files=1)
+    done, found = apart(compare, folder / MAIN, before)
+    return found if done == "well" else ([f"{done} {found}"], Counter(files=1))
+
+
+def changed(folder: Path, seed: int) -> Found:
+    """Changed while they are open."""
+    found, why = made(folder, seed)
+    _, why = made(folder / "other", seed + 1 << 30) if not why else ({}, why)
+    if why:
+        return [], Counter({why: 1})
+    done, said = apart(judge_changed, folder / MAIN, found, seed, folder / "other" / MAIN)
+    return said if done == "well" else ([f"{done} {said}"], Counter(files=1))
+
+
+def growing(folder: Path, seed: int) -> Found:
+    done, said = apart(judge_swmr, folder / MAIN, seed)
+    return said if done == "well" else ([f"{done} {said}"], Counter(files=1))
+
+
+KINDS: dict[str, Callable[[Path, int], Found]] = {
+    "files": files,
+    "damage": damaged,
+    "again": again,
+    "changed": changed,
+    "growing": growing,
+}
 
 
 def run(kind: str, first: int, count: int, show: Callable[[str], None] = print) -> tuple[list[str], Counter[str]]:
@@ -151,7 +187,7 @@ def run(kind: str, first: int, count: int, show: Callable[[str], None] = print) 
     faults: list[str] = []
     for seed in range(first, first + count):
         with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-            wrong, seen = KINDS[kind](Path(folder), seed)
+            wrong, seen = KINDS[kind](Path(folder, "set"), seed)
         total += seen
         for line in wrong:
             faults.append(f"{kind} {seed}: {line}")

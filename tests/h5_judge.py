@@ -120,7 +120,7 @@ class Judge:
             return  # how it is read elsewhere does not matter, if it cannot be
         uses: list[Callable[..., None]] = [
             self.buffers, self.swmr, self.pickled, self.forked, self.threads, self.beside, self.twice, self.single,
-            self.column, self.shards, self.split, self.tokens, self.wrong_rows, self.cached,
+            self.column, self.shards, self.refusing, self.split, self.tokens, self.wrong_rows, self.cached,
         ]  # fmt: skip
         for k in self.rng.permutation(len(uses))[:2]:
             use = uses[k]
@@ -288,6 +288,18 @@ class Judge:
             stream.gather(rows)["f0"].numpy(), np.stack([whole[r : r + 3] for r in rows])
         ):
             self.fault(name, "tokens", "differ")
+
+    def refusing(self, name: str, data: H5Dataset, truth: Truth, known: list[int]) -> None:
+        """The default: nothing outside of the file's folder is read."""
+        try:
+            here = H5Dataset(str(self.path), {"f0": name}, ROOT, "all")
+        except ConfigError as error:
+            if not truth.outside or "data.external=allow" not in str(error):
+                self.fault(name, "is refused", str(error))
+            return
+        if truth.outside:
+            self.fault(name, "is read", "though it leads elsewhere")
+        self.rows(name, here, truth, known, "inside")
 
     def wrong_rows(self, name: str, data: H5Dataset, truth: Truth, known: list[int]) -> None:
         for rows in ([truth.rows], [-1], [0, 1 << 62], np.ones(truth.rows, bool), np.zeros(2), np.zeros((2, 2), int)):

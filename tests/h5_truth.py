@@ -30,6 +30,7 @@ class Truth:
     dtype: str = ""  # of a batch
     values: dict[int, Any] = field(default_factory=dict)
     loose: dict[int, bytes] = field(default_factory=dict)
+    outside: bool = False  # some of its bytes lie outside of the file's folder, or in raw storage anywhere
 
 
 def truth(path: Path, name: str, most_rows: int = 60) -> Truth:
@@ -37,7 +38,10 @@ def truth(path: Path, name: str, most_rows: int = 60) -> Truth:
     try:
         with h5py.File(path, "r", locking=False) as file:
             item, member = lookup(file, name)
-            return group(item) if isinstance(item, h5py.Group) else of_dataset(item, member, most_rows)
+            out = group(item) if isinstance(item, h5py.Group) else of_dataset(item, member, most_rows)
+            parts = [item["values"], item["offsets"]] if isinstance(item, h5py.Group) else [item]
+            out.outside = any(leads_out(part, path.parent) for part in parts) if not out.refused else False
+            return out
     except Exception as error:
         return Truth(f"h5py: {type(error).__name__}: {error}".splitlines()[0])
 
@@ -188,4 +192,21 @@ def may_be_refused(dset: h5py.Dataset, seen: frozenset[tuple[str, str]] = frozen
                     return True
             except (OSError, KeyError):
                 return True
+    return False
+
+
+def leads_out(dset: h5py.Dataset, folder: Path, seen: frozenset[tuple[str, str]] = frozenset()) -> bool:
+    if not Path(os.path.realpath(dset.file.filename)).is_relative_to(folder) or dset.external:
+        return True
+    key = (dset.file.filename, dset.name)
+    for source in dset.virtual_sources() if dset.is_virtual and key not in seen else ():
+        own = Path(dset.file.filename)
+        name = own.name if source.file_name == "." else source.file_name.replace("%b", "*")
+        for path in sorted(own.parent.glob(name)):
+            if not Path(os.path.realpath(path)).is_relative_to(folder):
+                return True
+            with h5py.File(path, "r", locking=False) as file:
+                found = file.get(source.dset_name)
+                if isinstance(found, h5py.Dataset) and leads_out(found, folder, seen | {key}):
+                    return True
     return False

@@ -43,7 +43,7 @@ class Draw:
         for _ in range(20):
             try:
                 return make()
-            except (ValueError, RuntimeError, TypeError, OSError, KeyError):
+            except (ValueError, RuntimeError, TypeError, OSError, KeyError, AttributeError):
                 continue
         raise RuntimeError("twenty combinations in a row that HDF5 does not take")
 

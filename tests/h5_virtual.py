@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 from h5py import h5d, h5p, h5s, h5t
 
-MAIN, OTHER = "f.h5", "below/g.h5"
+MAIN = "f.h5"
 KINDS = ["u1", "<i2", ">i4", "<u4", "<i8", "<f4", ">f8", "<f2"]
 
 
@@ -45,9 +45,9 @@ def source(w: Any, file: h5py.File, shape: tuple[int, ...], kind: np.dtype, dept
     if w.chance(0.5):
         w.dataset(file, name, file, typed, shape)
         return name, w.one_of([".", ".", MAIN])
-    with h5py.File(w.folder / OTHER, "a") as other:
+    with h5py.File(w.folder / w.other, "a") as other:
         w.dataset(other, name, other, typed, shape)
-    return name, OTHER
+    return name, w.other
 
 
 def numbered(w: Any, file: h5py.File) -> str:

@@ -12,13 +12,14 @@ from conftest import slow
 SEED = int(os.environ.get("LAB_TEST_SEED", "0")) * 1_000_000
 
 
-@pytest.mark.parametrize(
-    ("kind", "first", "count"),
-    [("files", 0, 8), ("damage", 0, 2), slow("files", 100, 60), slow("damage", 100, 20)],
-)
+KINDS = {"files": (5, 60), "damage": (2, 15), "again": (3, 40), "changed": (3, 60), "growing": (2, 40)}
+QUICK = [(kind, 0, few) for kind, (few, _) in KINDS.items()]
+
+
+@pytest.mark.parametrize(("kind", "first", "count"), [*QUICK, *(slow(k, 100, many) for k, (_, many) in KINDS.items())])
 def test_what_h5py_reads_or_one_line(kind: str, first: int, count: int, record_property: Any) -> None:
     faults, total = h5_fuzz.run(kind, SEED + first, count)
     record_property("made", dict(total))
     assert not faults, "\n".join(faults[:20])
-    assert total["fields"] > 2 * count
-    assert total["read"] > count / 2
+    assert total["fields"] >= count
+    assert total["read"] or kind == "changed"

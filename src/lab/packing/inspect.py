@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from lab.data.h5 import H5Dataset, plan_reader
-from lab.data.reading.external import ALLOW, leads_to
+from lab.data.reading.external import ALLOW, below, leads_to
+from lab.data.reading.finding import type_name
 from lab.data.reading.opening import open_h5
 from lab.errors import ConfigError
 from lab.packing.importers.hdf5 import missing_filter, scan
@@ -56,8 +57,12 @@ def inspect(path: str, seconds: float) -> None:
 
 
 def datasets(file: h5py.File) -> list[tuple[str, h5py.Dataset]]:
-    found: list[tuple[str, h5py.Dataset]] = []
-    file.visititems(lambda name, item: found.append((name, item)) if isinstance(item, h5py.Dataset) else None)
+    found = []
+    for name, item in below(file):
+        if isinstance(item, h5py.Dataset) and type_name(item)[0] != "(":
+            found.append((name, item))
+        elif item is None or isinstance(item, h5py.Dataset):
+            print(f"\n{name}: cannot be read: " + ("it is damaged" if item is None else type_name(item)))
     return found
 
 

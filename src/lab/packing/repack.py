@@ -16,11 +16,12 @@ import numpy as np
 from tqdm import tqdm
 
 from lab.data.reading.external import REFUSE
+from lab.data.reading.finding import check_sources
 from lab.data.reading.opening import open_h5
 from lab.errors import ConfigError
 from lab.packing.encode import Encoding
 from lab.packing.file import bytes_of, crc32, flushing, full_disk, publish
-from lab.packing.importers.base import Source
+from lab.packing.importers.base import Source, one_line
 from lab.packing.importers.hdf5 import Contents, H5Source, copy_rest, scan
 from lab.packing.journal import Journal
 from lab.packing.options import PackOptions
@@ -72,24 +73,27 @@ def repack(
         raise ConfigError(
             f"{out} exists; " + ("--overwrite replaces it" if not new.samefile(old) else "name another file")
         )
-    with open_h5(old) as file:
-        contents = scan(file, flatten, external)
-    attrs = {"repacked": f"{provenance['created']} {provenance['command']}"} if provenance else {}
-    rows = H5Source(old, contents)
-    try:
-        parts = make_parts(rows, contents, options)
+    with one_line(source):
+        with open_h5(old) as file:
+            contents = scan(file, flatten, external)
+            for name in [*contents.plain, *contents.vlen]:
+                check_sources(file[name])
+        attrs = {"repacked": f"{provenance['created']} {provenance['command']}"} if provenance else {}
+        rows = H5Source(old, contents)
+        try:
+            parts = make_parts(rows, contents, options)
 
-        def rest(target: h5py.File) -> None:
-            with open_h5(old) as file:
-                for line in copy_rest(file, target, contents):
-                    print(f"left out: {line} (a reference)")
+            def rest(target: h5py.File) -> None:
+                with open_h5(old) as file:
+                    for line in copy_rest(file, target, contents):
+                        print(f"left out: {line}")
 
-        if encoding.contiguous:
-            write_parts(rows, parts, new, options, attrs, rest)
-        else:
-            write_chunks(rows, parts, contents, new, options, encoding, attrs, rest)
-    finally:
-        rows.close()
+            if encoding.contiguous:
+                write_parts(rows, parts, new, options, attrs, rest)
+            else:
+                write_chunks(rows, parts, contents, new, options, encoding, attrs, rest)
+        finally:
+            rows.close()
     if not options.quiet:
         before, after = old.stat().st_size, new.stat().st_size
         print(f"{old}: {before / 1e6:,.1f} MB -> {new}: {after / 1e6:,.1f} MB; look with: {look(new)}")

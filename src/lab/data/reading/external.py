@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from glob import escape, glob
 from typing import Any
 
@@ -51,6 +53,28 @@ def lie_in(dset: h5py.Dataset) -> list[str]:
     names = dict.fromkeys(source.file_name for source in (dset.virtual_sources() if dset.is_virtual else ()))
     found = [path for name in names if name != "." for path in candidates(dset.file, name, VDS)]
     return [*found, *(part[0] for part in dset.external or () if os.path.exists(part[0]))]
+
+
+def below(group: h5py.Group) -> Iterator[tuple[str, Any]]:
+    """(path, group or dataset; None: it cannot be opened) of what lies below a group, each object once, links left out.
+
+    For h5py's visit, which crashes on an object that is damaged."""
+    seen, left = {group.id}, [("", group)]
+    while left:
+        prefix, above = left.pop()
+        for name in above:
+            item = None
+            if not isinstance(above.get(name, getlink=True), h5py.HardLink):
+                continue
+            with suppress(KeyError, OSError, RuntimeError):
+                item = above[name]
+            if item is not None and item.id in seen:
+                continue
+            if item is not None:
+                seen.add(item.id)
+            yield f"{prefix}{name}", item
+            if isinstance(item, h5py.Group):
+                left.append((f"{prefix}{name}/", item))
 
 
 def own_name(dset: h5py.Dataset) -> str:
@@ -99,9 +123,7 @@ def _check_sources(file: h5py.File, name: str, where: str, seen: _Seen) -> None:
 
 
 def _names(file: h5py.File) -> list[str]:
-    found: list[str] = []
-    file.visit(lambda name: found.extend((name, f"/{name}")))
-    return found
+    return [each for name, _ in below(file) for each in (name, f"/{name}")]
 
 
 def candidates(file: h5py.File, name: str, prefix: str) -> list[str]:

@@ -27,7 +27,10 @@ class RawFile:
     def __init__(self, path: str, end: int, identity: Identity) -> None:
         self.path, self.end, self.identity = path, end, identity
         self._map: mmap.mmap | None = None
-        self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        try:
+            self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except FileNotFoundError:  # in a worker
+            raise ConfigError(f"{path} is gone, which this run has open; put it back and start the run again") from None
         weakref.finalize(self, os.close, self.fd)
         self.check()
 

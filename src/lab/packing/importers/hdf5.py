@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 
 from lab.data.reading.external import check_external
+from lab.data.reading.layout import plan_reader
 from lab.errors import ConfigError
 from lab.packing.importers.base import Bad, Field, Rows, Source
 
@@ -64,19 +65,33 @@ def _address(item: Any) -> Any:
 
 def is_plain(dset: h5py.Dataset) -> bool:
     """Rows of numbers (or records of numbers) whose bytes numpy holds as the file does, but for the byte order."""
-    if (
-        not dset.ndim
-        or not dset.size
-        or dset.dtype.hasobject
-        or dset.dtype.subdtype
-        or dset.dtype.kind not in "biufcSV"
-    ):
+    dtype = dtype_of(dset)
+    if dtype is None or not dset.ndim or not dset.size or dtype.hasobject or dtype.subdtype or padded(dtype):
+        return False
+    if dtype.kind not in "biufcSV":
         return False
     return bool(dset.id.get_type().equal(h5py.h5t.py_create(dset.dtype, logical=True)))
 
 
+def dtype_of(dset: h5py.Dataset) -> np.dtype | None:
+    """None: NumPy has no such type."""
+    try:
+        return dset.dtype
+    except TypeError:
+        return None
+
+
+def padded(dtype: np.dtype) -> bool:
+    """Whether a record has bytes that belong to no member: HDF5 does not keep them."""
+    parts = [dtype[name] for name in dtype.names or ()]
+    inner = [part.subdtype[0] if part.subdtype else part for part in parts]
+    return bool(parts) and (sum(part.itemsize for part in parts) < dtype.itemsize or any(map(padded, inner)))
+
+
 def vlen_type(dset: h5py.Dataset) -> np.dtype | None:
     """Of the values of samples of variable length; strings are UTF-8 bytes."""
+    if dtype_of(dset) is None:
+        return None
     if h5py.check_string_dtype(dset.dtype) is not None and dset.dtype.kind == "O":
         return np.dtype(np.uint8)
     kind = h5py.check_vlen_dtype(dset.dtype)
@@ -105,10 +120,9 @@ class H5Source(Source):
         dset = self._file[name]
         if number := missing_filter(dset):
             raise ConfigError(f"{self.path}: {name} needs the HDF5 filter {number}: pip install 'lab[codecs]'")
-        offset = None if dset.chunks or dset.is_virtual or dset.external else dset.id.get_offset()
-        if offset is None:
+        if dset.chunks or plan_reader(dset)[0] != "mapped":
             return dset
-        return np.memmap(dset.file.filename, dset.dtype, "r", offset, dset.shape)
+        return np.memmap(dset.file.filename, dset.dtype, "r", dset.id.get_offset(), dset.shape)
 
     def mapped(self, name: str) -> bool:
         return isinstance(self._arrays[name], np.ndarray)
@@ -142,11 +156,15 @@ def missing_filter(dset: h5py.Dataset) -> int | None:
 
 
 def copy_attrs(source: Any, target: Any) -> Iterator[str]:
-    """Yields the names of those that cannot be copied: references to objects of the old file."""
+    """Yields those that cannot be copied: references to objects of the old file, types that NumPy lacks."""
     for name in source.attrs:
-        kind = source.attrs.get_id(name).dtype
+        try:
+            kind = source.attrs.get_id(name).dtype
+        except TypeError:
+            yield f"{name} (a type that NumPy lacks)"
+            continue
         if h5py.check_ref_dtype(kind) or any(h5py.check_ref_dtype(f[0]) for f in (kind.fields or {}).values()):
-            yield name
+            yield f"{name} (a reference)"
         else:
             value = source.attrs[name]
             target.attrs.create(name, value, None if isinstance(value, h5py.Empty) else np.shape(value), kind)
@@ -159,6 +177,11 @@ def copy_rest(source: h5py.File, target: h5py.File, contents: Contents) -> list[
         target.require_group(path)
     for path in ["/", *contents.groups, *contents.plain, *contents.vlen]:
         lost += [f"{path}: attribute {name}" for name in copy_attrs(source[path], target[path])]
+    if contents.others and source.id.get_create_plist().get_sizes() != (8, 8):
+        raise ConfigError(
+            f"{source.filename} was written with addresses of other than 8 bytes, from which HDF5 copies no "
+            f"{contents.others[0]} (scalars, strings, variable length ...); write it again with the usual ones"
+        )
     for path in contents.others:
         source.copy(source[path], target, name=path)
     for path, link in contents.links.items():
