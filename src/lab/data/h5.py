@@ -18,7 +18,7 @@ from torch import Tensor
 from lab.data.reading.fields import open_field
 from lab.data.reading.finding import find
 from lab.data.reading.layout import plan_reader
-from lab.data.reading.opening import files_of, open_h5, split_of
+from lab.data.reading.opening import files_of, named, open_h5, split_of
 from lab.data.reading.raw import ChunkCache
 from lab.errors import ConfigError
 from lab.schema import NotNegativeInt
@@ -228,7 +228,8 @@ def read_index(file: h5py.File, group: str, name: str, size: int, key: str, exte
     dset, _ = find(file, group, name, key, external)
     if not isinstance(dset, h5py.Dataset) or dset.ndim != 1 or dset.dtype.kind not in "iu":
         raise ConfigError(f"{key}={name}: must be a 1-D dataset of integers in {file.filename}, but is {dset}")
-    rows = dset[:].astype(np.int64)
+    with named(f"{file.filename}: {name} ({key})"):
+        rows = dset[:].astype(np.int64)
     if len(rows) and (rows.min() < 0 or rows.max() >= size):
         raise ConfigError(f"{key}={name}: has row numbers from {rows.min()} to {rows.max()}, but there are {size} rows")
     return rows

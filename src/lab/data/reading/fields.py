@@ -20,6 +20,7 @@ import numpy as np
 
 from lab.data.reading.finding import check_sources, check_type, find
 from lab.data.reading.layout import plan
+from lab.data.reading.opening import named
 from lab.data.reading.raw import ChunkCache
 from lab.data.reading.ways import Chunks, Mapped, ThroughH5py, Way
 from lab.errors import ConfigError
@@ -143,7 +144,9 @@ class FlatOffsets:
 
     def __init__(self, group: h5py.Group, cache: ChunkCache, swmr: bool, external: str) -> None:
         self._where = f"{group.file.filename}: {group.name}"
-        values, offsets = (find(group.file, group.name, name, name, external)[0] for name in ("values", "offsets"))
+        values, offsets = (
+            find(group.file, group.name, name, f"{group.name}/{name}", external)[0] for name in ("values", "offsets")
+        )
         self.values = Fixed(values, None, cache, swmr)
         self.text = str(group.attrs.get("encoding", values.attrs.get("encoding", ""))).lower() in (
             "utf-8",
@@ -250,12 +253,17 @@ Field = Fixed | FlatOffsets | Objects
 
 
 def open_field(file: h5py.File, group: str, name: str, key: str, cache: ChunkCache, swmr: bool, external: str) -> Any:
+    with named(f"{file.filename}: {name} ({key})"):
+        return _open_field(file, group, name, key, cache, swmr, external)
+
+
+def _open_field(file: h5py.File, group: str, name: str, key: str, cache: ChunkCache, swmr: bool, external: str) -> Any:
     item, member = find(file, group, name, key, external)
     if isinstance(item, h5py.Group):
         if not {"values", "offsets"} <= set(item):
             raise ConfigError(
-                f"{file.filename}: {item.name} ({key}) is a group of {sorted(item)[:20]}; name one of its datasets "
-                "(a group is a field only if it holds `values` and `offsets`)"
+                f"{file.filename}: {item.name} ({key}) is a group of {sorted(map(str, item))[:20]}; name one of "
+                "its datasets (a group is a field only if it holds `values` and `offsets`)"
             )
         return FlatOffsets(item, cache, swmr, external)
     check_type(item, key)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import h5py
 
 from lab.data.reading import filters
 from lab.data.reading.external import EXT, VDS, candidates, check_external, check_link, own_name
-from lab.data.reading.opening import open_h5
+from lab.data.reading.opening import named, open_h5, unreadable
 from lab.errors import ConfigError
 
 
@@ -24,7 +24,8 @@ def listing(group: h5py.Group, limit: int = 24) -> list[str]:
             found.append(f"{name} {item.shape} {type_name(item)}")
         return True if len(found) >= limit else None
 
-    group.visititems(visit)
+    with suppress(OSError, RuntimeError, KeyError, ValueError):  # what is damaged ends the list
+        group.visititems(visit)
     return found
 
 
@@ -46,12 +47,19 @@ def find(
     for what, text in (("group", group), ("dataset", name)):
         if not isinstance(text, str):
             raise ConfigError(f"{key}: expected the name of a {what}, got {text}")
+    with named(f"{file.filename}: {name} ({key})"):
+        return _find(file, group, name, key, external)
+
+
+def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tuple[Any, str | None]:
     try:
         check_link(
             file.get(group, getlink=True) if group.strip("/") else None, file, f"{file.filename}: {group}", external
         )
         below = file[group]
-    except (KeyError, ValueError):
+    except (KeyError, ValueError) as error:
+        if "doesn't exist" not in str(error):
+            raise unreadable(f"{file.filename}: the group {group} ({key})", error) from error
         raise ConfigError(
             f"{file.filename} has no group {group!r} ({key}); {_choices(file, group)}; "
             "data.splits.<split>.group says where a split lies, null that there is none"
@@ -70,20 +78,18 @@ def find(
                 return item, member
             kinds = f"the members {list(item.dtype.names)}" if item.dtype.names else "no members"
             raise ConfigError(f"{file.filename}: {item.name} has {kinds}, not {member!r} ({key})")
+        if not isinstance(item, h5py.Group):
+            break
         try:
-            if isinstance(item, h5py.Group):
-                where = f"{file.filename}: {item.name.rstrip('/')}/{part} ({key})"
-                check_link(item.get(part, getlink=True), file, where, external)
+            where = f"{file.filename}: {item.name.rstrip('/')}/{part} ({key})"
+            check_link(item.get(part, getlink=True), file, where, external)
             item = item[part]
-        except KeyError as error:
-            link = item.get(part, getlink=True) if isinstance(item, h5py.Group) and part in item else None
-            if isinstance(link, h5py.ExternalLink):
-                there = candidates(file, link.filename, EXT)
-                why = f"{link.path} of which cannot be opened: {error.args[0]}" if there else "which is missing"
-                raise ConfigError(f"{file.filename}: {part!r} ({key}) links to {link.filename}, {why}") from None
-            raise ConfigError(
-                f"{file.filename}: {below.name} has no {name!r} ({key}); {_choices(below, name)}"
-            ) from None
+        except (KeyError, RuntimeError) as error:
+            if part not in item:
+                raise ConfigError(
+                    f"{file.filename}: {below.name} has no {name!r} ({key}); {_choices(below, name)}"
+                ) from None
+            raise _unreadable_link(item, part, file, key, error) from error
     if isinstance(item, h5py.Dataset):
         filters.load_plugins(item)
     check_external(item, file, external)
@@ -92,6 +98,18 @@ def find(
             f"{file.filename}: {item.name} ({key}) is a named type, not a dataset; {_choices(below, name)}"
         )
     return item, None
+
+
+def _unreadable_link(group: h5py.Group, name: str, file: h5py.File, key: str, error: Exception) -> ConfigError:
+    """Of a name that is there."""
+    link, what = group.get(name, getlink=True), f"{file.filename}: {name!r} ({key})"
+    if isinstance(link, h5py.ExternalLink):
+        if not candidates(file, link.filename, EXT):
+            return ConfigError(f"{what} links to {link.filename}, which is missing")
+        what += f", a link to {link.path} of {link.filename},"
+    elif isinstance(link, h5py.SoftLink):
+        what += f", a link to {link.path},"
+    return unreadable(what, error)
 
 
 def check_type(dset: h5py.Dataset, key: str) -> None:
@@ -106,7 +124,7 @@ def check_type(dset: h5py.Dataset, key: str) -> None:
 def _choices(group: h5py.Group, wanted: str) -> str:
     there = listing(group)
     names = [line.split(" ")[0] for line in there]
-    groups = list(group) if len(group) < 1000 else []
+    groups = [str(name) for name in group] if len(group) < 1000 else []
     near = difflib.get_close_matches(wanted.strip("/"), [*names, *groups], n=1, cutoff=0.5)
     return (f"did you mean {near[0]!r}? " if near else "") + f"It holds: {'; '.join(there) or 'no datasets'}"
 

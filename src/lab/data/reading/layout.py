@@ -62,6 +62,13 @@ def plan_reader(dset: h5py.Dataset) -> tuple[str, str]:
 
 def plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
     """As plan_reader, and the layout for the two ways that need it."""
+    try:
+        return _plan(dset)
+    except (OSError, RuntimeError, ValueError, OverflowError) as error:  # h5py's
+        return "h5py", f"HDF5 does not say where it lies: {error}", None
+
+
+def _plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
     reason = _obstacle(dset)
     if reason is not None:
         return "h5py", reason, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -60,13 +61,21 @@ def check_same(path: str, was: Identity, now: Identity, growing: bool = False) -
 def open_h5(path: str | os.PathLike[str], swmr: bool = False) -> Iterator[h5py.File]:
     held = acquire(path, swmr, pin=True)
     try:
-        yield held.file
+        with named(path):
+            yield held.file
+    finally:
+        release(held, pin=True)
+
+
+@contextmanager
+def named(what: object) -> Iterator[None]:
+    """What h5py raises in this block becomes one line about `what`."""
+    try:
+        yield
     except ConfigError:
         raise
     except (OSError, RuntimeError, KeyError, ValueError, OverflowError, MemoryError) as error:  # what h5py may raise
-        raise unreadable(path, error, "it is damaged; copy or write it again") from error
-    finally:
-        release(held, pin=True)
+        raise unreadable(what, error) from error
 
 
 _Key = tuple[int, str, bool]
@@ -144,9 +153,12 @@ def _close(held: Held) -> None:
         held.file.close()
 
 
+_CLASH = "(degree|values) do(es)?n't match|not the same for"
+
+
 def is_clash(error: BaseException) -> bool:
     """This process has the file open already, with other properties."""
-    return "t match" in str(error) or "not the same for" in str(error)
+    return re.search(_CLASH, str(error)) is not None
 
 
 def _open_alike(path: str | os.PathLike[str], swmr: bool) -> h5py.File:
@@ -186,25 +198,37 @@ def _open(path: str | os.PathLike[str], swmr: bool = False) -> h5py.File:
     except OSError as error:
         if not Path(path).exists():
             raise ConfigError(f"{path} does not exist (the current directory is {Path.cwd()})") from None
-        if Path(path).is_dir() or machine_fault(error):
-            hint = "it is a directory; give the file"
-        elif "truncated" in str(error):
-            hint = "it is cut short: was the copy, or the program that wrote it, interrupted? Copy or write it again"
-        elif "signature" in str(error):
-            hint = "it is not an HDF5 file, or its beginning is damaged"
-        elif "already open for" in str(error):
-            hint = (
-                "it is being written (data.swmr=true reads a SWMR writer's file), or its writer was killed (h5clear -s)"
-            )
-        else:
-            hint = "check that it is readable and whole (h5ls)"
-        raise unreadable(path, error, hint, "opened") from error
+        if Path(path).is_dir():
+            raise ConfigError(f"{path} is a directory; give the file") from None
+        raise unreadable(path, error, "opened") from error
 
 
-def unreadable(what: object, error: BaseException, hint: str, done: str = "read") -> ConfigError:
-    """hint: what may be wrong with the file, unless it was the machine's fault."""
-    why = machine_fault(error) or f"({_first_line(error)}): {hint}"
-    return ConfigError(f"{what}: cannot be {done} {why}" if why[0] == "(" else f"{what}: cannot be {done}: {why}")
+_HINTS = {  # words of HDF5's: what they mean
+    _CLASH: "this program has it, or what leads to it, open in another way; open both alike "
+    "(locking, swmr), or close one",
+    "unable to lock": "another program has it open for writing; HDF5_USE_FILE_LOCKING=FALSE reads it nevertheless",
+    "doesn't exist|component not found": "it leads to nothing",
+    "too many links": "it leads to itself",
+    "already open for": "it is being written (data.swmr=true reads a SWMR writer's file), or its writer was killed "
+    "(h5clear -s)",
+    "truncated": "it is cut short: was the copy, or the program that wrote it, interrupted? Copy or write it again",
+    "file signature": "it is not an HDF5 file, or its beginning is damaged",
+    "filter returned failure": "what is stored there is damaged; copy or write it again",
+    "not registered|open directory|plugin": "it needs a filter that is not installed (pip install hdf5plugin)",
+    "version": f"it is damaged there, or written by a newer HDF5 than {h5py.version.hdf5_version}",
+    "checksum|signature|corrupt|overflow|past end|ran off|EOA|heap|bad |wrong |greater than": "it is damaged there; "
+    "copy or write it again",
+    "external raw data": "a file in which its values lie is missing, or may not be read",
+}
+
+
+def unreadable(what: object, error: BaseException, done: str = "read") -> ConfigError:
+    """What the library said, and what that means where it is known; a fault of the machine's as what it is."""
+    if fault := machine_fault(error):
+        return ConfigError(f"{what}: cannot be {done}: {fault}")
+    said = str(error.args[0] if isinstance(error, KeyError) and error.args else error) or type(error).__name__
+    hint = next((hint for words, hint in _HINTS.items() if re.search(words, said)), "h5dump may tell more")
+    return ConfigError(f"{what}: cannot be {done} ({said.splitlines()[0]}): {hint}")
 
 
 def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapping[str, Any]:
@@ -228,7 +252,3 @@ def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapp
     if "group" not in entry:
         raise ConfigError(f"data.splits.{split} names no group; '/' is the file's root")
     return entry
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -253,8 +253,7 @@ class ThroughH5py:
                 if is_clash(error) and attempt < 2:  # of a file that this one leads to
                     close_all()
                 elif attempt == 2 or dset is None or dset:  # not: closed by another thread
-                    hint = "it is damaged, or needs a filter that is not installed (pip install hdf5plugin)"
-                    raise unreadable(f"{self.path}: {self.name}", error, hint) from error
+                    raise unreadable(f"{self.path}: {self.name}", error) from error
 
     def _read(self, dset: Any, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None) -> None:
         values = dset
