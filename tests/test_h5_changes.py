@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
-from conftest import limit
+from conftest import limit, slow
 
 from lab.data.h5 import H5Dataset
 from lab.data.tokens import TokenWindows
@@ -97,6 +98,47 @@ def test_a_change_of_a_file_that_a_virtual_dataset_shows(change: Any, tmp_path: 
     (tmp_path / "source.h5").unlink()
     with pytest.raises(ConfigError, match=r"source.h5, in which .*/v lies, is gone"):
         first_rows(data)
+
+
+@pytest.mark.parametrize("first", [0, *(slow(k) for k in range(4, 40, 4))])
+def test_a_file_that_is_cut_while_it_is_read(first: int, tmp_path: Path) -> None:
+    """Of each layout whose bytes are mapped: one error that names it, never a signal, never zeros."""
+    path = tmp_path / "f.h5"
+    for k in range(first, first + 4):
+        rng = np.random.default_rng(k)
+        with h5py.File(path, "w") as file:
+            file["m"] = file["flat/values"] = np.ones((2000, 500), "f4")
+            file["flat/offsets"], file["tokens"] = np.arange(0, 2001, 4), np.ones(1 << 20, "i4")
+            file.create_dataset("c", data=np.ones((2000, 500), "f4"), chunks=(7, 500))
+        name = ["m", "c", "flat", "tokens"][k % 4]
+        read, write = os.pipe()
+        if (pid := os.fork()) == 0:
+            os.write(write, _read_until_it_fails(path, name, write).encode())
+            os._exit(0)
+        os.close(write)
+        with open(read) as pipe:
+            assert pipe.read(5) == "open "
+            time.sleep(rng.random() / 20)
+            os.truncate(path, rng.integers(path.stat().st_size))
+            said = pipe.read()
+        assert os.waitpid(pid, 0)[1] == 0, said
+        assert "f.h5 has" in said, said
+        assert "it was cut short; write it again" in said
+
+
+def _read_until_it_fails(path: Path, name: str, pipe: int) -> str:
+    rng = np.random.default_rng()
+    try:
+        if name == "tokens":
+            data: Any = TokenWindows(str(path), {"x": name}, ROOT, "all", window=999, stride=1)
+        else:
+            data = H5Dataset(str(path), {"x": name}, ROOT, "all")
+        os.write(pipe, b"open ")
+        while bool((data.gather(rng.integers(0, len(data), 64))["x"] == 1).all()):
+            continue
+        return "zeros"
+    except ConfigError as error:
+        return str(error)
 
 
 def test_a_file_written_anew_is_read_anew(tmp_path: Path) -> None:

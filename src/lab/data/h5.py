@@ -155,6 +155,8 @@ class H5Dataset:
                     ):
                         samples[k] = sample
                 batch |= {field: samples} if self._is_text(shards[0]) else _padded(field, samples, shape, dtype)
+                for shard, _, _ in parts:
+                    shard.check()
                 continue
             target = torch.empty((len(rows), *shape), dtype=dtype) if out is None else out[field][: len(rows)]
             if tuple(target.shape) != (len(rows), *shape) or target.dtype != dtype or not target.is_contiguous():

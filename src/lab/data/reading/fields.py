@@ -178,9 +178,13 @@ class FlatOffsets:
         samples: list[Any] = [self.values.view(a, b) for a, b in bounds]
         if self.text:
             samples = [s.tobytes() for s in samples]
-            self.values.check()
+            self.check()
             return [_decoded(s, self._where) for s in samples]
         return samples
+
+    def check(self) -> None:
+        """After the use of what `read` gave, which may be views."""
+        self.values.check()
 
     def advise(self, rows: np.ndarray) -> None:
         begin, end = self.offsets[rows], self.offsets[rows + 1]
@@ -235,6 +239,9 @@ class Objects:
         except UnicodeDecodeError as error:
             raise ConfigError(f"{self._where} is not UTF-8 ({error}); write it again as UTF-8") from error
         return out.tolist() if self.text else [for_torch(np.asarray(sample), self._where) for sample in out]
+
+    def check(self) -> None:
+        """Nothing is a view."""
 
     def advise(self, rows: np.ndarray) -> None:
         if self._fixed is not None:

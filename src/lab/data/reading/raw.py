@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from lab.cores import cores
+from lab.data.reading.cut import Mapping, survive_cuts
 from lab.data.reading.opening import Identity, check_same, identity
 from lab.errors import ConfigError
 
@@ -21,8 +22,7 @@ from lab.errors import ConfigError
 class RawFile:
     """A file read by offset, and mapped. `end`: bytes it must have; `identity`: the file whose offsets are known.
 
-    Checked before and after each use: reading a mapping past the end of a file kills the process, in the last page it
-    gives zeros."""
+    Checked before and after each use: behind its end a mapping gives zeros."""
 
     def __init__(self, path: str, end: int, identity: Identity) -> None:
         self.path, self.end, self.identity = path, end, identity
@@ -46,7 +46,9 @@ class RawFile:
     def map(self) -> np.ndarray:
         """All bytes, read-only."""
         self._map = mmap.mmap(self.fd, self.end, access=mmap.ACCESS_READ)
-        return np.frombuffer(self._map, dtype=np.uint8)
+        found = np.frombuffer(self._map, dtype=np.uint8)
+        survive_cuts(self, Mapping(self.fd, found.ctypes.data, self.end))
+        return found
 
     def read(self, size: int, offset: int) -> bytes:
         parts, left = [], size
