@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from read_common import images, interleaved, naive_loader, report
 
-from lab.data.h5 import H5Dataset
+from engine.data.h5 import H5Dataset
 
 BATCH = 64
 CODECS: dict[str, dict[str, Any]] = {

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from read_common import interleaved, naive_loader, report
 
-from lab.data.h5 import H5Dataset
+from engine.data.h5 import H5Dataset
 
 BATCH = 256
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from read_common import interleaved, report
 
-from lab.data.tokens import NextToken, TokenWindows
+from lab.datasets.tokens import NextToken, TokenWindows
 
 WINDOW, BATCH, STEPS = 1024, 64, 100
 

@@ -27,9 +27,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from startup import first_step
 
-from lab import checkpoint
-from lab.data.order import TrainPlan, shuffled
-from lab.seed import rng_state
+from engine.data.order import TrainPlan, shuffled
+from engine.ranks.seed import rng_state
+from engine.runs import checkpoint
 
 SAMPLES = 10**10
 SHARE = 32  # samples of a rank in a step

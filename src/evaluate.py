@@ -8,7 +8,7 @@ Overrides are values of the run's own config. Exit status: 0 done, 2 a mistake i
 
 from __future__ import annotations
 
-import lab.interpreter  # noqa: F401 - first
+import engine.interpreter  # noqa: F401 - first
 
 # isort: split
 import argparse
@@ -23,8 +23,8 @@ def main() -> int:
     parser.add_argument("--split", default="test", help="train, val, test or what else the data config names")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_intermixed_args()
-    from lab.errors import ConfigError, RunFailed
-    from lab.files import as_json
+    from engine.errors import ConfigError, RunFailed
+    from engine.files import as_json
 
     try:
         from lab.restore import score_checkpoint

@@ -7,7 +7,7 @@ python src/h5.py repack old.h5 new.h5 --codec zstd
 
 from __future__ import annotations
 
-import lab.interpreter  # noqa: F401 - first
+import engine.interpreter  # noqa: F401 - first
 
 # isort: split
 import argparse
@@ -17,7 +17,7 @@ from dataclasses import fields as dataclass_fields
 from datetime import datetime, timezone
 from typing import Any
 
-from lab.errors import ConfigError
+from engine.errors import ConfigError
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser("h5", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = top.add_subparsers(dest="verb", required=True)
 
-    # no defaults here (SUPPRESS): those of lab.packing.options hold; the help names them in brackets
+    # no defaults here (SUPPRESS): those of engine.packing.options hold; the help names them in brackets
     p = verbs.add_parser("pack", help="any known format into one .h5 file", argument_default=argparse.SUPPRESS)
     add = p.add_argument
     add(
@@ -138,7 +138,7 @@ def provenance(source: str, argv: list[str], options: Any) -> dict[str, Any]:
     import platform
     from importlib.metadata import version
 
-    from lab.packing.importers.base import printable
+    from engine.packing.importers.base import printable
 
     return {
         "source": printable(source),
@@ -155,11 +155,11 @@ def main(argv: list[str]) -> None:
     args = vars(parser().parse_args(argv))
     verb = args.pop("verb")
     if verb == "inspect":
-        from lab.packing.inspect import inspect
+        from engine.packing.inspect import inspect
 
         return inspect(args["file"], args["seconds"])
-    from lab.packing.encode import Encoding
-    from lab.packing.options import PackOptions
+    from engine.packing.encode import Encoding
+    from engine.packing.options import PackOptions
 
     for name in ("fields", "kinds", "split"):
         if name in args:
@@ -170,11 +170,11 @@ def main(argv: list[str]) -> None:
     options = PackOptions(**args)
     record = provenance(source, argv, options)
     if verb == "repack":
-        from lab.packing.repack import repack
+        from engine.packing.repack import repack
 
         return repack(source, out, options, encode, record, flatten, external)
-    from lab.packing.importers import open_source
-    from lab.packing.repack import pack_encoded
+    from engine.packing.importers import open_source
+    from engine.packing.repack import pack_encoded
 
     return pack_encoded(open_source(source, options), out, options, encode, record)
 

@@ -9,7 +9,7 @@ Exit status: 0 done, 2 a mistake in what was asked.
 
 from __future__ import annotations
 
-import lab.interpreter  # noqa: F401 - first
+import engine.interpreter  # noqa: F401 - first
 
 # isort: split
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lab.report import Objective
+    from engine.sweeps.report import Objective
 
 
 def main() -> int:
@@ -30,12 +30,12 @@ def main() -> int:
     parser.add_argument("--save-best", action="store_true", help="write conf/experiment/best_<sweep>.yaml")
     parser.add_argument("--overwrite", action="store_true", help="with --save-best: replace whatever is there")
     args = parser.parse_args()
-    from lab.errors import ConfigError
+    from engine.errors import ConfigError
 
     try:
-        from lab.report import best_group, groups, read, save_best, write_study
-        from lab.report.best import command
-        from lab.report.text import score_text
+        from engine.sweeps.report import best_group, groups, read, save_best, write_study
+        from engine.sweeps.report.best import command
+        from engine.sweeps.report.text import score_text
 
         study = read(args.directories, args.out and args.out.absolute(), args.score and objective(args.score))
         done = [job for job in study.jobs if job.status == "finished"]
@@ -62,8 +62,8 @@ def main() -> int:
 
 
 def objective(text: str) -> Objective:
-    from lab.errors import ConfigError
-    from lab.report import Objective
+    from engine.errors import ConfigError
+    from engine.sweeps.report import Objective
 
     key, colon, mode = text.rpartition(":")
     if not colon or mode not in ("min", "max"):

@@ -9,7 +9,7 @@ Exit status: 0 all is there, 1 an upload failed, 2 a mistake in what was asked.
 
 from __future__ import annotations
 
-import lab.interpreter  # noqa: F401 - first
+import engine.interpreter  # noqa: F401 - first
 
 # isort: split
 import argparse
@@ -27,10 +27,10 @@ def main() -> int:
     parser.add_argument("--offline", type=Path, metavar="FOLDER", help="replay into offline runs there, to look at")
     parser.add_argument("--summary", action="store_true", help="only the summaries of sweeps")
     args = parser.parse_args()
-    from lab.compose import ROOT
-    from lab.errors import ConfigError
-    from lab.report.read import SWEEP, runs_below
-    from lab.wandb_log import auto_mode, reachable
+    from engine.config.compose import ROOT
+    from engine.errors import ConfigError
+    from engine.runs.wandb_log import auto_mode, reachable
+    from engine.sweeps.report.read import SWEEP, runs_below
 
     folders = [path.absolute() for path in args.directories] or [ROOT / "outputs"]
     mode = "offline" if args.offline else "online"
@@ -57,7 +57,7 @@ def main() -> int:
 
 def upload(runs: list[Path], mode: str, anew: bool, folder: Path | None) -> int:
     """-> how many failed. anew: write all from their metrics.jsonl."""
-    from lab.wandb_sync import offline_parts, plan, replay, sync
+    from engine.runs.wandb_sync import offline_parts, plan, replay, sync
 
     failed, whole = 0, []
     for run in runs:
@@ -77,7 +77,7 @@ def upload(runs: list[Path], mode: str, anew: bool, folder: Path | None) -> int:
 
 def summaries(sweeps: list[Path], mode: str | None, folder: Path | None) -> int:
     """-> how many failed."""
-    from lab.wandb_sync import summarise
+    from engine.runs.wandb_sync import summarise
 
     return sum(attempt(sweep, partial(summarise, sweep, mode, folder)) for sweep in sweeps)
 

@@ -10,12 +10,12 @@ No torch import before the config stands.
 
 from __future__ import annotations
 
-import lab.interpreter  # noqa: F401 - first
+import engine.interpreter  # noqa: F401 - first
 
 # isort: split
 import sys
 
-from lab import early
+from engine import early
 
 if __name__ == "__main__":
     early.prepare()  # before the imports, which take a while
@@ -28,13 +28,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from lab.compose import as_started, remove_if_empty, run_hydra
-from lab.distributed import started_ranks
-from lab.errors import ConfigError, RunFailed
-from lab.meeting import follows, release_followers
-from lab.place import adopt
-from lab.resume import choose
-from lab.schema import plain
+from engine.config.compose import as_started, remove_if_empty, run_hydra
+from engine.config.resume import choose
+from engine.config.schema import plain
+from engine.errors import ConfigError, RunFailed
+from engine.ranks.distributed import started_ranks
+from engine.ranks.meeting import follows, release_followers
+from engine.ranks.place import adopt
 
 FINISHED, RUN_FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
@@ -79,7 +79,7 @@ def train(cfg: DictConfig) -> int:
     multirun = hydra.mode == RunMode.MULTIRUN
     label = f"job {hydra.job.num} ({' '.join(overrides)}): " if multirun else ""
     if cfg.sweep.job is not None:
-        from lab.sweep.job import run_job
+        from engine.sweeps.job import run_job
 
         return run_job(Path(cfg.sweep.job))
     try:
@@ -90,7 +90,7 @@ def train(cfg: DictConfig) -> int:
         final, chosen = choose(cfg, run_dir, overrides, Path(hydra.runtime.cwd))
         if chosen != run_dir:
             remove_if_empty(run_dir)
-        from lab.config import check
+        from lab.groups import check
 
         check(final)
         from lab.start import start

@@ -129,8 +129,8 @@ def _composed(overrides: tuple[str, ...]) -> DictConfig:
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
-    from lab.compose import CONF, register_resolvers
-    from lab.sweep.plan import Composer
+    from engine.config.compose import CONF, register_resolvers
+    from engine.sweeps.plan import Composer
 
     register_resolvers()
     with hydra.initialize_config_dir(str(CONF), version_base=None):
@@ -147,8 +147,8 @@ def compose(*overrides: str, checked: bool = True) -> DictConfig:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf, open_dict
 
-    from lab.compose import quoted, resolved
-    from lab.config import check
+    from engine.config.compose import quoted, resolved
+    from lab.groups import check
 
     cfg = _composed(tuple(quoted(overrides)))
     OmegaConf.set_readonly(cfg.hydra, False)
@@ -190,7 +190,7 @@ def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path
 
 
 def last_checkpoint(run_dir: Path) -> dict[str, Any]:
-    from lab import checkpoint
+    from engine.runs import checkpoint
 
     return checkpoint.load(sorted((run_dir / "checkpoints").glob("last_*.pt"))[-1])
 

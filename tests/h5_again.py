@@ -11,11 +11,11 @@ from h5_judge import one_line
 from h5_truth import Truth, truth
 from h5_types import Draw
 
-from lab.errors import ConfigError
-from lab.packing.encode import Encoding
-from lab.packing.inspect import inspect
-from lab.packing.options import PackOptions
-from lab.packing.repack import repack
+from engine.errors import ConfigError
+from engine.packing.encode import Encoding
+from engine.packing.inspect import inspect
+from engine.packing.options import PackOptions
+from engine.packing.repack import repack
 
 
 def look_and_repack(path: Path, seed: int, before: dict[str, Truth]) -> list[str]:

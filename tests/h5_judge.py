@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from h5_truth import Truth
 
-from lab.data.h5 import H5Dataset
-from lab.data.tokens import TokenWindows
-from lab.errors import ConfigError
+from engine.data.h5 import H5Dataset
+from engine.errors import ConfigError
+from lab.datasets.tokens import TokenWindows
 
 ROOT = {"all": {"group": "/"}}
 Batch = dict[str, Any]

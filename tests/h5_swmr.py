@@ -13,7 +13,7 @@ import numpy as np
 from h5_judge import ROOT, one_line
 from h5_types import NATIVE, Draw
 
-from lab.data.h5 import H5Dataset
+from engine.data.h5 import H5Dataset
 
 FILTERS: list[dict[str, Any]] = [
     {}, {"compression": "gzip"}, {"compression": "gzip", "shuffle": True, "fletcher32": True}, {"compression": "lzf"},

@@ -16,10 +16,10 @@ import torch
 from conftest import QUICK, metrics, result, slowdown, start_run
 from torch import nn
 
-import lab.balance
+import engine.ranks.balance
 import lab.loop
-from lab.balance import figures, listed, max_over_mean, straggler
-from lab.data.synthetic import Synthetic
+from engine.ranks.balance import figures, listed, max_over_mean, straggler
+from lab.datasets.synthetic import Synthetic
 
 SLOW_S = 0.06 * slowdown()  # more than what a busy machine does to a rank
 RUN = (
@@ -72,7 +72,7 @@ def test_a_slow_rank_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], cause: str
 ) -> None:
     CAUSES[cause](monkeypatch)
-    monkeypatch.setattr(lab.balance, "NAME_AFTER_S", 0.3)
+    monkeypatch.setattr(engine.ranks.balance, "NAME_AFTER_S", 0.3)
     # 1.5: the machine that tests may be busy, which slows a rank too, but not by that
     run = start_run(
         tmp_path / "run", *RUN, "hardware.num_procs=2", "data.loader=threads", "trainer.straggler_share=1.5",
@@ -95,7 +95,7 @@ def test_equal_ranks_are_not_named(
 ) -> None:
     """Equally slow ones: beside 60 ms of work what the machine does to one of them is small."""
     slow_model(monkeypatch, ranks="012")
-    monkeypatch.setattr(lab.balance, "NAME_AFTER_S", 0.1)
+    monkeypatch.setattr(engine.ranks.balance, "NAME_AFTER_S", 0.1)
     run = start_run(
         tmp_path / "run", *RUN, f"hardware.num_procs={ranks}", "trainer.straggler_share=0.8",
         "trainer.global_batch_size=66",
@@ -115,7 +115,7 @@ def test_marks_that_the_device_has_yet_to_pass_are_read_at_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on CUDA, where reading them earlier would wait for the device."""
-    original = lab.balance.HostClock.seconds
+    original = engine.ranks.balance.HostClock.seconds
 
     def seconds(self: Any, start: float, end: float) -> float:
         callers = [frame.name for frame in traceback.extract_stack()]
@@ -123,8 +123,8 @@ def test_marks_that_the_device_has_yet_to_pass_are_read_at_the_log(
         assert "train_step" not in callers
         return original(self, start, end)
 
-    monkeypatch.setattr(lab.balance.HostClock, "passed", lambda self, mark: False)
-    monkeypatch.setattr(lab.balance.HostClock, "seconds", seconds)
+    monkeypatch.setattr(engine.ranks.balance.HostClock, "passed", lambda self, mark: False)
+    monkeypatch.setattr(engine.ranks.balance.HostClock, "seconds", seconds)
     run = start_run(tmp_path / "run", *RUN, "hardware.num_procs=2")
     assert all(rank["step_time_ms"] > 0 for rank in result(run)["balance"]["ranks"])
 

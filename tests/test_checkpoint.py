@@ -13,10 +13,10 @@ import torch
 from conftest import assert_equal
 from torch import nn
 
-from lab import checkpoint, shards
-from lab.checkpoint import Checkpoints, check_content, find, load, load_weights, peek, save, weights
-from lab.distributed import World
-from lab.errors import ConfigError, Damaged, RunFailed
+from engine.errors import ConfigError, Damaged, RunFailed
+from engine.ranks.distributed import World
+from engine.runs import checkpoint, shards
+from engine.runs.checkpoint import Checkpoints, check_content, find, load, load_weights, peek, save, weights
 
 CPU = torch.device("cpu")
 MAIN, OTHER = World(0, 1, 0, CPU), World(1, 2, 1, CPU)

@@ -21,11 +21,11 @@ from torch.utils.data import Dataset, IterableDataset
 import lab.losses.cross_entropy
 import lab.metrics.accuracy
 import lab.models.mlp
+from engine.data.loading.samples import check_indexed
+from engine.errors import ConfigError, RunFailed
+from engine.ranks.launch import Ranks
+from engine.runs.directory import failure
 from lab.checks import BufferChecks, check_criterion, check_per_sample, first_samples
-from lab.data.delivery.samples import check_indexed
-from lab.directory import failure
-from lab.errors import ConfigError, RunFailed
-from lab.launch import Ranks
 from lab.loop import forward_loss
 
 CrossEntropy, Accuracy, MLP = lab.losses.cross_entropy.CrossEntropy, lab.metrics.accuracy.Accuracy, lab.models.mlp.MLP
@@ -117,7 +117,7 @@ def test_a_field_of_another_type_is_named(name: str, dtype: torch.dtype) -> None
     batch = {"x": torch.ones(shape).to(dtype), "y": torch.zeros(2).long()}
     task: Any = SimpleNamespace(criterion=lambda output, batch: output)
     kind = str(dtype).removeprefix("torch.")
-    line = rf"^(data: field 'x' is {kind}|MLP got torch\.{kind})[^\n]*lab\.data\.transforms\.\w+[^\n]*$"
+    line = rf"^(data: field 'x' is {kind}|MLP got torch\.{kind})[^\n]*lab\.transforms\.fields\.\w+[^\n]*$"
     with pytest.raises(ConfigError, match=line):
         forward_loss(module, task, batch)
 

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from lab.compose import CONF, ROOT, composed, resolved
-from lab.config import DataConfig, OptimConfig, TrainerConfig, check, check_share, parse_interval, split_own, typed
-from lab.errors import ConfigError
-from lab.schema import Rule, option
-from lab.targets import build, check_targets
+from engine.config.compose import CONF, ROOT, composed, resolved
+from engine.config.schema import Rule, option
+from engine.config.targets import build, check_targets
+from engine.errors import ConfigError
+from lab.groups import DataConfig, OptimConfig, TrainerConfig, check, check_share, parse_interval, split_own, typed
 
 OPTIONS = sorted(
     f"{path.parent.relative_to(CONF)}={path.stem}" for path in CONF.rglob("*/*.yaml") if "hydra" not in path.parts
@@ -337,9 +337,10 @@ def test_good_targets_pass(zoo: Path) -> None:
         ),
         (
             {"_target_": "os.system", "command": "true"},
-            "model._target_: os.system is not allowed (lab.models.*, lab.data.*, lab.losses.*, lab.metrics.*, lab.callbacks.*, "
+            "model._target_: os.system is not allowed (lab.models.*, lab.datasets.*, lab.transforms.*, "
+            "engine.data.h5.*, engine.data.order.*, engine.data.sampling.*, engine.data.windows.*, lab.losses.*, lab.metrics.*, lab.callbacks.*, "
             "lab.optim.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
-            "add its library to TARGETS_ALLOWED in lab/targets.py",
+            "add its library to TARGETS_ALLOWED in engine/config/targets.py",
         ),
         ({"_target_": "torch.optim.SGD", "_partial_": True, "lr": "x"}, "model.lr: expected a number, got 'x'"),
         ({"_target_": 3}, "model._target_: expected an import path such as lab.models.mlp.MLP, got 3"),

@@ -14,9 +14,10 @@ import pytest
 import torch
 from conftest import ROOT, assert_equal
 
-from lab import checkpoint, load_run, shards
-from lab.distributed import World
-from lab.errors import ConfigError, Damaged
+from engine.errors import ConfigError, Damaged
+from engine.ranks.distributed import World
+from engine.runs import checkpoint, shards
+from lab import load_run
 
 RUNS = ROOT / "tests" / "runs"
 

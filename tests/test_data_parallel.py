@@ -13,10 +13,10 @@ import torch
 from conftest import QUICK, compose, last_checkpoint, metrics, result, start_run
 from torch import Tensor, nn
 
-import lab.ddp
-import lab.hardware
-from lab.data_parallel import Replicas, on_each_device, split
-from lab.errors import ConfigError
+import engine.ranks.ddp
+import engine.ranks.hardware
+from engine.errors import ConfigError
+from engine.ranks.data_parallel import Replicas, on_each_device, split
 from lab.loop import forward_loss
 from lab.losses.cross_entropy import CrossEntropy
 from lab.state import Task
@@ -69,10 +69,10 @@ def test_devices_work_at_the_same_time_under_the_loops_settings() -> None:
 
 
 def test_a_run_learns_what_one_device_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab.hardware, "choose_device", lambda hardware: "cpu")
+    monkeypatch.setattr(engine.ranks.hardware, "choose_device", lambda hardware: "cpu")
     common = (*QUICK, "trainer.max_steps=12", "trainer.log_every=1", "hardware.device=auto")
     one = start_run(tmp_path / "one", *common)
-    for module in (lab.ddp, lab.hardware):
+    for module in (engine.ranks.ddp, engine.ranks.hardware):
         monkeypatch.setattr(module, "gpus", lambda: [CPU] * 3)
     more = (*common, "trainer=dp", "hardware.micro_batch_size=8")  # 64 samples: 3 passes of up to 3 x 8
     run = start_run(tmp_path / "dp", *more)

@@ -16,8 +16,8 @@ from torch import nn
 
 import lab.build
 import lab.run
-from lab.ddp import with_sync_batchnorm
-from lab.errors import ConfigError
+from engine.errors import ConfigError
+from engine.ranks.ddp import with_sync_batchnorm
 from lab.models.mlp import MLP
 from lab.restore import score_checkpoint
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import QUICK, ROOT, TRAIN, last_checkpoint, limit, processes_with, status, wait_for
 
-from lab.stop import heeded
+from engine.ranks.stop import heeded
 
 ENDLESS = (*QUICK, "trainer.max_steps=1000000", "trainer.eval_every=null", "trainer.save_every=20")
 
@@ -99,7 +99,7 @@ def test_nohup_is_respected() -> None:
 
 
 def test_the_module_that_comes_first_is_light() -> None:
-    code = "import sys, lab.early; print([m for m in ('torch', 'hydra', 'omegaconf', 'numpy') if m in sys.modules])"
+    code = "import sys, engine.early; print([m for m in ('torch', 'hydra', 'omegaconf', 'numpy') if m in sys.modules])"
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout == "[]\n"
 

@@ -17,9 +17,9 @@ import pytest
 from conftest import one_quick
 
 import train
-from lab.compose import CONF, ROOT
-from lab.config import TrainerConfig
-from lab.errors import ConfigError, RunFailed
+from engine.config.compose import CONF, ROOT
+from engine.errors import ConfigError, RunFailed
+from lab.groups import TrainerConfig
 
 Call = Callable[..., tuple[int, list[str]]]
 ROOT_HAS = "(the config has: name, seed, resume, sweep, monitor, data, model, task, optim, trainer, hardware, logger, callback)"
@@ -263,6 +263,6 @@ def test_what_is_changed_for_hydra_does_not_reach_a_sweep(call: Call, monkeypatc
     def sweep(*rest: Any) -> None:
         seen.append((os.environ.get("HYDRA_FULL_ERROR"), argparse.ArgumentParser.parse_args.__module__))
 
-    monkeypatch.setattr("lab.sweep.drive.sweep", sweep)
+    monkeypatch.setattr("engine.sweeps.drive.sweep", sweep)
     assert call("-m", "seed=3,4") == (0, [])
     assert seen == [(None, "argparse")]

@@ -25,7 +25,7 @@ from conftest import (
 )
 from omegaconf import OmegaConf
 
-from lab.errors import ConfigError
+from engine.errors import ConfigError
 
 WAYS = {
     "1 process": ("trainer=single",),

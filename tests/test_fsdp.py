@@ -35,12 +35,13 @@ from torch import nn
 
 import lab.loop
 import lab.run
-from lab import checkpoint, load_run, shards
+from engine.errors import ConfigError, Damaged, RunFailed
+from engine.ranks.launch import Ranks
+from engine.runs import checkpoint, shards
+from engine.runs.directory import failure, record_failure
+from engine.runs.intact import file_sum
+from lab import load_run
 from lab.callbacks.base import Callback
-from lab.directory import failure, record_failure
-from lab.errors import ConfigError, Damaged, RunFailed
-from lab.intact import file_sum
-from lab.launch import Ranks
 
 FSDP = ("trainer=fsdp", "hardware.num_procs=2")
 PLAIN = [o for o in QUICK if not o.startswith("model.")]
@@ -98,7 +99,7 @@ def on_ranks(work: Callable[..., None], folder: Path, ranks: int = 2) -> None:
     """work(world, folder) on ranks that have a process group."""
 
     def rank(directory: Path) -> None:
-        from lab.distributed import world
+        from engine.ranks.distributed import world
 
         try:
             with world("cpu", 60.0) as place:
@@ -115,7 +116,7 @@ def on_ranks(work: Callable[..., None], folder: Path, ranks: int = 2) -> None:
 
 
 def fsdp_config(**values: Any) -> Any:
-    from lab.config import FsdpConfig, typed
+    from lab.groups import FsdpConfig, typed
 
     return typed(FsdpConfig, OmegaConf.to_container(compose("trainer=fsdp").trainer.fsdp) | values, "trainer.fsdp")
 
@@ -165,9 +166,9 @@ def test_each_rank_holds_its_share(tmp_path: Path) -> None:
     """Half the weights, the gradients, the average and the optimizer's state, and all of them again after a forward."""
 
     def work(world: Any, folder: Path) -> None:
+        from engine.ranks.fsdp import local_share
+        from engine.ranks.hardware import resolve
         from lab.build import Config, make_model, make_state
-        from lab.fsdp import local_share
-        from lab.hardware import resolve
         from lab.loop import update
 
         cfg = compose(*QUICK, *FSDP, "trainer.max_steps=1", "model.hidden=[32,32]", "trainer.ema_decay=0.9")
@@ -197,7 +198,7 @@ def test_each_rank_holds_its_share(tmp_path: Path) -> None:
 
 def test_the_clipped_norm_is_that_of_the_whole(tmp_path: Path) -> None:
     def work(world: Any, folder: Path) -> None:
-        from lab.fsdp import shard
+        from engine.ranks.fsdp import shard
         from lab.loop import clip
 
         torch.manual_seed(0)
@@ -219,7 +220,7 @@ def test_the_clipped_norm_is_that_of_the_whole(tmp_path: Path) -> None:
 @NEEDS_GPT
 def test_activation_checkpointing_changes_no_gradient() -> None:
     """Bit for bit, dropout drawn again as it was; and less is kept."""
-    from lab.blocks import checkpoint_activations, find
+    from engine.ranks.blocks import checkpoint_activations, find
     from lab.models.gpt import GPT
 
     gradients, kept = [], []
@@ -553,7 +554,7 @@ def test_tied_weights_cannot_be_wrapped(tmp_path: Path, tokens: Path) -> None:
     ],
 )
 def test_modules_by_class_and_name(patterns: str | list[str], names: list[str]) -> None:
-    from lab.blocks import find
+    from engine.ranks.blocks import find
     from lab.models.gpt import GPT
 
     assert list(find(GPT([8], 11, width=16, heads=2, layers=2, dropout=0.0), patterns, "key")) == names

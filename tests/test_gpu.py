@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import ROOT, TRAIN, assert_equal, gpu_environment, last_checkpoint, limit, metrics, result
 
-from lab import checkpoint
+from engine.runs import checkpoint
 
 pytestmark = pytest.mark.gpu
 COMMON = ("logger=none", "hardware=gpu", "model=resnet", "model.width=8", "trainer.max_epochs=null")

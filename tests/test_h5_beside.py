@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from conftest import limit, slow
 
-from lab.data.h5 import H5Dataset
-from lab.errors import ConfigError
+from engine.data.h5 import H5Dataset
+from engine.errors import ConfigError
 
 ROOT = {"all": {"group": "/"}}
 VALUES = np.arange(40).reshape(20, 2)

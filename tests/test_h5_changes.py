@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from conftest import limit, slow
 
-from lab.data.h5 import H5Dataset
-from lab.data.tokens import TokenWindows
-from lab.errors import ConfigError
+from engine.data.h5 import H5Dataset
+from engine.errors import ConfigError
+from lab.datasets.tokens import TokenWindows
 
 ROOT = {"all": {"group": "/"}}
 FIELDS = {"mapped": "m", "chunks": "c", "h5py": "h", "virtual": "v", "table": "t/a"}

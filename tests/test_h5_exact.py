@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.data.h5 import H5Dataset
+from engine.data.h5 import H5Dataset
 
 DTYPES = ["?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16"]
 DTYPES += [">i2", ">u4", ">f4", ">f8", "enum", "inner"]

@@ -14,13 +14,13 @@ import pytest
 import yaml
 from conftest import ROOT as PROJECT
 
-from lab.data import probe
-from lab.data.h5 import H5Dataset
-from lab.data.tokens import TokenWindows
-from lab.errors import ConfigError
-from lab.packing.inspect import inspect
-from lab.packing.options import PackOptions
-from lab.packing.repack import Encoding, repack
+from engine.data import probe
+from engine.data.h5 import H5Dataset
+from engine.errors import ConfigError
+from engine.packing.inspect import inspect
+from engine.packing.options import PackOptions
+from engine.packing.repack import Encoding, repack
+from lab.datasets.tokens import TokenWindows
 
 ALL = {"all": {"group": "/"}}
 SECRET = b"the secret of another file, 64 bytes long, in the home of someone"[:64]

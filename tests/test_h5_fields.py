@@ -11,12 +11,12 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from lab.data.h5 import H5Dataset
-from lab.data.loader import Loader
-from lab.data.order import EvalPlan
-from lab.data.probe import num_outputs, sample_shape
-from lab.data.tokens import NextToken, TokenWindows
-from lab.errors import ConfigError
+from engine.data.h5 import H5Dataset
+from engine.data.loader import Loader
+from engine.data.order import EvalPlan
+from engine.data.probe import num_outputs, sample_shape
+from engine.errors import ConfigError
+from lab.datasets.tokens import NextToken, TokenWindows
 from lab.losses.cross_entropy import CrossEntropy
 from lab.metrics.accuracy import Accuracy
 
@@ -263,8 +263,8 @@ def test_unsigned_integers_become_int64(tmp_path: Path, options: dict[str, Any])
 
 def test_column_and_cached_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`column` is what gather gives for all rows, of the field alone; the probe's answer decides over the threads."""
-    from lab.data.delivery import choose
-    from lab.data.reading.raw import RawFile
+    from engine.data.loading import choose
+    from engine.data.reading.raw import RawFile
 
     paths = []
     for k in range(2):

@@ -14,9 +14,9 @@ import hdf5plugin  # noqa: F401 - its filters
 import numpy as np
 import pytest
 
-from lab.data.h5 import H5Dataset
-from lab.data.reading import filters
-from lab.errors import ConfigError
+from engine.data.h5 import H5Dataset
+from engine.data.reading import filters
+from engine.errors import ConfigError
 
 ROOT = {"all": {"group": "/"}}
 

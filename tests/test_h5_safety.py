@@ -22,9 +22,9 @@ import torch
 from conftest import limit, slow, wait_for
 from torch.utils.data import DataLoader
 
-from lab.data.h5 import H5Dataset
-from lab.data.reading import filters
-from lab.errors import ConfigError
+from engine.data.h5 import H5Dataset
+from engine.data.reading import filters
+from engine.errors import ConfigError
 
 SRC = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
 ROOT = {"all": {"group": "/"}}
@@ -273,7 +273,7 @@ def test_filters_of_hdf5plugin_are_found(tmp_path: Path) -> None:
         file.create_dataset("y", data=np.arange(64), chunks=(8,), **hdf5plugin.Zstd())
     code = """if True:
         import pickle, sys, numpy
-        from lab.data.h5 import H5Dataset
+        from engine.data.h5 import H5Dataset
         data = H5Dataset(sys.argv[1], {"x": "x", "y": "y"}, {"all": {"group": "/"}}, "all")
         assert all(value.tolist() == list(range(64)) for value in data.gather(numpy.arange(64)).values())
         sys.stdout.buffer.write(pickle.dumps(data))

@@ -18,8 +18,8 @@ from conftest import QUICK, ROOT, one_quick, processes_with, start_run, status
 from sweeps import SWEEP, call_faulty, job_dirs, states
 
 import lab.loop
+from engine.errors import RunFailed
 from lab.callbacks.base import Callback
-from lab.errors import RunFailed
 
 TIMEOUT_S = 2
 STEPS = (*QUICK, "trainer.max_steps=8", "trainer.log_every=2", f"trainer.timeout={TIMEOUT_S}")

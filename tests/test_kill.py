@@ -41,13 +41,13 @@ from conftest import (
 )
 from omegaconf import OmegaConf
 
-import lab.checkpoint
-import lab.distributed
-import lab.launch
+import engine.ranks.distributed
+import engine.ranks.launch
+import engine.ranks.watch
+import engine.runs.checkpoint
 import lab.loop
-import lab.watch
-from lab.errors import RunFailed
-from lab.watch import Report, verdict
+from engine.errors import RunFailed
+from engine.ranks.watch import Report, verdict
 
 TIMEOUT_S = round(3 * slowdown())  # that a rank may stand still where nothing is wrong
 COMMON = (
@@ -130,7 +130,7 @@ def put_fault(monkeypatch: pytest.MonkeyPatch, place: str, rank: int, fault: str
                 strike(fault)
             original(payload, file, **kwargs)
 
-        monkeypatch.setattr(lab.checkpoint.torch, "save", half)
+        monkeypatch.setattr(engine.runs.checkpoint.torch, "save", half)
     else:
         on_call(monkeypatch, lab.loop, "gather", rank, 4, fault)
 
@@ -389,11 +389,11 @@ def test_a_signal_to_the_whole_group_spares_the_data_workers(tmp_path: Path, num
 def test_one_process_that_hangs_is_ended(tmp_path: Path) -> None:
     """It has no parent to say so, and W&B hears of it."""
     code = (
-        "import sys, time, lab.loop, lab.logger, train\n"
+        "import sys, time, lab.loop, engine.runs.logger, train\n"
         "def hang(*rest):\n    time.sleep(1000)\n"
         "def finish(self, ended, *rest):\n    print('W&B finishes with', ended, flush=True)\n"
-        "lab.loop.score, lab.logger.WandbThread.finish = hang, finish\n"
-        "lab.logger.WandbThread._work = lambda self: None\n"
+        "lab.loop.score, engine.runs.logger.WandbThread.finish = hang, finish\n"
+        "engine.runs.logger.WandbThread._work = lambda self: None\n"
         "sys.exit(train.main())"
     )
     overrides = [o for o in COMMON if not o.startswith(("logger", "trainer.timeout"))]
@@ -470,7 +470,7 @@ def test_waiting_for_the_device_is_seen() -> None:
     """Whatever the loop asks of the device, it asks in one place, which the watch knows."""
     source = (ROOT / "src/lab/loop.py").read_text()
     assert not re.findall(r"\.item\(\)|\.tolist\(\)|\.cpu\(\)|\bbool\(torch", source)
-    assert lab.distributed.to_host.__code__.co_filename.endswith(lab.watch.WAITS_IN[-1])
+    assert engine.ranks.distributed.to_host.__code__.co_filename.endswith(engine.ranks.watch.WAITS_IN[-1])
 
 
 @pytest.mark.slow
@@ -479,7 +479,7 @@ def test_native_code_that_holds_the_interpreter_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Neither its watch nor a signal's handler can run there; the kernel's signal shows where it stands."""
-    monkeypatch.setattr(lab.launch, "LAST_S", 2.0)
+    monkeypatch.setattr(engine.ranks.launch, "LAST_S", 2.0)
     on_call(monkeypatch, lab.loop, "forward_loss", 1, 7, "native")
     faulthandler.disable()  # pytest's, which would keep what the run's own says
     with pytest.raises(RunFailed, match=r"rank 1 hung.*native code holds its interpreter"):

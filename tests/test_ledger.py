@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from lab import directory
-from lab.errors import ConfigError
-from lab.locks import is_locked
-from lab.sweep import ledger as module
-from lab.sweep.identity import digest
-from lab.sweep.ledger import Job, Ledger, NewJob, Share, differing, is_due
+from engine.errors import ConfigError
+from engine.locks import is_locked
+from engine.runs import directory
+from engine.sweeps import ledger as module
+from engine.sweeps.identity import digest
+from engine.sweeps.ledger import Job, Ledger, NewJob, Share, differing, is_due
 
 
 @pytest.fixture(autouse=True)

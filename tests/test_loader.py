@@ -18,12 +18,12 @@ import torch
 from conftest import limit, slow
 from torch import Tensor
 
-from lab.data import loader as loader_module
-from lab.data.delivery import ring, slots
-from lab.data.loader import Loader, starvation
-from lab.data.order import EvalPlan, TrainPlan, sequential, shuffled
-from lab.data.windows import chunk_windows
-from lab.errors import ConfigError
+from engine.data import loader as loader_module
+from engine.data.loader import Loader, starvation
+from engine.data.loading import ring, slots
+from engine.data.order import EvalPlan, TrainPlan, sequential, shuffled
+from engine.data.windows import chunk_windows
+from engine.errors import ConfigError
 
 CPU = torch.device("cpu")
 
@@ -283,7 +283,7 @@ SCRIPT = """
 import numpy, os, signal, sys, threading, time, torch
 sys.path.insert(0, {tests!r})
 from test_loader import CPU, Table, endless
-from lab.data.loader import Loader
+from engine.data.loader import Loader
 class Slow(Table):
     def gather(self, rows, out):
         time.sleep({sleep})

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from lab import directory, locks
-from lab.errors import Claimed, ConfigError
-from lab.packing.journal import Journal
-from lab.search.drive import driving
-from lab.sweep.ledger import Ledger
+from engine import locks
+from engine.errors import Claimed, ConfigError
+from engine.packing.journal import Journal
+from engine.runs import directory
+from engine.sweeps.ledger import Ledger
+from engine.sweeps.search.drive import driving
 
 
 def lacking(number: int) -> Callable[..., Any]:

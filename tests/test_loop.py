@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 import lab.loop as loop
+from engine.errors import ConfigError, RunFailed
+from engine.ranks.distributed import World
+from engine.ranks.stop import Stopped
 from lab.callbacks.base import Callback
-from lab.distributed import World
-from lab.errors import ConfigError, RunFailed
 from lab.optim import Constant, Schedule
 from lab.state import Run, StepSettings, Task, TrainState
-from lab.stop import Stopped
 
 CPU = torch.device("cpu")
 ONE = World(0, 1, 0, CPU)

@@ -14,10 +14,10 @@ import h5py
 import numpy as np
 import pytest
 
-from lab.data.h5 import H5Dataset
-from lab.data.reading.opening import open_h5
-from lab.errors import machine_fault
-from lab.packing.importers import sample_files
+from engine.data.h5 import H5Dataset
+from engine.data.reading.opening import open_h5
+from engine.errors import machine_fault
+from engine.packing.importers import sample_files
 
 
 @contextmanager

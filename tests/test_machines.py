@@ -19,9 +19,9 @@ import torch
 from conftest import QUICK, assert_equal, compose, start_run
 from torch import nn
 
-from lab import cores, threads
-from lab.data.loader import Loader
-from lab.distributed import World
+from engine.data.loader import Loader
+from engine.ranks import cores, threads
+from engine.ranks.distributed import World
 from lab.state import Task
 
 V2 = "26 1 0:24 {root} {mount} rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -190,7 +190,8 @@ def test_measuring_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, fails: bool)
 
 def test_one_rank_of_several_measures_without_the_criterion(monkeypatch: pytest.MonkeyPatch) -> None:
     """A criterion that gathers from all ranks would wait for ever on the one that measures."""
-    from lab import hardware, loop, run
+    from engine.ranks import hardware
+    from lab import loop, run
     from lab.build import Config
 
     config = Config.of(compose(*QUICK, "trainer.max_steps=1"))

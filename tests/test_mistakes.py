@@ -15,9 +15,9 @@ from conftest import NEEDS_GPT, QUICK, compose, one_quick, start_run
 from omegaconf import OmegaConf
 from torch import nn
 
-from lab.config import check
-from lab.construct import construct, constructing
-from lab.errors import ConfigError, RunFailed
+from engine.config.construct import construct, constructing
+from engine.errors import ConfigError, RunFailed
+from lab.groups import check
 
 ZOO = """
 import torch
@@ -92,17 +92,17 @@ LIMITS = [
     pytest.param("model", target("lab.models.gpt.GPT", input_shape=[8], num_outputs=2, width=8, heads=1, layers=0, dropout=0.0), "model.layers: must be >= 1, got 0", marks=NEEDS_GPT),
     ("optim.schedule", target("lab.optim.Step", warmup=0.0, milestones=[0.5, 3], gamma=0.1), "optim.schedule.milestones[1]: must be <= 1, got 3"),
     ("optim.schedule", target("lab.optim.Step", warmup=0.0, milestones=[0.5], gamma=-1), "optim.schedule.gamma: must be > 0, got -1"),
-    ("data.order", target("lab.data.order.first", _partial_=True, count=0), "data.order.count: must be >= 1, got 0"),
-    ("data.order", target("lab.data.windows.chunk_windows", _partial_=True, window=0, batch_size=2, chunk_rows=None), "data.order.window: must be >= 1, got 0"),
-    ("data.order", target("lab.data.windows.chunk_windows", _partial_=True, window=1, batch_size=2, chunk_rows=0), "data.order.chunk_rows: must be >= 1, got 0"),
-    ("data.order", target("lab.data.sampling.length_buckets", _partial_=True, field="x", batch_size=0, jitter=0.1), "data.order.batch_size: must be >= 1, got 0"),
-    ("data.order", target("lab.data.sampling.length_buckets", _partial_=True, field="x", batch_size=1, jitter=-0.1), "data.order.jitter: must be >= 0, got -0.1"),
-    ("data.transforms.a", target("lab.data.transforms.RandomCrop", field="x", size=[0, 3], padding=4, seed=0), "data.transforms.a.size[0]: must be >= 1, got 0"),
-    ("data.transforms.a", target("lab.data.transforms.RandomCrop", field="x", size=[3, 3], padding=-4, seed=0), "data.transforms.a.padding: must be >= 0, got -4"),
-    ("data.transforms.a", target("lab.data.transforms.Cutout", field="x", size=0, value=0.0, seed=0), "data.transforms.a.size: must be >= 1, got 0"),
-    ("data.transforms.a", target("lab.data.transforms.RandomErase", field="x", probability=2, area=[0.1, 0.2], ratio=[1, 2], value=0.0, seed=0), "data.transforms.a.probability: must be <= 1, got 2"),
-    ("data.transforms.a", target("lab.data.transforms.Normalize", field="x", mean=[0.5], std=[0.0]), "data.transforms.a.std[0]: must be > 0, got 0.0"),
-    ("data.transforms.a", target("lab.data.mixup.Mixup", field="x", target="y", num_classes=2, alpha=0, seed=0), "data.transforms.a.alpha: must be > 0, got 0"),
+    ("data.order", target("engine.data.order.first", _partial_=True, count=0), "data.order.count: must be >= 1, got 0"),
+    ("data.order", target("engine.data.windows.chunk_windows", _partial_=True, window=0, batch_size=2, chunk_rows=None), "data.order.window: must be >= 1, got 0"),
+    ("data.order", target("engine.data.windows.chunk_windows", _partial_=True, window=1, batch_size=2, chunk_rows=0), "data.order.chunk_rows: must be >= 1, got 0"),
+    ("data.order", target("engine.data.sampling.length_buckets", _partial_=True, field="x", batch_size=0, jitter=0.1), "data.order.batch_size: must be >= 1, got 0"),
+    ("data.order", target("engine.data.sampling.length_buckets", _partial_=True, field="x", batch_size=1, jitter=-0.1), "data.order.jitter: must be >= 0, got -0.1"),
+    ("data.transforms.a", target("lab.transforms.fields.RandomCrop", field="x", size=[0, 3], padding=4, seed=0), "data.transforms.a.size[0]: must be >= 1, got 0"),
+    ("data.transforms.a", target("lab.transforms.fields.RandomCrop", field="x", size=[3, 3], padding=-4, seed=0), "data.transforms.a.padding: must be >= 0, got -4"),
+    ("data.transforms.a", target("lab.transforms.fields.Cutout", field="x", size=0, value=0.0, seed=0), "data.transforms.a.size: must be >= 1, got 0"),
+    ("data.transforms.a", target("lab.transforms.fields.RandomErase", field="x", probability=2, area=[0.1, 0.2], ratio=[1, 2], value=0.0, seed=0), "data.transforms.a.probability: must be <= 1, got 2"),
+    ("data.transforms.a", target("lab.transforms.fields.Normalize", field="x", mean=[0.5], std=[0.0]), "data.transforms.a.std[0]: must be > 0, got 0.0"),
+    ("data.transforms.a", target("lab.transforms.mixup.Mixup", field="x", target="y", num_classes=2, alpha=0, seed=0), "data.transforms.a.alpha: must be > 0, got 0"),
     ("trainer.clip_norm", -1, "trainer.clip_norm: must be > 0, got -1"),
     ("trainer.ema_decay", 1.5, "trainer.ema_decay: must be < 1, got 1.5"),
     ("hardware.micro_batch_size", 0, "hardware.micro_batch_size: must be >= 1, got 0"),
@@ -150,7 +150,7 @@ def test_every_argument_that_must_be_a_size_says_so(base: dict[str, Any]) -> Non
     ],
 )  # fmt: skip
 def test_transforms_refuse_what_they_cannot_do(name: str, arguments: dict[str, Any], line: str) -> None:
-    path = f"lab.data.transforms.{name}"
+    path = f"lab.transforms.fields.{name}"
     with pytest.raises(ConfigError) as error:
         construct("data.transforms.a", target(path, field="x", **arguments))
     assert str(error.value).startswith(line.format(target=path))
@@ -237,12 +237,12 @@ AT_BUILDING = [
     (["optim.schedule._target_=lab.models.zoo.Nothing"], "optim.schedule._target_: expected something to be called"),
     (["+callback.a._target_=lab.models.zoo.Nothing"], "callback.a._target_: expected a lab.callbacks.base.Callback"),
     (["optim._target_=lab.models.zoo.Nothing"], "optim._target_: expected a torch.optim.optimizer.Optimizer, and lab.models.zoo.Nothing gives a Nothing"),
-    (["~data.order", "+data.order={_target_: lab.data.order.first, _partial_: true, count: 9999}"], "data.order.count=9999 must be between 1 and the 1297"),
+    (["~data.order", "+data.order={_target_: engine.data.order.first, _partial_: true, count: 9999}"], "data.order.count=9999 must be between 1 and the 1297"),
     (["data.splits.train=null"], "data.splits.train=null: there is nothing to train on"),
     (["data.splits.train.rows=[0,2]"], "data.splits.train.rows=[0, 2]: must be two shares"),
-    (["+data.transforms.a={_target_: lab.data.transforms.Cutout, field: y, size: 3, value: 0.0, seed: 0}"], "data.transforms: Cutout takes images, (B, C, H, W), and field='y' is (64,)"),
-    (["+data.transforms.a={_target_: lab.data.transforms.RandomFlip, field: x, dim: 9, seed: 0}"], "data.transforms: RandomFlip.dim=9: the batch has"),
-    (["+data.transforms.a={_target_: lab.data.tokens.NextToken, field: z}"], "data.transforms: NextToken.field='z'; the batch has"),
+    (["+data.transforms.a={_target_: lab.transforms.fields.Cutout, field: y, size: 3, value: 0.0, seed: 0}"], "data.transforms: Cutout takes images, (B, C, H, W), and field='y' is (64,)"),
+    (["+data.transforms.a={_target_: lab.transforms.fields.RandomFlip, field: x, dim: 9, seed: 0}"], "data.transforms: RandomFlip.dim=9: the batch has"),
+    (["+data.transforms.a={_target_: lab.datasets.tokens.NextToken, field: z}"], "data.transforms: NextToken.field='z'; the batch has"),
     (["model.input_shape=[3]"], "MLP was built for samples of shape (3,) and got (1, 8, 8)"),
 ]  # fmt: skip
 

@@ -15,11 +15,14 @@ import yaml
 from conftest import ROOT, compose, result, status
 from omegaconf import OmegaConf
 
-from lab import checkpoint, config, load_run, saved
-from lab.errors import ConfigError
+from engine.config import saved
+from engine.config.saved import read_config
+from engine.config.schema import plain, split_own
+from engine.errors import ConfigError
+from engine.runs import checkpoint
+from lab import groups as config
+from lab import load_run
 from lab.restore import change_value, export, score_checkpoint
-from lab.saved import read_config
-from lab.schema import plain, split_own
 from lab.start import start
 
 RUNS = ROOT / "tests" / "runs"

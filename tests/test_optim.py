@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import lab.optim
-from lab.errors import ConfigError
+from engine.errors import ConfigError
 from lab.loop import clip
 from lab.optim import (
     Constant,

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from conftest import QUICK, processes_with, slow, start_run, status
 
-from lab.config import SearchConfig
-from lab.errors import ConfigError
+from engine.errors import ConfigError
+from lab.groups import SearchConfig
 
 optuna = pytest.importorskip("optuna", reason="needs the extra optuna")
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # noqa: E402
 
-from lab.search.methods import Methods  # noqa: E402
-from lab.search.objectives import Objective, choose, read  # noqa: E402
-from lab.search.space import parse  # noqa: E402
-from lab.search.storage import create_study  # noqa: E402
-from lab.search.study import Search  # noqa: E402
+from engine.sweeps.search.methods import Methods  # noqa: E402
+from engine.sweeps.search.objectives import Objective, choose, read  # noqa: E402
+from engine.sweeps.search.space import parse  # noqa: E402
+from engine.sweeps.search.storage import create_study  # noqa: E402
+from engine.sweeps.search.study import Search  # noqa: E402
 
 LOSS = [Objective("val/loss", "min")]
 
@@ -308,7 +308,7 @@ def test_a_pruned_run_stops_on_all_ranks_and_leaves_nothing(tmp_path: Path, rank
 
 @pytest.mark.slow
 def test_wandb_is_told_of_the_trial_and_its_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lab import wandb_log
+    from engine.runs import wandb_log
 
     ended = []
 
@@ -345,6 +345,9 @@ def test_optuna_is_imported_by_searches_alone(train_command: Any) -> None:
     import subprocess
     import sys
 
-    code = "import sys, lab.run, lab.search.drive; sys.exit('optuna' in sys.modules or 'sqlalchemy' in sys.modules)"
+    code = (
+        "import sys, lab.run, engine.sweeps.search.drive; "
+        "sys.exit('optuna' in sys.modules or 'sqlalchemy' in sys.modules)"
+    )
     source = str(Path(__file__).resolve().parents[1] / "src")
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": source}).returncode == 0

@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lab.data.h5 import H5Dataset
-from lab.data.order import EvalPlan, TrainPlan, first, overfit, sequential, shuffled, spread
-from lab.data.permutation import Permutation, hashed
-from lab.data.sampling import class_balanced, deal, length_buckets, weighted
-from lab.data.windows import ChunkWindows, chunk_windows
-from lab.errors import ConfigError
+from engine.data.h5 import H5Dataset
+from engine.data.order import EvalPlan, TrainPlan, first, overfit, sequential, shuffled, spread
+from engine.data.permutation import Permutation, hashed
+from engine.data.sampling import class_balanced, deal, length_buckets, weighted
+from engine.data.windows import ChunkWindows, chunk_windows
+from engine.errors import ConfigError
 
 
 class Table:

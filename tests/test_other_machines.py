@@ -19,12 +19,12 @@ import torch
 from conftest import QUICK, ROOT, compose, limit, result, start_run, status
 from torch import nn
 
-import lab.launch
-from lab import cuda, distributed, dynamo, hardware, place
-from lab.config import HardwareConfig, TrainerConfig, typed
-from lab.data.delivery.choose import _free_bytes
-from lab.errors import ConfigError
-from lab.sweep.lease import visible_gpus
+import engine.ranks.launch
+from engine.data.loading.choose import _free_bytes
+from engine.errors import ConfigError
+from engine.ranks import cuda, distributed, dynamo, hardware, place
+from engine.sweeps.lease import visible_gpus
+from lab.groups import HardwareConfig, TrainerConfig, typed
 
 LINUX_ONLY = [
     "sched_getaffinity",
@@ -60,14 +60,14 @@ def test_a_run_needs_no_name_that_linux_alone_has(tmp_path: Path, monkeypatch: p
     assert _free_bytes(torch.device("cpu")) > 0
     run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=2")
     assert result(run)["step"] == 2
-    with lab.launch.meeting_file(forked=True) as path:
+    with engine.ranks.launch.meeting_file(forked=True) as path:
         assert not path.startswith("/proc")
 
 
 @pytest.mark.slow
 def test_ranks_can_be_spawned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS, and in a notebook that has used CUDA."""
-    monkeypatch.setattr(lab.launch, "start_method", lambda: "spawn")
+    monkeypatch.setattr(engine.ranks.launch, "start_method", lambda: "spawn")
     run = start_run(tmp_path / "run", *QUICK, "trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=2")
     assert status(run)["status"] == "finished"
 
@@ -105,8 +105,8 @@ def test_no_file_asks_cuda_how_many_gpus_there_are() -> None:
     for file in (ROOT / "src").rglob("*.py"):
         if file.name != "cuda.py":
             found = re.search(r"cuda\.(device_count|is_available)\(", file.read_text())
-            assert found is None, f"{file}: {found and found.group()} - use lab.cuda.count_gpus()"
-            assert '"fork" if sys.platform' not in file.read_text(), f"{file}: use lab.cuda.start_method()"
+            assert found is None, f"{file}: {found and found.group()} - use engine.ranks.cuda.count_gpus()"
+            assert '"fork" if sys.platform' not in file.read_text(), f"{file}: use engine.ranks.cuda.start_method()"
 
 
 def test_processes_are_spawned_where_cuda_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def test_gloo_and_nccl_use_one_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 MEET = """
 import torch
-from lab.distributed import all_sum, world
+from engine.ranks.distributed import all_sum, world
 with world("cpu", 60.0) as here:
     print(all_sum(torch.ones(1), here).item())
 """

@@ -13,11 +13,11 @@ import h5py
 import numpy as np
 import pytest
 
-from lab.errors import ConfigError
-from lab.packing.importers import open_source
-from lab.packing.importers.tfrecord import masked_crc32c, varints
-from lab.packing.options import PackOptions
-from lab.packing.write import pack
+from engine.errors import ConfigError
+from engine.packing.importers import open_source
+from engine.packing.importers.tfrecord import masked_crc32c, varints
+from engine.packing.options import PackOptions
+from engine.packing.write import pack
 
 
 def run(path: Path, **kwargs: Any) -> h5py.File:
@@ -426,7 +426,7 @@ def test_text(tmp_path: Path) -> None:
 
 
 def test_text_of_a_function_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.packing.importers.text.PIECE", 100)
+    monkeypatch.setattr("engine.packing.importers.text.PIECE", 100)
     monkeypatch.setitem(sys.modules, "my_words", sys.modules[__name__])
     (tmp_path / "a.txt").write_text(TEXT)
     with run(tmp_path / "a.txt", tokenizer="my_words:words") as file:

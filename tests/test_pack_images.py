@@ -10,10 +10,10 @@ import h5py
 import numpy as np
 import pytest
 
-from lab.errors import ConfigError
-from lab.packing.importers import open_source
-from lab.packing.options import PackOptions
-from lab.packing.write import pack
+from engine.errors import ConfigError
+from engine.packing.importers import open_source
+from engine.packing.options import PackOptions
+from engine.packing.write import pack
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from test_pack_formats import field, npy, png, record, write_tar
 
-from lab.errors import ConfigError
-from lab.packing.importers import open_source
-from lab.packing.importers.base import ArraySource
-from lab.packing.importers.tfrecord import crc_state
-from lab.packing.options import PackOptions
-from lab.packing.write import pack
+from engine.errors import ConfigError
+from engine.packing.importers import open_source
+from engine.packing.importers.base import ArraySource
+from engine.packing.importers.tfrecord import crc_state
+from engine.packing.options import PackOptions
+from engine.packing.write import pack
 
 
 def run(path: Path, **kwargs: Any) -> dict[str, np.ndarray]:
@@ -114,7 +114,7 @@ def test_lengths_and_features_that_differ_between_records(tmp_path: Path) -> Non
     assert "has a field 'z', the first sample" in refused(path, on_error="skip")
     context = record({"x": np.arange(2)}, True)[12:-4]
     lists = context + field(2, field(1, field(1, b"steps") + field(2, b"")))
-    from lab.packing.importers.tfrecord import masked_crc32c as crc
+    from engine.packing.importers.tfrecord import masked_crc32c as crc
 
     head = len(lists).to_bytes(8, "little")
     path.write_bytes(head + crc(head).to_bytes(4, "little") + lists + crc(lists).to_bytes(4, "little"))

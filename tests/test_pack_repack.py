@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from conftest import slow, wait_for
 
-from lab.errors import ConfigError
-from lab.packing.encode import Encoding
-from lab.packing.importers.base import ArraySource
-from lab.packing.options import PackOptions
-from lab.packing.repack import pack_encoded, repack
+from engine.errors import ConfigError
+from engine.packing.encode import Encoding
+from engine.packing.importers.base import ArraySource
+from engine.packing.options import PackOptions
+from engine.packing.repack import pack_encoded, repack
 
 H5 = Path(__file__).parents[1] / "src" / "h5.py"
 RECORD = {"created": "now", "command": "repack it"}
@@ -163,7 +163,7 @@ def test_refuses_its_own_file_and_bad_files(tmp_path: Path) -> None:
 
 def test_wrong_bytes_are_found_by_reading_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "a.h5")
-    monkeypatch.setattr("lab.packing.encode.byte_shuffle", lambda chunk: bytes(chunk.nbytes))
+    monkeypatch.setattr("engine.packing.encode.byte_shuffle", lambda chunk: bytes(chunk.nbytes))
     with pytest.raises(ConfigError, match="read back is not what was written"):
         repack(str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), options(), Encoding("gzip"), RECORD)
     assert [p.name for p in tmp_path.iterdir()] == ["a.h5"]
@@ -265,7 +265,7 @@ def test_the_advice_is_right(tmp_path: Path) -> None:
 
 
 def test_amplification_of_tiles(tmp_path: Path) -> None:
-    from lab.packing import inspect as inspect_file
+    from engine.packing import inspect as inspect_file
 
     with h5py.File(tmp_path / "a.h5", "w") as file:
         tiles = file.create_dataset("x", (100, 10, 10), chunks=(4, 4, 10), dtype="u1")

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.errors import ConfigError
-from lab.packing.importers import open_source
-from lab.packing.options import PackOptions
+from engine.errors import ConfigError
+from engine.packing.importers import open_source
+from engine.packing.options import PackOptions
 
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from conftest import limit, slowdown
 
-from lab.errors import ConfigError
-from lab.packing.file import offsets
-from lab.packing.importers import open_source
-from lab.packing.importers.base import ArraySource, BadSample, Field, Rows, SampleSource
-from lab.packing.journal import Journal
-from lab.packing.options import PackOptions
-from lab.packing.write import pack
+from engine.errors import ConfigError
+from engine.packing.file import offsets
+from engine.packing.importers import open_source
+from engine.packing.importers.base import ArraySource, BadSample, Field, Rows, SampleSource
+from engine.packing.journal import Journal
+from engine.packing.options import PackOptions
+from engine.packing.write import pack
 
 H5 = Path(__file__).parents[1] / "src" / "h5.py"
 
@@ -170,7 +170,7 @@ class Slow(Numbers):
 KILLED = """
 import sys; sys.path[:0] = {path!r}
 from test_pack_write import Slow, options
-from lab.packing.write import pack
+from engine.packing.write import pack
 pack(Slow(8000), {out!r}, options(), {{}})
 """
 
@@ -219,7 +219,7 @@ class Counting(ArraySource):
 
 
 def test_finished_blocks_are_not_read_again_but_lost_ones_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.packing.plan.BLOCK_BYTES", 1500)  # 100 rows
+    monkeypatch.setattr("engine.packing.plan.BLOCK_BYTES", 1500)  # 100 rows
     made = {"x": arrays()["x"]}
 
     def refuse(self: Journal, record: dict[str, Any], add: Any = Journal.add) -> None:
@@ -319,7 +319,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
     out = tmp_path / "a.h5"
     code = (
         f"import resource, sys; sys.path[:0] = [{str(H5.parent)!r}]; import h5\n"
-        "import lab.packing.write, lab.packing.encode, lab.packing.repack\n"
+        "import engine.packing.write, engine.packing.encode, engine.packing.repack\n"
         "used = int(open('/proc/self/statm').read().split()[5]) * 4096\n"  # data and stack: not the mapped file
         "resource.setrlimit(resource.RLIMIT_DATA, (used + 300_000_000,) * 2)\n"
         f"h5.main(['pack', {str(tmp_path / 'x.npy')!r}, {str(out)!r}, '--workers', '2', '--quiet'])"

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lab.data.synthetic import Synthetic
-from lab.errors import ConfigError
+from engine.errors import ConfigError
+from lab.datasets.synthetic import Synthetic
 from lab.losses.cross_entropy import CrossEntropy
 from lab.losses.squared_error import SquaredError
 from lab.metrics.absolute_error import AbsoluteError

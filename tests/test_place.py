@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from conftest import QUICK, TRAIN, assert_equal, last_checkpoint, limit, result
 
-import lab.meeting
-from lab import distributed
-from lab.errors import ConfigError
-from lab.place import Place, first_host, gpu_index, place, tasks_per_node
+from engine.errors import ConfigError
+from engine.ranks import distributed, meeting
+from engine.ranks.place import Place, first_host, gpu_index, place, tasks_per_node
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NNODES": "2"}
 STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NODEID": "1"}
@@ -174,21 +173,21 @@ def test_all_stop_where_one_does_not_see_the_directory(tmp_path: Path, monkeypat
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     places = {index: Place("rank", index, 3, "127.0.0.1", server.port, index, 3) for index in range(3)}
     mine, outcome = threading.local(), {}
-    monkeypatch.setattr(lab.meeting, "place", lambda: places[mine.index])
+    monkeypatch.setattr(meeting, "place", lambda: places[mine.index])
     monkeypatch.setattr(
-        lab.meeting, "store", lambda: dist.TCPStore("127.0.0.1", server.port, None, False, wait_for_workers=False)
+        meeting, "store", lambda: dist.TCPStore("127.0.0.1", server.port, None, False, wait_for_workers=False)
     )
-    monkeypatch.setattr(lab.meeting, "followers", lambda: [1, 2])
-    monkeypatch.setattr(lab.meeting, "VISIBLE_S", 0.3)
-    original = lab.meeting._sees
+    monkeypatch.setattr(meeting, "followers", lambda: [1, 2])
+    monkeypatch.setattr(meeting, "VISIBLE_S", 0.3)
+    original = meeting._sees
     monkeypatch.setattr(
-        lab.meeting, "_sees", lambda folder, token: original(folder if mine.index == 1 else tmp_path / "other", token)
+        meeting, "_sees", lambda folder, token: original(folder if mine.index == 1 else tmp_path / "other", token)
     )
 
     def life(index: int) -> None:
         mine.index = index
         try:
-            outcome[index] = lab.meeting.await_directory() if index else lab.meeting.publish_directory(tmp_path)
+            outcome[index] = meeting.await_directory() if index else meeting.publish_directory(tmp_path)
         except ConfigError as error:
             outcome[index] = error
 
@@ -208,19 +207,19 @@ def test_all_stop_where_one_does_not_see_the_directory(tmp_path: Path, monkeypat
 
 
 def test_a_follower_names_the_address_where_nobody_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    import lab.distributed
+    import engine.ranks.distributed
 
     nobody = Place("host", 1, 2, "127.0.0.1", free_port())
-    for module in (lab.meeting, lab.distributed):
+    for module in (meeting, engine.ranks.distributed):
         monkeypatch.setattr(module, "place", lambda: nobody)
-    monkeypatch.setattr(lab.distributed, "START_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(lab.distributed, "_stores", {})
+    monkeypatch.setattr(engine.ranks.distributed, "START_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(engine.ranks.distributed, "_stores", {})
     with pytest.raises(ConfigError, match=r"MASTER_ADDR=127\.0\.0\.1"):
-        lab.meeting.await_directory()
+        meeting.await_directory()
 
 
 def test_interface_towards(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lab.place import interface_towards
+    from engine.ranks.place import interface_towards
 
     assert interface_towards("127.0.0.1") is None, "the others cannot reach a loopback"
     assert interface_towards("no.such.name.invalid") is None

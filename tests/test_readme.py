@@ -116,8 +116,8 @@ def test_run_shows_its_commands_and_sets_nothing_up(tmp_path: Path, bare: Path, 
 @pytest.fixture
 def commands(tmp_path: Path) -> Path:
     """A folder with the commands, and with no environment."""
-    (tmp_path / "src/lab").mkdir(parents=True)
-    for name in (*THIN, "lab/__init__.py", "lab/interpreter.py"):
+    (tmp_path / "src/engine").mkdir(parents=True)
+    for name in (*THIN, "engine/__init__.py", "engine/interpreter.py"):
         shutil.copy2(ROOT / "src" / name, tmp_path / "src" / name)
     return tmp_path
 

@@ -13,10 +13,10 @@ from conftest import QUICK, ROOT, compose, last_checkpoint, metrics, result, sta
 from torch import nn
 from torch.nn import functional as F
 
+from engine.data.permutation import Permutation
+from engine.ranks.seed import seed_everything
 from lab.build import Config, make_model
-from lab.data.permutation import Permutation
 from lab.restore import score_checkpoint
-from lab.seed import seed_everything
 
 STEPS, BATCH, LOG, EVAL, WARMUP = 45, 33, 10, 15, 0.2  # 45 x 33 samples cross the end of an epoch of 1,297
 COMMON = (

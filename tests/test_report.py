@@ -20,17 +20,17 @@ import pytest
 import yaml
 from conftest import QUICK, ROOT, TRAIN, compose, limit, result
 
-from lab.compose import CONF
-from lab.directory import claimed, write_json
-from lab.errors import ConfigError
-from lab.report import Objective, best_group, groups, read, save_best, write, write_study
-from lab.report.analyse import axis_kind, names_fit, pareto
-from lab.report.best import override_list
-from lab.report.curves import band
-from lab.report.importance import epsilon_squared, importance, ranks
-from lab.report.page import data, page
-from lab.report.read import Job, Study
-from lab.report.text import markdown
+from engine.config.compose import CONF
+from engine.errors import ConfigError
+from engine.runs.directory import claimed, write_json
+from engine.sweeps.report import Objective, best_group, groups, read, save_best, write, write_study
+from engine.sweeps.report.analyse import axis_kind, names_fit, pareto
+from engine.sweeps.report.best import override_list
+from engine.sweeps.report.curves import band
+from engine.sweeps.report.importance import epsilon_squared, importance, ranks
+from engine.sweeps.report.page import data, page
+from engine.sweeps.report.read import Job, Study
+from engine.sweeps.report.text import markdown
 
 REPORT = [sys.executable, str(ROOT / "src" / "report.py")]
 LOSS = Objective("val/loss", "min")
@@ -149,7 +149,7 @@ def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path
     options = [
         *(o for o in QUICK if not o.startswith("model")), "experiment=digits", "model.width=4,8", "optim=sgd",
         "optim/schedule=step", "trainer.clip_norm=null", "trainer.max_steps=4", "trainer.max_epochs=null", "seed=1,2",
-        "+data.transforms.flip={_target_:lab.data.transforms.RandomFlip,field:x,dim:-1,seed:3}", "sweep=lr",
+        "+data.transforms.flip={_target_:lab.transforms.fields.RandomFlip,field:x,dim:-1,seed:3}", "sweep=lr",
     ]  # fmt: skip
     command = [*TRAIN, "-m", *options, f"hydra.sweep.dir={tmp_path}/lr"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit(100))

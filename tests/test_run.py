@@ -34,8 +34,8 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 import lab.loop
+from engine.errors import ConfigError, RunFailed
 from lab import load_run
-from lab.errors import ConfigError, RunFailed
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 SHORT = (*QUICK, "trainer.max_steps=4")
@@ -282,7 +282,7 @@ def test_load_run_and_evaluate_agree_with_the_run(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lab import checkpoint
+    from engine.runs import checkpoint
 
     original = torch.save
 
@@ -301,7 +301,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
 
 
 def test_two_processes_never_share_a_directory(tmp_path: Path) -> None:
-    from lab.directory import claimed
+    from engine.runs.directory import claimed
 
     with claimed(tmp_path / "run"), pytest.raises(ConfigError, match="another process is running there"):
         start_run(tmp_path / "run", *SHORT)
@@ -350,8 +350,8 @@ def test_the_average_keeps_no_graph_and_follows_the_weights(tmp_path: Path, monk
     start_run(tmp_path / "run", *QUICK, "trainer.max_steps=5", "trainer.ema_decay=0.5")
     ema = seen[-1][0]
     assert not any(p.requires_grad or p.grad_fn for p in ema.parameters())
+    from engine.ranks.seed import seed_everything
     from lab.build import Config, make_model  # the initial weights: drawn from the seed alone
-    from lab.seed import seed_everything
 
     seed_everything(0)
     expected = [p.detach().clone() for p in make_model(Config.of(compose(*QUICK, "trainer.max_steps=5"))).parameters()]

@@ -17,10 +17,10 @@ from conftest import QUICK, compose, last_checkpoint, metrics, result, slow, sta
 from omegaconf import OmegaConf
 
 import lab.loop
-from lab import directory, environment
-from lab.errors import ConfigError, RunFailed
-from lab.files import as_json
-from lab.resume import check_followers, choose
+from engine.config.resume import check_followers, choose
+from engine.errors import ConfigError, RunFailed
+from engine.files import as_json
+from engine.runs import directory, environment
 from lab.start import start
 
 SHORT = (*QUICK, "trainer.max_steps=6", "trainer.log_every=2", "trainer.eval_every=3", "trainer.save_every=3")
@@ -147,7 +147,7 @@ def test_bad_lines_of_the_metrics_are_left_out(run: Path) -> None:
     go_on(run, trainer__max_steps=8)
     assert metrics(run)[: len(before)] == before
     assert {line["step"] for line in metrics(run)[len(before) :]} == {5, 8}
-    from lab.report.read import read_job
+    from engine.sweeps.report.read import read_job
 
     assert read_job(run, 0, ()).status == "finished"
 
@@ -335,7 +335,7 @@ def test_new_files_are_in_the_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("epochs", [0.5, 1, 1.5, 2.5])
 def test_a_run_that_goes_on_has_as_many_steps_as_before(epochs: float) -> None:
     from lab.build import count_steps
-    from lab.config import TrainerConfig
+    from lab.groups import TrainerConfig
 
     for samples in (1280, 1297, 896, 100):
         trainer = TrainerConfig(max_epochs=epochs, global_batch_size=256)
@@ -347,7 +347,7 @@ def test_what_follows_from_a_changed_value_must_be_given_too(run: Path) -> None:
     """data.order.batch_size is trainer.global_batch_size in conf/data/sequences.yaml; in a run it is a number."""
     typed = ["data=sequences", f"data.path={run}/tokens.h5"]
     cfg: Any = OmegaConf.load(run / "config.yaml")
-    cfg.data.order = {"_target_": "lab.data.sampling.length_buckets", "_partial_": True, "batch_size": 64}
+    cfg.data.order = {"_target_": "engine.data.sampling.length_buckets", "_partial_": True, "batch_size": 64}
     cfg.trainer.global_batch_size = 128
     with pytest.raises(ConfigError, match=r"global_batch_size=128: data.order.batch_size follows .*batch_size=128$"):
         check_followers(cfg, typed, ["trainer.global_batch_size"])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab.seed import make_deterministic, rng_state, seed_everything, set_rng_state
+from engine.ranks.seed import make_deterministic, rng_state, seed_everything, set_rng_state
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from conftest import QUICK, needs, result, start_run
 
-from lab.data.tokens import NextToken, PaddedNextToken
-from lab.errors import ConfigError
+from engine.errors import ConfigError
+from lab.datasets.tokens import NextToken, PaddedNextToken
 from lab.losses.next_token import NextToken as Loss
 
 GPT = pytest.importorskip("lab.models.gpt").GPT

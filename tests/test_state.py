@@ -10,10 +10,10 @@ import pytest
 import torch
 from conftest import QUICK, assert_equal, compose
 
-from lab import hardware
+from engine.ranks import hardware
+from engine.ranks.distributed import World
+from engine.ranks.seed import rng_state, seed_everything
 from lab.build import Config, make_model, make_state
-from lab.distributed import World
-from lab.seed import rng_state, seed_everything
 from lab.state import TrainState, averaged
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import yaml
 from conftest import ROOT, TRAIN, limit, metrics, processes_with, slow, status
 from sweeps import SWEEP, book, call, call_faulty, ended_at, job_dirs, results, states
 
-from lab.sweep.identity import canonical, digest, directory_name, values_of
+from engine.sweeps.identity import canonical, digest, directory_name, values_of
 
 
 @pytest.mark.slow
@@ -230,7 +230,7 @@ def test_a_job_runs_from_its_directory_alone(tmp_path: Path) -> None:
     options = (*SWEEP, "seed=range(2)", f"hydra.sweep.dir={tmp_path}/s", "sweep.fail_fast=true")
     assert call_faulty("raise ZeroDivisionError", *options).returncode == 1
     failed = tmp_path / "s" / book(tmp_path / "s")["jobs"][1]["key"]
-    done = subprocess.run([TRAIN[0], "-m", "lab.sweep.job", str(failed)], cwd=ROOT / "src", timeout=limit(60))
+    done = subprocess.run([TRAIN[0], "-m", "engine.sweeps.job", str(failed)], cwd=ROOT / "src", timeout=limit(60))
     assert done.returncode == 0
     assert status(failed)["status"] == "finished"
     assert [m["step"] for m in metrics(failed) if "train/loss" in m] == [3, 6]
@@ -277,8 +277,8 @@ def test_jobs_are_composed_as_hydra_composes_them(tmp_path: Path) -> None:
     from hydra.types import RunMode
     from omegaconf import OmegaConf, open_dict
 
-    from lab.compose import CONF, register_resolvers
-    from lab.sweep.plan import Composer, expand, swept_keys
+    from engine.config.compose import CONF, register_resolvers
+    from engine.sweeps.plan import Composer, expand, swept_keys
 
     register_resolvers()
     arguments = [

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from conftest import QUICK, compose
 
-from lab import directory
-from lab.compose import CONF, register_resolvers
-from lab.report import best_group, groups, read
-from lab.report.best import override_list
-from lab.report.page import data
-from lab.report.text import groups_csv, jobs_csv, markdown
-from lab.sweep import drive
-from lab.sweep.alike import dependents, unswept
-from lab.sweep.identity import digest, values_of
-from lab.sweep.ledger import Ledger
+from engine.config.compose import CONF, register_resolvers
+from engine.runs import directory
+from engine.sweeps import drive
+from engine.sweeps.alike import dependents, unswept
+from engine.sweeps.identity import digest, values_of
+from engine.sweeps.ledger import Ledger
+from engine.sweeps.report import best_group, groups, read
+from engine.sweeps.report.best import override_list
+from engine.sweeps.report.page import data
+from engine.sweeps.report.text import groups_csv, jobs_csv, markdown
 
 Command = Callable[..., str]
 TINY = (*QUICK, "trainer.max_steps=6")
@@ -230,8 +230,8 @@ def test_a_job_keeps_the_threads_it_was_written_with(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is due with it, and whatever the machine says later; OMP_NUM_THREADS holds, the sweep's share too."""
-    from lab import cores
-    from lab.sweep import threads as of_sweep
+    from engine.ranks import cores
+    from engine.sweeps import threads as of_sweep
 
     def threads() -> list[int]:
         return [job.config["hardware.num_threads"] for job in read([tmp_path / "s"]).jobs]
@@ -256,7 +256,7 @@ def test_a_job_keeps_the_threads_it_was_written_with(
 
 
 def test_threads_are_measured_with_a_job_itself() -> None:
-    from lab.sweep.threads import _measured
+    from engine.sweeps.threads import _measured
 
     assert _measured(compose(*TINY, "hardware.num_threads=auto"), 2) in (1, 2)
     assert (

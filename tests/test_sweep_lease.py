@@ -8,10 +8,10 @@ import pytest
 from omegaconf import OmegaConf
 from sweeps import SWEEP, call_faulty, states
 
-from lab.cores import cores
-from lab.errors import ConfigError
-from lab.saved import GROUPS
-from lab.sweep.lease import Leases
+from engine.config.saved import GROUPS
+from engine.errors import ConfigError
+from engine.ranks.cores import cores
+from engine.sweeps.lease import Leases
 
 
 def job(folder: Path, name: str, strategy: str = "single", num_procs: int | str = "auto", device: str = "auto") -> Path:

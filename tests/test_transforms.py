@@ -11,9 +11,9 @@ import torch
 from conftest import limit
 from torch import Tensor
 
-from lab.data.counter import Draws
-from lab.data.mixup import Mixup
-from lab.data.transforms import (
+from engine.data.counter import Draws
+from engine.errors import ConfigError
+from lab.transforms.fields import (
     Cast,
     ChannelsFirst,
     Cutout,
@@ -24,7 +24,7 @@ from lab.data.transforms import (
     ToFloat,
     compose,
 )
-from lab.errors import ConfigError
+from lab.transforms.mixup import Mixup
 
 RANDOM: dict[str, Callable[[int], object]] = {
     "flip": lambda seed: RandomFlip("x", -1, seed),
@@ -192,7 +192,7 @@ def test_to_float_and_normalize() -> None:
         assert cast.dtype == torch.float32
         assert cast.tolist() == [3.0, -70_000.0]
     for dtype in (torch.int32, torch.int64):
-        with pytest.raises(ConfigError, match=r"ToFloat\.field='x' is int\d\d: .*lab\.data\.transforms\.Cast"):
+        with pytest.raises(ConfigError, match=r"ToFloat\.field='x' is int\d\d: .*lab\.transforms\.fields\.Cast"):
             ToFloat("x")({"x": torch.ones(2, dtype=dtype)}, numbers)
     for wrong in (
         lambda: Normalize("x", [0.0], [0.0]),

@@ -29,20 +29,21 @@ import yaml
 from conftest import QUICK, compose
 from omegaconf import OmegaConf
 
-from lab import load_run, shards
-from lab.compose import ROOT
-from lab.config import check
-from lab.directory import claimed
-from lab.errors import ConfigError
-from lab.report import escape
-from lab.report.read import read
-from lab.report.text import groups_csv, jobs_csv, markdown
-from lab.resume import choose
-from lab.saved import read_config, read_overrides
-from lab.search.methods import ALLOWED
-from lab.sweep.ledger import Ledger
-from lab.targets import TARGETS_ALLOWED, build, locate
-from lab.wandb_sync import own_checkpoint
+from engine.config.compose import ROOT
+from engine.config.resume import choose
+from engine.config.saved import read_config, read_overrides
+from engine.config.targets import TARGETS_ALLOWED, build, locate
+from engine.errors import ConfigError
+from engine.runs import shards
+from engine.runs.directory import claimed
+from engine.runs.wandb_sync import own_checkpoint
+from engine.sweeps.ledger import Ledger
+from engine.sweeps.report import escape
+from engine.sweeps.report.read import read
+from engine.sweeps.report.text import groups_csv, jobs_csv, markdown
+from engine.sweeps.search.methods import ALLOWED
+from lab import load_run
+from lab.groups import check
 
 MLP = {"_target_": "lab.models.mlp.MLP", "input_shape": [1, 8, 8], "num_outputs": 10, "hidden": [16], "dropout": 0.0}
 
@@ -89,7 +90,7 @@ def test_nothing_but_components_can_be_named(allowed: tuple[str, ...]) -> None:
             assert not any(part.startswith("_") for part in path.split(".")), path
             assert inspect.isclass(target) or inspect.isfunction(target), path
             assert f"{target.__module__}.".startswith(homes), path
-            assert not target.__module__.startswith(("lab.data.reading", "lab.data.delivery")), path
+            assert not target.__module__.startswith(("engine.data.reading", "engine.data.loading")), path
             if inspect.isfunction(target) and not path.startswith("lab.models."):
                 with pytest.raises(ConfigError, match="is a function"):
                     build({"_target_": path}, "x", allowed)
@@ -104,20 +105,20 @@ def test_nothing_but_components_can_be_named(allowed: tuple[str, ...]) -> None:
 
 def attacks(folder: Path) -> dict[str, dict[str, Any]]:
     """Nodes that would make the file `folder`/pwned, or remove `folder`/kept/stuck."""
-    pwned, path = str(folder / "pwned"), {"_target_": "lab.directory.Path", "_args_": [str(folder / "pwned")]}
+    pwned, path = str(folder / "pwned"), {"_target_": "engine.runs.directory.Path", "_args_": [str(folder / "pwned")]}
     system = {"_target_": "os.system", "_args_": [f"touch {pwned}"]}
     return {
         "hub": {"_target_": "torch.hub.load", "repo_or_dir": str(folder / "code"), "source": "local", "model": "x"},
-        "git alias": {"_target_": "lab.directory._git", "_args_": ["-c", f"alias.x=!touch {pwned}", "x"]},
-        "write": {"_target_": "lab.directory.replace_text", "path": path, "text": "x"},
-        "write json": {"_target_": "lab.directory.write_json", "path": path, "value": 1},
+        "git alias": {"_target_": "engine.runs.directory._git", "_args_": ["-c", f"alias.x=!touch {pwned}", "x"]},
+        "write": {"_target_": "engine.runs.directory.replace_text", "path": path, "text": "x"},
+        "write json": {"_target_": "engine.runs.directory.write_json", "path": path, "value": 1},
         "delete": {
-            "_target_": "lab.directory.forget_failure",
-            "directory": {"_target_": "lab.directory.Path", "_args_": [str(folder / "kept")]},
+            "_target_": "engine.runs.directory.forget_failure",
+            "directory": {"_target_": "engine.runs.directory.Path", "_args_": [str(folder / "kept")]},
         },
         "path": path,
-        "path of a component": {**path, "_target_": "lab.data.reading.opening.Path"},
-        "job": {"_target_": "lab.sweep.job.run_job", "directory": path},
+        "path of a component": {**path, "_target_": "engine.data.reading.opening.Path"},
+        "job": {"_target_": "engine.sweeps.job.run_job", "directory": path},
         "system": system,
         "partial": {**system, "_partial_": True},
         "exec": {"_target_": "builtins.exec", "_args_": [f"open({pwned!r}, 'w')"]},
@@ -128,11 +129,11 @@ def attacks(folder: Path) -> dict[str, dict[str, Any]]:
         "in _args_": {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.ReLU"}, system]},
         "in a dict": {**MLP, "hidden": {"a": {"b": system}}},
         "not recursive": {**MLP, "_recursive_": False, "hidden": system},
-        "through a module": {**system, "_target_": "lab.data.h5.h5py.os.system"},
+        "through a module": {**system, "_target_": "engine.data.h5.h5py.os.system"},
         "a method": {"_target_": "lab.models.mlp.MLP.load_state_dict", "_args_": [1, 2]},
         "a function of torch": {"_target_": "torch.nn.functional.relu", "_args_": [1]},
-        "machinery": {"_target_": "lab.data.loader.Loader"},
-        "a function of ours": {"_target_": "lab.data.sampling.column", "_args_": [MLP, "x"]},
+        "machinery": {"_target_": "engine.data.loader.Loader"},
+        "a function of ours": {"_target_": "engine.data.sampling.column", "_args_": [MLP, "x"]},
     }
 
 
@@ -210,7 +211,7 @@ def test_build_checks_whatever_it_is_given(tmp_path: Path) -> None:
 
 def test_a_fork_allows_its_own_library_in_one_place() -> None:
     node = {"_target_": "collections.Counter", "_args_": ["abb"]}
-    with pytest.raises(ConfigError, match=r"add its library to TARGETS_ALLOWED in lab/targets\.py"):
+    with pytest.raises(ConfigError, match=r"add its library to TARGETS_ALLOWED in engine/config/targets\.py"):
         build(node)
     assert build(node, "x", ("collections.*",)) == {"a": 1, "b": 2}
     method = {"_target_": "collections.OrderedDict.fromkeys", "_args_": [[1]]}
@@ -227,7 +228,7 @@ def test_resume_of_a_strangers_run_says_one_line(
     before = {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()}
     done = train_command(f"resume={run_dir}", "trainer.max_steps=3")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: model._target_: lab.directory._git is not allowed")
+    assert done.stderr.startswith("error: model._target_: engine.runs.directory._git is not allowed")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "pwned").exists()
     assert {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()} == before
@@ -326,9 +327,9 @@ def test_a_pipe_is_no_file_of_a_run(tmp_path: Path) -> None:
 
 def test_files_are_opened_without_following_links(tmp_path: Path) -> None:
     """Also where a link appears after the directory was claimed."""
-    from lab.checkpoint import save
-    from lab.directory import fill, replace_text
-    from lab.logger import log_to
+    from engine.runs.checkpoint import save
+    from engine.runs.directory import fill, replace_text
+    from engine.runs.logger import log_to
 
     target = foreign(tmp_path)
     run_dir = tmp_path / "run"
@@ -357,7 +358,7 @@ def test_a_sweeps_jobs_lie_in_its_folder(tmp_path: Path) -> None:
 def test_a_name_outside_outputs_leaves_no_folder(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from lab import compose as composing
+    from engine.config import compose as composing
 
     root = tmp_path / "a" / "project"
     root.mkdir(parents=True)

@@ -127,7 +127,7 @@ def refuse(listener: socket.socket, status: int) -> None:
 
 
 def test_a_key_is_found_where_wandb_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lab.wandb_log import _server, auto_mode
+    from engine.runs.wandb_log import _server, auto_mode
 
     for name in ("MODE", "API_KEY", "BASE_URL", "IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(f"WANDB_{name}", raising=False)

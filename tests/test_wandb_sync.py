@@ -17,9 +17,9 @@ from conftest import QUICK, ROOT, TRAIN, limit, metrics, result, status
 from test_wandb import inspect, inspect_file
 from wandb_server import KEY, Server, serving
 
-from lab.agent import from_agent
-from lab.directory import write_json
-from lab.wandb_log import run_name
+from engine.config.wandb_agent import from_agent
+from engine.runs.directory import write_json
+from engine.runs.wandb_log import run_name
 
 RUN = tuple(o for o in QUICK if not o.startswith("logger"))
 SYNC = [sys.executable, str(ROOT / "src" / "sync.py")]
@@ -282,7 +282,7 @@ def test_every_value_of_the_agent_arrives(
     from omegaconf import OmegaConf
     from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 
-    from lab.compose import composed
+    from engine.config.compose import composed
 
     made = create_sweep_command_args({"args": {k: {"value": v} for k, v in values.items()}})["args_no_hyphens"]
     assert from_agent(made) == made  # not an agent's run: nothing is touched

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.data import permutation
-from lab.data.order import TrainPlan
-from lab.data.permutation import Permutation, hashed
-from lab.data.windows import ChunkWindows
+from engine.data import permutation
+from engine.data.order import TrainPlan
+from engine.data.permutation import Permutation, hashed
+from engine.data.windows import ChunkWindows
 
 
 class OneByOne:

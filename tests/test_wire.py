@@ -12,9 +12,9 @@ import pytest
 import torch
 from conftest import ROOT, assert_equal
 
-from lab import wire
-from lab.place import Place, listener
-from lab.seed import rng_state
+from engine.ranks import wire
+from engine.ranks.place import Place, listener
+from engine.ranks.seed import rng_state
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_the_store_listens_at_the_address_that_was_asked_for() -> None:
 def test_rank_0_hands_its_socket_to_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch.distributed as dist
 
-    from lab import distributed
+    from engine.ranks import distributed
 
     port, made = free_port(), []
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():

@@ -18,12 +18,12 @@ import torch
 from conftest import QUICK, limit, slow, start_run, wait_for
 from torch import Tensor
 
+from engine.data.loader import Loader
+from engine.data.loading import open_workers
+from engine.data.loading.samples import seed_sample
+from engine.data.order import EvalPlan, TrainPlan, shuffled
+from engine.errors import ConfigError
 from lab.callbacks.base import Callback
-from lab.data.delivery import open_workers
-from lab.data.delivery.samples import seed_sample
-from lab.data.loader import Loader
-from lab.data.order import EvalPlan, TrainPlan, shuffled
-from lab.errors import ConfigError
 
 CPU = torch.device("cpu")
 
@@ -299,7 +299,7 @@ SCRIPT = """
 import multiprocessing, os, signal, sys, threading, time
 sys.path.insert(0, {tests!r})
 from test_workers import CPU, Hanging, Noisy, plan_of
-from lab.data.loader import Loader
+from engine.data.loader import Loader
 
 def begin(dataset, method=None):
     global loader, stream

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Break one line of the core at a time and see whether a test turns red (mutation testing).
 
-    ./run python tools/mutate.py src/lab/seed.py
+    ./run python tools/mutate.py src/engine/ranks/seed.py
     ./run python tools/mutate.py src/lab/loop.py --sample 40 --seed 1
     ./run python tools/mutate.py src/lab/optim.py --lines 90-120
 
@@ -39,14 +39,14 @@ TESTS = {
     "src/lab/loop.py": ["tests/test_loop.py", "tests/test_reference.py::test_a_run_is_what_a_plain_loop_computes"],
     "src/lab/state.py": ["tests/test_loop.py", "tests/test_state.py"],
     "src/lab/optim.py": ["tests/test_optim.py"],
-    "src/lab/seed.py": ["tests/test_seed.py"],
-    "src/lab/data/order.py": [
+    "src/engine/ranks/seed.py": ["tests/test_seed.py"],
+    "src/engine/data/order.py": [
         "tests/test_order.py", "-k=not class and not chunks and not windows and not independent and not length and not "
         "equally and not place and not cost and not experiment",
     ],
-    "src/lab/data/loader.py": ["tests/test_loader.py", "-k=not process_with_a_ring"],
-    "src/lab/checkpoint.py": ["tests/test_checkpoint.py", "tests/test_damage.py"],
-    "src/lab/sweep/ledger.py": ["tests/test_ledger.py", "tests/test_sweep_alike.py"],
+    "src/engine/data/loader.py": ["tests/test_loader.py", "-k=not process_with_a_ring"],
+    "src/engine/runs/checkpoint.py": ["tests/test_checkpoint.py", "tests/test_damage.py"],
+    "src/engine/sweeps/ledger.py": ["tests/test_ledger.py", "tests/test_sweep_alike.py"],
 }  # fmt: skip
 LIMIT_S = 240.0
 

@@ -11,10 +11,19 @@ from omegaconf import DictConfig
 from torch import nn
 from torch.optim import Optimizer
 
-from lab import blocks, hardware
+from engine.config.construct import construct, constructing, of_kind
+from engine.data.loader import Loader
+from engine.data.loading.samples import check_indexed
+from engine.data.order import EvalPlan, Plan, TrainPlan
+from engine.errors import RunFailed
+from engine.ranks import blocks, hardware
+from engine.ranks.cores import cores_each
+from engine.ranks.distributed import World, local_ranks
+from engine.ranks.fsdp import explained, is_sharded, shard
+from engine.ranks.hardware import Hardware
 from lab.callbacks.base import Callback
 from lab.checks import check_criterion
-from lab.config import (
+from lab.groups import (
     DataConfig,
     HardwareConfig,
     LoggerConfig,
@@ -24,18 +33,9 @@ from lab.config import (
     split_own,
     typed,
 )
-from lab.construct import construct, constructing, of_kind
-from lab.cores import cores_each
-from lab.data.delivery.samples import check_indexed
-from lab.data.loader import Loader
-from lab.data.order import EvalPlan, Plan, TrainPlan
-from lab.data.transforms import compose
-from lab.distributed import World, local_ranks
-from lab.errors import RunFailed
-from lab.fsdp import explained, is_sharded, shard
-from lab.hardware import Hardware
 from lab.optim import Schedule, build_optimizer, lean_step
 from lab.state import StepSettings, Task, TrainState, moving_average
+from lab.transforms.fields import compose
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.errors import ConfigError, RunFailed
-from lab.fsdp import is_sharded
+from engine.errors import ConfigError, RunFailed
+from engine.ranks.fsdp import is_sharded
 
-CAST = "'+data.transforms.cast={_target_: lab.data.transforms.Cast, field: %s}'"
+CAST = "'+data.transforms.cast={_target_: lab.transforms.fields.Cast, field: %s}'"
 
 
 TYPE_ERRORS = ("dtype", "datatype", "scalar type", "Input type", "the type torch.", "not implemented for")

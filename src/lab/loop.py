@@ -19,18 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.data.loader import Loader
+from engine.errors import RunFailed
+from engine.ranks.data_parallel import on_each_device
+from engine.ranks.ddp import name_unused
+from engine.ranks.distributed import World, all_sum, broadcast_buffers, gather, meet, to_host
+from engine.ranks.fsdp import whole
+from engine.ranks.seed import rng_state, set_rng_state
+from engine.ranks.stop import Stopped
+from engine.runs.clock import Clock
 from lab.callbacks.base import overriding
 from lab.checks import applied, check_losses, check_per_sample, explains_mistakes, first_samples
-from lab.clock import Clock
-from lab.data.loader import Loader
-from lab.data_parallel import on_each_device
-from lab.ddp import name_unused
-from lab.distributed import World, all_sum, broadcast_buffers, gather, meet, to_host
-from lab.errors import RunFailed
-from lab.fsdp import whole
-from lab.seed import rng_state, set_rng_state
 from lab.state import Batch, Run, StepSettings, Task, TrainState, averaged
-from lab.stop import Stopped
 
 SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536 and is halved by each step that is not finite
 

@@ -14,9 +14,9 @@ from torch.autograd import _profiler_enabled
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from lab.errors import ConfigError
-from lab.fsdp import is_sharded
-from lab.schema import Positive, Share
+from engine.config.schema import Positive, Share
+from engine.errors import ConfigError
+from engine.ranks.fsdp import is_sharded
 
 FUSED_ON_PARTS = (torch.optim.Adam, torch.optim.AdamW)  # whose fused kernels know DTensors
 

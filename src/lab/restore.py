@@ -9,16 +9,17 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from lab import checkpoint, directory, hardware
+from engine.config.resume import has_key
+from engine.config.saved import read_config
+from engine.config.schema import check_resolved, no_such_key
+from engine.errors import ConfigError
+from engine.ranks import hardware
+from engine.ranks.distributed import world
+from engine.ranks.threads import of_run
+from engine.runs import checkpoint, directory
 from lab.build import Config, make_dataset, make_eval_loader, make_model, make_task
-from lab.config import as_single, check
-from lab.distributed import world
-from lab.errors import ConfigError
+from lab.groups import as_single, check
 from lab.loop import evaluate
-from lab.resume import has_key
-from lab.saved import read_config
-from lab.schema import check_resolved, no_such_key
-from lab.threads import of_run
 
 
 def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module, DictConfig, Path]:

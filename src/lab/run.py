@@ -12,8 +12,25 @@ from typing import Any
 
 from torch import nn
 
-from lab import checkpoint, directory, distributed, fsdp, hardware, shards, spent, threads
-from lab.balance import Balance, RanksBalance
+from engine.config.saved import read_config
+from engine.config.schema import seconds
+from engine.data.loader import Loader
+from engine.errors import ConfigError
+from engine.ranks import distributed, fsdp, hardware, threads
+from engine.ranks.balance import Balance, RanksBalance
+from engine.ranks.ddp import with_sync_batchnorm, wrap
+from engine.ranks.distributed import World
+from engine.ranks.dynamo import compiled, skip_dynamo_import
+from engine.ranks.hardware import Hardware
+from engine.ranks.seed import seed_everything
+from engine.ranks.stop import Stopped, StopRequest, stop_on_signals
+from engine.ranks.watch import SLOW, USER, Watch
+from engine.runs import checkpoint, directory, shards, spent
+from engine.runs.directory import shown
+from engine.runs.intact import one_line
+from engine.runs.logger import Logger, RunLogger, log_to
+from engine.runs.recording import no_silent_exit, recording
+from engine.sweeps.search.pruning import Pruning
 from lab.build import (
     Config,
     count_steps,
@@ -27,26 +44,10 @@ from lab.build import (
 )
 from lab.callbacks import base as callbacks
 from lab.checks import BufferChecks
-from lab.config import parse_interval
-from lab.data.loader import Loader
-from lab.ddp import with_sync_batchnorm, wrap
-from lab.directory import shown
-from lab.distributed import World
-from lab.dynamo import compiled, skip_dynamo_import
-from lab.errors import ConfigError
-from lab.hardware import Hardware
-from lab.intact import one_line
-from lab.logger import Logger, RunLogger, log_to
+from lab.groups import parse_interval
 from lab.loop import evaluate, fit, forward_loss
 from lab.optim import check_optimizer
-from lab.recording import no_silent_exit, recording
-from lab.saved import read_config
-from lab.schema import seconds
-from lab.search.pruning import Pruning
-from lab.seed import seed_everything
 from lab.state import Run, Task, TrainState, averaged
-from lab.stop import Stopped, StopRequest, stop_on_signals
-from lab.watch import SLOW, USER, Watch
 
 
 def run(run_dir: Path, began: float | None = None) -> None:

@@ -12,14 +12,16 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from lab import directory, distributed, early, meeting
-from lab.config import HardwareConfig, TrainerConfig, typed
-from lab.construct import TRACEBACK
-from lab.errors import PREEMPTED, ConfigError, RunFailed
-from lab.hardware import count_processes
-from lab.launch import Ranks
-from lab.place import place
-from lab.recording import recording
+from engine import early
+from engine.config.construct import TRACEBACK
+from engine.errors import PREEMPTED, ConfigError, RunFailed
+from engine.ranks import distributed, meeting
+from engine.ranks.hardware import count_processes
+from engine.ranks.launch import Ranks
+from engine.ranks.place import place
+from engine.runs import directory
+from engine.runs.recording import recording
+from lab.groups import HardwareConfig, TrainerConfig, typed
 from lab.run import run
 
 

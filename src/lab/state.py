@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.balance import Balance
+from engine.data.loader import Loader
+from engine.ranks.balance import Balance
+from engine.ranks.distributed import World
+from engine.ranks.seed import rng_state, set_rng_state
+from engine.ranks.stop import Stopped, StopRequest
+from engine.ranks.watch import Watch
+from engine.runs.checkpoint import Checkpoints
+from engine.runs.logger import Logger
+from engine.sweeps.search.pruning import Pruning
 from lab.callbacks.base import Callback
-from lab.checkpoint import Checkpoints
 from lab.checks import BufferChecks
-from lab.data.loader import Loader
-from lab.distributed import World
-from lab.logger import Logger
-from lab.search.pruning import Pruning
-from lab.seed import rng_state, set_rng_state
-from lab.stop import Stopped, StopRequest
-from lab.watch import Watch
 
 Batch = dict[str, Tensor]
 Loss = Callable[[Any, Batch], Tensor]  # (output, batch) -> (B,) losses, one for each sample

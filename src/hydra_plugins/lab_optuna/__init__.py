@@ -1,4 +1,4 @@
-"""The sweeper that searches. Imports neither torch nor Optuna; the work is in lab.search."""
+"""The sweeper that searches. Imports neither torch nor Optuna; the work is in engine.sweeps.search."""
 
 from typing import Any
 
@@ -25,8 +25,8 @@ class OptunaSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        from lab.compose import as_started
-        from lab.search.drive import search
+        from engine.config.compose import as_started
+        from engine.sweeps.search.drive import search
 
         with as_started():
             search(self.master, self.loader, self.chosen, arguments, self.options)

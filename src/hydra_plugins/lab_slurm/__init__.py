@@ -1,4 +1,4 @@
-"""The launcher of SLURM jobs that Hydra finds here. The work is in lab.sweep.slurm."""
+"""The launcher of SLURM jobs that Hydra finds here. The work is in engine.sweeps.slurm."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,8 +19,8 @@ class SlurmLauncher(Launcher):
         from importlib.util import find_spec
         from shutil import which
 
-        from lab.config import SlurmConfig, typed
-        from lab.errors import ConfigError
+        from engine.errors import ConfigError
+        from lab.groups import SlurmConfig, typed
 
         self.config = typed(SlurmConfig, self.options, "hydra.launcher")
         if find_spec("submitit") is None:
@@ -29,11 +29,11 @@ class SlurmLauncher(Launcher):
             raise ConfigError("hydra/launcher=slurm: there is no sbatch here - start it where SLURM is")
 
     def run_jobs(self, work: Any) -> Any:
-        from lab.sweep.slurm import run_jobs
+        from engine.sweeps.slurm import run_jobs
 
         return run_jobs(work, self.config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from lab.errors import ConfigError
+        from engine.errors import ConfigError
 
         raise ConfigError("hydra/launcher=slurm: runs the jobs of hydra/sweeper=ledger or optuna - choose one")

@@ -1,4 +1,4 @@
-"""The sweeper and the launcher that Hydra finds here. Imports no torch; the work is in lab.sweep."""
+"""The sweeper and the launcher that Hydra finds here. Imports no torch; the work is in engine.sweeps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ class LedgerSweeper(Sweeper):
     """conf/hydra/sweeper/ledger.yaml"""
 
     def __init__(self, params: dict[str, Any] | None, **others: Any) -> None:
-        from lab.errors import ConfigError
+        from engine.errors import ConfigError
 
         if others:  # of an experiment that is written for another sweeper
             key = next(iter(others))
@@ -33,8 +33,8 @@ class LedgerSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        from lab.compose import as_started
-        from lab.sweep.drive import sweep
+        from engine.config.compose import as_started
+        from engine.sweeps.drive import sweep
 
         given = [f"{key}={value}" for key, value in self.params.items()]
         with as_started():
@@ -48,22 +48,22 @@ class PoolLauncher(Launcher):
         self.options = options
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from lab.config import PoolConfig, typed
+        from lab.groups import PoolConfig, typed
 
         self.config = typed(PoolConfig, self.options, "hydra.launcher")
 
     def at_once(self, num_jobs: int) -> int:
-        from lab.sweep.lease import Leases
+        from engine.sweeps.lease import Leases
 
         return Leases(self.config.jobs_at_once, self.config.gpus_per_job, num_jobs).at_once
 
     def run_jobs(self, work: Any) -> Any:
-        from lab.sweep.pool import run_jobs
+        from engine.sweeps.pool import run_jobs
 
         return run_jobs(work, self.config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from lab.errors import ConfigError
+        from engine.errors import ConfigError
 
         raise ConfigError(
             "hydra/launcher: this one runs the jobs of hydra/sweeper=ledger or optuna - choose one of these"

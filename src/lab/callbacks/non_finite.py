@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.errors import RunFailed
 from lab.callbacks.base import Callback
-from lab.errors import RunFailed
 
 
 class NonFiniteWatch(Callback):

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn import functional as F
 
-from lab.errors import ConfigError
-from lab.schema import Share
+from engine.config.schema import Share
+from engine.errors import ConfigError
 
 
 class CrossEntropy:
@@ -40,7 +40,7 @@ class CrossEntropy:
             output = output.float()
         try:
             return F.cross_entropy(output, target, reduction="none", label_smoothing=self.label_smoothing)
-        except IndexError as error:  # a CPU's; CUDA ends in an assertion, so lab.data.probe checks labels before
+        except IndexError as error:  # a CPU's; CUDA ends in an assertion, so engine.data.probe checks labels before
             raise ConfigError(
                 f"batch['y'] has the label {int(target.max() if target.min() >= 0 else target.min())}, but the model "
                 f"puts out {output.shape[1]} classes, 0 to {output.shape[1] - 1}: correct the labels, or set "

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn import functional as F
 
-from lab.errors import ConfigError
+from engine.errors import ConfigError
 
 
 class NextToken:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from lab.errors import ConfigError
+from engine.errors import ConfigError
 
 
 class AbsoluteError:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lab.errors import ConfigError
-from lab.schema import Count, Share
+from engine.config.schema import Count, Share
+from engine.errors import ConfigError
 
 
 class Block(nn.Module):

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from lab.errors import ConfigError
-from lab.schema import Count, Share
+from engine.config.schema import Count, Share
+from engine.errors import ConfigError
 
 
 class MLP(nn.Sequential):
@@ -42,6 +42,6 @@ class MLP(nn.Sequential):
             )
         if not x.is_floating_point():
             raise ConfigError(
-                f"MLP got {x.dtype}: add a transform such as lab.data.transforms.ToFloat to data.transforms"
+                f"MLP got {x.dtype}: add a transform such as lab.transforms.fields.ToFloat to data.transforms"
             )
         return super().forward(x if x.dim() == 2 else x.reshape(-1, self.num_inputs))

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lab.errors import ConfigError
-from lab.schema import Count, Share
+from engine.config.schema import Count, Share
+from engine.errors import ConfigError
 
 LARGEST_FIRST_STAGE = 64  # pixels of the shorter side
 
@@ -72,7 +72,7 @@ class ResNet(nn.Module):
             height, width, channels = input_shape
             raise ConfigError(
                 f"model.input_shape={list(input_shape)} looks like (H, W, C), and ResNet takes (C, H, W): add "
-                "'+data.transforms.channels_first={_target_: lab.data.transforms.ChannelsFirst, field: x}' "
+                "'+data.transforms.channels_first={_target_: lab.transforms.fields.ChannelsFirst, field: x}' "
                 f"data.input_shape=[{channels},{height},{width}] (in a yaml, before the other transforms); if the "
                 f"first number is channels, model.input_shape=[{height},{width},{width}] says so, since only it matters"
             )
@@ -114,7 +114,7 @@ class ResNet(nn.Module):
             )
         if not x.is_floating_point():
             raise ConfigError(
-                f"ResNet got {x.dtype}: add a transform such as lab.data.transforms.ToFloat to data.transforms"
+                f"ResNet got {x.dtype}: add a transform such as lab.transforms.fields.ToFloat to data.transforms"
             )
         # the mean, not AdaptiveAvgPool2d: that one has no deterministic gradient on CUDA
         return self.head(self.dropout(self.stages(self.stem(x)).mean((2, 3))))

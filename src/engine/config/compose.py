@@ -1,0 +1,222 @@
+"""From the command line to a plain, resolved config, through Hydra 1.3 or 1.4. Imports neither torch nor h5py.
+
+argv -> Hydra composes -> job(cfg) -> resolved(cfg): no interpolation left, paths absolute
+  \\-> any mistake on the way: a ConfigError of one line
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import inspect
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from engine.config import yamls
+from engine.config.explain import check_arguments, explain
+from engine.config.schema import MISSING, below_outputs, join
+from engine.config.targets import TARGETS_ALLOWED
+from engine.config.wandb_agent import from_agent
+from engine.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[3]
+CONF = ROOT / "conf"
+_FULL_ERROR = "HYDRA_FULL_ERROR"  # without it Hydra prints an error and exits by itself
+_PARSER = ("parse_args", "parse_intermixed_args", "error")
+_typed: list[str | None] = []  # the values of _FULL_ERROR that blocks have replaced, the user's first
+_HYDRA_14 = "execution_whitelist" in inspect.signature(hydra.main).parameters
+
+
+def register_resolvers() -> None:
+    """${root:} the project; ${suffix:} six random hex digits, the same ones all over a config; ${sweep_name:name} the
+    name, where there is none the time; ${below_outputs:name} the name, checked; ${h5_shape:field} and
+    ${h5_outputs:field} what the data's file says about a field of the batch."""
+
+    def h5_shape(field: str, _parent_: Any) -> Any:
+        from engine.data import probe
+
+        return list(probe.sample_shape(_parent_, field))
+
+    def h5_outputs(field: str, _parent_: Any) -> Any:
+        from engine.data import probe
+
+        return int(probe.num_outputs(_parent_, field))
+
+    def sweep_name(name: str | None) -> str:
+        return name or f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
+
+    # OmegaConf 2.4 gives the name of an old function to the successor of 2.3's
+    new = "use_cache" in inspect.signature(OmegaConf.register_resolver).parameters
+    register: Callable[..., None] = OmegaConf.register_resolver if new else OmegaConf.register_new_resolver
+    register("root", lambda: str(ROOT), replace=True)
+    register("suffix", lambda: secrets.token_hex(3), use_cache=True, replace=True)
+    register("sweep_name", sweep_name, use_cache=True, replace=True)
+    register("below_outputs", below_outputs, replace=True)  # before Hydra makes the run's folder
+    register("h5_shape", h5_shape, replace=True)
+    register("h5_outputs", h5_outputs, replace=True)
+
+
+def run_hydra(job: Callable[[DictConfig], Any]) -> None:
+    """Compose as sys.argv says and call `job` for each config; raises ConfigError, and what `job` raises.
+
+    What is changed for Hydra's sake ends before any job: sys.argv and argparse when the command line is read, the
+    environment within `as_started`, which encloses jobs and sweeps.
+    """
+    check_arguments(sys.argv[1:])
+    yamls.check_primary(sys.argv[1:], CONF)
+    yamls.check_rerun(sys.argv[1:])
+    register_resolvers()
+    shown = os.environ.get(_FULL_ERROR)
+    # 1.4 wants an allowlist, and warns of the version_base that 1.3 wants
+    options: dict[str, Any] = {"execution_whitelist": TARGETS_ALLOWED} if _HYDRA_14 else {"version_base": None}
+    decorate = hydra.main(config_path=str(CONF), config_name="train", **options)
+    try:
+        with _full_error("1"), _command_line(quoted(from_agent(sys.argv[1:]))):
+            decorate(job)()
+    except Exception as error:
+        if shown == "1" or (line := explain(error, sys.argv[1:], CONF, composed)) is None:
+            raise
+        raise ConfigError(line) from error
+
+
+@contextlib.contextmanager
+def _full_error(value: str | None) -> Iterator[None]:
+    before = os.environ.get(_FULL_ERROR)
+    _set(_FULL_ERROR, value)
+    _typed.append(before)
+    try:
+        yield
+    finally:
+        _typed.pop()
+        _set(_FULL_ERROR, before)
+
+
+def as_started() -> contextlib.AbstractContextManager[None]:
+    """Within run_hydra: a block in which the environment is the command's own. Processes started in it inherit that."""
+    return _full_error(_typed[0]) if _typed else contextlib.nullcontext()
+
+
+def quoted(arguments: Sequence[str]) -> list[str]:
+    """debug=nan -> debug='nan': Hydra takes a bare nan for a number, and refuses it as the name of an option.
+    sweep=lr -> sweep.name=lr, the short way to name a sweep."""
+
+    def one(argument: str) -> str:
+        if argument.startswith("sweep=") and not argument.startswith("sweep={"):
+            return f"sweep.name='{argument.removeprefix('sweep=')}'"
+        group, _, name = argument.partition("=")
+        reads_as_value = name.lower() in ("nan", "inf", "null", "true", "false") or name.isdecimal()
+        return f"{group}='{name}'" if reads_as_value and (CONF / group / f"{name}.yaml").is_file() else argument
+
+    return [one(argument) for argument in arguments]
+
+
+@contextlib.contextmanager
+def _command_line(arguments: list[str]) -> Iterator[None]:
+    """Hydra reads these arguments, the way 1.4 does (overrides may stand on both sides of -m), and a mistake in them
+    (`--lr=3`) is raised instead of a page of usage. All is as before when they have been read: a job may parse too."""
+
+    def error(self: argparse.ArgumentParser, message: str) -> NoReturn:
+        raise ConfigError(f"{message} - values are given as key=value, without dashes; see --help")
+
+    def parse(self: argparse.ArgumentParser, *rest: Any, **more: Any) -> Any:
+        argparse.ArgumentParser.parse_args, argparse.ArgumentParser.parse_intermixed_args = methods[:2]  # type: ignore
+        try:
+            return self.parse_intermixed_args(*rest, **more)
+        finally:
+            undo()
+
+    def undo() -> None:
+        for name, method in zip(_PARSER, methods):
+            setattr(argparse.ArgumentParser, name, method)
+        sys.argv = argv
+
+    methods = [getattr(argparse.ArgumentParser, name) for name in _PARSER]
+    argv, sys.argv = sys.argv, [sys.argv[0], *arguments]
+    for name, method in zip(_PARSER, (parse, parse, error)):
+        setattr(argparse.ArgumentParser, name, method)
+    try:
+        yield
+    finally:
+        undo()
+
+
+def composed(overrides: Sequence[str]) -> dict[str, Any]:
+    """The whole config, `hydra` included, as these overrides make it; interpolations stay."""
+    register_resolvers()
+    options: dict[str, Any] = {} if _HYDRA_14 else {"version_base": None}
+    at_work = GlobalHydra.instance()
+    outer, at_work.hydra = at_work.hydra, None  # of a sweep, whose job has a mistake
+    try:
+        with hydra.initialize_config_dir(str(CONF), **options):
+            cfg = hydra.compose("train", quoted(overrides), return_hydra_config=True)
+    finally:
+        at_work.hydra = outer
+    return OmegaConf.to_container(cfg, resolve=False)  # type: ignore[return-value]
+
+
+def resolved(cfg: DictConfig, cwd: Path) -> DictConfig:
+    """A copy without interpolations; `data.path` and `resume`, where they are relative, made absolute against `cwd`."""
+    for key in missing_keys(OmegaConf.to_container(cfg, resolve=False)):
+        raise ConfigError(f"{key}: a value is missing here (???) - give one, {key}=...")
+    copy = cfg.copy()
+    OmegaConf.set_struct(copy, False)
+    OmegaConf.set_readonly(copy, False)
+    try:
+        for key in ("data.path", "resume"):
+            if (value := OmegaConf.select(copy, key)) is not None:
+                OmegaConf.update(
+                    copy, key, absolute(OmegaConf.to_container(value) if OmegaConf.is_config(value) else value, cwd)
+                )
+        # through plain values: a node that an interpolation pointed to becomes a copy of its own
+        return DictConfig(OmegaConf.to_container(copy, resolve=True))
+    except Exception as error:
+        if (line := explain(error, [], CONF, composed)) is None:
+            raise
+        raise ConfigError(line) from error
+
+
+def missing_keys(node: Any, key: str = "") -> Iterator[str]:
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from missing_keys(value, join(key, str(name)))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from missing_keys(value, join(key, str(index)))
+    elif node == MISSING:
+        yield key
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Hydra makes a run's folder before any check: remove it and those above it, below outputs/, that are empty."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+        outputs = ROOT / "outputs"
+        for parent in folder.parents:
+            if outputs not in parent.parents:
+                break
+            parent.rmdir()
+
+
+def absolute(value: Any, cwd: Path) -> Any:
+    """A path, or a list of them, against `cwd`."""
+    if isinstance(value, list):
+        return [absolute(item, cwd) for item in value]
+    if not isinstance(value, str) or value == "auto" or "://" in value:
+        return value
+    return os.path.normpath(cwd / Path(value).expanduser())
+
+
+def _set(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

@@ -1,0 +1,100 @@
+"""Build what a node names; what its class raises meanwhile becomes one line that names key, values and place."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.config.schema import join, show
+from engine.config.targets import build
+from engine.errors import ConfigError, RunFailed
+
+ROOT = Path(__file__).resolve().parents[3]
+TRACEBACK = "LAB_TRACEBACK"  # with this variable the command shows the traceback too
+LONGEST = 300  # characters of a message, or of the values, that are shown
+
+
+def construct(key: str, node: Mapping[str, Any], kind: type | None = None, **arguments: Any) -> Any:
+    """What `node`, which stands at `key` in the config, names, built of its keywords and `arguments`.
+
+    kind: the class that it must be an instance of; None: anything that can be called.
+    """
+    with constructing(key, node):
+        built = build(node, key, **arguments)
+    return of_kind(key, node, built, kind)
+
+
+def of_kind(key: str, node: Mapping[str, Any], built: Any, kind: type | None) -> Any:
+    """`built`, which must be of this kind."""
+    if not (callable(built) if kind is None else isinstance(built, kind)):
+        wanted = "something to be called" if kind is None else f"a {kind.__module__}.{kind.__qualname__}"
+        raise ConfigError(
+            f"{join(key, '_target_')}: expected {wanted}, and {node['_target_']} gives {article(type(built).__name__)}"
+        )
+    return built
+
+
+@contextlib.contextmanager
+def constructing(key: str, node: Mapping[str, Any]) -> Iterator[None]:
+    """A ConfigError for whatever the node's target raises in this block, but for what only the machine is to blame."""
+    try:
+        yield
+    except (ConfigError, RunFailed):
+        raise
+    except Exception as error:
+        if _of_the_machine(error):
+            raise
+        raise ConfigError(refusal(key, node, error)) from error
+
+
+def refusal(key: str, node: Mapping[str, Any], error: Exception) -> str:
+    """model.dropout=1.5: lab.models.mlp.MLP cannot be built: <its message> (ValueError, file, line)"""
+    said = _short(" ".join(str(error).split()))
+    values = {name: value for name, value in node.items() if not name.startswith("_")}
+    named = [name for name in values if re.search(rf"\b{re.escape(name)}\b", said)]
+    if len(named) == 1:  # it says itself which one is wrong
+        head, given = f"{join(key, named[0])}={show(values[named[0]])}", ""
+    else:
+        head = key
+        given = _short(", ".join(f"{name}={show(value)}" for name, value in values.items()))
+        given = f" with {given}" if given else ""
+    target = str(node.get("_target_"))
+    place = ", ".join([type(error).__name__, *_place(target, error)])
+    return f"{head}: {target} cannot be built{given}: {said or 'no message'} ({place}; {TRACEBACK}=1 has more)"
+
+
+def article(name: str) -> str:
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _of_the_machine(error: Exception) -> bool:
+    """No memory, a network or a disk that fails: the same values may do another time."""
+    mistakes = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, FileExistsError)
+    memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
+    return memory or (isinstance(error, OSError) and not isinstance(error, mistakes))
+
+
+def _place(target: str, error: Exception) -> list[str]:
+    """File and line: of the last frame that is no library's, else of the last; nothing where the call itself failed."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    begin = max((i + 1 for i, frame in enumerate(frames) if "hydra" in Path(frame.filename).parts), default=len(frames))
+    with contextlib.suppress(Exception):  # a target without a file, or one that this block calls, but did not build
+        own = inspect.getsourcefile(getattr(sys.modules[target.rpartition(".")[0]], target.rpartition(".")[2]))
+        begin = next(i for i, frame in enumerate(frames) if frame.filename == own)
+    libraries = ("site-packages", "dist-packages", str(Path(traceback.__file__).parent))
+    inner = frames[begin:]
+    users = [frame for frame in inner if not any(part in frame.filename for part in libraries)]
+    for last in (users or inner)[-1:]:
+        path = Path(last.filename)
+        return [str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path), f"line {last.lineno}"]
+    return []
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -1,0 +1,51 @@
+"""Checks of what may be built, but does not fit where it stands; before torch is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from engine.config.schema import NotNegative, Rule, check_limits
+from engine.errors import ConfigError
+
+# arguments that torch's optimizers share
+OPTIMIZER_LIMITS = {
+    "lr": NotNegative,
+    "weight_decay": NotNegative,
+    "momentum": NotNegative,
+    "eps": NotNegative,
+    "betas": list[Annotated[float, Rule(at_least=0, below=1)]],
+}
+CALLED_WITH_A_BATCH = (
+    "is called with (output, target); here it would be called with (output, batch), and must return one value a "
+    "sample, (B,) - write a class as in"
+)
+# key: (beginning of a _target_, what is wrong with it there)
+MISFITS = {
+    "optim.schedule": (
+        ("torch.optim.lr_scheduler.",),
+        "moves an optimizer itself; a schedule here is a class called with (step, total_steps), which returns the "
+        "share of the peak learning rate - see Cosine in src/lab/optim.py",
+    ),
+    "task.criterion": (("torch.nn.", "torchmetrics."), f"{CALLED_WITH_A_BATCH} src/lab/losses/squared_error.py"),
+    "task.metrics": (("torch.nn.", "torchmetrics."), f"{CALLED_WITH_A_BATCH} src/lab/metrics/absolute_error.py"),
+}
+
+
+def check_fit(values: Mapping[str, Any], partial: Mapping[str, Sequence[str]]) -> None:
+    """values: the whole config. partial: keys of what the run builds with arguments that it knows later."""
+    optim, task = values["optim"], values["task"]
+    for name, limits in OPTIMIZER_LIMITS.items():
+        check_limits(optim.get(name), limits, f"optim.{name}")
+    nodes = {"data.order": values["data"]["order"], "optim": optim, "optim.schedule": optim["schedule"]}
+    nodes |= {"task.criterion": task["criterion"]}
+    nodes |= {f"task.metrics.{name}": node for name, node in task["metrics"].items()}
+    for key, node in nodes.items():
+        target = node.get("_target_") if isinstance(node, Mapping) else None
+        if not isinstance(target, str):
+            continue  # which is said elsewhere
+        beginnings, why = MISFITS.get(".".join(key.split(".")[:2]), ((), ""))
+        if target.startswith(beginnings):
+            raise ConfigError(f"{key}._target_: {target} {why}")
+        if key in partial and node.get("_partial_") is not True:
+            raise ConfigError(f"{key}._partial_: must be true - the run adds {' and '.join(partial[key])} itself")

@@ -1,0 +1,96 @@
+"""Whether a command begins a run or goes on with one. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from engine.config.compose import CONF, absolute, composed, resolved
+from engine.config.saved import read_config, read_overrides
+from engine.config.schema import plain, show
+from engine.errors import ConfigError
+from engine.runs.directory import BEFORE, CONFIG, check_free, claimed, holds_run, undo
+from engine.sweeps.alike import flat
+
+SURROUNDINGS = ("hardware", "logger", "callback")  # groups that do not say what is computed
+
+
+def choose(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) -> tuple[DictConfig, Path]:
+    """(resolved config, directory) of the run that a command means. cfg: as composed; run_dir: of a new run.
+
+    A run that goes on keeps its own config, whatever conf/ says by now; values that the command gives are changed in
+    it, with resume=auto those that it did not give before.
+    """
+    resume = cfg.resume
+    directory = run_dir if resume in (None, "auto") else Path(absolute(resume, cwd))
+    if resume is None and holds_run(directory):
+        raise ConfigError(
+            f"hydra.run.dir={directory}: it holds a run; add resume=auto to go on with it, or choose another"
+        )
+    if resume not in (None, "auto") and not holds_run(directory):
+        raise ConfigError(
+            f"resume={directory}: no run directory (it has no {CONFIG}); give the one that a run has printed"
+        )
+    if (directory / BEFORE).exists():
+        with claimed(directory):  # a process that was killed before its first step
+            undo(directory)
+    if not holds_run(directory):
+        check_free(directory)
+        new = resolved(cfg, cwd)
+        new.resume = None
+        return new, directory
+    saved = read_config(directory)
+    typed = read_overrides(directory)
+    given, changed = set(typed), []
+    for override in overrides:
+        key = override.partition("=")[0]
+        # a command with resume=auto is given again and again: what it said before is no change
+        repeated = override in given and (resume in (None, "auto") or (CONF / key).is_dir())
+        if not repeated and key != "resume" and not key.startswith("hydra."):
+            change(saved, cfg, key, override, directory)
+            changed.append(key)
+    check_followers(saved, typed, changed)
+    if "path" in saved.data:
+        saved.data.path = absolute(plain(saved.data.path), cwd)
+    return saved, directory
+
+
+def change(saved: DictConfig, cfg: DictConfig, key: str, override: str, directory: Path) -> None:
+    """Take the value that `override` has given `cfg` over into the saved config of a run."""
+    if key in SURROUNDINGS:
+        OmegaConf.update(saved, key, OmegaConf.to_container(cfg[key], resolve=True), merge=False)
+    elif has_key(saved, key) and not (CONF / key).is_dir():
+        OmegaConf.update(saved, key, OmegaConf.select(cfg, key))
+    else:
+        raise ConfigError(
+            f"{override}: the run in {directory} keeps its groups; what can be changed when it goes on are values "
+            f"(trainer.max_epochs=40) and the groups {', '.join(SURROUNDINGS)} - for another run leave out resume"
+        )
+
+
+def check_followers(saved: DictConfig, typed: list[str], changed: list[str]) -> None:
+    """A run's values are resolved: what followed from one that is changed now (data.order.batch_size from
+    trainer.global_batch_size) keeps its old value, and must be given too. typed: the run's overrides, by which conf/
+    says what follows from what; where they no longer compose, nothing can be said."""
+    if all(key.split(".")[0] in SURROUNDINGS for key in changed):
+        return
+    try:
+        raw = flat({name: node for name, node in composed(typed).items() if name not in (*SURROUNDINGS, "hydra")})
+    except (ConfigError, HydraException, OmegaConfBaseException):
+        return
+    for key in changed:
+        new = plain(OmegaConf.select(saved, key))
+        for at, text in raw.items():
+            follows = text == f"${{{key}}}" and at not in changed and has_key(saved, at)
+            if follows and plain(OmegaConf.select(saved, at)) != new:
+                raise ConfigError(f"{key}={show(new)}: {at} follows from it; give it too: {at}={show(new)}")
+
+
+def has_key(cfg: DictConfig, key: str) -> bool:
+    """Whether there is this key, null or not; or may be: an argument of a class, which may be younger than the run."""
+    parent, _, name = key.rpartition(".")
+    node = OmegaConf.select(cfg, parent) if parent else cfg
+    return isinstance(node, DictConfig) and (name in node or "_target_" in node)

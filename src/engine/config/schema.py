@@ -1,0 +1,323 @@
+"""Dataclasses as schemas of plain config nodes: unknown, missing and mistyped keys become one readable line.
+
+A schema is a frozen dataclass. What the type of a field cannot say stands in a `Rule` beside it:
+`Annotated[int, Rule(at_least=1)]`. Its default is for runs older than the field (`completed`): `typed` wants every key.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING as MISSING_DEFAULT
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from omegaconf import OmegaConf
+
+from engine.errors import ConfigError
+
+T = TypeVar("T")
+MISSING = "???"
+DURATION = "seconds (90) or a time with its unit (90s, 30m, 12h, 1.5d) or null"
+INTERVAL = "steps (50) or epochs (1ep, 0.5ep) or null"
+_WORDS = {
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    type(None): "null",
+    dict: "a mapping",
+    Mapping: "a mapping",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the type of a field leaves open: words that its text may be, limits of its numbers, a text such as 1ep or
+    30m."""
+
+    words: tuple[str, ...] = ()
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    interval: bool = False
+    duration: bool = False
+
+    def limits(self) -> list[tuple[str, float, Callable[[float, float], bool]]]:
+        rows = [
+            (">=", self.at_least, operator.ge),
+            (">", self.above, operator.gt),
+            ("<=", self.at_most, operator.le),
+            ("<", self.below, operator.lt),
+        ]
+        return [(sign, limit, holds) for sign, limit, holds in rows if limit is not None]
+
+
+# for the arguments of what a config builds: `def __init__(self, width: Count, dropout: Share)`
+Count = Annotated[int, Rule(at_least=1)]
+Share = Annotated[float, Rule(at_least=0, at_most=1)]
+Positive = Annotated[float, Rule(above=0)]
+NotNegative = Annotated[float, Rule(at_least=0)]
+NotNegativeInt = Annotated[int, Rule(at_least=0)]
+
+
+def option(*words: str) -> Rule:
+    return Rule(words=words)
+
+
+def typed(cls: type[T], node: Any, key: str = "") -> T:
+    """`node`, a mapping of plain values at `key` (empty: the root), as an instance of `cls`; else a ConfigError."""
+    values = plain(node)
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{key}: expected a mapping, got {show(values)}")
+    schema = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    for name in values:
+        if name not in schema:
+            raise ConfigError(no_such_key(join(key, str(name)), schema, () if key else leaves(values)))
+    for name in schema:
+        if name not in values:
+            raise ConfigError(f"{join(key, name)}: this key is missing - give it a value, {join(key, name)}=...")
+    hints = get_type_hints(cls, include_extras=True)
+    return cls(**{name: _value(values[name], hints[name], join(key, name)) for name in schema})
+
+
+def completed(cls: type[Any], values: Mapping[str, Any], key: str = "") -> tuple[dict[str, Any], list[str], list[str]]:
+    """A mapping that an older version wrote -> (with the defaults of missing keys and without those that are gone,
+    "key=value" of what was missing, keys that are gone). What has no default is left to `typed`."""
+    known = {f.name: f for f in fields(cls)}
+    whole, filled = dict(values), []
+    gone = [join(key, str(name)) for name in values if name not in known]
+    for name, hint in get_type_hints(cls).items():
+        at, own = join(key, name), known[name]
+        if name not in values:
+            make: Any = own.default_factory
+            value = make() if callable(make) else own.default
+            if value is MISSING_DEFAULT:
+                continue
+            whole[name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+            filled.append(at if isinstance(whole[name], dict) else f"{at}={show(whole[name])}")
+            continue
+        inner = next((member for member in (hint, *get_args(hint)) if is_dataclass(member)), None)
+        if inner is not None and isinstance(values[name], Mapping):
+            whole[name], more, lost = completed(inner, values[name], at)  # type: ignore[arg-type]
+            filled, gone = filled + more, gone + lost
+    return {name: value for name, value in whole.items() if name in known}, filled, gone
+
+
+def split_own(node: Any, cls: type[T], key: str) -> tuple[T, dict[str, Any]]:
+    """The run's own keys of a node that also holds a `_target_` with its arguments -> (own part, remaining node)."""
+    values = plain(node)
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{key}: expected a mapping, got {show(values)}")
+    own = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    rest = {name: value for name, value in values.items() if name not in own}
+    return typed(cls, {name: value for name, value in values.items() if name in own}, key), rest
+
+
+def plain(node: Any, resolve: bool = True) -> Any:
+    """Dicts, lists and scalars; resolve: without interpolations."""
+    return OmegaConf.to_container(node, resolve=resolve) if OmegaConf.is_config(node) else node
+
+
+def check_resolved(node: Any, key: str = "") -> None:
+    """Raise a ConfigError on the first text or key of a plain node in which an interpolation stands."""
+    if isinstance(node, str) and "${" in node:
+        raise ConfigError(
+            f"{key}: {show(node)} is an interpolation, and values are resolved here - write the value itself"
+        )
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            check_resolved(name, join(key, str(name)))
+            check_resolved(value, join(key, str(name)))
+    elif isinstance(node, (list, tuple)):
+        for index, value in enumerate(node):
+            check_resolved(value, join(key, str(index)))
+
+
+def below_outputs(name: Any) -> str:
+    """The `name` of a run, which is a folder below outputs/; else a ConfigError."""
+    if not isinstance(name, str) or not name.strip() or ".." in name.split("/") or name.startswith(("/", "~")):
+        raise ConfigError(f"name: must be a folder below outputs/, got {show(name)}")
+    return name
+
+
+def leaves(node: Any, key: str = "") -> list[str]:
+    """Dotted keys of all values that stand below a group."""
+    if not isinstance(node, Mapping):
+        return [key] if "." in key else []
+    return [leaf for name, value in node.items() for leaf in leaves(value, join(key, str(name)))]
+
+
+def join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def show(value: Any) -> str:
+    """A value as it is written in yaml, with quotes around text."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return "a mapping" if isinstance(value, Mapping) else repr(value)
+
+
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The valid name that `name` most likely means, if any comes close."""
+    matches = get_close_matches(name, [str(n) for n in names], n=1, cutoff=cutoff)
+    return matches[0] if matches else None
+
+
+def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
+    match = nearest(name, names)
+    return f" - did you mean {join(prefix, match)}?" if match else ""
+
+
+def no_such_key(key: str, siblings: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
+    """`elsewhere`: dotted keys of the whole config, where a key of exactly this name may stand."""
+    prefix, _, name = key.rpartition(".")
+    siblings = [str(s) for s in siblings if not str(s).startswith("_")]  # no _target_
+    elsewhere = [k for k in elsewhere if not k.rpartition(".")[2].startswith("_")]
+    same = [k for k in elsewhere if k.rpartition(".")[2] == name]
+    if len(same) == 1:
+        hint = f" - did you mean {same[0]}?"
+    elif not (hint := did_you_mean(name, siblings, prefix)) and elsewhere:
+        # batch_size: trainer.global_batch_size, ...; a letter or two are in too many
+        alike = [k for k in elsewhere if len(name) > 2 and name in k.rpartition(".")[2]]
+        if not alike and (match := nearest(name, [k.rpartition(".")[2] for k in elsewhere], cutoff=0.75)):
+            alike = [k for k in elsewhere if k.rpartition(".")[2] == match]
+        hint = f" - did you mean {' or '.join(alike[:3])}?" if alike else ""
+    return f"{key}: no such key{hint} ({prefix or 'the config'} has: {', '.join(siblings)})"
+
+
+def fits(value: Any, hint: Any, exact: bool = False) -> tuple[bool, Any]:
+    """Whether a plain value is of the type `hint` -> (yes or no, the value as that type).
+
+    Not exact: 1e5 is good for an integer and 7 for a text, since yaml reads them as a number of another kind.
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return next((found for m in args if (found := fits(value, m, exact))[0]), (False, None))
+    if origin is Literal:
+        return any(value == word and type(value) is type(word) for word in args), value
+    if is_dataclass(hint) or (origin or hint) in (dict, Mapping):
+        return isinstance(value, Mapping), value
+    if (origin or hint) in (list, tuple, Sequence):
+        return _fits_items(value, origin or hint, args, exact)
+    if isinstance(value, bool) or hint is bool:
+        return isinstance(value, bool) and hint is bool, value
+    if hint is int:
+        whole = isinstance(value, int) or (not exact and isinstance(value, float) and value.is_integer())
+        return whole, int(value) if whole else None
+    if hint is float:
+        number = isinstance(value, (int, float)) and (exact or math.isfinite(value))
+        return number, float(value) if number else None
+    if hint is str:
+        return isinstance(value, str) or (not exact and isinstance(value, int)), str(value)
+    return hint is Any or isinstance(value, hint), value
+
+
+def _fits_items(value: Any, kind: Any, args: tuple[Any, ...], exact: bool) -> tuple[bool, Any]:
+    if not isinstance(value, (list, tuple)):
+        return False, None
+    fixed = kind is tuple and args and args[-1] is not Ellipsis
+    hints = args if fixed else (args[0] if args else Any,) * len(value)
+    if len(hints) != len(value):
+        return False, None
+    items = [fits(item, hint, exact) for item, hint in zip(value, hints, strict=True)]
+    return all(good for good, _ in items), [out for _, out in items]
+
+
+def describe(hint: Any, words: Sequence[str] = ()) -> str:
+    """A type in words; `words`: what its text may be."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(member, words) for member in args)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, args))}"
+    if is_dataclass(hint):
+        return "a mapping"
+    if (origin or hint) in (list, tuple, Sequence):
+        if kind := [a for a in args if a is not Ellipsis]:
+            size = f" of {len(kind)}" if origin is tuple and len(kind) == len(args) else ""
+            return f"a list{size}, each item {describe(kind[0])}"
+        return "a list"
+    if hint is str and words:
+        return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
+    return _WORDS.get(origin or hint, getattr(hint, "__name__", str(hint)))
+
+
+def _value(value: Any, hint: Any, key: str) -> Any:
+    rule = Rule()
+    if get_origin(hint) is Annotated:
+        hint, rule = get_args(hint)
+    if value == MISSING:
+        raise ConfigError(f"{key}: a value is missing here (???) - give one, {key}=...")
+    good, out = fits(value, hint)
+    closed = rule.words and (not good or isinstance(out, str)) and out not in rule.words
+    if closed and (len(rule.words) > 1 and isinstance(value, str)):
+        hint = did_you_mean(str(value), rule.words)
+        raise ConfigError(f"{key}: no option {show(value)}{hint} (options: {', '.join(rule.words)})")
+    if closed or not good:
+        wanted = INTERVAL if rule.interval else DURATION if rule.duration else describe(hint, rule.words)
+        raise ConfigError(f"{key}: expected {wanted}, got {show(value)}")
+    for member in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
+        if is_dataclass(member) and out is not None:
+            return typed(member, value, key)  # type: ignore[arg-type]
+    if isinstance(out, str) and rule.interval:
+        check_interval(out, key)
+    if isinstance(out, str) and rule.duration:
+        seconds(out, key)
+    check_limits(out, Annotated[hint, rule], key)
+    return out
+
+
+def check_limits(value: Any, hint: Any, key: str) -> None:
+    """Numbers, also those in lists, against the Rule of the annotation `hint`, wherever it has one."""
+    if get_origin(hint) is Annotated:
+        hint, *marks = get_args(hint)
+        for rule in (mark for mark in marks if isinstance(mark, Rule)):
+            _check_number(value, rule, key)
+    if get_origin(hint) in (Union, types.UnionType):
+        for member in get_args(hint):
+            check_limits(value, member, key)
+    elif get_args(hint) and isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            members = [arg for arg in get_args(hint) if arg is not Ellipsis]
+            check_limits(item, members[min(index, len(members) - 1)], f"{key}[{index}]")
+
+
+def _check_number(value: Any, rule: Rule, key: str) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return
+    for sign, limit, holds in rule.limits():
+        if not holds(value, limit):
+            shown = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
+            raise ConfigError(f"{key}: must be {sign} {shown}, got {show(value)}")
+    if rule.limits() and not math.isfinite(value):
+        raise ConfigError(f"{key}: must be finite, got {show(value)}")
+
+
+def check_interval(text: str, key: str) -> float:
+    """'0.5ep' -> 0.5"""
+    try:
+        epochs = float(text[:-2]) if text.endswith("ep") else math.nan
+    except ValueError:
+        epochs = math.nan
+    if not (math.isfinite(epochs) and epochs > 0):
+        raise ConfigError(f"{key}: expected {INTERVAL}, got {show(text)}")
+    return epochs
+
+
+def seconds(value: float | str | None, key: str = "duration") -> float | None:
+    """90 -> 90.0, '1.5h' -> 5400.0, null, which is for ever, -> None"""
+    if not isinstance(value, str):
+        return value
+    try:
+        found = float(value[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[value[-1:]]
+    except (KeyError, ValueError):
+        found = math.nan
+    if not (math.isfinite(found) and found > 0):
+        raise ConfigError(f"{key}: expected {DURATION}, got {show(value)}")
+    return found

@@ -1,0 +1,267 @@
+"""Checks of what has a `_target_`: may it be built, does it import, and does it take these keywords."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import traceback
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from engine.config.schema import check_limits, check_resolved, describe, did_you_mean, fits, join, nearest, plain, show
+from engine.errors import ConfigError
+
+# What a yaml may name as _target_, so that a config from elsewhere cannot run any function of the machine
+# (torch.hub.load, os.system, engine.files.replace_text). Using another library? Add its prefix here ("timm.*": the
+# public classes and functions that it defines), or one full name ("transformers.AutoModel.from_pretrained").
+TARGETS_ALLOWED = (
+    "lab.models.*",
+    "lab.datasets.*",
+    "lab.transforms.*",
+    "engine.data.h5.*",
+    "engine.data.order.*",
+    "engine.data.sampling.*",
+    "engine.data.windows.*",
+    "lab.losses.*",
+    "lab.metrics.*",
+    "lab.callbacks.*",
+    "lab.optim.*",
+    "torch.nn.*",
+    "torch.optim.*",
+    "torchmetrics.*",
+)
+_CLASSES_ONLY = ("torch.*", "torchmetrics.*", "optuna.*")
+# Functions that are called while the config is built; those of other folders of lab are handed over (_partial_: true)
+# and called by the run with its own objects, so that none can be called with a config's values alone.
+_FACTORIES = ("lab.models.*",)
+_SPECIAL = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")
+
+
+def check_targets(
+    cfg: Mapping[str, Any],
+    single: Sequence[str],
+    collections: Sequence[str],
+    own: Mapping[str, Sequence[str]],
+    given: Mapping[str, Sequence[str]],
+    allowed: Sequence[str] = TARGETS_ALLOWED,
+) -> None:
+    """Raise a ConfigError on the first node that could not be built.
+
+    single, collections: dotted keys of nodes that must have a `_target_`, and of those whose every entry must.
+    own: key -> entries of that node that are no arguments. given: key -> arguments that the caller adds.
+    """
+    wanted = {key: _at(cfg, key) for key in single}
+    wanted |= {join(key, str(name)): node for key in collections for name, node in _at(cfg, key).items()}
+    for key, node in wanted.items():
+        if not isinstance(node, Mapping) or "_target_" not in node:
+            raise ConfigError(f"{key}: needs a _target_, the import path of what to build, got {show(node)}")
+    for key, node in _walk(cfg, ""):
+        target = _check_node(node, key, allowed)
+        keywords = {n: v for n, v in node.items() if n not in _SPECIAL and n not in own.get(key, ())}
+        _check_keywords(target, node, keywords, key, own.get(key, ()), given.get(key, ()))
+
+
+def build(node: Any, key: str = "", allowed: Sequence[str] = TARGETS_ALLOWED, /, **arguments: Any) -> Any:
+    """What `node` names, built of its keywords and `arguments`; a plain list or dict where the yaml has one.
+
+    Nothing is called before all targets of the node, nested ones too, are known to be allowed: a ConfigError otherwise,
+    with any version of Hydra. key: where the node stands, for the message.
+    """
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    tree = plain(node)  # resolved once: what is checked is what is built
+    check_resolved(tree, key)
+    for path, inner in _walk(tree, key):
+        _check_node(inner, path, allowed)
+    # Hydra 1.4 warns without its own allowlist; 1.3 does not know it
+    if "_execution_whitelist_" in inspect.signature(instantiate).parameters:
+        arguments["_execution_whitelist_"] = tuple(allowed)
+    try:
+        return instantiate(tree, _convert_="all", **arguments)
+    except InstantiationException as error:  # it hides what the target itself says
+        raise (error.__cause__ or error) from None
+
+
+def _check_node(node: Mapping[str, Any], key: str, allowed: Sequence[str]) -> Any:
+    """The class or function that this node, which has a `_target_`, builds or calls."""
+    path, where = node["_target_"], join(key, "_target_")
+    for name, kind in (("_partial_", bool), ("_recursive_", bool), ("_convert_", str), ("_args_", list)):
+        if not isinstance(node.get(name, kind()), kind):
+            raise ConfigError(f"{join(key, name)}: expected {describe(kind)}, got {show(node[name])}")
+    target = locate(path, key, allowed)
+    if inspect.isclass(target) or path in allowed:
+        return target
+    if _below(path, _CLASSES_ONLY):
+        raise ConfigError(f"{where}: {path} is a function; of this library only classes are allowed")
+    if path.startswith("lab.") and not _below(path, _FACTORIES) and node.get("_partial_") is not True:
+        raise ConfigError(
+            f"{where}: {path} is a function, which the run calls itself - add _partial_: true, or name a class"
+        )
+    return target
+
+
+def locate(path: Any, key: str, allowed: Sequence[str] = TARGETS_ALLOWED) -> Any:
+    """The public class or function that `path` names and that an allowed module defines; `key`: the node whose
+    `_target_` it is."""
+    where = join(key, "_target_")
+    if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
+        raise ConfigError(f"{where}: expected an import path such as lab.models.mlp.MLP, got {show(path)}")
+    own = " - add its library to TARGETS_ALLOWED in engine/config/targets.py" if allowed is TARGETS_ALLOWED else ""
+    refused = f"{where}: {path} is not allowed ({', '.join(allowed)}){own}"
+    if not _below(path, allowed):
+        raise ConfigError(refused)
+    if path not in allowed and any(part.startswith("_") for part in path.split(".")):
+        raise ConfigError(f"{where}: {path} is private: a name with a leading underscore cannot be built")
+    parts = path.split(".")
+    found: Any = _import(parts[0], path, where)
+    for count, part in enumerate(parts[1:], start=2):
+        here = ".".join(parts[:count])
+        if path not in allowed and not isinstance(found, ModuleType):
+            raise ConfigError(
+                f"{where}: {path} is part of {'.'.join(parts[: count - 1])}; name a class or function itself"
+            )
+        inner = getattr(found, part, None)
+        if isinstance(found, ModuleType) and (inner is None or isinstance(inner, ModuleType)):
+            # a module that `found` merely imported (lab.x.os.system) is not part of it
+            inner = _import(here, path, where) if hasattr(found, "__path__") else None
+        if inner is None:
+            hint = did_you_mean(part, _names(found))
+            raise ConfigError(f"{where}: {'.'.join(parts[: count - 1])} has no {part!r}{hint}")
+        found = inner
+    if path in allowed and callable(found):
+        return found
+    if not (inspect.isclass(found) or inspect.isfunction(found)):
+        raise ConfigError(f"{where}: {path} is no class or function")
+    # a name that the module merely imported (lab.x.Path) is not its own
+    home = f"{found.__module__}.{found.__qualname__}"
+    if not _below(home, allowed):
+        raise ConfigError(f"{refused}: it is {home}")
+    return found
+
+
+def _below(path: str, prefixes: Sequence[str]) -> bool:
+    """Whether one of the prefixes (lab.models.*) or full names covers `path`."""
+    return any(path == p or (p.endswith("*") and f"{path}.".startswith(p[:-1])) for p in prefixes)
+
+
+def _import(name: str, path: str, where: str) -> ModuleType | None:
+    """The module; None: there is none of this name."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise ConfigError(_import_message(error, name, where)) from error
+        if "." in name:
+            return None
+        raise ConfigError(f"{where}: no module {name!r} for {path} - is it installed?") from error
+    except Exception as error:  # whatever the module does while it is imported
+        raise ConfigError(_import_message(error, name, where)) from error
+
+
+def _import_message(error: Exception, name: str, where: str) -> str:
+    """The error as Python shows it, and the line of the file that raised it."""
+    text = " ".join("".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1].split())
+    if isinstance(error, SyntaxError):
+        file, line = error.filename, error.lineno
+        text = f"{type(error).__name__}: {error.msg}"
+    else:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+        file, line = frames[-1].filename, frames[-1].lineno
+    return f"{where}: {name} does not import: {text} ({_short(file)}, line {line})"
+
+
+def _short(file: str | None) -> str:
+    root = Path(__file__).resolve().parents[3]
+    path = Path(file or "?")
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+def _names(found: Any) -> list[str]:
+    """What a target path may go on with: public classes and functions, and the modules of a package."""
+    names = [n for n, v in vars(found).items() if callable(v) and not n.startswith("_")]
+    return names + [m.name for m in pkgutil.iter_modules(getattr(found, "__path__", []))]
+
+
+def _check_keywords(
+    target: Any, node: Mapping[str, Any], keywords: dict[str, Any], key: str, own: Sequence[str], given: Sequence[str]
+) -> None:
+    try:
+        parameters = dict(inspect.signature(target).parameters)
+    except (TypeError, ValueError):  # written in C, without a signature
+        return
+    path = node["_target_"]
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    for name in keywords:
+        if name in given and (name in named or open_ended):
+            raise ConfigError(f"{join(key, name)}: the run gives this argument itself - remove it here")
+        if name not in named and not open_ended:
+            accepts = [n for n in (*named, *own) if n not in given]
+            hint = f" - did you mean {match!r}?" if (match := nearest(name, accepts)) else ""
+            raise ConfigError(
+                f"{join(key, name)}: {path} takes no {name!r}{hint} (accepts: {', '.join(accepts) or 'nothing'})"
+            )
+    for name in given:
+        if name not in named and not open_ended and not node.get("_partial_"):
+            raise ConfigError(f"{join(key, '_target_')}: {path} takes no {name!r}, which the run gives")
+    if not node.get("_partial_"):
+        positional = list(named)[: len(node.get("_args_", ()))]
+        for name, p in named.items():
+            if p.default is p.empty and name not in keywords and name not in given and name not in positional:
+                raise ConfigError(
+                    f"{join(key, name)}: {path} needs a value for {name!r} - give one, {join(key, name)}=..."
+                )
+    _check_types(target, keywords, key)
+
+
+def _check_types(target: Any, keywords: dict[str, Any], key: str) -> None:
+    """Plain values against the annotations of the target, where it has any that say something about plain values."""
+    try:
+        function = target.__init__ if inspect.isclass(target) else target
+        hints, ruled = get_type_hints(function), get_type_hints(function, include_extras=True)
+    except Exception:  # annotations that cannot be evaluated are no mistake of the config
+        return
+    for name, value in keywords.items():
+        hint = _plain_part(hints.get(name, Any))
+        if hint is not None and not isinstance(value, Mapping) and not fits(value, hint, exact=True)[0]:
+            raise ConfigError(f"{join(key, name)}: expected {describe(hint)}, got {show(value)}")
+        check_limits(value, ruled.get(name, Any), join(key, name))
+
+
+def _plain_part(hint: Any) -> Any:
+    """What the annotation says about yaml's values (float | Tensor -> float); None: nothing that can be checked."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint in (int, float, str, bool, type(None), list, tuple, dict) or origin is Literal:
+        return hint
+    if origin in (Union, types.UnionType):
+        # a yaml holds no tensors, so such a member cannot be what was meant
+        members = [_plain_part(m) for m in args if not getattr(m, "__module__", "").startswith("torch")]
+        return None if None in members or not members else Union[tuple(members)]  # noqa: UP007 - built at run time
+    if origin in (list, tuple, Sequence):
+        items = [a if a is Ellipsis else _plain_part(a) for a in args]
+        return None if None in items else origin[tuple(items)]
+    return dict if origin in (dict, Mapping) else None
+
+
+def _at(cfg: Mapping[str, Any], key: str) -> Any:
+    node: Any = cfg
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
+
+
+def _walk(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """All nodes with a `_target_`, outer ones first."""
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            yield key, node
+        for name, value in node.items():
+            yield from _walk(value, join(key, str(name)))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _walk(value, join(key, str(index)))

@@ -1,0 +1,131 @@
+"""What the yaml files of the config say by themselves, read without Hydra: to explain why it cannot compose them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from engine.errors import ConfigError
+
+DIRECTORY_OPTIONS, NAME_OPTIONS = ("--config-dir", "-cd"), ("--config-name", "-cn")
+
+
+def option_value(argv: Sequence[str], names: Sequence[str]) -> str | None:
+    """What follows `-cn` or `--config-name=`."""
+    for index, argument in enumerate(argv):
+        name, equals, value = argument.partition("=")
+        if name in names:
+            return value if equals else next(iter(argv[index + 1 :]), None)
+    return None
+
+
+def folders(argv: Sequence[str], conf: Path) -> list[Path]:
+    more = option_value(argv, DIRECTORY_OPTIONS)
+    return [conf, *([Path(more)] if more else [])]
+
+
+def read(name: str, argv: Sequence[str], conf: Path) -> tuple[Path, Any] | None:
+    """(file, what it holds) of group/option; None: there is no such file, or it is no yaml."""
+    for folder in folders(argv, conf):
+        file = folder / f"{name}.yaml"
+        try:
+            return file, yaml.safe_load(file.read_text())
+        except (OSError, UnicodeDecodeError, yaml.YAMLError):
+            continue
+    return None
+
+
+def chosen(argv: Sequence[str]) -> list[str]:
+    """model=mlp -> model/mlp"""
+    pairs = (argument.lstrip("+").partition("=") for argument in argv if not argument.startswith(("-", "~")))
+    return [f"{group.partition('@')[0]}/{option}" for group, equals, option in pairs if equals and option]
+
+
+def options(group: str, argv: Sequence[str], conf: Path) -> list[str]:
+    return sorted({path.stem for folder in folders(argv, conf) for path in (folder / group).glob("*.yaml")})
+
+
+def not_a_mapping(argv: Sequence[str], conf: Path) -> str | None:
+    """The first chosen file that holds no keys."""
+    for name in chosen(argv):
+        found = read(name, argv, conf)
+        if found is not None and found[1] is not None and not isinstance(found[1], Mapping):
+            kind = "a list" if isinstance(found[1], list) else f"the single value {found[1]!r}"
+            return f"{found[0]}: holds {kind}; a config holds keys and values, trainer: {{max_steps: 3}}"
+    return None
+
+
+def ring(argv: Sequence[str], conf: Path) -> str | None:
+    """Files whose defaults lists come back to where they began."""
+
+    def follow(name: str, path: tuple[str, ...]) -> tuple[str, ...] | None:
+        if name in path:
+            return (*path[path.index(name) :], name)
+        found = read(name, argv, conf)
+        for inner in included(name, found[1]) if found is not None else ():
+            if (whole := follow(inner, (*path, name))) is not None:
+                return whole
+        return None
+
+    for name in ("train", *chosen(argv)):
+        if (names := follow(name, ())) is not None:
+            return f"{names[0]}.yaml: its defaults come back to itself, {' -> '.join(names)} - take one of them out"
+    return None
+
+
+def included(name: str, content: Any) -> Iterator[str]:
+    """The files that a defaults list brings in, as group/option; `override` brings none."""
+    entries = content.get("defaults") if isinstance(content, Mapping) else None
+    group = name.rpartition("/")[0]
+    for entry in entries if isinstance(entries, list) else ():
+        pairs = entry.items() if isinstance(entry, Mapping) else [("", entry)]
+        for key, option in pairs:
+            key = str(key).removeprefix("optional ").partition("@")[0]
+            if key.startswith("override ") or not isinstance(option, str) or option == "_self_":
+                continue
+            path = f"{key}/{option.partition('@')[0]}" if key else option.partition("@")[0]
+            yield path.lstrip("/") if path.startswith("/") or not group else f"{group}/{path}"
+
+
+def option_with(key: str, argv: Sequence[str], conf: Path) -> str | None:
+    """trainer.fsdp -> trainer=fsdp: the option of the group whose file has a mapping there."""
+    group, *inner = key.split(".")
+    for option in options(group, argv, conf):
+        found = read(f"{group}/{option}", argv, conf)
+        node: Any = found[1] if found else None
+        for part in inner:
+            node = node.get(part) if isinstance(node, Mapping) else None
+        if isinstance(node, Mapping):
+            return f"{group}={option}"
+    return None
+
+
+def check_primary(argv: Sequence[str], conf: Path) -> None:
+    """--config-name may name any yaml of conf/; one without defaults would be a run without anything."""
+    name = option_value(argv, NAME_OPTIONS)
+    found = read(name.removesuffix(".yaml"), argv, conf) if name else None
+    if found is None or (isinstance(found[1], Mapping) and ("defaults" in found[1] or "trainer" in found[1])):
+        return
+    sweep = isinstance(found[1], Mapping) and "program" in found[1]
+    remedy = f"wandb sweep {found[0]} reads it" if sweep else "begin it with `defaults: [train, _self_]`"
+    raise ConfigError(f"--config-name {name}: {found[0]} is no config of a run - {remedy}")
+
+
+def check_rerun(argv: Sequence[str]) -> None:
+    """--experimental-rerun unpickles its file."""
+    name = option_value(argv, ("--experimental-rerun",))
+    if name is None:
+        return
+    try:
+        with open(name, "rb") as file:
+            pickled = file.read(1) == b"\x80"
+    except OSError as error:
+        raise ConfigError(f"--experimental-rerun {name}: {error.strerror}") from None
+    if not pickled:
+        raise ConfigError(
+            f"--experimental-rerun {name}: holds no pickled config - give the config.pickle that Hydra's callback "
+            "PickleJobInfoCallback wrote; a run directory goes on with resume=..."
+        )

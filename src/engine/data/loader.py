@@ -1,0 +1,183 @@
+"""Deliver micro-batches to the loop.
+
+A dataset is one of two kinds:
+
+- `BatchDataset`: `spec` (shape and dtype of one sample, by field) and `gather(rows, out)`, which fills buffers that the
+  loader owns and reuses. No per-sample Python; read from threads.
+- any map-style dataset whose `__getitem__(i)` returns a dict of tensors, arrays or numbers. It may have
+  `collate(samples) -> dict of tensors`, needed where the shapes of samples vary.
+
+    threads    delivery.ring         threads gather into reused (pinned) buffers, copied to the GPU beside the step
+    device     delivery.resident     the whole set lies on the device
+    workers    delivery.workers      processes run __getitem__ and write into shared slots;
+               delivery.torch_loader PyTorch's DataLoader, where the dataset has its own `collate`
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.data.loading import choose
+from engine.data.loading.open_workers import open_workers
+from engine.data.loading.resident import Resident
+from engine.data.loading.ring import Ring
+from engine.data.loading.slots import CAN_REUSE, Batch
+from engine.data.order import Plan
+from engine.errors import ConfigError
+from engine.ranks.cores import cores_each
+from engine.ranks.distributed import local_ranks
+
+# transform(batch, numbers): whole batches on the device; numbers (B,) are global sample numbers, which seed randomness
+Transform = Callable[[Batch, Tensor], Batch]
+
+_STARVED_SHARE = 0.03
+
+
+class BatchDataset(Protocol):
+    """May also have: `advise(rows)`: these rows are gathered soon, ask the kernel for those not in memory;
+    `cached_share() -> float`: the share of probed rows that are in memory; `column(field) -> array`: all values of a
+    field, for orders that look at labels or lengths (of a field of variable length: the lengths); `chunk_rows`: samples
+    in a chunk. Its `gather` returns the batch, which may hold more than `spec`, and lists (of strings)."""
+
+    spec: dict[str, tuple[tuple[int, ...], torch.dtype]]  # field -> (shape of one sample, dtype); -1: varies
+
+    def __len__(self) -> int: ...
+
+    def gather(self, rows: np.ndarray, out: Batch | None) -> Batch:
+        """Write sample rows[i] into out[field][i] for every field; rows: (B,) int64. Safe from several threads, and
+        without the GIL in its long parts. out None (where a shape varies): return a batch of fresh memory."""
+        ...
+
+
+class Loader:
+    """Micro-batches of this rank, on `device`, transformed; each iteration begins at the plan's begin.
+
+    seed: of the random numbers that a map-style dataset draws, which depend on (seed, sample number) only.
+    lengths: of an evaluation's plan, see EvalPlan.lengths.
+    cores: that reading may keep busy; None: this rank's share of the machine.
+    like: of an evaluation, the training's loader: its worker processes start at the first batch, as many as that has.
+    wait_s: seconds the consumer has waited for data. why: how batches are delivered and why so.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        plan: Plan,
+        device: torch.device,
+        transform: Transform | None = None,
+        kind: str = "auto",
+        num_workers: int | str = "auto",
+        *,
+        seed: int,
+        start_method: str | None = None,
+        cores: int | None = None,
+        like: Loader | None = None,
+    ) -> None:
+        if num_workers != "auto" and not (isinstance(num_workers, int) and num_workers >= 0):
+            raise ConfigError(f"data.num_workers={num_workers!r} must be auto or a number of at least 0")
+        self.plan, self.device, self.transform = plan, device, transform
+        cores = cores_each(local_ranks()) if cores is None else cores
+        self._begun: tuple[list[Batch], Generator[Batch, None, None]] | None = None
+        self._closed = False
+        self.wait_s = 0.0
+        self.lengths: Any = getattr(plan, "lengths", None)
+        self.kind, self.why = choose.kind_of(dataset, plan, device, kind)
+        self._source: Any = None  # None: it is opened by the first batch
+        if self.kind == "device":
+            self._source = Resident(dataset, device)
+        elif self.kind == "threads":
+            count, measured = choose.num_threads(dataset, plan, num_workers, cores)
+            self.why += f"; {measured}" + ("" if CAN_REUSE else "; this torch cannot reuse buffers")
+            self._source = Ring(dataset, device, count)
+        else:
+            if num_workers == "auto" and like is not None and like.kind == "workers":
+                num_workers = like.num_workers
+            self._open = partial(open_workers, dataset, plan, device, num_workers, seed, start_method, cores)
+            if like is None:
+                self._source, measured = self._open()
+                self.why += f"; {measured}"
+        if getattr(plan, "note", ""):
+            self.why += f"; {plan.note}"  # type: ignore[attr-defined]
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes that are there; 0: samples are made in this process."""
+        return getattr(self._source, "num_workers", 0)
+
+    def first(self) -> Batch:
+        """The batch with which the next iteration begins; not to be changed."""
+        if self._begun is None:
+            batches = self._batches()
+            self._begun = [next(batches)], batches
+        return self._begun[0][0]
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._begun is None:
+            return self._batches()
+        (held, rest), self._begun = self._begun, None
+        return _again(held, rest)
+
+    def _batches(self) -> Generator[Batch, None, None]:
+        if self._source is None:
+            if self._closed:
+                raise RuntimeError("this loader is closed")
+            self._source, _ = self._open()
+        stream = self._source.stream(self.plan)
+        try:
+            while True:
+                began = time.perf_counter()
+                pair = next(stream, None)
+                self.wait_s += time.perf_counter() - began
+                if pair is None:
+                    return
+                batch, numbers = pair
+                # hold no batch while the consumer works: its buffer could not be used again when the consumer lets go
+                out = [batch if self.transform is None else self.transform(batch, numbers)]
+                del pair, batch, numbers
+                yield out.pop()
+        finally:
+            stream.close()
+
+    def close(self) -> None:
+        """End threads and workers; safe to call twice."""
+        if self._begun is not None:
+            self._begun[1].close()
+            self._begun = None
+        self._closed = True
+        if self._source is not None:
+            self._source.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _again(held: list[Batch], rest: Generator[Batch, None, None]) -> Iterator[Batch]:
+    try:
+        yield held.pop()
+        yield from rest
+    finally:
+        rest.close()
+
+
+def starvation(wait_s: float, total_s: float, why: str) -> str | None:
+    """A sentence for the log if the loop waited for data for more than a few percent of the time; else None."""
+    if total_s <= 0 or wait_s / total_s <= _STARVED_SHARE:
+        return None
+    kind = why.split(":")[0]
+    remedy = {
+        "workers": "raise data.num_workers, or pack the set into HDF5 and let data.transforms do the work",
+        "threads": "raise data.num_workers, try data.loader=device if the set fits, or inspect the file's layout",
+        "device": "raise trainer.global_batch_size, or data.loader=threads to gather beside the step",
+    }.get(kind, "see data.loader")
+    share = f"{wait_s / total_s:.0%} of the time was spent waiting for data"
+    return f"{share} ({wait_s:.2g} of {total_s:.2g} s; {why}): {remedy}"

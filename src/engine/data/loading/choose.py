@@ -1,0 +1,151 @@
+"""How a Loader delivers: what `auto` decides, from what is measured, in one sentence."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.data.loading.slots import Batch, is_ragged, sample_bytes
+from engine.data.order import Plan
+from engine.errors import ConfigError
+
+KINDS = ("auto", "threads", "workers", "device")
+
+_RESIDENT_BYTES = 1 << 30  # larger sets are not loaded as a whole unless asked for: that would delay the start
+_RESIDENT_BATCH_BYTES = 1 << 20  # on a CPU, larger batches are better gathered beside the step, by threads
+_TRIAL_S = 0.02
+_COLD_SHARE = 0.5  # below this share of probed rows in memory, reading waits for the disk
+_COLD_THREADS = 8
+
+
+def is_batch_dataset(dataset: Any) -> bool:
+    return hasattr(dataset, "spec") and hasattr(dataset, "gather")
+
+
+def kind_of(dataset: Any, plan: Plan, device: torch.device, kind: str) -> tuple[str, str]:
+    """(threads, workers or device; why)."""
+    if kind not in KINDS:
+        raise ConfigError(f"data.loader={kind!r} is unknown; use one of {', '.join(KINDS)}")
+    if not is_batch_dataset(dataset):
+        if kind in ("threads", "device"):
+            raise ConfigError(
+                f"data.loader={kind} needs a dataset with `spec` and `gather`; {type(dataset).__name__} has only "
+                "__getitem__: use data.loader=workers"
+            )
+        return "workers", "workers: the dataset works sample by sample in Python"
+    if kind != "auto":
+        if kind == "device" and is_ragged(dataset.spec):
+            raise ConfigError("data.loader=device needs samples of one shape; use data.loader=threads")
+        return kind, f"{kind}: as data.loader says"
+    return _for_batch_dataset(dataset, plan, device)
+
+
+def _for_batch_dataset(dataset: Any, plan: Plan, device: torch.device) -> tuple[str, str]:
+    if is_ragged(dataset.spec):
+        return "threads", "threads: samples vary in length"
+    row_bytes = sample_bytes(dataset.spec)
+    nbytes = row_bytes * len(dataset)
+    stored = getattr(dataset, "nbytes", nbytes)
+    if nbytes > 2 * stored:
+        return "threads", f"threads: its samples overlap, {_size(stored)} would become {_size(nbytes)}"
+    limit = min(_RESIDENT_BYTES, _free_bytes(device) // 10)
+    part = plan(0)
+    batch_bytes = row_bytes * len(part[0]) if part else 0
+    if nbytes > limit:
+        return "threads", f"threads: the set of {_size(nbytes)} is over the {_size(limit)} that may be held on {device}"
+    if device.type == "cpu" and batch_bytes > _RESIDENT_BATCH_BYTES:
+        return "threads", f"threads: batches of {_size(batch_bytes)} are gathered beside the step"
+    return (
+        "device",
+        f"device: the whole set, {_size(nbytes)}, is held {'in RAM' if device.type == 'cpu' else f'on {device}'}",
+    )
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
+    except (OSError, ValueError):  # macOS knows the whole memory only
+        return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
+
+
+def num_threads(dataset: Any, plan: Plan, num_workers: int | str, cores: int) -> tuple[int, str]:
+    """(threads of the ring, why): as given, or measured by gathering the plan's first batches for a moment.
+
+    cores: that this process may keep busy."""
+    if isinstance(num_workers, int):
+        return max(1, num_workers), f"{max(1, num_workers)} threads, as data.num_workers says"
+    cached = float(dataset.cached_share()) if hasattr(dataset, "cached_share") else 1.0
+    if cached < _COLD_SHARE:
+        return _COLD_THREADS, f"{_COLD_THREADS} threads, as only {cached:.0%} of the probed rows are in memory"
+    if plan(0) is None:
+        return 1, "1 thread, as there is nothing to read"
+    rates: dict[int, float] = {}
+    count = min(2, cores)  # while one waits to hand its batch over, another gathers
+    while count <= min(cores, 4) and (len(rates) < 2 or rates[count // 2] > 1.1 * rates[count // 4]):
+        rates[count] = _rate(dataset, plan, count)
+        count *= 2
+    best = min(count for count, rate in rates.items() if rate >= 0.9 * max(rates.values()))
+    return best, "measured: " + ", ".join(
+        f"{n} thread{'s' * (n > 1)} {rate:,.0f} samples/s" for n, rate in rates.items()
+    )
+
+
+def _rate(dataset: Any, plan: Plan, count: int) -> float:
+    """Samples per second that `count` threads gather together, each into a buffer that it has used before."""
+    rates = [0.0] * count
+    errors: list[BaseException] = []
+    gate = threading.Barrier(count)
+
+    def work(thread: int) -> None:
+        k, part = thread, plan(0)
+        try:
+            assert part is not None
+            ragged = is_ragged(dataset.spec)
+            out = None if ragged else empty(dataset, part[1])
+            dataset.gather(part[1], out)
+            gate.wait()
+            gathered, began = 0, time.perf_counter()
+            while time.perf_counter() < began + _TRIAL_S:
+                part = plan(k) or plan(0)
+                assert part is not None
+                rows = part[1]
+                dataset.gather(
+                    rows, None if out is None else {field: value[: len(rows)] for field, value in out.items()}
+                )
+                gathered += len(rows)
+                k += count
+            rates[thread] = gathered / (time.perf_counter() - began)
+        except threading.BrokenBarrierError:
+            pass
+        except BaseException as error:
+            errors.append(error)
+            gate.abort()
+
+    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return sum(rates)
+
+
+def empty(dataset: Any, rows: np.ndarray) -> Batch:
+    return {field: torch.empty((len(rows), *shape), dtype=dtype) for field, (shape, dtype) in dataset.spec.items()}
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if nbytes < 1000:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:,.3g} GB"

@@ -1,0 +1,126 @@
+"""How many workers a map-style dataset gets, measured, and which kind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.data.loading.samples import InProcess, own_random_numbers, seed_sample, spec_of
+from engine.data.loading.slots import Spec
+from engine.data.loading.torch_loader import TorchLoader
+from engine.data.loading.workers import Workers
+from engine.data.order import Plan
+
+_HAND_OVER_S = 0.0003  # a batch that takes less to make is not worth sending to another process
+_JOB_S = 0.01  # of the batches of a trial: small parts of real ones, so that a trial is short
+_TRIAL_S = 0.15
+_GAIN = 1.1  # more workers must be so much faster to be worth their memory
+
+
+def open_workers(
+    dataset: Any,
+    plan: Plan,
+    device: torch.device,
+    num_workers: int | str,
+    seed: int,
+    start_method: str | None,
+    most: int,
+) -> tuple[Any, str]:
+    """(the source of batches, why so many workers); num_workers: auto tries 1, 2, 4, ... up to `most`."""
+    part = plan(0)
+    if part is None or num_workers == 0:
+        return InProcess(dataset, device, seed), "in this process" + (", as data.num_workers says" if part else "")
+    own_collate = hasattr(dataset, "collate")
+
+    def make(count: int, where: torch.device) -> Any:
+        if own_collate:
+            return TorchLoader(dataset, where, seed, count, start_method)
+        capacity = getattr(plan, "max_rows", len(part[0]))
+        return Workers(dataset, where, seed, count, spec, capacity, start_method)
+
+    with own_random_numbers():
+        spec = {} if own_collate else _spec(dataset, seed, part)
+        way = "PyTorch's DataLoader, for the dataset's own collate" if own_collate else "shared slots"
+        if isinstance(num_workers, int):
+            return make(num_workers, device), f"{num_workers} workers, as data.num_workers says ({way})"
+        sample_s = _sample_s(dataset, seed, part)
+    batch_s = sample_s * len(part[0])
+    if batch_s < _HAND_OVER_S:
+        return InProcess(
+            dataset, device, seed
+        ), f"in this process: a batch takes only {batch_s * 1e3:.2g} ms (measured)"
+    trial = _trial_plan(plan, max(1, min(len(part[0]), int(_JOB_S / sample_s))))
+    count, rates = _best(lambda n: make(n, torch.device("cpu")), trial, most)
+    measured = ", ".join(f"{n} worker{'s' * (n > 1)} {rate:,.0f}" for n, rate in rates.items())
+    return make(count, device), f"{count} of at most {most} workers ({way}); measured samples/s: {measured}"
+
+
+def _spec(dataset: Any, seed: int, part: tuple[np.ndarray, np.ndarray]) -> Spec:
+    if hasattr(dataset, "gather"):
+        return dict(dataset.spec)
+    seed_sample(seed, int(part[0][0]))
+    return spec_of(dataset[int(part[1][0])])
+
+
+def _sample_s(dataset: Any, seed: int, part: tuple[np.ndarray, np.ndarray]) -> float:
+    """Seconds that one sample takes in this process."""
+    if hasattr(dataset, "gather"):
+        out = {
+            field: torch.empty((len(part[1]), *shape), dtype=dtype) for field, (shape, dtype) in dataset.spec.items()
+        }
+        began = time.perf_counter()
+        dataset.gather(part[1], out)
+        return (time.perf_counter() - began) / len(part[1])
+    began, done = time.perf_counter(), 0
+    for number, row in zip(part[0].tolist(), part[1].tolist(), strict=True):
+        seed_sample(seed, number)
+        dataset[row]
+        done += 1
+        if time.perf_counter() - began > _TRIAL_S:
+            break
+    return (time.perf_counter() - began) / done
+
+
+def _trial_plan(plan: Plan, rows: int) -> Plan:
+    """The plan's batches cut to their first `rows` rows, endless."""
+
+    def trial(k: int) -> tuple[np.ndarray, np.ndarray] | None:
+        numbers, of = plan(k) or plan(0)  # type: ignore[misc]
+        return numbers[:rows], of[:rows]
+
+    return trial
+
+
+def _best(make: Callable[[int], Any], plan: Plan, most: int) -> tuple[int, dict[int, float]]:
+    """The fewest workers that are nearly as fast as any number tried, and samples/s by number."""
+    rates: dict[int, float] = {}
+    counts = [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
+    best = counts[0]
+    for count in counts:
+        source = make(count)
+        try:
+            rates[count] = _rate(source, plan, skip=2 * count)
+        finally:
+            source.close()
+        if count > 1 and rates[count] < _GAIN * rates[best]:
+            break
+        best = count
+    return best, rates
+
+
+def _rate(source: Any, plan: Plan, skip: int) -> float:
+    """Samples per second, without the start and without the `skip` batches that were made meanwhile."""
+    stream, done, began = source.stream(plan), 0, 0.0
+    for i, (_, numbers) in enumerate(stream):
+        if i == skip:
+            began = time.perf_counter()
+        elif i > skip:
+            done += len(numbers)
+            if i >= 3 * skip and time.perf_counter() - began > _TRIAL_S:
+                break
+    stream.close()
+    return done / (time.perf_counter() - began)

@@ -1,0 +1,224 @@
+"""Processes that make samples and write them into slots of one shared tensor.
+
+    this process   indices -> slot, slot number -> worker   ...   batch = view of the slot once it is full
+    worker         for each index: seed, dataset[row] -> its place in the slot
+
+Nothing is pickled but slot numbers. A slot is used again when nobody holds a view of it any more; a consumer who holds
+many gets copies. Workers ignore the signals of a terminal or a scheduler (this process decides when to end), and end
+when this process is gone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import pickle
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing import util
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+import torch.multiprocessing
+from torch import Tensor
+
+from engine.data.loading.slots import CAN_REUSE, Batch, Spec, to_device, users
+from engine.data.loading.worker import Layout, WorkerTraceback, work
+from engine.data.order import Plan
+from engine.errors import ConfigError
+
+_JOBS_EACH = 2  # jobs a worker has before it: one in work, one waiting
+_SPARE = 3  # slots that the consumer may hold: the batch in use, the one before, the one being handed over
+
+
+class Workers:
+    """`stream(plan)` gives the micro-batches of a plan; the workers stay for the next one, one stream at a time."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        device: torch.device,
+        seed: int,
+        num_workers: int,
+        spec: Spec,
+        capacity: int,
+        start_method: str | None,
+    ) -> None:
+        self.device, self.num_workers = device, num_workers
+        self._layout = Layout(spec, capacity)
+        count = num_workers * _JOBS_EACH + _SPARE
+        _check_shared_memory(count * self._layout.nbytes)
+        self._shared = torch.empty((count, self._layout.nbytes), dtype=torch.uint8).share_memory_()
+        # each slot as a storage of its own, so that the holders of each can be counted
+        self._slots = [torch.from_numpy(row) for row in self._shared.numpy()]
+        self._idle = [users(slot) for slot in self._slots] if CAN_REUSE else []
+        self._copied: list[torch.cuda.Event | None] = [None] * count
+        self._pipes: list[Connection] = []
+        self._processes: list[Any] = []
+        self._unanswered = [0] * num_workers
+        self._working: set[int] = set()  # slots that a worker may be writing to
+        self._stream_number = 0
+        # before multiprocessing's own end, which would wait for workers that ignore its signal
+        self._end = util.Finalize(self, _stop, (self._pipes, self._processes), exitpriority=100)
+        self._start(dataset, seed, start_method)
+        if device.type == "cuda":  # pinned after the start: the workers need not know
+            status = torch.cuda.cudart().cudaHostRegister(self._shared.data_ptr(), self._shared.nbytes, 0)
+            if int(status) != 0:
+                raise RuntimeError(f"cudaHostRegister of {self._shared.nbytes} bytes failed with status {int(status)}")
+
+    def _start(self, dataset: Any, seed: int, start_method: str | None) -> None:
+        context: Any = mp.get_context(start_method)
+        by_main_thread = threading.current_thread() is threading.main_thread()
+        for i in range(self.num_workers):
+            ours, theirs = context.Pipe()
+            inherited = [*self._pipes, ours] if context.get_start_method() == "fork" else []
+            arguments = (dataset, seed, self._shared, self._layout, theirs, inherited, by_main_thread)
+            process = context.Process(target=work, args=arguments, daemon=True, name=f"data-worker-{i}")
+            try:
+                process.start()
+            except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+                raise ConfigError(
+                    f"data: {type(dataset).__name__} cannot be sent to a worker started by "
+                    f"{context.get_start_method()} ({error}); open files in __getitem__, or data.num_workers=0"
+                ) from error
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def stream(self, plan: Plan) -> Iterator[tuple[Batch, Tensor]]:
+        """(micro-batch, its sample numbers) on the device, in order, until the plan ends."""
+        if not self._processes:
+            raise RuntimeError("this loader is closed")
+        self._stream_number += 1
+        mine = self._stream_number
+        self._drain()
+        jobs: deque[tuple[int, int, int]] = deque()  # worker, slot, rows
+        k, part = 0, plan(0)
+        while True:
+            if self._stream_number != mine:
+                raise RuntimeError("this loader was iterated anew: its earlier iteration cannot go on")
+            while part is not None and len(jobs) < self.num_workers * _JOBS_EACH:
+                jobs.append(self._submit(k % self.num_workers, *part))
+                k += 1
+                part = plan(k)
+            if not jobs:
+                return
+            worker, slot, rows = jobs[0]
+            self._receive(worker, slot)
+            jobs.popleft()
+            yield self._deliver(slot, rows)
+
+    def _submit(self, worker: int, numbers: np.ndarray, rows: np.ndarray) -> tuple[int, int, int]:
+        slot = next((i for i in range(len(self._slots)) if self._free(i)), None)
+        if slot is None:  # _deliver leaves one, unless copies to the GPU are behind
+            for copied in self._copied:
+                if copied is not None:
+                    copied.synchronize()
+            slot = next(i for i in range(len(self._slots)) if self._free(i))
+        assert len(rows) <= self._layout.capacity
+        indices, _ = self._layout.views(self._slots[slot], len(rows))
+        indices.copy_(torch.from_numpy(np.stack([numbers, rows])))
+        self._working.add(slot)
+        self._unanswered[worker] += 1
+        self._send(worker, (slot, len(rows)))
+        return worker, slot, len(rows)
+
+    def _send(self, worker: int, job: tuple[int, int]) -> None:
+        try:
+            self._pipes[worker].send(job)
+        except OSError as error:
+            raise self._death(worker) from error
+
+    def _receive(self, worker: int, slot: int | None) -> None:
+        """Wait for the worker's next answer, which is about `slot`; None: whatever it is about, nobody wants it."""
+        try:
+            answer = self._pipes[worker].recv()
+        except (EOFError, OSError) as error:
+            raise self._death(worker) from error
+        self._unanswered[worker] -= 1
+        if slot is None:
+            return
+        self._working.discard(slot)
+        if answer is not None:
+            cause, text = answer
+            raise cause from WorkerTraceback(f"in worker {worker}\n{text}")
+
+    def _drain(self) -> None:
+        """Wait for the jobs of a stream that was broken off."""
+        for worker in range(self.num_workers):
+            while self._unanswered[worker]:
+                self._receive(worker, None)
+        self._working.clear()
+
+    def _free(self, slot: int) -> bool:
+        copied = self._copied[slot]
+        if slot in self._working or (copied is not None and not copied.query()):
+            return False
+        return not CAN_REUSE or users(self._slots[slot]) == self._idle[slot]
+
+    def _deliver(self, slot: int, rows: int) -> tuple[Batch, Tensor]:
+        indices, batch = self._layout.views(self._slots[slot], rows)
+        numbers = indices[0].clone()
+        if self.device.type == "cuda":
+            on_gpu = to_device(batch, self.device)
+            event = torch.cuda.Event()
+            event.record()
+            self._copied[slot] = event
+            return on_gpu, numbers.to(self.device, non_blocking=True)
+        if self.device.type != "cpu":
+            return to_device(batch, self.device), numbers.to(self.device)
+        held = sum(not self._free(i) for i in range(len(self._slots)) if i not in self._working and i != slot)
+        if held >= _SPARE - 1 or not CAN_REUSE:  # a consumer who hoards: the slots must not run out
+            return {field: value.clone() for field, value in batch.items()}, numbers
+        return batch, numbers
+
+    def _death(self, worker: int) -> RuntimeError:
+        process = self._processes[worker]
+        process.join(timeout=2)
+        pid, code = process.pid, process.exitcode
+        self.close()
+        hint = (
+            "killed from outside, perhaps for want of memory"
+            if code == -signal.SIGKILL
+            else "it crashed in native code"
+        )
+        return RuntimeError(
+            f"data worker {worker} (pid {pid}) died with exit code {code}: {hint}; data.num_workers=0 shows where"
+        )
+
+    def close(self) -> None:
+        """End the workers; safe to call twice."""
+        self._end()
+
+
+def _stop(pipes: list[Connection], processes: list[Any]) -> None:
+    for pipe in pipes:
+        with suppress(OSError):
+            pipe.send(None)  # the end of the pipe does not tell where processes forked later hold it too
+        pipe.close()
+    for process in processes:
+        process.join(timeout=1)
+        if process.is_alive():  # in the middle of a long sample
+            process.kill()
+            process.join(timeout=5)
+        process.close()
+    pipes.clear()
+    processes.clear()
+
+
+def _check_shared_memory(nbytes: int) -> None:
+    if not os.path.isdir("/dev/shm"):
+        return
+    stats = os.statvfs("/dev/shm")
+    free = stats.f_bavail * stats.f_frsize
+    if nbytes > free:
+        raise ConfigError(
+            f"data.num_workers: the batches ahead need {nbytes / 1e6:,.0f} MB of shared memory and /dev/shm has "
+            f"{free / 1e6:,.0f} MB free; lower data.num_workers or hardware.micro_batch_size, "
+            "or give the container more (--shm-size)"
+        )

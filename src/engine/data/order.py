@@ -1,0 +1,182 @@
+"""Which sample when: the order of samples as a pure function of (seed, global sample number), with no state to save.
+
+    sample number   0 1 2 3 | 4 5 6 7 | 8 9 ...       counts all samples of a run, over all epochs and ranks
+    global batch    step 0  | step 1  | ...           the same set for any number of ranks
+    share           rank 0: 0 1, rank 1: 2 3 | ...    equal and disjoint, cut again into micro-batches
+
+The stream does not end at an epoch: a batch may hold the last samples of one epoch and the first of the next, so all
+batches have one size and no rank ever has a step more than another.
+
+The yaml chooses an order by `data.order._target_` and the run calls it with (dataset, seed=seed): here `shuffled`,
+`sequential`, `first`, `overfit`; in engine.data.windows `chunk_windows`; in engine.data.sampling `class_balanced`,
+`weighted`, `length_buckets`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sized
+from typing import Any, Protocol
+
+import numpy as np
+
+from engine.config.schema import Count
+from engine.data.permutation import Permutation, hashed
+from engine.errors import ConfigError
+
+# k-th micro-batch of this rank -> (sample numbers, dataset rows), each (B,) int64 and read-only; None after the last
+Plan = Callable[[int], "tuple[np.ndarray, np.ndarray] | None"]
+
+_BLOCK = 16384  # samples whose rows are computed in one go: numpy's cost per call, spread over so many, is nothing
+
+
+class Order(Protocol):
+    """May also have `note(batch_size) -> str` and `window_of(number) -> int`: windows are best read whole."""
+
+    def __call__(self, numbers: np.ndarray) -> np.ndarray:
+        """numbers: (B,) int64 global sample numbers -> (B,) int64 dataset rows."""
+        ...
+
+
+def size_of(dataset: Sized) -> int:
+    if not len(dataset):
+        raise ConfigError("data: the training split holds no samples; check data.path and data.splits")
+    return len(dataset)
+
+
+def shuffled(dataset: Sized, seed: int) -> Order:
+    """A new permutation of the rows for each epoch."""
+    size = size_of(dataset)
+    permutation = Permutation(size, seed, stream=0)
+
+    def order(numbers: np.ndarray) -> np.ndarray:
+        epochs = numbers // size
+        return permutation(numbers - epochs * size, epochs)
+
+    return order
+
+
+def sequential(dataset: Sized, seed: int) -> Order:
+    """The rows as they lie, again and again."""
+    size = size_of(dataset)
+    return lambda numbers: numbers % size
+
+
+def first(dataset: Sized, seed: int, count: Count) -> Order:
+    """The first `count` rows again and again: what a model must be able to overfit."""
+    if not 0 < count <= size_of(dataset):
+        raise ConfigError(
+            f"data.order.count={count} must be between 1 and the {len(dataset)} samples of the training split"
+        )
+    return lambda numbers: numbers % count
+
+
+def overfit(dataset: Sized, seed: int, count: Count, **replaced: Any) -> Order:
+    """`first`, for debug=overfit. replaced: arguments of the order that the config had: a yaml that comes later can
+    change its `_target_`, but take none of its keys out."""
+    return first(dataset, seed, count)
+
+
+class TrainPlan:
+    """Endless: this rank's micro-batches from sample number `start` on; sum(micro_sizes) * num_ranks samples a step."""
+
+    def __init__(
+        self, order: Order, global_batch_size: int, micro_sizes: list[int], rank: int, num_ranks: int, start: int
+    ) -> None:
+        share = global_batch_size // num_ranks
+        assert share * num_ranks == global_batch_size
+        assert sum(micro_sizes) == share
+        assert 0 <= rank < num_ranks
+        self._order, self._global_batch_size, self._share = order, global_batch_size, share
+        self._begins = [0, *np.cumsum(micro_sizes).tolist()]
+        self.max_rows = max(micro_sizes)
+        self._first = start + rank * share
+        self._steps = -(-_BLOCK // share)  # steps in a block
+        self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._lock = threading.Lock()
+        self._window_of: Callable[[int], int] | None = getattr(order, "window_of", None)
+        note = getattr(order, "note", None)
+        self.note: str = note(global_batch_size) if note else ""
+
+    def __call__(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        step, micro = divmod(k, len(self._begins) - 1)
+        block, step_in_block = divmod(step, self._steps)
+        numbers, rows = self._block(block)
+        at = step_in_block * self._share
+        part = slice(at + self._begins[micro], at + self._begins[micro + 1])
+        return numbers[part], rows[part]
+
+    def window(self, k: int) -> int | None:
+        """The window in which the k-th micro-batch begins; None for an order without windows."""
+        if self._window_of is None:
+            return None
+        step, micro = divmod(k, len(self._begins) - 1)
+        return self._window_of(self._first + step * self._global_batch_size + self._begins[micro])
+
+    def _block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        with self._lock:  # several threads fill batches ahead; the second to come finds the block of the first
+            if block not in self._blocks:
+                steps = np.arange(block * self._steps, (block + 1) * self._steps, dtype=np.int64)
+                begins = self._first + steps * self._global_batch_size
+                numbers = (begins[:, None] + np.arange(self._share, dtype=np.int64)).ravel()
+                while len(self._blocks) > 1:
+                    del self._blocks[next(iter(self._blocks))]
+                self._blocks[block] = numbers, self._order(numbers)
+            return self._blocks[block]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_lock": None, "_blocks": {}}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+
+def spread(positions: np.ndarray, count: int, size: int) -> np.ndarray:
+    """A fixed choice of `count` of `size` rows: positions (B,) int64 below count -> (B,) int64 rows, rising.
+
+    One row of each of `count` equal parts, at a place in its part that follows from a hash: files sorted by class and
+    files in which the classes take turns are both seen in their true shares.
+    """
+    if count >= size:
+        return positions
+    begins, ends = positions * size // count, (positions + 1) * size // count
+    bits = hashed(0, 6, positions) >> np.uint64(1)
+    return begins + bits.astype(np.int64) % (ends - begins)
+
+
+class EvalPlan:
+    """Every row exactly once over all ranks: rank r takes rows r, r + num_ranks, ...; of `count` rows that are spread
+    evenly over the set, if count is less than its size.
+
+    in_step: all ranks get equally many batches of equal sizes. A rank with one row less gets one of its rows (or row 0)
+    again, last, which is not to be counted.
+    """
+
+    def __init__(
+        self, size: int, batch_size: int, rank: int, num_ranks: int, in_step: bool = False, count: int | None = None
+    ) -> None:
+        self._size, self._batch_size = size, batch_size
+        self._count = size if count is None else min(count, size)
+        self._own = range(rank, self._count, num_ranks)  # places among the rows that are scored
+        self.num_rows = len(self._own)
+        self._length = -(-self._count // num_ranks) if in_step else self.num_rows
+        self._num_batches = -(-self._length // batch_size)
+        self.common = self._num_batches if in_step else -(-(self._count // num_ranks) // batch_size)  # every rank's
+
+    def __call__(self, k: int) -> tuple[np.ndarray, np.ndarray] | None:
+        if k >= self._num_batches:
+            return None
+        rows, counted = self.lengths(k)
+        part = self._own[k * self._batch_size : k * self._batch_size + counted]
+        positions = np.arange(part.start, part.stop, part.step, dtype=np.int64)
+        if rows > counted:
+            positions = np.append(positions, self._own[0] if self._own else 0)
+        chosen = spread(positions, self._count, self._size)
+        return chosen, chosen
+
+    def lengths(self, k: int) -> tuple[int, int]:
+        """Of the k-th batch: (its rows, those of them that count, which come first)."""
+        begin = k * self._batch_size
+        rows, counted = (min(self._batch_size, length - begin) for length in (self._length, self.num_rows))
+        return rows, max(counted, 0)

@@ -1,0 +1,162 @@
+"""What an HDF5 file may lead to: external links, sources of virtual datasets, external raw storage. No torch.
+
+A file from elsewhere must not make other files of this machine its samples. With external="refuse" links and sources
+lead into the file's own folder and below, symbolic links resolved; raw storage in other files, which may be any file,
+is not read. external="allow" (data.external) reads whatever the file names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from glob import escape, glob
+from typing import Any
+
+import h5py
+
+from engine.data.reading.opening import open_h5
+from engine.errors import ConfigError
+
+ALLOW, REFUSE = "allow", "refuse"
+EXT, VDS = "HDF5_EXT_PREFIX", "HDF5_VDS_PREFIX"  # the user's own folder for what files lead to
+_Seen = set[tuple[str, str]]
+
+
+def check_external(item: Any, file: h5py.File, external: str) -> None:
+    """item: a group or dataset that was found in `file`. Raise a ConfigError where reading it leads elsewhere."""
+    if external != ALLOW:
+        where = f"{file.filename}: {item.name}"
+        if not _within(item.file.filename, _folders(file, EXT)):
+            raise _refused(f"{where} lies in {item.file.filename}, which is outside of the file's folder")
+        if isinstance(item, h5py.Dataset):
+            _check_dataset(item, where, set())
+
+
+def check_link(link: Any, file: h5py.File, where: str, external: str) -> None:
+    """The same for a link, before it is followed."""
+    if external != ALLOW and isinstance(link, h5py.ExternalLink):
+        for path in candidates(file, link.filename, EXT):
+            if not _within(path, _folders(file, EXT)):
+                raise _refused(f"{where} links to {link.filename}, which is outside of the file's folder")
+
+
+def leads_to(dset: h5py.Dataset) -> list[str]:
+    """The other files in which values of a dataset lie, as it names them."""
+    names = [source.file_name for source in dset.virtual_sources()] if dset.is_virtual else []
+    return list(dict.fromkeys([*(name for name in names if name != "."), *(part[0] for part in dset.external or ())]))
+
+
+def lie_in(dset: h5py.Dataset) -> list[str]:
+    """The files, as far as they are there, in which values of a dataset lie beside its own."""
+    names = dict.fromkeys(source.file_name for source in (dset.virtual_sources() if dset.is_virtual else ()))
+    found = [path for name in names if name != "." for path in candidates(dset.file, name, VDS)]
+    return [*found, *(part[0] for part in dset.external or () if os.path.exists(part[0]))]
+
+
+def below(group: h5py.Group) -> Iterator[tuple[str, Any]]:
+    """(path, group or dataset; None: it cannot be opened) of what lies below a group, each object once, links left out.
+
+    For h5py's visit, which crashes on an object that is damaged."""
+    seen, left = {group.id}, [("", group)]
+    while left:
+        prefix, above = left.pop()
+        for name in above:
+            item = None
+            if not isinstance(above.get(name, getlink=True), h5py.HardLink):
+                continue
+            with suppress(KeyError, OSError, RuntimeError):
+                item = above[name]
+            if item is not None and item.id in seen:
+                continue
+            if item is not None:
+                seen.add(item.id)
+            yield f"{prefix}{name}", item
+            if isinstance(item, h5py.Group):
+                left.append((f"{prefix}{name}/", item))
+
+
+def own_name(dset: h5py.Dataset) -> str:
+    """Its name in its own file. `dset.name` is the path by which it was reached: through links it may begin in another
+    file, and name another dataset here."""
+    file = dset.file
+    try:
+        if file[dset.name] == dset:
+            return dset.name
+    except (KeyError, ValueError, TypeError):
+        pass
+    return file[dset.ref].name
+
+
+def _check_dataset(dset: h5py.Dataset, where: str, seen: _Seen) -> None:
+    key = (dset.file.filename, own_name(dset))
+    if key in seen:
+        return
+    seen.add(key)
+    if dset.external:
+        raise _refused(f"{where} is stored in {dset.external[0][0]}, which may be any file")
+    roots = _folders(dset.file, VDS)
+    for source in dset.virtual_sources() if dset.is_virtual else ():
+        if source.file_name == ".":
+            _check_sources(dset.file, source.dset_name, where, seen)
+            continue
+        for path in candidates(dset.file, source.file_name, VDS):
+            if not _within(path, roots):
+                raise _refused(f"{where} is virtual and its source {source.file_name} is outside of the file's folder")
+            with open_h5(path) as file:
+                _check_sources(file, source.dset_name, where, seen)
+
+
+def _check_sources(file: h5py.File, name: str, where: str, seen: _Seen) -> None:
+    """The dataset(s) of this name, in which a % stands for a number."""
+    pattern = re.compile(_number(name, re.escape, r"\d+"))
+    names = [name] if "%" not in name else [each for each in _names(file) if pattern.fullmatch(each)]
+    for each in names:
+        if each not in file:
+            continue  # is said where the dataset is opened
+        source = file[each]
+        if not _within(source.file.filename, _folders(file, EXT)):
+            raise _refused(f"{where} is virtual and its source lies in {source.file.filename}, another folder")
+        if isinstance(source, h5py.Dataset):
+            _check_dataset(source, where, seen)
+
+
+def _names(file: h5py.File) -> list[str]:
+    return [each for name, _ in below(file) for each in (name, f"/{name}")]
+
+
+def candidates(file: h5py.File, name: str, prefix: str) -> list[str]:
+    """The files that HDF5 opens for this name: those of the first place, in its order, that has any."""
+    path = os.path.abspath(file.filename)
+    for place in (os.environ.get(prefix), os.path.dirname(path), os.getcwd(), os.path.dirname(os.path.realpath(path))):
+        if place:
+            named = os.path.join(place, name)
+            found = glob(_number(named, escape, "*")) if "%" in name else [named] * os.path.exists(named)
+            if found:
+                return sorted(found)
+    return []
+
+
+def _number(text: str, quote: Any, number: str) -> str:
+    """printf-style names of a virtual dataset's blocks: %b is a number, %% a percent sign."""
+    parts = re.split(r"(%\d*b|%%)", text)
+    return "".join("%" if p == "%%" else number if re.fullmatch(r"%\d*b", p) else quote(p) for p in parts)
+
+
+def _folders(file: h5py.File, prefix: str = "") -> set[str]:
+    """Of the file, as it was named and where it lies; and the user's own folder for what files lead to."""
+    path = os.path.abspath(file.filename)
+    places = [os.path.dirname(path), os.path.dirname(os.path.realpath(path)), os.environ.get(prefix, "")]
+    return {os.path.realpath(place) for place in places if place}
+
+
+def _within(path: str, folders: set[str]) -> bool:
+    real = os.path.realpath(path)
+    return any(os.path.commonpath([real, folder]) == folder for folder in folders)
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError(
+        f"{what}: refused - if you trust this file, data.external=allow reads it (src/h5.py repack: --external allow)"
+    )

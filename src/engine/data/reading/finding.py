@@ -1,0 +1,162 @@
+"""Find a dataset in an open HDF5 file by its path; errors say what there is instead. No torch."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import h5py
+
+from engine.data.reading import filters
+from engine.data.reading.external import EXT, VDS, candidates, check_external, check_link, own_name
+from engine.data.reading.opening import named, open_h5, unreadable
+from engine.errors import ConfigError
+
+
+def listing(group: h5py.Group, limit: int = 24) -> list[str]:
+    """Names of the datasets below a group, with shape and type."""
+    found: list[str] = []
+
+    def visit(name: str, item: Any) -> bool | None:
+        if isinstance(item, h5py.Dataset):
+            found.append(f"{name} {item.shape} {type_name(item)}")
+        return True if len(found) >= limit else None
+
+    with suppress(OSError, RuntimeError, KeyError, ValueError):  # what is damaged ends the list
+        group.visititems(visit)
+    return found
+
+
+def type_name(dset: h5py.Dataset) -> str:
+    try:
+        return str(dset.dtype)
+    except TypeError as error:  # NumPy has no such type
+        return f"({error})"
+
+
+def find(
+    file: h5py.File, group: str, name: str, key: str, external: str
+) -> tuple[h5py.Dataset | h5py.Group, str | None]:
+    """The dataset (or group) `name` below `group`, and the member if the path goes on into a compound type.
+
+    key: the config key to blame. Nested paths may be used; a name that begins with / starts at the file's root.
+    external: refuse or allow what leads to files elsewhere.
+    """
+    for what, text in (("group", group), ("dataset", name)):
+        if not isinstance(text, str):
+            raise ConfigError(f"{key}: expected the name of a {what}, got {text}")
+    with named(f"{file.filename}: {name} ({key})"):
+        return _find(file, group, name, key, external)
+
+
+def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tuple[Any, str | None]:
+    try:
+        check_link(
+            file.get(group, getlink=True) if group.strip("/") else None, file, f"{file.filename}: {group}", external
+        )
+        below = file[group]
+    except (KeyError, ValueError) as error:
+        if "doesn't exist" not in str(error):
+            raise unreadable(f"{file.filename}: the group {group} ({key})", error) from error
+        raise ConfigError(
+            f"{file.filename} has no group {group!r} ({key}); {_choices(file, group)}; "
+            "data.splits.<split>.group says where a split lies, null that there is none"
+        ) from None
+    if not isinstance(below, h5py.Group):
+        raise ConfigError(f"{file.filename}: {group!r} ({key}) is a dataset, not a group; use its parent group, or '/'")
+    item: Any = below
+    parts = [part for part in name.split("/") if part]
+    if name.startswith("/"):
+        item = file
+    for k, part in enumerate(parts):
+        if isinstance(item, h5py.Dataset):
+            member = "/".join(parts[k:])
+            check_type(item, key)
+            if item.dtype.names and member in item.dtype.names:
+                return item, member
+            kinds = f"the members {list(item.dtype.names)}" if item.dtype.names else "no members"
+            raise ConfigError(f"{file.filename}: {item.name} has {kinds}, not {member!r} ({key})")
+        if not isinstance(item, h5py.Group):
+            break
+        try:
+            where = f"{file.filename}: {item.name.rstrip('/')}/{part} ({key})"
+            check_link(item.get(part, getlink=True), file, where, external)
+            item = item[part]
+        except (KeyError, RuntimeError) as error:
+            if part not in item:
+                raise ConfigError(
+                    f"{file.filename}: {below.name} has no {name!r} ({key}); {_choices(below, name)}"
+                ) from None
+            raise _unreadable_link(item, part, file, key, error) from error
+    if isinstance(item, h5py.Dataset):
+        filters.load_plugins(item)
+    check_external(item, file, external)
+    if not isinstance(item, (h5py.Dataset, h5py.Group)):
+        raise ConfigError(
+            f"{file.filename}: {item.name} ({key}) is a named type, not a dataset; {_choices(below, name)}"
+        )
+    return item, None
+
+
+def _unreadable_link(group: h5py.Group, name: str, file: h5py.File, key: str, error: Exception) -> ConfigError:
+    """Of a name that is there."""
+    link, what = group.get(name, getlink=True), f"{file.filename}: {name!r} ({key})"
+    if isinstance(link, h5py.ExternalLink):
+        if not candidates(file, link.filename, EXT):
+            return ConfigError(f"{what} links to {link.filename}, which is missing")
+        what += f", a link to {link.path} of {link.filename},"
+    elif isinstance(link, h5py.SoftLink):
+        what += f", a link to {link.path},"
+    return unreadable(what, error)
+
+
+def check_type(dset: h5py.Dataset, key: str) -> None:
+    try:
+        _ = dset.dtype
+    except TypeError as error:
+        raise ConfigError(
+            f"{dset.file.filename}: {dset.name} ({key}) has a type that NumPy lacks ({error}); repack it as another"
+        ) from error
+
+
+def _choices(group: h5py.Group, wanted: str) -> str:
+    there = listing(group)
+    names = [line.split(" ")[0] for line in there]
+    groups = [str(name) for name in group] if len(group) < 1000 else []
+    near = difflib.get_close_matches(wanted.strip("/"), [*names, *groups], n=1, cutoff=0.5)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"It holds: {'; '.join(there) or 'no datasets'}"
+
+
+def check_sources(dset: h5py.Dataset, above: tuple[tuple[str, str], ...] = ()) -> bool:
+    """HDF5 reads fill values, without a word, where a virtual dataset's source is missing or an external file short.
+
+    above: the virtual datasets that show this one. HDF5 crashes where one shows itself. -> whether one shows more of
+    another than there is: HDF5 2.0 crashes on reading several rows of it at once."""
+    where, beyond = f"{dset.file.filename}: {dset.name}", False
+    above = (*above, (os.path.realpath(dset.file.filename), own_name(dset)))
+    if above[-1] in above[:-1]:
+        raise ConfigError(f"{where} is a virtual dataset that shows itself; name the dataset that holds the values")
+    sources = dset.virtual_sources() if dset.is_virtual else ()
+    for name, of, shape in dict.fromkeys((s.file_name, s.dset_name, s.src_space.shape) for s in sources):
+        if "%" in name:
+            continue
+        found = [dset.file.filename] if name == "." else candidates(dset.file, name, VDS)
+        if not found:
+            raise ConfigError(f"{where} is virtual and its source {name} is missing; put it beside the file")
+        with nullcontext(dset.file) if name == "." else open_h5(found[0]) as file:
+            if of not in file:
+                raise ConfigError(f"{where} is virtual and its source {name} has no {of}")
+            if isinstance(file[of], h5py.Dataset):
+                beyond |= file[of].shape != shape
+                beyond |= file[of].is_virtual and check_sources(file[of], above)
+    end, needed = 0, dset.size * dset.id.get_type().get_size()  # numpy's bfloat16 is a float32
+    for name, offset, size in dset.external or ():
+        there = os.path.getsize(name) - offset if os.path.exists(name) else needed  # missing: HDF5 itself says so
+        end += min(there, size)
+    if dset.external and end < needed:
+        raise ConfigError(
+            f"{where} is stored in {dset.external[0][0]}, which has {end} of its {needed} bytes; copy it again"
+        )
+    return beyond

@@ -1,0 +1,123 @@
+"""Shuffling for compressed sets with many samples in a chunk, and for sets larger than memory: whole chunks at a time.
+
+    chunks of the file, permuted anew each epoch   | 7 2 9 4 | 0 5 8 1 | 3 6 |
+    windows of 4 chunks, their samples shuffled     window 0   window 1  window 2
+    a global batch of 4 in window 0                 one sample of chunk 7, one of 2, one of 9, one of 4
+
+Each chunk is read once an epoch, and by one rank: the first places of the global batches take the samples of a window's
+first chunks, the last places those of its last, and a rank takes a run of places. So which samples a batch holds does
+not depend on the ranks, and a rank decodes its own chunks alone (and, where places and chunks do not divide evenly, one
+more at each end of its run).
+
+The price: the samples of a batch come from `window` chunks only. Where neighbours in the file are alike (sorted by
+label) and a batch is larger than the window, the means of batches vary more than in a true shuffle (see `note`). A file
+whose rows were shuffled when it was written pays nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import TypeVar
+
+import numpy as np
+
+from engine.config.schema import Count
+from engine.data.order import size_of
+from engine.data.permutation import Permutation, hashed, permute_each
+from engine.errors import ConfigError
+
+IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
+
+
+def chunk_windows(
+    dataset: Sized, seed: int, window: Count, batch_size: Count, chunk_rows: Count | None
+) -> ChunkWindows:
+    """window: chunks shuffled together; batch_size: trainer.global_batch_size; chunk_rows: samples in a chunk, None: as
+    the dataset says."""
+    rows = chunk_rows or getattr(dataset, "chunk_rows", None)
+    if not rows:
+        raise ConfigError(
+            "data.order: chunk_windows needs chunks of several samples; this dataset has none, or fits decoded into "
+            "data.cache_mb: "
+            "set data.order.chunk_rows, or use data.order._target_=engine.data.order.shuffled"
+        )
+    if window < 1:
+        raise ConfigError(f"data.order.window={window} must be at least 1 chunk; 256 or more shuffle well")
+    return ChunkWindows(size_of(dataset), int(rows), window, batch_size, seed)
+
+
+class ChunkWindows:
+    def __init__(self, size: int, chunk_rows: int, window: int, batch_size: int, seed: int) -> None:
+        self.size, self.chunk_rows, self._batch_size, self._seed = size, chunk_rows, batch_size, seed
+        self.num_chunks = -(-size // chunk_rows)
+        self.window = min(window, self.num_chunks)
+        self._missing = self.num_chunks * chunk_rows - size  # rows that the last, shorter chunk lacks
+        self._last_short = (-1, -1)  # epoch, slot
+        self._chunks = Permutation(self.num_chunks, seed, stream=1)
+
+    def __call__(self, numbers: np.ndarray) -> np.ndarray:
+        """numbers: (B,) int64 -> (B,) int64 rows."""
+        if not len(numbers):
+            return numbers.copy()
+        epochs, of = np.unique(numbers // self.size, return_inverse=True)
+        epoch_begin, short = (epochs * self.size)[of], self._short_slots(epochs)[of]
+        positions, span = numbers - epoch_begin, self.window * self.chunk_rows
+        # of each sample's window: its number and where it lies in the epoch
+        window = self._slots(positions, short) // span
+        begin = window * span - self._missing * (short < window * self.window)
+        end = np.minimum((window + 1) * span - self._missing * (short < (window + 1) * self.window), self.size)
+        keys = (hashed(self._seed, 2, epochs) >> np.uint64(8)).astype(np.int64)[of] ^ (window << 16)
+        first = (epoch_begin + begin) % self._batch_size
+        shuffled = begin + self._in_window(positions - begin, end - begin, first, keys)
+        slots, rows = np.divmod(self._slots(shuffled, short), self.chunk_rows)
+        return self._chunks(slots, epochs[of]) * self.chunk_rows + rows
+
+    def window_of(self, number: int) -> int:
+        """The window, counted over all epochs, that holds this sample number."""
+        epoch, position = divmod(number, self.size)
+        slot = int(self._slots(position, self._short_slot(epoch)))
+        return epoch * -(-self.num_chunks // self.window) + slot // (self.chunk_rows * self.window)
+
+    def note(self, batch_size: int) -> str:
+        """How good the shuffle is: the variance of batch means on data sorted by label, over that of a true shuffle."""
+        drawn = min(self.window, batch_size)  # of how many chunks, each alike in itself, a batch holds samples
+        factor = batch_size / drawn * (1 - drawn / self.num_chunks)
+        samples = min(self.window * self.chunk_rows, self.size)
+        windows = f"shuffled in windows of {self.window} chunks ({samples:,} samples)"
+        return f"{windows}; on sorted data batch means vary {factor:.1f}x"
+
+    def _short_slot(self, epoch: int) -> int:
+        known_epoch, slot = self._last_short  # one tuple: threads may race here and only do the work twice
+        if known_epoch != epoch:
+            slot = int(self._short_slots(np.array([epoch]))[0])
+            self._last_short = epoch, slot
+        return slot
+
+    def _short_slots(self, epochs: np.ndarray) -> np.ndarray:
+        """(n,) int64: where the last, shorter chunk comes in these epochs."""
+        return self._chunks.inverse(np.full(len(epochs), self.num_chunks - 1), epochs)
+
+    def _slots(self, positions: IntOrArray, short: IntOrArray) -> IntOrArray:
+        """Positions in the epoch -> slot * chunk_rows + row in the chunk: skips the rows that the short chunk lacks."""
+        return positions + self._missing * (positions >= (short + 1) * self.chunk_rows - self._missing)
+
+    def _in_window(self, offsets: np.ndarray, size: np.ndarray, first: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Samples in windows of `size` that begin at place `first` of a batch, all (B,) -> (B,) offsets permuted.
+
+        The samples are dealt, place by place of the batch, to the rows of the window as they lie, and shuffled among
+        a few neighbouring places, as many as share a chunk: so each place keeps to its own chunks.
+        """
+        batches, places = np.divmod(first + offsets, self._batch_size)
+        groups = min(self.window, self._batch_size)
+        group = places * groups // self._batch_size
+        # the first place of a group, and of the next one
+        low, high = (-(-(group + k) * self._batch_size // groups) for k in (0, 1))
+        begin, end = self._before(low, size, first), self._before(high, size, first)
+        within = self._before(places, size, first) - begin + batches - (places < first)
+        return begin + permute_each(within, end - begin, keys ^ group, self._seed, stream=3)
+
+    def _before(self, places: np.ndarray, size: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """How many of `size` samples, which begin at place `first` of a batch, are at places below these."""
+        whole, left = np.divmod(size, self._batch_size)
+        wrapped = np.maximum(0, first + left - self._batch_size)  # of the `left` last ones, those at places 0, 1, ...
+        return places * whole + np.clip(places - first, 0, left - wrapped) + np.minimum(places, wrapped)

@@ -1,0 +1,32 @@
+"""One .npy or .pth file for each sample, in folders as images are: root/[train|val|test/][class/]name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from engine.packing.importers.base import Field, bad, printable
+from engine.packing.importers.images import FileSource, list_folder
+from engine.packing.importers.values import read_pth
+from engine.packing.options import PackOptions
+
+
+def decode(path: str, name: str) -> np.ndarray:
+    if not path.lower().endswith(".npy"):
+        return read_pth(path, name)
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise bad(name, error, f"cannot be read as .npy: {error}") from None
+
+
+def open_samples(path: Path, options: PackOptions) -> FileSource:
+    def field(first: np.ndarray, name: str) -> Field:
+        return Field((None,) * first.ndim if options.variable else first.shape, first.dtype)
+
+    files, splits, classes, ids, others = list_folder(path, {".npy", ".pth", ".pt"})
+    if others and not options.quiet:
+        print(f"left out: {len(others)} files that are no samples ({printable(', '.join(others[:3]))})")
+    targets = {"label": (ids, {"classes": classes})} if classes else {}
+    return FileSource(path, files, splits, "x", decode, field, targets)

@@ -1,0 +1,140 @@
+"""Rows of CSV and Parquet files by number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.errors import ConfigError
+from engine.packing.importers.base import Rows, need
+from engine.packing.importers.exact import common_type, is_list, restore_whole_numbers
+
+
+class Groups:
+    """The row groups of Parquet files, or a CSV as one of them."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = files
+        self.places: list[tuple[int, int]] = []  # (file, group in it)
+        schemas: list[Any] = []
+        sizes: list[int] = []
+        self._csv: dict[int, Any] = {}
+        self._last: tuple[Any, Any] = (None, None)
+        pq = need("pyarrow.parquet", "pyarrow", "tables", f"reading {files[0]}")
+        for k, file in enumerate(files):
+            if file.suffix.lower() == ".csv":
+                table = read_csv(file)
+                self._csv[len(sizes)] = table
+                self.places.append((k, -1))
+                sizes.append(len(table))
+                schema = table.schema
+            else:
+                try:
+                    meta = pq.read_metadata(file)
+                except Exception as error:  # pyarrow raises its own and OSError
+                    raise ConfigError(f"{file} cannot be read as Parquet: {error}") from None
+                schema = meta.schema.to_arrow_schema()
+                self.places += [(k, g) for g in range(meta.num_row_groups)]
+                sizes += [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
+            schemas.append(schema)
+            check_names(file, schema.names)
+            if not schema.equals(schemas[0]):
+                here, there = ([f"{f.name} {f.type}" for f in s] for s in (schema, schemas[0]))
+                raise ConfigError(
+                    f"{file} has other columns than {files[0]}: {sorted(set(here) - set(there))} for "
+                    f"{sorted(set(there) - set(here))}"
+                )
+        self.schema = schemas[0]
+        self.begins = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+    def __len__(self) -> int:
+        return int(self.begins[-1])
+
+    def table(self, group: int, columns: Sequence[str]) -> Any:
+        """The last group read is kept: blocks lie one after the other."""
+        if group in self._csv:
+            return self._csv[group]
+        if self._last[0] == (key := (group, tuple(columns))):
+            return self._last[1]
+        import pyarrow.parquet as pq
+
+        file, number = self.places[group]
+        with pq.ParquetFile(self.files[file]) as opened:
+            table = opened.read_row_group(number, columns=list(columns), use_threads=False)
+        self._last = (key, table)
+        return table
+
+    def take(self, rows: Rows, columns: Sequence[str]) -> Any:
+        import pyarrow as pa
+
+        where = np.asarray(rows)
+        of = np.searchsorted(self.begins, where, side="right") - 1
+        parts = [
+            self.table(g, columns).select(list(columns)).take(where[of == g] - self.begins[g]) for g in np.unique(of)
+        ]
+        return pa.concat_tables(parts)
+
+    def number_type(self, columns: Sequence[str], gaps: bool) -> np.dtype:
+        """The type that a field of these columns takes, so that none of its cells changes. gaps: some may be empty."""
+        import pyarrow as pa
+
+        if not self._csv and not gaps:
+            return common_type([pa.array([], self.schema.field(c).type) for c in columns], False)
+        parts = []
+        for group in range(len(self.places)):
+            table = self.table(group, columns)
+            found = [table.column(c).combine_chunks() for c in columns]
+            found = [c.flatten() if is_list(c.type) else c for c in found]
+            # a Parquet file's schema says the rest
+            parts += [c if self._csv or c.null_count else c.slice(0, 0) for c in found]
+        return common_type(parts, bool(self._csv))
+
+    def forget(self) -> None:
+        """Before a fork: the parent's Parquet tables stay with the parent."""
+        self._last = (None, None)
+
+
+def read_csv(file: Path) -> Any:
+    csv = need("pyarrow.csv", "pyarrow", "tables", f"reading {file}")
+    import pyarrow as pa
+
+    wrong: list[Any] = []
+
+    def stop(row: Any) -> str:
+        wrong.append(row)
+        return "error"
+
+    def read(**convert: Any) -> Any:
+        return csv.read_csv(
+            file,
+            csv.ReadOptions(use_threads=False),
+            csv.ParseOptions(invalid_row_handler=stop),
+            csv.ConvertOptions(**convert),
+        )
+
+    def as_text(column: str) -> Any:
+        kinds = {column: pa.string()}
+        return read(include_columns=[column], column_types=kinds, strings_can_be_null=True).column(0)
+
+    try:
+        table = read().combine_chunks()
+        check_names(file, table.schema.names)
+        return restore_whole_numbers(table, as_text)
+    except ConfigError:
+        raise
+    except Exception as error:  # pyarrow raises its own and OSError
+        if wrong:
+            row = wrong[0]
+            cells = f"{row.actual_columns} cells, the header {row.expected_columns}"
+            raise ConfigError(
+                f"{file}: line {row.number} has {cells}: {row.text[:60]!r}; a cell that holds a comma stands in quotes"
+            ) from None
+        raise ConfigError(f"{file} cannot be read as CSV: {error}") from None
+
+
+def check_names(file: Path, names: list[str]) -> None:
+    if twice := next((n for n in names if names.count(n) > 1), None):
+        raise ConfigError(f"{file} has two columns {twice!r}; give each a name of its own")

@@ -1,0 +1,180 @@
+"""The doctor: how a file is laid out, how each field will be read, how fast, and what to change."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+
+from engine.data.h5 import H5Dataset, plan_reader
+from engine.data.reading.external import ALLOW, below, leads_to
+from engine.data.reading.finding import type_name
+from engine.data.reading.opening import open_h5
+from engine.errors import ConfigError
+from engine.packing.importers.hdf5 import missing_filter, scan
+
+BATCH = 256
+COSTLY = 4.0  # bytes read for each byte wanted, from which on another layout is worth its while
+POINTLESS = 0.85  # stored / decoded bytes, above which compression saves too little for what it costs
+FILTERS = {
+    1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scale-offset", 32000: "lzf", 32001: "blosc",
+    32004: "lz4", 32008: "bitshuffle", 32015: "zstd", 32026: "blosc2",
+}  # fmt: skip
+
+
+@dataclass
+class Found:
+    name: str
+    dset: h5py.Dataset
+    filters: list[str]
+    stored: int  # bytes in the file
+    size: int  # bytes decoded
+    amplification: float | None  # bytes read and decoded for each byte of one random row
+    way: str
+    reason: str
+
+
+def inspect(path: str, seconds: float) -> None:
+    with open_h5(path) as file:
+        print(f"{path}: {Path(path).stat().st_size / 1e6:,.1f} MB")
+        for name, value in file.attrs.items():
+            print(f"  {name}: {shorten(value)}")
+        found = [examine(name, item) for name, item in datasets(file)]
+        if not found:
+            print("  it holds no datasets")
+        for each in found:
+            show(path, each, seconds)
+        for name, link in scan(file, False, ALLOW).links.items():
+            if isinstance(link, h5py.ExternalLink):
+                print(f"\n{name}: a link to {link.path} in {link.filename}, which is not followed here")
+        advise(path, found)
+
+
+def datasets(file: h5py.File) -> list[tuple[str, h5py.Dataset]]:
+    found = []
+    for name, item in below(file):
+        if isinstance(item, h5py.Dataset) and type_name(item)[0] != "(":
+            found.append((name, item))
+        elif item is None or isinstance(item, h5py.Dataset):
+            print(f"\n{name}: cannot be read: " + ("it is damaged" if item is None else type_name(item)))
+    return found
+
+
+def examine(name: str, dset: h5py.Dataset) -> Found:
+    plan = dset.id.get_create_plist()
+    filters = [FILTERS.get(n := plan.get_filter(k)[0], f"filter {n}") for k in range(plan.get_nfilters())]
+    way, reason = plan_reader(dset)
+    size = (dset.size or 0) * dset.dtype.itemsize
+    return Found(name, dset, filters, dset.id.get_storage_size(), size, amplification(dset), way, reason)
+
+
+def amplification(dset: h5py.Dataset) -> float | None:
+    """Whole chunks are read for one row; None where there are no rows."""
+    if not dset.ndim or not dset.size:
+        return None
+    if dset.chunks is None:
+        return 1.0
+    touched = np.prod([-(-side // c) * c for side, c in zip(dset.shape[1:], dset.chunks[1:], strict=True)])
+    return float(dset.chunks[0] * touched / np.prod(dset.shape[1:]))
+
+
+def show(path: str, each: Found, seconds: float) -> None:
+    dset = each.dset
+    layout = "contiguous" if dset.chunks is None else f"chunks of {'x'.join(map(str, dset.chunks))}"
+    if dset.is_virtual:
+        layout = "virtual"
+    if others := leads_to(dset):
+        layout += f", in other files: {shorten(', '.join(others))}"
+    shape = "x".join(map(str, dset.shape)) if dset.shape else "no rows"
+    stored = f", {each.stored / 1e6:,.1f} MB in the file" if each.filters else ""
+    print(f"\n{each.name}: {shape} {dset.dtype}, {each.size / 1e6:,.1f} MB{stored}")
+    print(f"  layout: {layout}" + (f", {' + '.join(each.filters)}" if each.filters else ""))
+    if each.amplification is not None:
+        print(f"  random row: {each.amplification:,.1f} bytes read and decoded for each byte wanted")
+    print(f"  read: {each.way} ({each.reason})")
+    if "classes" in dset.attrs:
+        print(f"  classes: {len(dset.attrs['classes'])} ({shorten(dset.attrs['classes'])})")
+    if seconds > 0 and each.amplification is not None:
+        measure(path, each, seconds)
+
+
+def measure(path: str, each: Found, seconds: float) -> None:
+    """Samples/s of random rows, by the project's reader and by h5py one at a time."""
+    group, _, name = each.name.rpartition("/")
+    try:
+        data = H5Dataset(path, {"x": name}, {"all": {"group": group or "/"}}, "all")
+    except ConfigError as error:
+        print(f"  speed: not readable as a field: {error}")
+        return
+    rng, size = np.random.default_rng(0), len(data)
+    out = buffers(data)
+    fast = rate(lambda: data.gather(rng.integers(0, size, BATCH), out), BATCH, seconds)
+    dset = each.dset
+    plain = "h5py has no filter for it"
+    if missing_filter(dset) is None:
+        plain = f"{rate(lambda: dset[int(rng.integers(0, size))], 1, seconds):,.0f} by h5py one at a time"
+    print(f"  speed: {fast:,.0f} samples/s in random batches of {BATCH}, one thread ({plain})")
+
+
+def buffers(data: Any) -> Any:
+    """Reused batch memory, as the loader has it; None where the shape is not fixed."""
+    if any(-1 in shape for shape, _ in data.spec.values()):
+        return None
+    return {field: torch.empty((BATCH, *shape), dtype=dtype) for field, (shape, dtype) in data.spec.items()}
+
+
+def rate(call: Any, per_call: int, seconds: float) -> float:
+    call()
+    calls, begin = 0, time.perf_counter()
+    while (now := time.perf_counter()) < begin + seconds:
+        call()
+        calls += 1
+    return calls * per_call / (now - begin)
+
+
+def advise(path: str, found: list[Found]) -> None:
+    print("\nadvice:")
+    vlen = [each for each in found if each.dset.dtype.kind == "O" and each.dset.ndim == 1]
+    for each in vlen:
+        print(f"  {each.name}: of variable length, which HDF5 reads one by one; flat values and offsets are mapped")
+    fixable = []
+    for each in found:
+        if why := complaint(each):
+            print(f"  {each.name}: {why}")
+            fixable.append(each)
+    if not fixable and not vlen:
+        print("  nothing to repack")
+        return
+    new = str(Path(path).with_suffix("")) + ".repacked.h5"
+    whole = sum(each.size for each in found)
+    flatten = ["--flatten"] * bool(vlen)
+    print(f"  fastest to read ({whole / 1e6:,.1f} MB):\n    {command('repack', path, new, *flatten)}")
+    if any(e.filters and e.stored < POINTLESS * e.size for e in fixable):
+        print(f"  smaller, one to a few rows to a chunk:\n    {command('repack', path, new, '--codec', 'zstd')}")
+
+
+def complaint(each: Found) -> str | None:
+    if each.amplification is None or each.dset.dtype.kind == "O":
+        return None
+    if each.filters and each.size and each.stored > POINTLESS * each.size:
+        return f"compression saves {1 - each.stored / each.size:.0%} and costs the decoding of each sample"
+    if each.way != "mapped" and each.amplification >= COSTLY:
+        return f"a random row costs {each.amplification:,.0f} times its bytes (fine if read in windows of chunks)"
+    if each.way == "h5py":
+        return f"read through h5py, slowly: {each.reason}"
+    return None
+
+
+def command(*words: str) -> str:
+    return shlex.join(["python", "src/h5.py", *words])
+
+
+def shorten(value: Any, limit: int = 100) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, np.ndarray) and value.ndim else str(value)
+    return text if len(text) <= limit else text[: limit - 4] + " ..."

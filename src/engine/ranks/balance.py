@@ -1,0 +1,252 @@
+"""Balance: what each rank holds and does, beside the others.
+
+All ranks go at the pace of the slowest, so the time of a whole step tells nothing. What tells them apart is when each
+has done its own part of the backward pass: from there to the end of the all-reduce it waits for the others.
+
+    |---- data, forward, backward ----| own part done |---- waiting ----| averaged |---- clip, update ----|
+                  own work                                                                own work
+
+The autograd engine runs its final callbacks in the order they were queued, and DDP queues the one that waits when the
+last gradient is there; ours is queued by a parameter's hook, so it comes before, and queues another that comes after.
+The marks are the host's clock on a CPU and events on CUDA, where the host runs ahead: those are read at a log.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.data.loader import Loader
+from engine.ranks.ddp import unwrapped
+from engine.ranks.distributed import World
+from engine.runs.logger import Logger
+
+WARM_UP = 3  # the first steps allocate, choose kernels and build buckets
+ALL_UNTIL, THEN_EVERY = 64, 8  # steps that are measured: marks at every one would cost more than they tell
+NAME_AFTER_S = 2.0  # of measured work: what is shorter matters to nobody, and chance is in it
+LISTED = 8  # ranks whose values the line at the end gives one by one
+COLUMNS = 5  # of a rank's row: memory in bytes, own work in s, steps it was measured in, data wait in s, steps
+UNITS = {
+    "memory": ("peak memory", 1e-6, "MB"),
+    "step_time": ("own work", 1e3, "ms"),
+    "data_wait": ("data wait", 1e3, "ms"),
+}
+
+
+class Balance:
+    """The null object: one rank has nothing to be compared with."""
+
+    def begin(self) -> None:
+        """Before each step."""
+
+    def end(self) -> None:
+        """After each step."""
+
+    def row(self) -> list[float]:
+        """At a log: the rows of all ranks, this one's filled and the others zero, to be summed over the ranks."""
+        return []
+
+    def read(self, step: int, table: list[float]) -> dict[str, float]:
+        """The sum of all ranks' row() -> the values to log: max over mean of the ranks, since the last log."""
+        return {}
+
+    def report(self) -> dict[str, Any]:
+        """Say what the ranks held and did while this process trained -> what belongs into result.json."""
+        return {}
+
+
+class RanksBalance(Balance):
+    """One of several ranks. straggler_share: a rank this much slower than the others' mean is named; None: none is.
+
+    `net` that is not DDP's (FSDP) or with SyncBatchNorm waits for the others all along a step: then
+    nothing tells its own work, and step_time is left out.
+    """
+
+    def __init__(
+        self, net: nn.Module, world: World, train: Loader, logger: Logger, straggler_share: float | None
+    ) -> None:
+        self._world, self._train, self._logger, self._share = world, train, logger, straggler_share
+        self._clock = DeviceClock(world.device) if world.device.type == "cuda" else HostClock()
+        self._measures = unwrapped(net) is not None and not any(isinstance(m, nn.SyncBatchNorm) for m in net.modules())
+        self._sampling = self._queued = False
+        self._start: Any = None
+        self._waits: list[Any] = []  # marks of this step: before and after each wait
+        self._pending: deque[tuple[Any, Any, list[Any]]] = deque()  # marks of steps that the device has still to do
+        self._steps = 0
+        self._since_log = [0.0, 0.0, train.wait_s, 0.0]  # own work, steps measured, train.wait_s then, steps then
+        self._totals = [[0.0] * COLUMNS for _ in range(world.size)]
+        self._named = False
+        if self._measures:
+            trained = [p for p in net.parameters() if p.requires_grad]
+            for parameter in {trained[0], trained[-1]}:  # two, as one may be unused; any of them comes in time
+                parameter.register_hook(self._queue)
+
+    # ---- the marks of a step
+
+    def begin(self) -> None:
+        due = self._steps % THEN_EVERY == 0 if self._steps >= ALL_UNTIL else self._steps >= WARM_UP
+        self._sampling = due and self._measures
+        if self._sampling:
+            self._waits, self._start = [], self._clock.now()
+
+    def _queue(self, gradient: torch.Tensor) -> None:
+        if self._sampling and not self._queued:
+            self._queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._own_part_done)
+
+    def _own_part_done(self) -> None:
+        self._waits.append(self._clock.now())
+        torch.autograd.Variable._execution_engine.queue_callback(self._averaged)
+
+    def _averaged(self) -> None:
+        self._waits.append(self._clock.now())
+        self._queued = False
+
+    def end(self) -> None:
+        self._steps += 1
+        if self._sampling and self._waits:
+            self._pending.append((self._start, self._clock.now(), self._waits))
+            while self._pending and self._clock.passed(self._pending[0][1]):
+                self._add(*self._pending.popleft())
+
+    def _add(self, start: Any, end: Any, waits: list[Any]) -> None:
+        waited = sum(self._clock.seconds(before, after) for before, after in zip(waits[::2], waits[1::2]))
+        self._since_log[0] += self._clock.seconds(start, end) - waited
+        self._since_log[1] += 1
+
+    # ---- what they tell
+
+    def row(self) -> list[float]:
+        while self._pending:
+            self._add(*self._pending.popleft())
+        own_s, measured, wait_then, steps_then = self._since_log
+        self._since_log = [0.0, 0.0, self._train.wait_s, self._steps]
+        mine = [peak_memory(self._world.device), own_s, measured, self._train.wait_s - wait_then]
+        table = [0.0] * (self._world.size * COLUMNS)
+        first = self._world.rank * COLUMNS
+        table[first : first + COLUMNS] = [*mine, self._steps - steps_then]
+        return table
+
+    def read(self, step: int, table: list[float]) -> dict[str, float]:
+        rows = [table[i : i + COLUMNS] for i in range(0, len(table), COLUMNS)]
+        for total, (memory, *sums) in zip(self._totals, rows):
+            total[:] = [max(total[0], memory), *(a + b for a, b in zip(total[1:], sums))]
+        if not self._named:
+            self._name_straggler(f"step {step}: ")
+        return {f"balance/{name}": max_over_mean(values) for name, values in figures(rows).items()}
+
+    def report(self) -> dict[str, Any]:
+        found = figures(self._totals)
+        if not self._steps:  # the run had all its steps behind it: an earlier process has logged what they took
+            logged = self._logger.latest("balance/")
+            return {"balance": {key.partition("/")[2]: value for key, value in logged.items()}} if logged else {}
+        ratios = {name: max_over_mean(values) for name, values in found.items()}
+        parts, ranks = [], [{} for _ in range(self._world.size)]  # type: tuple[list[str], list[dict[str, float]]]
+        for name, values in found.items():
+            title, factor, unit = UNITS[name]
+            per_step = "" if name == "memory" else " a step"
+            values = [value * factor for value in values]
+            parts.append(f"{title} {listed(values)} {unit}{per_step} ({ratios[name]:.2f})")
+            for rank, value in zip(ranks, values):
+                rank[f"{name}_{unit.lower()}"] = round(value, 4)
+        self._logger.say(f"balance of {self._world.size} ranks, in brackets max over mean: {', '.join(parts)}")
+        self._name_straggler("")
+        self._logger.summary({f"balance/{name}": value for name, value in ratios.items()})
+        return {"balance": {**ratios, "ranks": ranks}}
+
+    def _name_straggler(self, prefix: str) -> None:
+        found = figures(self._totals)
+        own = found.get("step_time", [])
+        rank = straggler(own, self._share)
+        if rank is None or self._totals[rank][1] < NAME_AFTER_S:
+            return
+        self._named = True
+        late = own[rank] - mean_of_others(own, rank)
+        waits = found["data_wait"][rank] - mean_of_others(found["data_wait"], rank)
+        cause = "its data come late" if waits > late / 2 else "look at its transforms, its batches and its machine"
+        self._logger.warn(
+            f"{prefix}rank {rank} holds the others up: its own work takes {own[rank] * 1e3:.3g} ms a step, theirs "
+            f"{mean_of_others(own, rank) * 1e3:.3g} ms; {cause}"
+        )
+
+
+class HostClock:
+    """Seconds, as the host sees them."""
+
+    now = staticmethod(time.perf_counter)
+
+    def passed(self, mark: float) -> bool:
+        return True
+
+    def seconds(self, start: float, end: float) -> float:
+        return end - start
+
+
+class DeviceClock:
+    """Events on the stream of the loop, also when a thread of the autograd engine sets them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device)
+
+    def now(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
+
+    def passed(self, mark: torch.cuda.Event) -> bool:
+        return mark.query()
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        end.synchronize()  # at a log alone may it not have passed, and a log waits for the device anyway
+        return start.elapsed_time(end) / 1e3
+
+
+def peak_memory(device: torch.device) -> float:
+    """Bytes: of tensors on a CUDA device, else of the whole process in RAM."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1.0 if sys.platform == "darwin" else 1024.0)
+
+
+def figures(rows: Sequence[Sequence[float]]) -> dict[str, list[float]]:
+    """memory (bytes), step_time, data_wait (s a step) of each rank; without what was not measured on all of them."""
+    found = {"memory": [row[0] for row in rows]}
+    if all(row[2] for row in rows):
+        found["step_time"] = [row[1] / row[2] for row in rows]
+    if all(row[4] for row in rows):
+        found["data_wait"] = [row[3] / row[4] for row in rows]
+    return found
+
+
+def max_over_mean(values: Sequence[float]) -> float:
+    """1.0: all are equal."""
+    mean = sum(values) / len(values)
+    return max(values) / mean if mean else 1.0
+
+
+def mean_of_others(values: Sequence[float], rank: int) -> float:
+    return (sum(values) - values[rank]) / (len(values) - 1)
+
+
+def straggler(own: Sequence[float], share: float | None) -> int | None:
+    """The rank whose own work takes longest, if that is more than `share` above the mean of the others."""
+    if share is None or len(own) < 2:
+        return None
+    slowest = max(range(len(own)), key=own.__getitem__)
+    return slowest if own[slowest] > (1 + share) * mean_of_others(own, slowest) else None
+
+
+def listed(values: Sequence[float]) -> str:
+    """Each rank's value; of many ranks the extremes."""
+    if len(values) <= LISTED:
+        return ", ".join(f"{value:.3g}" for value in values)
+    ranks = range(len(values))
+    low, high = min(ranks, key=values.__getitem__), max(ranks, key=values.__getitem__)
+    return f"{values[low]:.3g} (rank {low}) to {values[high]:.3g} (rank {high})"

@@ -1,0 +1,118 @@
+"""Modules of a model by name or class, and activation checkpointing of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from engine.config.schema import did_you_mean
+from engine.errors import ConfigError
+
+CONTAINERS = (nn.ModuleList, nn.Sequential)
+
+
+def find(model: nn.Module, patterns: str | Sequence[str], key: str) -> dict[str, nn.Module]:
+    """{name: module} in the model's order. patterns: auto, or classes (Block) and names (blocks.0, blocks.*).
+
+    auto: the members of model.blocks, where there is such a list, else of the list that holds most of the weights; none
+    where the model has no list. key: for the error about a pattern that fits nothing.
+    """
+    if patterns == "auto":
+        return _members(model)
+    found: dict[str, nn.Module] = {}
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        named = {
+            name: module
+            for name, module in model.named_modules()
+            if name and (type(module).__name__ == pattern or _is_named(name, pattern))
+        }
+        if not named:
+            raise ConfigError(_nothing(model, pattern, key))
+        for name, module in named.items():
+            if isinstance(module, nn.ModuleList | nn.ModuleDict):
+                raise ConfigError(f"{key}: {name!r} is a list of modules, which is never called - write {name}.*")
+        found |= named
+    return {name: module for name, module in model.named_modules() if name in found}
+
+
+def _is_named(name: str, pattern: str) -> bool:
+    """A * stands for one part of the name: blocks.* are the blocks, not what is in them."""
+    parts, patterns = name.split("."), pattern.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
+
+
+def _members(model: nn.Module) -> dict[str, nn.Module]:
+    lists = {name: module for name, module in model.named_modules() if isinstance(module, CONTAINERS)}
+    if not lists:
+        return {}
+    name = "blocks" if "blocks" in lists else max(lists, key=lambda name: _numel(lists[name]))
+    prefix = f"{name}." if name else ""
+    return {f"{prefix}{part}": module for part, module in lists[name].named_children() if _numel(module)}
+
+
+def _numel(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _nothing(model: nn.Module, pattern: str, key: str) -> str:
+    names = [name for name, _ in model.named_modules() if name]
+    classes = list(dict.fromkeys(type(module).__name__ for _, module in model.named_modules()))[1:]
+    return (
+        f"{key}: {type(model).__name__} has no module of class or name {pattern!r}"
+        f"{did_you_mean(pattern, [*classes, *names])} (classes: {', '.join(classes)})"
+    )
+
+
+def checkpoint_activations(modules: Iterable[nn.Module], compiled: bool) -> None:
+    """Keep a module's input only, and compute what lies inside again in the backward pass (Chen et al. 2016).
+
+    Random numbers are drawn again as they were, and running statistics are updated once. compiled: the modules will be
+    compiled.
+    """
+    from torch.utils.checkpoint import checkpoint
+
+    # the compiler knows the decorated function; without it, the decorator would import the compiler
+    run = checkpoint if compiled else inspect.unwrap(checkpoint)
+    for module in modules:
+        options: dict[str, Any] = {"use_reentrant": False}
+        if norms := [norm for norm in module.modules() if isinstance(norm, _NormBase) and norm.track_running_stats]:
+            if compiled:
+                raise ConfigError(
+                    "hardware.compile=true: with hardware.activation_checkpointing BatchNorm would count each batch "
+                    "twice - leave one of the two out"
+                )
+            options["context_fn"] = partial(_once, norms)
+        module.forward = _kept_small(module.forward, partial(run, **options))  # no wrapper module: the names stay
+
+
+def _kept_small(forward: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        return run(forward, *args, **kwargs) if torch.is_grad_enabled() else forward(*args, **kwargs)
+
+    return checkpointed
+
+
+def _once(norms: list[_NormBase]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What surrounds the forward pass, and its repetition, which leaves the statistics alone."""
+    return nullcontext(), _uncounted(norms)
+
+
+@contextmanager
+def _uncounted(norms: list[_NormBase]) -> Iterator[None]:
+    """Momentum 0 adds nothing. (Without the statistics the pass would not be the same for autograd.)"""
+    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, momentum, count in before:
+            norm.momentum, norm.num_batches_tracked = momentum, count

@@ -1,0 +1,89 @@
+"""trainer=dp: one process, several GPUs, the loss computed on each of them.
+
+nn.DataParallel gathers all outputs on the first GPU, which then holds and does more than the others. Here each GPU goes
+from its share of the batch to its losses, (B/N,), and only these come together. What stays uneven by nature: the
+weights, the gradients' sum and the optimizer are the first GPU's, and the weights are copied at each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.errors import ConfigError
+from engine.ranks.cuda import count_gpus
+
+Forward = Callable[[Any, Any, Any], tuple[Tensor, Any]]
+
+
+def gpus() -> list[torch.device]:
+    """Those that trainer=dp trains on: all that this process may see. Starts no CUDA."""
+    count = count_gpus()
+    if count < 2:
+        raise ConfigError(f"trainer=dp: shares a batch among several GPUs, and there are {count} - use trainer=single")
+    return [torch.device("cuda", index) for index in range(count)]
+
+
+class Replicas(nn.Module):
+    """The model as trainer=dp trains it; a forward_loss that is `on_each_device` goes through `losses`."""
+
+    def __init__(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
+        super().__init__()
+        self.model, self.devices = model, devices
+        self.pool = ThreadPoolExecutor(len(devices), "replica")  # Python's part of one GPU's work beside the others'
+
+    def losses(self, forward: Forward, task: Any, batch: dict[str, Any]) -> tuple[Tensor, None]:
+        """((B,) losses on the first device, None: the outputs stay where they are)."""
+        shares = split(batch, self.devices)
+        whole = nn.ModuleDict({"model": self.model})
+        if isinstance(task.criterion, nn.Module):  # class weights belong on each device too
+            whole["criterion"] = task.criterion
+        kind = self.devices[0].type
+        autocast = {"dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
+
+        def one(parts: nn.ModuleDict, share: dict[str, Any], device: torch.device) -> Tensor:
+            # a thread begins with torch's defaults, whatever the loop has set
+            here = torch.cuda.device(device) if kind == "cuda" else nullcontext()
+            with here, torch.set_grad_enabled(grad), torch.autocast(kind, **autocast):  # type: ignore[arg-type]
+                own = replace(task, criterion=parts["criterion"]) if "criterion" in parts else task
+                return forward(parts["model"], own, share)[0]
+
+        grad = torch.is_grad_enabled()
+        used = self.devices[: len(shares)]
+        losses = list(self.pool.map(one, replicate(whole, used), shares, used))
+        return torch.cat([part.to(self.devices[0]) for part in losses]), None
+
+
+def on_each_device(forward: Forward) -> Forward:
+    """forward(model, task, batch), run on each device with its share of the batch where the model is `Replicas`."""
+
+    @wraps(forward)
+    def dispatch(model: Any, task: Any, batch: Any) -> tuple[Tensor, Any]:
+        return model.losses(forward, task, batch) if isinstance(model, Replicas) else forward(model, task, batch)
+
+    return dispatch
+
+
+def replicate(module: nn.Module, devices: Sequence[torch.device]) -> list[Any]:
+    """A copy on each GPU, whose backward sums the gradients on the first; CPU devices share the one module."""
+    if devices[0].type == "cpu":
+        return [module] * len(devices)
+    return nn.parallel.replicate(module, devices)  # type: ignore[arg-type]
+
+
+def split(batch: dict[str, Any], devices: Sequence[torch.device]) -> list[dict[str, Any]]:
+    """Equal shares of the samples, to one; of fewer samples than devices, one each."""
+    size = len(next(iter(batch.values())))
+    count = min(size, len(devices))
+    ends = [size * (i + 1) // count for i in range(count)]
+    return [
+        {k: v[a:b].to(device, non_blocking=True) if isinstance(v, Tensor) else v[a:b] for k, v in batch.items()}
+        for device, a, b in zip(devices, [0, *ends], ends)
+    ]

@@ -1,0 +1,104 @@
+"""The model wrapped as trainer.strategy says; DDP as trainer.ddp sets it, unused parameters named in one line."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from engine.errors import ConfigError
+from engine.ranks.data_parallel import Replicas, gpus
+from engine.ranks.distributed import World, rank
+from engine.ranks.dynamo import ddp_without_dynamo
+from lab.groups import DDPConfig, TrainerConfig
+
+log = logging.getLogger("lab")
+
+
+def wrap(model: nn.Module, world: World, trainer: TrainerConfig) -> nn.Module:
+    """The model whose backward averages the gradients over the ranks; with one rank the model itself."""
+    if trainer.strategy == "dp":
+        return Replicas(model, gpus())
+    return model if world.size == 1 else wrap_ddp(model, world.device, trainer.ddp)
+
+
+def wrap_ddp(model: nn.Module, device: torch.device, options: DDPConfig) -> DistributedDataParallel:
+    if options.comm_hook == "bf16" and device.type != "cuda":
+        raise ConfigError(f"trainer.ddp.comm_hook=bf16: torch has it for CUDA only, not for {device.type}; fp16 works")
+    # buffers are broadcast before an evaluation or a checkpoint, not at each step; torch 2.13 renamed the argument
+    new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    arguments: dict[str, Any] = {"forward_sync_buffers" if new else "broadcast_buffers": False}
+    for name in ("find_unused_parameters", "static_graph", "bucket_cap_mb"):
+        arguments[name] = getattr(options, name)
+    with ddp_without_dynamo():
+        net = DistributedDataParallel(
+            model, [device] if device.type == "cuda" else None, gradient_as_bucket_view=True, **arguments
+        )
+    if options.comm_hook is not None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        # not PowerSGD's: it carries errors from step to step, which no checkpoint holds
+        net.register_comm_hook(None, getattr(default_hooks, f"{options.comm_hook}_compress_hook"))
+    if not (options.find_unused_parameters or options.static_graph):
+        settle_buckets(net)
+    return net
+
+
+def settle_buckets(net: DistributedDataParallel) -> None:
+    """Let DDP form its final buckets now, not after the first step.
+
+    Where a gradient lies in its bucket decides in which order the values of three or more ranks are added. A run that
+    goes on from a checkpoint must add as the undisturbed one does, but DDP groups anew after a process's first step, by
+    the order in which gradients came. Here they come from the last parameter to the first. (With
+    find_unused_parameters DDP does not regroup; with static_graph this backward would count as the model's own.)
+    """
+    model, trained = net.module, [p for p in net.parameters() if p.requires_grad]
+    # what is added last is the first in the backward; an input, as DDP fails on CUDA without any
+    own = vars(model).get("forward")  # a model may choose its forward in __init__
+    model.forward = lambda unused: sum(p.real.sum() for p in trained)
+    net(trained[0].detach()).backward()
+    del model.forward
+    if own is not None:
+        model.forward = own
+    for p in trained:
+        p.grad = None
+
+
+def with_sync_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
+    """BatchNorm over the samples of all ranks; the names in a checkpoint stay."""
+    if device.type == "cpu":
+        raise ConfigError("trainer.sync_batchnorm=true: torch's SyncBatchNorm runs on a GPU only")
+    if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        raise ConfigError(f"trainer.sync_batchnorm=true: {type(model).__name__} has no BatchNorm; leave it false")
+    return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+
+
+def unwrapped(net: nn.Module) -> DistributedDataParallel | None:
+    """The DDP module of `net`, which may be compiled."""
+    net = getattr(net, "_orig_mod", net)
+    return net if isinstance(net, DistributedDataParallel) else None
+
+
+def name_unused(net: nn.Module, model: nn.Module, step: int) -> None:
+    """After a backward that left parameters of `model`, the bare one of `net`, without a gradient: name them.
+
+    Where DDP needs all of them it has not averaged the gradients, and the ranks would no longer meet: an error.
+    Elsewhere a warning at the first step.
+    """
+    ddp = unwrapped(net)
+    fatal = ddp is not None and not (ddp.find_unused_parameters or ddp.static_graph)
+    if not fatal and step > 0:
+        return
+    names = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    what = f"the loss does not depend on {', '.join(names[:6])}" + (f" and {len(names) - 6} more" if names[6:] else "")
+    if fatal:
+        raise ConfigError(
+            f"step {step + 1}, rank {rank()}: {what}: set trainer.ddp.find_unused_parameters=true, "
+            "or take these parameters out of the model"
+        )
+    if rank() == 0:
+        log.warning("%s: these parameters are not trained", what)

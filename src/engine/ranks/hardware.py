@@ -1,0 +1,140 @@
+"""What `auto` means on this machine, and the settings that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.errors import ConfigError
+from engine.ranks.cuda import count_gpus, hide_gpus
+from engine.ranks.data_parallel import gpus
+from engine.ranks.distributed import gpu, local_ranks, started_ranks
+from engine.ranks.place import Place, place
+from engine.ranks.seed import make_deterministic
+from engine.ranks.threads import Threads, decide
+from lab.groups import ONE_PROCESS, HardwareConfig, TrainerConfig, check_share
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """hardware with every `auto` decided. micro_batch_sizes: of one optimizer step on one rank."""
+
+    device: str
+    num_procs: int
+    precision: str
+    threads: Threads
+    micro_batch_sizes: list[int]
+    eval_batch_size: int
+
+
+def resolve(hardware: HardwareConfig, trainer: TrainerConfig) -> Hardware:
+    """Decide every `auto`, in a process that will train: this may start CUDA."""
+    device, num_procs = choose_device(hardware), count_processes(hardware, trainer)
+    share = check_share(trainer.global_batch_size, num_procs)
+    devices = len(gpus()) if trainer.strategy == "dp" else 1  # of this process
+    parts = -(-share // min((hardware.micro_batch_size or share) * devices, share))
+    if parts > 1 and trainer.ddp.static_graph:
+        raise ConfigError(
+            "trainer.ddp.static_graph=true: torch fails where gradients are accumulated, and "
+            f"hardware.micro_batch_size={hardware.micro_batch_size} makes {parts} micro-batches of a rank's {share} "
+            "samples - leave one of them out"
+        )
+    micro = [share // parts + (i < share % parts) for i in range(parts)]  # as equal as can be
+    precision = hardware.precision
+    if hardware.device == "cpu":
+        hide_gpus()
+    if device == "cuda":
+        torch.cuda.set_device(gpu())  # first: a question to CUDA would open a context on GPU 0 in each rank
+    if precision == "auto":
+        precision = "bf16" if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    threads = decide(hardware.num_threads, device, hardware.deterministic, local_ranks())
+    eval_batch_size = hardware.eval_batch_size or -(-micro[0] // devices)
+    return Hardware(device, num_procs, precision, threads, micro, eval_batch_size)
+
+
+def choose_device(hardware: HardwareConfig) -> str:
+    """cpu, cuda or mps; a ConfigError for what this machine lacks. Counts GPUs without starting CUDA."""
+    has: dict[str, Callable[[], bool]] = {
+        "cuda": lambda: count_gpus() > 0,
+        "mps": torch.backends.mps.is_available,
+        "cpu": lambda: True,
+    }
+    if hardware.device == "auto":
+        return next(device for device, is_there in has.items() if is_there())
+    if not has[hardware.device]():
+        raise ConfigError(
+            f"hardware.device={hardware.device}: this machine has none, or this build of torch cannot use it; "
+            "hardware=auto takes what there is"
+        )
+    return hardware.device
+
+
+def count_processes(hardware: HardwareConfig, trainer: TrainerConfig) -> int:
+    """The ranks of this run, all together. Starts no CUDA, so the ranks can be forked afterwards."""
+    device, started = choose_device(hardware), started_ranks()
+    if started is not None:
+        if trainer.strategy in ONE_PROCESS and started > 1:
+            raise ConfigError(
+                f"trainer.strategy={trainer.strategy}, but {started} processes were started: add trainer=ddp"
+            )
+        if hardware.num_procs not in ("auto", local_ranks()):
+            raise ConfigError(
+                f"hardware.num_procs={hardware.num_procs}, but {local_ranks()} were started on this host: leave it auto"
+            )
+        return started
+    here = place()
+    if here is not None:
+        return here.count * _processes_of_host(hardware, trainer, device, here)
+    if trainer.strategy in ONE_PROCESS:
+        return 1
+    return _processes_here(hardware, device, on_cpu=2)
+
+
+def _processes_of_host(hardware: HardwareConfig, trainer: TrainerConfig, device: str, here: Place) -> int:
+    """Of one of several hosts. On a CPU one, as somebody who wants two starts two pods or tasks."""
+    if trainer.strategy in ONE_PROCESS:
+        raise ConfigError(f"trainer.strategy={trainer.strategy}, but {here.count} hosts were started: add trainer=ddp")
+    if here.local_count is None:
+        return _processes_here(hardware, device, on_cpu=1)
+    if hardware.num_procs not in ("auto", here.local_count):
+        raise ConfigError(
+            f"hardware.num_procs={hardware.num_procs}, but PET_NPROC_PER_NODE={here.local_count}: leave it auto"
+        )
+    return here.local_count
+
+
+def _processes_here(hardware: HardwareConfig, device: str, on_cpu: int) -> int:
+    gpus = count_gpus()
+    if hardware.num_procs == "auto":
+        return {"cuda": gpus, "mps": 1}.get(device, on_cpu)
+    if device == "cuda" and int(hardware.num_procs) > gpus:
+        raise ConfigError(f"hardware.num_procs={hardware.num_procs}: there are {gpus} GPUs, one for each process")
+    return int(hardware.num_procs)
+
+
+def apply(config: HardwareConfig, hardware: Hardware) -> None:
+    """torch's global switches, in each process."""
+    torch.set_num_threads(hardware.threads.count)
+    torch.set_float32_matmul_precision("highest" if hardware.precision == "fp32" else "high")
+    torch.backends.cudnn.allow_tf32 = hardware.precision != "fp32"
+    torch.backends.cudnn.benchmark = config.cudnn_benchmark
+    torch.autograd.set_detect_anomaly(config.detect_anomaly)
+    if config.deterministic:
+        make_deterministic()
+
+
+def autocast(hardware: Hardware) -> Callable[[], AbstractContextManager[Any]]:
+    """Makes the context of the forward pass: torch.amp's for bf16 and fp16, none else."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(hardware.precision)
+    if dtype is None:
+        return nullcontext
+    return lambda: torch.autocast(hardware.device, dtype)
+
+
+def scaler(hardware: Hardware) -> torch.amp.GradScaler | None:
+    """fp16 alone needs the loss scaled: its gradients underflow."""
+    return torch.amp.GradScaler(hardware.device) if hardware.precision == "fp16" else None

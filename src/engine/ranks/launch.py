@@ -1,0 +1,218 @@
+"""How processes start and how they end. Importing this imports no torch.
+
+A run of one rank stays in the parent's process, so a debugger works. Several ranks, and every job of a multirun, are
+processes of their own, forked from a parent that has imported torch once, made no CUDA call and started no thread
+(measured: as fast to the first step as one process; spawn takes a second and a half more). Where fork is not safe
+(engine.ranks.cuda.start_method) they are spawned. The parent hands over the run directory and nothing else.
+
+A rank that ends badly has written failure.json; for one that a signal killed the parent does. The others find that
+their connection broke, or their watch does (engine.ranks.watch), and end by themselves; the parent kills what is left.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing as mp
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+from engine import early
+from engine.errors import RankLost, RunFailed
+from engine.ranks import heartbeat
+from engine.ranks.cuda import start_method
+from engine.ranks.distributed import first_rank, rank_environment
+from engine.ranks.heartbeat import Hearts, readable
+from engine.ranks.parent import die_with
+from engine.ranks.stop import SAME_S, handling, heeded, held_signals
+from engine.runs.directory import failure, record_failure
+
+POLL_S = 0.5
+SETTLE_S = 0.1  # ranks end within this of each other when one fault ends them all
+LAST_S = 20.0  # what the other ranks get to end by themselves after one has failed: a rank's watch needs 6
+
+LIKELY: dict[int, str] = {  # what sends a rank these signals
+    signal.SIGKILL: " (the kernel does that when memory runs out: see dmesg)",
+    signal.SIGBUS: " (a data file was cut short while it was read, or the shared memory of /dev/shm is full)",
+    signal.SIGABRT: " (native code gave up, as gloo does where ranks join a collective with tensors of different "
+    "sizes; if that is one of the criterion or a metric: trainer.eval_in_step=true)",
+}
+
+
+class Ranks:
+    """The processes of one run, and the signals that reach their parent."""
+
+    def __init__(self) -> None:
+        self.signalled: signal.Signals | None = None
+        self._signalled_at = 0.0
+        self._processes: list[Any] = []
+        self._hearts: Hearts
+        self._stacks: list[Any] = []  # pipes from the faulthandler of each rank
+
+    @contextmanager
+    def passing_on_signals(self) -> Iterator[None]:
+        """A scheduler, or `kill`, signals the parent alone: the ranks save and end. At a second Ctrl-C they end now."""
+        if asked := early.asked():
+            self.signalled = signal.Signals[asked]
+        with handling(self._handle):
+            yield
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if number == getattr(signal, "SIGHUP", None):
+            early.leave_hung_up_terminal()
+        now, again = time.monotonic(), self.signalled == number == signal.SIGINT
+        if again and now - self._signalled_at > SAME_S:
+            raise KeyboardInterrupt
+        if not again:
+            self.signalled, self._signalled_at = signal.Signals(number), now
+        self._tell(number)
+
+    def _tell(self, number: int) -> None:
+        for process in self._processes:
+            if process.exitcode is None:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
+    def run(self, target: Callable[[Path], None], directory: Path, count: int) -> None:
+        """target(directory) in `count` ranks until all have ended; RunFailed when one did not end well."""
+        context: Any = mp.get_context(start_method())
+        with meeting_file(context.get_start_method() == "fork") as store:
+            hearts, pipes = Hearts(context, count), [context.Pipe(duplex=False) for _ in range(count)]
+            self._hearts, self._stacks = hearts, [receive for receive, _ in pipes]
+            terminal = sys.stdin is not None and sys.stdin.isatty()
+            arguments = [
+                (rank, target, directory, count, store, os.getpid(), terminal, hearts.shared, pipes[rank][1])
+                for rank in range(count)
+            ]
+            processes = [context.Process(target=_rank_main, args=given, name=f"rank-{given[0]}") for given in arguments]
+            try:
+                with held_signals():  # a rank takes those that come early when it is ready for them
+                    for process in processes:
+                        process.start()
+                    self._processes = processes
+                    if self.signalled is not None:  # it came before there was a rank to tell
+                        self._tell(self.signalled)
+                self._wait(directory)
+            finally:
+                for process in processes:
+                    if process.pid is not None:
+                        process.kill()
+                        process.join()
+                self._processes = []
+                for end in (end for pipe in pipes for end in pipe):
+                    end.close()
+        codes = [process.exitcode for process in processes]
+        if codes != [0] * count:
+            if 130 in codes:
+                raise KeyboardInterrupt
+            lost = RankLost(f"the ranks ended with exit status {codes}")
+            record_failure(directory, first_rank(count), lost)  # unless there is a record
+            raise RunFailed(str(lost))
+
+    def _wait(self, directory: Path) -> None:
+        """Until all have ended well, or one has not and the others have had their time."""
+        running = {process.sentinel: process for process in self._processes}
+        while running:
+            ended = connection.wait(list(running), POLL_S)
+            heartbeat.beat(max(self._hearts.latest(), LAST_S + 10))  # of a job in a pool
+            if hung := self._hearts.overdue():
+                self._end_hung(directory, [i for i in hung if self._processes[i].is_alive()])
+            for sentinel in ended:
+                process = running.pop(sentinel)  # type: ignore[call-overload]
+                process.join()
+                if process.exitcode != 0 or not self._hearts.said(self._processes.index(process)):
+                    time.sleep(SETTLE_S)
+                    self._record_death(directory)
+                    self._let_end(directory)
+                    return
+
+    def _end_hung(self, directory: Path, hung: list[int]) -> None:
+        """Ranks that are stopped, or whose native code holds the interpreter: their watches cannot say so."""
+        first = first_rank(len(self._processes))
+        said = {i: f"rank {first + i} hung: {self._hearts.why(i, self._processes[i].pid)}" for i in hung}
+        for i in hung:
+            heartbeat.abort(self._processes[i])
+            self._hearts.shared[i].said = True
+        for i, message in said.items():  # the one that is behind the others comes first
+            if not record_failure(directory, first + i, RankLost(message), stack=(stack := self._stack(i))):
+                print(f"rank {first + i} stood here:\n{stack}", file=sys.stderr, end="")
+
+    def _stack(self, index: int) -> str:
+        """What faulthandler wrote in a rank that has ended."""
+        receive = self._stacks[index]
+        return readable(os.read(receive.fileno(), 1 << 16).decode(errors="replace")) if receive.poll() else ""
+
+    def _record_death(self, directory: Path) -> None:
+        """One that a signal killed cannot say so itself, and the others would: that their connection broke."""
+        for index, process in enumerate(self._processes):
+            rank, code = first_rank(len(self._processes)) + index, process.exitcode
+            if code is None or self._hearts.said(index):
+                continue  # gloo's threads may abort a rank that ends after a failure, its own or another's
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+            how += f" ({self._hearts.place(index)}), and left no word" if code >= 0 else ""
+            lost = RankLost(f"rank {rank} {how}{LIKELY.get(-code, '')}")
+            record_failure(directory, rank, lost, first=True, stack=self._stack(index))
+            return
+
+    def _let_end(self, directory: Path) -> None:
+        end = time.monotonic() + LAST_S
+        for process in self._processes:
+            process.join(max(0.0, end - time.monotonic()))
+        self._record_death(directory)  # the kernel may have taken longer to bury one than the others to miss it
+        self._end_hung(directory, [i for i, process in enumerate(self._processes) if process.is_alive()])
+
+
+@contextmanager
+def meeting_file(forked: bool) -> Iterator[str]:
+    """The path of a file at which ranks started in this block meet; of forked ones in memory, so that nothing can stay
+    behind."""
+    if forked and hasattr(os, "memfd_create"):
+        store = os.memfd_create("lab-store")
+        try:
+            yield f"/proc/self/fd/{store}"
+        finally:
+            os.close(store)
+    else:
+        with tempfile.TemporaryDirectory(prefix="lab-") as folder:
+            yield str(Path(folder) / "store")
+
+
+def _rank_main(
+    index: int,
+    target: Callable[[Path], None],
+    directory: Path,
+    count: int,
+    store: str,
+    parent: int,
+    terminal: bool,
+    hearts: Any,
+    stack: Any,
+) -> None:
+    die_with(parent)
+    heartbeat.take(hearts, index)
+    os.set_blocking(stack.fileno(), False)
+    faulthandler.enable(file=stack.fileno())  # where native code crashed, or holds the interpreter
+    for number in heeded():  # they wait (held_signals) until the run takes them
+        signal.signal(number, signal.SIG_DFL)
+    os.environ.update(rank_environment(index, count, store), LAB_PARENT=str(parent))
+    if terminal:
+        from engine.ranks.terminal import share
+
+        share(int(os.environ["RANK"]))
+    try:
+        target(directory)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except Exception as error:
+        if failure(directory) is None:  # no room for a record on the disk
+            print(f"rank {index}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    finally:
+        heartbeat.say_ended()

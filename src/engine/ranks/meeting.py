@@ -1,0 +1,124 @@
+"""Processes that somebody started beside each other, on one machine or several, agree on rank 0's run directory.
+
+rank 0, or its host: config -> directory -> publish_directory --.              .-- all see it: go
+the others:          await_directory ---------------------------`-- answers --`--- one does not: all stop
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ConfigError
+from engine.ranks.distributed import START_TIMEOUT_S, forget_store, hosts, local_ranks, started_ranks, store
+from engine.ranks.place import place
+from engine.runs.directory import replace_text
+
+DIRECTORY, TOKEN = "run_directory", ".meeting"
+RELEASE_S = 60.0  # how long rank 0 stays to tell the others that nothing will run
+HEAR_S = 5.0  # and that they shall stop
+VISIBLE_S = 30.0  # how late a shared file system may show a new file
+_published: list[Path] = []
+
+
+def follows() -> bool:
+    """Whether another process composes the config and chooses the directory."""
+    here = place()
+    return here is not None and here.index > 0 and bool(followers())
+
+
+def followers() -> list[int]:
+    """Numbers of the ranks, or hosts, that wait for rank 0's directory."""
+    if "LAB_STORE" in os.environ:
+        return []
+    return list(range(1, int(os.environ.get("LAB_HOSTS", started_ranks() or hosts()))))
+
+
+def publish_directory(directory: Path) -> None:
+    """Rank 0 tells the ranks or hosts that somebody started beside it where the run is, and hears whether they see it.
+
+    ConfigError where one of them does not.
+    """
+    token = secrets.token_hex(8)
+    replace_text(directory / TOKEN, token)
+    _published.append(directory)
+    problems = _publish({"directory": str(directory), "token": token, "local_ranks": local_ranks()}, START_TIMEOUT_S)
+    (directory / TOKEN).unlink()
+    store().set("verdict", "stop" if problems else "go")
+    if problems:
+        with suppress(RuntimeError):  # this process holds the store, and ends
+            store().wait([f"heard/{index}" for index in followers()], timedelta(seconds=HEAR_S))
+        raise ConfigError(f"hydra.run.dir={directory}: {problems[0]}")
+
+
+def leave_to_ranks(directory: Path) -> None:
+    """This process starts rank 0, which will publish the directory."""
+    _published.append(directory)
+
+
+def release_followers() -> None:
+    """Rank 0 ends; where it has not run, those that wait for its directory end too."""
+    if followers() and not _published:
+        _publish({"directory": None}, RELEASE_S)
+
+
+def _publish(value: dict[str, Any], timeout_s: float) -> list[str]:
+    """Give `value` to all followers -> what is wrong, as they say; wait so long for their answers."""
+    meeting, keys = store(), [f"answer/{index}" for index in followers()]
+    meeting.set(DIRECTORY, json.dumps(value))
+    try:
+        meeting.wait(keys, timedelta(seconds=timeout_s))
+    except RuntimeError:  # DistStoreError, a timeout
+        missing = [key for key in keys if not meeting.check([key])]
+        return [f"{len(missing)} of {len(keys) + 1} processes have not come within {timeout_s:.0f} s: {missing[:8]}"]
+    return [text for key in keys if (text := meeting.get(key).decode()) != "ok"]
+
+
+def await_directory() -> tuple[Path, int] | None:
+    """Where rank 0 runs, and how many ranks a host has; None: rank 0 has said why nothing will run.
+
+    ConfigError where rank 0 never came, or has gone.
+    """
+    here = place()
+    assert here is not None
+    try:
+        meeting, wait = store(), timedelta(seconds=START_TIMEOUT_S)
+        meeting.wait([DIRECTORY], wait)
+        value = json.loads(meeting.get(DIRECTORY))
+        if value["directory"] is None:
+            meeting.set(f"answer/{here.index}", "ok")
+            return None
+        directory, problem = Path(value["directory"]), "ok"
+        if not _sees(directory, value["token"]):
+            problem = f"{here.kind} {here.index} on {platform.node()} does not see what rank 0 has written there"
+            problem += " - choose a directory on a file system that all hosts share"
+        meeting.set(f"answer/{here.index}", problem)
+        meeting.wait(["verdict"], wait)
+        go = meeting.get("verdict") == b"go"
+        meeting.set(f"heard/{here.index}", "")
+    except RuntimeError as error:  # DistError: a timeout, a connection that broke
+        why = str(error).partition("\n")[0]
+        raise ConfigError(f"MASTER_ADDR={here.address}: rank 0 is not there, or no more: {why}") from None
+    if here.kind == "host":
+        forget_store()
+    return (directory, value["local_ranks"]) if go else None
+
+
+def _sees(directory: Path, token: str) -> bool:
+    """Whether this is rank 0's directory and not another of the same name; NFS may show a new file late."""
+    end = time.monotonic() + VISIBLE_S
+    while True:
+        with suppress(OSError):
+            os.listdir(directory)  # makes an NFS client look again
+            if (directory / TOKEN).read_text() == token:
+                return True
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)

@@ -1,0 +1,252 @@
+"""A run that no longer moves ends, and says which rank stood still and where.
+
+    main thread   beat("step", 12) ... beat("saving", 12) ...
+    watch thread  now and then: has this rank moved within trainer.timeout? has another rank failed, or died?
+
+Of ranks that stand still, most only wait for one that does not come: each writes down where it stands, and those that
+do not stand in a collective are the cause. A rank that wrote nothing is stopped, or something holds its interpreter:
+then no thread of it can say so, and whoever started it (heartbeat.py), or its guard (guard.py), does.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+from engine.errors import RankLost
+from engine.ranks import distributed, heartbeat
+from engine.ranks.guard import Guard
+from engine.runs import directory
+
+POLL_S = 0.5
+GATHER_S = 2.0  # ranks find out within this of each other that nothing moves
+GRACE_S = 5.0  # for the main thread to end by itself after another rank has failed
+INNERMOST = 12  # frames of a stack that are shown
+USER = 36  # what may take so many times the timeout: a callback
+LISTED = 8  # ranks whose places are told one by one
+SLOW = 3  # what may take so many times the timeout: the start, the first step (it may compile), a save
+WAITS_IN = ("torch/distributed/", "torch/autograd/graph.py", "engine/ranks/distributed.py")  # a waiting rank
+DEBUGGERS = ("pdb", "bdb", "pydevd", "_pydevd_bundle", "IPython", "code", "ipdb", "pudb", "debugpy")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What the main thread does since when; limit: how many times the timeout that may take."""
+
+    at: float
+    doing: str
+    step: int
+    limit: float
+
+
+class Watch:
+    """One for each rank. timeout_s: None: a run may stand still for ever."""
+
+    def __init__(self, run_dir: Path, rank: int, size: int, timeout_s: float | None) -> None:
+        self.run_dir, self.rank, self.size = run_dir, rank, size
+        self.timeout_s = timeout_s
+        self._folder = run_dir / directory.STUCK
+        self.before_end: Callable[[], object] = lambda: None  # called before this process is ended from the thread
+        self.dead_peers: Callable[[], list[int]] = list
+        self._mark = Mark(time.monotonic(), "start", 0, SLOW)
+        self._main = threading.current_thread()
+        self._over = threading.Event()
+        self._failed_at: float | None = None
+        self._guard: Guard | None = None
+
+    def beat(self, doing: str, step: int, slow: bool = False) -> None:
+        """Something was done; what comes next is `doing`."""
+        self._mark = Mark(time.monotonic(), doing, step, SLOW if slow else 1)
+        heartbeat.at(doing, step)
+
+    @contextmanager
+    def user_code(self, name: str, step: int) -> Iterator[None]:
+        """A callback may take long: sampling, an upload, a prompt. Ranks that wait for it are not taken for hung."""
+        before = self._mark
+        self._mark = Mark(time.monotonic(), name, step, USER)
+        heartbeat.at(name, step)
+        try:
+            yield
+        finally:
+            self._mark = replace(before, at=time.monotonic(), step=step)
+            heartbeat.at(before.doing, step)
+
+    @contextmanager
+    def running(self) -> Iterator[Watch]:
+        if self.timeout_s is None and self.size == 1:
+            self._tell(1)
+            yield self
+            return
+        if self.timeout_s is not None and not heartbeat.has_starter():
+            self._guard = Guard(self.run_dir, self.rank)
+        thread = threading.Thread(target=self._work, name="watch", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._over.set()
+            thread.join()
+            self._tell(SLOW)  # what is torn down now
+            if self._guard is not None:
+                self._guard.close()
+
+    def _tell(self, limit: float) -> None:
+        """Those who watch this process from outside: it runs."""
+        limit_s = None if self.timeout_s is None else limit * self.timeout_s
+        heartbeat.beat(limit_s)
+        if self._guard is not None:
+            self._guard.wind(limit_s)
+
+    def _work(self) -> None:
+        seen = time.monotonic()
+        self._tell(self._mark.limit)
+        while not self._over.wait(POLL_S):
+            now = time.monotonic()
+            mark = self._mark
+            self._tell(mark.limit)
+            if now - seen > 10 * POLL_S:  # the process itself was stopped (Ctrl-Z): not its fault
+                self._mark = replace(mark, at=mark.at + now - seen)
+            else:
+                with suppress(OSError, ValueError):  # of a shared file system; anew in half a second
+                    if self.timeout_s is not None and now - mark.at > self.timeout_s * mark.limit:
+                        self._stands_still(mark)
+                    elif self.size > 1:
+                        self._look_at_the_others(now)
+            seen = time.monotonic()
+
+    def _look_at_the_others(self, now: float) -> None:
+        if self._folder.exists():
+            self._report()
+        if self._failed_at is None:
+            record = directory.failure(self.run_dir)
+            if (record is not None and record["rank"] != self.rank) or self.dead_peers():
+                self._failed_at = now
+        elif now - self._failed_at > GRACE_S and now - self._mark.at > GRACE_S:  # stuck in a collective
+            self.record_dead_peers()
+            self._end()
+
+    def record_dead_peers(self) -> None:
+        """For ranks that nobody here is the parent of (torchrun, srun): one that a signal killed could not say so."""
+        if directory.failure(self.run_dir) is None:
+            time.sleep(0.1)  # it closes its connections a moment before it is gone
+            for rank in self.dead_peers():
+                self._fail(rank, f"rank {rank} has died (killed from outside, or by the kernel as memory ran out)", "")
+
+    def _report(self) -> None:
+        """Write down where the main thread stands."""
+        file = self._folder / f"rank_{self.rank}.json"
+        if file.exists():
+            return
+        mark, frame = self._mark, sys._current_frames().get(self._main.ident or 0)
+        file_name = frame.f_code.co_filename if frame else ""
+        idle_s = 0.0 if in_debugger(self._main) else time.monotonic() - mark.at
+        report = Report(
+            self.rank, idle_s, mark.limit * (self.timeout_s or math.inf), mark.step,
+            place=f"{mark.doing}, at step {mark.step}",
+            waits=any(part in file_name for part in WAITS_IN), in_torch="/torch/" in file_name,
+            stack="".join(traceback.format_stack(frame, limit=INNERMOST)) if frame else "",
+        )  # fmt: skip
+        with suppress(OSError):  # another rank may have found that all is well, and removed the folder
+            directory.write_json(file, asdict(report))
+
+    def _stands_still(self, mark: Mark) -> None:
+        assert self.timeout_s is not None
+        if in_debugger(self._main):
+            self._mark = replace(mark, at=time.monotonic())
+            return
+        self._folder.mkdir(exist_ok=True)
+        self._report()
+        for _ in range(int(GATHER_S / POLL_S) if self.size > 1 else 0):
+            if self._over.wait(POLL_S):
+                return
+            self._tell(mark.limit)
+        reports = [Report(**directory.read_json(file)) for file in sorted(self._folder.glob("rank_*.json"))]
+        found = verdict(reports, self.size, self.timeout_s)
+        if found is None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._mark = replace(self._mark, at=time.monotonic())
+            return
+        self._fail(*found)
+        self._end()
+
+    def _fail(self, rank: int, message: str, stack: str) -> None:
+        recorded = directory.record_failure(self.run_dir, rank, RankLost(message), stack=stack)
+        told_by_start = self.rank == 0 and threading.current_thread() is self._main  # see start.first_failure
+        if recorded and not told_by_start and not distributed.has_parent():
+            print(f"{stack}failed: {message}", file=sys.stderr)
+
+    def _end(self) -> None:
+        """The main thread is beyond reach."""
+        heartbeat.say_ended()
+        if self._guard is not None:
+            self._guard.let_go()
+        self.before_end()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def in_debugger(thread: threading.Thread) -> bool:
+    """Whether a prompt is open in the run. What the run itself was started from (an IDE, a notebook) does not count."""
+    frame: FrameType | None = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and frame.f_globals.get("__name__") != "lab.run":
+        if frame.f_globals.get("__name__", "").partition(".")[0] in DEBUGGERS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where a rank stands. waits: for other ranks, or for the device, which waits for them. in_torch: in one of torch's
+    own functions, which may wait in a way that cannot be seen (a full queue of kernels)."""
+
+    rank: int
+    idle_s: float
+    limit_s: float
+    step: int
+    place: str
+    waits: bool
+    in_torch: bool
+    stack: str
+
+
+def verdict(reports: list[Report], size: int, timeout_s: float) -> tuple[int, str, str] | None:
+    """(rank, message, its stack) of the one that the others wait for; None: it moves, only slower than the others.
+
+    Of several that do not wait for others: the one behind by steps, then one in its own code rather than torch's.
+    """
+    if not reports:
+        return None
+    acting = sorted((r for r in reports if not r.waits), key=lambda r: (r.step, r.in_torch, -r.idle_s))
+    missing = sorted(set(range(size)) - {report.rank for report in reports})
+    if not acting and missing:
+        message = (
+            f"rank {missing[0]} hung: the others waited for it for {timeout_s:g} s (trainer.timeout; "
+            f"{reports[0].place}); it is stopped, or native code holds its interpreter"
+        )
+        return missing[0], message, ""
+    if acting:
+        if all(report.idle_s < report.limit_s for report in acting):
+            return None
+        first = next(report for report in acting if report.idle_s > report.limit_s / 2)
+    else:
+        first = min(reports, key=lambda r: (r.step, -r.idle_s))
+        if any(report.idle_s < timeout_s / 2 for report in reports):  # one has only just come
+            return None
+    message = f"rank {first.rank} hung: it did not move for {timeout_s:g} s (trainer.timeout; {first.place})"
+    if not acting and size > 1:
+        message += "; all ranks wait for each other or for the device: " + ", ".join(
+            f"rank {report.rank} in {report.place}" for report in reports[:LISTED]
+        )
+    return first.rank, message, f"rank {first.rank} stands here:\n{first.stack}"

@@ -1,0 +1,240 @@
+"""Checkpoints: written beside and renamed, checked and loaded with weights_only=True, the newest valid one found again.
+
+One file, or where the model is sharded a directory (shards.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.errors import ConfigError, Damaged, RunFailed
+from engine.ranks.distributed import World, gather, share_from_main
+from engine.ranks.fsdp import is_part
+from engine.runs import shards
+from engine.runs.intact import WHOLE, Share, check_zip, reading
+
+log = logging.getLogger("lab")
+WEIGHTS = ("model", "ema")
+KEEP_LAST = 2  # the one before stays as long as the newest could turn out damaged
+NAME = re.compile(r"(last|best)_(\d+)(\.pt|\.dcp)")
+# what the first version's checkpoints hold, and so every later one's; what came later may be missing
+KEYS = {
+    "model": dict, "ema": dict | None, "optimizer": dict, "schedule": dict, "step": int, "samples": int, "best": list,
+    "stale": int, "logged_step": int, "scored_step": int, "ranks": list,
+}  # fmt: skip
+
+
+def save(payload: dict[str, Any], path: Path) -> None:
+    """All or nothing: whoever kills the process, `path` holds the old file or the whole new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)  # of a process that was killed
+        with open(temporary, "xb") as file:
+            torch.save(payload, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        cause = _disk_error(error)
+        if cause is not None and not isinstance(cause, FileNotFoundError):  # that one: the directory has gone
+            raise RunFailed(f"{path} could not be written: {cause.strerror}; those written before are whole") from error
+        raise
+
+
+def _disk_error(error: BaseException | None) -> OSError | None:
+    """torch.save turns a full disk into a complaint of its zip writer: what came before it."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__context__
+    return error
+
+
+def load(path: Path, parts: Collection[str] = shards.PARTS) -> dict[str, Any]:
+    """The payload, on the CPU. Raises Damaged. parts: of a sharded one."""
+    if not path.is_dir():
+        return peek(path)
+    with reading(path):
+        payload = shards.load(path, parts)
+        check_content(payload)
+    return payload
+
+
+def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
+    """The payload; of a sharded one its head, which shards.laid_out completes. Raises Damaged.
+
+    share: of what is checked by this rank, where several check the same checkpoint.
+    """
+    with reading(path):
+        if path.is_dir():
+            payload = shards.head(path, share)
+            check_content({"model": {}, "ema": None, **payload})
+            return payload
+        check_zip(path, share)
+        payload = torch.load(path, map_location="cpu", weights_only=True)
+        check_content(payload)
+        return payload
+
+
+def check_content(payload: Any) -> None:
+    """Raise a ValueError where this is not what a run writes."""
+    if not isinstance(payload, dict):
+        raise ValueError(f"it is no checkpoint of a run but holds a {type(payload).__name__}")
+    wrong = [key for key, kind in KEYS.items() if key not in payload or not isinstance(payload[key], kind)]
+    for part in WEIGHTS:
+        if part not in wrong and not all(isinstance(value, torch.Tensor) for value in (payload[part] or {}).values()):
+            wrong.append(part)
+    if wrong:
+        raise ValueError(f"it is no checkpoint of a run: missing or of another kind in it: {_some(wrong)}")
+
+
+def weights(payload: dict[str, Any]) -> dict[str, Any]:
+    """The weights to evaluate: the moving average where the run kept one."""
+    return payload["ema"] or payload["model"]
+
+
+def load_weights(model: nn.Module, state: dict[str, Any], source: str) -> None:
+    """Load `state` or raise a ConfigError that says which keys and shapes differ."""
+    own = model.state_dict()
+    shapes = [
+        f"{k}: {tuple(state[k].shape)} in the checkpoint, {tuple(own[k].shape)} in the model"
+        for k in own
+        if k in state and state[k].shape != own[k].shape
+    ]
+    parts = {
+        "missing in the checkpoint": [k for k in own if k not in state],
+        "not in the model": [k for k in state if k not in own],
+        "of another shape": shapes,
+    }
+    wrong = "; ".join(f"{what}: {_some(keys)}" for what, keys in parts.items() if keys)
+    if wrong:
+        raise ConfigError(
+            f"{source} does not fit the model: {wrong}; use the model and data settings it was trained with"
+        )
+    model.load_state_dict(state)
+
+
+def _some(keys: list[str], limit: int = 4) -> str:
+    return ", ".join(keys[:limit]) + (f" and {len(keys) - limit} more" if len(keys) > limit else "")
+
+
+class Checkpoints:
+    """The checkpoints of one run: two last_<step> and keep_best best_<step>, each a .pt file or a .dcp directory.
+
+    world: of the run that writes here; whoever only reads has none.
+    """
+
+    def __init__(self, directory: Path, world: World | None = None) -> None:
+        self.directory, self.world = directory, world
+        self._leads = world is None or world.is_main
+
+    def save_last(self, payload: dict[str, Any]) -> None:
+        """All ranks call this. A payload in parts is written by all of them, another one by rank 0."""
+        self._save("last", payload, lambda files: files[KEEP_LAST:])
+
+    def save_best(self, payload: dict[str, Any]) -> None:
+        """payload["best"] holds [score, step] of all that are to be kept, this one among them."""
+        kept = {int(step) for _, step in payload["best"]}
+        self._save("best", payload, lambda files: [file for file in files if _step(file) not in kept])
+
+    def _save(self, kind: str, payload: dict[str, Any], outdated: Callable[[list[Path]], list[Path]]) -> None:
+        assert self.world is not None
+        in_parts = any(is_part(value) for value in payload["model"].values())
+        path = self._path(kind, payload["step"], shards.SUFFIX if in_parts else ".pt")
+        if in_parts:
+            shards.save(payload, path, self.world, save)
+        elif self.world.is_main:
+            for left in self.directory.glob(".*.pt.tmp"):  # of a process that was killed while it wrote
+                left.unlink()
+            save(payload, path)
+        if self.world.is_main:
+            for old in outdated(self._files(kind)):
+                shards.delete(old) if old.is_dir() else old.unlink(missing_ok=True)
+
+    def best_path(self, entry: list[float]) -> Path:
+        """The file of a [score, step]."""
+        paths = [self._path("best", int(entry[1]), suffix) for suffix in (".pt", shards.SUFFIX)]
+        return next((path for path in paths if path.exists()), paths[0])
+
+    def load_best(self, best: list[list[float]]) -> tuple[list[float], dict[str, Any]] | None:
+        """The first of [score, step] that loads, and what it holds (see peek); damaged or missing ones are named.
+
+        All ranks call this with the same."""
+        for entry in best:
+            try:
+                return entry, self._peek(self.best_path(entry))
+            except Damaged as error:
+                if self._leads:
+                    log.warning("passing over: %s", error)
+        return None
+
+    def _peek(self, path: Path) -> dict[str, Any]:
+        """What it holds (see peek): the ranks check it together, and agree whether it is whole."""
+        if self.world is None:
+            return peek(path)
+        payload, wrong = {}, None
+        try:
+            payload = peek(path, (self.world.rank, self.world.size))
+        except Damaged as error:
+            wrong = str(error)
+        wrong = share_from_main(next((found for found in gather(wrong, self.world) if found), None), self.world)
+        if wrong is not None:
+            raise Damaged(wrong)
+        return payload
+
+    def newest_valid(self, put_aside: bool = False) -> tuple[Path, dict[str, Any]] | None:
+        """The newest checkpoint that loads, and what it holds (see peek); damaged ones are named. All ranks call this.
+
+        put_aside: rename these, so that they no longer count among those to keep; for the run itself alone.
+        A ConfigError where there are checkpoints and none loads: beginning anew is for the user to decide.
+        """
+        files = sorted(self._files("last") + self._files("best"), key=_step, reverse=True)
+        if self.world is not None:
+            files = share_from_main(files, self.world)
+        for path in files:
+            try:
+                return path, self._peek(path)
+            except Damaged as error:
+                if self._leads:
+                    log.warning("skipping damaged checkpoint: %s", error)
+                    if put_aside:
+                        path.rename(path.with_suffix(".damaged"))
+        if files:
+            raise ConfigError(
+                f"{self.directory}: none of its {len(files)} checkpoints loads; move them away to begin anew"
+            )
+        return None
+
+    def _path(self, kind: str, step: int, suffix: str) -> Path:
+        return self.directory / f"{kind}_{step:09d}{suffix}"
+
+    def _files(self, kind: str) -> list[Path]:
+        """Newest first. What has another name is somebody's own."""
+        found = [path for path in self.directory.glob(f"{kind}_*") if NAME.fullmatch(path.name)]
+        return sorted(found, key=_step, reverse=True)
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.rsplit("_", 1)[1])
+
+
+def find(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The checkpoint that `path` means and its weights: itself, or a run's best one, or else its newest valid one."""
+    if path.is_file() or path.suffix == shards.SUFFIX:
+        return path, load(path, WEIGHTS)
+    checkpoints = Checkpoints(path / "checkpoints")
+    if not checkpoints.directory.is_dir():
+        raise ConfigError(f"{path} is neither a checkpoint nor a run directory with checkpoints")
+    newest = checkpoints.newest_valid()
+    if newest is None:
+        raise ConfigError(f"{checkpoints.directory} holds no checkpoint")
+    best = checkpoints.load_best(newest[1]["best"])
+    file, payload = (checkpoints.best_path(best[0]), best[1]) if best else newest
+    return file, load(file, WEIGHTS) if "shards" in payload else payload

@@ -1,0 +1,46 @@
+"""How fast training is, and how much of its time it waits for data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from engine.data.loader import Loader, starvation
+from engine.runs.logger import Logger
+
+SHORT_S = 1.0  # an epoch shorter than this says nothing about waiting
+
+
+class Clock:
+    """Training speed and the share of time that the loop waited for data, pauses (evaluations, saves) left out."""
+
+    def __init__(self, train: Loader, logger: Logger) -> None:
+        self.train, self.logger = train, logger
+        self.pause_s = 0.0
+        self.log_mark = self.epoch_mark = self._now()
+
+    def _now(self) -> tuple[float, float]:
+        return time.perf_counter() - self.pause_s, self.train.wait_s
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.pause_s += time.perf_counter() - began
+
+    def read(self, samples: int) -> dict[str, float]:
+        """Since the last reading."""
+        now = self._now()
+        seconds, waited = (max(b - a, 1e-9) for a, b in zip(self.log_mark, now))
+        self.log_mark = now
+        return {"perf/samples_per_s": samples / seconds, "perf/data_wait_share": waited / seconds}
+
+    def end_epoch(self, step: int) -> None:
+        """Say it where the loop waited too long for data, and which key to change."""
+        now = self._now()
+        seconds, waited = (b - a for a, b in zip(self.epoch_mark, now))
+        self.epoch_mark = now
+        verdict = starvation(waited, seconds, self.train.why)
+        if verdict and seconds > SHORT_S:
+            self.logger.warn(f"step {step}: {verdict}")

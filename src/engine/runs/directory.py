@@ -1,0 +1,256 @@
+"""A run is a directory: claimed by one process at a time, filled with all it starts from. Imports no torch."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import secrets
+import shutil
+import time
+import traceback
+from collections.abc import Collection, Iterator, Set
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from engine.config.saved import CONFIG, OVERRIDES, check_links, read_overrides
+from engine.errors import Claimed, ConfigError, Damaged, RunFailed
+from engine.files import as_json, no_links, overwrite_json, read_json, replace_text, write_json
+from engine.locks import Busy, Lock, is_locked, write_once
+from engine.runs.environment import Surroundings, surroundings
+
+log = logging.getLogger("lab")
+
+ENVIRONMENT, DIFF = "environment.json", "uncommitted.diff"
+STATUS, RESULT, FAILURE = "status.json", "result.json", "failure.json"
+METRICS, CHECKPOINTS, LOCK = "metrics.jsonl", "checkpoints", ".lock"
+BEFORE = ".before"  # what a run that goes on was before, until its first step
+UNDONE = (CONFIG, OVERRIDES, STATUS, FAILURE)
+FAILURES, STUCK = "failures.jsonl", "stuck"  # attempts that failed and were restarted; where hung ranks stood
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def claimed(directory: Path) -> Iterator[None]:
+    """Hold the directory for this run alone; the kernel gives it free whatever happens to the process."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        check_links(directory)
+        lock = Lock(directory / LOCK)
+    except Busy as busy:
+        raise Claimed(f"hydra.run.dir={directory}: another process is running there; wait or stop it{busy}") from None
+    except OSError as error:
+        raise ConfigError(f"hydra.run.dir={directory}: nothing can be written there: {error.strerror}") from None
+    with lock:
+        yield
+
+
+def is_claimed(directory: Path) -> bool:
+    """Whether a process runs there now."""
+    return is_locked(directory / LOCK)
+
+
+def holds_run(directory: Path) -> bool:
+    return (directory / CONFIG).exists()
+
+
+def check_free(directory: Path) -> None:
+    """A new run must not go on from what another one has left: checkpoints without their config."""
+    foreign = [name for name in (METRICS, RESULT) if (directory / name).exists()]
+    if any((directory / CHECKPOINTS).glob("*")):
+        foreign.append(f"{CHECKPOINTS}/")
+    if foreign:
+        raise ConfigError(
+            f"hydra.run.dir={directory}: it has no {CONFIG} but {', '.join(foreign)} of another run; move them away or "
+            "choose another directory"
+        )
+
+
+def fill(
+    directory: Path,
+    cfg: DictConfig,
+    overrides: list[str],
+    status: str = "created",
+    known: Surroundings | None = None,
+    **facts: Any,
+) -> None:
+    """Write what a new run starts from, config.yaml last: a directory with a config is a whole one.
+
+    known: for many runs of one moment. facts: more for status.json.
+    """
+    known = known or surroundings()
+    write_json(directory / ENVIRONMENT, known.environment)
+    if known.diff:
+        replace_text(directory / DIFF, known.diff)
+    replace_text(directory / OVERRIDES, OmegaConf.to_yaml(overrides))
+    write_status(directory, status, wandb_id=new_wandb_id(), **facts)
+    write_config(directory, cfg)
+
+
+def new_wandb_id() -> str:
+    """What the agent of a W&B sweep has given to this run; else one of our own."""
+    return (os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID")) or secrets.token_hex(4)
+
+
+def reopen(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
+    """A run goes on, perhaps with changed values. Its files so far are kept for `undo`, until `settle`."""
+    if not (directory / BEFORE).exists():  # else of a process that was killed before its first step
+        temporary = directory / f"{BEFORE}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        for name in UNDONE:
+            if (directory / name).exists():
+                shutil.copyfile(directory / name, temporary / name)
+        temporary.replace(directory / BEFORE)
+    forget_failure(directory)
+    known = read_overrides(directory)
+    by_key = {override.partition("=")[0]: override for override in known}
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key != "resume" and not key.startswith("hydra."):
+            by_key[key] = override
+    replace_text(directory / OVERRIDES, OmegaConf.to_yaml(list(by_key.values())))
+    write_config(directory, cfg)
+
+
+def settle(directory: Path) -> None:
+    """The run has gone on, with its new values."""
+    if (directory / BEFORE).exists():
+        (directory / BEFORE).rename(directory / f"{BEFORE}.tmp")  # half of it must not be taken for the whole
+        shutil.rmtree(directory / f"{BEFORE}.tmp", ignore_errors=True)
+
+
+def undo(directory: Path, but: Collection[str] = ()) -> None:
+    """Where a run that was to go on did not come to a step: it is what it was, whatever it was told. but: these stay.
+
+    Renames only, so that it works on a full disk; cut off in the middle, it can be done again.
+    """
+    before = directory / BEFORE
+    if not before.is_dir():
+        return
+    if FAILURE not in but:
+        forget_failure(directory)
+    for name in UNDONE:
+        if name not in but and (before / name).exists():
+            (before / name).replace(directory / name)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def has_trained(directory: Path) -> bool:
+    """Whether anything is there that a mistake in the config, found so late, must not take along."""
+    metrics = directory / METRICS
+    return (metrics.exists() and metrics.stat().st_size > 0) or any((directory / CHECKPOINTS).glob("*"))
+
+
+def empty(directory: Path, keep: Set[str]) -> None:
+    """Remove what a run has made in a directory that held `keep` before; a directory that held nothing goes too."""
+    for path in directory.iterdir():
+        if path.name in keep and path.name != LOCK:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    with suppress(OSError):
+        directory.rmdir()
+
+
+def write_config(directory: Path, cfg: DictConfig) -> None:
+    replace_text(directory / CONFIG, OmegaConf.to_yaml(cfg))
+
+
+def read_status(directory: Path) -> dict[str, Any]:
+    """status.json. A run can do without what a damaged one has said: it counts as empty, in a line that says so."""
+    try:
+        return read_json(directory / STATUS)
+    except Damaged as error:
+        log.warning("%s; going on without it", error)
+        return {}
+
+
+def write_status(directory: Path, status: str, **more: Any) -> None:
+    """status: queued (a sweep's, nothing has run), created, running, finished, failed, pruned, interrupted (Ctrl-C) or
+    preempted (another signal, or its time was up; to be run again). The id of the W&B run, the place in a sweep and the
+    seconds that earlier processes took stay for good; `began`, of a process, until its own seconds are among them."""
+    known = {"wandb_id": new_wandb_id()} | read_status(directory)
+    own = () if "seconds" in more else ("began",)
+    kept: dict[str, Any] = {key: known[key] for key in ("wandb_id", "sweep", "seconds", *own) if key in known}
+    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    value = {"status": status, "time": now, **kept, **more}
+    try:
+        write_json(directory / STATUS, value)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            overwrite_json(directory / STATUS, value)
+        raise
+
+
+def end_status(directory: Path, status: str, **more: Any) -> None:
+    """write_status where something else has ended the run, and must not be hidden by a disk that is full."""
+    with suppress(OSError):
+        write_status(directory, status, **more)
+
+
+def explained(directory: Path, error: Exception) -> Exception:
+    """What is wrong with the disk, in one line, where the run could not write a file of its own; else the error."""
+    if not isinstance(error, OSError) or not error.filename:
+        return error
+    file = Path(os.fsdecode(error.filename))
+    if not file.is_relative_to(directory):
+        return error
+    if not directory.exists():
+        return RunFailed(f"{directory} has gone: it was removed or renamed while the run was writing there")
+    return RunFailed(f"{file}: {error.strerror}; once that is mended, go on with: resume={shown(directory)}")
+
+
+def record_failure(directory: Path, rank: int, error: BaseException, first: bool = False, stack: str = "") -> bool:
+    """Keep the first failure of a run: what the other ranks raise afterwards is only its echo. -> whether it was. On a
+    full disk there may be no record, and as much of the status as the disk has room for.
+
+    first: this one is known to have come before whatever is on record. stack: for an error that has no traceback.
+    """
+    if first:
+        (directory / FAILURE).unlink(missing_ok=True)
+    text = stack
+    if error.__traceback__ is not None:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    kind = ConfigError if isinstance(error, ConfigError) else type(error)
+    record = {"rank": rank, "type": kind.__name__, "message": str(error), "traceback": text}
+    try:
+        if not write_once(directory / FAILURE, as_json(record, indent=2)):
+            return False
+    except OSError:  # a full disk, or a directory that has gone: who raised the error says it
+        pass
+    end_status(directory, "failed", error=f"{record['type']}: {record['message']}", traceback=text, rank=rank)
+    return True
+
+
+def failure(directory: Path) -> dict[str, Any] | None:
+    with suppress(Damaged):
+        return read_json(directory / FAILURE) or None
+    return None
+
+
+def shown(path: Path) -> str:
+    """Relative to where the user stands, when it lies below."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def forget_failure(directory: Path) -> None:
+    """Before the run is started again."""
+    (directory / FAILURE).unlink(missing_ok=True)
+    shutil.rmtree(directory / STUCK, ignore_errors=True)
+
+
+def keep_failure(directory: Path, attempt: int) -> None:
+    """Before a restart: put the record into failures.jsonl."""
+    with open(directory / FAILURES, "a", opener=no_links) as file:
+        file.write(json.dumps({"attempt": attempt, "time": time.time(), **(failure(directory) or {})}) + "\n")
+    forget_failure(directory)

@@ -1,0 +1,90 @@
+"""What a run starts from beside its config: versions, machine, commit, and what the commit lacks. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PROJECT = Path(__file__).resolve().parents[3]
+MOST_OF_ONE, MOST_OF_ALL = 1 << 20, 8 << 20  # bytes of a new file, and of all, in uncommitted.diff
+PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")
+
+
+class Surroundings(NamedTuple):
+    """What a run starts from beside its config."""
+
+    environment: dict[str, Any]
+    diff: str
+
+
+def surroundings() -> Surroundings:
+    return Surroundings(environment(), _git("diff", "HEAD") + new_files())
+
+
+def new_files() -> str:
+    """What `git diff` leaves out: files that git neither knows nor ignores, as a patch that makes them.
+
+    Large and binary ones are named only, and hidden ones, which may hold secrets (.env).
+    """
+    prefix, patch, left_out, room = _git("rev-parse", "--show-prefix").strip(), [], [], MOST_OF_ALL
+    for name in filter(None, _git("ls-files", "--others", "--exclude-standard", "-z").split("\0")):
+        text = _text(PROJECT / name)
+        if text is None or len(text) > room:
+            left_out.append(f"# new, not in this patch: {prefix}{name}\n")
+            continue
+        room -= len(text)
+        lines = text.removesuffix("\n").split("\n")
+        header = f"diff --git a/{prefix}{name} b/{prefix}{name}\nnew file mode 100644\n"
+        if text:
+            header += f"--- /dev/null\n+++ b/{prefix}{name}\n@@ -0,0 +1,{len(lines)} @@\n"
+            header += "".join(f"+{line}\n" for line in lines)
+            header += "" if text.endswith("\n") else "\\ No newline at end of file\n"
+        patch.append(header)
+    return "".join(patch + left_out)
+
+
+def _text(file: Path) -> str | None:
+    """What a patch can hold: plain text in a visible file of its own, of moderate size."""
+    hidden = any(part.startswith(".") for part in file.relative_to(PROJECT).parts)
+    try:
+        if hidden or file.is_symlink() or not file.is_file() or file.stat().st_size > MOST_OF_ONE:
+            return None
+        text = file.read_bytes().decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return None if "\0" in text else text
+
+
+def environment() -> dict[str, Any]:
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # a vendored or path-installed package has no metadata
+            versions[name] = "unknown"
+    return {
+        "command": sys.argv,
+        "cwd": os.getcwd(),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "packages": versions,
+        "git_commit": _git("rev-parse", "HEAD").strip() or None,
+        "git_dirty": bool(_git("status", "--porcelain").strip()),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+    }
+
+
+def _git(*arguments: str) -> str:
+    """The output of git in the project, empty where there is no git or no repository."""
+    try:
+        done = subprocess.run(["git", "-C", str(PROJECT), *arguments], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,210 @@
+"""Where values go: metrics.jsonl (the truth), Weights & Biases (a copy), the terminal (a glance).
+
+All of W&B runs on one background thread, in order (engine.runs.wandb_log): training never waits for it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from engine.files import as_json, no_links, records, replace_text
+from engine.runs.directory import METRICS, read_status, settle
+from engine.runs.wandb_log import WandbThread
+from lab.groups import LoggerConfig
+
+log = logging.getLogger("lab")
+TRAIN_LOG = "train.log"
+GIVE_UP_S = 5.0  # what W&B gets at the end of a run that has failed and must end
+
+
+class Logger:
+    """The null logger of the ranks that are not the main one."""
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Values of one optimizer step."""
+
+    def say(self, text: str) -> None:
+        """A line for the user and train.log."""
+
+    def warn(self, text: str) -> None: ...
+
+    def summary(self, values: dict[str, Any]) -> None:
+        """What is said of the run as a whole."""
+
+    def result(self, result: dict[str, Any]) -> None:
+        """The end, as it stands in result.json; of a stopped run as far as it came."""
+
+    def latest(self, prefix: str) -> dict[str, float]:
+        """The values logged last, by earlier processes of the run too, of the keys that begin so."""
+        return {}
+
+    def begin(self, step: int, total_steps: int) -> None:
+        """Training begins, all workers are forked: W&B's thread starts, and a bar where a person is watching."""
+
+    def progress(self, step: int) -> None:
+        """Called after each step."""
+
+    def end_bar(self) -> None: ...
+
+    def give_up(self) -> None:
+        """The process ends now, from another thread: mark the W&B run as failed."""
+
+    def __enter__(self) -> Logger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends the W&B run as status.json says or, where an exception passes, as failed."""
+
+
+class RunLogger(Logger):
+    """The main rank's. from_step: what was logged after it is forgotten, as soon as the run has made a step.
+    most_s: what W&B may take at the end."""
+
+    def __init__(self, directory: Path, config: LoggerConfig, from_step: int, most_s: float) -> None:
+        self._metrics, self._from_step = directory / METRICS, from_step
+        self._file: int | None = None
+        self._wandb: WandbThread | None = None
+        self._directory, self._config, self._most_s = directory, config, most_s
+        self._bar: Any = None
+        self._latest: dict[str, float] = {}
+        for _, record in records(self._metrics):
+            if record["step"] <= from_step:
+                self._latest |= {key: value for key, value in record.items() if "/" in key and value is not None}
+
+    def latest(self, prefix: str) -> dict[str, float]:
+        return {key: value for key, value in self._latest.items() if key.startswith(prefix)}
+
+    def _go_on(self) -> int:
+        """From here the run is no longer what it was before this process -> the file of the metrics."""
+        if self._file is None:
+            cut_metrics(self._metrics, self._from_step)
+            self._file = os.open(self._metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            settle(self._directory)
+        return self._file
+
+    def begin(self, step: int, total_steps: int) -> None:
+        if self._config.kind == "wandb":
+            self._wandb = WandbThread(self._directory, self._config, self._most_s)
+        if sys.stderr.isatty():
+            self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        line = as_json({"step": step, "time": time.time(), **values}).encode() + b"\n"
+        try:
+            if os.write(self._go_on(), line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            error.filename = str(self._metrics)
+            raise
+        if self._wandb:
+            self._wandb.log(step, values)
+        self._latest |= values
+        if self._bar is not None:
+            shown = {k: f"{v:.4g}" for k, v in self._latest.items() if k == "train/loss" or k.startswith("val/")}
+            self._bar.set_postfix(shown, refresh=False)
+        log.debug("step %d: %s", step, ", ".join(f"{k} {v:.6g}" for k, v in values.items()))
+
+    def progress(self, step: int) -> None:
+        self._go_on()
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+
+    def say(self, text: str) -> None:
+        self._aside(logging.INFO, text)
+
+    def warn(self, text: str) -> None:
+        self._aside(logging.WARNING, text)
+
+    def _aside(self, level: int, text: str) -> None:
+        if self._bar is None:
+            log.log(level, text)
+            return
+        with tqdm.external_write_mode():
+            log.log(level, text)
+
+    def summary(self, values: dict[str, Any]) -> None:
+        if self._wandb:
+            self._wandb.summary(values)
+
+    def result(self, result: dict[str, Any]) -> None:
+        if self._wandb:
+            self._wandb.summary({f"final/{key}": value for key, value in result.items() if "/" in key})
+            if self._config.artifact and "best_checkpoint" in result:
+                self._wandb.artifact(result)
+
+    def end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def give_up(self) -> None:
+        if self._wandb:
+            self._wandb.finish("failed", GIVE_UP_S)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end_bar()
+        if self._file is not None:
+            os.close(self._file)
+        if self._wandb:
+            failed = "interrupted" if kind is KeyboardInterrupt else "failed"
+            self._wandb.finish(str(read_status(self._directory).get("status")) if kind is None else failed)
+
+
+class _File(logging.FileHandler):
+    """train.log. On a full disk it says so once, and the run goes on without it."""
+
+    _lost = False
+
+    def _open(self) -> Any:
+        return open(self.baseFilename, "a", opener=no_links)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not self._lost:
+            self._lost = True
+            print(f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}", file=sys.stderr)
+
+    def close(self) -> None:
+        with suppress(OSError):  # what could not be written is written again
+            super().close()
+
+
+@contextmanager
+def log_to(directory: Path) -> Iterator[None]:
+    """Everything into train.log, the notable on stderr, for the length of the block."""
+    path = directory / TRAIN_LOG
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    screen, file = logging.StreamHandler(sys.stderr), _File(path)
+    screen.setLevel(logging.INFO)
+    screen.setFormatter(logging.Formatter("%(message)s"))
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for handler in (screen, file):
+        log.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in (screen, file):
+            log.removeHandler(handler)
+            handler.close()
+
+
+def cut_metrics(path: Path, from_step: int) -> None:
+    """Forget what was logged after `from_step`: the run goes on from there and will log it again."""
+    kept = "".join(line for line, record in records(path) if record["step"] <= from_step)
+    if path.exists() and path.read_bytes() != kept.encode():
+        replace_text(path, kept)

@@ -1,0 +1,220 @@
+"""Weights & Biases: what a run is called there, and the one thread that talks to it.
+
+Training never waits for it, whatever the network does. Runs that were logged offline: src/sync.py.
+"""
+
+from __future__ import annotations
+
+import configparser
+import logging
+import netrc
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from omegaconf import OmegaConf
+
+from engine.config.saved import read_config, read_overrides
+from engine.runs import directory
+from lab.groups import LoggerConfig, typed
+
+log = logging.getLogger("lab")
+FINISH_S, ARTIFACT_S = 60.0, 900.0  # what an upload that is behind gets at the end; src/sync.py sends the rest
+# as W&B reads them: 255 is killed by the user, others that are not 0 failed, and preempted where it was announced
+EXIT_CODES = {"finished": 0, "pruned": 0, "interrupted": 255, "preempted": 75}
+
+
+def describe_run(run_dir: Path) -> tuple[LoggerConfig, dict[str, Any]]:
+    """(its logger's config, arguments of wandb.init) of a run, from its directory alone.
+
+    A job of a sweep is in the group of the sweep's name, and its own name is made of its overrides.
+    """
+    config = cast("dict[str, Any]", OmegaConf.to_container(read_config(run_dir)))
+    status = directory.read_status(run_dir)
+    logger = typed(LoggerConfig, config["logger"], "logger")
+    about = {"directory": str(run_dir), **directory.read_json(run_dir / directory.ENVIRONMENT)}
+    about["overrides"] = read_overrides(run_dir)
+    arguments: dict[str, Any] = {
+        key: getattr(logger, key) for key in ("project", "entity", "group", "job_type", "tags")
+    }
+    if sweep := status.get("sweep"):
+        about["sweep"] = sweep
+        arguments["group"] = logger.group or sweep["sweep"]
+    arguments |= {"id": status["wandb_id"], "name": run_name(run_dir), "config": {**config, "run": about}}
+    return logger, arguments
+
+
+def run_name(run_dir: Path) -> str:
+    """lr=0.003 seed=1: what a job of a sweep, ours or W&B's, was told; of another run its directory's name."""
+    sweep = directory.read_json(run_dir.parent / "sweep.json")
+    overrides = next((job["overrides"] for job in sweep.get("jobs", ()) if job["key"] == run_dir.name), None)
+    if overrides is not None:
+        swept = set(sweep.get("swept") or ())
+        overrides = [o for o in overrides if o.partition("=")[0].lstrip("+~") in swept]
+    elif os.environ.get("WANDB_SWEEP_ID"):
+        overrides = read_overrides(run_dir)
+    if not overrides:
+        return run_dir.name
+    lasts = [o.partition("=")[0].split(".")[-1] for o in overrides]
+    short = [o.split(".", o.partition("=")[0].count("."))[-1] for o in overrides]
+    return " ".join(s if lasts.count(last) == 1 else o for o, s, last in zip(overrides, short, lasts))[:128]
+
+
+class WandbThread:
+    """One W&B run, driven from one thread in the order of the calls. Errors are said once and end the copying only."""
+
+    def __init__(self, run_dir: Path, config: LoggerConfig, most_s: float) -> None:
+        self._directory, self._config = run_dir, config
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._calls.put(self._start)
+        self._run: Any = None
+        self._limit_s, self._most_s = FINISH_S, most_s
+        # a daemon: what hangs in it does not keep the process, its GPU and its directory's lock
+        self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
+        self._thread.start()
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        self._calls.put(lambda: log_step(self._run, step, values))
+
+    def summary(self, values: dict[str, Any]) -> None:
+        self._calls.put(lambda: self._run.summary.update(values))
+
+    def artifact(self, result: dict[str, Any]) -> None:
+        """The best checkpoint, as result.json names it; uploaded after the training, while the run is ended."""
+        self._limit_s = ARTIFACT_S
+        self._calls.put(lambda: log_artifact(self._run, result))
+
+    def finish(self, status: str, limit_s: float | None = None) -> None:
+        """status: as in status.json. Bounded: what could not be sent in time stays in the run directory."""
+        self._calls.put(lambda: end(self._run, status))
+        self._calls.put(None)
+        limit_s = min((limit_s or self._limit_s) + self._config.timeout_s, self._most_s)
+        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            log.warning("W&B is still busy after %.0f s; send the rest with: %s", limit_s, self._sync_command())
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except Exception as error:
+                what, later = f"{type(error).__name__}: {error}", f"{self._sync_command()} --replay"
+                log.warning("W&B stopped (%s); metrics.jsonl goes on, to be uploaded later: %s", what, later)
+                return
+
+    def _start(self) -> None:
+        mode = choose_mode(self._config)
+        if mode == "online" and not reachable(3.0):
+            log.warning("W&B's server cannot be reached: this run is logged offline; later: %s", self._sync_command())
+            mode = "offline"
+        import wandb
+
+        _, arguments = describe_run(self._directory)
+        resume = {"resume": "allow"} if mode == "online" else {}
+        try:
+            self._run = begin(arguments | resume, self._directory, mode, self._config.timeout_s)
+        except Exception as error:
+            if mode != "online":
+                raise
+            log.warning("W&B did not start (%s): this run is logged offline; later: %s", error, self._sync_command())
+            wandb.teardown()  # its process holds the run's id, and would refuse it
+            self._run = begin(arguments, self._directory, "offline", self._config.timeout_s)
+
+    def _sync_command(self) -> str:
+        return f"python src/sync.py {directory.shown(self._directory)}"
+
+
+def begin(arguments: dict[str, Any], folder: Path, mode: str, timeout_s: float) -> Any:
+    """wandb.init for a run whose step is the optimizer's."""
+    import wandb
+
+    settings = wandb.Settings(init_timeout=timeout_s, silent=True, console="off")
+    run = wandb.init(mode=mode, dir=str(folder), settings=settings, **arguments)  # type: ignore[arg-type]
+    run.define_metric("*", step_metric="step")
+    return run
+
+
+def log_step(run: Any, step: int, values: dict[str, Any]) -> None:
+    """Each step once: what a resumed run does again, bit for bit, the server may have already."""
+    if step >= run.step:
+        run.log({"step": step, **values}, step=step)
+
+
+def log_artifact(run: Any, result: dict[str, Any]) -> None:
+    """The best checkpoint, where one was kept. Immutable: W&B reads the file itself instead of a copy of it."""
+    import wandb
+
+    if "best_checkpoint" not in result:
+        return
+    path = Path(result["best_checkpoint"])
+    scores = {key: value for key, value in result.items() if "/" in key}
+    artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata={"step": result["best_step"], **scores})
+    if path.is_dir():  # one file of each rank
+        artifact.add_dir(str(path), name=path.name, policy="immutable")
+    else:
+        artifact.add_file(str(path), name=path.name, policy="immutable")
+    run.log_artifact(artifact, aliases=["best"])
+
+
+def end(run: Any, status: str) -> None:
+    run.summary["status"] = status
+    if status == "preempted":
+        run.mark_preempting()  # W&B shows it as preempted, and a sweep of W&B's may queue it again
+    run.finish(exit_code=EXIT_CODES.get(status, 1))
+
+
+def choose_mode(config: LoggerConfig) -> str:
+    return auto_mode() if config.mode == "auto" else config.mode
+
+
+def auto_mode() -> str:
+    """What WANDB_MODE says; else online where W&B finds a key or an identity token, offline where there is none."""
+    if os.environ.get("WANDB_MODE"):
+        return os.environ["WANDB_MODE"]
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or _setting("api_key"):
+        return "online"
+    own = [Path(os.environ["NETRC"])] if os.environ.get("NETRC") else [Path("~/.netrc"), Path("~/_netrc")]
+    for path in own:
+        try:
+            known = netrc.netrc(path.expanduser())
+        except (OSError, netrc.NetrcParseError):
+            continue
+        if any(known.authenticators(name) for name in (urlsplit(_url()).netloc, _server()[0])):
+            return "online"
+    return "offline"
+
+
+def _setting(name: str) -> str | None:
+    """What `wandb login` has written for all of the user's projects."""
+    folder = Path(os.environ.get("WANDB_CONFIG_DIR", "~/.config/wandb")).expanduser()
+    known = configparser.ConfigParser(interpolation=None)
+    try:
+        known.read(folder / "settings")
+    except (configparser.Error, UnicodeDecodeError):
+        return None
+    return known.get("default", name, fallback=None)
+
+
+def _url() -> str:
+    return os.environ.get("WANDB_BASE_URL") or _setting("base_url") or "https://api.wandb.ai"
+
+
+def _server() -> tuple[str, int]:
+    url = urlsplit(_url())
+    return url.hostname or "", url.port or (80 if url.scheme == "http" else 443)
+
+
+def reachable(timeout_s: float) -> bool:
+    """Without a network wandb.init tries for far longer than its timeout says; this asks first."""
+    if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
+        return True
+    try:
+        socket.create_connection(_server(), timeout=timeout_s).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,196 @@
+"""A sweep from its due jobs to its exit status, whichever launcher runs them and whichever sweeper made them."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.plugins.launcher import Launcher
+from omegaconf import DictConfig
+
+from engine.config.saved import read_config
+from engine.config.schema import plain
+from engine.errors import PREEMPTED, ConfigError, RunFailed
+from engine.ranks.meeting import followers
+from engine.runs.directory import shown
+from engine.sweeps import plan
+from engine.sweeps.ledger import Job, Ledger, NewJob, Share, differing
+from engine.sweeps.screen import label, table
+from engine.sweeps.threads import decide, share_of
+from lab.groups import SweepConfig, typed
+
+HYDRAS_SUBDIR = "${hydra.job.num}"  # its default; only Hydra's basic sweeper goes by it
+
+
+def _nothing(job: Job, state: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a launcher is given. jobs: those to run, asked for when there is room for one. total: all jobs of the
+    command, as far as they are known. on_end(job, state): called in this process after each job."""
+
+    ledger: Ledger
+    jobs: Iterable[Job]
+    total: Sequence[Job]
+    options: SweepConfig
+    on_end: Callable[[Job, str], None] = _nothing
+
+
+def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, arguments: Sequence[str]) -> None:
+    """Every combination of the values in `arguments`, what has ended left out. master: the command's whole config.
+
+    Raises ConfigError before anything is written, later what `conclude` raises.
+    """
+    options, ledger = opened(master)
+    swept = [*ledger.swept, *plan.swept_keys(arguments)]
+    composer = plan.Composer(loader, master, Path(master.hydra.runtime.cwd), ledger.directory, swept)
+    combinations = plan.expand(arguments, loader, ledger.swept, composer.cwd)
+    new = plan.compose(ledger, combinations, composer)
+    if options.preflight:
+        say(tried(ledger, combinations, new, swept, options.retry_failed, launcher))
+    if difference := plan.unlike(ledger, ledger.jobs, list(new.values()), composer):
+        say(difference)
+    share = share_for(launcher, len(combinations), ledger, new.values()) if new else None
+    for one in new.values():
+        decide(one.cfg, share)
+    jobs = plan.write(ledger, combinations, new, arguments, composer.follows, share)
+    due = ledger.due(jobs, options.retry_failed)
+    chosen = {job.key for job in due}
+    plan.adapt(ledger, [c for c, job in zip(combinations, jobs) if job.key in chosen], due, composer)
+    say(f"sweep {ledger.name}: {outlook(ledger, jobs, due)}\n  {shown(ledger.directory)}")
+    stopped = run(launcher, Work(ledger, due, jobs, options)) if due else None
+    conclude(ledger, jobs, stopped, changed=bool(due))
+
+
+def share_for(launcher: Launcher, num_jobs: int, ledger: Ledger, new: Iterable[NewJob]) -> Share | None:
+    """share_of; said where new jobs get less than those before."""
+    share, before = share_of(launcher, num_jobs, ledger, (one.cfg for one in new)), ledger.share
+    if share is not None and before is not None and share.cores < before.cores:
+        say(
+            f"sweep {ledger.name}: new jobs compute on {share.cores} cores each, as more run at once; those before on "
+            f"{before.cores}. Scores compare to rounding only; hardware.num_threads=... gives all the same"
+        )
+    return share
+
+
+def opened(master: DictConfig) -> tuple[SweepConfig, Ledger]:
+    """The options and the ledger of the sweep that a command means."""
+    if followers():
+        raise ConfigError(
+            "-m under torchrun or srun: start a sweep with the plain command; its jobs start their own processes"
+        )
+    if plain(master.resume) not in (None, "auto"):
+        raise ConfigError("resume: a run's own; a sweep goes on by its name - leave resume out, give sweep=NAME again")
+    given = {override.partition("=")[0]: override for override in plain(master.hydra.overrides.hydra, resolve=False)}
+    if "hydra.run.dir" in given and "hydra.sweep.dir" not in given:
+        raise ConfigError(f"{given['hydra.run.dir']}: has no effect on a sweep's jobs - leave it out, give sweep=NAME")
+    subdir = plain(master.hydra.sweep, resolve=False)["subdir"]
+    if subdir != HYDRAS_SUBDIR:
+        raise ConfigError(
+            f"hydra.sweep.subdir={subdir}: has no effect, a job's directory is named by its values - leave it out; "
+            "hydra.sweep.dir says where the sweep lies"
+        )
+    options = typed(SweepConfig, master.sweep, "sweep")
+    if options.name is not None and not re.fullmatch(r"[\w+-][\w.+-]*", options.name):
+        raise ConfigError(f"sweep={options.name}: the name of a folder, of letters, digits and . _ + -")
+    return options, Ledger(Path(master.hydra.sweep.dir).absolute())
+
+
+def tried(
+    ledger: Ledger,
+    combinations: Sequence[plan.Combination],
+    new: Mapping[int, NewJob],
+    swept: Sequence[str],
+    retry_failed: bool,
+    launcher: Launcher,
+) -> str:
+    """What the preflight says of the jobs that are to run, written or not; before any is written."""
+    from engine.sweeps.preflight import Candidate, preflight
+
+    known = [job for c in combinations if (job := ledger.find(c.values)) is not None]
+    candidates = [
+        Candidate(job.number, label(job, ledger), read_config(job.directory)) for job in ledger.due(known, retry_failed)
+    ]
+    for number, one in enumerate(new.values(), start=len(ledger.jobs)):
+        candidates.append(Candidate(number, differing(one.overrides, swept), one.cfg))
+    if not candidates:
+        return "preflight: no job is to run"
+    at_once = launcher.at_once(len(candidates)) if hasattr(launcher, "at_once") else 1
+    return preflight(candidates, at_once)
+
+
+def outlook(ledger: Ledger, jobs: Sequence[Job], due: Sequence[Job]) -> str:
+    """Before it starts: what is there and what is to do."""
+    chosen = {job.key for job in due}
+    others = [job.state() for job in jobs if job.key not in chosen]
+    begun = sum(job.state() != "queued" for job in due)
+    parts = [f"{len(jobs)} jobs", f"{len(due)} to run" + (f" ({begun} go on)" if begun else "")]
+    parts += [f"{others.count(state)} {state} before" for state in dict.fromkeys(others)]
+    if more := len(ledger.jobs) - len(jobs):
+        parts.append(f"{more} more of other commands")
+    return ", ".join(parts)
+
+
+def run(launcher: Launcher, work: Work) -> signal.Signals | None:
+    """Run the work's jobs to their ends -> the signal that stopped them before, if one did.
+
+    A launcher of this project has `run_jobs(work)`. Any other Hydra launcher is given the run directories as overrides:
+    what it composes for a job is only the way to the job's directory (train.py looks at sweep.job first).
+    """
+    if hasattr(launcher, "run_jobs"):
+        return launcher.run_jobs(work)
+    jobs = list(work.jobs)
+    try:
+        launcher.launch([[f"sweep.job='{job.directory}'", f"hydra.sweep.subdir='{job.key}'"] for job in jobs], 0)
+    except Exception as error:  # some raise when a job did not come back; what has become of each says its directory
+        say(f"hydra/launcher: {type(error).__name__}: {error}")
+    for job in jobs:
+        work.on_end(job, job.state())
+    return None
+
+
+def conclude(ledger: Ledger, jobs: Sequence[Job], stopped: signal.Signals | None, changed: bool = True) -> None:
+    """The table and the report. Raises as the sweep ended: KeyboardInterrupt, RunFailed, SystemExit(75) or nothing.
+
+    changed: whether any job has run since the last report.
+    """
+    states = [job.state() for job in jobs]
+    say(f"\n{table(ledger, jobs)}\n\nsweep {ledger.name}: {counted(states)}")
+    report(ledger, changed)
+    again = f"the same command with sweep={ledger.name} goes on"
+    if stopped == signal.SIGINT:
+        say(f"stopped by Ctrl-C; {again}")
+        raise KeyboardInterrupt
+    if stopped is not None:
+        say(f"stopped before its end; {again}")
+        raise SystemExit(PREEMPTED)
+    if failed := states.count("failed"):
+        retry = f"add sweep={ledger.name} sweep.retry_failed=true to run them again"
+        raise RunFailed(f"{failed} of {len(states)} jobs failed; {retry}")
+    if {"preempted", "interrupted", "queued", "running"} & set(states):
+        say(f"stopped before its end; {again}")
+        raise SystemExit(PREEMPTED)
+
+
+def report(ledger: Ledger, changed: bool) -> None:
+    if changed or not (ledger.directory / "report.md").exists():
+        from engine.sweeps.report import write
+
+        write(ledger.directory)
+    for name in ("report.md", "report.html"):
+        if (path := ledger.directory / name).exists():
+            say(f"  {shown(path)}")
+
+
+def counted(states: Sequence[str]) -> str:
+    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,51 @@
+"""One job, from its run directory alone. Whoever runs it gives it a process of its own: the pool, SLURM, Ray, or
+
+python -m engine.sweeps.job outputs/<name>/sweeps/<sweep>/<job>
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from engine.config.saved import read_config, read_overrides
+from engine.errors import Claimed, ConfigError, RunFailed
+from engine.runs import directory as run_directory
+from engine.sweeps.ledger import ENDED
+
+ELSEWHERE = 73  # EX_CANTCREAT: another process runs this job
+
+
+def run_job(directory: Path) -> int:
+    """Run the job, or go on with it, in this process (ranks beyond one in processes below it) -> exit status: 0, 1 the
+    run failed, 2 its config does not fit what it found, 130 and others as signals ended it, ELSEWHERE.
+
+    One that has ended is left as it is: 0. What happened stands in the directory's status.json.
+    """
+    from lab.start import start
+
+    if not run_directory.holds_run(directory):
+        raise ConfigError(f"{directory}: no run directory (it has no {run_directory.CONFIG})")
+    try:
+        start(read_config(directory), directory, read_overrides(directory), own_process=False, leave=ENDED)
+    except Claimed:
+        return ELSEWHERE
+    except ConfigError as error:
+        if run_directory.failure(directory) is None:  # before the run itself began: more ranks than GPUs
+            run_directory.record_failure(directory, 0, error)
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RunFailed as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    except SystemExit as end:  # preempted
+        return int(end.code or 0)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m engine.sweeps.job RUN_DIRECTORY")
+    sys.exit(run_job(Path(sys.argv[1]).resolve()))

@@ -1,0 +1,90 @@
+"""Which GPUs and how many cores each of several jobs on this machine gets. Starts no CUDA."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.config.saved import read_config
+from engine.errors import ConfigError
+from engine.ranks.cores import CORES_LIMIT, cores
+from engine.ranks.cuda import count_gpus
+
+
+@dataclass(frozen=True)
+class Lease:
+    """gpus: as CUDA_VISIBLE_DEVICES names them; none: the job uses none. share: of each of them."""
+
+    gpus: tuple[str, ...]
+    share: float
+    cores: int
+
+    def environment(self) -> dict[str, str]:
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
+        return {CORES_LIMIT: str(self.cores), **visible}
+
+
+class Leases:
+    """jobs_at_once: a number, or auto: as many as the GPUs hold; where there are none, one for each core.
+    gpus_per_job: a number of GPUs, a part of one (0.5), or auto: as many as the job has ranks.
+    num_jobs: how many are to come; None: nobody knows."""
+
+    def __init__(self, jobs_at_once: int | str, gpus_per_job: float | str, num_jobs: int | None) -> None:
+        self._free = dict.fromkeys(visible_gpus(), 1.0)
+        self._per_job = gpus_per_job
+        self._running = 0
+        if gpus_per_job != "auto" and 1 < float(gpus_per_job) != int(gpus_per_job):
+            raise ConfigError(f"hydra.launcher.gpus_per_job={gpus_per_job}: a part of one GPU, or whole ones")
+        if jobs_at_once == "auto":
+            each = 1.0 if gpus_per_job == "auto" else float(gpus_per_job) or 1.0
+            jobs_at_once = max(1, int(len(self._free) / each + 1e-9)) if self._free else cores()
+        self.at_once = max(1, min(int(jobs_at_once), num_jobs or int(jobs_at_once)))
+
+    def take(self, directory: Path) -> Lease | None:
+        """What the job of this run directory gets; None: it has to wait. ConfigError: it would wait for ever."""
+        if self._running == self.at_once:
+            return None
+        wanted = self._wanted(directory)
+        count, share = (int(wanted), 1.0) if wanted >= 1 else (1, wanted) if wanted else (0, 0.0)
+        if count > len(self._free):
+            raise ConfigError(
+                f"{directory.name}: needs {count} GPUs, {len(self._free)} can be seen - hydra.launcher.gpus_per_job"
+            )
+        # the emptiest first: jobs that share GPUs are spread over them
+        fitting = sorted(
+            (gpu for gpu, free in self._free.items() if free >= share - 1e-9), key=lambda g: -self._free[g]
+        )
+        if len(fitting) < count:
+            return None
+        self._running += 1
+        for gpu in fitting[:count]:
+            self._free[gpu] -= share
+        return Lease(tuple(fitting[:count]), share, max(1, cores() // self.at_once))
+
+    def give_back(self, lease: Lease) -> None:
+        self._running -= 1
+        for gpu in lease.gpus:
+            self._free[gpu] += lease.share
+
+    def _wanted(self, directory: Path) -> float:
+        if not self._free:
+            return 0.0
+        cfg: Any = read_config(directory)
+        if cfg.hardware.device in ("cpu", "mps"):
+            return 0.0
+        if self._per_job != "auto":
+            return float(self._per_job)
+        if cfg.trainer.strategy == "single":
+            return 1.0
+        ranks = cfg.hardware.num_procs
+        return float(len(self._free) if ranks == "auto" else ranks)
+
+
+def visible_gpus() -> list[str]:
+    """As CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
+    return [str(index) for index in range(count_gpus())]

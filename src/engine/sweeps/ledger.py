@@ -1,0 +1,235 @@
+"""The book of a sweep: its directory, sweep.json and the state of each job. Imports no torch.
+
+    ledger = Ledger(directory)
+    known = ledger.find(values)                     # the job with these values, if there is one
+    jobs = ledger.add([NewJob(...), ...])           # composed, checked configs -> run directories, status queued
+    for job in ledger.due(jobs, retry_failed): ...  # run engine.sweeps.job.run_job(job.directory), anywhere
+    job.state()                                     # what has become of it
+
+Several processes may use one ledger at the same time: `add` is exclusive, and a job is run by who holds its directory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from engine.config.saved import check_links
+from engine.errors import ConfigError
+from engine.locks import Lock
+from engine.runs import directory as run_directory
+from engine.sweeps.identity import OLD_DIGITS, differing_keys, digest, directory_name
+
+SWEEP = "sweep.json"
+ENDED = ("finished", "pruned")  # never run again
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job as the ledger knows it; everything else stands in its run directory."""
+
+    number: int
+    overrides: tuple[str, ...]
+    directory: Path
+
+    @property
+    def key(self) -> str:
+        return self.directory.name
+
+    def status(self) -> dict[str, Any]:
+        """status.json; its `status` is queued, running, finished, failed, interrupted, preempted or pruned."""
+        return run_directory.read_json(self.directory / run_directory.STATUS)
+
+    def state(self) -> str:
+        return str(self.status().get("status", "queued"))
+
+    def result(self) -> dict[str, Any]:
+        """result.json; empty until the job has finished."""
+        return run_directory.read_json(self.directory / run_directory.RESULT)
+
+    def claimed(self) -> bool:
+        """Whether some process is running it now."""
+        return run_directory.is_claimed(self.directory)
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """A job to write. cfg: resolved and checked. values: what tells it apart (identity.values_of).
+
+    key: the directory's name, where it is not to follow from the values (a search may try equal values twice).
+    facts: for status.json's `sweep` beside the sweep's name and the job's number, such as {"trial": 3}.
+    """
+
+    overrides: Sequence[str]
+    cfg: DictConfig
+    values: Mapping[str, Any]
+    key: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Of a machine, for each job. threads: the fastest number, where it was measured."""
+
+    cores: int
+    threads: int | None
+
+
+class Ledger:
+    """directory: outputs/<name>/sweeps/<sweep>/; it is made by the first `add`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._book: dict[str, Any] = {}
+        self.refresh()
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    @property
+    def jobs(self) -> Sequence[Job]:
+        """All jobs, of other commands too, by number."""
+        return self._jobs
+
+    @property
+    def swept(self) -> list[str]:
+        """The keys in which its jobs differ."""
+        return list(self._book.get("swept", []))
+
+    @property
+    def follows(self) -> dict[str, list[str]]:
+        """{swept key: the keys of the jobs' configs that are made of it by interpolations}"""
+        return dict(self._book.get("follows", {}))
+
+    @property
+    def share(self) -> Share | None:
+        """What each job may use of the machine, as it was decided when the newest jobs were written."""
+        known = self._book.get("share")
+        return Share(**known) if known else None
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The overrides of each command that has added jobs, as typed; the first version kept the last one's only."""
+        before = [self._book["overrides"]] if "overrides" in self._book else []
+        return list(self._book.get("commands", before))
+
+    @property
+    def objectives(self) -> list[dict[str, str]]:
+        """[{key, mode}]: the scores that say which job is best."""
+        return list(self._book.get("objectives", []))
+
+    def refresh(self) -> None:
+        """Read what other processes have added."""
+        self._book = run_directory.read_json(self.directory / SWEEP)
+        self._jobs: list[Job] = []
+        self._by_key: dict[str, Job] = {}
+        self._by_identity: dict[str, Job] = {}
+        for entry in self._book.get("jobs", []):
+            if Path(entry["key"]).name != entry["key"] or entry["key"] == "..":  # "../x" would run a job elsewhere
+                raise ConfigError(f"{self.directory / SWEEP}: the job {entry['key']!r} is no name of a folder")
+            job = Job(entry["number"], tuple(entry["overrides"]), self.directory / entry["key"])
+            self._index(job, entry.get("identity") or entry["key"].rpartition("_")[2])
+
+    def _index(self, job: Job, identity: str | None) -> None:
+        """identity: of the job's values, or as much of it as its directory's name has; None: a trial of a search."""
+        self._jobs.append(job)
+        self._by_key[job.key] = job
+        if identity is not None:
+            self._by_identity[identity] = job
+
+    def find(self, values: Mapping[str, Any]) -> Job | None:
+        """The job with these values, whoever has added it and whatever was swept then."""
+        identity = digest(values)
+        return self._by_identity.get(identity) or self._by_identity.get(identity[:OLD_DIGITS])
+
+    def named(self, key: str) -> Job | None:
+        """The job whose directory has this name."""
+        return self._by_key.get(key)
+
+    def add(
+        self,
+        new: Iterable[NewJob],
+        command: Sequence[str],
+        swept: Iterable[str],
+        objectives: Sequence[Mapping[str, str]],
+        follows: Mapping[str, Collection[str]],
+        share: Share | None,
+    ) -> list[Job]:
+        """Write the run directories of new jobs, status queued -> the jobs in the order given.
+
+        A job that is there already, by its key or values, stays as it is. command: the overrides as typed. follows:
+        {swept key: the keys of the config that are made of it}. share: of the machine, for new jobs.
+        """
+        with self._exclusive():
+            all_swept = list(dict.fromkeys([*self.swept, *swept]))
+            known = run_directory.surroundings()
+            entries, added = list(self._book.get("jobs", [])), []
+            compared = [job.overrides for job in self._jobs[:1]]  # what differs among the others is in all_swept
+            for one in new:
+                job = self.named(one.key) if one.key else self.find(one.values)
+                if job is None:
+                    key = one.key or directory_name(one.values, all_swept)
+                    job = Job(len(self._jobs), tuple(one.overrides), self.directory / key)
+                    identity = None if one.key else digest(one.values)
+                    self._write_job(job, one, known)
+                    self._index(job, identity)
+                    entry = {"key": key, "number": job.number, "overrides": list(job.overrides)}
+                    entries.append(entry if identity is None else {**entry, "identity": identity})
+                    compared.append(job.overrides)
+                added.append(job)
+            commands = [*self.commands, list(command)]
+            self._book = {
+                "name": self.name,
+                "created": self._book.get("created", time.strftime("%Y-%m-%dT%H:%M:%S%z")),
+                "commands": list(map(list, dict.fromkeys(map(tuple, commands)))),
+                "swept": list(dict.fromkeys([*all_swept, *differing_keys(compared)])),
+                "follows": {key: sorted({*self.follows.get(key, ()), *more}) for key, more in follows.items() if more}
+                | {key: known for key, known in self.follows.items() if key not in follows},
+                "share": asdict(share) if share else self._book.get("share"),
+                "objectives": [dict(objective) for objective in objectives],
+                "jobs": entries,
+            }
+            run_directory.write_json(self.directory / SWEEP, self._book)  # last: what it names is whole
+        return added
+
+    def _write_job(self, job: Job, new: NewJob, known: run_directory.Surroundings) -> None:
+        if run_directory.holds_run(job.directory) and job.state() != "queued":
+            return  # somebody has removed sweep.json: what has run is not to be lost
+        job.directory.mkdir(exist_ok=True)
+        facts = {"sweep": self.name, "job": job.number, **new.facts}
+        run_directory.fill(job.directory, new.cfg, list(new.overrides), "queued", known, sweep=facts)
+
+    def due(self, jobs: Iterable[Job], retry_failed: bool) -> list[Job]:
+        """Those that are to run: not ended, and failed ones only on request. One that another process runs now is
+        among them; who comes to run it will see."""
+        return [job for job in jobs if is_due(job.state(), retry_failed)]
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """One process at a time changes the book; the kernel gives the lock free whatever happens to it."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            check_links(self.directory)
+            lock = Lock(self.directory / ".lock", wait=True)
+        except OSError as error:
+            why = error.strerror
+            raise ConfigError(f"hydra.sweep.dir={self.directory}: nothing can be written there: {why}") from None
+        with lock:
+            self.refresh()
+            yield
+
+
+def is_due(state: str, retry_failed: bool) -> bool:
+    return state not in ENDED and (state != "failed" or retry_failed)
+
+
+def differing(overrides: Sequence[str], swept: Collection[str]) -> str:
+    """The overrides in which the jobs differ."""
+    return " ".join(text for text in overrides if text.lstrip("+").partition("=")[0] in swept)

@@ -1,0 +1,233 @@
+"""From a command line to jobs: expanded, composed, checked, and only then written. Imports no torch by itself.
+
+    overrides -> every combination -> those the ledger knows, as they are, and new ones, composed and checked
+
+A mistake in one job stops the sweep before anything is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from engine import early
+from engine.config.compose import CONF, composed, resolved
+from engine.config.explain import explain
+from engine.config.resume import SURROUNDINGS, change
+from engine.config.saved import read_config
+from engine.config.schema import MISSING, plain, show
+from engine.errors import Claimed, ConfigError
+from engine.runs import directory as run_directory
+from engine.sweeps.alike import NEVER, OWN, dependents, flat, load_config, unswept
+from engine.sweeps.identity import counts, differing_keys, digest, directory_name, keyed
+from engine.sweeps.ledger import Job, Ledger, NewJob, Share, differing
+from engine.sweeps.threads import decide
+
+MAX_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One job of the command. values: what tells it apart from others."""
+
+    overrides: tuple[str, ...]
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Composer:
+    """Makes the config of one job. master: the config of the command as a whole, `hydra` included. swept: the keys that
+    an error is to show."""
+
+    loader: ConfigLoader
+    master: DictConfig
+    cwd: Path
+    sweep_dir: Path
+    swept: Collection[str] = ()
+    follows: dict[str, set[str]] = field(default_factory=dict)  # key given -> the keys made of it by interpolations
+    _bases: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)
+    _parsed: dict[str, Override] = field(default_factory=dict)
+
+    def job(self, number: int, key: str, overrides: Sequence[str]) -> DictConfig:
+        """Resolved and checked; ConfigError with the job's number."""
+        try:
+            cfg = self._composed(overrides)
+            OmegaConf.set_readonly(cfg.hydra, False)  # Hydra 1.4 says it is
+            with open_dict(cfg):  # for a ${hydra:...} of the user's
+                cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
+                cfg.hydra.runtime.output_dir = str(self.sweep_dir / key)
+            HydraConfig.instance().set_config(cfg)
+            with open_dict(cfg):
+                del cfg["hydra"]
+            new = resolved(cfg, self.cwd)
+            new.resume, new.sweep.name = None, self.sweep_dir.name
+            from lab.groups import check
+
+            check(new)
+            return new
+        except Exception as error:
+            if (line := explain(error, overrides, CONF, composed)) is None:
+                raise
+            shown = differing(overrides, self.swept) or " ".join(overrides)
+            raise ConfigError(f"job {number} ({shown}): {line}") from error
+
+    def _composed(self, overrides: Sequence[str]) -> DictConfig:
+        """As Hydra composes it. Jobs that differ in plain values alone are composed once, and the values set as Hydra
+        sets them: a tenth of the time."""
+        for text in overrides:
+            if text not in self._parsed:
+                self._parsed[text] = OverridesParser.create().parse_override(text)
+        parsed = {text: self._parsed[text] for text in overrides}
+        keys = [override.key_or_group for override in parsed.values()]
+        values = {
+            text: override
+            for text, override in parsed.items()
+            if self._is_value(override) and sum(_touch(override.key_or_group, key) for key in keys) == 1
+        }
+        kind = tuple(override.key_or_group if text in values else text for text, override in parsed.items())
+        base = self._bases.get(kind)
+        if base is None:
+            base = self._bases[kind] = self.loader.load_sweep_config(self.master, list(overrides))
+            without_hydra = OmegaConf.masked_copy(base, [str(key) for key in base if key != "hydra"])
+            raw = flat(OmegaConf.to_container(without_hydra, resolve=False))
+            for key in (*keys, OWN):  # not only what is swept now: another command may give another value
+                self.follows.setdefault(key, set()).update(dependents(raw, key))
+        cfg = copy.deepcopy(base)
+        for override in values.values():
+            OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
+        return cfg
+
+    def _is_value(self, override: Override) -> bool:
+        """Whether it sets a plain value, and chooses no option, adds, deletes or merges nothing."""
+        key = override.key_or_group
+        is_set = override.type is OverrideType.CHANGE and key in self.swept and override.package is None
+        node = OmegaConf.select(self.master, key, default=MISSING) if is_set else MISSING
+        return (
+            is_set and node != MISSING and not isinstance(node, DictConfig) and not isinstance(override.value(), dict)
+        )
+
+
+def _touch(one: str, other: str) -> bool:
+    """Whether two keys are the same or one lies within the other."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def expand(arguments: Sequence[str], loader: ConfigLoader, known: Sequence[str], cwd: Path) -> list[Combination]:
+    """Every combination of the values, the last key changing fastest; equal ones once. known: keys swept before."""
+    parser = OverridesParser.create(config_loader=loader)
+    choices: dict[str, list[str]] = {}
+    for override in parser.parse_overrides(list(arguments)):
+        key = override.get_key_element()
+        if key.lstrip("+~").partition(".")[0] not in NEVER:
+            choices[key] = _alternatives(override)
+        elif override.is_sweep_override():
+            raise ConfigError(f"{override.input_line}: a sweep has one value of this; write text with commas in quotes")
+    swept = {key.lstrip("+") for key, texts in choices.items() if len(texts) > 1} | set(known)
+    parsed = {text: parser.parse_override(text) for texts in choices.values() for text in texts}
+    told = {text: keyed(override, cwd) for text, override in parsed.items()}
+    found: list[Combination] = []
+    seen: set[str] = set()
+    for texts in itertools.product(*choices.values()):
+        values = {key: value for key, value in (told[text] for text in texts) if counts(key, swept)}
+        if (identity := digest(values)) not in seen:
+            seen.add(identity)
+            found.append(Combination(texts, values))
+    return found
+
+
+def swept_keys(arguments: Sequence[str]) -> list[str]:
+    """The keys with several values, as typed."""
+    parsed = OverridesParser.create().parse_overrides(list(arguments))
+    return [o.get_key_element().lstrip("+") for o in parsed if o.is_sweep_override()]
+
+
+def _alternatives(override: Override) -> list[str]:
+    """The overrides without commas that this one stands for."""
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    if not override.is_discrete_sweep():
+        raise ConfigError(
+            f"{override.input_line}: an interval has no end of values; give some (1e-3,3e-3), or search it with "
+            "hydra/sweeper=optuna"
+        )
+    texts = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    if not texts:
+        raise ConfigError(f"{override.input_line}: no value; there is nothing to run")
+    return texts
+
+
+def compose(ledger: Ledger, combinations: Sequence[Combination], composer: Composer) -> dict[int, NewJob]:
+    """{position: job} of the combinations that the ledger does not know; a mistake in any is a ConfigError."""
+    number, found = len(ledger.jobs), {}
+    for index, combination in enumerate(combinations):
+        early.leave_if_asked()
+        if ledger.find(combination.values) is None:
+            cfg = composer.job(number, directory_name(combination.values, composer.swept), combination.overrides)
+            found[index] = NewJob(combination.overrides, cfg, combination.values)
+            number += 1
+    return found
+
+
+def unlike(ledger: Ledger, before: Sequence[Job], new: Sequence[NewJob], composer: Composer) -> str:
+    """What is to be said where new jobs differ from those before in more than their overrides say, as after an edit of
+    conf/; else nothing. The report goes by the same rule (engine.sweeps.alike)."""
+    if not before or not new:
+        return ""
+    known = [(load_config(j.directory / run_directory.CONFIG), j.overrides, j.key) for j in before]
+    added = [(flat(plain(j.cfg)), j.overrides, j.key or directory_name(j.values, composer.swept)) for j in new]
+    configs, overrides, names = zip(*known, *added)
+    given = differing_keys([before[0].overrides, *(one.overrides for one in new)])
+    swept = {*ledger.swept, *composer.swept, *given}
+    keys = unswept(configs, overrides, names, swept, {**ledger.follows, **composer.follows})
+    if not keys:
+        return ""
+    changes = []
+    for key in keys[:MAX_SHOWN]:
+        was, now = ({show(c[key]): None for c, _, _ in jobs if key in c} for jobs in (known, added))
+        changes.append(f"{key} {'/'.join(list(was)[:3]) or 'none'} -> {'/'.join(list(now)[:3]) or 'none'}")
+    more = f", and {len(keys) - MAX_SHOWN} more keys" if len(keys) > MAX_SHOWN else ""
+    return (
+        f"sweep {ledger.name}: new jobs differ from those before in what was not swept (conf/ was edited?): "
+        f"{', '.join(changes)}{more}\n  the report sets them apart; else give sweep=ANOTHER_NAME, or the key itself"
+    )
+
+
+def write(
+    ledger: Ledger, combinations: Sequence[Combination], new: Mapping[int, NewJob], command: Sequence[str],
+    follows: Mapping[str, Collection[str]], share: Share | None,
+) -> list[Job]:  # fmt: skip
+    """The jobs of this command, in its order; `new` ones are written. follows: Composer's. share: of each."""
+    if new:
+        monitor = next(iter(new.values())).cfg.monitor
+        objectives = ledger.objectives or [{"key": str(monitor.key), "mode": str(monitor.mode)}]
+        ledger.add(new.values(), command, swept_keys(command), objectives, follows, share)
+    return [job for combination in combinations if (job := ledger.find(combination.values)) is not None]
+
+
+def adapt(ledger: Ledger, combinations: Sequence[Combination], jobs: Sequence[Job], composer: Composer) -> None:
+    """Jobs keep the config they were written with, but for the groups that do not say what is computed: values of these
+    that this command gives, and the one that wrote the job did not, hold from now on."""
+    for combination, job in zip(combinations, jobs):
+        keys = {text: text.partition("=")[0] for text in combination.overrides if text not in job.overrides}
+        given = {text: key for text, key in keys.items() if re.split(r"[./@]", key)[0] in SURROUNDINGS}
+        if not given:
+            continue
+        cfg = composer.job(job.number, job.key, combination.overrides)
+        with contextlib.suppress(Claimed), run_directory.claimed(job.directory):
+            saved = read_config(job.directory)
+            for text, key in given.items():
+                change(saved, cfg, key, text, job.directory)
+            decide(saved, ledger.share)
+            run_directory.write_config(job.directory, saved)

@@ -1,0 +1,216 @@
+"""Several jobs at once on this machine, each in a process group of its own, forked from a parent that has imported
+torch once, made no CUDA call and started no thread.
+
+    jobs -> lease GPUs and cores -> fork -> engine.sweeps.job.run_job(directory) -> what became of it -> the next
+
+The parent holds no job's directory: the job itself does, and the kernel gives it free with the job. When the parent
+goes, the kernel kills the jobs, and theirs the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from engine import early
+from engine.errors import Claimed, ConfigError
+from engine.ranks import heartbeat
+from engine.ranks.cuda import start_method
+from engine.ranks.heartbeat import Hearts
+from engine.ranks.stop import handling, held_signals
+from engine.runs import directory as run_directory
+from engine.sweeps.apart import FAULT, job_main, record_unexplained
+from engine.sweeps.job import ELSEWHERE
+from engine.sweeps.lease import Lease, Leases
+from engine.sweeps.ledger import Job, is_due
+from engine.sweeps.screen import Screen
+from lab.groups import PoolConfig, SweepConfig
+
+if TYPE_CHECKING:
+    from engine.sweeps.drive import Work
+
+TICK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Running:
+    job: Job
+    process: Any
+    lease: Lease
+    hearts: Hearts
+    began: float
+    hung: list[str] = field(default_factory=list)  # why it was ended
+
+
+class Pool:
+    """stopped: the signal that has ended it early, if any has."""
+
+    def __init__(
+        self, leases: Leases, screen: Screen, options: SweepConfig, on_end: Callable[[Job, str], None]
+    ) -> None:
+        self.stopped: signal.Signals | None = None
+        self._leases, self._screen, self._options, self._on_end = leases, screen, options, on_end
+        self._running: dict[int, Running] = {}
+        self._elsewhere: dict[str, tuple[Job, float]] = {}  # run by another process; since when they look left alone
+        self._ending = False
+
+    def run(self, jobs: Iterable[Job]) -> None:
+        """Until all jobs have ended, here or in another process that works on the same sweep. Jobs are asked for one
+        at a time, when there is room for one."""
+        waiting: list[Job] = []
+        source = iter(jobs)
+        with self._signals():
+            while True:
+                self._look_elsewhere(waiting)
+                self._fill(waiting, source)
+                if not self._running and (self._ending or not (waiting or self._elsewhere)):
+                    return
+                if not self._running:
+                    time.sleep(TICK_S)
+                self._end_hung()
+                for sentinel in connection.wait(list(self._running), TICK_S):
+                    self._ended(self._running.pop(sentinel))  # type: ignore
+                self._screen.refresh([r.job for r in self._running.values()], [j for j, _ in self._elsewhere.values()])
+
+    def _fill(self, waiting: list[Job], source: Iterator[Job]) -> None:
+        """Start jobs while there is room."""
+        while not self._ending:
+            if not waiting:
+                if len(self._running) >= self._leases.at_once or (job := next(source, None)) is None:
+                    return
+                waiting.append(job)
+            job = waiting[0]
+            if job.claimed():
+                self._elsewhere[job.key] = job, float("inf")
+            elif not is_due(job.state(), self._options.retry_failed):  # ended by another process, meanwhile
+                self._tell(job, None)
+            elif not self._begin(job):
+                return
+            waiting.pop(0)
+
+    def _begin(self, job: Job) -> bool:
+        """Whether the job has begun, or failed to; else there is no room for it yet."""
+        try:
+            lease = self._leases.take(job.directory)
+        except ConfigError as error:  # more GPUs than there are
+            with contextlib.suppress(Claimed), run_directory.claimed(job.directory):
+                run_directory.record_failure(job.directory, 0, error, first=True)
+            self._tell(job, 0.0)
+            return True
+        if lease is None:
+            return False
+        self._screen.start(job)
+        context: Any = multiprocessing.get_context(start_method())
+        hearts = Hearts(context, 1)
+        quiet = self._leases.at_once > 1
+        arguments = (job.directory, lease.environment(), quiet, os.getpid(), hearts.shared)
+        with held_signals():  # a signal finds the job among the running ones, and in the job handlers of its own
+            if self._ending:
+                self._leases.give_back(lease)
+                return False
+            process = context.Process(target=job_main, args=arguments)
+            process.start()
+            self._running[process.sentinel] = Running(job, process, lease, hearts, time.monotonic())
+        return True
+
+    def _end_hung(self) -> None:
+        """Jobs that are stopped, or whose native code holds the interpreter: all else they end themselves."""
+        for running in self._running.values():
+            if running.hearts.overdue() and running.process.is_alive():
+                running.hung.append(f"the job hung: {running.hearts.why(0, running.process.pid)}")
+                heartbeat.abort(running.process)  # where it stood is in its FAULT
+
+    def _ended(self, running: Running) -> None:
+        running.process.join()
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # ranks and workers of a job that was killed
+            os.killpg(running.process.pid, signal.SIGKILL)
+        self._leases.give_back(running.lease)
+        job, code = running.job, running.process.exitcode
+        if code == ELSEWHERE:
+            self._elsewhere[job.key] = job, float("inf")
+            return
+        asked = self.stopped or (signal.SIGTERM if self._ending else None)
+        record_unexplained(job, code, None if code == 0 or running.hung else asked, *running.hung)
+        fault = job.directory / FAULT
+        if fault.exists() and not fault.stat().st_size:
+            fault.unlink()
+        self._tell(job, time.monotonic() - running.began)
+
+    def _tell(self, job: Job, seconds: float | None) -> None:
+        state = job.state()
+        self._screen.end(job, state, seconds)
+        self._on_end(job, state)
+        if state == "failed" and self._options.fail_fast and not self._ending:
+            self._screen.say("sweep.fail_fast: the other jobs save and end")
+            self._end(signal.SIGTERM)
+
+    def _look_elsewhere(self, waiting: list[Job]) -> None:
+        """Jobs that another process runs: it ends them, or it has gone and they are run here."""
+        now = time.monotonic()
+        for key, (job, alone_since) in list(self._elsewhere.items()):
+            if job.claimed():
+                self._elsewhere[key] = job, float("inf")
+            elif not is_due(job.state(), retry_failed=False):
+                del self._elsewhere[key]
+                self._tell(job, None)
+            elif now - min(alone_since, now) > 2 * TICK_S:  # its process had time to say how it ended
+                del self._elsewhere[key]
+                waiting.append(job)
+            else:
+                self._elsewhere[key] = job, min(alone_since, now)
+
+    def _end(self, number: signal.Signals) -> None:
+        """Ask the jobs to save and end, and start no more."""
+        self._ending = True
+        for running in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(running.process.pid, number)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first signal is passed on to the jobs, which save and end; after a second Ctrl-C they end now."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if number == getattr(signal, "SIGHUP", None):
+                early.leave_hung_up_terminal()
+            if self.stopped is not None and number == signal.SIGINT:
+                for running in self._running.values():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(running.process.pid, signal.SIGKILL)
+            elif self.stopped is None:
+                self.stopped = signal.Signals(number)
+                self._screen.say(f"{self.stopped.name}: running jobs save and end; Ctrl-C again: now")
+                self._end(self.stopped)
+
+        try:
+            with handling(handle):
+                if asked := early.asked():
+                    handle(signal.Signals[asked], None)
+                yield
+        finally:
+            for running in self._running.values():  # only where an error passes
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(running.process.pid, signal.SIGKILL)
+
+
+def run_jobs(work: Work, config: PoolConfig) -> signal.Signals | None:
+    """The local launcher: the work's jobs to their ends -> the signal that stopped them before, if one did."""
+    import torch  # noqa: F401 - once, for all jobs
+
+    num_jobs = len(work.jobs) if isinstance(work.jobs, Sized) else None
+    leases = Leases(config.jobs_at_once, config.gpus_per_job, num_jobs)
+    screen = Screen(work.ledger, work.total, leases.at_once)
+    pool = Pool(leases, screen, work.options, work.on_end)
+    try:
+        pool.run(work.jobs)
+    finally:
+        screen.close()
+    return pool.stopped

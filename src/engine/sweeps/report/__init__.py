@@ -1,0 +1,96 @@
+"""Reports: of a sweep, while it runs or after, and of any set of run directories.
+
+read.py -> analyse.py, importance.py, best.py -> text.py (csv, md), pictures.py (png), page.py (html)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from engine.runs.directory import STATUS, read_json, replace_text, shown, write_json
+from engine.sweeps.report.analyse import best_group, groups
+from engine.sweeps.report.best import save_best
+from engine.sweeps.report.importance import importance
+from engine.sweeps.report.read import METRICS, SWEEP, Objective, Study, read
+from engine.sweeps.report.text import groups_csv, jobs_csv, markdown
+
+__all__ = ["Objective", "best_group", "groups", "read", "save_best", "write", "write_study"]
+
+MADE_FROM = "made_from.json"  # in report/: the state of the sweep that the report shows
+SUMMARY_S = 30.0  # what W&B gets for the summary of a sweep
+INSTALL = "no pictures and no page: pip install -e '.[report]' brings matplotlib and plotly, which draw them"
+
+
+def write(sweep_dir: Path) -> list[Path]:
+    """The report of a sweep, at its end -> the files; and its summary in W&B, where its jobs are. Nothing is done where
+    nothing has happened since the last one. It never raises: what fails is one line."""
+    try:
+        made = sweep_dir / "report" / MADE_FROM
+        now = state_of(sweep_dir)
+        before = read_json(made)
+        if before.get("state") == now and all((sweep_dir / name).exists() for name in before["files"]):
+            return [sweep_dir / name for name in before["files"]]
+        study = read([sweep_dir])
+        files = write_study(study, say)
+        made.parent.mkdir(exist_ok=True)
+        write_json(made, {"state": now, "files": [str(path.relative_to(sweep_dir)) for path in files]})
+    except Exception as error:
+        say(f"no report ({type(error).__name__}: {error}); later: python src/report.py {shown(sweep_dir)}")
+        return []
+    if study.jobs[0].config.get("logger.kind") == "wandb":
+        from engine.runs.wandb_sync import summarise_apart
+
+        if trouble := summarise_apart(sweep_dir, SUMMARY_S):
+            say(f"no summary in W&B ({trouble}); later: python src/sync.py --summary {shown(sweep_dir)}")
+    return files
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def state_of(sweep_dir: Path) -> str:
+    """Another text once a job was added, or has gone on; or this code has changed."""
+    digest = hashlib.sha256()
+    names = [STATUS, METRICS]
+    jobs = [sweep_dir / job["key"] / name for job in read_json(sweep_dir / SWEEP)["jobs"] for name in names]
+    for path in [*sorted(Path(__file__).parent.glob("*.*")), *jobs]:
+        digest.update(f"{path} {path.stat().st_mtime_ns if path.exists() else None}\n".encode())
+    return digest.hexdigest()
+
+
+def write_study(study: Study, say: Callable[[str], object] = say) -> list[Path]:
+    """report.csv, groups.csv, report.md, and with the extra `report` pictures and report.html -> the files.
+
+    say: gets one line where the extra is not installed.
+    """
+    folder = study.directory
+    folder.mkdir(parents=True, exist_ok=True)
+    found = importance(study, study.objective)
+    missing = [name for name in ("matplotlib", "plotly") if find_spec(name) is None]
+    pictures: list[Path] = []
+    note = None
+    if missing:
+        note = INSTALL
+        say(note)
+    else:
+        from engine.sweeps.report.page import page
+        from engine.sweeps.report.pictures import draw
+
+        pictures = draw(study, found, folder / "report")
+    names = [os.path.relpath(path, folder) for path in pictures]
+    texts = {
+        "report.csv": jobs_csv(study),
+        "groups.csv": groups_csv(study),
+        "report.md": markdown(study, found, names, note),
+    }
+    if not missing:
+        texts["report.html"] = page(study, found)
+    for name, text in texts.items():
+        replace_text(folder / name, text)
+    return [*(folder / name for name in texts), *pictures]

@@ -1,0 +1,223 @@
+"""From jobs to what the report says: groups over seeds, which is best, and how a swept value is laid out."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from engine.sweeps.alike import is_seed
+from engine.sweeps.report.read import FAILED, Job, Objective, Study
+
+FEW = 6  # so many values of a key may be named at its axis one by one
+
+
+@dataclass(frozen=True)
+class Group:
+    """Jobs that differ by the seed alone."""
+
+    values: dict[str, Any]  # swept key -> value, seeds left out
+    jobs: tuple[Job, ...]
+    label: str  # lr=0.001 width=64
+    unswept: Mapping[str, Any] = field(default_factory=dict)  # those of `values` that no override of its jobs says
+
+    def scores(self, objective: Objective) -> list[float]:
+        return [score for job in self.jobs if (score := job.score(objective)) is not None]
+
+    def mean(self, objective: Objective) -> float | None:
+        scores = self.scores(objective)
+        return statistics.fmean(scores) if scores else None
+
+    def std(self, objective: Objective) -> float | None:
+        """Of the sample (n - 1); None below two scores."""
+        scores = self.scores(objective)
+        return statistics.stdev(scores) if len(scores) > 1 else None
+
+    def failures(self, objective: Objective) -> list[Job]:
+        """Jobs that ended and have no score: failed, killed, or finished with one that is not finite."""
+        return [job for job in self.jobs if is_failure(job, objective)]
+
+
+def is_failure(job: Job, objective: Objective) -> bool:
+    return job.status in FAILED or (job.status == "finished" and job.score(objective) is None)
+
+
+def config_keys(study: Study) -> tuple[str, ...]:
+    """The swept keys but for seeds: what makes one configuration differ from another."""
+    return tuple(key for key in study.swept if not is_seed(key))
+
+
+def groups(study: Study, objective: Objective | None = None) -> list[Group]:
+    """The best mean of the objective (else of the first) first, those without any score last."""
+    objective = objective or study.objective
+    found: dict[str, list[Job]] = {}
+    keys = config_keys(study)
+    for job in study.jobs:
+        found.setdefault(repr([study.value(job, key) for key in keys]), []).append(job)
+    common = set.intersection(*(set(job.overrides) for job in study.jobs))
+    made = []
+    for jobs in found.values():
+        values = {key: study.value(jobs[0], key) for key in keys}
+        name = _sweep_label(values, jobs) if study.is_sweep else _run_label(jobs, common)
+        silent = {key: jobs[0].config[key] for key in study.unswept if key in jobs[0].config}
+        made.append(Group(values, tuple(jobs), name, silent))
+    doubled = Counter(group.label for group in made)
+    made = [g if doubled[g.label] == 1 else replace(g, label=f"{g.label} ({g.jobs[0].key})") for g in made]
+    sign = 1 if objective.mode == "min" else -1
+
+    def rank(group: Group) -> tuple[bool, float]:
+        mean = group.mean(objective)
+        return mean is None, 0.0 if mean is None else sign * mean
+
+    return sorted(made, key=rank)
+
+
+def best_group(study: Study, objective: Objective | None = None) -> Group | None:
+    """The best mean of the objective (else of the first). In a sweep among the groups with the most scores: a lucky
+    seed alone is no winner."""
+    objective = objective or study.objective
+    ranked = groups(study, objective)
+    if not study.is_sweep:
+        return next((group for group in ranked if group.scores(objective)), None)
+    most = max((len(group.scores(objective)) for group in ranked), default=0)
+    return next((group for group in ranked if most and len(group.scores(objective)) == most), None)
+
+
+def pareto(study: Study) -> list[Group]:
+    """With several objectives: the groups that no other group beats in one without losing in another."""
+    scored = []  # (group, its means, each so that less is better)
+    for group in groups(study):
+        means = [group.mean(o) for o in study.objectives]
+        losses = [m if o.mode == "min" else -m for o, m in zip(study.objectives, means) if m is not None]
+        if len(losses) == len(means):
+            scored.append((group, losses))
+
+    def dominates(a: list[float], b: list[float]) -> bool:
+        return a != b and all(x <= y for x, y in zip(a, b))
+
+    return [group for group, losses in scored if not any(dominates(other, losses) for _, other in scored)]
+
+
+def difference(study: Study) -> str | None:
+    """Which jobs have which values of what nobody has swept, in a line; None: they differ in nothing else."""
+    parts = []
+    for key in study.unswept:
+        jobs: dict[str, list[int]] = {}
+        for job in study.jobs:
+            if job.config:
+                jobs.setdefault(show(study.value(job, key)), []).append(job.number)
+        counted = [
+            f"{text} in {len(n)} jobs ({', '.join(map(str, n[:5]))}{', ...' * (len(n) > 5)})"
+            for text, n in jobs.items()
+        ]
+        parts.append(f"{key} is {', '.join(counted)}")
+    return "; ".join(parts) or None
+
+
+def counts(study: Study) -> dict[str, int]:
+    """{status: jobs}, in the order in which a reader wants them."""
+    order = ("finished", "running", "queued", "failed", "killed", "pruned", "preempted", "interrupted")
+    found = [job.status for job in study.jobs]
+    return {status: found.count(status) for status in dict.fromkeys([*order, *found]) if status in found}
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """optim.lr -> lr, where no other key ends so; else as much of its end as tells them apart."""
+    names = {}
+    for key in keys:
+        parts = key.split(".")
+        ends = (".".join(parts[-n:]) for n in range(1, len(parts) + 1))
+        names[key] = next(end for end in ends if end == key or not any(o != key and _ends(o, end) for o in keys))
+    return names
+
+
+def _ends(key: str, end: str) -> bool:
+    return key == end or key.endswith(f".{end}")
+
+
+def _sweep_label(values: dict[str, Any], jobs: Sequence[Job]) -> str:
+    names = short_names(tuple(values))
+    words = [f"{names[key]}={show(value)}" for key, value in values.items()]
+    return " ".join(words) or ("all seeds" if len(jobs) > 1 else jobs[0].key)
+
+
+def _run_label(jobs: Sequence[Job], common: set[str]) -> str:
+    """What this run was told and not all were; of one that was told nothing, its directory."""
+    own = [o for o in jobs[0].overrides if o not in common and not is_seed(o.partition("=")[0]) and o[:5] != "hydra"]
+    return " ".join(own) or jobs[0].key
+
+
+def show(value: Any) -> str:
+    """A value as a reader wants it: 4 digits, and as yaml writes the rest."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(show, value))}]"
+    return str(value)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def numbers(values: Iterable[Any]) -> list[float] | None:
+    """Their numbers, if they are numbers (null aside) of which at least two differ."""
+    given = [value for value in values if value is not None]
+    return [float(v) for v in given] if len(set(map(repr, given))) > 1 and all(map(is_number, given)) else None
+
+
+def is_log(values: Iterable[Any], said: bool = False) -> bool:
+    """Whether a logarithmic axis suits them: it was said, or they stand more evenly on it than on a linear one."""
+    distinct = sorted(set(numbers(values) or ()))
+    if not distinct or distinct[0] <= 0:
+        return False
+    if said:
+        return True
+    low, high, middle = distinct[0], distinct[-1], statistics.median(distinct)
+    if high / low < 8:
+        return False
+    linear = (middle - low) / (high - low)
+    logarithmic = math.log(middle / low) / math.log(high / low)
+    return len(distinct) == 2 or abs(logarithmic - 0.5) < abs(linear - 0.5)
+
+
+def wants_log(values: Iterable[float]) -> bool:
+    """For scores: over so many decades that a linear axis would show only the worst."""
+    known = [value for value in values if math.isfinite(value)]
+    return bool(known) and min(known) > 0 and max(known) / min(known) > 30
+
+
+def axis_kind(study: Study, key: str) -> str:
+    """linear, log or category: how a swept value is laid out."""
+    known = numbers(study.value(job, key) for job in study.jobs)
+    if known is None or any(study.value(job, key) is None for job in study.jobs):
+        return "category"
+    return "log" if is_log(known, key in study.log_keys) else "linear"
+
+
+def names_fit(values: Sequence[Any], kind: str) -> bool:
+    """Whether each value is named at its axis: categories are, and a few numbers that do not stand too close."""
+    if kind == "category" or len(values) > FEW:
+        return kind == "category"
+    places = sorted(math.log(v) if kind == "log" else float(v) for v in values)
+    return all(b - a >= 0.09 * (places[-1] - places[0]) for a, b in pairwise(places))
+
+
+def distinct_values(study: Study, key: str) -> list[Any]:
+    """Of all jobs: numbers by size, others as they come; in a sweep null is a value, among runs it may be a lack."""
+    found = {repr(value): value for job in study.jobs if job.config for value in [study.value(job, key)]}
+    values = [value for value in found.values() if value is not None or study.is_sweep]
+    return sorted(values) if all(map(is_number, values)) else values
+
+
+def varied(study: Study) -> list[str]:
+    """The swept keys, seeds left out, of which these jobs have more than one value."""
+    return [key for key in config_keys(study) if len(distinct_values(study, key)) > 1]

@@ -1,0 +1,179 @@
+"""The best configuration, to paste: as a list of overrides, and as an experiment yaml that gives the same config."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from engine.errors import ConfigError
+from engine.runs.directory import shown
+from engine.sweeps.alike import flat, is_seed
+from engine.sweeps.report.analyse import Group, show
+from engine.sweeps.report.read import CONFIG, SURROUNDINGS, Job, Study
+
+NOT_PART = (*SURROUNDINGS, "hydra", "experiment", "debug")
+SEAL = "# written by src/report.py --save-best, which replaces this file while nobody edits it;"
+MACHINE = "hardware"  # says where it runs; part of the best config only where it was swept
+
+
+def override_list(group: Group) -> list[str]:
+    """What to type for this configuration: the overrides of its jobs, but for seed, logger and what makes a sweep."""
+    overrides = group.jobs[0].overrides
+    kept = [o for o in overrides if _top(o) not in (*SURROUNDINGS, "hydra") and not is_seed(_key(o))]
+    return [*kept, *(f"{key}={_written(value)}" for key, value in group.unswept.items())]
+
+
+def _written(value: Any) -> str:
+    """A value of a config in Hydra's grammar."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{name}:{_written(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_written, value))}]"
+    if isinstance(value, str):
+        return "'" + value.replace("\\'", "\\\\'").replace("'", "\\'") + "'"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def command(group: Group) -> str:
+    return shlex.join(["python", "src/train.py", *override_list(group)])
+
+
+def save_best(study: Study, group: Group, overwrite: bool = False) -> Path:
+    """Write conf/experiment/best_<name>.yaml: with it alone on the command line, the config is that of the group's run.
+
+    It holds what differs from the plain config, resolved; not the seed, not what is logged where. Raises ConfigError
+    where a yaml cannot say it, and where a file is there that was not written for this sweep, or was edited since.
+    """
+    from engine.config.compose import CONF
+
+    job = group.jobs[0]
+    left_out = NOT_PART if any(key.split(".")[0] == MACHINE for key in group.values) else (*NOT_PART, MACHINE)
+    name = "best_" + re.sub(r"\W+", "_", study.name).strip("_")
+    path = CONF / "experiment" / f"{name}.yaml"
+    choices, base_choices = _choices(list(job.overrides)), _choices([])
+    chosen = {g: o for g, o in choices.items() if o != base_choices.get(g) and g.split("/")[0] not in left_out}
+    if lost := [g for g, o in chosen.items() if o is None]:
+        raise ConfigError(f"{job.path}: {lost[0]}=null cannot be written into an experiment; use the list of overrides")
+    base = _resolved([*(f"{g}={o}" for g, o in chosen.items()), *_seeds(job)])
+    swept = [key.split(".") for key in group.values]
+    values = _difference(_part(base, left_out), _part(_whole(job), left_out), swept)
+    body = "\n".join([_header(study, group, name), *_defaults(chosen), *([_dump(values)] if values else [])]).rstrip()
+    text = _sealed(study, body)
+    before = path.read_text() if path.exists() else None
+    if before is not None and not overwrite and before != _sealed(study, before.rpartition(f"\n{SEAL}")[0]):
+        raise ConfigError(
+            f"{shown(path)}: is there, and --save-best of this sweep has not written it as it is - "
+            "move it away, or add --overwrite"
+        )
+    path.write_text(text)
+    try:
+        _verify(_resolved([f"experiment={name}", *_seeds(job)]), job, left_out)
+    except Exception:
+        path.unlink() if before is None else path.write_text(before)
+        raise
+    return path
+
+
+def _sealed(study: Study, body: str) -> str:
+    """With a last line that nobody else writes: a digest of the sweep's place and of what the file says."""
+    from engine.config.compose import ROOT
+
+    place = os.path.relpath(study.jobs[0].path.parent, ROOT)  # the same in a copy of the project
+    digest = hashlib.sha256(f"{place}\n{body}".encode()).hexdigest()[:16]
+    return f"{body}\n{SEAL} {digest}\n"
+
+
+def _header(study: Study, group: Group, name: str) -> str:
+    lines = ["# @package _global_", f"# ./run train experiment={name}"]
+    lines.append(f"# The best of the sweep {study.name}: {group.label}")
+    for objective in study.objectives:
+        mean, std, n = group.mean(objective), group.std(objective), len(group.scores(objective))
+        spread = f" +- {show(std)}" if std is not None else ""
+        lines.append(
+            f"# {objective.key} {show(mean)}{spread}, mean of {n} seeds" if n > 1 else f"# {objective.key} {show(mean)}"
+        )
+    return "\n".join(lines)
+
+
+def _defaults(chosen: dict[str, Any]) -> list[str]:
+    return (
+        ["defaults:", *(f"  - override /{group}: {option}" for group, option in chosen.items()), ""] if chosen else []
+    )
+
+
+def _dump(values: dict[str, Any]) -> str:
+    return yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=110)
+
+
+def _verify(again: dict[str, Any], job: Job, left_out: Sequence[str]) -> None:
+    wanted, got = (flat(_part(cfg, left_out)) for cfg in (_whole(job), again))
+    absent = object()
+    for key in [*wanted, *got]:
+        if wanted.get(key, absent) != got.get(key, absent):
+            raise ConfigError(
+                f"{job.path / CONFIG}: {key} cannot be reproduced by an experiment yaml (a deletion, or conf/ has "
+                "changed since); use the list of overrides"
+            )
+
+
+def _difference(base: Any, wanted: dict[str, Any], always: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """The part of `wanted` that is not the same in `base`; and the values `always`, paths of keys, even so."""
+    out: dict[str, Any] = {}
+    for key, value in wanted.items():
+        below = [path[1:] for path in always if path[0] == key]
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            if inner := _difference(base[key], value, [path for path in below if path]):
+                out[key] = inner
+        elif [] in below or key not in base or base[key] != value or type(base[key]) is not type(value):
+            out[key] = value
+    return out
+
+
+def _choices(overrides: list[str]) -> dict[str, Any]:
+    """{group: option} as these overrides choose."""
+    from engine.config.compose import composed
+
+    found = composed([o for o in overrides if not _key(o).startswith("hydra.")])["hydra"]["runtime"]["choices"]
+    return {group: option for group, option in found.items() if not group.startswith("hydra/")}
+
+
+def _resolved(overrides: list[str]) -> dict[str, Any]:
+    from omegaconf import DictConfig, OmegaConf
+
+    from engine.config.compose import composed, resolved
+
+    cfg = composed(overrides)
+    cfg.pop("hydra")
+    return cast("dict[str, Any]", OmegaConf.to_container(resolved(DictConfig(cfg), Path.cwd())))
+
+
+def _whole(job: Job) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    from engine.config.saved import read_config
+
+    return cast("dict[str, Any]", OmegaConf.to_container(read_config(job.path)))
+
+
+def _part(cfg: dict[str, Any], left_out: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in cfg.items() if key not in left_out}
+
+
+def _seeds(job: Job) -> list[str]:
+    """The seed as that run had it: values that follow from it are no difference then."""
+    return [f"seed={job.config['seed']}"] if "seed" in job.config else []
+
+
+def _top(override: str) -> str:
+    return re.split(r"[./@]", _key(override))[0]
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")

@@ -1,0 +1,56 @@
+"""Learning curves of a group: the mean over its seeds and the band around it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.sweeps.report.read import FAILED, Job
+
+
+@dataclass(frozen=True)
+class Band:
+    """low, high: mean -+ standard deviation; equal to the mean where one seed has a value."""
+
+    steps: list[int]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    seeds: int
+
+
+def band(jobs: Sequence[Job], key: str) -> Band | None:
+    """Over the jobs that did not fail, at the steps that all have that came so far; None where nothing was logged."""
+    points = [dict(job.curves[key]) for job in jobs if job.status not in FAILED and job.curves.get(key)]
+    if not points:
+        return None
+    steps = [s for s in sorted({s for p in points for s in p}) if all(s in p for p in points if max(p) >= s)]
+    rows = [[p[step] for p in points if step in p] for step in steps]
+    means = [statistics.fmean(row) for row in rows]
+    stds = [statistics.stdev(row) if len(row) > 1 else 0.0 for row in rows]
+    return Band(
+        steps, means, [m - s for m, s in zip(means, stds)], [m + s for m, s in zip(means, stds)], seeds=len(points)
+    )
+
+
+def thinned(points: Sequence[tuple[int, float]], limit: int) -> list[tuple[int, float]]:
+    """At most about `limit` of the points, the first and the last among them."""
+    if len(points) <= limit:
+        return list(points)
+    stride = math.ceil(len(points) / limit)
+    kept = list(points[::stride])
+    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
+
+
+def ended_badly(job: Job) -> bool:
+    return job.status in FAILED
+
+
+def keys_of(jobs: Sequence[Job], first: Sequence[str]) -> list[str]:
+    """All that was logged: `first`, then val, train, the rest."""
+    found = dict.fromkeys(key for job in jobs for key in job.curves)
+    order = {"val": 0, "train": 1, "test": 2}
+    rest = sorted((k for k in found if k not in first), key=lambda k: (order.get(k.split("/")[0], 3), k))
+    return [*(k for k in first if k in found), *rest]

@@ -1,0 +1,107 @@
+"""How much of a score's differences each swept value explains.
+
+Optuna's PED-ANOVA (Watanabe et al. 2023) where Optuna is installed and there are enough scores for it; otherwise, and
+for grids, a measure of our own: epsilon squared (Kelley 1935) of a one-way analysis of variance of the scores' ranks,
+the share between the values, less what chance alone would put there. Ranks, so that one job that diverged does not
+decide it. It sees each key alone, no interactions.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.sweeps.report.analyse import config_keys, is_log, numbers
+from engine.sweeps.report.read import Objective, Study
+
+MIN_JOBS = 8  # below, any share is chance
+MIN_TRIALS = 20  # PED-ANOVA compares the best tenth with all: below, that is one or two
+BINS = 5  # at most, of a key that has more distinct numbers; 4 scores or more in each
+
+
+@dataclass(frozen=True)
+class Importance:
+    shares: dict[str, float]  # key -> 0..1, the largest first
+    method: str  # a sentence for the reader
+    jobs: int
+
+
+def importance(study: Study, objective: Objective) -> Importance | None:
+    """None where there are too few scores or too few keys to compare."""
+    rows = [(job, score) for job in study.jobs if (score := job.score(objective)) is not None]
+    keys = [key for key in config_keys(study) if len({repr(study.value(job, key)) for job, _ in rows}) > 1]
+    if len(rows) < MIN_JOBS or len(keys) < 2:
+        return None
+    scores = [score for _, score in rows]
+    columns = {key: [study.value(job, key) for job, _ in rows] for key in keys}
+    shares, method = None, ""
+    if len(rows) >= MIN_TRIALS and any(len(set(numbers(c) or ())) > BINS for c in columns.values()):
+        shares = _ped_anova(columns, scores, objective, study)
+        method = "PED-ANOVA of Optuna: how differently a value is spread among the best tenth and among all"
+    if shares is None:
+        shares = {key: epsilon_squared(_bins(values), ranks(scores)) for key, values in columns.items()}
+        method = (
+            "share of the variance of the scores' ranks that is between the key's values, corrected for chance "
+            "(epsilon squared of a one-way ANOVA)"
+        )
+    ordered = dict(sorted(shares.items(), key=lambda item: -item[1]))
+    return Importance(ordered, method, len(rows))
+
+
+def epsilon_squared(labels: Sequence[Any], scores: Sequence[float]) -> float:
+    """(between - (k - 1) * within / (n - k)) / total, at least 0; 0 where each value stands alone."""
+    by_label: dict[Any, list[float]] = {}
+    for name, score in zip(labels, scores, strict=True):
+        by_label.setdefault(name, []).append(score)
+    n, k, mean = len(scores), len(by_label), statistics.fmean(scores)
+    total = sum((score - mean) ** 2 for score in scores)
+    within = sum((score - statistics.fmean(group)) ** 2 for group in by_label.values() for score in group)
+    if total == 0 or n <= k:
+        return 0.0
+    return max(0.0, (total - within - (k - 1) * within / (n - k)) / total)
+
+
+def ranks(scores: Sequence[float]) -> list[float]:
+    """1 for the smallest; equal scores share the mean of their ranks."""
+    ordered = sorted(scores)
+    first = {score: i for i, score in reversed(list(enumerate(ordered, 1)))}
+    return [first[score] + (ordered.count(score) - 1) / 2 for score in scores]
+
+
+def _bins(values: Sequence[Any]) -> list[Any]:
+    """Numbers with many distinct values in bins of equally many; others as they are."""
+    known, bins = numbers(values), min(BINS, len(values) // 4)
+    if known is None or len(set(known)) <= bins:
+        return [repr(value) for value in values]
+    ranked = sorted(known)
+    edges = [ranked[len(ranked) * i // bins] for i in range(1, bins)]
+    return [None if value is None else sum(value >= edge for edge in edges) for value in values]
+
+
+def _ped_anova(
+    columns: dict[str, list[Any]], scores: list[float], objective: Objective, study: Study
+) -> dict[str, float] | None:
+    """None without Optuna. The jobs become the trials of a study in memory, so any kind of sweep can be asked about."""
+    try:
+        import optuna
+    except ImportError:
+        return None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    kinds: dict[str, Any] = {}
+    for key, values in columns.items():
+        known = numbers(values)
+        if known is None or len(known) < len(values):
+            kinds[key] = optuna.distributions.CategoricalDistribution(sorted({repr(value) for value in values}))
+        else:
+            log = is_log(known, key in study.log_keys)
+            kinds[key] = optuna.distributions.FloatDistribution(min(known), max(known), log=log)
+    memory = optuna.create_study(direction="minimize" if objective.mode == "min" else "maximize")
+    for i, score in enumerate(scores):
+        numeric = {key: isinstance(kind, optuna.distributions.FloatDistribution) for key, kind in kinds.items()}
+        params = {k: float(v[i]) if numeric[k] else repr(v[i]) for k, v in columns.items()}
+        memory.add_trial(optuna.trial.create_trial(params=params, distributions=kinds, value=score))
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    found = optuna.importance.get_param_importances(memory, evaluator=evaluator)
+    return {key: float(found.get(key, 0.0)) for key in columns}

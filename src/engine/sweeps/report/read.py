@@ -1,0 +1,250 @@
+"""What a sweep, or any set of run directories, says of itself: read from the files, whatever state they are in.
+
+Imports neither torch nor Hydra; nothing in a run directory is changed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from engine.errors import ConfigError
+from engine.files import read_json, records
+from engine.runs.directory import CONFIG, ENVIRONMENT, OVERRIDES, RESULT, STATUS, is_claimed
+from engine.sweeps.alike import flat, unswept
+
+SWEEP = "sweep.json"
+METRICS = "metrics.jsonl"
+FAILED = ("failed", "killed")
+SURROUNDINGS = ("logger", "resume", "sweep")  # keys that do not say what is computed
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C reads a config in 1 ms instead of 10
+
+
+@dataclass(frozen=True)
+class Objective:
+    key: str
+    mode: str  # min or max
+
+    def better(self, a: float, b: float) -> bool:
+        return a < b if self.mode == "min" else a > b
+
+    def best(self, values: Sequence[float]) -> float:
+        return min(values) if self.mode == "min" else max(values)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run directory. curves: {key: [(step, value), ...]}, values that were not finite left out."""
+
+    key: str  # its directory, as short as it is unique among these jobs
+    number: int
+    path: Path
+    overrides: tuple[str, ...]  # all it was started with
+    status: str  # as in status.json; killed: running once, but no process has it any more
+    error: str | None  # one line
+    traceback: str | None
+    config: Mapping[str, Any]  # dotted key -> value
+    result: Mapping[str, Any]
+    curves: Mapping[str, list[tuple[int, float]]]
+    seconds: Sequence[tuple[int, float]]  # (step, seconds since the first record)
+
+    def score(self, objective: Objective) -> float | None:
+        """Of a finished job, as result.json has it; None where it is not finite, or the job is not finished."""
+        value = self.result.get(objective.key) if self.status == "finished" else None
+        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+    def so_far(self, objective: Objective) -> float | None:
+        """The best that was logged, whatever became of the job."""
+        values = [value for _, value in self.curves.get(objective.key, ())]
+        return objective.best(values) if values else None
+
+    def provisional(self, objective: Objective) -> float | None:
+        """For pictures: the score, or what was reached so far, unless the job has failed."""
+        if self.status in FAILED or self.status == "finished":
+            return self.score(objective)
+        return self.so_far(objective)
+
+    @property
+    def step(self) -> int:
+        return max((points[-1][0] for points in self.curves.values() if points), default=0)
+
+    @property
+    def epochs_per_step(self) -> float | None:
+        epochs = self.curves.get("train/epoch")
+        return epochs[-1][1] / epochs[-1][0] if epochs and epochs[-1][0] else None
+
+    @property
+    def reason(self) -> str | None:
+        """Why it has no score, in a line."""
+        if self.status == "killed":
+            return f"its process is gone without a word (killed, or out of memory) after step {self.step}"
+        if self.status == "finished":
+            return "finished, but its score is not finite"
+        return self.error or (f"{self.status} at step {self.step}" if self.step else self.status)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Jobs to report on. swept: the dotted keys, or config groups, in which they differ on purpose."""
+
+    name: str
+    directory: Path  # where the report goes
+    jobs: tuple[Job, ...]
+    swept: tuple[str, ...]
+    objectives: tuple[Objective, ...]
+    is_sweep: bool
+    created: str | None = None
+    commands: tuple[tuple[str, ...], ...] = ()  # the overrides of each command that has added jobs
+    unswept: tuple[str, ...] = ()  # of `swept`, the keys in which jobs differ though nobody has swept them
+    log_keys: frozenset[str] = field(default_factory=frozenset)  # swept on a logarithmic scale, as far as it was said
+
+    @property
+    def objective(self) -> Objective:
+        return self.objectives[0]
+
+    @property
+    def typed(self) -> list[str]:
+        """The commands, a line for each."""
+        return [" ".join(overrides) for overrides in self.commands if overrides]
+
+    def value(self, job: Job, key: str) -> Any:
+        """A job's value of a swept key; of a config group, the option's name; None where it has none."""
+        if key in job.config:
+            return job.config[key]
+        return next(
+            (o.partition("=")[2] for o in reversed(job.overrides) if o.partition("=")[0].lstrip("+") == key), None
+        )
+
+
+def read(paths: Sequence[Path], out: Path | None = None, objective: Objective | None = None) -> Study:
+    """The study that these directories are: one sweep, or runs (or folders of runs) to compare. Raises ConfigError."""
+    for path in paths:
+        if not path.is_dir():
+            raise ConfigError(f"{path}: no such directory; give a sweep, run directories, or a folder that holds some")
+    if len(paths) == 1 and (paths[0] / SWEEP).exists():
+        return _sweep(paths[0].absolute(), out, objective)
+    folders = list(dict.fromkeys(folder for path in paths for folder in runs_below(path.absolute())))
+    if not folders:
+        raise ConfigError(f"{', '.join(map(str, paths))}: no run there (a run directory has a {CONFIG})")
+    above = Path(os.path.commonpath([folder.parent for folder in folders]))  # keys: as short as they stay unique
+    jobs = tuple(read_job(f, number, (), key=str(f.relative_to(above))) for number, f in enumerate(folders))
+    lone_folder = len(paths) == 1 and folders != [paths[0].absolute()]
+    directory = out or (paths[0].absolute() if lone_folder else _root() / "outputs" / "compare")
+    found = (objective,) if objective else _monitored(jobs)
+    return Study(directory.name, directory, jobs, differing(jobs), found, is_sweep=False)
+
+
+def _sweep(path: Path, out: Path | None, objective: Objective | None) -> Study:
+    facts = read_json(path / SWEEP)
+    listed = facts.get("jobs") or []
+    jobs = tuple(
+        read_job(path / job["key"], job.get("number", number), tuple(job.get("overrides") or ()))
+        for number, job in enumerate(listed)
+    )
+    if not jobs:
+        raise ConfigError(f"{path / SWEEP}: lists no job yet")
+    asked = tuple(Objective(o["key"], o["mode"]) for o in facts.get("objectives") or ())
+    given = facts.get("commands") or [facts.get("overrides") or ()]  # the first version kept the last one's only
+    commands = tuple(tuple(o for o in one if not o.startswith(("sweep=", "sweep.name="))) for one in given)
+    typed = [override for command in commands for override in command]
+    log_keys = frozenset(o.partition("=")[0].lstrip("+") for o in typed if "log" in o.partition("=")[2])
+    swept = tuple(facts.get("swept") or differing(jobs))
+    configs, overrides, keys = zip(*((job.config, job.overrides, job.key) for job in jobs))
+    more = tuple(unswept(configs, overrides, keys, swept, facts.get("follows") or {}))
+    return Study(
+        facts.get("name") or path.name, out or path, jobs, (*swept, *more),
+        (objective,) if objective else asked or _monitored(jobs), True, facts.get("created"), commands, more, log_keys,
+    )  # fmt: skip
+
+
+def read_job(path: Path, number: int, overrides: tuple[str, ...], key: str | None = None) -> Job:
+    """One run directory, in whatever state; a queued job where there is none yet. overrides: if none are written."""
+    status = read_json(path / STATUS)
+    curves, seconds = read_metrics(path / METRICS)
+    state = status.get("status", "queued")
+    if state == "running" and not is_held(path):
+        state = "killed"
+    error = str(status.get("error") or "").strip().splitlines()
+    return Job(
+        key=key or path.name,
+        number=number,
+        path=path,
+        overrides=tuple(map(str, _yaml(path / OVERRIDES) or overrides)),
+        status="queued" if state == "created" else state,
+        error=error[0] if error else None,
+        traceback=status.get("traceback"),
+        config=flat(_yaml(path / CONFIG) or {}),
+        result=read_json(path / RESULT),
+        curves=curves,
+        seconds=seconds,
+    )
+
+
+def read_metrics(path: Path) -> tuple[dict[str, list[tuple[int, float]]], list[tuple[int, float]]]:
+    """({key: [(step, value), ...]}, [(step, seconds), ...]) of a metrics.jsonl; none where there is none yet."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    seconds: list[tuple[int, float]] = []
+    began: float | None = None
+    for _, record in records(path):
+        try:
+            step, now = int(record.pop("step")), float(record.pop("time"))
+        except (ValueError, KeyError, TypeError):
+            continue
+        began = now if began is None else began
+        if not seconds or seconds[-1][0] != step:
+            seconds.append((step, round(now - began, 3)))
+        for key, value in record.items():
+            if isinstance(value, (int, float)):
+                curves.setdefault(key, []).append((step, float(value)))
+    return curves, seconds
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process of this machine runs there; of another machine's run its status is believed."""
+    return read_json(path / ENVIRONMENT).get("host") != platform.node() or is_claimed(path)
+
+
+def runs_below(path: Path) -> Iterator[Path]:
+    """The run directories at or below `path`, in the order of their names (9 before 10)."""
+    if (path / CONFIG).exists():
+        yield path
+        return
+    below = [entry.path for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith(".")]
+    for folder in sorted(below, key=lambda p: (len(Path(p).name), p) if Path(p).name.isdigit() else (99, p)):
+        yield from runs_below(Path(folder))
+
+
+def differing(jobs: Sequence[Job]) -> tuple[str, ...]:
+    """The dotted keys whose values are not the same in all of these jobs, those of logging left out."""
+    jobs = [job for job in jobs if job.config]
+    keys = dict.fromkeys(key for job in jobs for key in job.config if key.split(".")[0] not in SURROUNDINGS)
+    absent = object()
+    return tuple(
+        key for key in keys if any(job.config.get(key, absent) != jobs[0].config.get(key, absent) for job in jobs)
+    )
+
+
+def _monitored(jobs: Sequence[Job]) -> tuple[Objective, ...]:
+    """What most of these runs call best."""
+    found = [(job.config.get("monitor.key"), job.config.get("monitor.mode")) for job in jobs]
+    known = [(key, mode) for key, mode in found if key and mode]
+    key, mode = max(known, key=known.count) if known else ("val/loss", "min")
+    return (Objective(str(key), str(mode)),)
+
+
+def _yaml(path: Path) -> Any:
+    try:
+        return yaml.load(path.read_text(), _Loader) if path.exists() else None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid yaml: {' '.join(str(error).split())}") from None
+
+
+def _root() -> Path:
+    return Path(__file__).resolve().parents[4]

@@ -1,0 +1,199 @@
+"""report.csv, groups.csv and report.md: with Python's own library alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from engine.sweeps.alike import is_seed
+from engine.sweeps.report.analyse import (
+    Group,
+    best_group,
+    config_keys,
+    counts,
+    difference,
+    groups,
+    is_failure,
+    pareto,
+    short_names,
+    show,
+)
+from engine.sweeps.report.best import command
+from engine.sweeps.report.escape import Markdown, block, cell, code, text
+from engine.sweeps.report.importance import Importance
+from engine.sweeps.report.read import Job, Objective, Study
+
+NOT_SWEPT = "Jobs differ in what was not swept"
+NOT_SWEPT_NOTE = (
+    "These jobs do not repeat one configuration: conf/ was edited between two commands of the sweep, or a job's "
+    "config.yaml. The keys are columns here, and jobs are averaged only where they agree in them."
+)
+MAX_ROWS = 200  # of a table in report.md; the csv and the page have all
+
+
+def jobs_csv(study: Study) -> str:
+    """A row for each job; what it logged at its end in columns of its own."""
+    results = list(dict.fromkeys(k for job in study.jobs for k, v in job.result.items() if not isinstance(v, dict)))
+    head = ["job", "directory", "status", *study.swept, *(f"best so far {o.key}" for o in study.objectives)]
+    rows = [
+        [job.number, str(job.path), job.status, *(study.value(job, key) for key in study.swept)]
+        + [job.so_far(o) for o in study.objectives]
+        + [job.result.get(key) for key in results]
+        + [None if job.status == "finished" and not is_failure(job, study.objective) else job.reason]
+        for job in study.jobs
+    ]
+    return _csv([*head, *results, "why no score"], rows)
+
+
+def groups_csv(study: Study) -> str:
+    """A row for each configuration, over its seeds."""
+    keys = config_keys(study)
+    columns = [f"{o.key} {what}" for o in study.objectives for what in ("mean", "std", "n")]
+    rows = [
+        [group.values[key] for key in keys]
+        + [cell for o in study.objectives for cell in (group.mean(o), group.std(o), len(group.scores(o)))]
+        + [len(group.failures(study.objective)), len(group.jobs)]
+        for group in groups(study)
+    ]
+    return _csv([*keys, *columns, "failures", "jobs"], rows)
+
+
+def markdown(study: Study, importance: Importance | None, pictures: Sequence[str], note: str | None) -> str:
+    """pictures: files beside the report; note: what is missing and why."""
+    parts = [f"# {text(study.name)}", _facts(study)]
+    if unlike := difference(study):
+        parts += [f"## {NOT_SWEPT}", f"{text(unlike)}.\n\n{NOT_SWEPT_NOTE}"]
+    for objective in study.objectives:
+        if best := best_group(study, objective):
+            parts.append(_best(study, best, objective))
+    parts += [f"![{name}]({name})" for name in pictures]
+    parts += ["## Configurations", _group_table(study)]
+    if len(study.objectives) > 1:
+        names = [f"- {text(group.label)}" for group in pareto(study)]
+        parts += ["## No other is better in every objective", "\n".join(names)]
+    if importance:
+        rows = [[key, f"{share:.0%}"] for key, share in importance.shares.items()]
+        parts += ["## Importance", f"{importance.method}; {importance.jobs} jobs.", _table(["", "share"], rows)]
+    parts += _failures(study)
+    parts += ["## Jobs", _job_table(study)]
+    if not study.is_sweep:
+        parts += ["## Differences of the configs", _differences(study)]
+    return "\n\n".join([*parts, *([note] if note else [])]) + "\n"
+
+
+def score_text(group: Group, objective: Objective) -> str:
+    mean, std = group.mean(objective), group.std(objective)
+    return "-" if mean is None else show(mean) + (f" ± {show(std)}" if std is not None else "")
+
+
+def better_but_fewer(study: Study, best: Group, objective: Objective) -> Group | None:
+    """A group that looks better than the best, but of which fewer seeds have a score."""
+    first = groups(study, objective)[0]
+    return first if first.values != best.values and first.mean(objective) is not None else None
+
+
+def _facts(study: Study) -> str:
+    found = ", ".join(f"{number} {text(status)}" for status, number in counts(study).items())
+    what = "; ".join(f"{text(o.key)} ({'less' if o.mode == 'min' else 'more'} is better)" for o in study.objectives)
+    lines = [f"{len(study.jobs)} jobs: {found}. Score: {what}, of result.json; ± is the standard deviation over seeds."]
+    if study.typed:
+        commands = "; ".join(map(code, study.typed))
+        begun = f"; begun {text(study.created)}." if study.created else "."
+        lines.append(f"Overrides of the sweep: {commands}{begun}")
+    return "\n\n".join(lines)
+
+
+def _best(study: Study, best: Group, objective: Objective) -> str:
+    n = len(best.scores(objective))
+    seeds = f"{n} seeds" if n > 1 else "n = 1"
+    found = f"**Best: {text(best.label)}**, {text(objective.key)} {score_text(best, objective)} ({seeds})\n\n"
+    found += block(command(best), "bash")
+    if other := better_but_fewer(study, best, objective):
+        had = len(other.scores(objective))
+        better = score_text(other, objective)
+        found += f"\n\n{text(other.label)} has a better mean, {better}, but of {had} of {n} seeds only."
+    return found
+
+
+def _group_table(study: Study) -> str:
+    keys = config_keys(study) if study.is_sweep else ()  # runs to compare may differ in dozens
+    names = short_names(keys)
+    head = [*(names[key] for key in keys), *(() if study.is_sweep else ("",))]
+    rows = []
+    for group in groups(study):
+        n, failed = len(group.scores(study.objective)), len(group.failures(study.objective))
+        rows.append(
+            [*(show(group.values[key]) for key in keys), *(() if study.is_sweep else (group.label,))]
+            + [score_text(group, o) for o in study.objectives]
+            + [n, failed or "", len(group.jobs) - n - failed or ""]
+        )
+    return _table([*head, *(o.key for o in study.objectives), "n", "failures", "pruned, unfinished"], rows)
+
+
+def _job_table(study: Study) -> str:
+    keys = study.swept if study.is_sweep else [key for key in study.swept if is_seed(key)]
+    names = short_names(keys)
+    head = ["job", *(names[key] for key in keys), "status", *(o.key for o in study.objectives), "step", "directory"]
+    rows = [
+        [job.number, *(show(study.value(job, key)) for key in keys), job.status]
+        + [_job_score(job, o) for o in study.objectives]
+        + [job.step, code(job.key)]
+        for job in study.jobs
+    ]
+    return _table(head, rows)
+
+
+def _job_score(job: Job, objective: Objective) -> str:
+    score, so_far = job.score(objective), job.so_far(objective)
+    if score is not None:
+        return show(score)
+    return "-" if so_far is None else f"({show(so_far)} so far)"
+
+
+def _failures(study: Study) -> list[str]:
+    """Jobs with the same reason in one item."""
+    names = short_names(study.swept)
+    by_reason: dict[str, list[Job]] = {}
+    for job in study.jobs:
+        if is_failure(job, study.objective):
+            by_reason.setdefault(str(job.reason), []).append(job)
+
+    def item(reason: str, jobs: list[Job]) -> str:
+        shown = [
+            " ".join(f"{names[key]}={show(study.value(job, key))}" for key in study.swept)
+            if study.is_sweep
+            else job.key
+            for job in jobs[:12]
+        ]
+        more = f", and {len(jobs) - 12} more" if len(jobs) > 12 else ""
+        log = code(jobs[0].path / "train.log")
+        return f"- {text(reason)}\n  {len(jobs)} x: {text(', '.join(shown))}{more}. Log: {log}"
+
+    return ["## Failures", "\n".join(item(*pair) for pair in by_reason.items())] if by_reason else []
+
+
+def _differences(study: Study) -> str:
+    columns = study.jobs[:8]
+    rows = [[code(key), *(show(job.config.get(key)) for job in columns)] for key in study.swept]
+    left = f"\n\n{len(study.jobs) - 8} more runs are in report.csv." if len(study.jobs) > 8 else ""
+    return (_table(["", *(job.key for job in columns)], rows) if rows else "None.") + left
+
+
+def _table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
+    def line(cells: Iterable[Any]) -> str:
+        return "| " + " | ".join(map(shown, cells)) + " |"
+
+    def shown(value: Any) -> str:
+        return value.replace("|", "\\|") if isinstance(value, Markdown) else text(value)
+
+    more = f"\n\n{len(rows) - MAX_ROWS} more rows are in the csv." if len(rows) > MAX_ROWS else ""
+    return "\n".join([line(head), line("---" for _ in head), *(line(row) for row in rows[:MAX_ROWS])]) + more
+
+
+def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerows([cell(value) for value in row] for row in [head, *rows])
+    return out.getvalue()

@@ -1,0 +1,67 @@
+"""What a search makes small or large: keys of result.json. Imports neither torch nor optuna."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.config.schema import did_you_mean, show
+from engine.errors import ConfigError
+from engine.runs.logger import METRICS
+
+MODES = ("min", "max")
+# beside the scores; a fork whose runs write more numbers into result.json adds their keys here
+RESULT_KEYS = ("step", "best_step", "seconds", "train/loss")
+
+
+@dataclass(frozen=True)
+class Objective:
+    key: str
+    mode: str  # min or max
+
+
+def choose(node: Mapping[str, Any] | None, cfg: Mapping[str, Any]) -> list[Objective]:
+    """hydra.sweeper.objectives, {key: min or max}; null: the monitor of `cfg`, a whole, plain config."""
+    if not node:
+        return [Objective(cfg["monitor"]["key"], cfg["monitor"]["mode"])]
+    metrics = ["loss", *cfg["task"]["metrics"]]
+    splits = cfg["data"].get("splits") or {}
+    scored = [split for split in ("val", "test") if splits.get(split, "") is not None]
+    known = [f"{split}/{name}" for split in scored for name in metrics] + list(RESULT_KEYS)
+    for key, mode in node.items():
+        if key not in known:
+            hint = did_you_mean(str(key), known)
+            raise ConfigError(
+                f"hydra.sweeper.objectives: result.json has no {show(key)}{hint} (it has: {', '.join(known)})"
+            )
+        if mode not in MODES:
+            raise ConfigError(f"hydra.sweeper.objectives: {key}: no mode {show(mode)} (modes: {', '.join(MODES)})")
+    return [Objective(str(key), mode) for key, mode in node.items()]
+
+
+def read(result: Mapping[str, Any], objectives: Sequence[Objective]) -> tuple[list[float], str]:
+    """(values, why they cannot be used; empty: they can). result: of a finished run."""
+    values = [result.get(objective.key) for objective in objectives]
+    for objective, value in zip(objectives, values):
+        if objective.key in result and (value is None or math.isnan(value)):  # null in the file: no JSON has NaN
+            return [], f"{objective.key} is not a number (NaN)"
+        if not isinstance(value, (int, float)):
+            return [], f"result.json has no number for {objective.key}"
+    return [float(value) for value in values if value is not None], ""
+
+
+def evaluations(run_dir: Path, objective: Objective) -> list[float | None]:
+    """What the run has logged of it, in order; None: not finite."""
+    found = []
+    for line in (run_dir / METRICS).read_text().splitlines() if (run_dir / METRICS).exists() else ():
+        try:
+            record = json.loads(line)
+        except ValueError:  # the half line of a killed process
+            continue
+        if objective.key in record:
+            found.append(record[objective.key])
+    return found

@@ -1,0 +1,70 @@
+"""The part of a search that one of its runs sees: after each evaluation it tells the score, and asks whether to go on.
+
+Rank 0 alone talks to the search's storage; all ranks take its answer, so they stop together. A storage that cannot be
+reached never ends a run: it goes on, unpruned, and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.config.targets import build
+from engine.ranks.distributed import World, share_from_main
+from engine.runs.directory import read_json
+from engine.sweeps.search.storage import load_study
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+log = logging.getLogger("lab")
+TRIAL = "trial.json"
+PRUNERS_ALLOWED = ("optuna.pruners.*",)
+
+
+class Pruning:
+    """facts: what the search wrote into trial.json: study, storage, trial, objective and pruner."""
+
+    def __init__(self, run_dir: Path, facts: Mapping[str, Any]) -> None:
+        self._run_dir, self._facts = run_dir, facts
+        self.pruned = False  # the answer, the same on all ranks
+        self._trial: Trial | None = None
+        self._given_up = False
+
+    @staticmethod
+    def of(run_dir: Path) -> Pruning | None:
+        """None: this run is no trial of a search that prunes."""
+        facts = read_json(run_dir / TRIAL)
+        return Pruning(run_dir, facts) if facts.get("pruner") else None
+
+    def stops(self, world: World, evaluation: int, scores: Mapping[str, float]) -> bool:
+        """Whether the run is to stop, after its evaluation number `evaluation` (from 0); the same on all ranks, which
+        call this together."""
+        answer = self._ask(evaluation, scores[self._facts["objective"]]) if world.is_main else False
+        self.pruned = share_from_main(bool(answer), world)  # of Optuna it may be numpy's
+        return self.pruned
+
+    def _ask(self, evaluation: int, value: float) -> bool:
+        if self._given_up:
+            return False
+        try:
+            if self._trial is None:
+                self._trial = self._open()
+            with warnings.catch_warnings():  # a run that has gone back to its checkpoint tells the same values again
+                warnings.filterwarnings("ignore", message=".*already reported")
+                self._trial.report(value, evaluation)
+            return self._trial.should_prune()
+        except Exception as error:  # of the database, the network, or of a search that has ended this trial
+            log.warning("this run goes on without pruning (%s: %s)", type(error).__name__, error)
+            self._given_up = True
+            return False
+
+    def _open(self) -> Trial:
+        from optuna.trial import Trial
+
+        study = load_study(self._facts["storage"], self._facts["study"], self._run_dir.parent)
+        study.pruner = build(self._facts["pruner"], "trial.json: pruner", PRUNERS_ALLOWED)
+        return Trial(study, study.get_trials(deepcopy=False)[self._facts["trial"]]._trial_id)

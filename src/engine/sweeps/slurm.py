@@ -1,0 +1,217 @@
+"""The jobs of a sweep on a SLURM cluster, by submitit: arrays of batch jobs, each of which is handed a run directory.
+
+    jobs -> sbatch --array -> srun: RunDirectory(directory), in each task of a job -> status.json -> the next
+
+A run that SLURM signals before its time is up saves; its batch job is queued again and goes on with it. This process
+only watches: when it goes, the batch jobs stay, and the same command later finds what they have done.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import PREEMPTED, Claimed, ConfigError, RunFailed
+from engine.ranks.meeting import follows, release_followers
+from engine.ranks.place import adopt
+from engine.ranks.stop import heeded
+from engine.runs import directory as run_directory
+from engine.sweeps.apart import OUTPUT, print_to
+from engine.sweeps.job import run_job
+from engine.sweeps.ledger import Job
+from engine.sweeps.screen import Screen
+from lab.groups import SlurmConfig
+from lab.start import follow
+
+if TYPE_CHECKING:
+    from engine.sweeps.drive import Work
+
+FOLDER = ".slurm"  # within the sweep's: what submitit writes
+NUMBER = "slurm_job"  # within a job's: which batch job runs it
+POLL_S = 2.0
+SRC = Path(__file__).resolve().parents[2]
+
+
+class RunDirectory:
+    """What submitit calls in each task of a batch job, and again when the job has been queued again."""
+
+    def __call__(self, directory: str) -> None:
+        adopt()
+        print_to(Path(directory) / OUTPUT)
+        if follows():
+            status = follow()
+            status = 0 if status == PREEMPTED else status  # a task that fails could end rank 0 before it queues the job
+        else:
+            try:
+                status = run_job(Path(directory))
+            finally:
+                release_followers()
+            if status == PREEMPTED and must_requeue(Path(directory)):
+                signal.raise_signal(requeue_signal())  # submitit queues the job again, and ends this process
+        if status:
+            raise SystemExit(status)  # for sacct
+
+    def checkpoint(self, directory: str) -> Any:
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, directory)
+
+
+def must_requeue(directory: Path) -> bool:
+    """Not after SIGTERM: SLURM queues the job again by itself then (preemption, requeue), or is not to (scancel)."""
+    return run_directory.read_json(directory / run_directory.STATUS).get("signal") != "SIGTERM"
+
+
+def requeue_signal() -> signal.Signals:
+    from submitit.core.job_environment import JobEnvironment
+
+    return JobEnvironment._usr_sig()
+
+
+@dataclass(frozen=True)
+class Submitted:
+    job: Job
+    number: str  # SLURM's: 17_3
+    began: float
+
+
+class Batch:
+    """Batch jobs from their submission until they have left SLURM's queue. stopped: the signal that ended it early."""
+
+    def __init__(self, work: Work, config: SlurmConfig, screen: Screen) -> None:
+        self.stopped: signal.Signals | None = None
+        self._work, self._config, self._screen = work, config, screen
+        self._running: list[Submitted] = []
+        self._ending = False
+
+    def run(self) -> None:
+        source = iter(self._adopt(self._work.jobs))
+        with self._signals():
+            while True:
+                if not self._ending:
+                    self._submit(list(islice(source, self._config.jobs_at_once - len(self._running))))
+                if not self._running:
+                    return
+                time.sleep(POLL_S)
+                queued = self._queue()
+                gone = [one for one in self._running if queued is not None and one.number not in queued]
+                for one in gone:
+                    self._running.remove(one)
+                    self._ended(one)
+                self._screen.refresh([one.job for one in self._running], [])
+
+    def _adopt(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """The jobs that are to be submitted; those that an earlier start has in SLURM's queue are watched instead."""
+        queued = self._queue() or set()
+        for job in jobs:
+            known = job.directory / NUMBER
+            number = known.read_text() if known.exists() else ""
+            if number in queued:
+                self._running.append(Submitted(job, number, time.monotonic()))
+            else:
+                yield job
+
+    def _submit(self, jobs: list[Job]) -> None:
+        if not jobs:
+            return
+        from submitit.core.utils import FailedJobError
+
+        try:
+            batch = self._executor().map_array(RunDirectory(), [str(job.directory) for job in jobs])
+        except FailedJobError as error:
+            raise RunFailed(f"hydra/launcher=slurm: {str(error).strip().splitlines()[-1]}") from None
+        numbers = [one.job_id for one in batch]
+        for job, number in zip(jobs, numbers):
+            run_directory.replace_text(job.directory / NUMBER, number)
+            self._running.append(Submitted(job, number, time.monotonic()))
+        self._screen.say(f"{len(jobs)} batch jobs submitted, {numbers[0]} to {numbers[-1]}; squeue --me shows them")
+
+    def _executor(self) -> Any:
+        import submitit
+
+        config = self._config
+        folder = self._work.ledger.directory / FOLDER / "%j"
+        try:
+            executor = submitit.SlurmExecutor(folder, max_num_timeout=config.max_num_timeout)
+        except RuntimeError as error:  # no sbatch here
+            raise ConfigError(f"hydra/launcher=slurm: {error}") from None
+        plain = ("partition", "account", "qos", "constraint", "cpus_per_task", "gpus_per_node", "mem", "setup")
+        given = {key: value for key in plain if (value := getattr(config, key)) is not None}
+        executor.update_parameters(
+            job_name=self._work.ledger.name, nodes=config.nodes, ntasks_per_node=config.tasks_per_node,
+            time=config.timeout_min, signal_delay_s=config.signal_delay_s, array_parallelism=config.jobs_at_once,
+            additional_parameters={"requeue": True, "open_mode": "append", **config.additional_parameters}, **given,
+        )  # fmt: skip
+        return executor
+
+    def _queue(self) -> set[str] | None:
+        """The jobs that SLURM knows as waiting, running or ending; None: it does not answer now."""
+        command = ["squeue", "--noheader", "--array", "--format=%i", "--user", str(os.getuid())]
+        done = subprocess.run(command, capture_output=True, text=True)
+        return set(done.stdout.split()) if done.returncode == 0 else None
+
+    def _ended(self, one: Submitted) -> None:
+        record_silence(one.job, one.number)
+        state = one.job.state()
+        self._screen.end(one.job, state, time.monotonic() - one.began)
+        self._work.on_end(one.job, state)
+        if state == "failed" and self._work.options.fail_fast and not self._ending:
+            self._screen.say("sweep.fail_fast: the other jobs save and end")
+            self._cancel()
+
+    def _cancel(self) -> None:
+        """SIGTERM to the runs, which save; SLURM kills what has not ended after its KillWait."""
+        self._ending = True
+        if self._running:
+            subprocess.run(["scancel", *(one.number for one in self._running)], capture_output=True)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        def handle(number: int, frame: Any) -> None:
+            if self._ending:
+                raise KeyboardInterrupt
+            self.stopped = signal.Signals(number)
+            self._screen.say(f"{self.stopped.name}: the batch jobs save and end; Ctrl-C again: leave them alone")
+            self._cancel()
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in set(heeded()) - set(before):  # the batch jobs do not need this process
+            before[number] = signal.signal(number, signal.SIG_DFL)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def record_silence(job: Job, number: str) -> None:
+    """A job that has left the queue and did not say how: SLURM has killed it, or it never began."""
+    try:
+        with run_directory.claimed(job.directory):
+            if job.state() in ("queued", "running"):
+                text = f"batch job {number} ended without a word; sacct -j {number} may tell, or {FOLDER}/ and {OUTPUT}"
+                run_directory.record_failure(job.directory, 0, RunFailed(text), first=True, stack=text)
+    except Claimed:  # another process goes on with it
+        return
+
+
+def run_jobs(work: Work, config: SlurmConfig) -> signal.Signals | None:
+    """The launcher: the work's jobs to their ends -> the signal that stopped them before, if one did."""
+    # sbatch hands the environment on, but not the path of the script that was started
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(SRC), *filter(None, [os.environ.get("PYTHONPATH")])])
+    screen = Screen(work.ledger, work.total, config.jobs_at_once, sys.stderr)
+    batch = Batch(work, config, screen)
+    try:
+        batch.run()
+    finally:
+        screen.close()
+    return batch.stopped

@@ -1,0 +1,58 @@
+"""Random samples in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.config.schema import Count
+from engine.errors import ConfigError
+
+SPLITS = ("train", "val", "test")
+SEPARATION = 6.0  # of a class's mean from the origin, in standard deviations of the noise along it
+
+
+class Synthetic:
+    """Fields x: `shape` float32, y: int64 label below num_classes. A `BatchDataset`.
+
+    x is unit noise around the mean of its class, so a model can learn it. size: samples of the training split; val and
+    test have an eighth each. The means depend on the seed alone, the samples on seed and split; classes are balanced.
+    """
+
+    def __init__(self, size: Count, shape: Sequence[Count], num_classes: Count, seed: int, split: str) -> None:
+        if split not in SPLITS:
+            raise ConfigError(f"split {split!r}: Synthetic has {', '.join(SPLITS)}")
+        if size < 1 or num_classes < 1:
+            raise ConfigError(f"data.size={size}, data.num_classes={num_classes}: Synthetic needs at least 1 of each")
+        count = size if split == "train" else max(1, size // 8)
+        means = torch.randn(num_classes, *shape, generator=_generator(seed, 0))
+        means *= SEPARATION / math.sqrt(means[0].numel())
+        generator = _generator(seed, 1 + SPLITS.index(split))
+        self._y = torch.randperm(count, generator=generator) % num_classes
+        self._x = torch.randn(count, *shape, generator=generator)
+        for label in range(num_classes):  # one class at a time: means[y] for all would need the memory of x again
+            self._x[self._y == label] += means[label]
+        self.spec = {"x": (tuple(shape), self._x.dtype), "y": ((), self._y.dtype)}
+        self.nbytes = self._x.nbytes + self._y.nbytes
+
+    def __len__(self) -> int:
+        return len(self._y)
+
+    def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Write sample rows[i] into out[field][i]; rows: (B,) int64; without `out`, into new tensors. Returns them."""
+        index = torch.from_numpy(rows)
+        if out is None:
+            out = {field: torch.empty((len(rows), *shape), dtype=dtype) for field, (shape, dtype) in self.spec.items()}
+        torch.index_select(self._x, 0, index, out=out["x"])
+        torch.index_select(self._y, 0, index, out=out["y"])
+        return out
+
+
+def _generator(seed: int, stream: int) -> torch.Generator:
+    """An independent stream of random numbers for each (seed, stream)."""
+    mixed = np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(mixed) >> 1)  # manual_seed takes 63 bits

@@ -1,0 +1,164 @@
+"""Windows of a token stream: the data of a language model.
+
+stream   t0 t1 t2 t3 t4 t5 t6 ...      1-D integers; shards one after the other, no window crosses into the next
+row 0    [t0 .. t4]                    window + 1 tokens, as int64
+row 1          [t2 .. t6]              stride tokens later
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.config.schema import Count, NotNegativeInt
+from engine.data.reading.fields import Fixed, open_field
+from engine.data.reading.opening import files_of, open_h5, split_of
+from engine.data.reading.raw import ChunkCache
+from engine.data.reading.ways import Mapped
+from engine.errors import ConfigError
+
+
+class TokenWindows:
+    """Rows are windows of a 1-D integer dataset; a batch has one field, (B, window + 1) int64.
+
+    path: a file, a pattern with *, or a list. fields: {name in the batch: name of the dataset}, just one. splits:
+    split -> {group}, as in H5Dataset. stride: tokens from one window's beginning to the next's; 1 and a shuffled order
+    give windows at random places, `window` gives consecutive ones, each token the target of one prediction. external:
+    as in H5Dataset.
+    """
+
+    def __init__(
+        self,
+        path: str | Sequence[str],
+        fields: Mapping[str, str],
+        splits: Mapping[str, Mapping[str, Any] | None],
+        split: str,
+        window: Count,
+        stride: Count,
+        cache_mb: NotNegativeInt = 0,
+        external: Literal["refuse", "allow"] = "refuse",
+    ) -> None:
+        if len(fields) != 1:
+            raise ConfigError(f"data.fields={dict(fields)}: a token stream is one field, such as {{tokens: tokens}}")
+        for key, value in (("window", window), ("stride", stride)):
+            if value < 1:
+                raise ConfigError(f"data.{key}={value}: must be at least 1")
+        ((self._field, name),) = fields.items()
+        group, cache = split_of(splits, split)["group"], ChunkCache(cache_mb << 20)
+        self._shards: list[Fixed] = []
+        for file_name in files_of(path):
+            with open_h5(file_name) as file:
+                shard = open_field(file, group, name, f"data.fields.{self._field}", cache, False, external)
+                if not isinstance(shard, Fixed) or len(shard.shape) != 1 or shard.dtype.kind not in "iu":
+                    raise ConfigError(f"{file_name}: {name!r} must be a 1-D dataset of integers to be a token stream")
+                self._shards.append(shard)
+        stride = stride if split == "train" else window  # elsewhere each token is the target of one prediction
+        counts = [max(0, (len(shard) - 1 - window) // stride + 1) for shard in self._shards]
+        self._starts = np.cumsum([0, *counts])
+        self._window, self._stride, self._size = window, stride, sum(counts)
+        if self._size == 0:
+            longest = max(map(len, self._shards))
+            raise ConfigError(
+                f"data.window={window}: the longest stream has {longest} tokens, and {window + 1} are needed"
+            )
+        self.spec = {self._field: ((window + 1,), torch.int64)}
+        self.chunk_rows = None
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def nbytes(self) -> int:
+        return sum(shard.nbytes(None) for shard in self._shards)
+
+    def describe(self) -> list[str]:
+        total = sum(map(len, self._shards))
+        first = self._shards[0]
+        return [
+            f"{self._field}: {total} tokens of {first.dtype}, {self._size} windows of {self._window} every "
+            f"{self._stride}, {first.way} ({first.reason})"
+            + (f", {len(self._shards)} files" if len(self._shards) > 1 else "")
+        ]
+
+    def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Rows (B,) int64 -> (B, window + 1) int64 tokens. Safe from several threads."""
+        tokens = torch.empty((len(rows), self._window + 1), dtype=torch.int64) if out is None else out[self._field]
+        tokens = tokens[: len(rows)]
+        target = tokens.numpy()
+        for shard, begin, at in self._places(rows):
+            if isinstance(shard.reader, Mapped) and shard.reader.contiguous:  # of any integer type: it is cast here
+                every = np.lib.stride_tricks.sliding_window_view(shard.reader.view(0, len(shard)), self._window + 1)
+                target[at] = every[begin]
+                shard.check()
+            else:
+                flat = (begin[:, None] + np.arange(self._window + 1)).reshape(-1)
+                target[at] = shard.read(flat).reshape(len(begin), -1)
+        return {self._field: tokens}
+
+    def advise(self, rows: np.ndarray) -> None:
+        """Ask the kernel to fetch these windows, if they are not in memory."""
+        for shard, begin, _ in self._places(rows):
+            if isinstance(shard.reader, Mapped):
+                shard.reader.advise(begin, self._window + 1)
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        batch = self.gather(np.asarray([range(self._size)[i]], dtype=np.int64))
+        return {field: value[0] for field, value in batch.items()}
+
+    def _places(self, rows: np.ndarray) -> list[tuple[Fixed, np.ndarray, Any]]:
+        """(shard, first token of each of its windows, their places in the batch)."""
+        rows = np.asarray(rows, dtype=np.int64)
+        if len(rows) and (rows.min() < 0 or rows.max() >= self._size):
+            raise IndexError(f"rows {rows.min()} to {rows.max()} of {self._size} windows")
+        if len(self._shards) == 1:
+            return [(self._shards[0], rows * self._stride, slice(None))]
+        of = np.searchsorted(self._starts, rows, side="right") - 1
+        places = [(shard, k, np.flatnonzero(of == k)) for k, shard in enumerate(self._shards)]
+        return [(shard, (rows[at] - self._starts[k]) * self._stride, at) for shard, k, at in places if len(at)]
+
+
+class NextToken:
+    """A transform: windows of T + 1 tokens -> x: the first T, y: the T that follow each; views, nothing is copied."""
+
+    random = False
+
+    def __init__(self, field: str) -> None:
+        self.field = field
+
+    def __call__(self, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
+        if self.field not in batch:
+            raise ConfigError(f"data.transforms: NextToken.field={self.field!r}; the batch has {sorted(batch)}")
+        tokens = batch[self.field]
+        rest = {field: value for field, value in batch.items() if field != self.field}
+        return {**rest, "x": tokens[:, :-1], "y": tokens[:, 1:]}
+
+
+class PaddedNextToken:
+    """A transform: samples of different length, (B, L) padded on the right with `<field>_length` beside it -> x: (B, T)
+    int64, y: (B, T) int64, the token that follows each, and -100, which the loss leaves out, behind a sample's end.
+
+    T: one less than the longest sample of the batch, at most `longest`. A sample of one token has no target: loss 0.
+    """
+
+    random = False
+
+    def __init__(self, field: str, longest: Count) -> None:
+        self.field, self.longest = field, longest
+
+    def __call__(self, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
+        lengths = batch.get(f"{self.field}_length")
+        if lengths is None or self.field not in batch or batch[self.field].dim() != 2:
+            raise ConfigError(
+                f"data.transforms: PaddedNextToken.field={self.field!r} must hold one-dimensional samples of different "
+                "length, as data=sequences has; windows of a stream take lab.datasets.tokens.NextToken"
+            )
+        tokens = batch[self.field][:, : self.longest + 1].long()
+        if tokens.shape[1] < 2:
+            tokens = torch.nn.functional.pad(tokens, (0, 2 - tokens.shape[1]))
+        places = torch.arange(1, tokens.shape[1], device=tokens.device)
+        rest = {name: value for name, value in batch.items() if name not in (self.field, f"{self.field}_length")}
+        return {**rest, "x": tokens[:, :-1], "y": tokens[:, 1:].masked_fill(places >= lengths[:, None], -100)}

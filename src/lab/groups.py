@@ -1,0 +1,346 @@
+"""The config's schemas, and the checks that come before anything is built.
+
+Here stand names, types, options and the values of a run that is older than a key. A new run takes its defaults from
+conf/, and must give every key; a test holds both equal. A new value of a group is a line here and a line in its yaml.
+What has a `_target_` is checked against the signature of that target (engine.config.targets).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
+
+from engine.config.fit import check_fit
+from engine.config.schema import (
+    Rule,
+    below_outputs,
+    check_interval,
+    did_you_mean,
+    option,
+    plain,
+    show,
+    split_own,
+    typed,
+)
+from engine.config.targets import check_targets
+from engine.errors import ConfigError
+
+__all__ = ["check", "parse_interval", "split_own", "typed"]
+
+
+Interval = Annotated[int | str | None, Rule(at_least=1, interval=True)]
+Duration = Annotated[float | str | None, Rule(above=0, duration=True)]
+
+
+@dataclass(frozen=True)
+class DDPConfig:
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    bucket_cap_mb: Annotated[float | None, Rule(above=0)] = None
+    comm_hook: Annotated[str | None, option("fp16", "bf16")] = None
+
+
+@dataclass(frozen=True)
+class FsdpConfig:
+    wrap: list[str] | str = "auto"
+    param_dtype: Annotated[str, option("auto", "fp32")] = "auto"
+    reduce_dtype: Annotated[str, option("fp32", "bf16")] = "fp32"
+    replicas: Annotated[int, Rule(at_least=1)] = 1
+    reshard_after_forward: bool = True
+    reduce_each_micro_batch: bool = False
+    cpu_offload: bool = False
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    strategy: Annotated[str, option("single", "ddp", "dp", "fsdp")] = "single"
+    max_epochs: Annotated[float | None, Rule(above=0)] = 20
+    max_steps: Annotated[int | None, Rule(at_least=1)] = None
+    global_batch_size: Annotated[int, Rule(at_least=1)] = 64
+    clip_norm: Annotated[float | None, Rule(above=0)] = 1.0
+    non_finite: Annotated[str, option("stop", "skip")] = "stop"
+    ema_decay: Annotated[float | None, Rule(above=0, below=1)] = None
+    log_every: Interval = 50
+    eval_every: Interval = "1ep"
+    save_every: Interval = "1ep"
+    keep_best: Annotated[int, Rule(at_least=0)] = 1
+    early_stop_patience: Annotated[int | None, Rule(at_least=1)] = None
+    max_eval_batches: Annotated[int | None, Rule(at_least=1)] = None
+    eval_in_step: bool = False
+    max_time: Duration = None
+    timeout: Duration = "10m"
+    max_restarts: Annotated[int, Rule(at_least=0)] = 0
+    straggler_share: Annotated[float | None, Rule(above=0)] = 0.2
+    sync_batchnorm: bool = False
+    ddp: DDPConfig = DDPConfig()
+    fsdp: FsdpConfig | None = None
+
+
+@dataclass(frozen=True)
+class HardwareConfig:
+    device: Annotated[str, option("auto", "cpu", "cuda", "mps")] = "auto"
+    num_procs: Annotated[int | str, Rule(words=("auto",), at_least=1)] = "auto"
+    precision: Annotated[str, option("auto", "fp32", "tf32", "bf16", "fp16")] = "auto"
+    micro_batch_size: Annotated[int | None, Rule(at_least=1)] = None
+    eval_batch_size: Annotated[int | None, Rule(at_least=1)] = None
+    activation_checkpointing: list[str] | str = field(default_factory=list)
+    compile: bool = False
+    deterministic: bool = False
+    cudnn_benchmark: bool = True
+    detect_anomaly: bool = False
+    num_threads: Annotated[int | str, Rule(words=("auto",), at_least=1)] = "auto"
+
+
+@dataclass(frozen=True)
+class LoggerConfig:
+    kind: Annotated[str, option("wandb", "none")] = "wandb"
+    project: str = "default"
+    entity: str | None = None
+    group: str | None = None
+    job_type: str = "train"
+    tags: list[str] = field(default_factory=list)
+    mode: Annotated[str, option("auto", "online", "offline")] = "auto"
+    timeout_s: Annotated[float, Rule(above=0)] = 20
+    artifact: bool = False
+
+
+@dataclass(frozen=True)
+class MonitorConfig:
+    key: str = "val/loss"
+    mode: Annotated[str, option("min", "max")] = "min"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The run's own keys in `data`; all others are arguments of the dataset."""
+
+    input_shape: list[int]
+    num_outputs: Annotated[int, Rule(at_least=1)]
+    order: dict[str, Any]
+    transforms: dict[str, Any] = field(default_factory=dict)
+    loader: Annotated[str, option("auto", "threads", "workers", "device")] = "auto"
+    num_workers: Annotated[int | str, Rule(words=("auto",), at_least=0)] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """The run's own keys in `optim`; all others are arguments of the optimizer."""
+
+    schedule: dict[str, Any]
+    decay_norms_and_biases: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    criterion: dict[str, Any]
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    name: str | None = None
+    retry_failed: bool = False
+    fail_fast: bool = False
+    preflight: bool = False
+    job: str | None = None
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """hydra.launcher, where that is the local pool."""
+
+    jobs_at_once: Annotated[int | str, Rule(words=("auto",), at_least=1)]
+    gpus_per_job: Annotated[float | str, Rule(words=("auto",), above=0)]
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """hydra.sweeper, where it is optuna."""
+
+    n_trials: Annotated[int, Rule(at_least=1)]
+    n_jobs: Annotated[int | None, Rule(at_least=1)]
+    seed: Annotated[int, Rule(at_least=0, below=2**32)]
+    objectives: dict[str, str] | None
+    params: dict[str, Any] | None
+    storage: str | None
+    study: str | None
+    sampler: dict[str, Any]
+    pruner: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SlurmConfig:
+    """hydra.launcher, where that is slurm."""
+
+    jobs_at_once: Annotated[int, Rule(at_least=1)]
+    timeout_min: Annotated[int, Rule(at_least=1)]
+    signal_delay_s: Annotated[int, Rule(at_least=1)]
+    max_num_timeout: Annotated[int, Rule(at_least=0)]
+    nodes: Annotated[int, Rule(at_least=1)]
+    tasks_per_node: Annotated[int, Rule(at_least=1)]
+    gpus_per_node: Annotated[int | None, Rule(at_least=1)]
+    cpus_per_task: Annotated[int | None, Rule(at_least=1)]
+    mem: str | None
+    partition: str | None
+    account: str | None
+    qos: str | None
+    constraint: str | None
+    setup: list[str] | None
+    additional_parameters: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RootConfig:
+    name: str
+    seed: Annotated[int, Rule(at_least=0, below=2**32)] = 0
+    resume: str | None = None
+    sweep: SweepConfig = SweepConfig()
+    monitor: MonitorConfig = MonitorConfig()
+    data: dict[str, Any]
+    model: dict[str, Any]
+    task: TaskConfig
+    optim: dict[str, Any]
+    trainer: TrainerConfig
+    hardware: HardwareConfig
+    logger: LoggerConfig = LoggerConfig()
+    callback: dict[str, Any] = field(default_factory=dict)
+
+
+# where components lay in older versions -> where they lie now: a saved config names what its run was built of
+MOVED = {
+    "lab.data.h5.": "engine.data.h5.",
+    "lab.data.tokens.": "lab.datasets.tokens.",
+    "lab.data.synthetic.": "lab.datasets.synthetic.",
+    "lab.data.transforms.": "lab.transforms.fields.",
+    "lab.data.mixup.": "lab.transforms.mixup.",
+    "lab.data.order.": "engine.data.order.",
+    "lab.data.windows.": "engine.data.windows.",
+    "lab.data.sampling.": "engine.data.sampling.",
+}
+
+ONE_PROCESS = ("single", "dp")
+# nodes that are built, nodes whose every entry is built, and the run's own keys among a target's arguments
+TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task.criterion")
+COLLECTIONS = ("data.transforms", "task.metrics", "callback")
+OWN_KEYS = {"data": tuple(f.name for f in fields(DataConfig)), "optim": tuple(f.name for f in fields(OptimConfig))}
+# arguments that the run adds when it builds these
+GIVEN_BY_RUN = {
+    "data": ("split",),
+    "data.order": ("dataset", "seed"),
+    "optim": ("params",),
+}
+
+
+def check(cfg: Any) -> None:
+    """Raise a ConfigError on the first mistake in the whole, resolved config. Changes nothing. Imports torch last."""
+    values = plain(cfg)
+    for recipe in ("experiment", "debug"):
+        if isinstance(values.get(recipe), list):
+            raise ConfigError(
+                f"{recipe}: its yaml holds a list; it must begin with '# @package _global_', and hold keys"
+            )
+        if isinstance(values.get(recipe), dict):
+            raise ConfigError(f"{recipe}: its yaml must begin with '# @package _global_' to override the whole config")
+    root = typed(RootConfig, values)
+    split_own(root.data, DataConfig, "data")
+    split_own(root.optim, OptimConfig, "optim")
+    _check_combinations(root)
+    check_fit(values, {key: GIVEN_BY_RUN[key] for key in ("data.order", "optim")})
+    check_targets(values, TARGETS, COLLECTIONS, OWN_KEYS, GIVEN_BY_RUN)
+
+
+def as_single(cfg: Any) -> None:
+    """Make a config that of one process on one device, wherever it was trained."""
+    cfg.hardware.num_procs = "auto"
+    cfg.trainer.strategy, cfg.trainer.sync_batchnorm = "single", False
+    for name, value in cfg.trainer.ddp.items():
+        cfg.trainer.ddp[name] = False if isinstance(value, bool) else None
+
+
+def check_share(global_batch_size: int, num_procs: int) -> int:
+    """Samples of one optimizer step for each of num_procs processes."""
+    share, left = divmod(global_batch_size, num_procs)
+    if left:
+        near = max(share, 1) * num_procs
+        raise ConfigError(
+            f"trainer.global_batch_size: {global_batch_size} cannot be shared equally by {num_procs} processes "
+            f"(hardware.num_procs) - {near} can"
+        )
+    return share
+
+
+def parse_interval(value: int | str | None, steps_per_epoch: float, key: str = "interval") -> int | None:
+    """Steps, or epochs written 1ep, 0.5ep -> optimizer steps, at least 1; null, which is never -> None."""
+    if value is None or isinstance(value, int):
+        return value
+    return max(1, round(check_interval(value, key) * steps_per_epoch))
+
+
+def _check_combinations(root: RootConfig) -> None:
+    trainer, hardware = root.trainer, root.hardware
+    if trainer.max_steps is None and trainer.max_epochs is None:
+        raise ConfigError("trainer.max_steps, trainer.max_epochs: both are null - give one of them")
+    if isinstance(hardware.num_procs, int):
+        if trainer.strategy in ONE_PROCESS and hardware.num_procs > 1:
+            raise ConfigError(
+                f"hardware.num_procs: trainer={trainer.strategy} is one process, not {hardware.num_procs} - "
+                "use trainer=ddp"
+            )
+        check_share(trainer.global_batch_size, hardware.num_procs)
+    if trainer.strategy == "fsdp" and trainer.fsdp is None:
+        raise ConfigError("trainer.strategy=fsdp: trainer.fsdp, which says how to shard, is null - use trainer=fsdp")
+    if trainer.strategy == "fsdp" and hardware.device == "mps":
+        raise ConfigError("trainer.strategy=fsdp: shards over CUDA devices or CPU processes, not mps - trainer=single")
+    if trainer.strategy == "ddp" and hardware.device == "mps" and hardware.num_procs not in (1, "auto"):
+        raise ConfigError("hardware.num_procs: a machine has one mps device - use hardware=cpu or trainer=single")
+    if hardware.precision == "tf32" and hardware.device in ("cpu", "mps"):
+        raise ConfigError(
+            f"hardware.precision: tf32 is a mode of CUDA devices, not of {hardware.device} - use fp32, bf16 or fp16"
+        )
+    if trainer.strategy == "dp" and hardware.device in ("cpu", "mps"):
+        raise ConfigError(f"trainer=dp: shares a batch among several GPUs, not on {hardware.device} - use trainer=ddp")
+    if trainer.strategy == "dp" and hardware.compile:
+        raise ConfigError("hardware.compile=true: trainer=dp copies the model at each step - use trainer=ddp")
+    if trainer.strategy == "dp" and hardware.activation_checkpointing:
+        raise ConfigError(
+            "hardware.activation_checkpointing: trainer=dp copies the model at each step - use trainer=ddp"
+        )
+    _check_ddp(trainer, hardware)
+    if trainer.early_stop_patience is not None and trainer.eval_every is None:
+        raise ConfigError("trainer.early_stop_patience: counts evaluations, but trainer.eval_every is null - give both")
+    _check_monitor(root.monitor, root.task)
+    if any(size < 1 for size in split_own(root.data, DataConfig, "data")[0].input_shape):
+        raise ConfigError(f"data.input_shape: every size must be >= 1, got {root.data['input_shape']}")
+    below_outputs(root.name)
+
+
+def _check_ddp(trainer: TrainerConfig, hardware: HardwareConfig) -> None:
+    """What only DistributedDataParallel does is refused elsewhere: it would have no effect."""
+    options = trainer.ddp
+    asked = {f"trainer.ddp.{f.name}": getattr(options, f.name) for f in fields(options)}
+    asked["trainer.sync_batchnorm"] = trainer.sync_batchnorm
+    for key, value in asked.items():
+        if value not in (False, None) and trainer.strategy != "ddp":
+            raise ConfigError(f"{key}={show(value)}: an option of trainer=ddp, not of {trainer.strategy}")
+    if options.find_unused_parameters and options.static_graph:
+        raise ConfigError(
+            "trainer.ddp.find_unused_parameters=true: leave it false, trainer.ddp.static_graph=true finds them itself"
+        )
+    if hardware.compile and options.bucket_cap_mb is not None and options.bucket_cap_mb < 1:
+        raise ConfigError(
+            f"trainer.ddp.bucket_cap_mb={show(options.bucket_cap_mb)}: with hardware.compile=true torch's first bucket "
+            "is 1 MB, and no other may be smaller - give 1 or more"
+        )
+    if options.comm_hook == "bf16" and hardware.device == "cpu":
+        raise ConfigError("trainer.ddp.comm_hook=bf16: torch has it for CUDA only, not for cpu; fp16 works")
+    if trainer.sync_batchnorm and hardware.device in ("cpu", "mps"):
+        raise ConfigError(
+            f"trainer.sync_batchnorm=true: torch's SyncBatchNorm runs on CUDA only, not on {hardware.device}"
+        )
+
+
+def _check_monitor(monitor: MonitorConfig, task: TaskConfig) -> None:
+    scores = ["val/loss", *(f"val/{metric}" for metric in task.metrics)]
+    if monitor.key not in scores:
+        hint = did_you_mean(monitor.key, scores)
+        raise ConfigError(f"monitor.key: no score {show(monitor.key)}{hint} (logged: {', '.join(scores)})")

@@ -1,0 +1,240 @@
+"""Transforms of whole batches on the device. Randomness is a pure function of (seed, global sample number).
+
+A transform is `(batch, numbers) -> batch`; numbers: (B,) int64 global sample numbers, on the batch's device. Those
+with `random = True` are left out in evaluation. `field` is one field or a list: the fields of a list (an image and its
+mask) are treated alike. Two transforms of one class and seed draw the same numbers: give one of them another `seed`
+to make them independent. Images are (B, C, H, W).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.config.schema import Count, NotNegativeInt, Positive, Share
+from engine.data.counter import Draws
+from engine.errors import ConfigError
+
+Batch = dict[str, Tensor]
+Transform = Callable[[Batch, Tensor], Batch]
+
+
+def compose(transforms: Iterable[Transform], training: bool) -> Transform | None:
+    """One transform after another; in evaluation without the random ones; None if nothing is left to do."""
+    chosen = [t for t in transforms if training or not getattr(t, "random", False)]
+
+    def apply(batch: Batch, numbers: Tensor) -> Batch:
+        for transform in chosen:
+            batch = transform(batch, numbers)
+        return batch
+
+    return apply if chosen else None
+
+
+class _PerField:
+    """`prepare` draws once per batch; `apply` treats each field with what was drawn."""
+
+    dims: tuple[int, ...] = ()  # how many a batch of a field may have; none given: any number
+
+    def __init__(self, field: str | Sequence[str]) -> None:
+        self.fields = [field] if isinstance(field, str) else list(field)
+
+    def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
+        missing = [field for field in self.fields if field not in batch]
+        if missing:
+            raise ConfigError(
+                f"data.transforms: {type(self).__name__}.field={missing[0]!r}; the batch has {sorted(batch)}"
+            )
+        for field in self.fields:
+            if self.dims and batch[field].ndim not in self.dims:
+                raise ConfigError(
+                    f"data.transforms: {type(self).__name__} takes images, (B, C, H, W), and field={field!r} is "
+                    f"{tuple(batch[field].shape)}"
+                )
+        drawn = self.prepare(batch[self.fields[0]], numbers)
+        return {**batch, **{field: self.apply(batch[field], drawn) for field in self.fields}}
+
+    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+        return numbers
+
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class ToFloat(_PerField):
+    """The field as float32: integers of 8 and 16 bits (pixels) divided by the largest value of their type (uint8: 255),
+    floats as they are. Wider integers are refused: they are numbers, for Cast."""
+
+    random = False
+
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        if x.is_floating_point() or x.dtype == torch.bool:
+            return x.float()
+        if x.dtype in (torch.int32, torch.int64):
+            raise ConfigError(
+                f"data.transforms: ToFloat.field={self.fields[0]!r} is {str(x.dtype).removeprefix('torch.')}: numbers, "
+                "not pixels; divided by the largest one of that type they would be 0 to a model - use "
+                "lab.transforms.fields.Cast, which keeps their values"
+            )
+        return x.float() / torch.iinfo(x.dtype).max
+
+
+class Cast(_PerField):
+    """The field as float32, with the values that it has: for counts and measurements, of any type."""
+
+    random = False
+
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        return x.float()
+
+
+class ChannelsFirst(_PerField):
+    """Images stored (H, W, C) as (B, C, H, W), a view; put it before all others, and set data.input_shape."""
+
+    random = False
+
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        if x.ndim != 4:
+            raise ConfigError(f"data.transforms: ChannelsFirst takes (B, H, W, C), and got {tuple(x.shape)}")
+        return x.permute(0, 3, 1, 2)
+
+
+class Normalize(_PerField):
+    """(x - mean) / std per channel; mean, std: one number per channel of (B, C, ...), or one for all."""
+
+    random = False
+
+    def __init__(self, field: str | Sequence[str], mean: Sequence[float], std: Sequence[Positive]) -> None:
+        super().__init__(field)
+        if not mean or len(mean) != len(std) or min(std) <= 0:
+            raise ConfigError(
+                f"data.transforms: Normalize needs as many std > 0 as mean, got mean={list(mean)} std={list(std)}"
+            )
+        self._mean, self._std = torch.tensor(list(mean)), torch.tensor(list(std))
+
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            raise ConfigError(f"data.transforms: Normalize got {x.dtype}; put ToFloat before it")
+        channels = len(self._mean)
+        if channels not in (1, x.shape[1]):
+            raise ConfigError(f"data.transforms: Normalize has {channels} means for {x.shape[1]} channels")
+        if self._mean.device != x.device:
+            self._mean, self._std = self._mean.to(x.device), self._std.to(x.device)
+        shape = (channels, *[1] * (x.ndim - 2))
+        return (x - self._mean.view(shape)) / self._std.view(shape)
+
+
+class RandomFlip(_PerField):
+    """Half of the samples mirrored along `dim` (-1: left and right)."""
+
+    random = True
+
+    def __init__(self, field: str | Sequence[str], dim: int, seed: int) -> None:
+        super().__init__(field)
+        if dim == 0:
+            raise ValueError("dim must not be 0, which counts the samples; -1 is left and right, -2 top and bottom")
+        self._dim, self._draws = dim, Draws(seed, f"RandomFlip{dim}")
+
+    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+        return self._draws.below(numbers, (2,))[:, 0].bool()
+
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        if not 1 - x.ndim <= self._dim < x.ndim:
+            raise ConfigError(f"data.transforms: RandomFlip.dim={self._dim}: the batch has the shape {tuple(x.shape)}")
+        return torch.where(drawn.view(-1, *[1] * (x.ndim - 1)), x.flip(self._dim), x)
+
+
+class RandomCrop(_PerField):
+    """A window of `size` (H, W) at a random place of the image, which gets `padding` zeros on each side before."""
+
+    random = True
+    dims = (3, 4)
+
+    def __init__(self, field: str | Sequence[str], size: Sequence[Count], padding: NotNegativeInt, seed: int) -> None:
+        super().__init__(field)
+        if len(size) != 2:
+            raise ValueError(f"size must be [height, width], got {list(size)}")
+        self._height, self._width = size
+        self._padding, self._draws = padding, Draws(seed, "RandomCrop")
+
+    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+        places = tuple(
+            n + 2 * self._padding - m + 1 for n, m in zip(x.shape[-2:], (self._height, self._width), strict=True)
+        )
+        if min(places) < 1:
+            raise ConfigError(
+                f"data.transforms: RandomCrop.size={[self._height, self._width]} is larger than the image "
+                f"{list(x.shape[-2:])} with padding={self._padding}"
+            )
+        return self._draws.below(numbers, places)
+
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        if x.ndim == 3:  # (B, H, W): one channel
+            return self.apply(x.unsqueeze(1), drawn).squeeze(1)
+        padded = torch.nn.functional.pad(x, [self._padding] * 4)
+        windows = padded.unfold(2, self._height, 1).unfold(3, self._width, 1)  # a view: every window of every sample
+        return windows[torch.arange(len(x), device=x.device), :, drawn[:, 0], drawn[:, 1]]
+
+
+class _Rectangle(_PerField):
+    """Fills a rectangle of each image; drawn: (B, 4) int64 top, left, bottom, right."""
+
+    random = True
+    dims = (4,)
+    _value = 0.0
+
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        top, left, bottom, right = drawn.view(-1, 4, 1).unbind(1)
+        y, across = (torch.arange(n, device=x.device) for n in x.shape[-2:])
+        inside = ((y >= top) & (y < bottom))[:, None, :, None] & ((across >= left) & (across < right))[:, None, None, :]
+        return x.masked_fill(inside, self._value)
+
+
+class Cutout(_Rectangle):
+    """A square of `size` pixels around a random pixel set to `value`; at the border less of it is inside."""
+
+    def __init__(self, field: str | Sequence[str], size: Count, value: float, seed: int) -> None:
+        super().__init__(field)
+        self._size, self._value, self._draws = size, value, Draws(seed, "Cutout")
+
+    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+        begin = self._draws.below(numbers, (x.shape[-2], x.shape[-1])) - self._size // 2
+        return torch.cat([begin, begin + self._size], 1)
+
+
+class RandomErase(_Rectangle):
+    """With `probability`, a rectangle of a random share of the area and a random height / width set to `value`."""
+
+    def __init__(
+        self,
+        field: str | Sequence[str],
+        probability: Share,
+        area: Sequence[Share],
+        ratio: Sequence[Positive],
+        value: float,
+        seed: int,
+    ) -> None:
+        super().__init__(field)
+        if len(area) != 2 or len(ratio) != 2:
+            raise ValueError(f"area and ratio must be [low, high], got {list(area)} and {list(ratio)}")
+        if not (0 <= probability <= 1 and 0 < area[0] <= area[1] <= 1 and 0 < ratio[0] <= ratio[1]):
+            raise ConfigError(
+                f"data.transforms: RandomErase needs probability in [0, 1], area and ratio [low, high]; "
+                f"got probability={probability}, area={list(area)}, ratio={list(ratio)}"
+            )
+        self._probability, self._area, self._ratio = probability, list(area), [math.log(r) for r in ratio]
+        self._value, self._draws = value, Draws(seed, "RandomErase")
+
+    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        erased, area, ratio, y, left = self._draws.uniform(numbers, 5).unbind(1)
+        area = (self._area[0] + area * (self._area[1] - self._area[0])) * (height * width)
+        ratio = torch.exp(self._ratio[0] + ratio * (self._ratio[1] - self._ratio[0]))
+        rows = (area * ratio).sqrt().round().clamp(1, height)
+        columns = (area / ratio).sqrt().round().clamp(1, width)
+        top, left = (y * (height - rows + 1)).floor(), (left * (width - columns + 1)).floor()
+        rows = rows * (erased < self._probability)
+        return torch.stack([top, left, top + rows, left + columns], 1).long()
