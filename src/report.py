@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--save-best", action="store_true", help="write conf/experiment/best_<sweep>.yaml")
     parser.add_argument("--overwrite", action="store_true", help="with --save-best: replace whatever is there")
     args = parser.parse_args()
+    import lab  # noqa: F401 - the project that the engine reads the runs of
     from engine.errors import ConfigError
 
     try:

@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--offline", type=Path, metavar="FOLDER", help="replay into offline runs there, to look at")
     parser.add_argument("--summary", action="store_true", help="only the summaries of sweeps")
     args = parser.parse_args()
+    import lab  # noqa: F401 - the project that the engine reads the runs of
     from engine.config.compose import ROOT
     from engine.errors import ConfigError
     from engine.runs.wandb_log import auto_mode, reachable

@@ -28,6 +28,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+import lab  # noqa: F401 - the project that the engine runs
 from engine.config.compose import as_started, remove_if_empty, run_hydra
 from engine.config.resume import choose
 from engine.config.schema import plain

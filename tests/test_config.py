@@ -20,10 +20,11 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from engine.config.compose import CONF, ROOT, composed, resolved
-from engine.config.schema import Rule, option
+from engine.config.schema import Rule, option, parse_interval
 from engine.config.targets import build, check_targets
 from engine.errors import ConfigError
-from lab.groups import DataConfig, OptimConfig, TrainerConfig, check, check_share, parse_interval, split_own, typed
+from engine.ranks.options import check_share
+from lab.groups import DataConfig, OptimConfig, TrainerConfig, check, split_own, typed
 
 OPTIONS = sorted(
     f"{path.parent.relative_to(CONF)}={path.stem}" for path in CONF.rglob("*/*.yaml") if "hydra" not in path.parts
@@ -340,7 +341,7 @@ def test_good_targets_pass(zoo: Path) -> None:
             "model._target_: os.system is not allowed (lab.models.*, lab.datasets.*, lab.transforms.*, "
             "engine.data.h5.*, engine.data.order.*, engine.data.sampling.*, engine.data.windows.*, lab.losses.*, lab.metrics.*, lab.callbacks.*, "
             "lab.optim.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
-            "add its library to TARGETS_ALLOWED in engine/config/targets.py",
+            "add its library to TARGETS_ALLOWED in lab/groups.py",
         ),
         ({"_target_": "torch.optim.SGD", "_partial_": True, "lr": "x"}, "model.lr: expected a number, got 'x'"),
         ({"_target_": 3}, "model._target_: expected an import path such as lab.models.mlp.MLP, got 3"),

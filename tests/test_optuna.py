@@ -12,7 +12,7 @@ import pytest
 from conftest import QUICK, processes_with, slow, start_run, status
 
 from engine.errors import ConfigError
-from lab.groups import SearchConfig
+from engine.sweeps.options import SearchConfig
 
 optuna = pytest.importorskip("optuna", reason="needs the extra optuna")
 

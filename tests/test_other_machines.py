@@ -20,11 +20,13 @@ from conftest import QUICK, ROOT, compose, limit, result, start_run, status
 from torch import nn
 
 import engine.ranks.launch
+from engine.config.schema import typed
 from engine.data.loading.choose import _free_bytes
 from engine.errors import ConfigError
 from engine.ranks import cuda, distributed, dynamo, hardware, place
+from engine.ranks.options import HardwareConfig
 from engine.sweeps.lease import visible_gpus
-from lab.groups import HardwareConfig, TrainerConfig, typed
+from lab.groups import TrainerConfig
 
 LINUX_ONLY = [
     "sched_getaffinity",

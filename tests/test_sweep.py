@@ -230,7 +230,7 @@ def test_a_job_runs_from_its_directory_alone(tmp_path: Path) -> None:
     options = (*SWEEP, "seed=range(2)", f"hydra.sweep.dir={tmp_path}/s", "sweep.fail_fast=true")
     assert call_faulty("raise ZeroDivisionError", *options).returncode == 1
     failed = tmp_path / "s" / book(tmp_path / "s")["jobs"][1]["key"]
-    done = subprocess.run([TRAIN[0], "-m", "engine.sweeps.job", str(failed)], cwd=ROOT / "src", timeout=limit(60))
+    done = subprocess.run([*TRAIN, f"sweep.job={failed}"], cwd=ROOT, timeout=limit(60))
     assert done.returncode == 0
     assert status(failed)["status"] == "finished"
     assert [m["step"] for m in metrics(failed) if "train/loss" in m] == [3, 6]

@@ -32,7 +32,7 @@ from omegaconf import OmegaConf
 from engine.config.compose import ROOT
 from engine.config.resume import choose
 from engine.config.saved import read_config, read_overrides
-from engine.config.targets import TARGETS_ALLOWED, build, locate
+from engine.config.targets import build, locate
 from engine.errors import ConfigError
 from engine.runs import shards
 from engine.runs.directory import claimed
@@ -43,7 +43,7 @@ from engine.sweeps.report.read import read
 from engine.sweeps.report.text import groups_csv, jobs_csv, markdown
 from engine.sweeps.search.methods import ALLOWED
 from lab import load_run
-from lab.groups import check
+from lab.groups import TARGETS_ALLOWED, check
 
 MLP = {"_target_": "lab.models.mlp.MLP", "input_shape": [1, 8, 8], "num_outputs": 10, "hidden": [16], "dropout": 0.0}
 
@@ -69,7 +69,7 @@ def modules(prefixes: tuple[str, ...]) -> Iterator[ModuleType]:
                     continue
 
 
-OURS = tuple(prefix for prefix in TARGETS_ALLOWED if prefix.startswith("lab."))
+OURS = tuple(prefix for prefix in TARGETS_ALLOWED if prefix.startswith(("lab.", "engine.")))
 TORCH = tuple(prefix for prefix in TARGETS_ALLOWED if prefix not in OURS)
 
 
@@ -211,7 +211,7 @@ def test_build_checks_whatever_it_is_given(tmp_path: Path) -> None:
 
 def test_a_fork_allows_its_own_library_in_one_place() -> None:
     node = {"_target_": "collections.Counter", "_args_": ["abb"]}
-    with pytest.raises(ConfigError, match=r"add its library to TARGETS_ALLOWED in engine/config/targets\.py"):
+    with pytest.raises(ConfigError, match=r"add its library to TARGETS_ALLOWED in lab/groups\.py"):
         build(node)
     assert build(node, "x", ("collections.*",)) == {"a": 1, "b": 2}
     method = {"_target_": "collections.OrderedDict.fromkeys", "_args_": [[1]]}

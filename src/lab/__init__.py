@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 # before torch is asked: its question whether there is a GPU would start CUDA, after which no rank can be forked
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
+import lab.app  # noqa: F401
+
 
 def load_run(path: str | Path) -> tuple[nn.Module, DictConfig]:
     """A run directory (its best checkpoint, else its newest valid one) or one checkpoint -> (model, config).

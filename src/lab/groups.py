@@ -11,44 +11,18 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
 from engine.config.fit import check_fit
-from engine.config.schema import (
-    Rule,
-    below_outputs,
-    check_interval,
-    did_you_mean,
-    option,
-    plain,
-    show,
-    split_own,
-    typed,
-)
+from engine.config.schema import Rule, below_outputs, did_you_mean, option, plain, show, split_own, typed
 from engine.config.targets import check_targets
 from engine.errors import ConfigError
+from engine.ranks.options import ONE_PROCESS, DDPConfig, FsdpConfig, HardwareConfig, check_share
+from engine.runs.options import LoggerConfig
+from engine.sweeps.options import SweepConfig
 
-__all__ = ["check", "parse_interval", "split_own", "typed"]
+__all__ = ["check", "split_own", "typed"]
 
 
 Interval = Annotated[int | str | None, Rule(at_least=1, interval=True)]
 Duration = Annotated[float | str | None, Rule(above=0, duration=True)]
-
-
-@dataclass(frozen=True)
-class DDPConfig:
-    find_unused_parameters: bool = False
-    static_graph: bool = False
-    bucket_cap_mb: Annotated[float | None, Rule(above=0)] = None
-    comm_hook: Annotated[str | None, option("fp16", "bf16")] = None
-
-
-@dataclass(frozen=True)
-class FsdpConfig:
-    wrap: list[str] | str = "auto"
-    param_dtype: Annotated[str, option("auto", "fp32")] = "auto"
-    reduce_dtype: Annotated[str, option("fp32", "bf16")] = "fp32"
-    replicas: Annotated[int, Rule(at_least=1)] = 1
-    reshard_after_forward: bool = True
-    reduce_each_micro_batch: bool = False
-    cpu_offload: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,36 +46,8 @@ class TrainerConfig:
     max_restarts: Annotated[int, Rule(at_least=0)] = 0
     straggler_share: Annotated[float | None, Rule(above=0)] = 0.2
     sync_batchnorm: bool = False
-    ddp: DDPConfig = DDPConfig()
+    ddp: DDPConfig = field(default_factory=DDPConfig)
     fsdp: FsdpConfig | None = None
-
-
-@dataclass(frozen=True)
-class HardwareConfig:
-    device: Annotated[str, option("auto", "cpu", "cuda", "mps")] = "auto"
-    num_procs: Annotated[int | str, Rule(words=("auto",), at_least=1)] = "auto"
-    precision: Annotated[str, option("auto", "fp32", "tf32", "bf16", "fp16")] = "auto"
-    micro_batch_size: Annotated[int | None, Rule(at_least=1)] = None
-    eval_batch_size: Annotated[int | None, Rule(at_least=1)] = None
-    activation_checkpointing: list[str] | str = field(default_factory=list)
-    compile: bool = False
-    deterministic: bool = False
-    cudnn_benchmark: bool = True
-    detect_anomaly: bool = False
-    num_threads: Annotated[int | str, Rule(words=("auto",), at_least=1)] = "auto"
-
-
-@dataclass(frozen=True)
-class LoggerConfig:
-    kind: Annotated[str, option("wandb", "none")] = "wandb"
-    project: str = "default"
-    entity: str | None = None
-    group: str | None = None
-    job_type: str = "train"
-    tags: list[str] = field(default_factory=list)
-    mode: Annotated[str, option("auto", "online", "offline")] = "auto"
-    timeout_s: Annotated[float, Rule(above=0)] = 20
-    artifact: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,65 +82,12 @@ class TaskConfig:
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class SweepConfig:
-    name: str | None = None
-    retry_failed: bool = False
-    fail_fast: bool = False
-    preflight: bool = False
-    job: str | None = None
-
-
-@dataclass(frozen=True)
-class PoolConfig:
-    """hydra.launcher, where that is the local pool."""
-
-    jobs_at_once: Annotated[int | str, Rule(words=("auto",), at_least=1)]
-    gpus_per_job: Annotated[float | str, Rule(words=("auto",), above=0)]
-
-
-@dataclass(frozen=True)
-class SearchConfig:
-    """hydra.sweeper, where it is optuna."""
-
-    n_trials: Annotated[int, Rule(at_least=1)]
-    n_jobs: Annotated[int | None, Rule(at_least=1)]
-    seed: Annotated[int, Rule(at_least=0, below=2**32)]
-    objectives: dict[str, str] | None
-    params: dict[str, Any] | None
-    storage: str | None
-    study: str | None
-    sampler: dict[str, Any]
-    pruner: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class SlurmConfig:
-    """hydra.launcher, where that is slurm."""
-
-    jobs_at_once: Annotated[int, Rule(at_least=1)]
-    timeout_min: Annotated[int, Rule(at_least=1)]
-    signal_delay_s: Annotated[int, Rule(at_least=1)]
-    max_num_timeout: Annotated[int, Rule(at_least=0)]
-    nodes: Annotated[int, Rule(at_least=1)]
-    tasks_per_node: Annotated[int, Rule(at_least=1)]
-    gpus_per_node: Annotated[int | None, Rule(at_least=1)]
-    cpus_per_task: Annotated[int | None, Rule(at_least=1)]
-    mem: str | None
-    partition: str | None
-    account: str | None
-    qos: str | None
-    constraint: str | None
-    setup: list[str] | None
-    additional_parameters: dict[str, Any]
-
-
 @dataclass(frozen=True, kw_only=True)
 class RootConfig:
     name: str
     seed: Annotated[int, Rule(at_least=0, below=2**32)] = 0
     resume: str | None = None
-    sweep: SweepConfig = SweepConfig()
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     monitor: MonitorConfig = MonitorConfig()
     data: dict[str, Any]
     model: dict[str, Any]
@@ -202,9 +95,32 @@ class RootConfig:
     optim: dict[str, Any]
     trainer: TrainerConfig
     hardware: HardwareConfig
-    logger: LoggerConfig = LoggerConfig()
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
     callback: dict[str, Any] = field(default_factory=dict)
 
+
+# What a yaml may name as _target_, so that a config from elsewhere cannot run any function of the machine
+# (torch.hub.load, os.system, engine.files.replace_text). Using another library? Add its prefix here ("timm.*": the
+# public classes and functions that it defines), or one full name ("transformers.AutoModel.from_pretrained").
+TARGETS_ALLOWED = (
+    "lab.models.*",
+    "lab.datasets.*",
+    "lab.transforms.*",
+    "engine.data.h5.*",
+    "engine.data.order.*",
+    "engine.data.sampling.*",
+    "engine.data.windows.*",
+    "lab.losses.*",
+    "lab.metrics.*",
+    "lab.callbacks.*",
+    "lab.optim.*",
+    "torch.nn.*",
+    "torch.optim.*",
+    "torchmetrics.*",
+)
+# Functions that are called while the config is built; those of other folders of lab are handed over (_partial_: true)
+# and called by the run with its own objects, so that none can be called with a config's values alone.
+FACTORIES = ("lab.models.*",)
 
 # where components lay in older versions -> where they lie now: a saved config names what its run was built of
 MOVED = {
@@ -218,7 +134,6 @@ MOVED = {
     "lab.data.sampling.": "engine.data.sampling.",
 }
 
-ONE_PROCESS = ("single", "dp")
 # nodes that are built, nodes whose every entry is built, and the run's own keys among a target's arguments
 TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task.criterion")
 COLLECTIONS = ("data.transforms", "task.metrics", "callback")
@@ -255,25 +170,6 @@ def as_single(cfg: Any) -> None:
     cfg.trainer.strategy, cfg.trainer.sync_batchnorm = "single", False
     for name, value in cfg.trainer.ddp.items():
         cfg.trainer.ddp[name] = False if isinstance(value, bool) else None
-
-
-def check_share(global_batch_size: int, num_procs: int) -> int:
-    """Samples of one optimizer step for each of num_procs processes."""
-    share, left = divmod(global_batch_size, num_procs)
-    if left:
-        near = max(share, 1) * num_procs
-        raise ConfigError(
-            f"trainer.global_batch_size: {global_batch_size} cannot be shared equally by {num_procs} processes "
-            f"(hardware.num_procs) - {near} can"
-        )
-    return share
-
-
-def parse_interval(value: int | str | None, steps_per_epoch: float, key: str = "interval") -> int | None:
-    """Steps, or epochs written 1ep, 0.5ep -> optimizer steps, at least 1; null, which is never -> None."""
-    if value is None or isinstance(value, int):
-        return value
-    return max(1, round(check_interval(value, key) * steps_per_epoch))
 
 
 def _check_combinations(root: RootConfig) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from engine.config.saved import read_config
-from engine.config.schema import seconds
+from engine.config.schema import parse_interval, seconds
 from engine.data.loader import Loader
 from engine.errors import ConfigError
 from engine.ranks import distributed, fsdp, hardware, threads
@@ -44,7 +44,6 @@ from lab.build import (
 )
 from lab.callbacks import base as callbacks
 from lab.checks import BufferChecks
-from lab.groups import parse_interval
 from lab.loop import evaluate, fit, forward_loss
 from lab.optim import check_optimizer
 from lab.state import Run, Task, TrainState, averaged

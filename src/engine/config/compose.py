@@ -21,10 +21,10 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
+from engine.app import app
 from engine.config import yamls
 from engine.config.explain import check_arguments, explain
 from engine.config.schema import MISSING, below_outputs, join
-from engine.config.targets import TARGETS_ALLOWED
 from engine.config.wandb_agent import from_agent
 from engine.errors import ConfigError
 
@@ -77,7 +77,7 @@ def run_hydra(job: Callable[[DictConfig], Any]) -> None:
     register_resolvers()
     shown = os.environ.get(_FULL_ERROR)
     # 1.4 wants an allowlist, and warns of the version_base that 1.3 wants
-    options: dict[str, Any] = {"execution_whitelist": TARGETS_ALLOWED} if _HYDRA_14 else {"version_base": None}
+    options: dict[str, Any] = {"execution_whitelist": app().allowed} if _HYDRA_14 else {"version_base": None}
     decorate = hydra.main(config_path=str(CONF), config_name="train", **options)
     try:
         with _full_error("1"), _command_line(quoted(from_agent(sys.argv[1:]))):

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from engine.app import app
 from engine.config.schema import check_resolved, completed, plain
 from engine.errors import ConfigError
 
@@ -44,11 +46,10 @@ def read_config(directory: Path) -> DictConfig:
 
 
 def _of_this_version(cfg: DictConfig, path: Path) -> DictConfig:
-    from lab.groups import OWN_KEYS, DataConfig, OptimConfig, RootConfig
-
-    values, filled, gone = completed(RootConfig, _moved(plain(cfg, resolve=False)))
-    for group, schema in (("data", DataConfig), ("optim", OptimConfig)):
-        own = {name: value for name, value in values[group].items() if name in OWN_KEYS[group]}
+    values, filled, gone = completed(app().schema, _moved(plain(cfg, resolve=False)))
+    for group, schema in app().own.items():
+        names = {one.name for one in fields(schema)}
+        own = {name: value for name, value in values[group].items() if name in names}
         whole, more, _ = completed(schema, own, group)
         values[group], filled = values[group] | whole, filled + more
     for keys, what in ((filled, "younger than this run, with their defaults"), (gone, "gone, and left out")):
@@ -66,9 +67,7 @@ def _moved(node: Any) -> Any:
 
 
 def _moved_path(text: Any) -> Any:
-    from lab.groups import MOVED
-
-    for old, new in MOVED.items() if isinstance(text, str) else ():
+    for old, new in app().moved.items() if isinstance(text, str) else ():
         if text.startswith(old):
             return new + text.removeprefix(old)
     return text

@@ -321,3 +321,10 @@ def seconds(value: float | str | None, key: str = "duration") -> float | None:
     if not (math.isfinite(found) and found > 0):
         raise ConfigError(f"{key}: expected {DURATION}, got {show(value)}")
     return found
+
+
+def parse_interval(value: int | str | None, steps_per_epoch: float, key: str = "interval") -> int | None:
+    """Steps, or epochs written 1ep, 0.5ep -> optimizer steps, at least 1; null, which is never -> None."""
+    if value is None or isinstance(value, int):
+        return value
+    return max(1, round(check_interval(value, key) * steps_per_epoch))

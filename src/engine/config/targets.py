@@ -12,32 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from engine.app import app
 from engine.config.schema import check_limits, check_resolved, describe, did_you_mean, fits, join, nearest, plain, show
 from engine.errors import ConfigError
 
-# What a yaml may name as _target_, so that a config from elsewhere cannot run any function of the machine
-# (torch.hub.load, os.system, engine.files.replace_text). Using another library? Add its prefix here ("timm.*": the
-# public classes and functions that it defines), or one full name ("transformers.AutoModel.from_pretrained").
-TARGETS_ALLOWED = (
-    "lab.models.*",
-    "lab.datasets.*",
-    "lab.transforms.*",
-    "engine.data.h5.*",
-    "engine.data.order.*",
-    "engine.data.sampling.*",
-    "engine.data.windows.*",
-    "lab.losses.*",
-    "lab.metrics.*",
-    "lab.callbacks.*",
-    "lab.optim.*",
-    "torch.nn.*",
-    "torch.optim.*",
-    "torchmetrics.*",
-)
 _CLASSES_ONLY = ("torch.*", "torchmetrics.*", "optuna.*")
-# Functions that are called while the config is built; those of other folders of lab are handed over (_partial_: true)
-# and called by the run with its own objects, so that none can be called with a config's values alone.
-_FACTORIES = ("lab.models.*",)
 _SPECIAL = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")
 
 
@@ -47,9 +26,9 @@ def check_targets(
     collections: Sequence[str],
     own: Mapping[str, Sequence[str]],
     given: Mapping[str, Sequence[str]],
-    allowed: Sequence[str] = TARGETS_ALLOWED,
+    allowed: Sequence[str] = (),
 ) -> None:
-    """Raise a ConfigError on the first node that could not be built.
+    """Raise a ConfigError on the first node that could not be built. allowed: none given, the project's (engine.app).
 
     single, collections: dotted keys of nodes that must have a `_target_`, and of those whose every entry must.
     own: key -> entries of that node that are no arguments. given: key -> arguments that the caller adds.
@@ -65,7 +44,7 @@ def check_targets(
         _check_keywords(target, node, keywords, key, own.get(key, ()), given.get(key, ()))
 
 
-def build(node: Any, key: str = "", allowed: Sequence[str] = TARGETS_ALLOWED, /, **arguments: Any) -> Any:
+def build(node: Any, key: str = "", allowed: Sequence[str] = (), /, **arguments: Any) -> Any:
     """What `node` names, built of its keywords and `arguments`; a plain list or dict where the yaml has one.
 
     Nothing is called before all targets of the node, nested ones too, are known to be allowed: a ConfigError otherwise,
@@ -80,7 +59,7 @@ def build(node: Any, key: str = "", allowed: Sequence[str] = TARGETS_ALLOWED, /,
         _check_node(inner, path, allowed)
     # Hydra 1.4 warns without its own allowlist; 1.3 does not know it
     if "_execution_whitelist_" in inspect.signature(instantiate).parameters:
-        arguments["_execution_whitelist_"] = tuple(allowed)
+        arguments["_execution_whitelist_"] = tuple(allowed) or app().allowed
     try:
         return instantiate(tree, _convert_="all", **arguments)
     except InstantiationException as error:  # it hides what the target itself says
@@ -94,24 +73,26 @@ def _check_node(node: Mapping[str, Any], key: str, allowed: Sequence[str]) -> An
         if not isinstance(node.get(name, kind()), kind):
             raise ConfigError(f"{join(key, name)}: expected {describe(kind)}, got {show(node[name])}")
     target = locate(path, key, allowed)
-    if inspect.isclass(target) or path in allowed:
+    if inspect.isclass(target) or path in (allowed or app().allowed):
         return target
     if _below(path, _CLASSES_ONLY):
         raise ConfigError(f"{where}: {path} is a function; of this library only classes are allowed")
-    if path.startswith("lab.") and not _below(path, _FACTORIES) and node.get("_partial_") is not True:
+    ours = path.split(".")[0] in ("engine", app().package)
+    if ours and not _below(path, app().factories) and node.get("_partial_") is not True:
         raise ConfigError(
             f"{where}: {path} is a function, which the run calls itself - add _partial_: true, or name a class"
         )
     return target
 
 
-def locate(path: Any, key: str, allowed: Sequence[str] = TARGETS_ALLOWED) -> Any:
+def locate(path: Any, key: str, allowed: Sequence[str] = ()) -> Any:
     """The public class or function that `path` names and that an allowed module defines; `key`: the node whose
     `_target_` it is."""
     where = join(key, "_target_")
     if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
         raise ConfigError(f"{where}: expected an import path such as lab.models.mlp.MLP, got {show(path)}")
-    own = " - add its library to TARGETS_ALLOWED in engine/config/targets.py" if allowed is TARGETS_ALLOWED else ""
+    own = "" if allowed else f" - add its library to TARGETS_ALLOWED in {app().package}/groups.py"
+    allowed = allowed or app().allowed
     refused = f"{where}: {path} is not allowed ({', '.join(allowed)}){own}"
     if not _below(path, allowed):
         raise ConfigError(refused)

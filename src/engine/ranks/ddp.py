@@ -14,12 +14,12 @@ from engine.errors import ConfigError
 from engine.ranks.data_parallel import Replicas, gpus
 from engine.ranks.distributed import World, rank
 from engine.ranks.dynamo import ddp_without_dynamo
-from lab.groups import DDPConfig, TrainerConfig
+from engine.ranks.options import DDPConfig, Strategy
 
 log = logging.getLogger("lab")
 
 
-def wrap(model: nn.Module, world: World, trainer: TrainerConfig) -> nn.Module:
+def wrap(model: nn.Module, world: World, trainer: Strategy) -> nn.Module:
     """The model whose backward averages the gradients over the ranks; with one rank the model itself."""
     if trainer.strategy == "dp":
         return Replicas(model, gpus())

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lab.groups import HardwareConfig
+from engine.ranks.options import HardwareConfig
 
 _left_out: list[bool] = []
 

@@ -23,7 +23,7 @@ from engine.ranks import blocks
 from engine.ranks.distributed import World
 
 if TYPE_CHECKING:
-    from lab.groups import FsdpConfig
+    from engine.ranks.options import FsdpConfig
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)

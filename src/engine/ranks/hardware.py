@@ -13,10 +13,10 @@ from engine.errors import ConfigError
 from engine.ranks.cuda import count_gpus, hide_gpus
 from engine.ranks.data_parallel import gpus
 from engine.ranks.distributed import gpu, local_ranks, started_ranks
+from engine.ranks.options import ONE_PROCESS, HardwareConfig, Strategy, check_share
 from engine.ranks.place import Place, place
 from engine.ranks.seed import make_deterministic
 from engine.ranks.threads import Threads, decide
-from lab.groups import ONE_PROCESS, HardwareConfig, TrainerConfig, check_share
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Hardware:
     eval_batch_size: int
 
 
-def resolve(hardware: HardwareConfig, trainer: TrainerConfig) -> Hardware:
+def resolve(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
     """Decide every `auto`, in a process that will train: this may start CUDA."""
     device, num_procs = choose_device(hardware), count_processes(hardware, trainer)
     share = check_share(trainer.global_batch_size, num_procs)
@@ -73,7 +73,7 @@ def choose_device(hardware: HardwareConfig) -> str:
     return hardware.device
 
 
-def count_processes(hardware: HardwareConfig, trainer: TrainerConfig) -> int:
+def count_processes(hardware: HardwareConfig, trainer: Strategy) -> int:
     """The ranks of this run, all together. Starts no CUDA, so the ranks can be forked afterwards."""
     device, started = choose_device(hardware), started_ranks()
     if started is not None:
@@ -94,7 +94,7 @@ def count_processes(hardware: HardwareConfig, trainer: TrainerConfig) -> int:
     return _processes_here(hardware, device, on_cpu=2)
 
 
-def _processes_of_host(hardware: HardwareConfig, trainer: TrainerConfig, device: str, here: Place) -> int:
+def _processes_of_host(hardware: HardwareConfig, trainer: Strategy, device: str, here: Place) -> int:
     """Of one of several hosts. On a CPU one, as somebody who wants two starts two pods or tasks."""
     if trainer.strategy in ONE_PROCESS:
         raise ConfigError(f"trainer.strategy={trainer.strategy}, but {here.count} hosts were started: add trainer=ddp")

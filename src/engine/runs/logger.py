@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from engine.files import as_json, no_links, records, replace_text
 from engine.runs.directory import METRICS, read_status, settle
+from engine.runs.options import LoggerConfig
 from engine.runs.wandb_log import WandbThread
-from lab.groups import LoggerConfig
 
 log = logging.getLogger("lab")
 TRAIN_LOG = "train.log"

@@ -20,8 +20,9 @@ from urllib.parse import urlsplit
 from omegaconf import OmegaConf
 
 from engine.config.saved import read_config, read_overrides
+from engine.config.schema import typed
 from engine.runs import directory
-from lab.groups import LoggerConfig, typed
+from engine.runs.options import LoggerConfig
 
 log = logging.getLogger("lab")
 FINISH_S, ARTIFACT_S = 60.0, 900.0  # what an upload that is behind gets at the end; src/sync.py sends the rest

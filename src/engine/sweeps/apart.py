@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from engine.app import App, register
 from engine.errors import Claimed, RankLost, RunFailed
 from engine.ranks import heartbeat
 from engine.ranks.parent import die_with
@@ -47,7 +48,8 @@ def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None,
         return
 
 
-def job_main(directory: Path, environment: dict[str, str], quiet: bool, parent: int, hearts: Any) -> None:
+def job_main(project: App, directory: Path, environment: dict[str, str], quiet: bool, parent: int, hearts: Any) -> None:
+    register(project)
     os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, which passes it on once
     for number in heeded():
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

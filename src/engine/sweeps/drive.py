@@ -14,15 +14,15 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 
 from engine.config.saved import read_config
-from engine.config.schema import plain
+from engine.config.schema import plain, typed
 from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.ranks.meeting import followers
 from engine.runs.directory import shown
 from engine.sweeps import plan
 from engine.sweeps.ledger import Job, Ledger, NewJob, Share, differing
+from engine.sweeps.options import SweepConfig
 from engine.sweeps.screen import label, table
 from engine.sweeps.threads import decide, share_of
-from lab.groups import SweepConfig, typed
 
 HYDRAS_SUBDIR = "${hydra.job.num}"  # its default; only Hydra's basic sweeper goes by it
 

@@ -1,6 +1,6 @@
 """One job, from its run directory alone. Whoever runs it gives it a process of its own: the pool, SLURM, Ray, or
 
-python -m engine.sweeps.job outputs/<name>/sweeps/<sweep>/<job>
+python src/train.py sweep.job=outputs/<name>/sweeps/<sweep>/<job>
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from engine.app import app
 from engine.config.saved import read_config, read_overrides
 from engine.errors import Claimed, ConfigError, RunFailed
 from engine.runs import directory as run_directory
@@ -22,12 +23,10 @@ def run_job(directory: Path) -> int:
 
     One that has ended is left as it is: 0. What happened stands in the directory's status.json.
     """
-    from lab.start import start
-
     if not run_directory.holds_run(directory):
         raise ConfigError(f"{directory}: no run directory (it has no {run_directory.CONFIG})")
     try:
-        start(read_config(directory), directory, read_overrides(directory), own_process=False, leave=ENDED)
+        app().start(read_config(directory), directory, read_overrides(directory), own_process=False, leave=ENDED)
     except Claimed:
         return ELSEWHERE
     except ConfigError as error:
@@ -43,9 +42,3 @@ def run_job(directory: Path) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m engine.sweeps.job RUN_DIRECTORY")
-    sys.exit(run_job(Path(sys.argv[1]).resolve()))

@@ -23,6 +23,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from engine import early
+from engine.app import app
 from engine.config.compose import CONF, composed, resolved
 from engine.config.explain import explain
 from engine.config.resume import SURROUNDINGS, change
@@ -73,9 +74,7 @@ class Composer:
                 del cfg["hydra"]
             new = resolved(cfg, self.cwd)
             new.resume, new.sweep.name = None, self.sweep_dir.name
-            from lab.groups import check
-
-            check(new)
+            app().check(new)
             return new
         except Exception as error:
             if (line := explain(error, overrides, CONF, composed)) is None:

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from engine import early
+from engine.app import app
 from engine.errors import Claimed, ConfigError
 from engine.ranks import heartbeat
 from engine.ranks.cuda import start_method
@@ -31,8 +32,8 @@ from engine.sweeps.apart import FAULT, job_main, record_unexplained
 from engine.sweeps.job import ELSEWHERE
 from engine.sweeps.lease import Lease, Leases
 from engine.sweeps.ledger import Job, is_due
+from engine.sweeps.options import PoolConfig, SweepConfig
 from engine.sweeps.screen import Screen
-from lab.groups import PoolConfig, SweepConfig
 
 if TYPE_CHECKING:
     from engine.sweeps.drive import Work
@@ -111,7 +112,7 @@ class Pool:
         context: Any = multiprocessing.get_context(start_method())
         hearts = Hearts(context, 1)
         quiet = self._leases.at_once > 1
-        arguments = (job.directory, lease.environment(), quiet, os.getpid(), hearts.shared)
+        arguments = (app(), job.directory, lease.environment(), quiet, os.getpid(), hearts.shared)
         with held_signals():  # a signal finds the job among the running ones, and in the job handlers of its own
             if self._ending:
                 self._leases.give_back(lease)

@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.app import App, app, register
 from engine.errors import PREEMPTED, Claimed, ConfigError, RunFailed
 from engine.ranks.meeting import follows, release_followers
 from engine.ranks.place import adopt
@@ -28,9 +29,8 @@ from engine.runs import directory as run_directory
 from engine.sweeps.apart import OUTPUT, print_to
 from engine.sweeps.job import run_job
 from engine.sweeps.ledger import Job
+from engine.sweeps.options import SlurmConfig
 from engine.sweeps.screen import Screen
-from lab.groups import SlurmConfig
-from lab.start import follow
 
 if TYPE_CHECKING:
     from engine.sweeps.drive import Work
@@ -44,11 +44,15 @@ SRC = Path(__file__).resolve().parents[2]
 class RunDirectory:
     """What submitit calls in each task of a batch job, and again when the job has been queued again."""
 
+    def __init__(self, project: App) -> None:
+        self._app = project  # pickled: the batch job imports the project by it
+
     def __call__(self, directory: str) -> None:
+        register(self._app)
         adopt()
         print_to(Path(directory) / OUTPUT)
         if follows():
-            status = follow()
+            status = self._app.follow()
             status = 0 if status == PREEMPTED else status  # a task that fails could end rank 0 before it queues the job
         else:
             try:
@@ -126,7 +130,7 @@ class Batch:
         from submitit.core.utils import FailedJobError
 
         try:
-            batch = self._executor().map_array(RunDirectory(), [str(job.directory) for job in jobs])
+            batch = self._executor().map_array(RunDirectory(app()), [str(job.directory) for job in jobs])
         except FailedJobError as error:
             raise RunFailed(f"hydra/launcher=slurm: {str(error).strip().splitlines()[-1]}") from None
         numbers = [one.job_id for one in batch]

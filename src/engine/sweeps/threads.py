@@ -8,10 +8,12 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from engine.app import app
+from engine.config.schema import typed
 from engine.errors import ConfigError, RunFailed
 from engine.ranks.cores import cores_each
+from engine.ranks.options import ONE_PROCESS
 from engine.sweeps.ledger import Ledger, Share
-from lab.groups import ONE_PROCESS, HardwareConfig, TrainerConfig, typed
 
 
 def share_of(launcher: Any, num_jobs: int, ledger: Ledger, configs: Iterable[DictConfig]) -> Share | None:
@@ -45,7 +47,8 @@ def _known(cfg: DictConfig, cores: int) -> tuple[int, int] | None:
     from engine.ranks.hardware import choose_device, count_processes
     from engine.ranks.threads import decide as decide_for_run
 
-    hardware, trainer = typed(HardwareConfig, cfg.hardware, "hardware"), typed(TrainerConfig, cfg.trainer, "trainer")
+    root: Any = typed(app().schema, cfg)
+    hardware, trainer = root.hardware, root.trainer
     try:
         ranks = 1 if trainer.strategy in ONE_PROCESS else count_processes(hardware, trainer)
         found = decide_for_run("auto", choose_device(hardware), hardware.deterministic, ranks, cores)

@@ -19,8 +19,9 @@ class SlurmLauncher(Launcher):
         from importlib.util import find_spec
         from shutil import which
 
+        from engine.config.schema import typed
         from engine.errors import ConfigError
-        from lab.groups import SlurmConfig, typed
+        from engine.sweeps.options import SlurmConfig
 
         self.config = typed(SlurmConfig, self.options, "hydra.launcher")
         if find_spec("submitit") is None:

@@ -48,7 +48,8 @@ class PoolLauncher(Launcher):
         self.options = options
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from lab.groups import PoolConfig, typed
+        from engine.config.schema import typed
+        from engine.sweeps.options import PoolConfig
 
         self.config = typed(PoolConfig, self.options, "hydra.launcher")
 

@@ -19,13 +19,14 @@ from omegaconf import DictConfig
 
 from engine.config.compose import remove_if_empty
 from engine.config.explain import one_line
-from engine.config.schema import plain
+from engine.config.schema import plain, typed
 from engine.errors import ConfigError, RunFailed
 from engine.locks import Busy, Lock
 from engine.runs.directory import shown, write_json
 from engine.sweeps.alike import NEVER
 from engine.sweeps.drive import Work, opened, run, say
 from engine.sweeps.ledger import ENDED, SWEEP, Job, Ledger, NewJob, Share
+from engine.sweeps.options import SearchConfig
 from engine.sweeps.plan import Combination, Composer, adapt, unlike
 from engine.sweeps.preflight import Candidate
 from engine.sweeps.search import objectives as objective_values
@@ -36,7 +37,6 @@ from engine.sweeps.search.storage import quiet, storage_errors
 from engine.sweeps.search.study import Asked, Search
 from engine.sweeps.search.summary import conclude, outlook
 from engine.sweeps.threads import decide, share_of
-from lab.groups import SearchConfig, typed
 
 LOCK, TRIAL_KEY = ".search.lock", "trial_"
 

@@ -11,10 +11,10 @@ from typing import Any
 from engine.config.explain import one_line
 from engine.config.targets import build, check_targets, locate
 from engine.errors import ConfigError
+from engine.sweeps.options import SearchConfig
 from engine.sweeps.search.objectives import Objective
 from engine.sweeps.search.pruning import PRUNERS_ALLOWED
 from engine.sweeps.search.space import Space, count_values
-from lab.groups import SearchConfig
 
 ALLOWED = ("optuna.samplers.*", *PRUNERS_ALLOWED)
 NO_PRUNING = "optuna.pruners.NopPruner"

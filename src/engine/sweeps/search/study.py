@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import ConfigError
 from engine.sweeps.identity import values_of
+from engine.sweeps.options import SearchConfig
 from engine.sweeps.search.methods import Methods
 from engine.sweeps.search.objectives import Objective
 from engine.sweeps.search.space import Space
 from engine.sweeps.search.storage import STUDY_FILE, create_study, shown
-from lab.groups import SearchConfig
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -1,0 +1,47 @@
+"""What the project hands to the engine, once, when it is imported. The engine imports nothing of the project.
+
+lab.app: register(App(...))        engine: app().check(cfg), app().start(cfg, directory, ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class App:
+    """package: its name. allowed: what a yaml may name as _target_, "lab.models.*"; factories: the functions among them
+    that are called while the config is built.
+
+    schema: of the whole config. own: {"data": its schema, "optim": ...}, the run's keys among a target's arguments.
+    moved: {where components lay in older versions: where they lie now}, beginnings of dotted paths.
+
+    check: raises ConfigError for a config that cannot be run. start: runs a checked one in its directory. follow: what
+    a process does that somebody started beside rank 0; its exit status. try_out: builds a job and times its steps.
+    """
+
+    package: str
+    allowed: tuple[str, ...]
+    factories: tuple[str, ...]
+    schema: type
+    own: Mapping[str, type]
+    moved: Mapping[str, str]
+    check: Callable[[Any], None]
+    start: Callable[..., None]
+    follow: Callable[[], int]
+    try_out: Callable[..., dict[str, Any]]
+
+
+_registered: list[App] = []
+
+
+def register(app: App) -> None:
+    _registered[:] = [app]
+
+
+def app() -> App:
+    if not _registered:
+        raise RuntimeError("no project is registered: import lab before the engine is used")
+    return _registered[0]

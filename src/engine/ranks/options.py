@@ -1,0 +1,70 @@
+"""What a user may set of ranks and machines: the group `hardware`, and the strategies' parts of `trainer`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Protocol
+
+from engine.config.schema import Rule, option
+from engine.errors import ConfigError
+
+ONE_PROCESS = ("single", "dp")  # strategies
+
+
+@dataclass(frozen=True)
+class DDPConfig:
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    bucket_cap_mb: Annotated[float | None, Rule(above=0)] = None
+    comm_hook: Annotated[str | None, option("fp16", "bf16")] = None
+
+
+@dataclass(frozen=True)
+class FsdpConfig:
+    wrap: list[str] | str = "auto"
+    param_dtype: Annotated[str, option("auto", "fp32")] = "auto"
+    reduce_dtype: Annotated[str, option("fp32", "bf16")] = "fp32"
+    replicas: Annotated[int, Rule(at_least=1)] = 1
+    reshard_after_forward: bool = True
+    reduce_each_micro_batch: bool = False
+    cpu_offload: bool = False
+
+
+@dataclass(frozen=True)
+class HardwareConfig:
+    device: Annotated[str, option("auto", "cpu", "cuda", "mps")] = "auto"
+    num_procs: Annotated[int | str, Rule(words=("auto",), at_least=1)] = "auto"
+    precision: Annotated[str, option("auto", "fp32", "tf32", "bf16", "fp16")] = "auto"
+    micro_batch_size: Annotated[int | None, Rule(at_least=1)] = None
+    eval_batch_size: Annotated[int | None, Rule(at_least=1)] = None
+    activation_checkpointing: list[str] | str = field(default_factory=list)
+    compile: bool = False
+    deterministic: bool = False
+    cudnn_benchmark: bool = True
+    detect_anomaly: bool = False
+    num_threads: Annotated[int | str, Rule(words=("auto",), at_least=1)] = "auto"
+
+
+class Strategy(Protocol):
+    """What ranks must know of the group `trainer`."""
+
+    @property
+    def strategy(self) -> str: ...
+    @property
+    def global_batch_size(self) -> int: ...
+    @property
+    def ddp(self) -> DDPConfig: ...
+    @property
+    def fsdp(self) -> FsdpConfig | None: ...
+
+
+def check_share(global_batch_size: int, num_procs: int) -> int:
+    """Samples of one optimizer step for each of num_procs processes."""
+    share, left = divmod(global_batch_size, num_procs)
+    if left:
+        near = max(share, 1) * num_procs
+        raise ConfigError(
+            f"trainer.global_batch_size: {global_batch_size} cannot be shared equally by {num_procs} processes "
+            f"(hardware.num_procs) - {near} can"
+        )
+    return share

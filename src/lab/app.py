@@ -1,0 +1,31 @@
+"""What this project hands to the engine, which imports nothing of it (engine.app)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine import app
+from lab.groups import FACTORIES, MOVED, TARGETS_ALLOWED, DataConfig, OptimConfig, RootConfig, check
+
+
+def start(*arguments: Any, **more: Any) -> None:
+    from lab.start import start
+
+    start(*arguments, **more)
+
+
+def follow() -> int:
+    from lab.start import follow
+
+    return follow()
+
+
+def try_out(cfg: Any, known: Sequence[str]) -> dict[str, Any]:
+    from lab.trial import try_out
+
+    return try_out(cfg, known)
+
+
+OWN = {"data": DataConfig, "optim": OptimConfig}
+app.register(app.App("lab", TARGETS_ALLOWED, FACTORIES, RootConfig, OWN, MOVED, check, start, follow, try_out))
