@@ -127,6 +127,16 @@ def test_files_elsewhere_are_refused(name: str, home: Path) -> None:
     assert len(H5Dataset(str(path), {"x": "x"}, ALL, "all", external="allow")) in (2, 64)
 
 
+def test_a_member_of_a_table_elsewhere_is_refused(home: Path) -> None:
+    with h5py.File(home / "set" / "f.h5", "w") as file:
+        kind = np.dtype([("a", "u1"), ("b", "u1")])
+        file.create_dataset("x", (32,), kind, external=[(str(home / "secret"), 0, h5py.h5f.UNLIMITED)])
+    with pytest.raises(ConfigError, match=r"/x is stored in .*secret.*data.external=allow reads it"):
+        H5Dataset(str(home / "set" / "f.h5"), {"x": "x/a"}, ALL, "all")
+    allowed = H5Dataset(str(home / "set" / "f.h5"), {"x": "x/a"}, ALL, "all", external="allow")
+    assert bytes(allowed.gather(np.arange(32))["x"].numpy()) == SECRET[::2]
+
+
 @pytest.mark.parametrize("name", [name for name in ATTACKS if "raw" in name or "virtual" in name or "values" in name])
 def test_repack_copies_no_foreign_bytes(name: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, new = strangers(home, name), home / "new.h5"

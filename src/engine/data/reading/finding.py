@@ -75,6 +75,8 @@ def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tu
             member = "/".join(parts[k:])
             check_type(item, key)
             if item.dtype.names and member in item.dtype.names:
+                filters.load_plugins(item)
+                check_external(item, file, external)
                 return item, member
             kinds = f"the members {list(item.dtype.names)}" if item.dtype.names else "no members"
             raise ConfigError(f"{file.filename}: {item.name} has {kinds}, not {member!r} ({key})")
