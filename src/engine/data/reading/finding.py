@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 
 from engine.data.reading import filters
-from engine.data.reading.external import EXT, VDS, candidates, check_external, check_link, own_name
+from engine.data.reading.external import EXT, VDS, below, candidates, check_external, check_link, own_name
 from engine.data.reading.opening import named, open_h5, unreadable
 from engine.errors import ConfigError
 
@@ -18,14 +18,12 @@ from engine.errors import ConfigError
 def listing(group: h5py.Group, limit: int = 24) -> list[str]:
     """Names of the datasets below a group, with shape and type."""
     found: list[str] = []
-
-    def visit(name: str, item: Any) -> bool | None:
-        if isinstance(item, h5py.Dataset):
-            found.append(f"{name} {item.shape} {type_name(item)}")
-        return True if len(found) >= limit else None
-
     with suppress(OSError, RuntimeError, KeyError, ValueError):  # what is damaged ends the list
-        group.visititems(visit)
+        for name, item in below(group):
+            if isinstance(item, h5py.Dataset):
+                found.append(f"{name} {item.shape} {type_name(item)}")
+            if len(found) >= limit:
+                break
     return found
 
 
