@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect as signatures
+import random
 import runpy
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 from conftest import ROOT as PROJECT
+from conftest import slow
 
 from engine.data import probe
 from engine.data.h5 import H5Dataset
@@ -189,12 +191,12 @@ def test_files_of_the_same_folder_are_one_set(home: Path, monkeypatch: pytest.Mo
         H5Dataset(str(path), {"x": "circle"}, ALL, "all")
 
 
-def numbered(file: h5py.File, name: str, source: str) -> None:
+def numbered(file: h5py.File, name: str, source: str, dataset: str = "x%b") -> None:
     """Blocks of 64, the k-th of which is x<k> of the file that is the k-th of this name."""
     blocks, one = h5py.h5s.create_simple((64,), (h5py.h5s.UNLIMITED,)), h5py.h5s.create_simple((64,))
     blocks.select_hyperslab((0,), (h5py.h5s.UNLIMITED,), (64,), (64,))
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    create.set_virtual(blocks, source.encode(), b"x%b", one)
+    create.set_virtual(blocks, source.encode(), dataset.encode(), one)
     space = h5py.h5s.create_simple((64,), (h5py.h5s.UNLIMITED,))
     h5py.h5d.create(file.id, name.encode(), h5py.h5t.STD_U8LE, space, create)
 
@@ -209,12 +211,75 @@ def test_numbered_sources(home: Path) -> None:
         numbered(file, "near", "part-%b.h5")
         numbered(file, "far", "../part-%b.h5")
         numbered(file, "raw", "raw-%b.h5")
+        numbered(file, "x0", ".")
     data = H5Dataset(str(home / "set" / "f.h5"), {"x": "near"}, ALL, "all")
     assert data.gather(np.arange(64))["x"].tolist() == list(range(64))
     with pytest.raises(ConfigError, match=r"raw is stored in .*secret, which may be any file"):
         H5Dataset(str(home / "set" / "f.h5"), {"x": "raw"}, ALL, "all")
     with pytest.raises(ConfigError, match=r"source \.\./part-%b\.h5 is outside of the file's folder"):
         H5Dataset(str(home / "set" / "f.h5"), {"x": "far"}, ALL, "all")
+    for external in ("allow", "refuse"):
+        with pytest.raises(ConfigError, match="x0 is a virtual dataset that shows itself"):
+            H5Dataset(str(home / "set" / "f.h5"), {"x": "x0"}, ALL, "all", external=external)  # type: ignore[arg-type]
+
+
+SOURCES = ("p-%b.h5", "below/p-%b.h5", "../p-%b.h5", "HOME/out/p-%b.h5", "HOME/set/p-%b.h5", "HOME/gone/p-%b.h5", ".")
+
+
+@pytest.mark.parametrize("count", [40, slow(1000)])
+def test_whatever_hdf5_finds_where(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of one name in many folders, each with values of its own: those that HDF5 reads tell where it has been."""
+    for trial in range(count):
+        draw, home = random.Random(trial), tmp_path / str(trial)
+        for place in ("set/below", "cwd", "out", "real"):
+            (home / place).mkdir(parents=True)
+        monkeypatch.chdir(home / "cwd")
+        linked = draw.random() < 0.3
+        path = home / ("real" if linked else "set") / "f.h5"
+        made: dict[int, Path] = {}
+        for place in ("set", "set/below", "cwd", "out", "real", ""):
+            for k in range(3):
+                if draw.random() < 0.35:
+                    made[len(made) + 1] = home / place / f"p-{k}.h5"
+                    with h5py.File(made[len(made)], "w") as file:
+                        file["x"], file["x0"], file["x1"] = (np.full(64, len(made), "u1") for _ in range(3))
+        source = draw.choice(SOURCES).replace("HOME", str(home))
+        kind = draw.choice(["numbered", "plain", "link", "datasets", "linked datasets"])
+        with h5py.File(path, "w") as file:
+            if kind == "numbered":
+                numbered(file, "v", source, "x%b" if source == "." else draw.choice(["x", "x%b"]))
+            elif kind in ("datasets", "linked datasets"):
+                for k in range(2) if kind == "linked datasets" else ():
+                    file[f"x{k}"] = h5py.ExternalLink(source.replace("%b", "0"), "x")
+                numbered(file, "v", "." if kind == "linked datasets" else source.replace("%b", "0"))
+            elif kind == "plain":
+                virtual(file, "v", source.replace("%b", "0"))
+            else:
+                file["v"] = h5py.ExternalLink(source.replace("%b", "0"), "x")
+        if linked:
+            (home / "set" / "f.h5").symlink_to(path)
+        path = home / "set" / "f.h5"
+        try:
+            with h5py.File(path) as file:
+                values = file["v"][...]
+        except (KeyError, OSError):
+            continue
+        read = {made[value] for value in set(values.tolist()) - {0}}
+        inside = {home / "set", home / "set" / "below", home / "real"} if linked else {home / "set", home / "set/below"}
+        outside = [file for file in made.values() if file.parent not in inside]
+        if not read:
+            continue
+
+        def batch(external: str, path: Path = path, size: int = len(values)) -> list[int]:
+            data = H5Dataset(str(path), {"x": "v"}, ALL, "all", external=external)  # type: ignore[arg-type]
+            return data.gather(np.arange(size))["x"].tolist()
+
+        assert batch("allow") == values.tolist(), (trial, kind, source)
+        if read & set(outside):
+            with pytest.raises(ConfigError, match=r"data\.external=allow reads it"):
+                batch("refuse")
+        elif not outside or (kind in ("plain", "link") and "HOME" not in source):
+            assert batch("refuse") == values.tolist(), (trial, kind, source)
 
 
 @pytest.mark.parametrize("name", ["h5", "tokens", "sequences"])

@@ -20,7 +20,7 @@ from engine.data.reading.opening import open_h5
 from engine.errors import ConfigError
 
 ALLOW, REFUSE = "allow", "refuse"
-EXT, VDS = "HDF5_EXT_PREFIX", "HDF5_VDS_PREFIX"  # the user's own folder for what files lead to
+EXT, VDS = "HDF5_EXT_PREFIX", "HDF5_VDS_PREFIX"  # the user's own folders for what files lead to
 _Seen = set[tuple[str, str]]
 
 
@@ -109,10 +109,7 @@ def _check_dataset(dset: h5py.Dataset, where: str, seen: _Seen) -> None:
 
 
 def _check_sources(file: h5py.File, name: str, where: str, seen: _Seen) -> None:
-    """The dataset(s) of this name, in which a % stands for a number."""
-    pattern = re.compile(_number(name, re.escape, r"\d+"))
-    names = [name] if "%" not in name else [each for each in _names(file) if pattern.fullmatch(each)]
-    for each in names:
+    for each in source_names(file, name):
         if each not in file:
             continue  # is said where the dataset is opened
         source = file[each]
@@ -122,33 +119,62 @@ def _check_sources(file: h5py.File, name: str, where: str, seen: _Seen) -> None:
             _check_dataset(source, where, seen)
 
 
-def _names(file: h5py.File) -> list[str]:
-    return [each for name, _ in below(file) for each in (name, f"/{name}")]
+def source_names(file: h5py.File, name: str) -> list[str]:
+    """The datasets that a virtual dataset's source of this name may be, through links too: %b stands for a number."""
+    if "%" not in name:
+        return [name]
+    paths = [""]
+    for part in name.split("/"):
+        if part:
+            pattern = re.compile(_number(part, re.escape, _DIGITS))
+            paths = [f"{path}/{key}" for path in paths for key in _keys(file, path) if pattern.fullmatch(key)]
+    return paths
+
+
+def _keys(file: h5py.File, path: str) -> list[str]:
+    group = file.get(path or "/")
+    return [key for key in group if isinstance(key, str)] if isinstance(group, h5py.Group) else []
 
 
 def candidates(file: h5py.File, name: str, prefix: str) -> list[str]:
-    """The files that HDF5 opens for this name: those of the first place, in its order, that has any."""
-    path = os.path.abspath(file.filename)
-    for place in (os.environ.get(prefix), os.path.dirname(path), os.getcwd(), os.path.dirname(os.path.realpath(path))):
-        if place:
-            named = os.path.join(place, name)
-            found = glob(_number(named, escape, "*")) if "%" in name else [named] * os.path.exists(named)
-            if found:
-                return sorted(found)
-    return []
+    """The files that HDF5 opens for this name: of each number that a virtual source's %b may be, the first that is
+    there, in HDF5's order of places. An absolute name that is not there is looked for by its last part."""
+    path, numbered = os.path.abspath(file.filename), prefix == VDS and "%" in name
+    places = [*_prefixes(prefix), os.path.dirname(path), os.getcwd(), os.path.dirname(os.path.realpath(path))]
+    tried = [(place, os.path.basename(name) if os.path.isabs(name) else name) for place in places]
+    found: dict[tuple[str, ...], str] = {}
+    for place, last in [*([("/", name)] if os.path.isabs(name) else []), *tried]:
+        if not numbered:
+            there = os.path.join(place, last)
+            if os.path.exists(there):
+                return [there]
+            continue
+        pattern = re.compile(_number(last, re.escape, _DIGITS))
+        for there in glob(_number(last, escape, "*"), root_dir=place):
+            if match := pattern.fullmatch(there):
+                found.setdefault(match.groups(), os.path.join(place, there))
+    return sorted(found.values())
+
+
+_DIGITS = r"(\d+)"
 
 
 def _number(text: str, quote: Any, number: str) -> str:
     """printf-style names of a virtual dataset's blocks: %b is a number, %% a percent sign."""
-    parts = re.split(r"(%\d*b|%%)", text)
-    return "".join("%" if p == "%%" else number if re.fullmatch(r"%\d*b", p) else quote(p) for p in parts)
+    kinds = {"%b": number, "%%": "%"}
+    return "".join(kinds.get(part) or quote(part) for part in re.split("(%b|%%)", text))
+
+
+def _prefixes(name: str) -> list[str]:
+    """The user's own folders for what files lead to."""
+    return [place for place in os.environ.get(name, "").split(":") if place]
 
 
 def _folders(file: h5py.File, prefix: str = "") -> set[str]:
-    """Of the file, as it was named and where it lies; and the user's own folder for what files lead to."""
+    """Of the file, as it was named and where it lies; and the user's own for what files lead to."""
     path = os.path.abspath(file.filename)
-    places = [os.path.dirname(path), os.path.dirname(os.path.realpath(path)), os.environ.get(prefix, "")]
-    return {os.path.realpath(place) for place in places if place}
+    places = [os.path.dirname(path), os.path.dirname(os.path.realpath(path)), *_prefixes(prefix)]
+    return {os.path.realpath(place) for place in places}
 
 
 def _within(path: str, folders: set[str]) -> bool:

@@ -10,7 +10,16 @@ from typing import Any
 import h5py
 
 from engine.data.reading import filters
-from engine.data.reading.external import EXT, VDS, below, candidates, check_external, check_link, own_name
+from engine.data.reading.external import (
+    EXT,
+    VDS,
+    below,
+    candidates,
+    check_external,
+    check_link,
+    own_name,
+    source_names,
+)
 from engine.data.reading.opening import named, open_h5, unreadable
 from engine.errors import ConfigError
 
@@ -140,17 +149,17 @@ def check_sources(dset: h5py.Dataset, above: tuple[tuple[str, str], ...] = ()) -
         raise ConfigError(f"{where} is a virtual dataset that shows itself; name the dataset that holds the values")
     sources = dset.virtual_sources() if dset.is_virtual else ()
     for name, of, shape in dict.fromkeys((s.file_name, s.dset_name, s.src_space.shape) for s in sources):
-        if "%" in name:
-            continue
         found = [dset.file.filename] if name == "." else candidates(dset.file, name, VDS)
-        if not found:
+        if not found and "%" not in name:  # numbered blocks may be missing
             raise ConfigError(f"{where} is virtual and its source {name} is missing; put it beside the file")
-        with nullcontext(dset.file) if name == "." else open_h5(found[0]) as file:
-            if of not in file:
-                raise ConfigError(f"{where} is virtual and its source {name} has no {of}")
-            if isinstance(file[of], h5py.Dataset):
-                beyond |= file[of].shape != shape
-                beyond |= file[of].is_virtual and check_sources(file[of], above)
+        for path in found:
+            with nullcontext(dset.file) if name == "." else open_h5(path) as file:
+                for each in source_names(file, of):
+                    if each not in file:
+                        raise ConfigError(f"{where} is virtual and its source {name} has no {each}")
+                    if isinstance(file[each], h5py.Dataset):
+                        beyond |= file[each].shape != shape
+                        beyond |= file[each].is_virtual and check_sources(file[each], above)
     end, needed = 0, dset.size * dset.id.get_type().get_size()  # numpy's bfloat16 is a float32
     for name, offset, size in dset.external or ():
         there = os.path.getsize(name) - offset if os.path.exists(name) else needed  # missing: HDF5 itself says so
