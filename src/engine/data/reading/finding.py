@@ -63,7 +63,7 @@ def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tu
         check_link(
             file.get(group, getlink=True) if group.strip("/") else None, file, f"{file.filename}: {group}", external
         )
-        below = file[group]
+        top = file[group]
     except (KeyError, ValueError) as error:
         if "doesn't exist" not in str(error):
             raise unreadable(f"{file.filename}: the group {group} ({key})", error) from error
@@ -71,9 +71,10 @@ def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tu
             f"{file.filename} has no group {group!r} ({key}); {_choices(file, group)}; "
             "data.splits.<split>.group says where a split lies, null that there is none"
         ) from None
-    if not isinstance(below, h5py.Group):
+    if not isinstance(top, h5py.Group):
         raise ConfigError(f"{file.filename}: {group!r} ({key}) is a dataset, not a group; use its parent group, or '/'")
-    item: Any = below
+    item: Any = top
+    member: str | None = None
     parts = [part for part in name.split("/") if part]
     if name.startswith("/"):
         item = file
@@ -82,9 +83,7 @@ def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tu
             member = "/".join(parts[k:])
             check_type(item, key)
             if item.dtype.names and member in item.dtype.names:
-                filters.load_plugins(item)
-                check_external(item, file, external)
-                return item, member
+                break
             kinds = f"the members {list(item.dtype.names)}" if item.dtype.names else "no members"
             raise ConfigError(f"{file.filename}: {item.name} has {kinds}, not {member!r} ({key})")
         if not isinstance(item, h5py.Group):
@@ -96,17 +95,15 @@ def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tu
         except (KeyError, RuntimeError) as error:
             if part not in item:
                 raise ConfigError(
-                    f"{file.filename}: {below.name} has no {name!r} ({key}); {_choices(below, name)}"
+                    f"{file.filename}: {top.name} has no {name!r} ({key}); {_choices(top, name)}"
                 ) from None
             raise _unreadable_link(item, part, file, key, error) from error
     if isinstance(item, h5py.Dataset):
         filters.load_plugins(item)
     check_external(item, file, external)
     if not isinstance(item, (h5py.Dataset, h5py.Group)):
-        raise ConfigError(
-            f"{file.filename}: {item.name} ({key}) is a named type, not a dataset; {_choices(below, name)}"
-        )
-    return item, None
+        raise ConfigError(f"{file.filename}: {item.name} ({key}) is a named type, not a dataset; {_choices(top, name)}")
+    return item, member
 
 
 def _unreadable_link(group: h5py.Group, name: str, file: h5py.File, key: str, error: Exception) -> ConfigError:
