@@ -53,3 +53,9 @@ def machine_fault(error: BaseException | None) -> str | None:
             return f"{os.strerror(number)}: {_REMEDIES[number]}"
         error = error.__cause__
     return None
+
+
+def first_line(error: BaseException) -> str:
+    """Of what a library says, without the colours for a terminal; its type where it says nothing."""
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine import app
-from lab.groups import FACTORIES, MOVED, TARGETS_ALLOWED, DataConfig, OptimConfig, RootConfig, check
+from lab.groups import FACTORIES, MOVED, OWN, TARGETS_ALLOWED, RootConfig, check
 
 
 def start(*arguments: Any, **more: Any) -> None:
@@ -27,5 +27,4 @@ def try_out(cfg: Any, known: Sequence[str]) -> dict[str, Any]:
     return try_out(cfg, known)
 
 
-OWN = {"data": DataConfig, "optim": OptimConfig}
 app.register(app.App("lab", TARGETS_ALLOWED, FACTORIES, RootConfig, OWN, MOVED, check, start, follow, try_out))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.errors import ConfigError, RunFailed
+from engine.errors import ConfigError, RunFailed, first_line
 from engine.ranks.fsdp import is_sharded
 
 CAST = "'+data.transforms.cast={_target_: lab.transforms.fields.Cast, field: %s}'"
@@ -60,7 +60,7 @@ def applied(function: Callable[..., Any], key: str, output: Any, batch: Any) -> 
             raise
         name = getattr(function, "__name__", type(function).__name__)
         raise ConfigError(
-            f"{key}: {name} cannot use the model's output, a {kind} ({_first_line(error)}): return "
+            f"{key}: {name} cannot use the model's output, a {kind} ({first_line(error)}): return "
             "one tensor from the model, or name a criterion and metrics that take it apart"
         ) from error
 
@@ -96,7 +96,7 @@ def _dtype_mistake(model: nn.Module, batch: dict[str, Any], error: Exception) ->
         return None
     found = ", ".join(f"{field!r} is {_name(dtypes[field])}" for field in wrong)
     return ConfigError(
-        f"data: field {found}, and the model's weights are {_name(weights)} ({_first_line(error)}): add "
+        f"data: field {found}, and the model's weights are {_name(weights)} ({first_line(error)}): add "
         f"{CAST % wrong[0]}, or return {_name(weights)} from the dataset"
     )
 
@@ -108,17 +108,13 @@ def _unequal_batches(model: nn.Module, error: Exception) -> RunFailed | None:
     if not talks or torch.is_grad_enabled() or is_sharded(model) or not torch.distributed.is_initialized():
         return None
     return RunFailed(
-        f"ranks did not meet in a collective of the criterion or model ({_first_line(error)}): in an "
+        f"ranks did not meet in a collective of the criterion or model ({first_line(error)}): in an "
         "evaluation ranks have batches of unequal sizes and number, unless trainer.eval_in_step=true"
     )
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def first_samples(value: Any, size: int, count: int) -> Any:

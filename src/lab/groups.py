@@ -137,7 +137,8 @@ MOVED = {
 # nodes that are built, nodes whose every entry is built, and the run's own keys among a target's arguments
 TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task.criterion")
 COLLECTIONS = ("data.transforms", "task.metrics", "callback")
-OWN_KEYS = {"data": tuple(f.name for f in fields(DataConfig)), "optim": tuple(f.name for f in fields(OptimConfig))}
+OWN = {"data": DataConfig, "optim": OptimConfig}
+OWN_KEYS = {group: tuple(f.name for f in fields(schema)) for group, schema in OWN.items()}
 # arguments that the run adds when it builds these
 GIVEN_BY_RUN = {
     "data": ("split",),

@@ -18,12 +18,9 @@ from torch import Tensor
 from engine.config.schema import NotNegativeInt
 from engine.data.reading.fields import open_field
 from engine.data.reading.finding import find
-from engine.data.reading.layout import plan_reader
 from engine.data.reading.opening import files_of, named, open_h5, split_of
 from engine.data.reading.raw import ChunkCache
 from engine.errors import ConfigError
-
-__all__ = ["H5Dataset", "plan_reader"]
 
 _PROBED = 64  # rows
 

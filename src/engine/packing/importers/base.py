@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
-import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,11 +67,6 @@ def bad(name: object, error: BaseException, reason: object) -> Exception:
 def printable(name: object) -> str:
     """A name that may be no UTF-8, as text that a terminal and HDF5 take."""
     return str(name).encode("utf-8", "backslashreplace").decode()
-
-
-def first_line(error: BaseException) -> str:
-    """Of what a library says, without the colours for a terminal."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", (str(error) or type(error).__name__).splitlines()[0])
 
 
 @contextlib.contextmanager

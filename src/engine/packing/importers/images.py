@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, first_line
 from engine.packing.importers.base import (
     SPLIT_NAMES,
     Bad,
@@ -22,7 +22,6 @@ from engine.packing.importers.base import (
     SampleSource,
     UnlikeSample,
     bad,
-    first_line,
     need,
     printable,
 )

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, first_line
 from engine.packing.importers.arrays import split_names
-from engine.packing.importers.base import SPLIT_NAMES, ArraySource, first_line
+from engine.packing.importers.base import SPLIT_NAMES, ArraySource
 from engine.packing.importers.values import stamp, to_numpy
 from engine.packing.options import PackOptions
 
