@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from h5_judge import Judge, one_line, rows_of, same
+from h5_judge import Judge, in_a_fork, one_line, rows_of, same
 from h5_truth import Truth
 from h5_types import Draw
 
@@ -78,19 +78,7 @@ class ChangeJudge(Judge):
             self.seen["values"] += 1
             return next(filter(None, (same(batch, f"f{k}", truths[n], rows) for k, n in enumerate(names))), "")
 
-        if use != "forked":
-            return read()
-        begin, end = os.pipe()
-        if (pid := os.fork()) == 0:
-            try:
-                os.write(end, (read() or "well").encode())
-            finally:
-                os._exit(0)
-        os.close(end)
-        with open(begin) as pipe:
-            said = pipe.read()
-        status = os.waitpid(pid, 0)[1]
-        return "" if said == "well" else f"{said} (status {status})"
+        return in_a_fork(read) if use == "forked" else read()
 
 
 def judge_changed(path: Path, truths: dict[str, Truth], seed: int, other: Path) -> tuple[list[str], Counter[str]]:

@@ -65,11 +65,7 @@ class DamageJudge(Judge):
 
     def field(self, name: str) -> None:
         truth = self.truths[name]
-        self.seen["fields"] += 1
-        try:
-            data = self.open(name)
-        except Exception as error:
-            self.refusal(name, truth, error)
+        if (data := self.opened(name)) is None:
             return
         known = list(truth.values)
         if truth.refused or len(data) != truth.rows:

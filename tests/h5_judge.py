@@ -23,6 +23,22 @@ ROOT = {"all": {"group": "/"}}
 Batch = dict[str, Any]
 
 
+def in_a_fork(work: Callable[[], str]) -> str:
+    """What `work` says in a forked process, empty where all is well; else what it raised or was killed by."""
+    begin, end = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            os.write(end, (work() or "well").encode())
+        except BaseException as error:
+            os.write(end, f"{type(error).__name__}: {error}".encode())
+        os._exit(0)
+    os.close(end)
+    with open(begin) as pipe:
+        said = pipe.read()
+    status = os.waitpid(pid, 0)[1]
+    return "" if said == "well" and not status else f"{said} (status {status})"
+
+
 def rows_of(rng: np.random.Generator, known: list[int]) -> np.ndarray:
     """Some of these row numbers: in order or not, in runs, repeated, none; of any integer type."""
     rows, kind = np.asarray(known, np.int64), rng.integers(8)
@@ -94,6 +110,15 @@ class Judge:
         fields = {f"f{k}": name for k, name in enumerate(names)}
         return H5Dataset(str(self.path), fields, ROOT, "all", external="allow", **options)
 
+    def opened(self, name: str) -> H5Dataset | None:
+        """None: it was refused, which is judged."""
+        self.seen["fields"] += 1
+        try:
+            return self.open(name)
+        except Exception as error:
+            self.refusal(name, self.truths[name], error)
+            return None
+
     def fault(self, name: str, what: str, text: str) -> None:
         self.wrong.append(f"{self.path.name}: {name!r}: {what}: {text}"[:600])
 
@@ -101,11 +126,7 @@ class Judge:
         """Every use of one field."""
         truth = self.truths[name]
         known = [row for row, value in truth.values.items() if value is not None]
-        self.seen["fields"] += 1
-        try:
-            data = self.open(name)
-        except Exception as error:
-            self.refusal(name, truth, error)
+        if (data := self.opened(name)) is None:
             return
         if truth.refused:
             self.fault(name, "is read, but", truth.refused)
@@ -171,21 +192,13 @@ class Judge:
         self.child(name, data, truth, known, "forked")
 
     def child(self, name: str, data: H5Dataset, truth: Truth, known: list[int], use: str) -> None:
-        read, write = os.pipe()
-        if (pid := os.fork()) == 0:
-            try:
-                self.wrong = []
-                self.rows(name, data, truth, known, use)
-                os.write(write, ("\n".join(self.wrong) or "well").encode())
-            except BaseException as error:
-                os.write(write, f"{name}: {use}: {type(error).__name__}: {error}".encode())
-            os._exit(0)
-        os.close(write)
-        with open(read) as pipe:
-            said = pipe.read()
-        status = os.waitpid(pid, 0)[1]
-        if said != "well" or status:
-            self.fault(name, use, f"{said} (status {status})")
+        def work() -> str:
+            self.wrong = []
+            self.rows(name, data, truth, known, use)
+            return "\n".join(self.wrong)
+
+        if said := in_a_fork(work):
+            self.fault(name, use, said)
 
     def threads(self, name: str, data: H5Dataset, truth: Truth, known: list[int]) -> None:
         errors: list[str] = []

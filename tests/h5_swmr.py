@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import h5py
 import hdf5plugin
 import numpy as np
-from h5_judge import ROOT, one_line
+from h5_judge import ROOT, in_a_fork, one_line
 from h5_types import NATIVE, Draw
 
 from engine.data.h5 import H5Dataset
@@ -94,21 +95,6 @@ def wrong_rows(data: H5Dataset, writer: Writer, size: int, w: Draw) -> str:
     return ""
 
 
-def forked(data: H5Dataset, writer: Writer, size: int, w: Draw) -> str:
-    begin, end = os.pipe()
-    if (pid := os.fork()) == 0:
-        try:
-            os.write(end, (wrong_rows(data, writer, size, w) or "well").encode())
-        except BaseException as error:
-            os.write(end, f"{type(error).__name__}: {error}".encode())
-        os._exit(0)
-    os.close(end)
-    with open(begin) as pipe:
-        said = pipe.read()
-    status = os.waitpid(pid, 0)[1]
-    return "" if said == "well" else f"forked: {said} (status {status})"
-
-
 def refused(path: Path, names: dict[str, str]) -> list[str]:
     """Without swmr, such a file is not opened."""
     try:
@@ -137,7 +123,7 @@ def judge_swmr(path: Path, seed: int) -> tuple[list[str], Counter[str]]:
             for data, rows in opened:
                 seen["read"] += 1
                 said: Any = wrong_rows(data, writer, rows, w) or (
-                    forked(data, writer, rows, w) if w.chance(0.2) else ""
+                    in_a_fork(partial(wrong_rows, data, writer, rows, w)) if w.chance(0.2) else ""
                 )
                 wrong += [f"opened at {rows}, now {size}: {said}"] if said else []
     finally:
