@@ -1,4 +1,5 @@
-"""Batches of random rows of a contiguous dataset, warm: H5Dataset.gather against its limit, and against h5py.
+"""Batches of random rows of a contiguous dataset, warm: H5Dataset.gather against its limit, and against h5py; and what
+it costs that the files are compared with what they were at the opening.
 
 python benchmarks/read_gather.py [folder]
 """
@@ -6,8 +7,10 @@ python benchmarks/read_gather.py [folder]
 from __future__ import annotations
 
 import mmap
+import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import torch
 from read_common import interleaved, naive_loader, report
 
 from engine.data.h5 import H5Dataset
+from engine.data.reading.raw import RawFile
 
 BATCH = 256
 
@@ -63,8 +67,38 @@ def compare(folder: Path, title: str, shape: tuple[int, ...], count: int, rounds
     path.unlink()
 
 
+def checks(folder: Path, fields: int, shards: int, batches: int = 4000) -> None:
+    """Microseconds of a batch with the checks and without, batch by batch in turns."""
+    for k in range(shards):
+        with h5py.File(folder / f"shard{k}.h5", "w") as file:
+            for field in range(fields):
+                values = np.random.default_rng(k).integers(0, 256, (32768 // shards, 3072), dtype=np.uint8)
+                file[f"f{field}"] = values if field == 0 else values[:, 0].astype("i8")
+    names = {f"f{field}": f"f{field}" for field in range(fields)}
+    data = H5Dataset(str(folder / "shard*.h5"), names, {"all": {"group": "/"}}, "all")
+    out = {name: torch.empty((BATCH, *shape), dtype=dtype) for name, (shape, dtype) in data.spec.items()}
+    check, rng = RawFile.check, np.random.default_rng(0)
+    took: dict[bool, list[float]] = {True: [], False: []}
+    for k in range(2 * batches):
+        RawFile.check = check if k % 2 else lambda self: None  # type: ignore[method-assign]
+        rows = rng.integers(0, len(data), BATCH)
+        began = time.perf_counter()
+        data.gather(rows, out)
+        took[bool(k % 2)].append(1e6 * (time.perf_counter() - began))
+    RawFile.check = check  # type: ignore[method-assign]
+    checked, bare = statistics.median(took[True]), statistics.median(took[False])
+    print(
+        f"{BATCH} rows of 3 KB, {fields} field(s), {shards} file(s): {checked:.1f} us a batch, {bare:.1f} without "
+        f"checks: {checked - bare:.1f} us for them"
+    )
+    for k in range(shards):
+        (folder / f"shard{k}.h5").unlink()
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as folder:
+        for fields, shards in ((1, 1), (2, 1), (4, 1), (2, 16)):
+            checks(Path(folder), fields, shards)
         compare(Path(folder), "3 x 224 x 224 uint8 (150 KB)", (3, 224, 224), 4096)
         compare(Path(folder), "3 x 32 x 32 uint8 (3 KB)", (3, 32, 32), 65536)

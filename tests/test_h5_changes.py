@@ -5,6 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,11 @@ import pytest
 from conftest import limit, slow
 
 from engine.data.h5 import H5Dataset
+from engine.data.reading.raw import RawFile
 from engine.errors import ConfigError
 from lab.datasets.tokens import TokenWindows
 
+SRC = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
 ROOT = {"all": {"group": "/"}}
 FIELDS = {"mapped": "m", "chunks": "c", "h5py": "h", "virtual": "v", "table": "t/a"}
 
@@ -139,6 +144,94 @@ def _read_until_it_fails(path: Path, name: str, pipe: int) -> str:
         return "zeros"
     except ConfigError as error:
         return str(error)
+
+
+_BUS = """
+import faulthandler, mmap, os, signal, sys, threading
+import numpy as np
+from engine.data.h5 import H5Dataset
+from engine.errors import ConfigError
+
+def opened(path):
+    return H5Dataset(path, {"x": "m", "y": "n"}, {"all": {"group": "/"}}, "all")
+
+def said(data):
+    try:
+        data.gather(np.arange(2000))
+    except ConfigError as error:
+        return str(error)
+
+path = sys.argv[1]
+"""
+
+
+def _bus(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "f.h5"
+    with h5py.File(path, "w") as file:
+        file["m"], file["n"] = np.ones((2000, 500), "f4"), np.ones((2000, 50), "f4")
+    command = [sys.executable, "-c", _BUS + code, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, env=SRC, timeout=limit(60))
+
+
+# each reads behind the end of a file that is cut, without a check before it
+@pytest.mark.parametrize(
+    "code",
+    [
+        # many threads at the same pages at once, and a second file after that
+        "a, b = opened(path), opened(sys.argv[1])\nos.truncate(path, 4096)\nfound = []\n"
+        "for _ in range(8): threading.Thread(target=lambda: found.append(said(a))).start()\n"
+        "while len(found) < 8: pass\nassert len(set(found)) == 1 and 'was cut short' in found[0], found",
+        # another has taken the signal; a mapping takes it back
+        "faulthandler.enable()\na = opened(path)\nos.truncate(path, 4096)\nassert 'was cut short' in said(a)",
+        "a = opened(path)\nfaulthandler.enable()\n"
+        "import shutil; shutil.copy(path, path + '2'); c = opened(path + '2')\n"
+        "os.truncate(path + '2', 4096)\nassert 'was cut short' in said(c)",
+        # whole again, to the nanosecond, before it is checked: the zeros are known
+        "a, raw, was = opened(path), open(path, 'rb').read(), os.stat(path)\nos.truncate(path, 4096)\n"
+        "a._fields['x'][0].reader.gather_into(np.arange(2000), np.empty((2000, 500), 'f4'))\n"
+        "open(path, 'r+b').write(raw)\nos.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))\n"
+        "assert 'could not be read for a while' in said(a), said(a)",
+        # grown again while the handler begins
+        "a = opened(path)\ndone = []\n"
+        "def flip():\n"
+        "  while not done: os.truncate(path, 4096); os.truncate(path, 5 << 20)\n"
+        "t = threading.Thread(target=flip); t.start()\n"
+        "found = {said(a) for _ in range(200)}; done.append(1); t.join()\nassert None not in found, found",
+    ],
+)
+def test_what_survives_the_signal(code: str, tmp_path: Path) -> None:
+    done = _bus(tmp_path, code)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+FOREIGN = "f = open(path + 'o', 'w+b'); f.write(bytes(9000)); f.flush(); m = mmap.mmap(f.fileno(), 9000)\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "os.kill(os.getpid(), signal.SIGBUS)",
+        "threading.Thread(target=lambda: os.kill(os.getpid(), signal.SIGBUS)).start(); threading.Event().wait()",
+        FOREIGN + "f.truncate(0); m[5000]",
+        FOREIGN + "os.truncate(path, 4096); said(a); f.truncate(0); m[5000]",
+    ],
+)
+def test_a_bus_error_of_others_kills_with_its_trace(code: str, tmp_path: Path) -> None:
+    for before in ("faulthandler.enable(); a = opened(path)\n", "a = opened(path); faulthandler.enable()\n"):
+        if "os.truncate" in code and before.startswith("a"):
+            continue  # it would be faulthandler's
+        done = _bus(tmp_path, before + code)
+        assert done.returncode == -signal.SIGBUS, done
+        assert "Fatal Python error: Bus error" in done.stderr, done
+        assert "in <module>" in done.stderr, done
+
+
+def test_a_file_is_checked_once_for_each_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = opened(write(tmp_path / "f.h5"), "mapped", "chunks")
+    checked: list[RawFile] = []
+    monkeypatch.setattr(RawFile, "check", lambda self: checked.append(self))
+    data.gather(np.arange(3))
+    assert len(checked) == 1
 
 
 def test_a_file_written_anew_is_read_anew(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from engine.config.schema import NotNegativeInt
 from engine.data.reading.fields import open_field
 from engine.data.reading.finding import find
 from engine.data.reading.opening import files_of, named, open_h5, split_of
-from engine.data.reading.raw import ChunkCache
+from engine.data.reading.raw import ChunkCache, RawFile
 from engine.errors import ConfigError
 
 _PROBED = 64  # rows
@@ -140,10 +140,22 @@ class H5Dataset:
         Fields without a fixed shape are always in new memory. Safe from several threads.
         """
         rows = self._file_rows(rows)
+        files: dict[RawFile | None, None] = {}
+        try:
+            return self._gather(rows, out, files)
+        finally:  # once for each file and batch; what was raised may be for that reason too
+            for file in files:
+                if file is not None:
+                    file.check()
+
+    def _gather(
+        self, rows: np.ndarray, out: dict[str, Tensor] | None, files: dict[RawFile | None, None]
+    ) -> dict[str, Tensor]:
         batch: dict[str, Any] = {}
         for field, shards in self._fields.items():
             shape, dtype = self.spec[field]
             parts = self._by_shard(shards, rows)
+            files |= dict.fromkeys(shard.file for shard, _, _ in parts)
             if self._is_text(shards[0]) or -1 in shape:
                 samples: list[Any] = [None] * len(rows)
                 for shard, local, at in parts:
@@ -152,8 +164,6 @@ class H5Dataset:
                     ):
                         samples[k] = sample
                 batch |= {field: samples} if self._is_text(shards[0]) else _padded(field, samples, shape, dtype)
-                for shard, _, _ in parts:
-                    shard.check()
                 continue
             target = torch.empty((len(rows), *shape), dtype=dtype) if out is None else out[field][: len(rows)]
             if tuple(target.shape) != (len(rows), *shape) or target.dtype != dtype or not target.is_contiguous():

@@ -21,7 +21,7 @@ import numpy as np
 from engine.data.reading.finding import check_sources, check_type, find
 from engine.data.reading.layout import plan
 from engine.data.reading.opening import named
-from engine.data.reading.raw import ChunkCache
+from engine.data.reading.raw import ChunkCache, RawFile
 from engine.data.reading.ways import Chunks, Mapped, ThroughH5py, Way
 from engine.errors import ConfigError
 
@@ -107,15 +107,21 @@ class Fixed:
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """(B, *sample), newly allocated."""
-        out = np.empty((len(rows), *self.shape[1:]), dtype=self._stored)
-        self.reader.gather_into(rows, out)
-        return for_torch(out, self._where)
+        out = np.empty((len(rows), *self.shape[1:]), dtype=self.dtype)
+        try:
+            self.gather_into(rows, out)
+        finally:
+            self.check()
+        return out
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        """To be followed by a check of `file`."""
         if self._stored == self.dtype:
             self.reader.gather_into(rows, out, at)
         else:
-            out[slice(len(rows)) if at is None else at] = self.read(rows)
+            stored = np.empty((len(rows), *self.shape[1:]), dtype=self._stored)
+            self.reader.gather_into(rows, stored)
+            out[slice(len(rows)) if at is None else at] = for_torch(stored, self._where)
 
     def advise(self, rows: np.ndarray) -> None:
         self.reader.advise(rows)
@@ -133,10 +139,14 @@ class Fixed:
             return self.reader.view(start, stop)
         return self.read(np.arange(start, stop))
 
+    @property
+    def file(self) -> RawFile | None:
+        """What is to be checked after a use of gather_into or view: that the file is the one that was opened."""
+        return self.reader.file
+
     def check(self) -> None:
-        """After the use of views: that they were of the file that was opened."""
-        if isinstance(self.reader, Mapped):
-            self.reader.check()
+        if self.file is not None:
+            self.file.check()
 
 
 class FlatOffsets:
@@ -178,13 +188,14 @@ class FlatOffsets:
         samples: list[Any] = [self.values.view(a, b) for a, b in bounds]
         if self.text:
             samples = [s.tobytes() for s in samples]
-            self.check()
+            self.values.check()
             return [_decoded(s, self._where) for s in samples]
         return samples
 
-    def check(self) -> None:
-        """After the use of what `read` gave, which may be views."""
-        self.values.check()
+    @property
+    def file(self) -> RawFile | None:
+        """What is to be checked after the use of what `read` gave, which may be views."""
+        return self.values.file
 
     def advise(self, rows: np.ndarray) -> None:
         begin, end = self.offsets[rows], self.offsets[rows + 1]
@@ -240,8 +251,7 @@ class Objects:
             raise ConfigError(f"{self._where} is not UTF-8 ({error}); write it again as UTF-8") from error
         return out.tolist() if self.text else [for_torch(np.asarray(sample), self._where) for sample in out]
 
-    def check(self) -> None:
-        """Nothing is a view."""
+    file = None  # nothing is a view
 
     def advise(self, rows: np.ndarray) -> None:
         if self._fixed is not None:

@@ -48,11 +48,6 @@ class Layout:
     def chunk_bytes(self) -> int:
         return int(np.prod(self.chunk, dtype=np.int64)) * self.dtype.itemsize
 
-    @property
-    def end(self) -> int:
-        """Bytes that the file must have at least."""
-        return int((self.offset + self.size).max(initial=0))
-
 
 def plan_reader(dset: h5py.Dataset) -> tuple[str, str]:
     """-> (mapped | chunks | h5py, why): the way in which the rows of this dataset are read."""

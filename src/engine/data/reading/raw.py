@@ -13,42 +13,47 @@ from typing import Any
 
 import numpy as np
 
-from engine.data.reading.cut import Mapping, survive_cuts
-from engine.data.reading.opening import Identity, check_same, identity
+from engine.data.reading.cut import Mapping
+from engine.data.reading.opening import Identity, check_same
+from engine.data.reading.opening import identity as identity_of
 from engine.errors import ConfigError
 from engine.ranks.cores import cores
 
 
 class RawFile:
-    """A file read by offset, and mapped. `end`: bytes it must have; `identity`: the file whose offsets are known.
+    """A file read by offset, and mapped; one for all fields, of all sets of this process. identity: of the file whose
+    offsets are known.
 
-    Checked before and after each use: behind its end a mapping gives zeros."""
+    What was read counts once `check` has passed after it: behind the file's end a mapping gives zeros."""
 
-    def __init__(self, path: str, end: int, identity: Identity) -> None:
-        self.path, self.end, self.identity = path, end, identity
-        self._map: mmap.mmap | None = None
+    def __init__(self, path: str, identity: Identity) -> None:
+        self.path, self.identity = path, identity
+        self._mapping: Mapping | None = None
         try:
             self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except FileNotFoundError:  # in a worker
             raise ConfigError(f"{path} is gone, which this run has open; put it back and start the run again") from None
         weakref.finalize(self, os.close, self.fd)
-        self.check()
+        check_same(path, identity, identity_of(self.fd))
 
-    def __getstate__(self) -> Any:
-        return self.path, self.end, self.identity
-
-    def __setstate__(self, state: Any) -> None:
-        self.__init__(*state)  # type: ignore[misc]
+    def __reduce__(self) -> Any:
+        return RawFile, (self.path, self.identity)
 
     def check(self) -> None:
-        check_same(self.path, self.identity, identity(self.fd))
+        now, (_, _, size, mtime) = os.fstat(self.fd), self.identity
+        if now.st_size != size or now.st_mtime_ns != mtime:
+            check_same(self.path, self.identity, identity_of(self.fd))
+        if self._mapping is not None and self._mapping.broken:
+            raise ConfigError(
+                f"{self.path} could not be read for a while: it was cut short, or its disk or network file system "
+                "failed; start the run again"
+            )
 
     def map(self) -> np.ndarray:
         """All bytes, read-only."""
-        self._map = mmap.mmap(self.fd, self.end, access=mmap.ACCESS_READ)
-        found = np.frombuffer(self._map, dtype=np.uint8)
-        survive_cuts(self, Mapping(self.fd, found.ctypes.data, self.end))
-        return found
+        if self._mapping is None:
+            self._mapping = Mapping(self.fd, self.identity[2])
+        return self._mapping.data
 
     def read(self, size: int, offset: int) -> bytes:
         parts, left = [], size
@@ -77,9 +82,9 @@ class RawFile:
     def _will_need(self, begin: int, end: int) -> None:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
-        elif self._map is not None:  # macOS
+        elif self._mapping is not None:  # macOS
             page = begin // mmap.PAGESIZE * mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_WILLNEED, page, end - page)
+            self._mapping.madvise(mmap.MADV_WILLNEED, page, end - page)
 
     def cached_share(self, offset: np.ndarray, size: np.ndarray, unknown: bool = True) -> float:
         """The share of these extents whose middle is in memory; unknown: what counts where the system cannot tell."""
@@ -92,6 +97,18 @@ class RawFile:
             return False
         except (AttributeError, OSError):
             return unknown
+
+
+_files: weakref.WeakValueDictionary[tuple[int, str, Identity], RawFile] = weakref.WeakValueDictionary()
+
+
+def raw_file(path: str, identity: Identity) -> RawFile:
+    """The one that this process has, or a new one; a forked process opens its own."""
+    key = (os.getpid(), path, identity)
+    file = _files.get(key)
+    if file is None:
+        file = _files[key] = RawFile(path, identity)
+    return file
 
 
 class ChunkCache:

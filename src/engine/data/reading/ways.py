@@ -2,6 +2,7 @@
 
 Each has `gather_into(rows, out, at=None)`: write row rows[k] to out[k], or to out[at[k]]. rows: (B,) int64, all within
 the dataset (the caller checks); out: C-contiguous, of the dataset's shape and type. Safe from several threads.
+`file`, if there is one, is to be checked after a use, whether it gave values or raised: a change of it is why.
 `advise(rows)` asks the kernel to fetch what is not in memory yet, `cached_share(rows)` is the share that is. Handles
 are this process's own: they are left out of a pickle, and a forked child opens what must not be shared.
 """
@@ -19,11 +20,14 @@ from engine.data.reading import filters
 from engine.data.reading.external import lie_in, own_name
 from engine.data.reading.layout import Layout
 from engine.data.reading.opening import acquire, check_same, close_all, identity, is_clash, release, unreadable
-from engine.data.reading.raw import ChunkCache, RawFile, spread
+from engine.data.reading.raw import ChunkCache, RawFile, raw_file, spread
 from engine.errors import ConfigError
 
 
 class Way(Protocol):
+    @property
+    def file(self) -> RawFile | None: ...
+
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None: ...
 
     def advise(self, rows: np.ndarray) -> None: ...
@@ -36,18 +40,18 @@ class Mapped:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._file = RawFile(layout.path, layout.end, layout.identity)
+        self.file = raw_file(layout.path, layout.identity)
         self._open()
 
     def __getstate__(self) -> Any:
-        return self.layout, self._file
+        return self.layout, self.file
 
     def __setstate__(self, state: Any) -> None:
-        self.layout, self._file = state
+        self.layout, self.file = state
         self._open()
 
     def _open(self) -> None:
-        self._bytes, size = self._file.map(), self.layout.row_bytes
+        self._bytes, size = self.file.map(), self.layout.row_bytes
         self._rows: np.ndarray | None = None
         if len(self.layout.offset) == 1:
             first = int(self.layout.offset[0, 0])
@@ -62,15 +66,8 @@ class Mapped:
         return self.layout.offset[chunk, 0] + inner * self.layout.row_bytes
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
-        if len(rows):
-            self.check()
-            self._copy(rows, out, at)
-            self.check()
-
-    def check(self) -> None:
-        self._file.check()
-
-    def _copy(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None) -> None:
+        if len(rows) == 0:
+            return
         flat = out.reshape(len(out), -1).view(np.uint8)
         if self._rows is not None and at is None:
             # "clip" because "raise" would go through a buffer; one thread, since the loader has several of its own
@@ -92,16 +89,15 @@ class Mapped:
 
     def view(self, start: int, stop: int) -> np.ndarray:
         """Rows start..stop of a contiguous dataset, not copied; read-only."""
-        self._file.check()
         assert self._rows is not None
         return self._rows[start:stop].reshape(-1).view(self.layout.dtype).reshape(-1, *self.layout.shape[1:])
 
     def advise(self, rows: np.ndarray, count: np.ndarray | int = 1) -> None:
         """count: rows that follow each, itself included, where they lie together."""
-        self._file.advise(self._addresses(rows), np.broadcast_to(count * self.layout.row_bytes, rows.shape))
+        self.file.advise(self._addresses(rows), np.broadcast_to(count * self.layout.row_bytes, rows.shape))
 
     def cached_share(self, rows: np.ndarray) -> float:
-        return self._file.cached_share(self._addresses(rows), np.broadcast_to(self.layout.row_bytes, rows.shape))
+        return self.file.cached_share(self._addresses(rows), np.broadcast_to(self.layout.row_bytes, rows.shape))
 
 
 class Chunks:
@@ -109,7 +105,7 @@ class Chunks:
 
     def __init__(self, layout: Layout, cache: ChunkCache) -> None:
         self.layout, self._cache = layout, cache
-        self._file = RawFile(layout.path, layout.end, layout.identity)
+        self.file = raw_file(layout.path, layout.identity)
         grid = [-(-n // c) for n, c in zip(layout.shape[1:], layout.chunk[1:], strict=True)]
         # for each tile of a row: where it goes in the sample, and how much of it is inside
         self._tiles = []
@@ -137,10 +133,7 @@ class Chunks:
                     here, there = (slice(k, k + 1), *target), (slice(row, row + 1), *inside)
                 out[here] = values[there]
 
-        try:
-            spread(copy, groups, self.layout.chunk_bytes * len(self._tiles) * len(groups))
-        finally:
-            self._file.check()  # if the file was changed, that is why a chunk was damaged
+        spread(copy, groups, self.layout.chunk_bytes * len(self._tiles) * len(groups))
 
     def _chunk(self, number: int, tile: int) -> np.ndarray:
         """Tile `tile` of row chunk `number`, decoded."""
@@ -155,7 +148,7 @@ class Chunks:
         if size == 0:
             assert layout.fill is not None
             return np.broadcast_to(layout.fill, layout.chunk)
-        raw = self._file.read(size, offset)
+        raw = self.file.read(size, offset)
         try:
             data = filters.decode(raw, layout.pipeline, int(layout.mask[number, tile]), layout.chunk_bytes)
         except ValueError as error:
@@ -167,10 +160,10 @@ class Chunks:
         return np.frombuffer(data, dtype=layout.dtype).reshape(layout.chunk)
 
     def advise(self, rows: np.ndarray) -> None:
-        self._file.advise(*self._extents(rows))
+        self.file.advise(*self._extents(rows))
 
     def cached_share(self, rows: np.ndarray) -> float:
-        return self._file.cached_share(*self._extents(rows))
+        return self.file.cached_share(*self._extents(rows))
 
     def _extents(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         chunk = np.unique(rows // self.layout.chunk[0])
@@ -184,6 +177,8 @@ class ThroughH5py:
     It gives zeros where a file was cut short, and fill values where another is gone: files are compared with what they
     were when the dataset was opened, before and after each use.
     """
+
+    file = None
 
     def __init__(self, dset: h5py.Dataset, member: str | None, swmr: bool, by_row: bool = False) -> None:
         """by_row: never several rows at once."""
