@@ -312,7 +312,7 @@ def test_advice_brings_rows_into_memory(tmp_path: Path) -> None:
     with h5py.File(path, "w") as file:
         file["m"] = np.zeros((400, 1 << 16), "u1")
     data = H5Dataset(str(path), {"m": "m"}, ROOT, "all")
-    file = data._fields["m"][0].reader._file
+    file = data._fields["m"][0].reader.file
     os.fsync(file.fd)
     os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
     row = np.array([300])

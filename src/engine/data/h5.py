@@ -108,9 +108,10 @@ class H5Dataset:
     @property
     def nbytes(self) -> int:
         """Bytes of all rows of this split, decoded."""
-        return sum(
-            s.nbytes(local) for shards in self._fields.values() for s, local, _ in self._by_shard(shards, self._rows)
-        )
+        places: list[tuple[int, np.ndarray | None]] = [(k, None) for k in range(len(self._starts) - 1)]
+        if self._rows is not None:
+            places = [(k, local) for k, local, _ in self._by_shard(self._rows)]
+        return sum(shards[k].nbytes(local) for shards in self._fields.values() for k, local in places)
 
     @property
     def chunk_rows(self) -> int | None:
@@ -152,9 +153,10 @@ class H5Dataset:
         self, rows: np.ndarray, out: dict[str, Tensor] | None, files: dict[RawFile | None, None]
     ) -> dict[str, Tensor]:
         batch: dict[str, Any] = {}
+        places = self._by_shard(rows)
         for field, shards in self._fields.items():
             shape, dtype = self.spec[field]
-            parts = self._by_shard(shards, rows)
+            parts = [(shards[k], local, at) for k, local, at in places]
             files |= dict.fromkeys(shard.file for shard, _, _ in parts)
             if self._is_text(shards[0]) or -1 in shape:
                 samples: list[Any] = [None] * len(rows)
@@ -168,26 +170,28 @@ class H5Dataset:
             target = torch.empty((len(rows), *shape), dtype=dtype) if out is None else out[field][: len(rows)]
             if tuple(target.shape) != (len(rows), *shape) or target.dtype != dtype or not target.is_contiguous():
                 raise ValueError(f"the buffer of {field!r} must be contiguous, ({len(rows)} or more, *{shape}) {dtype}")
+            values = target.numpy()
             for shard, local, at in parts:
-                shard.gather_into(local, target.numpy(), at)
+                shard.gather_into(local, values, at)
             batch[field] = target
         return batch
 
     def advise(self, rows: np.ndarray) -> None:
         """Ask the kernel to fetch these rows, if they are not in memory."""
-        rows = self._file_rows(rows)
+        places = self._by_shard(self._file_rows(rows))
         for shards in self._fields.values():
-            for shard, local, _ in self._by_shard(shards, rows):
-                shard.advise(local)
+            for k, local, _ in places:
+                shards[k].advise(local)
 
     def cached_share(self) -> float:
         """The share of the bytes that are in memory, as far as the system tells: of a few rows, probed."""
         rows = np.random.default_rng(0).integers(self._size, size=min(self._size, _PROBED))
         shares, weights = [], []
+        places = self._by_shard(self._file_rows(rows))
         for shards in self._fields.values():
-            for shard, local, _ in self._by_shard(shards, self._file_rows(rows)):
-                shares.append(shard.cached_share(local))
-                weights.append(1 + shard.nbytes(local))
+            for k, local, _ in places:
+                shares.append(shards[k].cached_share(local))
+                weights.append(1 + shards[k].nbytes(local))
         return float(np.average(shares, weights=weights))
 
     def column(self, field: str) -> np.ndarray:
@@ -213,13 +217,13 @@ class H5Dataset:
             raise IndexError(f"rows {rows.min()} to {rows.max()} of a split of {self._size}")
         return rows if self._rows is None else self._rows[rows]
 
-    def _by_shard(self, shards: list[Any], rows: np.ndarray | None) -> list[tuple[Any, Any, np.ndarray | None]]:
-        """(reader, its rows, their places in the batch or None for all) for each shard that has some of the rows."""
-        if len(shards) == 1 or rows is None:
-            return [(shard, rows, None) for shard in shards]
+    def _by_shard(self, rows: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray | None]]:
+        """(shard, its rows, their places in the batch or None for all) for each shard that has some of the rows."""
+        if len(self._starts) == 2:
+            return [(0, rows, None)]
         of = np.searchsorted(self._starts, rows, side="right") - 1
-        places = [np.flatnonzero(of == k) for k in range(len(shards))]
-        return [(shards[k], rows[at] - self._starts[k], at) for k, at in enumerate(places) if len(at)]
+        places = [(k, np.flatnonzero(of == k)) for k in np.unique(of).tolist()]
+        return [(k, rows[at] - self._starts[k], at) for k, at in places]
 
 
 def _padded(field: str, samples: list[np.ndarray], shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Tensor]:

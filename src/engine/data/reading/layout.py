@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import h5py
@@ -40,13 +41,13 @@ class Layout:
     pipeline: tuple[tuple[int, tuple[int, ...]], ...]  # (filter, its options), in the order of writing
     fill: np.ndarray | None
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
-        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
 
-    @property
+    @cached_property
     def chunk_bytes(self) -> int:
-        return int(np.prod(self.chunk, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.chunk) * self.dtype.itemsize
 
 
 def plan_reader(dset: h5py.Dataset) -> tuple[str, str]:
