@@ -16,10 +16,10 @@ from torch import Tensor, nn
 import engine.ranks.ddp
 import engine.ranks.hardware
 from engine.errors import ConfigError
-from engine.ranks.data_parallel import Replicas, on_each_device, split
-from lab.loop import forward_loss
+from engine.ranks.data_parallel import Replicas, split
+from lab.loop import Objective
 from lab.losses.cross_entropy import CrossEntropy
-from lab.state import Task
+from lab.tasks.supervised import Supervised
 
 CPU = torch.device("cpu")
 
@@ -33,14 +33,14 @@ def net() -> nn.Module:
 def test_losses_and_gradients_are_those_of_the_whole_batch(size: int, devices: int) -> None:
     batch = {"x": torch.randn(size, 8), "y": torch.randint(4, (size,))}
     one, shared = net(), net()
-    task = Task(CrossEntropy(label_smoothing=0.0), {})
-    expected, output = forward_loss(one, task, batch)
-    losses, nothing = forward_loss(Replicas(shared, [CPU] * devices), task, batch)
+    task = Supervised(CrossEntropy(label_smoothing=0.0), {})
+    expected, output = Objective(one, task)(batch)
+    losses, nothing = Replicas(Objective(shared, task), [CPU] * devices)(batch)
     torch.testing.assert_close(losses, expected)
     assert output.shape == (size, 4)
     assert nothing is None  # the outputs stay where they are
-    expected.mean().backward()
-    losses.mean().backward()
+    expected["loss"].mean().backward()
+    losses["loss"].mean().backward()
     for a, b in zip(shared.parameters(), one.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
 
@@ -56,15 +56,19 @@ def test_devices_work_at_the_same_time_under_the_loops_settings() -> None:
     meeting = threading.Barrier(2, timeout=20)  # passes only if both shares are in their forward pass at once
     seen: list[Any] = []
 
-    @on_each_device
-    def forward(model: nn.Module, task: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        meeting.wait()
-        output = model(batch["x"])
-        seen.append((output.dtype, torch.is_grad_enabled()))
-        return output.float().sum(1), output
+    class Noting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = net()
+
+        def forward(self, batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+            meeting.wait()
+            output = self.model(batch["x"])
+            seen.append((output.dtype, torch.is_grad_enabled()))
+            return {"loss": output.float().sum(1)}, output
 
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        forward(Replicas(net(), [CPU, CPU]), Task(lambda *a: a, {}), {"x": torch.randn(4, 8)})  # type: ignore[arg-type]
+        Replicas(Noting(), [CPU, CPU])({"x": torch.randn(4, 8)})
     assert seen == [(torch.bfloat16, False)] * 2
 
 

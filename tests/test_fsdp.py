@@ -168,7 +168,7 @@ def test_each_rank_holds_its_share(tmp_path: Path) -> None:
     def work(world: Any, folder: Path) -> None:
         from engine.ranks.fsdp import local_share
         from engine.ranks.hardware import resolve
-        from lab.build import Config, make_model, make_state
+        from lab.build import Config, make_model, make_state, make_task
         from lab.loop import update
 
         cfg = compose(*QUICK, *FSDP, "trainer.max_steps=1", "model.hidden=[32,32]", "trainer.ema_decay=0.9")
@@ -176,9 +176,9 @@ def test_each_rank_holds_its_share(tmp_path: Path) -> None:
         machine = resolve(config.hardware, config.trainer)
         model = make_model(config)
         whole = sum(p.numel() for p in model.parameters())
-        state, settings = make_state(config, machine, model, 10, world)
+        state = make_state(config, machine, model, make_task(config), 10, world)
         model(torch.rand(4, 1, 8, 8)).sum().backward()
-        update(state, settings, torch.zeros(()))
+        update(state, state.optimizer_of(""), config.trainer, torch.zeros(()))
         with torch.no_grad():
             model(torch.rand(4, 1, 8, 8))
         held = {"weights": local_share(model)[0], "ema": local_share(state.ema)[0]}  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import copy
 import math
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +18,15 @@ from torch import Tensor, nn
 import lab.loop as loop
 from engine.errors import ConfigError, RunFailed
 from engine.ranks.distributed import World
+from engine.ranks.hardware import Hardware
 from engine.ranks.stop import Stopped
+from engine.ranks.threads import Threads
 from lab.callbacks.base import Callback
+from lab.groups import MonitorConfig, TrainerConfig
 from lab.optim import Constant, Schedule
-from lab.state import Run, StepSettings, Task, TrainState
+from lab.state import Every, Run, TrainState
+from lab.tasks.base import Task
+from lab.tasks.supervised import Supervised
 
 CPU = torch.device("cpu")
 ONE = World(0, 1, 0, CPU)
@@ -95,20 +100,24 @@ class Surroundings(Callback):
         return [event for event in self.events if event in names or event[0] in names]
 
 
-def settings(**changed: Any) -> StepSettings:
-    given: dict[str, Any] = {
-        "local_batch_size": 5, "num_parameters": 2, "micro_batch_sizes": [3, 2], "clip_norm": None,
-        "skip_non_finite": False, "ema_decay": None, "autocast": nullcontext, "update": lambda: None, "guarded": True,
-    }  # fmt: skip
-    return StepSettings(**{**given, **changed})
+def trainer(**changed: Any) -> TrainerConfig:
+    given: dict[str, Any] = {"global_batch_size": 5, "clip_norm": None}
+    return TrainerConfig(**{**given, **changed})
 
 
-def run_of(around: Any, step: StepSettings | None = None, **changed: Any) -> Run:
+MACHINE = Hardware("cpu", 1, "fp32", Threads(1, 1, ""), [3, 2], 3)
+
+
+def run_of(around: Any, **changed: Any) -> Run:
+    """changed: fields of the run, of its trainer, or of `every`."""
     parts = ("logger", "balance", "checkpoints", "stop", "watch", "buffers")
+    of_trainer = {name: changed.pop(name) for name in [*changed] if name in TrainerConfig.__dataclass_fields__}
+    every = {name: changed.pop(name, default) for name, default in {"log": 2, "eval": 3, "save": 4}.items()}
     given: dict[str, Any] = {
-        "world": ONE, "callbacks": [around], "step": step or settings(), "global_batch_size": 4, "epoch_samples": 10,
-        "total_steps": 7, "log_every": 2, "eval_every": 3, "save_every": 4, "keep_best": 2, "patience": None,
-        "monitor_key": "val/loss", "monitor_sign": 1, "pruning": None, **dict.fromkeys(parts, around),
+        "world": ONE, "callbacks": [around],
+        "trainer": trainer(**{"global_batch_size": 4, "keep_best": 2, **of_trainer}),
+        "monitor": MonitorConfig(), "machine": MACHINE, "every": Every(**every), "epoch_samples": 10, "total_steps": 7,
+        "pruning": None, **dict.fromkeys(parts, around),
     }  # fmt: skip
     return Run(**{**given, **changed})
 
@@ -118,16 +127,16 @@ def state_of(model: nn.Module | None = None, **changed: Any) -> TrainState:
     model = model or nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
     schedule = Schedule(optimizer, Constant(0.0), 10)
-    return TrainState(
-        **{"model": model, "ema": None, "optimizer": optimizer, "schedule": schedule, "scaler": None, **changed}
-    )
+    parts = {"model": model, "task": task_of(squared), "ema": None, "optimizer": optimizer, "schedule": schedule}
+    return TrainState(**{**parts, "scaler": None, **changed})
 
 
 def squared(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
     return (output[:, 0] - batch["y"]).square()
 
 
-TASK = Task(squared, {})
+def task_of(criterion: Any) -> Task:
+    return Supervised(criterion, {})
 
 
 class Data:
@@ -165,8 +174,9 @@ def test_due(every: int | None, steps: list[int]) -> None:
 )  # fmt: skip
 def test_when_a_state_is_to_be_scored(step: int, scored: int, every: int | None, wanted: bool) -> None:
     """At its steps and at the last, and no state twice."""
-    run = run_of(Surroundings(), eval_every=every)
-    assert loop.to_be_scored(state_of(step=step, scored_step=scored), run) is wanted
+    run, vals = run_of(Surroundings(), eval=every), {"val": Data([1])}
+    assert loop.to_be_scored(state_of(step=step, scored_step=scored), vals, run) is wanted  # type: ignore[arg-type]
+    assert not loop.to_be_scored(state_of(step=step, scored_step=scored), {}, run)
 
 
 @pytest.fixture
@@ -174,8 +184,8 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Surroundings:
     """fit with a step, an evaluation and a clock that only note: the loss of step n is n, its score 10 - n."""
     around = Surroundings()
 
-    def train_step(net: nn.Module, state: TrainState, task: Task, batches: Any, given: StepSettings) -> dict[str, Any]:
-        assert net.training
+    def train_step(nets: Any, state: TrainState, batches: Any, *rest: Any) -> dict[str, Any]:
+        assert all(net.training for net in nets.values())
         assert len(around.events) < 500, "it does not end"
         around.events.append(("step", state.step + 1))
         return {"loss": torch.tensor(state.step + 1.0), "grad_norm": torch.tensor(2.0), "non_finite": torch.zeros(())}
@@ -192,7 +202,8 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Surroundings:
 
 def fit(around: Surroundings, state: TrainState, val: Any = "data", **changed: Any) -> None:
     net = nn.Linear(1, 1).eval()
-    loop.fit(net, state, TASK, Data([1]), Data([1]) if val else None, run_of(around, **changed))  # type: ignore[arg-type]
+    vals = {"val": Data([1])} if val else {}
+    loop.fit({"": net}, state, Data([1]), vals, run_of(around, **changed))  # type: ignore[arg-type]
 
 
 def test_what_a_run_does_when(noted: Surroundings) -> None:
@@ -280,12 +291,14 @@ def test_a_stop_ends_with_a_checkpoint_and_the_resume_scores_what_was_due(noted:
 def test_nothing_is_left_to_do(noted: Surroundings) -> None:
     """A finished run, and one that has lost its patience, take no step; patience is counted in evaluations."""
     fit(noted, state_of(step=7, scored_step=7))
-    fit(noted, state_of(step=4, scored_step=3, stale=2), patience=2)
+    fit(noted, state_of(step=4, scored_step=3, stale=2), early_stop_patience=2)
     assert noted.named("step", "evaluate", "last") == []
-    fit(noted, state_of(step=4, scored_step=3, stale=1, best_score=0.0), patience=2)
+    fit(noted, state_of(step=4, scored_step=3, stale=1, best_score=0.0), early_stop_patience=2)
     assert noted.named("step", "evaluate", "last") == [("step", 5), ("step", 6), "evaluate", ("last", 6)]
     noted.events.clear()
-    fit(noted, state_of(step=3, stale=1, best_score=0.0), patience=2)  # the evaluation that was due is the last
+    fit(
+        noted, state_of(step=3, stale=1, best_score=0.0), early_stop_patience=2
+    )  # the evaluation that was due is the last
     assert noted.named("step", "evaluate", "last") == ["evaluate", ("last", 3)]
 
 
@@ -301,8 +314,9 @@ def test_a_log_has_the_means_over_the_steps_that_count(monkeypatch: pytest.Monke
     around = Surroundings()
     around.row_of_rank = [1.0, 2.0]
     monkeypatch.setattr(loop, "all_sum", lambda values, world: values * 5)
-    run = run_of(around, settings(skip_non_finite=True), world=World(0, 2, 0, CPU))
-    state = state_of(step=10, samples=40, logged_step=4, totals=totals(loss=8.0, grad_norm=16.0, non_finite=2.0))
+    run = run_of(around, non_finite="skip", world=World(0, 2, 0, CPU))
+    sums = totals(loss=8.0, grad_norm=16.0, non_finite=2.0)
+    state = state_of(step=10, samples=40, logged_step=4, totals=sums, counts=dict.fromkeys(sums, 6))
     loop.log_train(state, run, around)  # type: ignore[arg-type]
     assert around.named("log") == [
         ("log", 10, {
@@ -316,8 +330,9 @@ def test_a_log_has_the_means_over_the_steps_that_count(monkeypatch: pytest.Monke
 
 def test_a_log_without_a_step_that_counts_has_no_means() -> None:
     around = Surroundings()
-    state = state_of(step=4, samples=16, logged_step=2, totals=totals(loss=0.0, non_finite=2.0))
-    loop.log_train(state, run_of(around, settings(skip_non_finite=True)), around)  # type: ignore[arg-type]
+    sums = totals(loss=0.0, non_finite=2.0)
+    state = state_of(step=4, samples=16, logged_step=2, totals=sums, counts=dict.fromkeys(sums, 2))
+    loop.log_train(state, run_of(around, non_finite="skip"), around)  # type: ignore[arg-type]
     assert around.named("log") == [
         ("log", 4, {"train/lr": 0.5, "train/epoch": 1.6, "train/skipped_steps": 2.0, "balance/x": 4, "perf/x": 8}),
     ]  # fmt: skip
@@ -343,16 +358,16 @@ def test_a_log_without_a_step_that_counts_has_no_means() -> None:
 def test_steps_that_are_not_finite(non_finite: float, skip: bool, scale: float | None, says: str | None) -> None:
     scaler = None if scale is None else SimpleNamespace(get_scale=lambda: scale)
     state = state_of(step=9, logged_step=4, scaler=scaler, totals=totals(loss=1.0, non_finite=non_finite))
-    run = run_of(Surroundings(), settings(skip_non_finite=skip))
+    run = run_of(Surroundings(), non_finite="skip" if skip else "stop")
     if says is None:
-        assert loop.check_finite(state, run) == non_finite
+        assert loop.check_finite(state, run) == {"": non_finite}
     else:
         with pytest.raises(RunFailed, match=says):
             loop.check_finite(state, run)
 
 
 def test_right_after_a_log_nothing_is_known_of_steps() -> None:
-    assert loop.check_finite(state_of(), run_of(Surroundings())) == 0
+    assert loop.check_finite(state_of(), run_of(Surroundings())) == {}
 
 
 # ---- scores
@@ -365,7 +380,7 @@ def scoring(monkeypatch: pytest.MonkeyPatch, values: list[float], **changed: Any
     monkeypatch.setattr(loop, "evaluate", lambda *rest: {"loss": next(given), "other": 0.0})
     for _ in values:
         state.step += 3
-        told.append(loop.score(state, TASK, Data([1]), run_of(around, **{"total_steps": 99, **changed})))  # type: ignore[arg-type]
+        told.append(loop.score(state, {"val": Data([1])}, run_of(around, **{"total_steps": 99, **changed})))  # type: ignore[arg-type]
     return around, state, told
 
 
@@ -386,7 +401,9 @@ def test_scores_are_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_more_may_be_better(monkeypatch: pytest.MonkeyPatch) -> None:
-    around, state, _ = scoring(monkeypatch, [0.25, 0.5, 0.5, 0.375, -1.0], monitor_sign=-1, keep_best=2)
+    around, state, _ = scoring(
+        monkeypatch, [0.25, 0.5, 0.5, 0.375, -1.0], monitor=MonitorConfig(mode="max"), keep_best=2
+    )
     assert [event[2] for event in around.named("best")] == [
         [[0.25, 3]], [[0.5, 6], [0.25, 3]], [[0.5, 6], [0.5, 9]],
     ]  # fmt: skip
@@ -394,7 +411,7 @@ def test_more_may_be_better(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_score_that_is_not_finite_is_no_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    around, state, told = scoring(monkeypatch, [NAN, -INF, 3.0], patience=3)
+    around, state, told = scoring(monkeypatch, [NAN, -INF, 3.0], early_stop_patience=3)
     assert around.named("best") == [("best", 9, [[3.0, 9]])]
     assert (state.best_score, state.stale) == (3.0, 0)
     assert told == [False] * 3
@@ -407,7 +424,7 @@ def test_keep_best_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_patience_ends_at_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert scoring(monkeypatch, [1.0, 2.0, 1.0, 0.5, 0.5, 0.5], patience=2)[2] == [
+    assert scoring(monkeypatch, [1.0, 2.0, 1.0, 0.5, 0.5, 0.5], early_stop_patience=2)[2] == [
         False,
         False,
         True,
@@ -439,7 +456,7 @@ def test_an_evaluation_that_was_left_has_not_begun(monkeypatch: pytest.MonkeyPat
     torch.manual_seed(5)
     expected = torch.rand(2)
     torch.manual_seed(5)
-    assert loop.score(state, TASK, Data([1]), run_of(around)) is True  # type: ignore[arg-type]
+    assert loop.score(state, {"val": Data([1])}, run_of(around)) is True  # type: ignore[arg-type]
     assert torch.equal(torch.rand(2), expected)
     assert (state.scored_step, state.best, state.stale) == (0, [], 0)
     assert around.named("log", "on_eval", "best") == []
@@ -455,7 +472,7 @@ def test_a_save_is_what_all_ranks_agree_on(monkeypatch: pytest.MonkeyPatch) -> N
     around = Surroundings()
     around.warning = "something is not saved"
     monkeypatch.setattr(
-        loop, "broadcast_buffers", lambda m, w: (around.events.append("buffers"), m.running_mean.fill_(3.0))
+        loop, "broadcast_buffers", lambda m, w: (around.events.append("buffers"), m.model.running_mean.fill_(3.0))
     )
     monkeypatch.setattr(loop, "meet", lambda world: around.events.append("met"))
     times = iter([100.0, 103.0, 200.0, 201.0])
@@ -489,7 +506,7 @@ class Synced(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.alone, self.passes = model, False, []  # type: ignore[var-annotated]
+        self.net, self.alone, self.passes = loop.Objective(model, task_of(squared)), False, []  # type: ignore[var-annotated]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -497,15 +514,15 @@ class Synced(nn.Module):
         yield
         self.alone = False
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.passes.append((len(x), self.alone))
-        return self.model(x)
+    def forward(self, batch: dict[str, Tensor]) -> Any:
+        self.passes.append((len(batch["x"]), self.alone))
+        return self.net(batch)
 
 
-def stepped(state: TrainState, net: Any = None, task: Task = TASK, **changed: Any) -> dict[str, Tensor]:
+def stepped(state: TrainState, net: Any = None, **changed: Any) -> dict[str, Tensor]:
     """One step of micro-batches of 3 and 2 samples."""
-    changed.setdefault("update", state.optimizer.step)
-    return loop.train_step(net or state.model, state, task, iter(Data([3, 2])), settings(**changed))  # type: ignore[arg-type]
+    nets = {"": net or loop.Objective(state.model, state.task)}
+    return loop.train_step(nets, state, iter(Data([3, 2])), trainer(**changed), MACHINE, ONE)  # type: ignore[arg-type]
 
 
 def whole_batch(state: TrainState) -> tuple[float, list[Tensor], Tensor]:
@@ -554,13 +571,14 @@ def test_a_step_that_is_not_finite(way: str, guarded: bool) -> None:
     model = nn.Linear(3, 1)
     state = state_of(model, scaler=scaler, ema=copy.deepcopy(model))
     updates: list[Any] = []
-    given: dict[str, Any] = {
-        "skip_non_finite": way == "skip", "guarded": guarded, "ema_decay": 0.5, "update": lambda: updates.append(1),
-    }  # fmt: skip
+    given: dict[str, Any] = {"non_finite": "skip" if way == "skip" else "stop", "ema_decay": 0.5}
+    state.optimizer.defaults["fused"] = guarded  # type: ignore[union-attr]
+    state.optimizer.step = lambda: updates.append(1)  # type: ignore[union-attr, method-assign, assignment, misc]
     with torch.no_grad():
         state.ema.weight.add_(1.0)  # type: ignore[union-attr, operator]
     before = [p.clone() for p in state.ema.parameters()]  # type: ignore[union-attr]
-    values = stepped(state, task=Task(poison, {}), **given)
+    state.task = task_of(poison)
+    values = stepped(state, **given)
     assert values["non_finite"].item() == 1.0
     asks = way != "stop" or not guarded
     assert len(updates) == (0 if asks else 1)
@@ -575,6 +593,7 @@ def test_a_step_that_is_not_finite(way: str, guarded: bool) -> None:
         assert (values["loss"].item(), values["grad_norm"].item()) == (0.0, 0.0)
     if scaler is not None:
         assert scaler.get_scale() == 512.0
+    state.task = task_of(squared)
     stepped(state, **given)
     assert len(updates) == (1 if asks else 2)
     if hasattr(state.optimizer, "found_inf"):
@@ -586,26 +605,26 @@ def test_the_average_moves_by_its_share() -> None:
     state = state_of(model, ema=copy.deepcopy(model))
     model.weight.data.fill_(8.0)
     state.ema.weight.data.fill_(4.0)  # type: ignore[union-attr, operator]
-    assert loop.update(state, settings(ema_decay=0.75), torch.zeros(())) is True
+    assert loop.update(state, state.optimizer_of(""), trainer(ema_decay=0.75), torch.zeros(())) is True
     assert state.ema.weight.item() == 5.0  # type: ignore[union-attr, operator]
 
 
 def test_parameters_without_a_gradient_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    named: list[int] = []
-    monkeypatch.setattr(loop, "name_unused", lambda net, model, step: named.append(step))
+    named: list[Any] = []
+    monkeypatch.setattr(loop, "name_unused", lambda net, unused, step: named.append((len(unused), step)))
     state = state_of(step=4)
     stepped(state)
     assert named == []
     model = nn.Linear(3, 1)
     model.idle = nn.Parameter(torch.ones(1))  # type: ignore[assignment]
-    stepped(state_of(model, step=4), num_parameters=3)
-    assert named == [4]
+    stepped(state_of(model, step=4))
+    assert named == [(1, 4)]
 
 
 def test_losses_are_checked_in_each_micro_batch() -> None:
     for wrong in (lambda output, batch: squared(output, batch).mean(), lambda output, batch: batch["y"]):
         with pytest.raises(ConfigError, match=r"^task\.criterion: "):
-            stepped(state_of(), task=Task(wrong, {}))
+            stepped(state_of(task=task_of(wrong)))
 
 
 def test_clip() -> None:
@@ -646,7 +665,7 @@ def double(output: Tensor, batch: Any) -> Tensor:
 
 def evaluated(task: Task, batches: list[Tensor] = EVALUATED, lengths: Any = LENGTHS, **more: Any) -> dict[str, float]:
     given = [{"x": batch} for batch in batches]
-    return loop.evaluate(more.pop("model", Same()), task, given, ONE, nullcontext, lengths.__getitem__, **more)
+    return loop.evaluate(more.pop("model", Same()), task, given, ONE, MACHINE, lengths.__getitem__, **more)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -661,7 +680,7 @@ def test_an_evaluation_counts_what_counts(monkeypatch: pytest.MonkeyPatch, train
     monkeypatch.setattr(loop, "all_sum", all_sum)
     monkeypatch.setattr(loop, "broadcast_buffers", lambda model, world: told.append("buffers"))
     model = Same().train(training)
-    task = Task(first, {"double": double, "none": lambda output, batch: 0 * output})
+    task = Supervised(first, {"double": double, "none": lambda output, batch: 0 * output})
     scores = evaluated(
         task, model=model, observers=[lambda out, batch: seen.append((out.tolist(), batch["x"].tolist()))]
     )
@@ -674,17 +693,17 @@ def test_an_evaluation_counts_what_counts(monkeypatch: pytest.MonkeyPatch, train
 def test_sums_are_exact() -> None:
     """Of as many samples as a split may have: single precision would lose the small ones."""
     batches = [torch.tensor([2.0**24]), torch.tensor([1.0]), torch.tensor([1.0])]
-    assert evaluated(Task(first, {}), batches, [(1, 1)] * 3)["loss"] == (2**24 + 2) / 3
+    assert evaluated(Supervised(first, {}), batches, [(1, 1)] * 3)["loss"] == (2**24 + 2) / 3
 
 
 def test_each_metric_is_checked() -> None:
     right = {"a": first, "b": double}
-    evaluated(Task(first, right))
+    evaluated(Supervised(first, right))
     for name in right:
         with pytest.raises(ConfigError, match=rf"^task\.metrics\.{name}: must return one value a sample"):
-            evaluated(Task(first, {**right, name: lambda output, batch: output.repeat(2)}))
+            evaluated(Supervised(first, {**right, name: lambda output, batch: output.repeat(2)}))
     with pytest.raises(ConfigError, match=r"^task\.criterion: must return one value a sample"):
-        evaluated(Task(lambda output, batch: output.repeat(2), right))
+        evaluated(Supervised(lambda output, batch: output.repeat(2), right))
 
 
 # ---- the batches of an evaluation

@@ -22,7 +22,8 @@ from torch import nn
 from engine.data.loader import Loader
 from engine.ranks import cores, threads
 from engine.ranks.distributed import World
-from lab.state import Task
+from lab.loop import Objective
+from lab.tasks.supervised import Supervised
 
 V2 = "26 1 0:24 {root} {mount} rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "32 31 0:29 {root} {mount} rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
@@ -166,20 +167,24 @@ class Stateful(nn.Module):
         return self.layers(x)
 
 
+class Even(Supervised):
+    def losses(self, model: nn.Module, batch: Any) -> Any:
+        assert len(batch["names"]) == len(batch["x"])
+        return super().losses(model, batch)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_measuring_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # a pool of threads here would hang forks
-    model, task = Stateful(fails), Task(lambda output, batch: output.square().sum(1), {})
+    model = Stateful(fails)
     batch = {"x": torch.zeros(16, 4), "names": ["a"] * 16}
     before = copy.deepcopy(
         (model.state_dict(), batch, random.getstate(), np.random.get_state()[1], torch.get_rng_state())
     )
 
-    def losses(model: Any, task: Any, batch: Any) -> tuple[torch.Tensor, None]:
-        assert len(batch["names"]) == len(batch["x"])
-        return task.criterion(model(batch["x"]), batch), None
-
-    found = threads.measure(2, model, task, lambda: batch, losses, nullcontext)
+    found = threads.measure(
+        2, Objective(model, Even(lambda out, batch: out.square().sum(1), {})), lambda: batch, nullcontext
+    )
     assert (found.count, found.why) == (1, "not measured: ValueError") if fails else found.why.startswith("measured")
     after = (model.state_dict(), batch, random.getstate(), np.random.get_state()[1], torch.get_rng_state())
     assert np.array_equal(before[3], after[3])
@@ -191,26 +196,33 @@ def test_measuring_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, fails: bool)
 def test_one_rank_of_several_measures_without_the_criterion(monkeypatch: pytest.MonkeyPatch) -> None:
     """A criterion that gathers from all ranks would wait for ever on the one that measures."""
     from engine.ranks import hardware
-    from lab import loop, run
+    from lab import run
     from lab.build import Config
+    from lab.tasks.base import Task
 
     config = Config.of(compose(*QUICK, "trainer.max_steps=1"))
     machine = hardware.resolve(config.hardware, config.trainer)
     monkeypatch.setattr(threads, "settle", lambda decided, run_dir, world, measure: measure(2))
-    monkeypatch.setattr(threads, "measure", lambda most, model, task, first, losses, autocast: losses)
-    model, loader, task = nn.Linear(4, 2), SimpleNamespace(first=None), Task(None, {})  # type: ignore[arg-type]
-    for size, losses in ((1, loop.forward_loss), (2, threads.forward)):
-        world = World(0, size, 0, torch.device("cpu"))
-        assert run.with_threads(machine, model, task, loader, world, Path()).threads is losses  # type: ignore[arg-type]
+    monkeypatch.setattr(threads, "measure", lambda most, net, first, autocast: type(net))
+    gathering = Task()
+    gathering.across_samples = True
+    loader: Any = SimpleNamespace(first=None)
+    for size, task, measured in (
+        (1, Supervised(print, {}), Objective), (2, Supervised(print, {}), threads.Alone), (1, gathering, Objective),
+        (2, gathering, threads.Alone), (2, Task(), Objective),
+    ):  # fmt: skip
+        world, net = World(0, size, 0, torch.device("cpu")), Objective(nn.Linear(4, 2), task)
+        assert run.with_threads(machine, net, loader, world, Path()).threads is measured  # type: ignore[comparison-overlap]
 
 
 def test_the_forward_pass_alone_reaches_every_output() -> None:
     layers = nn.ModuleList([nn.Linear(3, 2) for _ in range(3)])
 
-    def model(x: torch.Tensor) -> dict[str, Any]:
-        return {"a": layers[0](x), "more": [layers[1](x), (layers[2](x), None)], "size": torch.tensor(len(x))}
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, Any]:
+            return {"a": layers[0](x), "more": [layers[1](x), (layers[2](x), None)], "size": torch.tensor(len(x))}
 
-    threads.forward(model, None, {"x": torch.ones(5, 3)})[0].sum().backward()
+    threads.Alone(Model())({"x": torch.ones(5, 3)})[0]["loss"].sum().backward()
     assert all((p.grad != 0).all() for p in layers.parameters())
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import QUICK, assert_equal, compose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -16,23 +17,32 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 import lab.optim
 from engine.errors import ConfigError
+from lab.build import Config, make_optimizer
 from lab.loop import clip
 from lab.optim import (
     Constant,
     Cosine,
     Linear,
+    Optimizers,
     Schedule,
     Step,
-    build_optimizer,
     check_optimizer,
     lean_step,
-    parameter_groups,
+    trainable,
 )
 
 
 def small() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 2))
+
+
+def parameter_groups(model: nn.Module, *rest: Any) -> list[dict[str, Any]]:
+    return lab.optim.parameter_groups(trainable([("", model)]), *rest)
+
+
+def build_optimizer(make: Any, model: nn.Module, *rest: Any) -> Any:
+    return lab.optim.build_optimizer(make, lambda: parameter_groups(model, *rest))
 
 
 def backward(model: nn.Module) -> None:
@@ -83,7 +93,7 @@ def test_groups() -> None:
 
 
 def test_parts_of_weights_take_the_kernels_that_know_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab.optim, "is_sharded", lambda model: True)
+    monkeypatch.setattr(lab.optim, "is_part", lambda value: True)
     for kind in (torch.optim.AdamW, torch.optim.Adam, partial(torch.optim.AdamW, lr=0.1)):
         assert build_optimizer(kind, small(), 0.0, True).defaults["fused"] is True
     for plain in (torch.optim.SGD, lambda p, fused=None: torch.optim.SGD(p, fused=fused)):
@@ -99,7 +109,7 @@ def test_the_lean_step_is_the_step(make: type[torch.optim.Optimizer]) -> None:
     one = small()
     two = copy.deepcopy(one)
     optimizers = [build_optimizer(make, model, 0.01, False) for model in (one, two)]
-    steps = [lean_step(optimizers[0]), optimizers[1].step]
+    steps = [partial(lean_step, optimizers[0]), optimizers[1].step]
     for _ in range(3):
         for model, step in zip((one, two), steps):
             model.zero_grad()
@@ -114,7 +124,7 @@ def test_the_fused_kernel_leaves_weights_alone_where_told(make: type[torch.optim
     """What trainer.non_finite=stop relies on: no host sync, and still no weight is lost."""
     model = small()
     optimizer = build_optimizer(make, model, 0.01, False)
-    step = lean_step(optimizer)
+    step = partial(lean_step, optimizer)
     for bad in (0.0, 1.0, 0.0):
         before = [p.clone() for p in model.parameters()]
         model.zero_grad()
@@ -132,7 +142,7 @@ def test_what_watches_an_optimizer_sees_each_step() -> None:
     """Hooks, global hooks, a profiler, a replaced step: whenever they come, and no longer than they stay."""
     model, called = small(), []
     optimizer = build_optimizer(torch.optim.SGD, model, 0.0, True)
-    step = lean_step(optimizer)
+    step = partial(lean_step, optimizer)
 
     def calls() -> list[str]:
         called.clear()
@@ -159,9 +169,46 @@ def test_what_watches_an_optimizer_sees_each_step() -> None:
 
 
 def test_a_model_with_nothing_to_train_is_named() -> None:
+    config = Config.of(compose(*QUICK, "trainer.max_steps=1"))
     for model in (nn.ReLU(), small().requires_grad_(False)):
         with pytest.raises(ConfigError, match=f"model: {type(model).__name__} has no parameters"):
-            build_optimizer(torch.optim.SGD, model, 0.0, False)
+            make_optimizer(config, trainable([("", model)]), type(model).__name__)
+
+
+def test_learning_rates_by_parts_of_names() -> None:
+    """The first pattern that is found holds; decay and the schedule's factor are on top of it."""
+    groups = parameter_groups(small(), 0.3, False, {r"^0\.": 0.0, "weight$": 4.0})
+    found = [(g.get("lr_factor", 1.0), g.get("weight_decay", 0.3), len(g["params"])) for g in groups]
+    assert sorted(found) == [(0.0, 0.0, 1), (0.0, 0.3, 1), (1.0, 0.0, 2), (4.0, 0.0, 1), (4.0, 0.3, 1)]
+    optimizer = torch.optim.SGD(groups, lr=0.5)
+    schedule = Schedule(optimizer, lambda step, total: 0.5, 10)
+    assert sorted({group["lr"] for group in optimizer.param_groups}) == [0.0, 0.25, 1.0]
+    assert schedule.last_lr == 0.25, "what is logged is the rate of the parameters without a factor"
+    line = r"^optim\.lr_factors: no parameter's name holds 'nothing'; names are such as 0\.w"
+    with pytest.raises(ConfigError, match=line):
+        parameter_groups(small(), 0.3, False, {"nothing": 2.0})
+
+
+def test_several_optimizers_are_saved_as_one() -> None:
+    """Their parameters are numbered in a row; each takes its own back."""
+    one, other, fresh = small(), nn.Linear(3, 2), [small(), nn.Linear(3, 2)]
+
+    def made(first: nn.Module, second: nn.Module) -> Optimizers:
+        adam = build_optimizer(torch.optim.AdamW, first, 0.3, False)
+        return Optimizers(a=adam, b=build_optimizer(partial(torch.optim.SGD, momentum=0.9), second, 0.0, True))
+
+    both = made(one, other)
+    backward(one)
+    other(torch.ones(1, 3)).sum().backward()
+    for optimizer in both.values():
+        optimizer.step()
+    saved = both.state_dict()
+    assert [group["params"] for group in saved["param_groups"]] == [[0, 1], [2, 3, 4, 5], [6, 7]]
+    assert sorted(saved["state"]) == list(range(8))
+    again = made(fresh[0], fresh[1])  # type: ignore[arg-type]
+    again.load_state_dict(copy.deepcopy(saved))
+    for name in both:
+        assert_equal(again[name].state_dict(), both[name].state_dict())
 
 
 def test_clip_is_torch_s() -> None:
@@ -237,14 +284,14 @@ def test_a_checkpoint_of_another_optimizer_is_named() -> None:
     model = small()
     optimizer = build_optimizer(partial(torch.optim.SGD, lr=0.1), model, 0.3, False)
     saved = optimizer.state_dict()["param_groups"]
-    check_optimizer(saved, optimizer)
-    check_optimizer([{**group, "of_another_torch": 1} for group in saved], optimizer)
-    check_optimizer([{k: v for k, v in group.items() if k != "maximize"} for group in saved], optimizer)
+    check_optimizer(saved, optimizer, "SGD")
+    check_optimizer([{**group, "of_another_torch": 1} for group in saved], optimizer, "SGD")
+    check_optimizer([{k: v for k, v in group.items() if k != "maximize"} for group in saved], optimizer, "SGD")
     adam = build_optimizer(torch.optim.AdamW, model, 0.3, False).state_dict()["param_groups"]
     with pytest.raises(ConfigError, match=r"^optim: .* another optimizer than SGD, which has no amsgrad, betas, "):
-        check_optimizer(adam, optimizer)
+        check_optimizer(adam, optimizer, "SGD")
     with pytest.raises(ConfigError, match=r"^optim: .* groups have \[2, 4\] parameters, those of this config \[6\]: "):
-        check_optimizer(saved, build_optimizer(partial(torch.optim.SGD, lr=0.1), model, 0.3, True))
+        check_optimizer(saved, build_optimizer(partial(torch.optim.SGD, lr=0.1), model, 0.3, True), "SGD")
 
 
 def test_a_schedule_goes_on_where_it_was() -> None:

@@ -13,20 +13,20 @@ from conftest import QUICK, assert_equal, compose
 from engine.ranks import hardware
 from engine.ranks.distributed import World
 from engine.ranks.seed import rng_state, seed_everything
-from lab.build import Config, make_model, make_state
+from lab.build import Config, make_model, make_state, make_task
 from lab.state import TrainState, averaged
 
 CPU = torch.device("cpu")
 VALUES = {
     "step": 12, "samples": 345, "best": [[0.5, 9], [0.7, 3]], "best_score": 0.5, "stale": 3, "logged_step": 10,
-    "scored_step": 9,
+    "scored_step": 9, "counts": {"loss": 2, "non_finite": 2},
 }  # fmt: skip
 
 
 def state_of(*overrides: str) -> TrainState:
     config = Config.of(compose(*QUICK, "trainer.max_steps=40", "trainer.ema_decay=0.9", *overrides))
     machine = hardware.resolve(config.hardware, config.trainer)
-    return make_state(config, machine, make_model(config), 40, World(0, 1, 0, CPU))[0]
+    return make_state(config, machine, make_model(config), make_task(config), 40, World(0, 1, 0, CPU))
 
 
 def worked(*overrides: str) -> TrainState:
@@ -76,7 +76,7 @@ def test_every_field_comes_back() -> None:
     assert state.ema is not None
     assert_equal(payload["ema"], state.ema.state_dict())
     # a field that is added to the state is added to the checkpoint: nothing of a run may begin anew at a resume
-    parts = {"model", "ema", "optimizer", "schedule", "scaler", "ranks"}
+    parts = {"model", "task", "ema", "optimizer", "schedule", "scaler", "ranks"}
     assert set(payload) == parts | set(VALUES)
     assert set(state.__dataclass_fields__) == (parts - {"ranks"}) | set(VALUES) | {"totals"}
 

@@ -18,7 +18,8 @@ class App:
     schema: of the whole config. own: {"data": its schema, "optim": ...}, the run's keys among a target's arguments.
     moved: {where components lay in older versions: where they lie now}, beginnings of dotted paths.
 
-    check: raises ConfigError for a config that cannot be run. start: runs a checked one in its directory. follow: what
+    check: raises ConfigError for a config that cannot be run. scores: (a whole, plain config, *beginnings of splits'
+    names) -> the keys of its scores. start: runs a checked one in its directory. follow: what
     a process does that somebody started beside rank 0; its exit status. try_out: builds a job and times its steps.
     """
 
@@ -29,6 +30,7 @@ class App:
     own: Mapping[str, type]
     moved: Mapping[str, str]
     check: Callable[[Any], None]
+    scores: Callable[..., list[str]]
     start: Callable[..., None]
     follow: Callable[[], int]
     try_out: Callable[..., dict[str, Any]]

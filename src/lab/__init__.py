@@ -25,5 +25,5 @@ def load_run(path: str | Path) -> tuple[nn.Module, DictConfig]:
     """
     from lab.restore import restore_model
 
-    model, cfg, _ = restore_model(Path(path))
+    model, cfg, *_ = restore_model(Path(path))
     return model, cfg

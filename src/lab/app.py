@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine import app
-from lab.groups import FACTORIES, MOVED, OWN, TARGETS_ALLOWED, RootConfig, check
+from lab.groups import FACTORIES, MOVED, OWN, TARGETS_ALLOWED, RootConfig, check, score_names
 
 
 def start(*arguments: Any, **more: Any) -> None:
@@ -27,4 +27,6 @@ def try_out(cfg: Any, known: Sequence[str]) -> dict[str, Any]:
     return try_out(cfg, known)
 
 
-app.register(app.App("lab", TARGETS_ALLOWED, FACTORIES, RootConfig, OWN, MOVED, check, start, follow, try_out))
+app.register(
+    app.App("lab", TARGETS_ALLOWED, FACTORIES, RootConfig, OWN, MOVED, check, score_names, start, follow, try_out)
+)

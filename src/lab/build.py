@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from omegaconf import DictConfig
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engine.config.construct import construct, constructing, of_kind
+from engine.config.schema import plain
+from engine.config.targets import locate
 from engine.data.loader import Loader
 from engine.data.loading.samples import check_indexed
 from engine.data.order import EvalPlan, Plan, TrainPlan
-from engine.errors import RunFailed
+from engine.errors import ConfigError
 from engine.ranks import blocks, hardware
 from engine.ranks.cores import cores_each
+from engine.ranks.ddp import wrap
 from engine.ranks.distributed import World, local_ranks
-from engine.ranks.fsdp import explained, is_sharded, shard
+from engine.ranks.dynamo import compiled
+from engine.ranks.fsdp import is_sharded, shard
 from engine.ranks.hardware import Hardware
+from engine.runs.logger import Logger
 from lab.callbacks.base import Callback
-from lab.checks import check_criterion
 from lab.groups import (
     DataConfig,
     HardwareConfig,
@@ -33,8 +38,10 @@ from lab.groups import (
     split_own,
     typed,
 )
-from lab.optim import Schedule, build_optimizer, lean_step
-from lab.state import StepSettings, Task, TrainState, moving_average
+from lab.loop import Objective, only
+from lab.optim import Named, Optimizers, Schedule, build_optimizer, parameter_groups, trainable
+from lab.state import TrainState, moving_average
+from lab.tasks.base import Batch, Task
 from lab.transforms.fields import compose
 
 
@@ -78,6 +85,15 @@ def make_dataset(node: dict[str, Any], split: str) -> Any:
     return dataset
 
 
+def make_datasets(config: Config) -> dict[str, Any]:
+    """{split: dataset} of the splits that there are; train is among them."""
+    splits = [*dict.fromkeys(["train", "val", "test", *(config.dataset.get("splits") or ())])]
+    sets = {split: dataset for split in splits if (dataset := make_dataset(config.dataset, split)) is not None}
+    if "train" not in sets:
+        raise ConfigError("data.splits.train=null: there is nothing to train on; name the group that holds the split")
+    return sets
+
+
 def make_train_loader(config: Config, machine: Hardware, dataset: Any, world: World, start: int) -> Loader:
     """start: the global sample number that comes next."""
     node = config.data.order
@@ -91,15 +107,14 @@ def make_train_loader(config: Config, machine: Hardware, dataset: Any, world: Wo
 
 def make_eval_loader(
     config: Config, machine: Hardware, dataset: Any, world: World, train: Loader | None = None
-) -> Loader | None:
+) -> Loader:
     """Every sample of the set (or of so many as trainer.max_eval_batches says, spread over it) once, over all ranks."""
-    if dataset is None:
-        return None
     limit = config.trainer.max_eval_batches
     # in the algorithm's batches: what is scored does not depend on the hardware
     count = None if limit is None else limit * config.trainer.global_batch_size
-    # fsdp's forward pass gathers weights: all ranks go through it together
+    # fsdp's forward pass gathers weights, some tasks gather outputs: all ranks go through it together
     in_step = config.trainer.eval_in_step or config.trainer.strategy == "fsdp"
+    in_step = in_step or task_class(plain(config.cfg.task)).across_samples
     plan = EvalPlan(len(dataset), machine.eval_batch_size, world.rank, world.size, in_step, count)
     return _loader(config, dataset, plan, world, random=False, like=train)
 
@@ -108,6 +123,8 @@ def _loader(config: Config, dataset: Any, plan: Plan, world: World, random: bool
     """random: with the transforms that draw numbers too."""
     own, given = config.data, config.hardware.num_threads
     transforms = [construct(f"data.transforms.{name}", node) for name, node in own.transforms.items()]
+    if task_class(plain(config.cfg.task)).numbered:
+        transforms.append(add_numbers)
     transform = compose(transforms, training=random)
     cores = min(int(given), cores_each(local_ranks())) if given != "auto" else None
     return Loader(
@@ -116,12 +133,53 @@ def _loader(config: Config, dataset: Any, plan: Plan, world: World, random: bool
     )  # fmt: skip
 
 
-def make_task(config: Config, device: torch.device) -> Task:
-    task = config.cfg.task
-    criterion = construct("task.criterion", task.criterion)
-    metrics = {name: construct(f"task.metrics.{name}", node) for name, node in task.metrics.items()}
-    check_criterion(criterion)
-    return Task(criterion.to(device) if isinstance(criterion, nn.Module) else criterion, metrics)
+def add_numbers(batch: Batch, numbers: Tensor) -> Batch:
+    return {**batch, "number": numbers}
+
+
+def make_method(config: Config, machine: Hardware, begins: bool, logger: Logger) -> tuple[nn.Module, Task]:
+    """(model, task), on the host. begins: the run does, and loads no checkpoint."""
+    model, task = make_model(config), make_task(config)
+    if task.across_samples and len(machine.micro_batch_sizes) > 1:
+        raise ConfigError(
+            f"hardware.micro_batch_size={config.hardware.micro_batch_size}: {type(task).__name__} compares the samples "
+            "of a whole batch with each other, so they must be on the devices at once - use null, or more ranks"
+        )
+    with constructing("task", config.cfg.task):
+        if begins and (line := task.initialize(model)):
+            logger.say(line)
+        task.attach(model)
+    return model, task
+
+
+def make_task(config: Config) -> Task:
+    node = plain(config.cfg.task)
+    task_class(node)
+    inner = {name: _built(f"task.{name}", value) for name, value in node.items()}  # an error names the inner node
+    inner = {name: value for name, value in inner.items() if value is not node[name]}
+    outer = {name: value for name, value in node.items() if name not in inner} | {"_partial_": True}
+    make = construct("task", outer)
+    with constructing("task", node):
+        return of_kind("task", node, make(**inner), Task)
+
+
+def task_class(node: Mapping[str, Any]) -> type[Task]:
+    """What the config's `task` names; no function, which could be anything."""
+    found = locate(node.get("_target_"), "task")
+    if not (inspect.isclass(found) and issubclass(found, Task)):
+        raise ConfigError(f"task._target_: {node['_target_']} is not a subclass of lab.tasks.base.Task")
+    return found
+
+
+def _built(key: str, node: Any) -> Any:
+    """A node with a _target_ built, in a list or dict too; anything else as it is, the same object."""
+    if isinstance(node, dict) and "_target_" in node:
+        return construct(key, node, object)
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    built = {name: _built(f"{key}.{name}", value) for name, value in items}
+    if all(built[name] is value for name, value in items):
+        return node
+    return built if isinstance(node, dict) else list(built.values())
 
 
 def place(model: nn.Module, config: Config, machine: Hardware, world: World) -> None:
@@ -147,9 +205,9 @@ def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples
 
 
 def make_state(
-    config: Config, machine: Hardware, model: nn.Module, total_steps: int, world: World
-) -> tuple[TrainState, StepSettings]:
-    """model: whole, on the host; it is moved to the device, or its parts to their ranks, in place."""
+    config: Config, machine: Hardware, model: nn.Module, task: Task, total_steps: int, world: World
+) -> TrainState:
+    """model, task: whole, on the host; they are moved to the device, or the model's parts to their ranks, in place."""
     trainer, own = config.trainer, config.optim
     ema = moving_average(model) if trainer.ema_decay else None
     if again := config.hardware.activation_checkpointing:
@@ -158,27 +216,45 @@ def make_state(
     for part in (model, ema):
         if part is not None:
             place(part, config, machine, world)
-    weight_decay = config.optimizer.get("weight_decay", 0.0)
-    make = construct("optim", config.optimizer)
-    with constructing("optim", config.optimizer):
-        optimizer = build_optimizer(make, model, weight_decay, own.decay_norms_and_biases)
-        of_kind("optim", config.optimizer, optimizer, Optimizer)
+    if is_sharded(model) and (held := next((name for name, _ in task.named_parameters()), None)):
+        raise ConfigError(
+            f"trainer=fsdp: {type(task).__name__} holds parameters beside the model ({held}), and only the model is "
+            "cut over the ranks - use trainer=ddp"
+        )
+    task.to(world.device)
+    optimizers = Optimizers()
+    for objective, modules in task.trained(model).items():
+        named = trainable(("" if m is model else "task." if m is task else f"{objective}.", m) for m in modules)
+        optimizers[objective] = make_optimizer(config, named, objective or type(model).__name__)
+    optimizer = optimizers[""] if list(optimizers) == [""] else optimizers
     factor = construct("optim.schedule", own.schedule)
     with constructing("optim.schedule", own.schedule):
         schedule = Schedule(optimizer, factor, total_steps)
-    state = TrainState(model, ema, optimizer, schedule, hardware.scaler(machine))
-    update: Callable[[], Any] = optimizer.step if config.hardware.compile else lean_step(optimizer)
-    if is_sharded(model):
-        update = explained(update, f"optim: {type(optimizer).__name__} cannot update sharded weights", RunFailed)
-    settings = StepSettings(
-        local_batch_size=sum(machine.micro_batch_sizes),
-        num_parameters=sum(len(group["params"]) for group in optimizer.param_groups),
-        micro_batch_sizes=machine.micro_batch_sizes,
-        clip_norm=trainer.clip_norm,
-        skip_non_finite=trainer.non_finite == "skip",
-        ema_decay=trainer.ema_decay,
-        autocast=hardware.autocast(machine),
-        update=update,
-        guarded=bool(optimizer.defaults.get("fused")),
-    )
-    return state, settings
+    return TrainState(model, task, ema, optimizer, schedule, hardware.scaler(machine))
+
+
+def make_optimizer(config: Config, named: Named, whose: str) -> Optimizer:
+    """named: the parameters that it trains; whose: for a message."""
+    own = config.optim
+    if not named:
+        raise ConfigError(f"model: {whose} has no parameters that require a gradient: nothing to train")
+    decay = config.optimizer.get("weight_decay", 0.0)
+    make = construct("optim", config.optimizer)
+    with constructing("optim", config.optimizer):
+        optimizer = build_optimizer(
+            make, lambda: parameter_groups(named, decay, own.decay_norms_and_biases, own.lr_factors)
+        )
+        return of_kind("optim", config.optimizer, optimizer, Optimizer)
+
+
+def make_nets(config: Config, state: TrainState, world: World) -> dict[str, nn.Module]:
+    """The task's objectives as modules to be called with a batch, wrapped as trainer and hardware.compile say."""
+    nets: dict[str, nn.Module] = {}
+    for objective in state.task.trained(state.model):
+        net: nn.Module = Objective(state.model, state.task, objective)
+        if not is_sharded(state.model):  # a sharded one is wrapped and compiled already, block by block
+            with only(state.optimizer_of(objective), state) if objective else nullcontext():
+                net = wrap(net, world, config.trainer)
+            net = compiled(net, config.hardware) if config.hardware.compile else net
+        nets[objective] = net
+    return nets

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
@@ -41,9 +41,23 @@ def check_per_sample(values: Any, size: int, key: str) -> None:
     )
 
 
-def check_losses(losses: Any, size: int) -> None:
-    check_per_sample(losses, size, "task.criterion")
-    if not losses.requires_grad:
+def check_terms(losses: dict[str, Any], size: int, terms: Sequence[str]) -> None:
+    """{"loss": (B,), term: (B,) for all terms that the task has announced}."""
+    for name, values in losses.items():
+        check_per_sample(values, size, "task.criterion" if name == "loss" else f"task: the term {name!r}")
+    if losses.keys() != {"loss", *terms}:
+        raise ConfigError(
+            f"task: its losses are {sorted(losses)}; a task returns 'loss' and what it announces as its `terms`, "
+            f"{sorted(terms)}"
+        )
+
+
+def check_losses(losses: dict[str, Any], size: int, terms: Sequence[str] | None) -> None:
+    """terms None: of an objective that is not scored, whose terms need not be announced."""
+    if "loss" not in losses:
+        raise ConfigError(f"task: its losses {sorted(losses)} must hold 'loss', which is minimised")
+    check_terms(losses, size, [name for name in losses if name != "loss"] if terms is None else terms)
+    if not losses["loss"].requires_grad:
         raise ConfigError(
             "task.criterion: the losses have no gradient, so nothing can be trained: they must depend on the model's "
             "output, by operations that have one (no argmax, no detach, no numpy)"
@@ -66,12 +80,13 @@ def applied(function: Callable[..., Any], key: str, output: Any, batch: Any) -> 
 
 
 def explains_mistakes(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """forward(model, task, batch), whose failures over a field's dtype, or ranks that do not meet, say the remedy."""
+    """forward(model, task, batch, ...), whose failures over a field's dtype, or ranks that do not
+    meet, say the remedy."""
 
     @wraps(forward)
-    def call(model: nn.Module, task: Any, batch: Any) -> Any:
+    def call(model: nn.Module, task: Any, batch: Any, *more: Any) -> Any:
         try:
-            return forward(model, task, batch)
+            return forward(model, task, batch, *more)
         except ConfigError:
             raise
         except (RuntimeError, ValueError) as error:
@@ -135,14 +150,21 @@ def first_samples(value: Any, size: int, count: int) -> Any:
 
 
 def check_criterion(criterion: Any) -> None:
-    """A criterion has no parameters to train: the optimizer, the checkpoints and the average know the model's only."""
-    for name, value in _tensors(criterion):
+    """Refuse what would be trained but is not part of a module: no optimizer, checkpoint or rank would know it."""
+    for name, value in unregistered(criterion):
         if value.requires_grad:
             raise ConfigError(
-                f"task.criterion: {type(criterion).__name__} has a parameter to train, {name}, and only the model's "
-                "are trained, averaged over the ranks and saved: make it a parameter of the model, which can return it "
-                "with its output; one that stays as it is wants requires_grad_(False)"
+                f"task.criterion: {type(criterion).__name__} has a parameter to train, {name}, which is not part of a "
+                "module: make the criterion an nn.Module, and this a parameter or module of it; one that stays as it "
+                "is wants requires_grad_(False)"
             )
+
+
+def unregistered(thing: Any) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) that `thing` holds and its state dict has not; metrics begin anew at each evaluation."""
+    saved = thing.state_dict(keep_vars=True).values() if isinstance(thing, nn.Module) else ()
+    known = {id(value) for value in saved}
+    return ((name, value) for name, value in _tensors(thing) if id(value) not in known)
 
 
 def _tensors(thing: Any, prefix: str = "", depth: int = 2) -> Iterator[tuple[str, Tensor]]:
@@ -152,45 +174,50 @@ def _tensors(thing: Any, prefix: str = "", depth: int = 2) -> Iterator[tuple[str
         return
     dot = prefix and f"{prefix}."
     if isinstance(thing, nn.Module):
-        for name, value in (*thing.named_parameters(), *thing.named_buffers()):
+        for name, value in (*thing.named_parameters(recurse=False), *thing.named_buffers(recurse=False)):
             yield dot + name, value
+        for name, module in thing.named_children():
+            yield from _tensors(module, dot + name, depth)
     held = thing if isinstance(thing, dict) else dict(enumerate(thing)) if isinstance(thing, (list, tuple)) else None
     if held is None:
-        held = {k: v for k, v in getattr(thing, "__dict__", {}).items() if k not in ("_parameters", "_buffers")}
+        held = getattr(thing, "__dict__", {})
     for key, value in held.items() if depth else ():
-        if key != "_modules":
+        if key not in ("_parameters", "_buffers", "_modules", "metrics"):
             yield from _tensors(value, f"{dot}{key}", depth - 1)
 
 
 class BufferChecks:
-    """What is checked of buffers before a save. Made before the first step and before a checkpoint is loaded."""
+    """What is checked of buffers before a save. Made before the first step and before a checkpoint is loaded.
 
-    def __init__(self, model: nn.Module, criterion: Any) -> None:
-        self._at_start = {name: _worst(buffer) for name, buffer in model.named_buffers()}
-        self._criterion: Any = criterion
+    held: the module of all that a checkpoint holds; task: what may hold tensors beside its state dict."""
+
+    def __init__(self, held: nn.Module, task: Any) -> None:
+        self._at_start = {name: _worst(buffer) for name, buffer in held.named_buffers()}
+        self._task: Any = task
         self._held: dict[str, tuple[Tensor, int]] = {}
         self.unsaved()
 
-    def check_finite(self, model: nn.Module, step: int) -> None:
-        """A buffer must be no worse than the model was built with: a causal mask holds -inf by design."""
-        for name, buffer in model.named_buffers():  # a skipped step protects weights only
+    def check_finite(self, held: nn.Module, step: int) -> None:
+        """A buffer must be no worse than it was built: a causal mask holds -inf by design."""
+        for name, buffer in held.named_buffers():  # a skipped step protects weights only
             if _worst(buffer) > self._at_start.get(name, 0):
-                raise RunFailed(f"the model's buffer {name} is not finite at step {step}; debug=nan names the module")
+                shown = name.removeprefix("model.")
+                raise RunFailed(f"the model's buffer {shown} is not finite at step {step}; debug=nan names the module")
 
     def unsaved(self) -> str | None:
-        """A warning, once, if the criterion holds tensors that change: no checkpoint has them."""
+        """A warning, once, if the task holds tensors that change and are not part of its state dict."""
         changed = []
-        for name, now in _tensors(self._criterion):
+        for name, now in unregistered(self._task):
             before, version = self._held.setdefault(name, (now, now._version))
             same = before is now or (before.shape == now.shape and torch.equal(before, now.to(before.device)))
             if not same or before._version != version:
                 changed.append(name)
         if not changed:
             return None
-        self._criterion, self._held = None, {}
+        self._task, self._held = None, {}
         return (
-            f"task.criterion changes what it holds ({', '.join(changed)}), and no checkpoint has that: a run that is "
-            "resumed begins with it anew; a buffer of the model is saved"
+            f"the task changes what it holds ({', '.join(changed)}), and no checkpoint has that: a run that is resumed "
+            "begins with it anew; a buffer of a module, register_buffer, is saved"
         )
 
 

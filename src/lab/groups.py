@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from engine.config.fit import check_fit
 from engine.config.schema import Rule, below_outputs, did_you_mean, option, plain, show, split_own, typed
-from engine.config.targets import check_targets
+from engine.config.targets import check_targets, locate
 from engine.errors import ConfigError
 from engine.ranks.options import ONE_PROCESS, DDPConfig, FsdpConfig, HardwareConfig, check_share
 from engine.runs.options import LoggerConfig
@@ -74,12 +74,14 @@ class OptimConfig:
 
     schedule: dict[str, Any]
     decay_norms_and_biases: bool = False
+    lr_factors: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    criterion: dict[str, Any]
-    metrics: dict[str, Any] = field(default_factory=dict)
+    """All keys but this one are arguments of the task."""
+
+    _target_: str = "lab.tasks.supervised.Supervised"  # of runs from before a method was a task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ class RootConfig:
     monitor: MonitorConfig = MonitorConfig()
     data: dict[str, Any]
     model: dict[str, Any]
-    task: TaskConfig
+    task: dict[str, Any]
     optim: dict[str, Any]
     trainer: TrainerConfig
     hardware: HardwareConfig
@@ -112,6 +114,7 @@ TARGETS_ALLOWED = (
     "engine.data.windows.*",
     "lab.losses.*",
     "lab.metrics.*",
+    "lab.tasks.*",
     "lab.callbacks.*",
     "lab.optim.*",
     "torch.nn.*",
@@ -135,10 +138,10 @@ MOVED = {
 }
 
 # nodes that are built, nodes whose every entry is built, and the run's own keys among a target's arguments
-TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task.criterion")
+TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task")
 COLLECTIONS = ("data.transforms", "task.metrics", "callback")
-OWN = {"data": DataConfig, "optim": OptimConfig}
-OWN_KEYS = {group: tuple(f.name for f in fields(schema)) for group, schema in OWN.items()}
+OWN = {"data": DataConfig, "optim": OptimConfig, "task": TaskConfig}
+OWN_KEYS = {group: tuple(f.name for f in fields(OWN[group])) for group in ("data", "optim")}
 # arguments that the run adds when it builds these
 GIVEN_BY_RUN = {
     "data": ("split",),
@@ -163,6 +166,7 @@ def check(cfg: Any) -> None:
     _check_combinations(root)
     check_fit(values, {key: GIVEN_BY_RUN[key] for key in ("data.order", "optim")})
     check_targets(values, TARGETS, COLLECTIONS, OWN_KEYS, GIVEN_BY_RUN)
+    _check_monitor(root.monitor, values)
 
 
 def as_single(cfg: Any) -> None:
@@ -205,7 +209,6 @@ def _check_combinations(root: RootConfig) -> None:
     _check_ddp(trainer, hardware)
     if trainer.early_stop_patience is not None and trainer.eval_every is None:
         raise ConfigError("trainer.early_stop_patience: counts evaluations, but trainer.eval_every is null - give both")
-    _check_monitor(root.monitor, root.task)
     if any(size < 1 for size in split_own(root.data, DataConfig, "data")[0].input_shape):
         raise ConfigError(f"data.input_shape: every size must be >= 1, got {root.data['input_shape']}")
     below_outputs(root.name)
@@ -236,8 +239,18 @@ def _check_ddp(trainer: TrainerConfig, hardware: HardwareConfig) -> None:
         )
 
 
-def _check_monitor(monitor: MonitorConfig, task: TaskConfig) -> None:
-    scores = ["val/loss", *(f"val/{metric}" for metric in task.metrics)]
-    if monitor.key not in scores:
+def score_names(values: dict[str, Any], *prefixes: str) -> list[str]:
+    """Of a whole, plain config: <split>/<name> of all scores, for the splits whose names begin so (val, val_hard, ...).
+    A metric of several scores has <split>/<metric>/<name> besides. Imports the task's class, so torch."""
+    splits = values["data"].get("splits")
+    known = [name for name, node in splits.items() if node is not None] if splits else ["val", "test"]
+    terms = getattr(locate(values["task"]["_target_"], "task"), "terms", ())
+    names = ["loss", *terms, *(values["task"].get("metrics") or {})]
+    return [f"{split}/{name}" for split in known if split.startswith(prefixes) for name in names]
+
+
+def _check_monitor(monitor: MonitorConfig, values: dict[str, Any]) -> None:
+    scores = score_names(values, "val") or score_names(values | {"data": {}}, "val")  # without a split: of no effect
+    if monitor.key not in scores and not monitor.key.startswith(tuple(f"{score}/" for score in scores)):
         hint = did_you_mean(monitor.key, scores)
         raise ConfigError(f"monitor.key: no score {show(monitor.key)}{hint} (logged: {', '.join(scores)})")

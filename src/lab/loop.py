@@ -1,7 +1,8 @@
-"""The training loop. This is the file to edit: most new methods change forward_loss, some train_step.
+"""The training loop. This is the file to edit for another order of things; a method is a file in lab/tasks.
 
     while steps are left:
-        micro-batches -> forward_loss -> backward (gradients averaged over ranks on the last) -> unscale, clip, update
+        the task's train_step -> descend: micro-batches -> losses -> backward (gradients averaged over ranks on the
+                                 last) -> unscale, clip, update
         at log_every / eval_every / save_every: values cross to the host
         a signal, or the time that is up, on any rank: all stop together, with a checkpoint
 
@@ -10,27 +11,33 @@ Nothing in train_step waits for the device.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from engine.data.loader import Loader
-from engine.errors import RunFailed
-from engine.ranks.data_parallel import on_each_device
+from engine.errors import ConfigError, RunFailed
+from engine.ranks import hardware
 from engine.ranks.ddp import name_unused
 from engine.ranks.distributed import World, all_sum, broadcast_buffers, gather, meet, to_host
-from engine.ranks.fsdp import whole
+from engine.ranks.fsdp import sharded_mistakes, whole
+from engine.ranks.hardware import Hardware
 from engine.ranks.seed import rng_state, set_rng_state
 from engine.ranks.stop import Stopped
 from engine.runs.clock import Clock
 from lab.callbacks.base import overriding
-from lab.checks import applied, check_losses, check_per_sample, explains_mistakes, first_samples
-from lab.state import Batch, Run, StepSettings, Task, TrainState, averaged
+from lab.checks import applied, check_losses, check_per_sample, check_terms, explains_mistakes, first_samples
+from lab.groups import TrainerConfig
+from lab.optim import lean_step
+from lab.state import Run, TrainState, averaged
+from lab.tasks.base import Batch, Losses, Task
 
 SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536 and is halved by each step that is not finite
 
@@ -39,16 +46,111 @@ def due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
-@on_each_device  # for trainer=dp
 @explains_mistakes
-def forward_loss(model: nn.Module, task: Task, batch: Batch) -> tuple[Tensor, Any]:
-    """((B,) losses, output). Edit this for a method with another forward pass.
+def forward_loss(model: nn.Module, task: Task, batch: Batch, objective: str = "") -> tuple[Losses | Tensor, Any]:
+    """(losses, output) of the task, in training and in evaluations: see lab.tasks.base.Task.losses."""
+    return getattr(task, f"{objective}_losses" if objective else "losses")(model, batch)
 
-    evaluate calls it too, under no_grad, with batches of other sizes, and not of equal sizes or number on all ranks:
-    what talks to other ranks in here (an all_gather) wants trainer.eval_in_step=true.
+
+class Objective(nn.Module):
+    """One objective of the task, called with a batch: what DDP wraps, the compiler compiles and trainer=dp copies."""
+
+    def __init__(self, model: nn.Module, task: Task, name: str = "") -> None:
+        super().__init__()
+        self.model, self.task, self.name = model, task, name
+
+    def forward(self, batch: Batch) -> tuple[dict[str, Tensor], Any]:
+        losses, output = forward_loss(self.model, self.task, batch, *([self.name] if self.name else []))
+        return {"loss": losses} if isinstance(losses, Tensor) else dict(losses), output
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """Of a sharded model."""
+        no_sync: Any = getattr(self.model, "no_sync", nullcontext)
+        return no_sync()
+
+
+def train_step(
+    nets: Mapping[str, nn.Module],
+    state: TrainState,
+    batches: Iterator[Batch],
+    trainer: TrainerConfig,
+    machine: Hardware,
+    world: World,
+) -> dict[str, Tensor]:
+    """One optimizer step -> values on the device: loss, grad_norm, non_finite and the task's terms.
+
+    nets: by objective, wrapped. batches: of machine.micro_batch_sizes, again and again.
     """
-    output = model(batch["x"])
-    return applied(task.criterion, "task.criterion", output, batch), output
+    moved = []
+
+    def descend_on(objective: str, batches: Iterable[Batch]) -> dict[str, Tensor]:
+        values, moves = descend(nets[objective], state, objective, batches, trainer, machine, world)
+        moved.append(moves)
+        return values if not objective else {f"{objective}/{name}": value for name, value in values.items()}
+
+    own = itertools.islice(batches, len(machine.micro_batch_sizes))
+    values = state.task.train_step(state.step, own, descend_on)
+    if all(moved):
+        state.schedule.step()
+    return values
+
+
+def descend(
+    net: nn.Module,
+    state: TrainState,
+    objective: str,
+    batches: Iterable[Batch],
+    trainer: TrainerConfig,
+    machine: Hardware,
+    world: World,
+) -> tuple[dict[str, Tensor], bool]:
+    """Forward, backward, clip and update for one objective -> (its values, whether its weights moved, see update).
+
+    The loss is a sum over samples divided by the samples of the whole share, so uneven micro-batches weigh right, and
+    DDP's mean over ranks makes it the mean of the global batch.
+    """
+    scaler, optimizer, task = state.scaler, state.optimizer_of(objective), state.task
+    sizes, share = machine.micro_batch_sizes, sum(machine.micro_batch_sizes)
+    autocast = hardware.autocast(machine)
+    totals: dict[str, Tensor] = {}
+    counted = None  # what the samples count together, for a task that weights them
+    with only(optimizer, state) if objective else nullcontext():
+        for i, (size, batch) in enumerate(zip(sizes, batches, strict=True)):
+            with nullcontext() if i == len(sizes) - 1 else without_sync(net):
+                with autocast():
+                    losses, _ = net(batch)
+                    weights = task.weights(batch)
+                check_losses(losses, size, None if objective else task.terms)
+                if weights is not None:
+                    losses = {name: value * weights for name, value in losses.items()}
+                    counted = weights.sum() if counted is None else counted + weights.sum()
+                sums = {name: value.sum() / share for name, value in losses.items()}
+                (scaler.scale(sums["loss"]) if scaler else sums["loss"]).backward()
+            for name, value in sums.items():
+                totals[name] = totals[name] + value.detach() if name in totals else value.detach()
+    if scaler:
+        scaler.unscale_(optimizer)  # first: the limit is on the true gradients
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = [p for p in trained if p.grad is not None]
+    if len(parameters) < len(trained):
+        name_unused(net, [p for p in trained if p.grad is None], state.step)
+    gradients = [p.grad for p in parameters]
+    if counted is not None:  # the mean over samples becomes the mean over what they count, on all ranks together
+        counted = all_sum(counted.detach().clone(), world)
+        factor = torch.where(counted > 0, share * world.size / counted, 0.0)
+        torch._foreach_mul_(gradients, factor)
+        totals = {name: value * factor for name, value in totals.items()}
+    norm = clip(gradients, trainer.clip_norm)
+    # all ranks hold the averaged gradients, so all see the same norm and take the same branch
+    non_finite = norm.mul(0).ne_(0).to(torch.float32)  # 0 times inf or nan is nan: 1 for these, else 0
+    moves = update(state, optimizer, trainer, non_finite)
+    for p in parameters:
+        p.grad = None
+    totals["grad_norm"] = norm
+    if trainer.non_finite == "skip" or scaler:  # a step that is left out adds nothing to the means
+        totals = {name: torch.where(non_finite > 0, 0.0, value) for name, value in totals.items()}
+    device = totals["loss"].device  # fsdp may keep the gradients on the host
+    return {name: value.to(device) for name, value in (totals | {"non_finite": non_finite}).items()}, moves
 
 
 def without_sync(net: nn.Module) -> AbstractContextManager[Any]:
@@ -57,43 +159,18 @@ def without_sync(net: nn.Module) -> AbstractContextManager[Any]:
     return no_sync()
 
 
-def train_step(
-    net: nn.Module, state: TrainState, task: Task, micro_batches: Iterator[Batch], settings: StepSettings
-) -> dict[str, Tensor]:
-    """One optimizer step over settings.micro_batch_sizes -> values on the device: loss, grad_norm, non_finite.
-
-    The loss is a sum over samples divided by the samples of the whole share, so uneven micro-batches weigh right, and
-    DDP's mean over ranks makes it the mean of the global batch.
-    """
-    scaler, optimizer = state.scaler, state.optimizer
-    total = None
-    for i, size in enumerate(settings.micro_batch_sizes):
-        batch = next(micro_batches)
-        last = i == len(settings.micro_batch_sizes) - 1
-        with nullcontext() if last else without_sync(net):
-            with settings.autocast():
-                losses, _ = forward_loss(net, task, batch)
-            check_losses(losses, size)
-            loss = losses.sum() / settings.local_batch_size
-            (scaler.scale(loss) if scaler else loss).backward()
-        total = loss.detach() if total is None else total + loss.detach()
-    assert total is not None
-    if scaler:
-        scaler.unscale_(optimizer)  # first: the limit is on the true gradients
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    if len(parameters) < settings.num_parameters:
-        name_unused(net, state.model, state.step)
-    norm = clip([p.grad for p in parameters], settings.clip_norm)
-    # the gradients are the averaged ones, so every rank sees the same norm and takes the same way
-    non_finite = norm.mul(0).ne_(0).to(torch.float32)  # 0 times inf or nan is nan: 1 for these, else 0
-    if update(state, settings, non_finite):
-        state.schedule.step()
-    for p in parameters:
-        p.grad = None
-    if settings.skip_non_finite or scaler:  # a step that is left out adds nothing to the means
-        total, norm = (torch.where(non_finite > 0, 0.0, v) for v in (total, norm))
-    values = {"loss": total, "grad_norm": norm, "non_finite": non_finite}
-    return {name: value.to(total.device) for name, value in values.items()}  # fsdp may keep the gradients on the host
+@contextmanager
+def only(optimizer: Optimizer, state: TrainState) -> Iterator[None]:
+    """Of the trained parameters those of this optimizer alone get a gradient."""
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    others = [p for group in state.optimizer.param_groups for p in group["params"] if id(p) not in own]
+    for p in others:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in others:
+            p.requires_grad_(True)
 
 
 def clip(gradients: list[Tensor], limit: float | None) -> Tensor:
@@ -105,21 +182,24 @@ def clip(gradients: list[Tensor], limit: float | None) -> Tensor:
 
 
 @torch.no_grad()
-def update(state: TrainState, settings: StepSettings, non_finite: Tensor) -> bool:
+def update(state: TrainState, optimizer: Optimizer, trainer: TrainerConfig, non_finite: Tensor) -> bool:
     """Move the weights unless a gradient is not finite -> whether they moved, as far as the host knows.
 
     The host asks the device only where it must: with fp16, with trainer.non_finite=skip, and for an optimizer without a
     fused kernel. Otherwise the kernel itself leaves the weights alone (found_inf), and the next log stops the run.
     """
-    ask = state.scaler is not None or settings.skip_non_finite or not settings.guarded
+    guarded = bool(optimizer.defaults.get("fused"))  # its kernel leaves the weights alone where `found_inf` is 1
+    ask = state.scaler is not None or trainer.non_finite == "skip" or not guarded
     moves = not (ask and to_host(non_finite))
     if moves:
         if not ask:
-            state.optimizer.found_inf = non_finite  # type: ignore[attr-defined]
-        settings.update()  # not scaler.step: the gradients are unscaled already, and the norm has told what it would
+            optimizer.found_inf = non_finite  # type: ignore[attr-defined]
+        with sharded_mistakes(optimizer):
+            lean_step(optimizer)  # not scaler.step: the gradients are unscaled already, and the norm has told the rest
         if state.ema is not None:
-            assert settings.ema_decay is not None
-            torch._foreach_lerp_(list(state.ema.parameters()), list(state.model.parameters()), 1 - settings.ema_decay)
+            assert trainer.ema_decay is not None
+            torch._foreach_lerp_(list(state.ema.parameters()), list(state.model.parameters()), 1 - trainer.ema_decay)
+        state.task.updated(state.model)
     if state.scaler:
         state.scaler.update()
     return moves
@@ -131,91 +211,118 @@ def evaluate(
     task: Task,
     batches: Iterable[Batch],
     world: World,
-    autocast: Callable[[], AbstractContextManager[Any]],
+    machine: Hardware,
     lengths: Callable[[int], tuple[int, int]],
     observers: Iterable[Callable[[Any, Batch], None]] = (),
 ) -> dict[str, float]:
-    """{loss, <metric>, ...}: means over all samples of all ranks, each counted once. `model` is the bare one.
+    """{loss, <term>, <metric>, ...}: means over all samples of all ranks, each counted once. `model` is the bare one.
 
     lengths(k): of the k-th batch, its samples and those of them that count; what comes after these only keeps the
     ranks in step. observers: called with the output and the batch, without what does not count.
     """
-    was_training = model.training
-    model.eval()
-    broadcast_buffers(model, world)
-    names = ["loss", *task.metrics]
+    was_training = model.training, task.training
+    net = Objective(model, task).eval()
+    broadcast_buffers(net, world)
+    autocast = hardware.autocast(machine)
+    whole = {name: metric for name, metric in task.metrics.items() if hasattr(metric, "compute")}
+    means = {name: metric for name, metric in task.metrics.items() if name not in whole}
+    names = ["loss", *task.terms, *means]
     precise = torch.float32 if world.device.type == "mps" else torch.float64
     sums = torch.zeros(len(names) + 1, dtype=precise, device=world.device)
+    for metric in whole.values():
+        metric.reset()
     for k, batch in enumerate(batches):
         size, counted = lengths(k)
         with autocast():
-            losses, output = forward_loss(model, task, batch)
-        check_per_sample(losses, size, "task.criterion")
-        values = [losses]
-        for name, metric in task.metrics.items():
-            values.append(applied(metric, f"task.metrics.{name}", output, batch))
+            losses, output = net(batch)
+            weights = task.weights(batch)
+        check_terms(losses, size, task.terms)
+        values = [losses[name] for name in ("loss", *task.terms)]
+        for name, mean in means.items():
+            values.append(applied(mean, f"task.metrics.{name}", output, batch))
             check_per_sample(values[-1], size, f"task.metrics.{name}")
-        sums[:-1] += torch.stack([v[:counted].to(precise).sum() for v in values])
-        sums[-1] += counted
-        for observe in observers if counted else ():
-            observe(first_samples(output, size, counted), first_samples(batch, size, counted))
+        rows = [value[:counted].to(precise) for value in values]
+        if weights is not None:
+            rows = [row * weights[:counted] for row in rows]
+        sums[:-1] += torch.stack([row.sum() for row in rows])
+        sums[-1] += counted if weights is None else weights[:counted].sum()
+        if counted:
+            own = first_samples(output, size, counted), first_samples(batch, size, counted)
+            for name, metric in whole.items():
+                applied(metric.update, f"task.metrics.{name}", *own)
+            for observe in observers:
+                observe(*own)
     all_sum(sums, world)
-    model.train(was_training)
+    model.train(was_training[0]), task.train(was_training[1])
     *totals, samples = to_host(sums)
-    return {name: total / samples for name, total in zip(names, totals)}
+    scores = {name: total / samples for name, total in zip(names, totals)}
+    for name, metric in whole.items():
+        score = metric.compute(world)
+        scores |= {f"{name}/{k}": v for k, v in score.items()} if isinstance(score, Mapping) else {name: score}
+    return scores
 
 
-def fit(net: nn.Module, state: TrainState, task: Task, train: Loader, val: Loader | None, run: Run) -> None:
-    """Train from state.step to run.total_steps, or until a stop is asked for or the monitored score gets no better."""
+def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, vals: Mapping[str, Loader], run: Run) -> None:
+    """Train from state.step to run.total_steps, or until a stop is asked for or the monitored score gets no better.
+
+    vals: the validation sets, by the name of their split.
+    """
     batches = iter(train)
     clock = Clock(train, run.logger)
-    stopping = run.patience is not None and state.stale >= run.patience
-    if val is not None and to_be_scored(state, run):  # a stop came before this evaluation, or during it
+    trainer = run.trainer
+    stopping = trainer.early_stop_patience is not None and state.stale >= trainer.early_stop_patience
+    if to_be_scored(state, vals, run):  # a stop came before this evaluation, or during it
         with clock.paused():
-            stopping = score(state, task, val, run)
+            stopping = score(state, vals, run)
             save(state, run, best=False)
     on_step = overriding(run.callbacks, "on_step")
-    net.train()
+    for net in nets.values():
+        net.train()
     run.watch.beat("training", state.step, slow=True)  # a first step may compile
     while state.step < run.total_steps and not stopping:
         run.balance.begin()
-        values = train_step(net, state, task, batches, run.step)
+        values = train_step(nets, state, batches, trainer, run.machine, run.world)
         run.balance.end()
         state.step += 1
-        state.samples += run.global_batch_size
+        state.samples += trainer.global_batch_size
         run.watch.beat("training", state.step)
         for name, value in values.items():
             state.totals[name] = state.totals[name] + value if name in state.totals else value
+            state.counts[name] = state.counts.get(name, 0) + 1
         run.logger.progress(state.step)
         if on_step:
             with run.watch.user_code("a callback's on_step", state.step):
                 for call in on_step:
                     call(state)
         at_end = state.step == run.total_steps
-        if due(state.step, run.log_every) or at_end:
+        if due(state.step, run.every.log) or at_end:
             log_train(state, run, clock)
-        if state.samples // run.epoch_samples > (state.samples - run.global_batch_size) // run.epoch_samples:
+        if state.samples // run.epoch_samples > (state.samples - trainer.global_batch_size) // run.epoch_samples:
             clock.end_epoch(state.step)
         stopping = run.stop.agreed(run.world)
-        if val is not None and to_be_scored(state, run) and not stopping:
+        if to_be_scored(state, vals, run) and not stopping:
             with clock.paused():
-                stopping = score(state, task, val, run)
-        if due(state.step, run.save_every) or at_end or stopping:
+                stopping = score(state, vals, run)
+        if due(state.step, run.every.save) or at_end or stopping:
             with clock.paused():
                 save(state, run, best=False)
 
 
-def to_be_scored(state: TrainState, run: Run) -> bool:
-    at_end = state.step == run.total_steps
-    return bool(run.eval_every) and state.scored_step < state.step and (due(state.step, run.eval_every) or at_end)
+def to_be_scored(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
+    every, at_end = run.every.eval, state.step == run.total_steps
+    return bool(vals and every) and state.scored_step < state.step and (due(state.step, every) or at_end)
 
 
-def check_finite(state: TrainState, run: Run) -> int:
-    """Steps since the last log that were not finite; the run stops at them, on all ranks, unless it is to skip them."""
-    skipped = int(to_host(state.totals["non_finite"])) if state.totals else 0
-    if skipped and not (run.step.skip_non_finite or state.scaler):
+def check_finite(state: TrainState, run: Run) -> dict[str, int]:
+    """Steps since the last log that were not finite, by objective; the run stops at them, on all ranks, unless it is to
+    skip them."""
+    names = [name for name in state.totals if name.rpartition("/")[2] == "non_finite"]
+    found = to_host(torch.stack([state.totals[name] for name in names])) if names else []
+    skipped = {name.rpartition("/")[0]: int(count) for name, count in zip(names, found)}
+    count = sum(skipped.values())
+    if count and not (run.trainer.non_finite == "skip" or state.scaler):
         raise RunFailed(
-            f"a gradient was not finite in {skipped} of the steps {state.logged_step + 1} to {state.step}; "
+            f"a gradient was not finite in {count} of the steps {state.logged_step + 1} to {state.step}; "
             "debug=nan names the module, trainer.non_finite=skip leaves such steps out, "
             "a lower optim.lr or trainer.clip_norm may prevent them"
         )
@@ -230,53 +337,63 @@ def check_finite(state: TrainState, run: Run) -> int:
 def log_train(state: TrainState, run: Run, clock: Clock) -> None:
     """The means since the last log, over all ranks, cross to the host together."""
     skipped = check_finite(state, run)
-    steps = state.step - state.logged_step
-    names = [name for name in state.totals if name != "non_finite"]
+    names = [name for name in state.totals if name.rpartition("/")[2] != "non_finite"]
     own = torch.tensor(run.balance.row(), device=run.world.device)
     means = torch.stack([state.totals[name].float() for name in names])
     sums = to_host(all_sum(torch.cat([means, own]), run.world))
-    counted = run.world.size * (steps - skipped)
-    logged = {f"train/{name}": value / counted for name, value in zip(names, sums) if counted}
+    counted = [run.world.size * (state.counts[name] - skipped[name.rpartition("/")[0]]) for name in names]
+    logged = {f"train/{name}": value / count for name, value, count in zip(names, sums, counted) if count}
     logged["train/lr"] = state.schedule.last_lr
     logged["train/epoch"] = state.samples / run.epoch_samples
-    if skipped:
-        logged["train/skipped_steps"] = float(skipped)
-    state.totals, state.logged_step = {}, state.step
+    if count := sum(skipped.values()):
+        logged["train/skipped_steps"] = float(count)
+    samples = (state.step - state.logged_step) * run.trainer.global_batch_size
+    state.totals, state.counts, state.logged_step = {}, {}, state.step
     logged |= run.balance.read(state.step, sums[len(names) :])
-    run.logger.log(state.step, logged | clock.read(steps * run.global_batch_size))
+    run.logger.log(state.step, logged | clock.read(samples))
     run.notify("on_log", state, logged)
 
 
-def score(state: TrainState, task: Task, val: Loader, run: Run) -> bool:
+def score(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
     """Evaluate; keep the state if it is among the best -> whether to stop: early, pruned, or as it was asked for."""
     before = rng_state(run.world.device)
+    scores: dict[str, float] = {}
     try:
-        batches = run.evaluating(val, state.step)
-        observers = overriding(run.callbacks, "on_eval_batch")
-        scores = evaluate(averaged(state), task, batches, run.world, run.step.autocast, val.lengths, observers)
+        for split, val in vals.items():
+            scores |= scored(averaged(state), state, split, val, run)
     except Stopped:
         set_rng_state(before, run.world.device)  # as if this evaluation had not begun
         return True
     state.scored_step = state.step
-    scores = {f"val/{name}": value for name, value in scores.items()}
     run.logger.log(state.step, scores)
     run.notify("on_eval", state, scores)
-    value = scores[run.monitor_key]
-    rank = run.monitor_sign * value
-    if math.isfinite(value) and (state.best_score is None or rank < run.monitor_sign * state.best_score):
+    monitor, patience = run.monitor, run.trainer.early_stop_patience
+    sign = 1 if monitor.mode == "min" else -1
+    if monitor.key not in scores:
+        raise ConfigError(f"monitor.key={monitor.key}: no such score (logged: {', '.join(scores)})")
+    value = scores[monitor.key]
+    if math.isfinite(value) and (state.best_score is None or sign * value < sign * state.best_score):
         state.best_score, state.stale = value, 0
     else:
         state.stale += 1
     if math.isfinite(value):
-        ranked = sorted([*state.best, [value, state.step]], key=lambda entry: run.monitor_sign * entry[0])
-        state.best = ranked[: run.keep_best]
+        ranked = sorted([*state.best, [value, state.step]], key=lambda entry: sign * entry[0])
+        state.best = ranked[: run.trainer.keep_best]
         if [value, state.step] in state.best:
             save(state, run, best=True)
     if run.pruning is not None and state.step < run.total_steps:
-        assert run.eval_every is not None
-        if run.pruning.stops(run.world, state.step // run.eval_every - 1, scores):
+        assert run.every.eval is not None
+        if run.pruning.stops(run.world, state.step // run.every.eval - 1, scores):
             return True
-    return run.patience is not None and state.stale >= run.patience
+    return patience is not None and state.stale >= patience
+
+
+def scored(model: nn.Module, state: TrainState, split: str, loader: Loader, run: Run) -> dict[str, float]:
+    """{<split>/loss, ...} of the bare model, with the task as it stands."""
+    batches = run.evaluating(loader, state.step)
+    observers = overriding(run.callbacks, "on_eval_batch")
+    scores = evaluate(model, state.task, batches, run.world, run.machine, loader.lengths, observers)
+    return {f"{split}/{name}": value for name, value in scores.items()}
 
 
 def save(state: TrainState, run: Run, best: bool) -> None:
@@ -284,9 +401,10 @@ def save(state: TrainState, run: Run, best: bool) -> None:
     began = time.monotonic()
     run.watch.beat("saving", state.step, slow=True)
     check_finite(state, run)
-    broadcast_buffers(state.model, run.world)
+    held = Objective(state.model, state.task)
+    broadcast_buffers(held, run.world)
     averaged(state)  # its buffers are the model's
-    run.buffers.check_finite(state.model, state.step)
+    run.buffers.check_finite(held, state.step)
     if warning := run.buffers.unsaved():
         run.logger.warn(warning)
     payload = state.payload(gather(state.rank_payload(run.world.device), run.world))

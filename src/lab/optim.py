@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from engine.config.schema import Positive, Share
 from engine.errors import ConfigError
-from engine.ranks.fsdp import is_sharded
+from engine.ranks.fsdp import is_part
 
 FUSED_ON_PARTS = (torch.optim.Adam, torch.optim.AdamW)  # whose fused kernels know DTensors
 
@@ -24,43 +26,96 @@ FUSED_ON_PARTS = (torch.optim.Adam, torch.optim.AdamW)  # whose fused kernels kn
 Factor = Callable[[int, int], float]
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, decay_norms_and_biases: bool) -> list[dict[str, Any]]:
-    """Trainable parameters; biases and norms (one dimension or none) are a group of their own, without decay."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    if not trainable:
-        raise ConfigError(f"model: {type(model).__name__} has no parameters that require a gradient: nothing to train")
-    if decay_norms_and_biases or not weight_decay:
-        return [{"params": trainable}]
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in trainable if p.dim() > 1]},
-        {"params": [p for p in trainable if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+Named = Sequence[tuple[str, nn.Parameter]]
 
 
-def build_optimizer(
-    make: Callable[..., Optimizer], model: nn.Module, weight_decay: float, decay_norms_and_biases: bool
-) -> Optimizer:
-    """make(params, ...): the optimizer's class with its arguments; fused where class and device have that."""
-    groups = parameter_groups(model, weight_decay, decay_norms_and_biases)
+def trainable(modules: Iterable[tuple[str, nn.Module]]) -> Named:
+    """(name, parameter) of those that require a gradient, each once. modules: with the beginning of their names."""
+    found = {id(p): (prefix + name, p) for prefix, m in modules for name, p in m.named_parameters()}
+    return [(name, p) for name, p in found.values() if p.requires_grad]
+
+
+def parameter_groups(
+    named: Named, weight_decay: float, decay_norms_and_biases: bool, lr_factors: Mapping[str, float] | None = None
+) -> list[dict[str, Any]]:
+    """Parameters that are treated alike: biases and norms (one dimension or none) decay only if told so, and the first
+    of lr_factors (a regular expression found in the name -> factor of the learning rate) holds."""
+    factors = {re.compile(pattern): factor for pattern, factor in (lr_factors or {}).items()}
+    unused = set(factors)
+    groups: dict[tuple[float, bool], dict[str, Any]] = {}
+    for name, p in named:
+        pattern = next((pattern for pattern in factors if pattern.search(name)), None)
+        unused.discard(pattern)  # type: ignore[arg-type]
+        factor = 1.0 if pattern is None else factors[pattern]
+        decays = p.dim() > 1 or decay_norms_and_biases or not weight_decay
+        group = groups.setdefault((factor, decays), {"params": []})
+        group["params"].append(p)
+        if not decays:
+            group["weight_decay"] = 0.0
+        if factor != 1.0:
+            group["lr_factor"] = factor
+    if unused:
+        text = min(one.pattern for one in unused)
+        names = ", ".join(name for name, _ in named[:4])
+        raise ConfigError(f"optim.lr_factors: no parameter's name holds {text!r}; names are such as {names}")
+    return [group for _, group in sorted(groups.items(), key=lambda entry: (entry[0][0] != 1.0, not entry[0][1]))]
+
+
+def build_optimizer(make: Callable[..., Optimizer], groups: Callable[[], list[dict[str, Any]]]) -> Optimizer:
+    """make(params, ...): the optimizer's class with its arguments; fused where class and device have that.
+
+    groups: makes the parameter groups, anew at each call, as an optimizer changes them.
+    """
     target = make.func if hasattr(make, "func") else make
     given = getattr(make, "keywords", {})
     can_fuse = "fused" in inspect.signature(target).parameters
-    if is_sharded(model) and not (inspect.isclass(target) and issubclass(target, FUSED_ON_PARTS)):
+    sharded = any(is_part(p) for group in groups() for p in group["params"])
+    if sharded and not (inspect.isclass(target) and issubclass(target, FUSED_ON_PARTS)):
         can_fuse = False
         if given.get("fused"):
             raise ConfigError(f"optim.fused=true: torch has no fused {target.__name__} for trainer=fsdp - leave it out")
     if can_fuse and not {"fused", "foreach"} & set(given):
         try:
-            return make(groups, fused=True)
+            return make(groups(), fused=True)
         except RuntimeError:  # this class has no fused kernel for this device or dtype
-            groups = parameter_groups(model, weight_decay, decay_norms_and_biases)
-    return make(groups)
+            pass
+    return make(groups())
 
 
-def check_optimizer(saved: list[dict[str, Any]], optimizer: Optimizer) -> None:
-    """Raise a ConfigError where a checkpoint's groups (param_groups of its state dict) are not those of `optimizer`."""
-    kind, own = type(optimizer).__name__, optimizer.param_groups
+class Optimizers(dict[str, Optimizer]):
+    """Those of a task with several objectives, by objective; saved as one, with all parameters numbered in a row."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.values() for group in optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        whole: dict[str, Any] = {"state": {}, "param_groups": []}
+        first = 0
+        for optimizer in self.values():
+            one = optimizer.state_dict()
+            whole["state"] |= {number + first: state for number, state in one["state"].items()}
+            for group in one["param_groups"]:
+                whole["param_groups"].append(group | {"params": [number + first for number in group["params"]]})
+            first += sum(len(group["params"]) for group in one["param_groups"])
+        return whole
+
+    def load_state_dict(self, whole: dict[str, Any]) -> None:
+        groups, first = list(whole["param_groups"]), 0
+        for optimizer in self.values():
+            own = [groups.pop(0) for _ in optimizer.param_groups]
+            last = first + sum(len(group["params"]) for group in own)
+            state = {number - first: held for number, held in whole["state"].items() if first <= number < last}
+            moved = [group | {"params": [number - first for number in group["params"]]} for group in own]
+            optimizer.load_state_dict({"state": state, "param_groups": moved})
+            first = last
+
+
+def check_optimizer(saved: list[dict[str, Any]], optimizer: Optimizer | Optimizers, kind: str) -> None:
+    """Raise a ConfigError where a checkpoint's groups (param_groups of its state dict) are not those of `optimizer`.
+
+    kind: the class's name."""
+    own = optimizer.param_groups
     names = [{name for group in groups for name in group} for groups in (saved, own)]
     if names[0] - names[1] and names[1] - names[0]:  # one way only: of another version of torch
         strange = ", ".join(sorted(names[0] - names[1]))
@@ -78,14 +133,16 @@ def check_optimizer(saved: list[dict[str, Any]], optimizer: Optimizer) -> None:
 
 
 class Schedule:
-    """Sets each group's learning rate to its peak times factor(updates, total_steps); `updates` counts optimizer steps.
+    """Sets each group's learning rate to its peak times factor(updates, total_steps); `updates` counts steps that moved
+    the weights.
 
     The rate is a function of the count alone, so a checkpoint needs nothing else.
     """
 
-    def __init__(self, optimizer: Optimizer, factor: Factor, total_steps: int) -> None:
+    def __init__(self, optimizer: Optimizer | Optimizers, factor: Factor, total_steps: int) -> None:
         self.optimizer, self.factor, self.total_steps = optimizer, factor, total_steps
-        self.peaks = [group["lr"] for group in optimizer.param_groups]
+        self.peak = optimizer.param_groups[0]["lr"]  # of what has no factor of its own
+        self.peaks = [group["lr"] * group.get("lr_factor", 1.0) for group in optimizer.param_groups]
         self.updates = 0
         self._set()
 
@@ -97,7 +154,7 @@ class Schedule:
     @property
     def last_lr(self) -> float:
         """Of the newest update; the optimizer holds that of the next."""
-        return self.peaks[0] * self.factor(max(0, self.updates - 1), self.total_steps)
+        return self.peak * self.factor(max(0, self.updates - 1), self.total_steps)
 
     def step(self) -> None:
         self.updates += 1
@@ -161,26 +218,26 @@ class Step(Constant):
         return self.gamma ** sum(done >= milestone for milestone in self.milestones)
 
 
-def lean_step(optimizer: Optimizer) -> Callable[[], None]:
+@functools.cache
+def _bare_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
+    return inspect.unwrap(kind.step)
+
+
+def lean_step(optimizer: Optimizer) -> None:
     """The optimizer's step without the wrappers that import torch._dynamo (a second at start-up) and cost at each step.
 
-    optimizer.step itself, looked up at each call, wherever its wrappers have something to do: hooks of the optimizer or
-    of all optimizers, a profiler that is recording, a `step` that was replaced. Any of them may come after this.
+    optimizer.step itself wherever its wrappers have something to do: hooks of the optimizer or of all optimizers, a
+    profiler that is recording, a `step` that was replaced.
     """
-    bare = inspect.unwrap(type(optimizer).step)
-
-    def update() -> None:
-        if (
-            optimizer._optimizer_step_pre_hooks
-            or optimizer._optimizer_step_post_hooks
-            or _global_optimizer_pre_hooks
-            or _global_optimizer_post_hooks
-            or "step" in vars(optimizer)
-            or _profiler_enabled()
-        ):
-            optimizer.step()
-        else:
-            with torch.no_grad():
-                bare(optimizer)
-
-    return update
+    if (
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+        or "step" in vars(optimizer)
+        or _profiler_enabled()
+    ):
+        optimizer.step()
+    else:
+        with torch.no_grad():
+            _bare_step(type(optimizer))(optimizer)  # type: ignore[arg-type]

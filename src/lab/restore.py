@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
@@ -22,8 +23,9 @@ from lab.groups import as_single, check
 from lab.loop import evaluate
 
 
-def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module, DictConfig, Path]:
-    """A run directory or one of its checkpoints -> (model in eval mode on the CPU, resolved config, checkpoint).
+def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module, DictConfig, Path, dict[str, Any]]:
+    """A run directory or one of its checkpoints -> (model in eval mode on the CPU, resolved config, checkpoint, and
+    what that holds).
 
     overrides: values of the run's config to change first.
     """
@@ -38,7 +40,7 @@ def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module,
         change_value(cfg, override)
     model = make_model(Config.of(cfg))
     checkpoint.load_weights(model, checkpoint.weights(payload), str(file))
-    return model.eval(), cfg, file
+    return model.eval(), cfg, file, payload
 
 
 def change_value(cfg: DictConfig, override: str) -> None:
@@ -82,7 +84,7 @@ def export(path: Path, target: Path, overwrite: bool) -> tuple[Path, int]:
 
 def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, float]:
     """{loss, <metric>, ...} of the checkpoint on a split. overrides: key=value of the run's own config."""
-    model, cfg, file = restore_model(path, overrides)
+    model, cfg, file, payload = restore_model(path, overrides)
     as_single(cfg)
     check(cfg)
     config = Config.of(cfg)
@@ -95,17 +97,15 @@ def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, 
     dataset = make_dataset(config.dataset, split)
     if dataset is None:
         raise ConfigError(f"--split {split}: data.splits.{split} is null in this run's config")
+    task = make_task(config)
+    task.attach(model)
+    if "task" in payload:
+        checkpoint.load_weights(task, payload["task"], str(file), "task")
     with world(machine.device, timeout_s=60.0) as place:
         loader = make_eval_loader(config, machine, dataset, place)
         assert loader is not None
         try:
-            return evaluate(
-                model.to(place.device),
-                make_task(config, place.device),
-                loader,
-                place,
-                hardware.autocast(machine),
-                loader.lengths,
-            )
+            on = place.device
+            return evaluate(model.to(on), task.to(on), loader, place, machine, loader.lengths)
         finally:
             loader.close()

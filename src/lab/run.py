@@ -18,9 +18,9 @@ from engine.data.loader import Loader
 from engine.errors import ConfigError
 from engine.ranks import distributed, fsdp, hardware, threads
 from engine.ranks.balance import Balance, RanksBalance
-from engine.ranks.ddp import with_sync_batchnorm, wrap
+from engine.ranks.ddp import with_sync_batchnorm
 from engine.ranks.distributed import World
-from engine.ranks.dynamo import compiled, skip_dynamo_import
+from engine.ranks.dynamo import skip_dynamo_import
 from engine.ranks.hardware import Hardware
 from engine.ranks.seed import seed_everything
 from engine.ranks.stop import Stopped, StopRequest, stop_on_signals
@@ -35,18 +35,19 @@ from lab.build import (
     Config,
     count_steps,
     make_callbacks,
-    make_dataset,
+    make_datasets,
     make_eval_loader,
-    make_model,
+    make_method,
+    make_nets,
     make_state,
-    make_task,
     make_train_loader,
 )
 from lab.callbacks import base as callbacks
 from lab.checks import BufferChecks
-from lab.loop import evaluate, fit, forward_loss
+from lab.loop import Objective, fit, scored
 from lab.optim import check_optimizer
-from lab.state import Run, Task, TrainState, averaged
+from lab.state import Every, Run, TrainState, averaged
+from lab.tasks.supervised import Supervised
 
 
 def run(run_dir: Path, began: float | None = None) -> None:
@@ -101,10 +102,9 @@ def train(
     """Build everything, train, score the best weights -> what belongs into result.json. title: said when all stands."""
     trainer = config.trainer
     # ---- data
-    sets = {split: make_dataset(config.dataset, split) for split in ("train", "val", "test")}
-    if sets["train"] is None:
-        raise ConfigError("data.splits.train=null: there is nothing to train on; name the group that holds the split")
-    if sets["val"] is None and trainer.early_stop_patience is not None:
+    run_dir = checkpoints.directory.parent
+    sets = make_datasets(config)
+    if not any(split.startswith("val") for split in sets) and trainer.early_stop_patience is not None:
         raise ConfigError("trainer.early_stop_patience: needs a validation split, but data.splits.val is null")
     if trainer.global_batch_size > len(sets["train"]):
         logger.warn(
@@ -113,7 +113,13 @@ def train(
         )
 
     train_loader = make_train_loader(config, machine, sets["train"], world, payload["samples"] if payload else 0)
-    val_loader, test_loader = (make_eval_loader(config, machine, sets[s], world, train_loader) for s in ("val", "test"))
+    # val, and what else is named so, are scored on the way; test sets at the end
+    loaders = {
+        split: make_eval_loader(config, machine, data, world, train_loader)
+        for split, data in sets.items()
+        if split != "train"
+    }
+    vals = {split: loader for split, loader in loaders.items() if split.startswith("val")}
 
     # ---- model, task, optimizer: drawn from the seed alone, so equal on all ranks
     seed_everything(config.cfg.seed)
@@ -125,30 +131,26 @@ def train(
             f"trainer.max_steps, trainer.max_epochs: they end after {total_steps:,} steps, and the run is at step "
             f"{payload['step']:,} already - give more"
         )
-    model, task = make_model(config), make_task(config, world.device)
-    machine = with_threads(machine, model, task, train_loader, world, checkpoints.directory.parent)
+    model, task = make_method(config, machine, begins=payload is None, logger=logger)
+    machine = with_threads(
+        machine, Objective(model, task, next(iter(task.trained(model)))), train_loader, world, run_dir
+    )
     if trainer.sync_batchnorm:
         model = with_sync_batchnorm(model, world.device)
-    state, settings = make_state(config, machine, model, total_steps, world)
-    buffers = BufferChecks(model, task.criterion)
-    net = model
-    if not fsdp.is_sharded(model):  # a sharded one is wrapped and compiled already, block by block
-        net = wrap(model, world, trainer)
-        net = compiled(net, config.hardware) if config.hardware.compile else net
-
+    state = make_state(config, machine, model, task, total_steps, world)
+    buffers = BufferChecks(Objective(model, task), task)
+    nets = make_nets(config, state, world)
     share = trainer.straggler_share
+    net = next(iter(nets.values()))
     balance = RanksBalance(net, world, train_loader, logger, share) if world.size > 1 else Balance()
 
     # ---- when things are due
-    every = {
-        key: parse_interval(getattr(trainer, key), steps_per_epoch) for key in ("log_every", "eval_every", "save_every")
-    }
+    intervals = (trainer.log_every, trainer.eval_every, trainer.save_every)
+    every = Every(*(parse_interval(interval, steps_per_epoch) for interval in intervals))
     run = Run(
-        world, logger, balance, checkpoints, make_callbacks(config), stop, watch, settings, buffers,
-        global_batch_size=trainer.global_batch_size, epoch_samples=len(sets["train"]), total_steps=total_steps, **every,
-        keep_best=trainer.keep_best, patience=trainer.early_stop_patience,
-        monitor_key=config.monitor.key, monitor_sign=1 if config.monitor.mode == "min" else -1,
-        pruning=Pruning.of(checkpoints.directory.parent),
+        world, trainer, config.monitor, machine, every, logger, balance, checkpoints, make_callbacks(config),
+        stop, watch, buffers, epoch_samples=len(sets["train"]), total_steps=total_steps,
+        pruning=Pruning.of(run_dir),
     )  # fmt: skip
 
     # ---- go on, or begin: from here each rank draws its own numbers
@@ -164,7 +166,7 @@ def train(
     # ---- train, then score the best weights
     try:
         logger.begin(state.step, total_steps)
-        fit(net, state, task, train_loader, val_loader, run)
+        fit(nets, state, train_loader, vals, run)
         logger.end_bar()
         stop.settle()
         if run.pruning is not None and run.pruning.pruned:
@@ -173,26 +175,25 @@ def train(
             return {"step": state.step}
         balanced = run.balance.report()
         train_loader.close()
-        scores = final_scores(state, task, val_loader, test_loader, run)
+        scores = final_scores(state, loaders, run)
         with watch.user_code("a callback's on_end", state.step):
             callbacks.end(run.callbacks, state, {key: value for key, value in scores.items() if "/" in key})
         return scores | balanced
     except Stopped:  # during the final scores: they are made anew when the run goes on
         return {"step": state.step}
     finally:
-        for loader in (train_loader, val_loader, test_loader):
-            if loader is not None:
-                loader.close()
+        for loader in (train_loader, *loaders.values()):
+            loader.close()
 
 
-def with_threads(
-    machine: Hardware, model: nn.Module, task: Task, train: Loader, world: World, run_dir: Path
-) -> Hardware:
+def with_threads(machine: Hardware, net: Objective, train: Loader, world: World, run_dir: Path) -> Hardware:
     """hardware.num_threads=auto, decided for this model."""
 
     def measure(most: int) -> threads.Threads:
-        losses = forward_loss if world.size == 1 else threads.forward  # a criterion may wait for the other ranks
-        return threads.measure(most, model, task, train.first, losses, hardware.autocast(machine))
+        # one rank measures for all: a criterion might wait for the others
+        alone = world.size > 1 and (net.task.across_samples or isinstance(net.task, Supervised))
+        measured = threads.Alone(net.model) if alone else net
+        return threads.measure(most, measured, train.first, hardware.autocast(machine))
 
     return replace(machine, threads=threads.settle(machine.threads, run_dir, world, measure))
 
@@ -214,11 +215,14 @@ def make_logger(run_dir: Path, config: Config, world: World, from_step: int, beg
 
 def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run) -> None:
     """The state as it was when the checkpoint was written."""
-    check_optimizer(payload["optimizer"]["param_groups"], state.optimizer)
+    kind = str(config.optimizer["_target_"]).rpartition(".")[2]
+    check_optimizer(payload["optimizer"]["param_groups"], state.optimizer, kind)
     payload = shards.laid_out(payload, state.model, state.optimizer)
     checkpoint.load_weights(state.model, payload["model"], "the checkpoint")
     if state.ema is not None:
         checkpoint.load_weights(state.ema, checkpoint.weights(payload), "the checkpoint")
+    if "task" in payload:  # older ones have none: their tasks held nothing
+        checkpoint.load_weights(state.task, payload["task"], "the checkpoint", "task")
     try:
         state.load(payload, run.world, options=[*config.optimizer, "fused"])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -233,7 +237,7 @@ def describe(
     parameters = sum(p.numel() for p in model.parameters())
     sizes = ", ".join(f"{split} {len(data):,}" for split, data in sets.items() if data is not None)
     micro = machine.micro_batch_sizes
-    batches = f"{run.global_batch_size} samples a step = {run.world.size} x {sum(micro)}"
+    batches = f"{run.trainer.global_batch_size} samples a step = {run.world.size} x {sum(micro)}"
     if len(micro) > 1:
         batches += f" in {len(micro)} micro-batches of up to {micro[0]}"
     kind = fsdp.class_name(model) if fsdp.is_sharded(model) else type(model).__name__
@@ -246,7 +250,7 @@ def describe(
         logger.say(line)
 
 
-def final_scores(state: TrainState, task: Task, val: Loader | None, test: Loader | None, run: Run) -> dict[str, Any]:
+def final_scores(state: TrainState, loaders: dict[str, Loader], run: Run) -> dict[str, Any]:
     """Scores of the best weights; of the last ones where no best were kept."""
     model = averaged(state)
     result: dict[str, Any] = {"step": state.step, **run.logger.latest("train/loss")}
@@ -254,14 +258,12 @@ def final_scores(state: TrainState, task: Task, val: Loader | None, test: Loader
     if found := run.checkpoints.load_best(state.best):
         entry, payload = found
         model.load_state_dict(checkpoint.weights(shards.laid_out(payload, model, parts=("model", "ema"))))
+        if "task" in payload:
+            state.task.load_state_dict(payload["task"])
         result |= {"best_step": int(entry[1]), "best_checkpoint": str(run.checkpoints.best_path(entry))}
-    for stage, loader in (("val", val), ("test", test)):
-        if loader is not None:
-            batches = run.evaluating(loader, state.step)
-            observers = callbacks.overriding(run.callbacks, "on_eval_batch")
-            scores = evaluate(model, task, batches, run.world, run.step.autocast, loader.lengths, observers)
-            result |= {f"{stage}/{name}": value for name, value in scores.items()}
-            loader.close()
+    for split, loader in loaders.items():
+        result |= scored(model, state, split, loader, run)
+        loader.close()
     return result
 
 

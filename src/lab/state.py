@@ -1,11 +1,10 @@
-"""What a run is made of: the task, the state that a checkpoint holds, and the surroundings."""
+"""What a run is made of: the state that a checkpoint holds, and the surroundings."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from engine.data.loader import Loader
 from engine.ranks.balance import Balance
 from engine.ranks.distributed import World
+from engine.ranks.hardware import Hardware
 from engine.ranks.seed import rng_state, set_rng_state
 from engine.ranks.stop import Stopped, StopRequest
 from engine.ranks.watch import Watch
@@ -23,16 +23,11 @@ from engine.runs.logger import Logger
 from engine.sweeps.search.pruning import Pruning
 from lab.callbacks.base import Callback
 from lab.checks import BufferChecks
+from lab.groups import MonitorConfig, TrainerConfig
+from lab.optim import Optimizers
+from lab.tasks.base import Batch, Task
 
-Batch = dict[str, Tensor]
-Loss = Callable[[Any, Batch], Tensor]  # (output, batch) -> (B,) losses, one for each sample
-Metric = Callable[[Any, Batch], Tensor]  # (output, batch) -> (B,) values, one for each sample
-
-
-@dataclass(frozen=True)
-class Task:
-    criterion: Loss
-    metrics: Mapping[str, Metric]
+WEIGHTS = ("model", "task", "ema")  # which the caller of `load` loads, as it can say what does not fit
 
 
 @dataclass
@@ -40,8 +35,9 @@ class TrainState:
     """All that a checkpoint holds. `model` is bare: neither DDP's nor the compiler's wrapper."""
 
     model: nn.Module
+    task: Task
     ema: nn.Module | None
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | Optimizers  # several for a task with several objectives, by their names
     schedule: Any  # step(), state_dict(), load_state_dict()
     scaler: torch.amp.GradScaler | None  # fp16 alone has one
     step: int = 0  # optimizer steps done, skipped ones included
@@ -50,32 +46,20 @@ class TrainState:
     best_score: float | None = None
     stale: int = 0  # evaluations since the best score
     totals: dict[str, Tensor] = field(default_factory=dict)  # sums since the last log, on the device
+    counts: dict[str, int] = field(default_factory=dict)  # steps that are in each of these sums
     logged_step: int = 0  # the step of the last log
     scored_step: int = 0  # the step of the last evaluation
 
     def payload(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-        """ranks: what each rank has of its own, see rank_payload."""
-        return {
-            "model": self.model.state_dict(),
-            "ema": self.ema.state_dict() if self.ema else None,
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "scaler": self.scaler.state_dict() if self.scaler else None,
-            "step": self.step,
-            "samples": self.samples,
-            "best": self.best,
-            "best_score": self.best_score,
-            "stale": self.stale,
-            "logged_step": self.logged_step,
-            "scored_step": self.scored_step,
-            "ranks": ranks,
-        }
+        """Every field. ranks: what each rank has of its own, see rank_payload."""
+        held = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "totals"}
+        return {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in held.items()} | {"ranks": ranks}
 
     def rank_payload(self, device: torch.device) -> dict[str, Any]:
         return {"rng": rng_state(device), "totals": {k: v.cpu() for k, v in self.totals.items()}}
 
     def load(self, payload: dict[str, Any], world: World, options: Collection[str]) -> None:
-        """All but the weights, which the caller loads, as it can say what does not fit.
+        """All but the weights; a field that the checkpoint's version did not have keeps its value.
 
         options: of the optimizer, that the config gives: they may have been changed, and hold from here on.
 
@@ -83,62 +67,57 @@ class TrainState:
         that the run did not have keeps its fresh random numbers.
         """
         given = [{k: v for k, v in group.items() if k in options} for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(payload["optimizer"])
-        for group, values in zip(self.optimizer.param_groups, given):
-            group.update(values)
-        self.schedule.load_state_dict(payload["schedule"])
-        if self.scaler and payload["scaler"]:
-            self.scaler.load_state_dict(payload["scaler"])
-        for name in ("step", "samples", "best", "best_score", "stale", "logged_step", "scored_step"):
-            setattr(self, name, payload[name])
+        for name in (one.name for one in fields(self) if one.name in payload and one.name not in WEIGHTS):
+            held = getattr(self, name)
+            if not hasattr(held, "load_state_dict"):
+                if name != "scaler":  # of a run in fp16, which goes on in another precision
+                    setattr(self, name, payload[name])
+            elif payload[name] is not None:
+                held.load_state_dict(payload[name])
+            if name == "optimizer":  # before the schedule, which sets the learning rate
+                for group, values in zip(self.optimizer.param_groups, given):
+                    group.update(values)
         ranks = payload["ranks"]
         totals = [rank["totals"] for rank in ranks]
         if len(ranks) == world.size:
             totals = [totals[world.rank]]
         self.totals = {k: (sum(t[k] for t in totals) / len(totals)).to(world.device) for k in totals[0]}
+        if "counts" not in payload:
+            self.counts = dict.fromkeys(self.totals, self.step - self.logged_step)
         if world.rank < len(ranks):
             set_rng_state(ranks[world.rank]["rng"], world.device)
 
+    def optimizer_of(self, objective: str) -> torch.optim.Optimizer:
+        return self.optimizer[objective] if isinstance(self.optimizer, Optimizers) else self.optimizer
+
 
 @dataclass(frozen=True)
-class StepSettings:
-    """What train_step needs beside the state. local_batch_size: samples of this rank in one optimizer step;
-    num_parameters: how many the optimizer trains."""
+class Every:
+    """Optimizer steps between two of them; None: never."""
 
-    local_batch_size: int
-    num_parameters: int
-    micro_batch_sizes: list[int]  # samples of each micro-batch
-    clip_norm: float | None
-    skip_non_finite: bool
-    ema_decay: float | None
-    autocast: Callable[[], AbstractContextManager[Any]]
-    update: Callable[[], None]  # the optimizer's step
-    guarded: bool  # the optimizer's kernel leaves the weights alone where `found_inf` is 1
+    log: int | None
+    eval: int | None
+    save: int | None
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run's surroundings, and when things are due (in optimizer steps; None: never)."""
+    """One run's surroundings."""
 
     world: World
+    trainer: TrainerConfig
+    monitor: MonitorConfig
+    machine: Hardware
+    every: Every
     logger: Logger
     balance: Balance
     checkpoints: Checkpoints
     callbacks: list[Callback]
     stop: StopRequest
     watch: Watch
-    step: StepSettings
     buffers: BufferChecks
-    global_batch_size: int
     epoch_samples: int
     total_steps: int
-    log_every: int | None
-    eval_every: int | None
-    save_every: int | None
-    keep_best: int
-    patience: int | None
-    monitor_key: str
-    monitor_sign: int  # 1: less is better, -1: more is better
     pruning: Pruning | None  # of a search's trial
 
     @property

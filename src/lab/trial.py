@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,16 +13,18 @@ import torch
 from omegaconf import DictConfig
 
 from engine.config.schema import parse_interval
-from engine.errors import ConfigError
+from engine.data.loader import Loader
 from engine.ranks import hardware
 from engine.ranks.balance import peak_memory
-from engine.ranks.ddp import wrap
 from engine.ranks.distributed import World
+from engine.ranks.hardware import Hardware
 from engine.ranks.seed import seed_everything
 from engine.ranks.threads import measure
+from engine.runs.logger import Logger
 from engine.sweeps.preflight import Trial
 from lab import build
-from lab.loop import evaluate, forward_loss, train_step
+from lab.loop import Objective, evaluate, train_step
+from lab.state import TrainState
 
 TIMED_STEPS = 3
 
@@ -34,38 +36,45 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
     hardware.apply(config.hardware, machine)
     device = torch.device(machine.device)
     world = World(0, machine.num_procs, 0, device)
-    sets = {split: build.make_dataset(config.dataset, split) for split in ("train", "val", "test")}
-    if sets["train"] is None:
-        raise ConfigError("data.splits.train=null: there is nothing to train on; name the group that holds the split")
+    one = World(0, 1, 0, device)
+    sets = build.make_datasets(config)
     train = build.make_train_loader(config, machine, sets["train"], world, 0)
-    val, test = (build.make_eval_loader(config, machine, sets[split], world) for split in ("val", "test"))
+    others = [name for name in sets if name != "train"]
+    loaders = {name: build.make_eval_loader(config, machine, sets[name], world) for name in others}
     try:
         seed_everything(cfg.seed)
-        model = build.make_model(config).to(device)
-        task = build.make_task(config, device)
+        model, task = build.make_method(config, machine, begins=True, logger=Logger())
         steps = build.count_steps(config.trainer, len(sets["train"]))
-        net = wrap(model, World(0, 1, 0, device), config.trainer)  # dp's copies; else the model itself
-        # one process, which holds the whole of a model that fsdp would cut
-        config = replace(config, trainer=replace(config.trainer, strategy="single"))
-        state, settings = build.make_state(config, machine, model, steps, World(0, 1, 0, device))
+        # one process, which holds the whole of a model that fsdp would cut; dp's copies
+        strategy = config.trainer.strategy if config.trainer.strategy == "dp" else "single"
+        config = replace(config, trainer=replace(config.trainer, strategy=strategy))
+        state = build.make_state(config, machine, model, task, steps, one)
+        nets = build.make_nets(replace(config, hardware=replace(config.hardware, compile=False)), state, one)
         build.make_callbacks(config)
         batches = iter(train)
         first = next(batches)
-        shape = shape_of(model, first, [machine, config.trainer.ema_decay, config.optimizer["_target_"]])
+        shape = shape_of(state, first, [machine, config.trainer.ema_decay, config.optimizer["_target_"]])
         batch = ", ".join(f"{name} {tuple(value.shape)}" for name, value in first.items())
         step_s = eval_s = None
         if shape not in known:
             if not machine.threads.why:
-                most = machine.threads.most
-                autocast = hardware.autocast(machine)
-                torch.set_num_threads(measure(most, model, task, lambda: first, forward_loss, autocast).count)
-            step_s = _step_s(net, state, task, itertools.chain([first], batches), settings, device)
-            size = min(
-                len(sets["val"] or ()),
-                (config.trainer.max_eval_batches or sys.maxsize) * config.trainer.global_batch_size,
-            )
-            num_batches = -(-size // (machine.eval_batch_size * machine.num_procs))
-            eval_s = num_batches * _eval_batch_s(model, task, val, settings, device)
+                objective = Objective(model, task, next(iter(nets)))
+                found = measure(machine.threads.most, objective, lambda: first, hardware.autocast(machine))
+                torch.set_num_threads(found.count)
+
+            def step() -> None:
+                train_step(nets, state, steps_of, config.trainer, machine, one)
+
+            steps_of = itertools.chain([first], batches)
+            for net in nets.values():
+                net.train()
+            step_s = _step_s(step, device)
+            vals = {name: loader for name, loader in loaders.items() if name.startswith("val")}
+            limit = (config.trainer.max_eval_batches or sys.maxsize) * config.trainer.global_batch_size
+            per_rank = machine.eval_batch_size * machine.num_procs
+            eval_s = 0.0
+            for name, loader in vals.items():
+                eval_s += -(-min(len(sets[name]), limit) // per_rank) * _eval_s(state, loader, machine)
         memory = int(peak_memory(device))
         per_epoch = len(sets["train"]) / config.trainer.global_batch_size
         every = parse_interval(config.trainer.eval_every, per_epoch)
@@ -73,26 +82,25 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         trial = Trial(shape, batch, steps, evaluations, step_s, eval_s, memory, torch.get_num_threads())
         return vars(trial)
     finally:
-        for loader in (train, val, test):
-            if loader is not None:
-                loader.close()
+        for loader in (train, *loaders.values()):
+            loader.close()
 
 
-def _step_s(model: Any, state: Any, task: Any, batches: Iterator[Any], settings: Any, device: Any) -> float:
-    train_step(model, state, task, batches, settings)  # the first one allocates
+def _step_s(step: Callable[[], None], device: torch.device) -> float:
+    step()  # the first one allocates
     synchronize(device)
     began = time.perf_counter()
     for _ in range(TIMED_STEPS):
-        train_step(model, state, task, batches, settings)
+        step()
     synchronize(device)
     return (time.perf_counter() - began) / TIMED_STEPS
 
 
-def _eval_batch_s(model: Any, task: Any, val: Any, settings: Any, device: Any) -> float:
-    if val is None:
-        return 0.0
+def _eval_s(state: TrainState, loader: Loader, machine: Hardware) -> float:
+    """Of one batch."""
     began = time.perf_counter()
-    evaluate(model, task, itertools.islice(iter(val), 1), World(0, 1, 0, device), settings.autocast, val.lengths)
+    one = World(0, 1, 0, torch.device(machine.device))
+    evaluate(state.model, state.task, itertools.islice(iter(loader), 1), one, machine, loader.lengths)
     return time.perf_counter() - began
 
 
@@ -101,7 +109,8 @@ def synchronize(device: Any) -> None:
         getattr(torch, device.type).synchronize()
 
 
-def shape_of(model: Any, batch: dict[str, Any], more: Sequence[Any]) -> str:
+def shape_of(state: TrainState, batch: dict[str, Any], more: Sequence[Any]) -> str:
     """Equal for jobs whose steps take the same time and memory."""
-    parameters = [tuple(p.shape) for p in model.parameters()]
-    return repr((type(model), parameters, [(k, v.shape, v.dtype) for k, v in batch.items()], *more))
+    parameters = [tuple(p.shape) for module in (state.model, state.task) for p in module.parameters()]
+    kinds = type(state.model), type(state.task)
+    return repr((kinds, parameters, [(k, v.shape, v.dtype) for k, v in batch.items()], *more))

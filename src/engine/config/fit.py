@@ -28,7 +28,7 @@ MISFITS = {
         "share of the peak learning rate - see Cosine in src/lab/optim.py",
     ),
     "task.criterion": (("torch.nn.", "torchmetrics."), f"{CALLED_WITH_A_BATCH} src/lab/losses/squared_error.py"),
-    "task.metrics": (("torch.nn.", "torchmetrics."), f"{CALLED_WITH_A_BATCH} src/lab/metrics/absolute_error.py"),
+    "task.metrics": (("torch.nn.",), f"{CALLED_WITH_A_BATCH} src/lab/metrics/absolute_error.py"),
 }
 
 
@@ -38,8 +38,8 @@ def check_fit(values: Mapping[str, Any], partial: Mapping[str, Sequence[str]]) -
     for name, limits in OPTIMIZER_LIMITS.items():
         check_limits(optim.get(name), limits, f"optim.{name}")
     nodes = {"data.order": values["data"]["order"], "optim": optim, "optim.schedule": optim["schedule"]}
-    nodes |= {"task.criterion": task["criterion"]}
-    nodes |= {f"task.metrics.{name}": node for name, node in task["metrics"].items()}
+    nodes |= {"task.criterion": task.get("criterion")}
+    nodes |= {f"task.metrics.{name}": node for name, node in (task.get("metrics") or {}).items()}
     for key, node in nodes.items():
         target = node.get("_target_") if isinstance(node, Mapping) else None
         if not isinstance(target, str):

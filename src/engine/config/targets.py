@@ -34,7 +34,7 @@ def check_targets(
     own: key -> entries of that node that are no arguments. given: key -> arguments that the caller adds.
     """
     wanted = {key: _at(cfg, key) for key in single}
-    wanted |= {join(key, str(name)): node for key in collections for name, node in _at(cfg, key).items()}
+    wanted |= {join(key, str(name)): node for key in collections for name, node in (_at(cfg, key) or {}).items()}
     for key, node in wanted.items():
         if not isinstance(node, Mapping) or "_target_" not in node:
             raise ConfigError(f"{key}: needs a _target_, the import path of what to build, got {show(node)}")

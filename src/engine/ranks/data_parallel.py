@@ -7,11 +7,9 @@ weights, the gradients' sum and the optimizer are the first GPU's, and the weigh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import wraps
 from typing import Any
 
 import torch
@@ -19,8 +17,6 @@ from torch import Tensor, nn
 
 from engine.errors import ConfigError
 from engine.ranks.cuda import count_gpus
-
-Forward = Callable[[Any, Any, Any], tuple[Tensor, Any]]
 
 
 def gpus() -> list[torch.device]:
@@ -32,43 +28,29 @@ def gpus() -> list[torch.device]:
 
 
 class Replicas(nn.Module):
-    """The model as trainer=dp trains it; a forward_loss that is `on_each_device` goes through `losses`."""
+    """A module, called with a batch, that returns ({name: (B,) losses}, anything), as trainer=dp trains it."""
 
-    def __init__(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
+    def __init__(self, module: nn.Module, devices: Sequence[torch.device]) -> None:
         super().__init__()
-        self.model, self.devices = model, devices
+        self.module, self.devices = module, devices
         self.pool = ThreadPoolExecutor(len(devices), "replica")  # Python's part of one GPU's work beside the others'
 
-    def losses(self, forward: Forward, task: Any, batch: dict[str, Any]) -> tuple[Tensor, None]:
-        """((B,) losses on the first device, None: the outputs stay where they are)."""
+    def forward(self, batch: dict[str, Any]) -> tuple[dict[str, Tensor], None]:
+        """({name: (B,) losses on the first device}, None: the outputs stay where they are)."""
         shares = split(batch, self.devices)
-        whole = nn.ModuleDict({"model": self.model})
-        if isinstance(task.criterion, nn.Module):  # class weights belong on each device too
-            whole["criterion"] = task.criterion
         kind = self.devices[0].type
         autocast = {"dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
 
-        def one(parts: nn.ModuleDict, share: dict[str, Any], device: torch.device) -> Tensor:
+        def one(module: nn.Module, share: dict[str, Any], device: torch.device) -> dict[str, Tensor]:
             # a thread begins with torch's defaults, whatever the loop has set
             here = torch.cuda.device(device) if kind == "cuda" else nullcontext()
             with here, torch.set_grad_enabled(grad), torch.autocast(kind, **autocast):  # type: ignore[arg-type]
-                own = replace(task, criterion=parts["criterion"]) if "criterion" in parts else task
-                return forward(parts["model"], own, share)[0]
+                return module(share)[0]
 
         grad = torch.is_grad_enabled()
         used = self.devices[: len(shares)]
-        losses = list(self.pool.map(one, replicate(whole, used), shares, used))
-        return torch.cat([part.to(self.devices[0]) for part in losses]), None
-
-
-def on_each_device(forward: Forward) -> Forward:
-    """forward(model, task, batch), run on each device with its share of the batch where the model is `Replicas`."""
-
-    @wraps(forward)
-    def dispatch(model: Any, task: Any, batch: Any) -> tuple[Tensor, Any]:
-        return model.losses(forward, task, batch) if isinstance(model, Replicas) else forward(model, task, batch)
-
-    return dispatch
+        losses = list(self.pool.map(one, replicate(self.module, used), shares, used))
+        return {name: torch.cat([part[name].to(self.devices[0]) for part in losses]) for name in losses[0]}, None
 
 
 def replicate(module: nn.Module, devices: Sequence[torch.device]) -> list[Any]:

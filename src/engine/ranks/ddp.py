@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -83,8 +84,8 @@ def unwrapped(net: nn.Module) -> DistributedDataParallel | None:
     return net if isinstance(net, DistributedDataParallel) else None
 
 
-def name_unused(net: nn.Module, model: nn.Module, step: int) -> None:
-    """After a backward that left parameters of `model`, the bare one of `net`, without a gradient: name them.
+def name_unused(net: nn.Module, unused: Sequence[torch.Tensor], step: int) -> None:
+    """After a backward of `net` that left these parameters without a gradient: name them.
 
     Where DDP needs all of them it has not averaged the gradients, and the ranks would no longer meet: an error.
     Elsewhere a warning at the first step.
@@ -93,7 +94,9 @@ def name_unused(net: nn.Module, model: nn.Module, step: int) -> None:
     fatal = ddp is not None and not (ddp.find_unused_parameters or ddp.static_graph)
     if not fatal and step > 0:
         return
-    names = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    ids = {id(p) for p in unused}
+    module = ddp.module if ddp is not None else getattr(net, "_orig_mod", net)
+    names = [name.removeprefix("model.") for name, p in module.named_parameters() if id(p) in ids]
     what = f"the loss does not depend on {', '.join(names[:6])}" + (f" and {len(names) - 6} more" if names[6:] else "")
     if fatal:
         raise ConfigError(

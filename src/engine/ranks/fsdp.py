@@ -10,15 +10,15 @@ the gradients and the moving average take as they are. shards.py writes and read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, RunFailed
 from engine.ranks import blocks
 from engine.ranks.distributed import World
 
@@ -69,7 +69,13 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
     wrong = (
         f"{KEY}: weights of a wrapped module are used outside of its forward (tied?), where they are cut: leave it out"
     )
-    model.forward = explained(model.forward, wrong, ConfigError)
+    forward = model.forward
+
+    def explained(*args: Any, **kwargs: Any) -> Any:
+        with _explained(wrong, ConfigError):
+            return forward(*args, **kwargs)
+
+    model.forward = explained
 
 
 def _mesh(replicas: int, world: World) -> Any:
@@ -140,18 +146,20 @@ def _cut_again(model: Any, inputs: Any, output: Any) -> None:
                 module.reshard()
 
 
-def explained(call: Callable[..., Any], wrong: str, error: type[Exception]) -> Callable[..., Any]:
-    """`call`, which raises error(wrong) where it asks DTensors for what they cannot do."""
+@contextmanager
+def _explained(wrong: str, error: type[Exception]) -> Iterator[None]:
+    """error(wrong) where DTensors are asked for what they cannot do."""
+    try:
+        yield
+    except (NotImplementedError, RuntimeError) as cause:
+        if "sharding" not in str(cause).lower() and "DTensor" not in str(cause):
+            raise
+        raise error(f"{wrong} ({str(cause).splitlines()[0]})") from cause
 
-    def asked(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return call(*args, **kwargs)
-        except (NotImplementedError, RuntimeError) as cause:
-            if "sharding" not in str(cause).lower() and "DTensor" not in str(cause):
-                raise
-            raise error(f"{wrong} ({str(cause).splitlines()[0]})") from cause
 
-    return asked
+def sharded_mistakes(optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+    """For an optimizer's step on sharded weights, of which some optimizers know nothing."""
+    return _explained(f"optim: {type(optimizer).__name__} cannot update sharded weights", RunFailed)
 
 
 def is_part(value: Tensor | None) -> bool:

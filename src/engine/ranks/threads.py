@@ -31,7 +31,6 @@ from engine.ranks.seed import rng_state, set_rng_state
 from engine.runs import directory
 
 Batch = dict[str, Any]
-Losses = Callable[[Any, Any, Any], tuple[Tensor, Any]]  # (model, task, batch) -> (losses, anything)
 Autocast = Callable[[], AbstractContextManager[Any]]
 
 GAIN = 1.1  # what twice the threads must bring: below it is noise, and cores that others could use
@@ -106,17 +105,18 @@ def of_run(threads: Threads, run_dir: Path) -> Threads:
     return known or Threads(threads.most, threads.most, "not measured")
 
 
-def measure(
-    most: int, model: nn.Module, task: Any, first: Callable[[], Batch], losses: Losses, autocast: Autocast
-) -> Threads:
-    """The fastest number for this model, found on a copy of it. first: gives a micro-batch."""
-    if sum(p.numel() for p in model.parameters()) > LARGEST:
+def measure(most: int, net: nn.Module, first: Callable[[], Batch], autocast: Autocast) -> Threads:
+    """The fastest number for this model, found on a copy of it.
+
+    net: called with a batch, it returns ({"loss": (B,), ...}, anything). first: gives a micro-batch.
+    """
+    if sum(p.numel() for p in net.parameters()) > LARGEST:
         return Threads(most, most, "not measured: a large model")
     batch = first()
     size = len(next(iter(batch.values())))
     before = rng_state(torch.device("cpu"))
     try:
-        count, why = fastest(trial(model, task, batch, losses, autocast), size, most)
+        count, why = fastest(trial(net, batch, autocast), size, most)
     except Exception as error:  # a real step will say it better
         count, why = 1, f"not measured: {type(error).__name__}"
     finally:
@@ -125,52 +125,58 @@ def measure(
     return Threads(count, most, why)
 
 
-def forward(model: Any, task: Any, batch: Batch) -> tuple[Tensor, None]:
-    """Stands for the losses: (1,) the sum of all that the model returns, on one rank alone."""
-    found: list[Tensor] = []
+class Alone(nn.Module):
+    """Stands for a net whose losses may wait for other ranks: {"loss": (1,) the sum of all that the model returns}."""
 
-    def collect(value: Any) -> None:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple, dict)):
-            for item in value.values() if isinstance(value, dict) else value:
-                collect(item)
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
 
-    collect(model(batch["x"]))
-    return torch.stack([value.float().sum() for value in found if value.requires_grad]).sum()[None], None
+    def forward(self, batch: Batch) -> tuple[dict[str, Tensor], None]:
+        found: list[Tensor] = []
+
+        def collect(value: Any) -> None:
+            if isinstance(value, Tensor):
+                found.append(value)
+            elif isinstance(value, (list, tuple, dict)):
+                for item in value.values() if isinstance(value, dict) else value:
+                    collect(item)
+
+        collect(self.model(batch["x"]))
+        return {"loss": torch.stack([value.float().sum() for value in found if value.requires_grad]).sum()[None]}, None
 
 
 class _TooLong(Exception):
     pass
 
 
-def trial(model: nn.Module, task: Any, batch: Batch, losses: Losses, autocast: Autocast) -> Callable[[int, int], float]:
+def trial(net: nn.Module, batch: Batch, autocast: Autocast) -> Callable[[int, int], float]:
     """A function (threads, samples) -> seconds of a forward and a backward pass; inf where it takes too long."""
-    own_model, own_task = copy.deepcopy((model, task))
+    own = copy.deepcopy(net)
     began = 0.0
 
     def look_at_clock(*_: Any) -> None:
         if time.perf_counter() - began > LONG_S:
             raise _TooLong
 
-    for module in own_model.modules():
+    for module in own.modules():
         module.register_forward_pre_hook(look_at_clock)
 
     def seconds(threads: int, samples: int) -> float:
         nonlocal began
         torch.set_num_threads(threads)
         part = {k: v[:samples].clone() if isinstance(v, torch.Tensor) else v[:samples] for k, v in batch.items()}
-        own_model.zero_grad()
+        own.zero_grad()
         began = time.perf_counter()
         try:
             with autocast():
-                value = losses(own_model, own_task, part)[0].sum()
+                value = own(part)[0]["loss"].sum()
             value.backward()
         except _TooLong:
             return math.inf
         return time.perf_counter() - began
 
-    own_model.train()
+    own.train()
     return seconds
 
 

@@ -100,23 +100,23 @@ def weights(payload: dict[str, Any]) -> dict[str, Any]:
     return payload["ema"] or payload["model"]
 
 
-def load_weights(model: nn.Module, state: dict[str, Any], source: str) -> None:
+def load_weights(model: nn.Module, state: dict[str, Any], source: str, what: str = "model") -> None:
     """Load `state` or raise a ConfigError that says which keys and shapes differ."""
     own = model.state_dict()
     shapes = [
-        f"{k}: {tuple(state[k].shape)} in the checkpoint, {tuple(own[k].shape)} in the model"
+        f"{k}: {tuple(state[k].shape)} in the checkpoint, {tuple(own[k].shape)} in the {what}"
         for k in own
         if k in state and state[k].shape != own[k].shape
     ]
     parts = {
         "missing in the checkpoint": [k for k in own if k not in state],
-        "not in the model": [k for k in state if k not in own],
+        f"not in the {what}": [k for k in state if k not in own],
         "of another shape": shapes,
     }
     wrong = "; ".join(f"{what}: {_some(keys)}" for what, keys in parts.items() if keys)
     if wrong:
         raise ConfigError(
-            f"{source} does not fit the model: {wrong}; use the model and data settings it was trained with"
+            f"{source} does not fit the {what}: {wrong}; use the model and data settings it was trained with"
         )
     model.load_state_dict(state)
 

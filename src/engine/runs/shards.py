@@ -206,7 +206,7 @@ def load(
 def laid_out(
     payload: dict[str, Any],
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Any = None,
     parts: Collection[str] = PARTS,
 ) -> dict[str, Any]:
     """The payload, from a file or a directory's `head`, with its tensors in parts where those of `model` are so."""
@@ -220,7 +220,7 @@ def laid_out(
     return joined({key: _cut(value, mould(key)) for key, value in tensors.items()}, rest)
 
 
-def moulds(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Mould:
+def moulds(model: nn.Module, optimizer: Any) -> Mould:
     """What a payload's tensors are to be cut like: weights as they are, the optimizer's state as its parameters."""
     weights = model.state_dict()
     parameters = [p for group in optimizer.param_groups for p in group["params"]] if optimizer else []

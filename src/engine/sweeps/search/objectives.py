@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.app import app
 from engine.config.schema import did_you_mean, show
 from engine.errors import ConfigError
 from engine.runs.logger import METRICS
@@ -28,10 +29,7 @@ def choose(node: Mapping[str, Any] | None, cfg: Mapping[str, Any]) -> list[Objec
     """hydra.sweeper.objectives, {key: min or max}; null: the monitor of `cfg`, a whole, plain config."""
     if not node:
         return [Objective(cfg["monitor"]["key"], cfg["monitor"]["mode"])]
-    metrics = ["loss", *cfg["task"]["metrics"]]
-    splits = cfg["data"].get("splits") or {}
-    scored = [split for split in ("val", "test") if splits.get(split, "") is not None]
-    known = [f"{split}/{name}" for split in scored for name in metrics] + list(RESULT_KEYS)
+    known = app().scores(cfg, "val", "test") + list(RESULT_KEYS)
     for key, mode in node.items():
         if key not in known:
             hint = did_you_mean(str(key), known)
