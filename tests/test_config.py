@@ -339,7 +339,7 @@ def test_good_targets_pass(zoo: Path) -> None:
         (
             {"_target_": "os.system", "command": "true"},
             "model._target_: os.system is not allowed (lab.models.*, lab.datasets.*, lab.transforms.*, "
-            "engine.data.h5.*, engine.data.order.*, engine.data.sampling.*, engine.data.windows.*, lab.losses.*, lab.metrics.*, lab.callbacks.*, "
+            "engine.data.h5.*, engine.data.order.*, engine.data.sampling.*, engine.data.windows.*, lab.losses.*, lab.metrics.*, lab.tasks.*, lab.callbacks.*, "
             "lab.optim.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
             "add its library to TARGETS_ALLOWED in lab/groups.py",
         ),

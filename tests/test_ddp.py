@@ -111,7 +111,7 @@ class Spare(nn.Module):
 
 def give_spare(monkeypatch: pytest.MonkeyPatch, late: bool = False) -> None:
     original = lab.build.make_model
-    monkeypatch.setattr(lab.run, "make_model", lambda config: Spare(original(config), late))
+    monkeypatch.setattr(lab.build, "make_model", lambda config: Spare(original(config), late))
 
 
 def test_an_unused_parameter_ends_a_ddp_run_at_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

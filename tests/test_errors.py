@@ -71,9 +71,9 @@ def call(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     one_quick([
-        (["optim.lrr=1"], "optim.lrr: no such key - did you mean optim.lr? (optim has: schedule, lr, betas, weight_decay, decay_norms_and_biases)"),
-        (["~optim.lrr"], "optim.lrr: no such key - did you mean optim.lr? (optim has: schedule, lr, betas, weight_decay, decay_norms_and_biases)"),
-        (["optim=sgd", "optim.momentun=1"], "optim.momentun: no such key - did you mean optim.momentum? (optim has: schedule, lr, momentum, nesterov, weight_decay, decay_norms_and_biases)"),
+        (["optim.lrr=1"], "optim.lrr: no such key - did you mean optim.lr? (optim has: schedule, lr, betas, weight_decay, decay_norms_and_biases, lr_factors)"),
+        (["~optim.lrr"], "optim.lrr: no such key - did you mean optim.lr? (optim has: schedule, lr, betas, weight_decay, decay_norms_and_biases, lr_factors)"),
+        (["optim=sgd", "optim.momentun=1"], "optim.momentun: no such key - did you mean optim.momentum? (optim has: schedule, lr, momentum, nesterov, weight_decay, decay_norms_and_biases, lr_factors)"),
         (["model.hiden.x=3"], "model.hiden: no such key - did you mean model.hidden? (model has: input_shape, num_outputs, hidden, dropout)"),
         (["optim.lr.x=3"], "optim.lr.x: optim.lr is a value, not a group"),
         (["hydra.run.dri=x"], "hydra.run.dri: no such key - did you mean hydra.run.dir? (hydra.run has: dir)"),
@@ -116,7 +116,7 @@ def call(
         (["trainer.fsdp.wrap=auto"], "trainer.fsdp.wrap: trainer.fsdp is null here - choose trainer=fsdp"),
         (["data=h5", "data.fields.z=image"], "data.fields.z: no such key (data.fields has: x, y) - what is new is added with a plus, +data.fields.z=image"),
         (["data=h5", "data.transforms.flip.dim=1"], "data.transforms.flip: no such key (data.transforms has: to_float) - what is new is added with a plus, +data.transforms.flip.dim=1"),
-        (["optim.eps=1e-6"], "optim.eps: no such key (optim has: schedule, lr, betas, weight_decay, decay_norms_and_biases) - what is new is added with a plus, +optim.eps=1e-6, if torch.optim.AdamW takes it"),
+        (["optim.eps=1e-6"], "optim.eps: no such key (optim has: schedule, lr, betas, weight_decay, decay_norms_and_biases, lr_factors) - what is new is added with a plus, +optim.eps=1e-6, if torch.optim.AdamW takes it"),
         (["hydra/launcher=ray"], "hydra/launcher=ray: is not installed - pip install -e '.[ray]'"),
         (["sweep.preflight=true"], "sweep.preflight=true: of a multirun, and would have no effect here - add -m, or leave it out"),
         (["sweep.retry_failed=true"], "sweep.retry_failed=true: of a multirun, and would have no effect here - add -m, or leave it out"),

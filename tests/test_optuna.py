@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from conftest import QUICK, processes_with, slow, start_run, status
 
+import lab  # noqa: F401 - registers the project
 from engine.errors import ConfigError
 from engine.sweeps.options import SearchConfig
 
@@ -115,7 +116,11 @@ def test_mistakes_in_a_space(override: str, message: str) -> None:
 
 
 # ---- objectives
-CONFIG = {"monitor": {"key": "val/loss", "mode": "min"}, "task": {"metrics": {"accuracy": {}}}, "data": {}}
+CONFIG = {
+    "monitor": {"key": "val/loss", "mode": "min"},
+    "task": {"_target_": "lab.tasks.supervised.Supervised", "metrics": {"accuracy": {}}},
+    "data": {},
+}
 
 
 def test_objectives_are_the_monitor_or_named_keys_of_a_result() -> None:

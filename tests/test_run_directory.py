@@ -161,7 +161,7 @@ def test_json_files_are_json() -> None:
 def test_a_score_that_is_no_number_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import lab.run
 
-    monkeypatch.setattr(lab.run, "evaluate", lambda *a: {"loss": math.nan, "accuracy": 0.5})
+    monkeypatch.setattr(lab.loop, "evaluate", lambda *a: {"loss": math.nan, "accuracy": 0.5})
     run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=2", "trainer.eval_every=null")
     assert result(run)["val/loss"] is None
     assert "NaN" not in (run / "result.json").read_text()
