@@ -76,7 +76,7 @@ def test_every_field_comes_back() -> None:
     assert state.ema is not None
     assert_equal(payload["ema"], state.ema.state_dict())
     # a field that is added to the state is added to the checkpoint: nothing of a run may begin anew at a resume
-    parts = {"model", "task", "ema", "optimizer", "schedule", "scaler", "ranks"}
+    parts = {"source", "model", "task", "ema", "optimizer", "schedule", "scaler", "ranks"}
     assert set(payload) == parts | set(VALUES)
     assert set(state.__dataclass_fields__) == (parts - {"ranks"}) | set(VALUES) | {"totals"}
 

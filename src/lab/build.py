@@ -18,6 +18,7 @@ from engine.config.targets import locate
 from engine.data.loader import Loader
 from engine.data.loading.samples import check_indexed
 from engine.data.order import EvalPlan, Plan, TrainPlan
+from engine.data.stream import Stream, is_stream
 from engine.errors import ConfigError
 from engine.ranks import blocks, hardware
 from engine.ranks.cores import cores_each
@@ -76,21 +77,49 @@ def make_callbacks(config: Config) -> list[Callback]:
     return [construct(f"callback.{name}", node, Callback) for name, node in config.cfg.callback.items()]
 
 
-def make_dataset(node: dict[str, Any], split: str) -> Any:
+def make_dataset(config: Config, split: str) -> Any:
     """The dataset of a split; None where the config gives the split no place (splits.val: null)."""
+    node, trainer = config.dataset, config.trainer
     if "splits" in node and node["splits"].get(split) is None:
         return None
     dataset = construct("data", node, object, split=split)
-    check_indexed(dataset)
-    return dataset
+    if not is_stream(dataset):
+        check_indexed(dataset)
+        return dataset
+    if split == "train":
+        return Stream(dataset)
+    if trainer.max_eval_batches is None:
+        raise ConfigError(
+            f"data: {type(dataset).__name__} is a stream, for {split} too: trainer.max_eval_batches says how much of "
+            "it is scored"
+        )
+    return Stream(dataset, trainer.max_eval_batches * trainer.global_batch_size)
+
+
+def check_stream(config: Config) -> None:
+    """A stream has no epochs, and an order of its own."""
+    trainer, order = config.trainer, config.data.order.get("_target_")
+    if order != "engine.data.order.sequential":
+        raise ConfigError(
+            f"data.order: a stream comes in its own order, so not in that of {order} - use "
+            "data.order._target_=engine.data.order.sequential"
+        )
+    keys = ("log_every", "eval_every", "save_every")
+    wrong = [f"trainer.{key}={getattr(trainer, key)}" for key in keys if isinstance(getattr(trainer, key), str)]
+    if trainer.max_steps is None:
+        wrong.insert(0, "trainer.max_steps=null")
+    if wrong:
+        raise ConfigError(f"{', '.join(wrong)}: a stream has no length, so no epochs - give steps")
 
 
 def make_datasets(config: Config) -> dict[str, Any]:
     """{split: dataset} of the splits that there are; train is among them."""
     splits = [*dict.fromkeys(["train", "val", "test", *(config.dataset.get("splits") or ())])]
-    sets = {split: dataset for split in splits if (dataset := make_dataset(config.dataset, split)) is not None}
+    sets = {split: dataset for split in splits if (dataset := make_dataset(config, split)) is not None}
     if "train" not in sets:
         raise ConfigError("data.splits.train=null: there is nothing to train on; name the group that holds the split")
+    if isinstance(sets["train"], Stream):
+        check_stream(config)
     return sets
 
 

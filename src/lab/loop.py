@@ -344,7 +344,8 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
     counted = [run.world.size * (state.counts[name] - skipped[name.rpartition("/")[0]]) for name in names]
     logged = {f"train/{name}": value / count for name, value, count in zip(names, sums, counted) if count}
     logged["train/lr"] = state.schedule.last_lr
-    logged["train/epoch"] = state.samples / run.epoch_samples
+    if state.source is None:
+        logged["train/epoch"] = state.samples / run.epoch_samples
     if count := sum(skipped.values()):
         logged["train/skipped_steps"] = float(count)
     samples = (state.step - state.logged_step) * run.trainer.global_batch_size

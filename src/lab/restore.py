@@ -94,7 +94,7 @@ def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, 
     splits = config.dataset.get("splits")
     if isinstance(splits, dict) and split not in splits:
         raise ConfigError(f"--split {split}: data.splits has {', '.join(splits)}")
-    dataset = make_dataset(config.dataset, split)
+    dataset = make_dataset(config, split)
     if dataset is None:
         raise ConfigError(f"--split {split}: data.splits.{split} is null in this run's config")
     task = make_task(config)

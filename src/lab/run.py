@@ -15,6 +15,7 @@ from torch import nn
 from engine.config.saved import read_config
 from engine.config.schema import parse_interval, seconds
 from engine.data.loader import Loader
+from engine.data.stream import Stream
 from engine.errors import ConfigError
 from engine.ranks import distributed, fsdp, hardware, threads
 from engine.ranks.balance import Balance, RanksBalance
@@ -112,6 +113,9 @@ def train(
             "samples: each step sees some of them more than once"
         )
 
+    source = sets["train"] if isinstance(sets["train"], Stream) else None
+    if source is not None and payload is not None and payload.get("source"):
+        source.load_state_dict(payload["source"])
     train_loader = make_train_loader(config, machine, sets["train"], world, payload["samples"] if payload else 0)
     # val, and what else is named so, are scored on the way; test sets at the end
     loaders = {
@@ -138,6 +142,7 @@ def train(
     if trainer.sync_batchnorm:
         model = with_sync_batchnorm(model, world.device)
     state = make_state(config, machine, model, task, total_steps, world)
+    state.source = source
     buffers = BufferChecks(Objective(model, task), task)
     nets = make_nets(config, state, world)
     share = trainer.straggler_share
@@ -235,7 +240,8 @@ def describe(
 ) -> None:
     """What will happen, in three lines."""
     parameters = sum(p.numel() for p in model.parameters())
-    sizes = ", ".join(f"{split} {len(data):,}" for split, data in sets.items() if data is not None)
+    streams = {split for split, data in sets.items() if isinstance(data, Stream)}
+    sizes = ", ".join(f"{split} {'a stream' if split in streams else f'{len(data):,}'}" for split, data in sets.items())
     micro = machine.micro_batch_sizes
     batches = f"{run.trainer.global_batch_size} samples a step = {run.world.size} x {sum(micro)}"
     if len(micro) > 1:

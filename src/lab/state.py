@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.data.loader import Loader
+from engine.data.stream import Stream
 from engine.ranks.balance import Balance
 from engine.ranks.distributed import World
 from engine.ranks.hardware import Hardware
@@ -27,7 +28,7 @@ from lab.groups import MonitorConfig, TrainerConfig
 from lab.optim import Optimizers
 from lab.tasks.base import Batch, Task
 
-WEIGHTS = ("model", "task", "ema")  # which the caller of `load` loads, as it can say what does not fit
+LOADED = ("model", "task", "ema", "source")  # by the caller of `load`, sooner or with more to say of what does not fit
 
 
 @dataclass
@@ -40,6 +41,7 @@ class TrainState:
     optimizer: torch.optim.Optimizer | Optimizers  # several for a task with several objectives, by their names
     schedule: Any  # step(), state_dict(), load_state_dict()
     scaler: torch.amp.GradScaler | None  # fp16 alone has one
+    source: Stream | None = None  # training data without a length: where its reading stands
     step: int = 0  # optimizer steps done, skipped ones included
     samples: int = 0  # global sample number that comes next
     best: list[list[float]] = field(default_factory=list)  # [score, step] of the best checkpoints kept, best first
@@ -59,7 +61,7 @@ class TrainState:
         return {"rng": rng_state(device), "totals": {k: v.cpu() for k, v in self.totals.items()}}
 
     def load(self, payload: dict[str, Any], world: World, options: Collection[str]) -> None:
-        """All but the weights; a field that the checkpoint's version did not have keeps its value.
+        """All but what is LOADED; a field that the checkpoint's version did not have keeps its value.
 
         options: of the optimizer, that the config gives: they may have been changed, and hold from here on.
 
@@ -67,7 +69,7 @@ class TrainState:
         that the run did not have keeps its fresh random numbers.
         """
         given = [{k: v for k, v in group.items() if k in options} for group in self.optimizer.param_groups]
-        for name in (one.name for one in fields(self) if one.name in payload and one.name not in WEIGHTS):
+        for name in (one.name for one in fields(self) if one.name in payload and one.name not in LOADED):
             held = getattr(self, name)
             if not hasattr(held, "load_state_dict"):
                 if name != "scaler":  # of a run in fp16, which goes on in another precision

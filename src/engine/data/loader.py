@@ -28,8 +28,10 @@ from engine.data.loading import choose
 from engine.data.loading.open_workers import open_workers
 from engine.data.loading.resident import Resident
 from engine.data.loading.ring import Ring
+from engine.data.loading.samples import InProcess
 from engine.data.loading.slots import CAN_REUSE, Batch
 from engine.data.order import Plan
+from engine.data.stream import Stream
 from engine.errors import ConfigError
 from engine.ranks.cores import cores_each
 from engine.ranks.distributed import local_ranks
@@ -90,7 +92,12 @@ class Loader:
         self.lengths: Any = getattr(plan, "lengths", None)
         self.kind, self.why = choose.kind_of(dataset, plan, device, kind)
         self._source: Any = None  # None: it is opened by the first batch
-        if self.kind == "device":
+        if isinstance(dataset, Stream):
+            if num_workers not in ("auto", 0):
+                raise ConfigError(f"data.num_workers={num_workers}: a stream is read in this process, give auto or 0")
+            self.why = "workers: a stream is read in this process, in its own order"
+            self._source = InProcess(dataset, device, seed)
+        elif self.kind == "device":
             self._source = Resident(dataset, device)
         elif self.kind == "threads":
             count, measured = choose.num_threads(dataset, plan, num_workers, cores)

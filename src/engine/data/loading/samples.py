@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 from engine.data.loading.slots import Batch, Spec, to_device
 from engine.data.order import Plan
@@ -41,17 +40,16 @@ def own_random_numbers() -> Iterator[None]:
 
 
 def check_indexed(dataset: Any) -> None:
-    """A dataset knows its length, and its samples by number: a stream is told apart before anything is read."""
+    """A dataset knows its length, and its samples by number."""
     own = type(dataset)
     missing = [name for name in ("__len__", "__getitem__") if not hasattr(own, name)]
     if hasattr(dataset, "gather") and "__getitem__" in missing:
         missing.remove("__getitem__")
-    if missing or isinstance(dataset, IterableDataset):
-        what = "is a stream (IterableDataset)" if isinstance(dataset, IterableDataset) else f"has no {missing[0]}"
+    if missing:
         raise ConfigError(
-            f"data: {own.__name__} {what}, and samples are asked for by number: give it __getitem__(i) and __len__ "
-            "(endless data: __len__ of 10**9, and __getitem__(i) that draws from a generator seeded by i), or pack its "
-            "samples into a file with src/h5.py"
+            f"data: {own.__name__} has no {missing[0]}, and samples are asked for by number: give it __getitem__(i) "
+            "and __len__ (endless data: __len__ of 10**9, and __getitem__(i) that draws from a generator seeded by i), "
+            "or __iter__ alone, for a stream, or pack its samples into a file with src/h5.py"
         )
 
 
