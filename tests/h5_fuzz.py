@@ -38,6 +38,7 @@ torch.set_num_threads(1)
 for name in (
     "numpy.ma",
     "numpy.random",
+    "deflate",
     "isal.isal_zlib",
     "blosc",
     "zstandard",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
@@ -170,3 +171,26 @@ def test_two_compressors_and_bombs(tmp_path: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
     with pytest.raises(ValueError, match="zstd: its header says 1048576 bytes instead of 64"):
         filters.decode(zstandard.compress(bytes(1 << 20)), ((filters.ZSTD, ()),), 0, 64)
+
+
+@pytest.mark.parametrize("lacking", [(), ("deflate",), ("deflate", "isal.isal_zlib")])
+def test_every_library_that_inflates(lacking: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes and refusals (a cut stream, a wrong checksum, more than a chunk holds), within little memory."""
+    load = filters._load
+    monkeypatch.setattr(filters, "_load", lambda library: None if library in lacking else load(library))
+    gzip, rng = ((filters.DEFLATE, (4,)),), np.random.default_rng(0)
+    for size in (0, 1, 1000, 1 << 18):
+        raw = rng.integers(0, 40, size, dtype=np.uint8).tobytes()
+        packed = zlib.compress(raw)
+        for whole in (packed, packed + b"more", memoryview(packed)):
+            assert bytes(filters.decode(whole, gzip, 0, size)) == raw
+        wrong = bytes([packed[-1] ^ 1])
+        for damaged in (packed[:-1], packed[: len(packed) // 2], packed[:-1] + wrong, b"", zlib.compress(raw + b"1")):
+            with pytest.raises(ValueError):
+                filters.decode(damaged, gzip, 0, size)
+    bomb = zlib.compress(bytes(1 << 27))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="64 bytes"):
+        filters.decode(bomb, gzip, 0, 64)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    tracemalloc.stop()

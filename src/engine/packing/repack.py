@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from engine.data.reading.external import REFUSE
-from engine.data.reading.finding import check_sources
+from engine.data.reading.finding import Sources
 from engine.data.reading.opening import open_h5
 from engine.errors import ConfigError
 from engine.packing.encode import Encoding
@@ -77,7 +77,7 @@ def repack(
         with open_h5(old) as file:
             contents = scan(file, flatten, external)
             for name in [*contents.plain, *contents.vlen]:
-                check_sources(file[name])
+                Sources(file[name])
         attrs = {"repacked": f"{provenance['created']} {provenance['command']}"} if provenance else {}
         rows = H5Source(old, contents)
         try:

@@ -48,13 +48,6 @@ def leads_to(dset: h5py.Dataset) -> list[str]:
     return list(dict.fromkeys([*(name for name in names if name != "."), *(part[0] for part in dset.external or ())]))
 
 
-def lie_in(dset: h5py.Dataset) -> list[str]:
-    """The files, as far as they are there, in which values of a dataset lie beside its own."""
-    names = dict.fromkeys(source.file_name for source in (dset.virtual_sources() if dset.is_virtual else ()))
-    found = [path for name in names if name != "." for path in candidates(dset.file, name, VDS)]
-    return [*found, *(part[0] for part in dset.external or () if os.path.exists(part[0]))]
-
-
 def below(group: h5py.Group) -> Iterator[tuple[str, Any]]:
     """(path, group or dataset; None: it cannot be opened) of what lies below a group, each object once, links left out.
 

@@ -18,7 +18,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from engine.data.reading.finding import check_sources, check_type, find
+from engine.data.reading.finding import Sources, check_type, find
 from engine.data.reading.layout import plan
 from engine.data.reading.opening import named
 from engine.data.reading.raw import ChunkCache, RawFile
@@ -57,14 +57,14 @@ class Fixed:
             raise ConfigError(f"{where} is a single value without rows; a field needs a dataset of shape (rows, ...)")
         self.shape, self.dtype, self._stored = (*dset.shape, *inner), torch_dtype(base), base.newbyteorder("=")
         self.chunk_rows = dset.chunks[0] if dset.chunks else 1
-        beyond = check_sources(dset)
+        sources = Sources(dset)
         if swmr or member is not None:
             way, layout, self.reason = "h5py", None, "being written (SWMR)" if swmr else "a member of a compound type"
         else:
             way, self.reason, layout = plan(dset)
         self.reader: Way
         if layout is None:
-            self.way, self.reader = "h5py", ThroughH5py(dset, member, swmr, by_row=beyond)
+            self.way, self.reader = "h5py", ThroughH5py(dset, member, swmr, sources)
         elif way == "mapped":
             self.way, self.reader = way, Mapped(layout)
         else:
@@ -228,7 +228,7 @@ class Objects:
         self._rows, self.text, self.chunk_rows = dset.shape[0], string is not None, 1
         self.shape, self.dtype = (-1,), torch_dtype(np.dtype(np.uint8 if self.text else vlen))
         self._fixed = Fixed(dset, None, cache, swmr) if string and string.length is not None else None
-        self._reader = ThroughH5py(dset, None, swmr)
+        self._reader = ThroughH5py(dset, None, swmr, Sources(dset))
         self.way, self.reason = (self._fixed.way, self._fixed.reason) if self._fixed else ("h5py", "variable length")
         self._bytes_a_row = dset.dtype.itemsize
         self.read(np.arange(min(1, self._rows)))  # what is damaged shall show now

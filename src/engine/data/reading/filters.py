@@ -82,9 +82,16 @@ _SLACK = 64
 _SMALL = 1 << 16  # bytes of a stream that, at 1032 to 1 at most, cannot fill the memory
 
 
-def _inflate(data: Any, options: Options, nbytes: int) -> bytes:
-    """Nearly all of the time of reading gzip is inside: of 400 us for 150 KB that compress badly 372 with isal (no
-    library inflates into a buffer of ours; libdeflate takes 353, zlib-ng 415, zlib 614)."""
+def _inflate(data: Any, options: Options, nbytes: int) -> Any:
+    """Nearly all of the time of reading gzip is inside (benchmarks/RESULTS.md)."""
+    libdeflate = _load("deflate")
+    if libdeflate is not None:
+        try:
+            return libdeflate.zlib_decompress(data, nbytes + _SLACK)  # into so much memory, and no more
+        except libdeflate.DeflateError:  # which does not say why
+            raise ValueError(
+                f"its stream is damaged or cut, or holds more than the {nbytes} bytes of a chunk"
+            ) from None
     library: Any = _load("isal.isal_zlib") or zlib
     if len(data) <= _SMALL:
         # bufsize is only a first guess of the output's size; decode checks the true one

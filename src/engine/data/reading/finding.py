@@ -135,34 +135,55 @@ def _choices(group: h5py.Group, wanted: str) -> str:
     return (f"did you mean {near[0]!r}? " if near else "") + f"It holds: {'; '.join(there) or 'no datasets'}"
 
 
-def check_sources(dset: h5py.Dataset, above: tuple[tuple[str, str], ...] = ()) -> bool:
-    """HDF5 reads fill values, without a word, where a virtual dataset's source is missing or an external file short.
+class Sources:
+    """Of a dataset all that it is made of: virtual datasets, theirs, files of raw storage. Raises what is wrong there.
 
-    above: the virtual datasets that show this one. HDF5 crashes where one shows itself. -> whether one shows more of
-    another than there is: HDF5 2.0 crashes on reading several rows of it at once."""
-    where, beyond = f"{dset.file.filename}: {dset.name}", False
-    above = (*above, (os.path.realpath(dset.file.filename), own_name(dset)))
-    if above[-1] in above[:-1]:
-        raise ConfigError(f"{where} is a virtual dataset that shows itself; name the dataset that holds the values")
-    sources = dset.virtual_sources() if dset.is_virtual else ()
-    for name, of, shape in dict.fromkeys((s.file_name, s.dset_name, s.src_space.shape) for s in sources):
-        found = [dset.file.filename] if name == "." else candidates(dset.file, name, VDS)
-        if not found and "%" not in name:  # numbered blocks may be missing
-            raise ConfigError(f"{where} is virtual and its source {name} is missing; put it beside the file")
-        for path in found:
-            with nullcontext(dset.file) if name == "." else open_h5(path) as file:
-                for each in source_names(file, of):
-                    if each not in file:
-                        raise ConfigError(f"{where} is virtual and its source {name} has no {each}")
-                    if isinstance(file[each], h5py.Dataset):
-                        beyond |= file[each].shape != shape
-                        beyond |= file[each].is_virtual and check_sources(file[each], above)
-    end, needed = 0, dset.size * dset.id.get_type().get_size()  # numpy's bfloat16 is a float32
-    for name, offset, size in dset.external or ():
-        there = os.path.getsize(name) - offset if os.path.exists(name) else needed  # missing: HDF5 itself says so
-        end += min(there, size)
-    if dset.external and end < needed:
-        raise ConfigError(
-            f"{where} is stored in {dset.external[0][0]}, which has {end} of its {needed} bytes; copy it again"
-        )
-    return beyond
+    HDF5 reads fill values, without a word, where a virtual dataset's source is missing or an external file short, and
+    crashes where a virtual dataset shows itself. files: those in which values lie beside its own. beyond: whether a
+    virtual dataset shows more of another one than there is: HDF5 2.0 crashes on reading several rows of it at once."""
+
+    def __init__(self, dset: h5py.Dataset) -> None:
+        self.files: set[str] = set()
+        self.beyond = False
+        self._own = os.path.realpath(dset.file.filename)
+        self._done: dict[tuple[str, str], bool] = {}  # dataset -> False while what it shows is visited
+        self._visit(dset)
+
+    def _visit(self, dset: h5py.Dataset) -> None:
+        where, path = f"{dset.file.filename}: {dset.name}", os.path.realpath(dset.file.filename)
+        if path != self._own:
+            self.files.add(path)
+        if dset.external:
+            self._check_raw(dset, where)
+        if not dset.is_virtual:
+            return
+        this = (path, own_name(dset))
+        if not self._done.setdefault(this, True):
+            raise ConfigError(f"{where} is a virtual dataset that shows itself; name the dataset that holds the values")
+        self._done[this] = False
+        for name, of, shape in dict.fromkeys(
+            (s.file_name, s.dset_name, s.src_space.shape) for s in dset.virtual_sources()
+        ):
+            found = [dset.file.filename] if name == "." else candidates(dset.file, name, VDS)
+            if not found and "%" not in name:  # numbered blocks may be missing
+                raise ConfigError(f"{where} is virtual and its source {name} is missing; put it beside the file")
+            for path in found:
+                with nullcontext(dset.file) if name == "." else open_h5(path) as file:
+                    for each in source_names(file, of):
+                        if each not in file:
+                            raise ConfigError(f"{where} is virtual and its source {name} has no {each}")
+                        if isinstance(file[each], h5py.Dataset):
+                            self.beyond |= file[each].shape != shape
+                            self._visit(file[each])
+        self._done[this] = True
+
+    def _check_raw(self, dset: h5py.Dataset, where: str) -> None:
+        end, needed = 0, dset.size * dset.id.get_type().get_size()  # numpy's bfloat16 is a float32
+        for name, offset, size in dset.external:
+            self.files |= {name} if os.path.exists(name) else set()
+            there = os.path.getsize(name) - offset if os.path.exists(name) else needed  # missing: HDF5 itself says so
+            end += min(there, size)
+        if end < needed:
+            raise ConfigError(
+                f"{where} is stored in {dset.external[0][0]}, which has {end} of its {needed} bytes; copy it again"
+            )

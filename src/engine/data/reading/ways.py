@@ -17,7 +17,8 @@ import h5py
 import numpy as np
 
 from engine.data.reading import filters
-from engine.data.reading.external import lie_in, own_name
+from engine.data.reading.external import own_name
+from engine.data.reading.finding import Sources
 from engine.data.reading.layout import Layout
 from engine.data.reading.opening import acquire, check_same, close_all, identity, is_clash, release, unreadable
 from engine.data.reading.raw import ChunkCache, RawFile, raw_file, spread
@@ -180,12 +181,11 @@ class ThroughH5py:
 
     file = None
 
-    def __init__(self, dset: h5py.Dataset, member: str | None, swmr: bool, by_row: bool = False) -> None:
-        """by_row: never several rows at once."""
-        self._by_row = by_row
+    def __init__(self, dset: h5py.Dataset, member: str | None, swmr: bool, sources: Sources) -> None:
+        self._by_row = sources.beyond
         self.path, self.name, self.member, self.swmr = dset.file.filename, own_name(dset), member, swmr
         self.identity = identity(dset.file)
-        self._others = {path: identity(path) for path in lie_in(dset)}
+        self._others = {path: identity(path) for path in sources.files}
         self._reset()
 
     def _reset(self) -> None:
@@ -226,9 +226,11 @@ class ThroughH5py:
     def _check(self, dset: Any) -> None:
         check_same(self.path, self.identity, identity(dset.file), self.swmr)
         for path, was in self._others.items():
-            if not os.path.exists(path):
-                raise ConfigError(f"{path}, in which {self.path}: {self.name} lies, is gone; put it back")
-            check_same(path, was, identity(path), self.swmr)
+            try:
+                now = identity(path)
+            except FileNotFoundError:
+                raise ConfigError(f"{path}, in which {self.path}: {self.name} lies, is gone; put it back") from None
+            check_same(path, was, now, self.swmr)
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
         for attempt in range(3):
