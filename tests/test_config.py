@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from engine.config.compose import CONF, ROOT, composed, resolved
+from engine.config.compose import CONF, ROOT, composed, missing_keys, resolved
 from engine.config.schema import Rule, option, parse_interval
 from engine.config.targets import build, check_targets
 from engine.errors import ConfigError
@@ -96,7 +96,8 @@ def overrides_with(choice: str, folder: Path) -> list[str]:
     made = [f"data.path={FILES[data](folder)}" for data in FILES.keys() & chosen(beside)]
     if not made and not data_file(beside).exists():
         pytest.skip(f"{data_file(beside)} is not on this machine")
-    return [*dict.fromkeys([beside, choice]), *made]
+    files = [f"{key}=none" for key in missing_keys(composed([choice])["task"], "task")]  # which are read later
+    return [*dict.fromkeys([beside, choice]), *made, *files]
 
 
 @pytest.mark.parametrize("choice", OPTIONS)

@@ -184,7 +184,7 @@ def test_learning_rates_by_parts_of_names() -> None:
     schedule = Schedule(optimizer, lambda step, total: 0.5, 10)
     assert sorted({group["lr"] for group in optimizer.param_groups}) == [0.0, 0.25, 1.0]
     assert schedule.last_lr == 0.25, "what is logged is the rate of the parameters without a factor"
-    line = r"^optim\.lr_factors: no parameter's name holds 'nothing'; names are such as 0\.w"
+    line = r"^optim\.lr_factors: no trained parameter's name holds 'nothing'; names are such as 0\.w"
     with pytest.raises(ConfigError, match=line):
         parameter_groups(small(), 0.3, False, {"nothing": 2.0})
 

@@ -17,6 +17,7 @@ class App:
 
     schema: of the whole config. own: {"data": its schema, "optim": ...}, the run's keys among a target's arguments.
     moved: {where components lay in older versions: where they lie now}, beginnings of dotted paths.
+    paths: keys whose values are files or folders.
 
     check: raises ConfigError for a config that cannot be run. scores: (a whole, plain config, *beginnings of splits'
     names) -> the keys of its scores. start: runs a checked one in its directory. follow: what
@@ -29,6 +30,7 @@ class App:
     schema: type
     own: Mapping[str, type]
     moved: Mapping[str, str]
+    paths: tuple[str, ...]
     check: Callable[[Any], None]
     scores: Callable[..., list[str]]
     start: Callable[..., None]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine import app
-from lab.groups import FACTORIES, MOVED, OWN, TARGETS_ALLOWED, RootConfig, check, score_names
+from lab.groups import FACTORIES, MOVED, OWN, PATHS, TARGETS_ALLOWED, RootConfig, check, score_names
 
 
 def start(*arguments: Any, **more: Any) -> None:
@@ -28,5 +28,7 @@ def try_out(cfg: Any, known: Sequence[str]) -> dict[str, Any]:
 
 
 app.register(
-    app.App("lab", TARGETS_ALLOWED, FACTORIES, RootConfig, OWN, MOVED, check, score_names, start, follow, try_out)
+    app.App(
+        "lab", TARGETS_ALLOWED, FACTORIES, RootConfig, OWN, MOVED, PATHS, check, score_names, start, follow, try_out
+    )
 )

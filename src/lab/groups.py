@@ -7,11 +7,12 @@ What has a `_target_` is checked against the signature of that target (engine.co
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
 from engine.config.fit import check_fit
-from engine.config.schema import Rule, below_outputs, did_you_mean, option, plain, show, split_own, typed
+from engine.config.schema import Rule, below_outputs, did_you_mean, option, plain, regex, show, split_own, typed
 from engine.config.targets import check_targets, locate
 from engine.errors import ConfigError
 from engine.ranks.options import ONE_PROCESS, DDPConfig, FsdpConfig, HardwareConfig, check_share
@@ -137,6 +138,12 @@ MOVED = {
     "lab.data.sampling.": "engine.data.sampling.",
 }
 
+PATHS = (
+    "data.path",
+    "resume",
+    "task.weights",
+)  # values that are paths: relative ones count from where a command starts
+
 # nodes that are built, nodes whose every entry is built, and the run's own keys among a target's arguments
 TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task")
 COLLECTIONS = ("data.transforms", "task.metrics", "callback")
@@ -162,7 +169,13 @@ def check(cfg: Any) -> None:
             raise ConfigError(f"{recipe}: its yaml must begin with '# @package _global_' to override the whole config")
     root = typed(RootConfig, values)
     split_own(root.data, DataConfig, "data")
-    split_own(root.optim, OptimConfig, "optim")
+    optim = split_own(root.optim, OptimConfig, "optim")[0]
+    for pattern, factor in optim.lr_factors.items():
+        regex(pattern, "optim.lr_factors")
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 <= factor < math.inf:
+            raise ConfigError(
+                f"optim.lr_factors: {pattern}: expected a factor of the learning rate, got {show(factor)}"
+            )
     _check_combinations(root)
     check_fit(values, {key: GIVEN_BY_RUN[key] for key in ("data.order", "optim")})
     check_targets(values, TARGETS, COLLECTIONS, OWN_KEYS, GIVEN_BY_RUN)

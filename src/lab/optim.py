@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from torch.autograd import _profiler_enabled
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from engine.config.schema import Positive, Share
+from engine.config.schema import Positive, Share, regex
 from engine.errors import ConfigError
 from engine.ranks.fsdp import is_part
 
@@ -40,7 +39,7 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Parameters that are treated alike: biases and norms (one dimension or none) decay only if told so, and the first
     of lr_factors (a regular expression found in the name -> factor of the learning rate) holds."""
-    factors = {re.compile(pattern): factor for pattern, factor in (lr_factors or {}).items()}
+    factors = {regex(pattern, "optim.lr_factors"): factor for pattern, factor in (lr_factors or {}).items()}
     unused = set(factors)
     groups: dict[tuple[float, bool], dict[str, Any]] = {}
     for name, p in named:
@@ -57,7 +56,7 @@ def parameter_groups(
     if unused:
         text = min(one.pattern for one in unused)
         names = ", ".join(name for name, _ in named[:4])
-        raise ConfigError(f"optim.lr_factors: no parameter's name holds {text!r}; names are such as {names}")
+        raise ConfigError(f"optim.lr_factors: no trained parameter's name holds {text!r}; names are such as {names}")
     return [group for _, group in sorted(groups.items(), key=lambda entry: (entry[0][0] != 1.0, not entry[0][1]))]
 
 

@@ -164,14 +164,14 @@ def composed(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def resolved(cfg: DictConfig, cwd: Path) -> DictConfig:
-    """A copy without interpolations; `data.path` and `resume`, where they are relative, made absolute against `cwd`."""
+    """A copy without interpolations; paths (data.path, resume, ...) made absolute against `cwd`."""
     for key in missing_keys(OmegaConf.to_container(cfg, resolve=False)):
         raise ConfigError(f"{key}: a value is missing here (???) - give one, {key}=...")
     copy = cfg.copy()
     OmegaConf.set_struct(copy, False)
     OmegaConf.set_readonly(copy, False)
     try:
-        for key in ("data.path", "resume"):
+        for key in app().paths:
             if (value := OmegaConf.select(copy, key)) is not None:
                 OmegaConf.update(
                     copy, key, absolute(OmegaConf.to_container(value) if OmegaConf.is_config(value) else value, cwd)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING as MISSING_DEFAULT
@@ -143,6 +144,14 @@ def below_outputs(name: Any) -> str:
     if not isinstance(name, str) or not name.strip() or ".." in name.split("/") or name.startswith(("/", "~")):
         raise ConfigError(f"name: must be a folder below outputs/, got {show(name)}")
     return name
+
+
+def regex(text: Any, key: str) -> re.Pattern[str]:
+    """The regular expression that stands at `key`."""
+    try:
+        return re.compile(text)
+    except (re.error, TypeError) as error:
+        raise ConfigError(f"{key}: {show(text)} is no regular expression: {error}") from None
 
 
 def leaves(node: Any, key: str = "") -> list[str]:

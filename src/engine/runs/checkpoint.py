@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Collection
+import zipfile
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def check_content(payload: Any) -> None:
         if part not in wrong and not all(isinstance(value, torch.Tensor) for value in (payload[part] or {}).values()):
             wrong.append(part)
     if wrong:
-        raise ValueError(f"it is no checkpoint of a run: missing or of another kind in it: {_some(wrong)}")
+        raise ValueError(f"it is no checkpoint of a run: missing or of another kind in it: {some(wrong)}")
 
 
 def weights(payload: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def load_weights(model: nn.Module, state: dict[str, Any], source: str, what: str
         f"not in the {what}": [k for k in state if k not in own],
         "of another shape": shapes,
     }
-    wrong = "; ".join(f"{what}: {_some(keys)}" for what, keys in parts.items() if keys)
+    wrong = "; ".join(f"{what}: {some(keys)}" for what, keys in parts.items() if keys)
     if wrong:
         raise ConfigError(
             f"{source} does not fit the {what}: {wrong}; use the model and data settings it was trained with"
@@ -121,8 +122,27 @@ def load_weights(model: nn.Module, state: dict[str, Any], source: str, what: str
     model.load_state_dict(state)
 
 
-def _some(keys: list[str], limit: int = 4) -> str:
-    return ", ".join(keys[:limit]) + (f" and {len(keys) - limit} more" if len(keys) > limit else "")
+def fill(model: nn.Module, state: Mapping[str, torch.Tensor], source: object) -> str:
+    """Give the model what fits it of `state` -> what did and what did not, in a few lines. A ConfigError if nothing."""
+    own = model.state_dict()
+    fits = {name: value for name, value in state.items() if name in own and value.shape == own[name].shape}
+    if not any(name in fits for name, _ in model.named_parameters()):
+        raise ConfigError(
+            f"{source}: none of its weights fits the model: it has {some(list(state))}, the model {some(list(own))}"
+        )
+    model.load_state_dict(fits, strict=False)
+    others = [name for name in own if name in state and name not in fits]
+    parts = {
+        "of another shape, not taken": [f"{k} {tuple(state[k].shape)}, here {tuple(own[k].shape)}" for k in others],
+        "not in the file": [name for name in own if name not in state],
+        "not in the model": [name for name in state if name not in own],
+    }
+    lines = [f"{len(fits)} of the model's {len(own)} weights and buffers are those of {source}"]
+    return "\n  ".join([*lines, *(f"{what}: {some(names)}" for what, names in parts.items() if names)])
+
+
+def some(keys: list[str], limit: int = 4) -> str:
+    return ", ".join(keys[:limit]) + (f" and {len(keys) - limit} more" if len(keys) > limit else "") or "none"
 
 
 class Checkpoints:
@@ -238,3 +258,21 @@ def find(path: Path) -> tuple[Path, dict[str, Any]]:
     best = checkpoints.load_best(newest[1]["best"])
     file, payload = (checkpoints.best_path(best[0]), best[1]) if best else newest
     return file, load(file, WEIGHTS) if "shards" in payload else payload
+
+
+def find_weights(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """The file that `path` means and weights alone: of what `find` finds, or of a state dict that any program saved."""
+    if not path.exists():
+        raise ConfigError(f"{path}: no such run directory, checkpoint or file with weights")
+    if path.is_dir():
+        file, payload = find(path)
+        return file, weights(payload)
+    with reading(path):
+        if zipfile.is_zipfile(path):  # older versions of torch wrote none
+            check_zip(path)
+        payload = torch.load(path, map_location="cpu", weights_only=True)
+        within = [payload.get(key) for key in ("ema", "model", "state_dict")] if isinstance(payload, dict) else []
+        for state in (payload, *within):
+            if isinstance(state, dict) and state and all(isinstance(v, torch.Tensor) for v in state.values()):
+                return path, state
+        raise ValueError("it holds no weights: no state dict, and none under 'model' or 'state_dict'")

@@ -1,0 +1,82 @@
+"""Fine-tuning: supervised training that begins with weights from elsewhere, parts of which may stay as they are."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from engine.config.schema import regex
+from engine.errors import ConfigError
+from engine.runs import checkpoint
+from lab.tasks.base import Batch, Metric
+from lab.tasks.supervised import Supervised
+
+
+class Finetune(Supervised):
+    """weights: a run directory (its best checkpoint), a checkpoint, or a file with a state dict; read where a run
+    begins, and never again. rename: {regular expression: replacement}, one after the other on each of its names; a name
+    that becomes empty is left out. frozen: regular expressions, found in names of the model's parameters and buffers:
+    these stay bit for bit as they are, modules with buffers (BatchNorm) in eval mode during training too."""
+
+    def __init__(
+        self,
+        criterion: Callable[[Any, Batch], Any],
+        metrics: Mapping[str, Metric],
+        weights: str,
+        rename: Mapping[str, str],
+        frozen: Sequence[str],
+    ) -> None:
+        super().__init__(criterion, metrics)
+        self.source, self.rename = weights, {regex(k, "task.rename"): new for k, new in rename.items()}
+        self.frozen = [regex(pattern, "task.frozen") for pattern in frozen]
+        self.still: Callable[[], Iterator[nn.Module]] = lambda: iter(())
+
+    def initialize(self, model: nn.Module) -> str | None:
+        file, state = checkpoint.find_weights(Path(self.source))
+        return checkpoint.fill(model, self.renamed(state), file)
+
+    def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        used = set()
+        for name, value in state.items():
+            new = name
+            for pattern, replacement in self.rename.items():
+                used |= {pattern} if pattern.search(new) else set()
+                new = pattern.sub(replacement, new)
+            if new in found:
+                raise ConfigError(f"task.rename: two of the weights in {self.source} become {new!r}, one is {name!r}")
+            if new:
+                found[new] = value
+        for pattern in self.rename.keys() - used:
+            raise ConfigError(
+                f"task.rename: no name holds {pattern.pattern!r}; names are {checkpoint.some(list(state))}"
+            )
+        return found
+
+    def attach(self, model: nn.Module) -> None:
+        names = list(model.state_dict())
+        for pattern in self.frozen:
+            if not any(map(pattern.search, names)):
+                raise ConfigError(f"task.frozen: no name holds {pattern.pattern!r}; names are {checkpoint.some(names)}")
+        stays = {name for name in names if any(pattern.search(name) for pattern in self.frozen)}
+        for name, p in model.named_parameters():
+            p.requires_grad_(p.requires_grad and name not in stays)
+        if not any(p.requires_grad for module in (model, self) for p in module.parameters()):
+            raise ConfigError(f"task.frozen: freezes all of {type(model).__name__}; there is nothing left to train")
+        still = []
+        for name, module in model.named_modules():
+            own = [key for key, _ in (*module.named_parameters(name, False), *module.named_buffers(name, False))]
+            if stays.issuperset(own) and next(module.buffers(False), None) is not None:
+                still.append(name)
+        held = weakref.ref(model)  # by names, later: another module may have taken a BatchNorm's place
+        self.still = lambda: (one.get_submodule(name) for one in [held()] if one is not None for name in still)
+
+    def train(self, mode: bool = True) -> Finetune:
+        super().train(mode)
+        for module in self.still():  # the loop has set the model's mode before
+            module.eval()
+        return self

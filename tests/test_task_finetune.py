@@ -1,0 +1,256 @@
+"""Fine-tuning: which weights come from elsewhere, what stays as it is, and that all else goes on as in any run."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import (
+    QUICK,
+    TRAIN,
+    assert_equal,
+    compose,
+    kill_at,
+    last_checkpoint,
+    limit,
+    metrics,
+    needs,
+    result,
+    slow,
+    start_run,
+    status,
+)
+from torch import nn
+
+from engine.errors import ConfigError, Damaged
+from engine.ranks import hardware
+from engine.runs import checkpoint
+from engine.runs.logger import Logger
+from lab.build import Config, make_method, make_model, make_task
+from lab.losses.cross_entropy import CrossEntropy
+from lab.restore import export, score_checkpoint
+from lab.tasks.finetune import Finetune
+
+pytestmark = needs("conf/task/finetune.yaml", "src/lab/tasks/finetune.py")
+NET = (*(o for o in QUICK if not o.startswith("model.")), "model=resnet", "model.width=4", "model.blocks=[1,1]")
+BODY = 'task.frozen=["^stem","^stages"]'
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a head of twelve outputs."""
+    run = tmp_path_factory.mktemp("pretrained") / "run"
+    return start_run(run, *NET, "model.num_outputs=12", "trainer.max_steps=3", "optim.lr=0.01")
+
+
+def task(weights: Path | str, rename: Any = None, frozen: Any = ()) -> Finetune:
+    return Finetune(CrossEntropy(0.0), {}, str(weights), rename or {}, frozen)
+
+
+def small(outputs: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, outputs))
+
+
+# -- which weights
+
+
+def test_weights_come_from_a_run_a_checkpoint_or_a_state_dict(pretrained: Path, tmp_path: Path) -> None:
+    """And the head, of another size, is the run's own; what happened is said."""
+    file = checkpoint.find(pretrained)[0]
+    theirs = last_checkpoint(pretrained)["model"]
+    torch.save(theirs, tmp_path / "plain.pt")
+    torch.save(theirs, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    torch.save({"state_dict": theirs, "epoch": 3}, tmp_path / "nested.pt")
+    export(pretrained, tmp_path / "export.pt", overwrite=False)
+    config = Config.of(compose(*NET, "trainer.max_steps=1"))
+    for source in (pretrained, file, *(tmp_path / f"{name}.pt" for name in ("plain", "old", "nested", "export"))):
+        model = make_model(config)
+        head = model.head.weight.clone()  # type: ignore[union-attr, operator]
+        line = task(source).initialize(model)
+        assert line is not None
+        assert line.splitlines()[0].startswith("36 of the model's 38 weights and buffers are those of ")
+        assert line.splitlines()[1:] == [
+            "  of another shape, not taken: head.weight (12, 8), here (10, 8), head.bias (12,), here (10,)"
+        ]
+        own = model.state_dict()
+        assert_equal({k: own[k] for k in own if k[:4] != "head"}, {k: theirs[k] for k in own if k[:4] != "head"})
+        assert torch.equal(own["head.weight"], head)
+
+
+def test_names_are_mapped(tmp_path: Path) -> None:
+    """One pattern after the other; what becomes empty is left out, though its shape would fit."""
+    theirs = small()
+    torch.save({f"module.net.{name}": value for name, value in theirs.state_dict().items()}, tmp_path / "w.pt")
+    model = small()
+    head = model[2].weight.clone()
+    line = task(tmp_path / "w.pt", {r"^module\.": "", r"^net\.2\..*": "", r"^net\.(\d)": r"\1"}).initialize(model)
+    assert line is not None
+    assert line.splitlines()[0].startswith("7 of the model's 9 weights")
+    assert line.splitlines()[1:] == ["  not in the file: 2.weight, 2.bias"]
+    assert torch.equal(model[0].weight, theirs[0].weight)
+    assert torch.equal(model[2].weight, head)
+    for rename, line in (
+        ({"nothing": ""}, r"^task\.rename: no name holds 'nothing'; names are module\.net\.0\.weight, "),
+        ({"weight": "bias"}, r"^task\.rename: two of the weights in .*w\.pt become 'module\.net\.0\.bias'"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            task(tmp_path / "w.pt", rename).initialize(small())
+
+
+def test_files_without_such_weights_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "text.pt").write_text("no weights")
+    torch.save([1, 2], tmp_path / "list.pt")
+    torch.save({f"x.{name}": value for name, value in small().state_dict().items()}, tmp_path / "other.pt")
+    data = (tmp_path / "other.pt").read_bytes()
+    (tmp_path / "cut.pt").write_bytes(data[: len(data) // 2])
+    middle = data.index(small().state_dict()["1.running_var"].numpy().tobytes())
+    (tmp_path / "flipped.pt").write_bytes(data[:middle] + b"\1" + data[middle + 1 :])
+    (tmp_path / "folder").mkdir()
+    for name, kind, line in (
+        ("missing.pt", ConfigError, "missing.pt: no such run directory, checkpoint or file with weights$"),
+        ("folder", ConfigError, "folder is neither a checkpoint nor a run directory"),
+        ("text.pt", Damaged, r"text.pt does not load: "),
+        ("cut.pt", Damaged, r"cut.pt does not load: "),
+        ("flipped.pt", Damaged, r"flipped.pt does not load: Bad CRC-32"),
+        ("list.pt", Damaged, r"list.pt does not load: it holds no weights"),
+        ("other.pt", ConfigError, r"other.pt: none of its weights fits the model: it has x\.0\.weight, .* the model 0"),
+    ):
+        with pytest.raises(kind, match=line) as caught:
+            task(tmp_path / name).initialize(small())
+        assert "\n" not in str(caught.value)
+
+
+# -- what stays
+
+
+def test_what_is_frozen_is_in_eval_mode_while_the_rest_trains() -> None:
+    model = nn.Sequential(small(), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 2))
+    one = task("unused", frozen=[r"^0\.[01]\."])
+    one.attach(model)
+    assert [name for name, p in model.named_parameters() if not p.requires_grad] == [
+        "0.0.weight", "0.0.bias", "0.1.weight", "0.1.bias",
+    ]  # fmt: skip
+    model.train(), one.train()
+    assert [name for name, module in model.named_modules() if not module.training] == ["0.1"]
+    model[0][1] = nn.SyncBatchNorm(4)  # as trainer.sync_batchnorm does later  # type: ignore[index, operator]
+    model.train(), one.train()
+    assert not model[0][1].training  # type: ignore[index]
+    model.eval(), one.eval()
+    assert not any(module.training for module in model.modules())
+
+
+def test_mistakes_in_patterns_are_one_line(pretrained: Path) -> None:
+    for frozen, line in (
+        (["("], r"^task\.frozen: '\(' is no regular expression: missing \)"),
+        ([r"^2\.", "nope"], r"^task\.frozen: no name holds 'nope'; names are 0\.weight, .* and 5 more$"),
+        (["."], r"^task\.frozen: freezes all of Sequential; there is nothing left to train$"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            task(pretrained, frozen=frozen).attach(small())
+    with pytest.raises(ConfigError, match=r"^task\.weights: a value is missing here"):
+        compose(*NET, "task=finetune")
+    for factors, line in (
+        (r"\(: 1", r"^optim\.lr_factors: '\(' is no regular expression: "),
+        ("x: fast", r"^optim\.lr_factors: x: expected a factor of the learning rate, got 'fast'"),
+        ("x: -1", r"^optim\.lr_factors: x: expected a factor of the learning rate, got -1"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            compose(*NET, f"+optim.lr_factors={{{factors}}}", "trainer.max_steps=1")
+
+
+def test_a_relative_path_counts_from_where_the_command_starts() -> None:
+    cfg = compose(*NET, "task=finetune", "task.weights=some/run", "trainer.max_steps=1")
+    assert cfg.task.weights == str(Path.cwd() / "some/run")
+
+
+@pytest.mark.parametrize("precision", ["fp32", slow("bf16")])
+def test_frozen_parts_stay_bit_for_bit(pretrained: Path, tmp_path: Path, precision: str) -> None:
+    """Parameters, buffers and their moving average; a run goes on, and is scored, without the file."""
+    theirs = checkpoint.weights(checkpoint.find(pretrained)[1])
+    weights = tmp_path / "weights.pt"
+    torch.save(theirs, weights)
+    overrides = (
+        *NET, "task=finetune", f"task.weights={weights}", 'task.frozen=["^stem","^stages.0"]', "trainer.max_steps=4",
+        "trainer.ema_decay=0.5", "+optim.lr_factors={stages: 0.5}", f"hardware.precision={precision}",
+    )  # fmt: skip
+    run = start_run(tmp_path / "run", *overrides)
+    payload = last_checkpoint(run)
+    assert sorted({group.get("lr_factor", 1.0) for group in payload["optimizer"]["param_groups"]}) == [0.5, 1.0]
+    for part in ("model", "ema"):
+        for name, value in payload[part].items():
+            same = name[:4] != "head" and torch.equal(value, theirs[name])
+            assert same == name.startswith(("stem", "stages.0")), (part, name)
+    assert "of another shape, not taken: head.weight (12, 8), here (10, 8)" in (run / "train.log").read_text()
+    weights.unlink()
+    start_run(run, *overrides)
+    scores = score_checkpoint(run, "test", [])
+    assert scores["loss"] == pytest.approx(result(run)["test/loss"], rel=1e-6)
+
+
+def test_overfitting_a_batch(pretrained: Path, tmp_path: Path) -> None:
+    run = start_run(
+        tmp_path / "run", *NET, "task=finetune", f"task.weights={pretrained}", "task.frozen=[stem]",
+        "debug=overfit", "trainer.max_steps=60", "optim.lr=0.03",
+    )  # fmt: skip
+    losses = [m["train/loss"] for m in metrics(run) if "train/loss" in m]
+    assert losses[-1] < 0.1 * losses[0]
+
+
+# -- exactness
+
+WAYS = {
+    "micro-batches": ("hardware.micro_batch_size=5",),
+    "two ranks": ("trainer=ddp", "hardware.num_procs=2"),
+    "sharded": ("trainer=fsdp", "hardware.num_procs=2"),
+}
+
+
+@pytest.mark.parametrize("way", ["micro-batches", slow("two ranks"), slow("sharded")])
+def test_ranks_and_micro_batches_change_nothing(pretrained: Path, tmp_path: Path, way: str) -> None:
+    """Frozen BatchNorm uses its saved statistics, so this model's steps do not depend on the shares of the batch."""
+    common = (
+        *NET, "task=finetune", f"task.weights={pretrained}", BODY, "trainer.max_steps=6", "trainer.log_every=1",
+    )  # fmt: skip
+    one, other = start_run(tmp_path / "one", *common), start_run(tmp_path / "other", *common, *WAYS[way])
+    for a, b in zip(metrics(one), metrics(other), strict=True):
+        for name in ("train/loss", "train/grad_norm", "val/loss"):
+            if name in a:
+                assert a[name] == pytest.approx(b[name], rel=1e-4)
+    files = [checkpoint.find(run)[0] for run in (one, other)]
+    weights = [checkpoint.load(file)["model"] for file in files]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-4)
+        if not name.startswith("head"):
+            assert torch.equal(weights[1][name], value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_twice_equals_undisturbed(pretrained: Path, tmp_path: Path, ranks: int) -> None:
+    overrides = (
+        *NET, "task=finetune", f"task.weights={pretrained}", "task.frozen=[stem]",
+        "trainer.max_steps=160", "trainer.save_every=5", "trainer.ema_decay=0.99", "model.dropout=0.2",
+        *(("trainer=ddp", "hardware.num_procs=2") if ranks == 2 else ()),
+    )  # fmt: skip
+    straight = start_run(tmp_path / "straight", *overrides, own_process=True)
+    killed = tmp_path / "killed"
+    for attempt, at_step in enumerate((20, 60)):
+        again = (f"resume={killed}",) if attempt else (*overrides, f"hydra.run.dir={killed}")
+        kill_at(killed, at_step, again)
+        assert status(killed)["status"] == "running"
+    done = subprocess.run([*TRAIN, f"resume={killed}"], capture_output=True, text=True, timeout=limit(60))
+    assert done.returncode == 0, done.stderr
+    assert_equal(last_checkpoint(killed), last_checkpoint(straight))
+    assert metrics(killed) == metrics(straight)
+
+
+def test_only_a_run_that_begins_reads_the_weights() -> None:
+    config = Config.of(compose(*NET, "task=finetune", "task.weights=gone", "trainer.max_steps=1"))
+    machine = hardware.resolve(config.hardware, config.trainer)
+    make_method(config, machine, begins=False, logger=Logger())
+    make_task(config)
+    with pytest.raises(ConfigError, match="gone: no such run directory"):
+        make_method(config, machine, begins=True, logger=Logger())
