@@ -1,0 +1,79 @@
+"""From joints in an image to joints in space: three losses, each weighted, each logged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.linalg import vector_norm
+
+from engine.config.schema import NotNegative
+from engine.errors import ConfigError
+from lab.metrics.base import as_metric
+from lab.tasks.base import Batch, Losses, Metric, Task
+
+
+class Pose(Task):
+    """model(batch[input]) -> (B, J * 3) or (B, J, 3), as batch[target]; of further columns neither counts.
+
+    Losses, each the mean over a sample's joints or bones, in the target's unit of length:
+      position      distance from the target joint (MPJPE)
+      bones         difference of bone lengths; bones: pairs of joints
+      reprojection  distance, seen along the third axis, from the joints of the image at the scale that fits best
+    input: (B, J, 2), or more columns, of which the first two count, along the target's first two axes.
+    factors: of each loss in what is minimised. metrics: see lab.metrics.base.
+    """
+
+    terms = ("position", "bones", "reprojection")
+    bones: Tensor
+
+    def __init__(
+        self,
+        input: str,
+        target: str,
+        bones: Sequence[Sequence[int]],
+        factors: Mapping[str, NotNegative],
+        metrics: Mapping[str, Metric],
+    ) -> None:
+        super().__init__()
+        if sorted(factors) != sorted(self.terms):
+            raise ConfigError(f"task.factors={dict(factors)}: give one for each of {', '.join(self.terms)}")
+        if not bones or any(len(bone) != 2 for bone in bones):
+            raise ConfigError(f"task.bones={bones}: give pairs of joints")
+        self.input, self.target, self.factors = input, target, dict(factors)
+        self.metrics = {name: as_metric(metric) for name, metric in metrics.items()}
+        self.num_joints = 1 + max(map(max, bones))
+        self.register_buffer("bones", torch.tensor(bones), persistent=False)  # (N, 2)
+
+    def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        for key, columns in (("input", 2), ("target", 3)):
+            field = getattr(self, key)
+            shape = tuple(batch[field].shape) if field in batch else f"not in the batch, which has {sorted(batch)}"
+            if isinstance(shape, str) or len(shape) != 3 or shape[1] < self.num_joints or shape[2] < columns:
+                raise ConfigError(f"task.{key}={field}: {shape}; (B, {self.num_joints} joints, {columns}) is needed")
+        image, target = batch[self.input], batch[self.target][..., :3]
+        # float: half precision is too coarse for millimetres
+        pose = model(image).float().reshape(*target.shape[:2], -1)[..., :3]
+        values = {
+            "position": vector_norm(pose - target, dim=2).mean(1),
+            "bones": (self.lengths(pose) - self.lengths(target)).abs().mean(1),
+            "reprojection": reprojection(pose, image[..., :2]),
+        }
+        loss = torch.stack([self.factors[name] * value for name, value in values.items()]).sum(0)
+        return {"loss": loss, **values}, pose
+
+    def lengths(self, pose: Tensor) -> Tensor:
+        """(B, J, 3) -> (B, N), of the bones."""
+        begin, end = pose[:, self.bones].unbind(2)
+        return vector_norm(end - begin, dim=2)
+
+
+def reprojection(pose: Tensor, image: Tensor) -> Tensor:
+    """pose: (B, J, 3), image: (B, J, 2) -> (B,) mean distance of the joints under a weak perspective camera."""
+    seen = pose[..., :2] - pose[..., :2].mean(1, keepdim=True)
+    image = image - image.mean(1, keepdim=True)
+    # the image is scaled to the pose: the other way round, a pose near zero would have no end of a gradient
+    scale = (image * seen).sum((1, 2)) / image.square().sum((1, 2)).clamp(min=1e-12)
+    return vector_norm(seen - scale[:, None, None] * image, dim=2).mean(1)
