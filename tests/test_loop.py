@@ -44,7 +44,7 @@ class Surroundings(Callback):
         self.save_s = 0.0
         self.cause = ""
         self.warning: str | None = None
-        self.row_of_rank: list[float] = []
+        self.asks = False
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         """progress, warn, begin, end, beat, settle, on_step, ...: noted with what they are called with."""
@@ -55,22 +55,24 @@ class Surroundings(Callback):
 
         return note
 
+    def before_step(self, state: Any) -> None:
+        self.events.append(("before_step", state.step))
+
     def on_step(self, state: Any) -> None:
         self.events.append(("on_step", state.step))
 
     def on_log(self, state: Any, values: dict[str, float]) -> None:
-        self.events.append(("on_log", state.step, values))
+        self.events.append(("on_log", state.step, dict(values)))
+        values["own/x"] = state.step
 
-    def on_eval(self, state: Any, scores: dict[str, float]) -> None:
+    def on_eval(self, state: Any, scores: dict[str, float]) -> bool:
         self.events.append(("on_eval", state.step, scores))
+        return self.asks
 
-    def row(self) -> list[float]:
-        return self.row_of_rank
-
-    def read(self, *args: Any) -> dict[str, float]:
-        """Balance's with (step, table), the clock's with (samples)."""
-        self.events.append(("read", *args))
-        return {"balance/x": args[0]} if len(args) > 1 else {"perf/x": args[0]}
+    def read(self, samples: int) -> dict[str, float]:
+        """The clock's."""
+        self.events.append(("read", samples))
+        return {"perf/x": samples}
 
     def agreed(self, world: World) -> bool:
         self.calls += 1
@@ -110,14 +112,14 @@ MACHINE = Hardware("cpu", 1, "fp32", Threads(1, 1, ""), [3, 2], 3)
 
 def run_of(around: Any, **changed: Any) -> Run:
     """changed: fields of the run, of its trainer, or of `every`."""
-    parts = ("logger", "balance", "checkpoints", "stop", "watch", "buffers")
+    parts = ("logger", "checkpoints", "stop", "watch", "buffers")
     of_trainer = {name: changed.pop(name) for name in [*changed] if name in TrainerConfig.__dataclass_fields__}
     every = {name: changed.pop(name, default) for name, default in {"log": 2, "eval": 3, "save": 4}.items()}
     given: dict[str, Any] = {
         "world": ONE, "callbacks": [around],
         "trainer": trainer(**{"global_batch_size": 4, "keep_best": 2, **of_trainer}),
         "monitor": MonitorConfig(), "machine": MACHINE, "every": Every(**every), "epoch_samples": 10, "total_steps": 7,
-        "pruning": None, **dict.fromkeys(parts, around),
+        **dict.fromkeys(parts, around),
     }  # fmt: skip
     return Run(**{**given, **changed})
 
@@ -218,7 +220,7 @@ def test_what_a_run_does_when(noted: Surroundings) -> None:
 
     def stepped(step: int) -> list[Any]:
         return [
-            ("begin",), ("step", step), ("end",), ("beat", "training", step), ("progress", step),
+            ("before_step", step - 1), ("step", step), ("beat", "training", step), ("progress", step),
             ("user code", "a callback's on_step", step), ("on_step", step),
         ]  # fmt: skip
 
@@ -228,11 +230,10 @@ def test_what_a_run_does_when(noted: Surroundings) -> None:
             "train/grad_norm": 2.0,
             "train/lr": 0.5,
             "train/epoch": step * 4 / 10,
-            "balance/x": step,
         }
         return [
-            ("read", step, []), ("read", steps * 4), ("log", step, {**values, "perf/x": steps * 4}),
-            ("user code", "Surroundings.on_log", step), ("on_log", step, values),
+            ("user code", "Surroundings.on_log", step), ("on_log", step, values), ("read", steps * 4),
+            ("log", step, {**values, "own/x": step, "perf/x": steps * 4}),
         ]  # fmt: skip
 
     def scored(step: int, best: list[list[float]]) -> list[Any]:
@@ -312,7 +313,6 @@ def totals(**values: float) -> dict[str, Tensor]:
 def test_a_log_has_the_means_over_the_steps_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks, six steps since the last log, two of them skipped; the other rank's sums are four times these."""
     around = Surroundings()
-    around.row_of_rank = [1.0, 2.0]
     monkeypatch.setattr(loop, "all_sum", lambda values, world: values * 5)
     run = run_of(around, non_finite="skip", world=World(0, 2, 0, CPU))
     sums = totals(loss=8.0, grad_norm=16.0, non_finite=2.0)
@@ -321,10 +321,10 @@ def test_a_log_has_the_means_over_the_steps_that_count(monkeypatch: pytest.Monke
     assert around.named("log") == [
         ("log", 10, {
             "train/loss": 5.0, "train/grad_norm": 10.0, "train/lr": 0.5, "train/epoch": 4.0, "train/skipped_steps": 2.0,
-            "balance/x": 10, "perf/x": 24,
+            "own/x": 10, "perf/x": 24,
         }),
     ]  # fmt: skip
-    assert around.named("read") == [("read", 10, [5.0, 10.0]), ("read", 24)]
+    assert around.named("read") == [("read", 24)]
     assert (state.totals, state.logged_step) == ({}, 10)
 
 
@@ -334,7 +334,7 @@ def test_a_log_without_a_step_that_counts_has_no_means() -> None:
     state = state_of(step=4, samples=16, logged_step=2, totals=sums, counts=dict.fromkeys(sums, 2))
     loop.log_train(state, run_of(around, non_finite="skip"), around)  # type: ignore[arg-type]
     assert around.named("log") == [
-        ("log", 4, {"train/lr": 0.5, "train/epoch": 1.6, "train/skipped_steps": 2.0, "balance/x": 4, "perf/x": 8}),
+        ("log", 4, {"train/lr": 0.5, "train/epoch": 1.6, "train/skipped_steps": 2.0, "own/x": 4, "perf/x": 8}),
     ]  # fmt: skip
 
 
@@ -434,16 +434,17 @@ def test_patience_ends_at_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_a_pruner_is_asked_after_each_evaluation_but_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+def test_a_callback_may_end_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asking(Callback):
+        def on_eval(self, state: Any, scores: dict[str, float]) -> bool | None:
+            return True if scores["val/loss"] == 3.0 else None
 
-    def stops(world: World, number: int, scores: dict[str, float]) -> bool:
-        asked.append((number, scores["val/loss"]))
-        return number == 2
+    class Other(Callback):
+        def on_eval(self, state: Any, scores: dict[str, float]) -> bool | None:
+            return False
 
-    told = scoring(monkeypatch, [1.0, 2.0, 3.0, 4.0], pruning=SimpleNamespace(stops=stops), total_steps=12)[2]
-    assert asked == [(0, 1.0), (1, 2.0), (2, 3.0)]
-    assert told == [False, False, True, False]
+    for callbacks in ([Asking(), Other()], [Other(), Asking()]):
+        assert scoring(monkeypatch, [1.0, 3.0, 4.0], callbacks=callbacks)[2] == [False, True, False]
 
 
 def test_an_evaluation_that_was_left_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from engine.data.loader import Loader
 from engine.errors import ConfigError, RunFailed
 from engine.ranks import hardware
 from engine.ranks.ddp import name_unused
-from engine.ranks.distributed import World, all_sum, broadcast_buffers, gather, meet, to_host
+from engine.ranks.distributed import World, all_sum, any_rank, broadcast_buffers, gather, meet, to_host
 from engine.ranks.fsdp import sharded_mistakes, whole
 from engine.ranks.hardware import Hardware
 from engine.ranks.seed import rng_state, set_rng_state
@@ -275,14 +275,14 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, vals: M
         with clock.paused():
             stopping = score(state, vals, run)
             save(state, run, best=False)
-    on_step = overriding(run.callbacks, "on_step")
+    before_step, on_step = (overriding(run.callbacks, event) for event in ("before_step", "on_step"))
     for net in nets.values():
         net.train()
     run.watch.beat("training", state.step, slow=True)  # a first step may compile
     while state.step < run.total_steps and not stopping:
-        run.balance.begin()
+        for call in before_step:
+            call(state)
         values = train_step(nets, state, batches, trainer, run.machine, run.world)
-        run.balance.end()
         state.step += 1
         state.samples += trainer.global_batch_size
         run.watch.beat("training", state.step)
@@ -338,9 +338,8 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
     """The means since the last log, over all ranks, cross to the host together."""
     skipped = check_finite(state, run)
     names = [name for name in state.totals if name.rpartition("/")[2] != "non_finite"]
-    own = torch.tensor(run.balance.row(), device=run.world.device)
     means = torch.stack([state.totals[name].float() for name in names])
-    sums = to_host(all_sum(torch.cat([means, own]), run.world))
+    sums = to_host(all_sum(means, run.world))
     counted = [run.world.size * (state.counts[name] - skipped[name.rpartition("/")[0]]) for name in names]
     logged = {f"train/{name}": value / count for name, value, count in zip(names, sums, counted) if count}
     logged["train/lr"] = state.schedule.last_lr
@@ -350,13 +349,12 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
         logged["train/skipped_steps"] = float(count)
     samples = (state.step - state.logged_step) * run.trainer.global_batch_size
     state.totals, state.counts, state.logged_step = {}, {}, state.step
-    logged |= run.balance.read(state.step, sums[len(names) :])
-    run.logger.log(state.step, logged | clock.read(samples))
     run.notify("on_log", state, logged)
+    run.logger.log(state.step, logged | clock.read(samples))
 
 
 def score(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
-    """Evaluate; keep the state if it is among the best -> whether to stop: early, pruned, or as it was asked for."""
+    """Evaluate; keep the state if it is among the best -> whether to stop: early, or as it or a callback asked for."""
     before = rng_state(run.world.device)
     scores: dict[str, float] = {}
     try:
@@ -367,7 +365,7 @@ def score(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
         return True
     state.scored_step = state.step
     run.logger.log(state.step, scores)
-    run.notify("on_eval", state, scores)
+    asked = run.notify("on_eval", state, scores)
     monitor, patience = run.monitor, run.trainer.early_stop_patience
     sign = 1 if monitor.mode == "min" else -1
     if monitor.key not in scores:
@@ -382,11 +380,8 @@ def score(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
         state.best = ranked[: run.trainer.keep_best]
         if [value, state.step] in state.best:
             save(state, run, best=True)
-    if run.pruning is not None and state.step < run.total_steps:
-        assert run.every.eval is not None
-        if run.pruning.stops(run.world, state.step // run.every.eval - 1, scores):
-            return True
-    return patience is not None and state.stale >= patience
+    # a callback may ask on one rank alone
+    return any_rank(asked, run.world) or (patience is not None and state.stale >= patience)
 
 
 def scored(model: nn.Module, state: TrainState, split: str, loader: Loader, run: Run) -> dict[str, float]:

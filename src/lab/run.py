@@ -18,7 +18,7 @@ from engine.data.loader import Loader
 from engine.data.stream import Stream
 from engine.errors import ConfigError
 from engine.ranks import distributed, fsdp, hardware, threads
-from engine.ranks.balance import Balance, RanksBalance
+from engine.ranks.balance import Balance
 from engine.ranks.ddp import with_sync_batchnorm
 from engine.ranks.distributed import World
 from engine.ranks.dynamo import skip_dynamo_import
@@ -43,7 +43,7 @@ from lab.build import (
     make_state,
     make_train_loader,
 )
-from lab.callbacks import base as callbacks
+from lab.callbacks.base import end
 from lab.checks import BufferChecks
 from lab.loop import Objective, fit, scored
 from lab.optim import check_optimizer
@@ -145,17 +145,17 @@ def train(
     state.source = source
     buffers = BufferChecks(Objective(model, task), task)
     nets = make_nets(config, state, world)
-    share = trainer.straggler_share
-    net = next(iter(nets.values()))
-    balance = RanksBalance(net, world, train_loader, logger, share) if world.size > 1 else Balance()
+    net, share = next(iter(nets.values())), trainer.straggler_share
+    balance = Balance(net, world, train_loader, logger, share) if world.size > 1 else None
+    pruning = Pruning.of(run_dir)
+    callbacks = [*(own for own in (balance, pruning) if own is not None), *make_callbacks(config)]
 
     # ---- when things are due
     intervals = (trainer.log_every, trainer.eval_every, trainer.save_every)
     every = Every(*(parse_interval(interval, steps_per_epoch) for interval in intervals))
     run = Run(
-        world, trainer, config.monitor, machine, every, logger, balance, checkpoints, make_callbacks(config),
-        stop, watch, buffers, epoch_samples=len(sets["train"]), total_steps=total_steps,
-        pruning=Pruning.of(run_dir),
+        world, trainer, config.monitor, machine, every, logger, checkpoints, callbacks, stop, watch, buffers,
+        epoch_samples=len(sets["train"]), total_steps=total_steps,
     )  # fmt: skip
 
     # ---- go on, or begin: from here each rank draws its own numbers
@@ -174,15 +174,15 @@ def train(
         fit(nets, state, train_loader, vals, run)
         logger.end_bar()
         stop.settle()
-        if run.pruning is not None and run.pruning.pruned:
+        if pruning is not None and pruning.pruned:
             return {"step": state.step, "pruned": True}
         if stop.cause:
             return {"step": state.step}
-        balanced = run.balance.report()
+        balanced = {} if balance is None else balance.report()
         train_loader.close()
         scores = final_scores(state, loaders, run)
         with watch.user_code("a callback's on_end", state.step):
-            callbacks.end(run.callbacks, state, {key: value for key, value in scores.items() if "/" in key})
+            end(run.callbacks, state, {key: value for key, value in scores.items() if "/" in key})
         return scores | balanced
     except Stopped:  # during the final scores: they are made anew when the run goes on
         return {"step": state.step}

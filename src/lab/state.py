@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from engine.data.loader import Loader
 from engine.data.stream import Stream
-from engine.ranks.balance import Balance
 from engine.ranks.distributed import World
 from engine.ranks.hardware import Hardware
 from engine.ranks.seed import rng_state, set_rng_state
@@ -21,8 +20,7 @@ from engine.ranks.stop import Stopped, StopRequest
 from engine.ranks.watch import Watch
 from engine.runs.checkpoint import Checkpoints
 from engine.runs.logger import Logger
-from engine.sweeps.search.pruning import Pruning
-from lab.callbacks.base import Callback
+from lab.callbacks.base import overriding
 from lab.checks import BufferChecks
 from lab.groups import MonitorConfig, TrainerConfig
 from lab.optim import Optimizers
@@ -112,26 +110,29 @@ class Run:
     machine: Hardware
     every: Every
     logger: Logger
-    balance: Balance
     checkpoints: Checkpoints
-    callbacks: list[Callback]
+    callbacks: list[Any]  # lab.callbacks.base.Callback, or what has some of its methods
     stop: StopRequest
     watch: Watch
     buffers: BufferChecks
     epoch_samples: int
     total_steps: int
-    pruning: Pruning | None  # of a search's trial
 
     @property
     def directory(self) -> Path:
         """The run's own: config.yaml, metrics.jsonl, checkpoints/, ..."""
         return self.checkpoints.directory.parent
 
-    def notify(self, event: str, state: TrainState, *values: Any) -> None:
-        """Call this method of every callback. A callback may take longer than a step, see trainer.timeout."""
-        for callback in self.callbacks:
-            with self.watch.user_code(f"{type(callback).__name__}.{event}", state.step):
-                getattr(callback, event)(state, *values)
+    def notify(self, event: str, state: TrainState, *values: Any) -> bool:
+        """Call this method of every callback that has one -> whether any said True.
+
+        A callback may take longer than a step, see trainer.timeout."""
+        said: list[Any] = []
+        for call in overriding(self.callbacks, event):
+            owner = type(getattr(call, "__self__", call)).__name__
+            with self.watch.user_code(f"{owner}.{event}", state.step):
+                said.append(call(state, *values))
+        return any(answer is True for answer in said)
 
     def evaluating(self, loader: Loader, step: int) -> Iterator[Batch]:
         """The batches of an evaluation; Stopped, on all ranks after the same one, once they have agreed to stop."""

@@ -25,7 +25,7 @@ from torch import nn
 
 from engine.data.loader import Loader
 from engine.ranks.ddp import unwrapped
-from engine.ranks.distributed import World
+from engine.ranks.distributed import World, all_sum, to_host
 from engine.runs.logger import Logger
 
 WARM_UP = 3  # the first steps allocate, choose kernels and build buckets
@@ -41,29 +41,9 @@ UNITS = {
 
 
 class Balance:
-    """The null object: one rank has nothing to be compared with."""
+    """A callback of the loop, where there are several ranks.
 
-    def begin(self) -> None:
-        """Before each step."""
-
-    def end(self) -> None:
-        """After each step."""
-
-    def row(self) -> list[float]:
-        """At a log: the rows of all ranks, this one's filled and the others zero, to be summed over the ranks."""
-        return []
-
-    def read(self, step: int, table: list[float]) -> dict[str, float]:
-        """The sum of all ranks' row() -> the values to log: max over mean of the ranks, since the last log."""
-        return {}
-
-    def report(self) -> dict[str, Any]:
-        """Say what the ranks held and did while this process trained -> what belongs into result.json."""
-        return {}
-
-
-class RanksBalance(Balance):
-    """One of several ranks. straggler_share: a rank this much slower than the others' mean is named; None: none is.
+    straggler_share: a rank this much slower than the others' mean is named; None: none is.
 
     `net` that is not DDP's (FSDP) or with SyncBatchNorm waits for the others all along a step: then
     nothing tells its own work, and step_time is left out.
@@ -90,7 +70,7 @@ class RanksBalance(Balance):
 
     # ---- the marks of a step
 
-    def begin(self) -> None:
+    def before_step(self, state: Any) -> None:
         due = self._steps % THEN_EVERY == 0 if self._steps >= ALL_UNTIL else self._steps >= WARM_UP
         self._sampling = due and self._measures
         if self._sampling:
@@ -109,7 +89,7 @@ class RanksBalance(Balance):
         self._waits.append(self._clock.now())
         self._queued = False
 
-    def end(self) -> None:
+    def on_step(self, state: Any) -> None:
         self._steps += 1
         if self._sampling and self._waits:
             self._pending.append((self._start, self._clock.now(), self._waits))
@@ -124,25 +104,27 @@ class RanksBalance(Balance):
     # ---- what they tell
 
     def row(self) -> list[float]:
+        """This rank's values since the last log."""
         while self._pending:
             self._add(*self._pending.popleft())
         own_s, measured, wait_then, steps_then = self._since_log
         self._since_log = [0.0, 0.0, self._train.wait_s, self._steps]
-        mine = [peak_memory(self._world.device), own_s, measured, self._train.wait_s - wait_then]
-        table = [0.0] * (self._world.size * COLUMNS)
-        first = self._world.rank * COLUMNS
-        table[first : first + COLUMNS] = [*mine, self._steps - steps_then]
-        return table
+        memory = peak_memory(self._world.device)
+        return [memory, own_s, measured, self._train.wait_s - wait_then, self._steps - steps_then]
 
-    def read(self, step: int, table: list[float]) -> dict[str, float]:
-        rows = [table[i : i + COLUMNS] for i in range(0, len(table), COLUMNS)]
+    def on_log(self, state: Any, values: dict[str, float]) -> None:
+        """Add to `values` max over mean of the ranks, since the last log. All ranks call this."""
+        table = torch.zeros(self._world.size, COLUMNS, device=self._world.device)
+        table[self._world.rank] = torch.tensor(self.row(), device=self._world.device)
+        rows = to_host(all_sum(table, self._world))
         for total, (memory, *sums) in zip(self._totals, rows):
             total[:] = [max(total[0], memory), *(a + b for a, b in zip(total[1:], sums))]
         if not self._named:
-            self._name_straggler(f"step {step}: ")
-        return {f"balance/{name}": max_over_mean(values) for name, values in figures(rows).items()}
+            self._name_straggler(f"step {state.step}: ")
+        values |= {f"balance/{name}": max_over_mean(found) for name, found in figures(rows).items()}
 
     def report(self) -> dict[str, Any]:
+        """Say what the ranks held and did while this process trained -> what belongs into result.json."""
         found = figures(self._totals)
         if not self._steps:  # the run had all its steps behind it: an earlier process has logged what they took
             logged = self._logger.latest("balance/")

@@ -225,6 +225,11 @@ def all_max(values: list[int], world: World) -> Callable[[], list[int]]:
     return result
 
 
+def any_rank(answer: bool, world: World) -> bool:
+    """Whether it is true on any rank."""
+    return bool(all_max([int(answer)], world)()[0]) if world.size > 1 else answer
+
+
 def to_host(values: Tensor) -> Any:
     """A number, or a list of them. Where a run waits for its device: the watch knows who stands here (a collective that
     another rank does not come to keeps the device waiting, not the call that began it)."""

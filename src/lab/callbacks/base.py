@@ -1,4 +1,4 @@
-"""What a callback may override. A callback observes; what changes the algorithm belongs into loop.py."""
+"""What a callback may override. A callback observes; what changes the algorithm belongs into a task or loop.py."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ class Callback:
     def on_start(self, state: Any) -> None:
         """Before the first step, after a checkpoint was loaded."""
 
+    def before_step(self, state: Any) -> None:
+        """Before each optimizer step, its batch too."""
+
     def on_step(self, state: Any) -> None:
         """After each optimizer step. state.totals holds sums since the last log, on the device: reading them waits."""
 
     def on_log(self, state: Any, values: dict[str, float]) -> None:
-        """After the training values of a log were written."""
+        """Before the training values of a log are written, on all ranks; what is added to `values` is written too."""
 
     def on_eval_batch(self, output: Any, batch: Any) -> None:
         """In an evaluation, and in the final scores of val and test: each batch of this rank's own samples, after the
         model, on the device and without gradients. Each sample comes once, on one rank."""
 
-    def on_eval(self, state: Any, scores: dict[str, float]) -> None:
-        """After an evaluation during training, with its scores over all ranks (val/...)."""
+    def on_eval(self, state: Any, scores: dict[str, float]) -> bool | None:
+        """After an evaluation during training, with its scores over all ranks (val/...). True, on any rank, ends the
+        training on all: the best weights are scored, and the run has finished."""
 
     def on_end(self, state: Any, scores: dict[str, float]) -> None:
         """After the final scores (val/... and test/... of the best weights); not where the run failed or was stopped.

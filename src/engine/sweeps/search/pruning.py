@@ -1,4 +1,4 @@
-"""The part of a search that one of its runs sees: after each evaluation it tells the score, and asks whether to go on.
+"""The part of a search that one of its runs sees, a callback: it tells each score, and asks whether to go on.
 
 Rank 0 alone talks to the search's storage; all ranks take its answer, so they stop together. A storage that cannot be
 reached never ends a run: it goes on, unpruned, and says so.
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.config.targets import build
-from engine.ranks.distributed import World, share_from_main
+from engine.ranks.distributed import share_from_main
 from engine.runs.directory import read_json
 from engine.sweeps.search.storage import load_study
 
@@ -28,6 +28,8 @@ PRUNERS_ALLOWED = ("optuna.pruners.*",)
 class Pruning:
     """facts: what the search wrote into trial.json: study, storage, trial, objective and pruner."""
 
+    run: Any  # the loop's, which gives it
+
     def __init__(self, run_dir: Path, facts: Mapping[str, Any]) -> None:
         self._run_dir, self._facts = run_dir, facts
         self.pruned = False  # the answer, the same on all ranks
@@ -40,11 +42,14 @@ class Pruning:
         facts = read_json(run_dir / TRIAL)
         return Pruning(run_dir, facts) if facts.get("pruner") else None
 
-    def stops(self, world: World, evaluation: int, scores: Mapping[str, float]) -> bool:
-        """Whether the run is to stop, after its evaluation number `evaluation` (from 0); the same on all ranks, which
-        call this together."""
-        answer = self._ask(evaluation, scores[self._facts["objective"]]) if world.is_main else False
-        self.pruned = share_from_main(bool(answer), world)  # of Optuna it may be numpy's
+    def on_eval(self, state: Any, scores: Mapping[str, float]) -> bool:
+        """Whether the run is to stop, the same on all ranks, which call this together."""
+        run = self.run
+        if state.step >= run.total_steps:
+            return False
+        evaluation = state.step // run.every.eval - 1  # from 0
+        answer = self._ask(evaluation, scores[self._facts["objective"]]) if run.world.is_main else False
+        self.pruned = share_from_main(bool(answer), run.world)  # of Optuna it may be numpy's
         return self.pruned
 
     def _ask(self, evaluation: int, value: float) -> bool:
