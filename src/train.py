@@ -106,6 +106,9 @@ def train(cfg: DictConfig) -> int:
         if str(error):
             print(f"failed: {label}{error}", file=sys.stderr)
         return RUN_FAILED
+    except KeyboardInterrupt:
+        remove_if_empty(run_dir)
+        raise
     except SystemExit as end:  # preempted
         remove_if_empty(run_dir)
         return int(end.code or 0)

@@ -14,6 +14,8 @@ from omegaconf import DictConfig
 
 from engine import early
 from engine.config.construct import TRACEBACK
+from engine.config.schema import plain
+from engine.data.reading import remote
 from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.ranks import distributed, meeting
 from engine.ranks.hardware import count_processes
@@ -39,6 +41,9 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
             "trainer.max_restarts: these ranks were not started by the plain command, and cannot be started again by "
             "it; torchrun --max-restarts=3 does it, with a fixed hydra.run.dir and resume=auto"
         )
+    versions = {}
+    if not meeting.followers():  # they wait for the directory; their ranks fetch
+        versions = remote.fetch_all(plain(cfg.data), early.leave_if_asked)
     with directory.claimed(run_dir):
         if directory.read_status(run_dir).get("status") in leave:
             return
@@ -48,6 +53,7 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
             directory.reopen(run_dir, cfg, overrides)
         else:
             directory.fill(run_dir, cfg, overrides)
+        directory.keep_versions(run_dir, versions)
         # a sweep's job has failed, or was interrupted, whatever it was before
         stay = (directory.STATUS, directory.FAILURE) if leave else ()
         try:

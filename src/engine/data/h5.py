@@ -28,7 +28,8 @@ _PROBED = 64  # rows
 class H5Dataset:
     """Named fields of one HDF5 file, or of several (shards) one after the other.
 
-    path: a file, a pattern with *, or a list of them. fields: name in the batch -> name of the dataset in the file,
+    path: a file, a pattern with *, or a list of them; of a remote file (https://..., s3://...) the local copy is read
+    (engine.data.reading.remote). fields: name in the batch -> name of the dataset in the file,
     below the split's group; nested paths, members of compound types, and groups of `values` and `offsets` may be named.
     splits: split -> {group: where its datasets lie, "/" for the root}, with, as needed, `index` (name of a dataset of
     row numbers: only these rows, per file) or `rows` ([begin, end], shares of a fixed shuffling of all rows: of a file
@@ -41,6 +42,8 @@ class H5Dataset:
     longest sample of the batch, and `<field>_length` (B,) int64 stands beside it. A field of strings has the spec
     ((-1,), uint8), and a list of str as its batch. uint32 and uint64 come as int64: torch cannot compute with them.
     """
+
+    takes_remote = True  # data.path may name remote files, which are fetched before the run starts
 
     def __init__(
         self,

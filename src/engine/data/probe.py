@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import h5py
 import numpy as np
 
+from engine.data.reading.external import ALLOW
 from engine.data.reading.finding import find
-from engine.data.reading.opening import files_of, open_h5, split_of
+from engine.data.reading.opening import is_remote, local, names_of, open_h5, split_of
 from engine.errors import ConfigError
 
 _CHECKED = 1 << 24  # labels; of more, such as a stream of tokens, what the attribute `classes` says is believed
@@ -96,9 +98,9 @@ def _stored(
         raise ConfigError(f"data.fields={fields}: expected a mapping, such as {{x: image, y: label}}")
     if field not in fields:
         raise ConfigError(f"data.fields has no {field!r}; it has {sorted(fields)}")
-    for path in files_of(data["path"]):
-        with open_h5(path, bool(data.get("swmr"))) as file:
-            external, key = str(data.get("external")), f"data.fields.{field}"
+    external, key = str(data.get("external")), f"data.fields.{field}"
+    for path in names_of(data["path"]):
+        with _open(path, bool(data.get("swmr")), external) as file:
             item, member = find(file, group, fields[field], key, external)
             values = item
             if isinstance(item, h5py.Group) and "values" in item:
@@ -111,6 +113,14 @@ def _stored(
             inner = dtype.subdtype[1] if dtype.subdtype else ()
             fixed = values is item and dtype.kind not in "OS"
             yield [int(n) for n in (*values.shape[1:], *inner)] if fixed else None, values, _blocks(values, member)
+
+
+def _open(path: str, swmr: bool, external: str) -> AbstractContextManager[h5py.File]:
+    if not is_remote(path) or external == ALLOW:
+        return open_h5(local(path), swmr)
+    from engine.data.reading.remote import peek
+
+    return peek(path)
 
 
 def _blocks(values: h5py.Dataset, member: str | None) -> Iterator[np.ndarray]:

@@ -16,7 +16,7 @@ from engine.data.h5 import H5Dataset
 from engine.data.reading.external import ALLOW, below, leads_to
 from engine.data.reading.finding import type_name
 from engine.data.reading.layout import plan_reader
-from engine.data.reading.opening import open_h5
+from engine.data.reading.opening import local, open_h5
 from engine.errors import ConfigError
 from engine.packing.importers.hdf5 import missing_filter, scan
 
@@ -42,6 +42,7 @@ class Found:
 
 
 def inspect(path: str, seconds: float) -> None:
+    path = local(path)
     with open_h5(path) as file:
         print(f"{path}: {Path(path).stat().st_size / 1e6:,.1f} MB")
         for name, value in file.attrs.items():

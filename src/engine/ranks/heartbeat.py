@@ -72,6 +72,7 @@ class Hearts:
 
 
 _own: Any = None
+_moved_at = -math.inf
 
 
 def take(shared: Any, index: int) -> None:
@@ -95,6 +96,18 @@ def beat(limit_s: float | None) -> None:
     if _own is not None:
         _own.limit_s = math.inf if limit_s is None else limit_s
         _own.until = time.monotonic() + _own.limit_s
+
+
+def moved() -> None:
+    """Long work outside of the loop has come on: a file that is fetched."""
+    global _moved_at
+    _moved_at = time.monotonic()
+    if _own is not None:
+        _own.until = max(_own.until, _moved_at + START_S)
+
+
+def moved_at() -> float:
+    return _moved_at
 
 
 def say_ended() -> None:

@@ -69,6 +69,10 @@ class Watch:
         self._mark = Mark(time.monotonic(), doing, step, SLOW if slow else 1)
         heartbeat.at(doing, step)
 
+    def _latest(self) -> Mark:
+        mark = self._mark
+        return replace(mark, at=max(mark.at, heartbeat.moved_at()))
+
     @contextmanager
     def user_code(self, name: str, step: int) -> Iterator[None]:
         """A callback may take long: sampling, an upload, a prompt. Ranks that wait for it are not taken for hung."""
@@ -112,7 +116,7 @@ class Watch:
         self._tell(self._mark.limit)
         while not self._over.wait(POLL_S):
             now = time.monotonic()
-            mark = self._mark
+            mark = self._latest()
             self._tell(mark.limit)
             if now - seen > 10 * POLL_S:  # the process itself was stopped (Ctrl-Z): not its fault
                 self._mark = replace(mark, at=mark.at + now - seen)
@@ -147,7 +151,7 @@ class Watch:
         file = self._folder / f"rank_{self.rank}.json"
         if file.exists():
             return
-        mark, frame = self._mark, sys._current_frames().get(self._main.ident or 0)
+        mark, frame = self._latest(), sys._current_frames().get(self._main.ident or 0)
         file_name = frame.f_code.co_filename if frame else ""
         idle_s = 0.0 if in_debugger(self._main) else time.monotonic() - mark.at
         report = Report(

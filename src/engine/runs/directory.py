@@ -27,6 +27,7 @@ log = logging.getLogger("lab")
 
 ENVIRONMENT, DIFF = "environment.json", "uncommitted.diff"
 STATUS, RESULT, FAILURE = "status.json", "result.json", "failure.json"
+REMOTE = "remote.json"
 METRICS, CHECKPOINTS, LOCK = "metrics.jsonl", "checkpoints", ".lock"
 BEFORE = ".before"  # what a run that goes on was before, until its first step
 UNDONE = (CONFIG, OVERRIDES, STATUS, FAILURE)
@@ -115,6 +116,16 @@ def reopen(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
             by_key[key] = override
     replace_text(directory / OVERRIDES, OmegaConf.to_yaml(list(by_key.values())))
     write_config(directory, cfg)
+
+
+def keep_versions(directory: Path, versions: dict[str, str]) -> None:
+    """Of remote files: a run that goes on with another version than it began with says so."""
+    began = read_json(directory / REMOTE)
+    for url, version in versions.items():
+        if began.get(url, version) != version:
+            log.warning("%s is not the file that this run began with: it goes on with other data", url)
+    if versions:
+        write_json(directory / REMOTE, versions | began)
 
 
 def settle(directory: Path) -> None:

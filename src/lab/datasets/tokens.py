@@ -25,11 +25,12 @@ from engine.errors import ConfigError
 class TokenWindows:
     """Rows are windows of a 1-D integer dataset; a batch has one field, (B, window + 1) int64.
 
-    path: a file, a pattern with *, or a list. fields: {name in the batch: name of the dataset}, just one. splits:
-    split -> {group}, as in H5Dataset. stride: tokens from one window's beginning to the next's; 1 and a shuffled order
-    give windows at random places, `window` gives consecutive ones, each token the target of one prediction. external:
-    as in H5Dataset.
+    path: as in H5Dataset. fields: {name in the batch: name of the dataset}, just one. splits: split -> {group}, as in
+    H5Dataset. stride: tokens from one window's beginning to the next's; 1 and a shuffled order give windows at random
+    places, `window` gives consecutive ones, each token the target of one prediction. external: as in H5Dataset.
     """
+
+    takes_remote = True
 
     def __init__(
         self,

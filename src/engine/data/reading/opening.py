@@ -18,13 +18,34 @@ from h5py._objects import phil  # its lock: a second one, held while h5py waits 
 from engine.errors import ConfigError, machine_fault
 
 
+def is_remote(name: str) -> bool:
+    return "://" in name
+
+
+def local(name: str) -> str:
+    """A remote file's local copy, fetched if need be."""
+    if not is_remote(name):
+        return name
+    from engine.data.reading.remote import fetched
+
+    return fetched(name)
+
+
 def files_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
-    """A file, a pattern with *, or a list of both -> the files, in this order; every one exists."""
+    """As names_of, with the local copies of remote files."""
+    return [local(name) for name in names_of(path)]
+
+
+def names_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
+    """A file, a pattern with *, or a list of both -> the files, in this order; every local one exists."""
     names = path if isinstance(path, Sequence) and not isinstance(path, str) else [path]
     if not all(isinstance(name, (str, os.PathLike)) for name in names):
         raise ConfigError(f"data.path={path}: expected a file, a pattern or a list of files")
     files: list[str] = []
     for name in map(os.path.expanduser, map(str, names)):
+        if is_remote(name):
+            files.append(name)
+            continue
         found = [name] if Path(name).exists() else sorted(glob(name))
         if not found:
             raise ConfigError(f"data.path={name}: no such file (the current directory is {Path.cwd()})")

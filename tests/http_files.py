@@ -1,0 +1,86 @@
+"""A web server on this machine that serves files from memory, as well or as badly as a test wants."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Server(ThreadingHTTPServer):
+    """files: path -> bytes. ranges: whether it answers with parts. cut: so many bytes of a body, of this many answers.
+    status: of these, the next ones. sizes: whether it says them. delay_s: before each 64 KB. sent: bytes of bodies."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.tags: dict[str, str] = {}
+        self.status: list[int] = []
+        self.cut: tuple[int, int] = (0, 0)
+        self.ranges, self.sizes, self.delay_s = True, True, 0.0
+        self.requests, self.sent = 0, 0
+
+    def url(self, path: str = "/f.h5") -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}{path}"
+
+    def forget(self) -> None:
+        self.requests = self.sent = 0
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        own = self.server
+        own.requests += 1
+        body = own.files.get(self.path.partition("?")[0])
+        status = own.status.pop(0) if own.status else 200 if body is not None else 404
+        if status != 200 or body is None:
+            self.send_error(status)
+            return
+        begin, size = 0, len(body)
+        if own.ranges and (asked := self.headers.get("Range")):
+            begin, end = (int(k) for k in asked.removeprefix("bytes=").split("-"))
+            if begin >= size:
+                self.send_error(416)
+                return
+            body = body[begin : end + 1]
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {begin}-{begin + len(body) - 1}/{size}")
+        else:
+            self.send_response(200)
+        if own.sizes:
+            self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", own.tags.get(self.path, '"1"'))
+        self.end_headers()
+        keep, times = own.cut
+        if times and len(body) > keep:
+            own.cut = keep, times - 1
+            body = body[:keep]
+        try:
+            for at in range(0, len(body), 1 << 16):
+                if own.delay_s and len(body) > 1:
+                    time.sleep(own.delay_s)
+                self.wfile.write(body[at : at + (1 << 16)])
+                own.sent += len(body[at : at + (1 << 16)])
+        except OSError:  # who asked has left
+            pass
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
