@@ -23,6 +23,8 @@ class Server(ThreadingHTTPServer):
         self.cut: tuple[int, int] = (0, 0)
         self.ranges, self.sizes, self.delay_s = True, True, 0.0
         self.requests, self.sent = 0, 0
+        self.gate = threading.Event()  # no body of more than a byte is sent before it is set
+        self.gate.set()
 
     def url(self, path: str = "/f.h5") -> str:
         return f"http://127.0.0.1:{self.server_address[1]}{path}"
@@ -61,6 +63,8 @@ class Handler(BaseHTTPRequestHandler):
         if times and len(body) > keep:
             own.cut = keep, times - 1
             body = body[:keep]
+        if len(body) > 1:
+            own.gate.wait()
         try:
             for at in range(0, len(body), 1 << 16):
                 if own.delay_s and len(body) > 1:
@@ -82,5 +86,6 @@ def serving() -> Iterator[Server]:
         try:
             yield server
         finally:
+            server.gate.set()
             server.shutdown()
             thread.join()

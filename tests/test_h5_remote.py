@@ -57,6 +57,7 @@ def server() -> Iterator[Server]:
 def forget() -> None:
     """As a new process, which knows nothing of the server."""
     remote._known.clear()
+    remote._looked.clear()
     remote._said.clear()
 
 
@@ -188,6 +189,7 @@ def test_composing_fetches_what_it_looks_at(tmp_path: Path, server: Server, monk
     assert server.sent < 0.02 * len(server.files["/f.h5"])
     with refused("has no 'w'", "x (1000, 1000) uint8"):
         probe.sample_shape({"path": server.url(), "fields": {"w": "w"}, "splits": ALL}, "w")
+    remote._looked.clear()
     server.status = [200, 403]
     with refused(server.url(), "403"):  # not what HDF5 makes of it
         composed(server.url())
@@ -196,6 +198,22 @@ def test_composing_fetches_what_it_looks_at(tmp_path: Path, server: Server, monk
     server.forget()
     assert composed(server.url()) == ([1000], 7)
     assert server.requests == 0
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 99])
+def test_a_process_ends_well_with_a_look_unfinished(blocks: int, tmp_path: Path, server: Server) -> None:
+    """HDF5 must not ask for Python's objects when Python has ended."""
+    server.files["/f.h5"] = made(tmp_path / "f.h5")
+    server.status = [200] * (blocks + 1) + [403] * 99
+    look = f"""{SMALL_SPANS}remote.BLOCK = 4096; kept = remote.peek(sys.argv[1])
+try:
+    file = kept.__enter__(); file["y"][:]
+except Exception as error:
+    print(error); kept = kept, error, error.__traceback__
+"""
+    done = subprocess.run([sys.executable, "-c", look, server.url()], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("403" in done.stdout) == (blocks < 99)
 
 
 def test_a_file_that_has_changed_is_fetched_anew(tmp_path: Path, server: Server, capsys: Any) -> None:
@@ -241,15 +259,15 @@ def test_one_that_was_killed_is_gone_on_from(
 
 
 def test_processes_fetch_once(tmp_path: Path, server: Server) -> None:
-    server.files["/f.h5"], server.delay_s = made(tmp_path / "f.h5"), 0.01
-    both = [
-        subprocess.Popen([sys.executable, "-c", FETCH, server.url()], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for _ in range(2)
-    ]
-    said = [process.communicate(timeout=limit(60)) for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    assert said[0][0] == said[1][0]
-    assert b"waiting for the process that fetches" in said[0][1] + said[1][1]
+    server.files["/f.h5"] = made(tmp_path / "f.h5")
+    server.gate.clear()
+    command, logs = [sys.executable, "-c", FETCH, server.url()], [tmp_path / "0", tmp_path / "1"]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=open(log, "w")) for log in logs]  # noqa: SIM115
+    wait_for(lambda: "waiting for the process that fetches" in "".join(log.read_text() for log in logs))
+    server.gate.set()
+    said = [process.communicate(timeout=limit(60))[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], [log.read_text() for log in logs]
+    assert said[0] == said[1]
     assert server.sent == len(server.files["/f.h5"]) + 2
 
 
@@ -378,6 +396,31 @@ def test_what_fsspec_knows(tmp_path: Path, cache: Path, monkeypatch: pytest.Monk
     capsys.readouterr()
     inspect(url, 0)
     assert "contiguous" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs")
+    moto, boto3 = pytest.importorskip("moto.server"), pytest.importorskip("boto3")
+    small_spans(monkeypatch)
+    server = moto.ThreadedMotoServer(port=0)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        for key in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(f"AWS_{key}", "test")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        bucket = boto3.client("s3")
+        bucket.create_bucket(Bucket="sets")
+        bucket.put_object(Bucket="sets", Key="f.h5", Body=made(tmp_path / "f.h5"))
+        assert composed("s3://sets/f.h5") == ([1000], 7)
+        rows = np.arange(1000)
+        assert_equal(opened("s3://sets/f.h5").gather(rows), opened(str(tmp_path / "f.h5")).gather(rows))
+        with refused("s3://sets/none.h5", "no such file"):
+            opened("s3://sets/none.h5")
+    finally:
+        server.stop()
 
 
 class Slow(AsyncFileSystem):

@@ -23,18 +23,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
+from weakref import finalize
 
 import h5py
 
 from engine.config.targets import locate
 from engine.data.reading.opening import is_remote, named, names_of, open_h5
-from engine.data.reading.sources import PIECE, TRIES, Failed, Source, pause, read, shown, source_of
+from engine.data.reading.sources import TRIES, Failed, Source, pause, read, shown, source_of
 from engine.errors import ConfigError
 from engine.locks import Busy, Lock
 from engine.ranks import heartbeat
 
 SPAN, AHEAD = 8 << 20, 4  # bytes that are asked for at once, so many times
-BLOCK = PIECE  # bytes, of a file that is looked at; one that is not larger than a SPAN is fetched instead
+BLOCK = 256 << 10  # bytes, of a file that is looked at; one that is not larger than a SPAN is fetched instead
 POLL_S, SAY_S = 0.2, 30.0
 ASKED_S = 60.0  # for so long a process does not ask again whether the file has changed
 CACHE_DIR = "LAB_CACHE_DIR"
@@ -57,6 +58,7 @@ def fetch_all(data: Mapping[str, Any], between: Between) -> dict[str, str]:
 def fetched(url: str, between: Between = lambda: None) -> str:
     """The path of the whole local copy."""
     path, source = copy_of(url)
+    _looked.pop(path, None)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         while not path.exists():
@@ -79,6 +81,7 @@ def fetched(url: str, between: Between = lambda: None) -> str:
 
 
 _known: dict[Path, tuple[float, Path, Source | None]] = {}  # a file's folder -> when it was asked for, what is known
+_looked: dict[Path, dict[int, bytes]] = {}  # blocks of files that are not here
 _said: set[str] = set()
 
 
@@ -165,22 +168,26 @@ def peek(url: str) -> Iterator[h5py.File]:
         with open_h5(fetched(url)) as file:
             yield file
         return
-    blocks = _Blocks(source)
+    blocks = _Blocks(source, _looked.setdefault(path, {}))
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_fileobj_driver(h5py.h5fd.fileobj_driver, blocks)
+    # what is open when Python has ended lets HDF5 crash then: a traceback that somebody keeps may hold either
+    close_at_exit = [finalize(blocks, access.close)]
     try:
-        with named(shown(url)), h5py.File(h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY, access)) as file:
+        with named(shown(url)):
+            file = h5py.File(h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY, access))
+            close_at_exit.append(finalize(blocks, file.close))
             yield file
-    except BaseException as error:
-        raise blocks.failure or error from None
+    finally:
+        for close in reversed(close_at_exit):
+            close()
 
 
 class _Blocks:
-    """What HDF5 reads in place of a file. failure: of a read, of which HDF5 says no more than that it failed."""
+    """What HDF5 reads in place of a file."""
 
-    def __init__(self, source: Source) -> None:
-        self._source, self._at, self._blocks = source, 0, dict[int, bytes]()
-        self.failure: BaseException | None = None
+    def __init__(self, source: Source, blocks: dict[int, bytes]) -> None:
+        self._source, self._at, self._blocks = source, 0, blocks
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._at = offset + (self._source.size if whence == os.SEEK_END else 0)
@@ -203,9 +210,6 @@ class _Blocks:
             found = b"".join(self._blocks[k] for k in there)[begin - there.start * BLOCK :][: end - begin]
             buffer[: len(found)] = found
             return len(found)
-        except BaseException as error:
-            self.failure = error
-            raise
         finally:
             if collecting:
                 gc.enable()

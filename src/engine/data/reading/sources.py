@@ -154,7 +154,7 @@ class Fsspec:
 
     def pieces(self, begin: int, end: int) -> Iterator[bytes]:
         with self._asking():
-            data = self._files.cat_file(self._path, begin, end)
+            data = self._files.cat_file(self._path, start=begin, end=end)
         if self._identity() != (self.size, self.version):
             raise _changed(self.url)
         if len(data) != end - begin:
