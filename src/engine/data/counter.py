@@ -6,6 +6,7 @@ in int64 arithmetic that wraps around.
 
 from __future__ import annotations
 
+import math
 import zlib
 
 import torch
@@ -51,6 +52,11 @@ class Draws:
     def uniform(self, numbers: Tensor, count: int) -> Tensor:
         """numbers: (B,) int64 -> (B, count) float32 in [0, 1)."""
         return self._bits(numbers, count).float() * 2.0**-_BITS
+
+    def normal(self, numbers: Tensor, count: int) -> Tensor:
+        """numbers: (B,) int64 -> (B, count) float32, standard normal (Box-Muller), none beyond 5.8."""
+        radius, angle = self.uniform(numbers, 2 * count).chunk(2, 1)
+        return torch.sqrt(-2 * torch.log1p(-radius)) * torch.cos(2 * math.pi * angle)
 
     def below(self, numbers: Tensor, limits: tuple[int, ...]) -> Tensor:
         """numbers: (B,) int64 -> (B, len(limits)) int64, each in [0, its limit)."""

@@ -43,6 +43,11 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
             raise ConfigError("trainer.fsdp.cpu_offload=true: wants two processes or more, and there is one")
         model.to(world.device)
         return
+    if type(model).forward is nn.Module.forward:  # a ModuleDict; weights are gathered by the model's forward
+        raise ConfigError(
+            f"trainer=fsdp: a {type(model).__name__} has no forward of its own, in which its parts would be gathered - "
+            "use trainer=ddp"
+        )
     if config.cpu_offload and precision == "fp16":
         raise ConfigError("trainer.fsdp.cpu_offload=true: not with hardware.precision=fp16 - use bf16")
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard

@@ -1,0 +1,55 @@
+"""A variational autoencoder (Kingma & Welling 2014)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.config.schema import NotNegative
+from engine.data.counter import Draws
+from engine.errors import ConfigError
+from lab.tasks.base import Batch, Losses, Task
+
+
+class VAE(Task):
+    """model: an nn.ModuleDict of `encoder`, batch["x"] -> (B, 2 * D), and `decoder`, (B, D) -> logits of x.
+
+    The encoder's output is the mean and the logarithm of the variance of a Gaussian; x lies in [0, 1], each element a
+    Bernoulli variable's probability. Losses in nats a sample: `reconstruction`, and `kl`, from the standard Gaussian.
+    The noise is a function of seed and sample, so an evaluation draws the same each time. kl_factor: 1 makes the loss
+    the negative ELBO.
+    """
+
+    terms = ("reconstruction", "kl")
+    numbered = True
+
+    def __init__(self, kl_factor: NotNegative, seed: int) -> None:
+        super().__init__()
+        self.kl_factor, self.draws = kl_factor, Draws(seed, "VAE")
+
+    def attach(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.ModuleDict) or not {"encoder", "decoder"} <= model.keys():
+            raise ConfigError(f"task=vae: needs a model of an encoder and a decoder, not {type(model).__name__} - "
+                              "use model=autoencoder")  # fmt: skip
+
+    def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        assert isinstance(model, nn.ModuleDict)
+        x = batch["x"]
+        mean, log_variance = model["encoder"](x).float().chunk(2, dim=1)
+        noise = self.draws.normal(batch["number"], mean.shape[1])
+        logits = model["decoder"](mean + torch.exp(0.5 * log_variance) * noise).float()
+        if logits.numel() != x.numel():
+            sizes = f"puts out {logits[0].numel()} values a sample, and x has {x[0].numel()}"
+            raise ConfigError(f"model.modules.decoder: {sizes} - set model.modules.decoder.num_outputs")
+        logits = logits.view(x.shape)
+        bits = F.binary_cross_entropy_with_logits(logits, x, reduction="none")
+        values = {"reconstruction": bits.flatten(1).sum(1), "kl": divergence(mean, log_variance)}
+        return {"loss": values["reconstruction"] + self.kl_factor * values["kl"], **values}, logits
+
+
+def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """(B, D) each -> (B,) KL divergence of the Gaussian from the standard one, in nats."""
+    return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)
