@@ -257,6 +257,12 @@ def processes_with(text: str) -> list[int]:
 
 
 @pytest.fixture(autouse=True)
+def _only_the_threads_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest-xdist's own thread would have all ranks spawned, which is slow and loses what is patched."""
+    monkeypatch.setattr("engine.ranks.cuda.num_threads", lambda: 1)
+
+
+@pytest.fixture(autouse=True)
 def _nothing_is_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that fails half way must not burn a core for the rest of the suite."""
     folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import QUICK, ROOT, compose, limit, result, start_run, status
+from omegaconf import OmegaConf
 from torch import nn
 
 import engine.ranks.launch
@@ -116,6 +117,9 @@ def test_processes_are_spawned_where_cuda_has_started(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert cuda.start_method() == "spawn"
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(cuda, "num_threads", lambda: 2)
+    assert cuda.start_method() == "spawn"
+    monkeypatch.setattr(cuda, "num_threads", lambda: 1)
     monkeypatch.setattr(sys, "platform", "darwin")
     assert cuda.start_method() == "spawn"
 
@@ -268,3 +272,27 @@ def test_the_examples_for_kubernetes_have_shared_memory() -> None:
         (example,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if f"kind: {kind}" in block]
         assert re.search(r"mountPath: /dev/shm", example), kind
         assert re.search(r"emptyDir: \{ medium: Memory", example), kind
+
+
+@pytest.mark.slow
+def test_a_process_with_threads_starts_ranks_of_its_own(tmp_path: Path) -> None:
+    """A notebook's threads hold locks, which a forked process would never get."""
+    cfg = compose(*QUICK, "trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=2")
+    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(cfg))
+    code = f"""
+import sys, threading
+from pathlib import Path
+import lab
+from lab.start import start
+from omegaconf import OmegaConf
+sys.path.insert(0, {str(ROOT / "src")!r})
+done, folder = threading.Event(), Path({str(tmp_path)!r})
+threading.Thread(target=done.wait).start()
+from engine.ranks import cuda
+assert cuda.start_method() == "spawn"
+start(OmegaConf.load(folder / "config.yaml"), folder / "run", [], False)
+done.set()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert status(tmp_path / "run")["status"] == "finished"

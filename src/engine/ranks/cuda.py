@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _counted: dict[str | None, int] = {}  # by what may be seen; forked processes know it too
@@ -34,10 +35,16 @@ def hide_gpus() -> None:
 
 
 def start_method() -> str:
-    """fork, which is fast; spawn where that is not safe: macOS, or a process that has started CUDA (a notebook)."""
+    """fork, which is fast; spawn where that is not safe: macOS, a process that has started CUDA, or one with threads (a
+    notebook), whose locks a forked process would hold for ever."""
     torch = sys.modules.get("torch")
     started = torch is not None and torch.cuda.is_initialized()
-    return "fork" if sys.platform == "linux" and not started else "spawn"
+    return "fork" if sys.platform == "linux" and not started and num_threads() == 1 else "spawn"
+
+
+def num_threads() -> int:
+    """Of Python, in this process."""
+    return threading.active_count()
 
 
 def _told_by_driver() -> int:
