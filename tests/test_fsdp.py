@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,13 @@ from conftest import (
     status,
 )
 from omegaconf import OmegaConf
+from ranks import on_ranks
 from torch import nn
 
 import lab.loop
 import lab.run
 from engine.errors import ConfigError, Damaged, RunFailed
-from engine.ranks.launch import Ranks
 from engine.runs import checkpoint, shards
-from engine.runs.directory import failure, record_failure
 from engine.runs.intact import file_sum
 from lab import load_run
 from lab.callbacks.base import Callback
@@ -93,26 +91,6 @@ def cut_at(run_dir: Path, step: int) -> None:
     for path in (run_dir / "checkpoints").iterdir():
         if int(path.stem.split("_")[1]) > step:
             shards.delete(path)
-
-
-def on_ranks(work: Callable[..., None], folder: Path, ranks: int = 2) -> None:
-    """work(world, folder) on ranks that have a process group."""
-
-    def rank(directory: Path) -> None:
-        from engine.ranks.distributed import world
-
-        try:
-            with world("cpu", 60.0) as place:
-                work(place, directory)
-        except Exception as error:
-            record_failure(directory, int(os.environ["RANK"]), error)
-            raise
-
-    folder.mkdir(exist_ok=True)
-    try:
-        Ranks().run(rank, folder, ranks)
-    except RunFailed:
-        pytest.fail((failure(folder) or {})["traceback"])
 
 
 def fsdp_config(**values: Any) -> Any:

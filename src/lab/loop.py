@@ -389,6 +389,9 @@ def scored(model: nn.Module, state: TrainState, split: str, loader: Loader, run:
     batches = run.evaluating(loader, state.step)
     observers = overriding(run.callbacks, "on_eval_batch")
     scores = evaluate(model, state.task, batches, run.world, run.machine, loader.lengths, observers)
+    for name, metric in state.task.metrics.items():
+        if run.world.is_main and hasattr(metric, "write"):
+            metric.write(run.directory / f"{split}_{name}")
     return {f"{split}/{name}": value for name, value in scores.items()}
 
 

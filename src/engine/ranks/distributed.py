@@ -210,6 +210,23 @@ def all_sum(values: Tensor, world: World) -> Tensor:
     return values
 
 
+def all_gather(values: Tensor, world: World) -> list[Tensor]:
+    """[rank 0's tensor, rank 1's, ...] on all ranks, on this rank's device; their shapes and dtypes may differ."""
+    if world.size == 1:
+        return [values]
+    import torch
+    import torch.distributed as dist
+
+    own = values.detach().contiguous().flatten().view(torch.uint8)
+    told = share_from_main(gather([str(values.dtype), list(values.shape), len(own)], world), world)
+    padded = own.new_zeros(max(size for *_, size in told))
+    padded[: len(own)] = own
+    parts = [torch.empty_like(padded) for _ in told]
+    dist.all_gather(parts, padded)
+    dtypes = [getattr(torch, name.removeprefix("torch.")) for name, *_ in told]
+    return [part[:size].view(dtype).view(shape) for part, dtype, (_, shape, size) in zip(parts, dtypes, told)]
+
+
 def all_max(values: list[int], world: World) -> Callable[[], list[int]]:
     """Begin to find the greatest of all ranks' values, one by one, on the CPU -> a function that waits for them."""
     import torch

@@ -1,19 +1,21 @@
 """Scores that are no means over samples: F1, areas under curves, intersection over union, confusion matrices.
 
 A metric is a function (output, batch) -> (B,), whose mean is taken, or an object with reset(), update(output, batch)
-and compute(world), as below. A torchmetrics.Metric is used as it is, updated with (output, batch["y"]).
+and compute(world), as below; with write(path), it may keep a file in the run directory (confusion.py). A
+torchmetrics.Metric is used as it is, updated with (output, batch["y"]).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.ranks.distributed import World, all_sum
+from engine.ranks.distributed import World, all_gather, all_sum
 
 Score = float | Mapping[str, float]  # several are logged as val/<metric>/<name>
 
@@ -46,7 +48,7 @@ class SummedMetric:
 
 
 class Torchmetric:
-    """A torchmetrics.Metric as the loop calls metrics; it brings its state together over the ranks by itself."""
+    """A torchmetrics.Metric, or MetricCollection, as the loop calls metrics: updated with (output, batch["y"])."""
 
     def __init__(self, metric: Any) -> None:
         self.metric = metric
@@ -58,14 +60,35 @@ class Torchmetric:
         self.metric.to(output.device).update(output, batch["y"])
 
     def compute(self, world: World) -> Score:
-        value = self.metric.to(world.device).compute()
-        if isinstance(value, Mapping):
-            return {str(name): float(one) for name, one in value.items()}
-        if isinstance(value, Tensor) and value.dim():
-            return {str(index): float(one) for index, one in enumerate(value.flatten())}
-        return float(value)
+        for one in self.metric.to(world.device).modules():
+            if hasattr(one, "dist_sync_fn"):  # its own wants tensors of one dtype and as many dimensions on all ranks
+                one.dist_sync_fn = lambda value, group=None: gathered(value, world)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The ``compute`` method")  # before an update: no sample here
+            value = self.metric.compute()
+        scores = dict(flat(value))
+        return scores[""] if list(scores) == [""] else scores
+
+
+def gathered(value: Tensor, world: World) -> list[Tensor]:
+    """The state of all ranks; a rank that had no sample knows neither the dtype nor the shape of its rows."""
+    parts = all_gather(value, world)
+    known = next((part for part in parts if part.numel()), value)
+    return [part if part.numel() else known[:0] for part in parts] if known.dim() else parts
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """(name, number) of all that a metric computes: a number, several in a tensor (by their index), names with such."""
+    if isinstance(value, (list, tuple)) or (isinstance(value, Tensor) and value.dim()):
+        value = dict(enumerate(value))
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from flat(inner, f"{name}/{key}" if name else str(key))
+    else:
+        yield name, float(value)
 
 
 def as_metric(metric: Any) -> Any:
     torchmetrics = sys.modules.get("torchmetrics")  # imported by now, if this is one of its
-    return Torchmetric(metric) if torchmetrics and isinstance(metric, torchmetrics.Metric) else metric
+    kinds = (torchmetrics.Metric, torchmetrics.MetricCollection) if torchmetrics else ()
+    return Torchmetric(metric) if isinstance(metric, kinds) else metric

@@ -29,9 +29,10 @@ def choose(node: Mapping[str, Any] | None, cfg: Mapping[str, Any]) -> list[Objec
     """hydra.sweeper.objectives, {key: min or max}; null: the monitor of `cfg`, a whole, plain config."""
     if not node:
         return [Objective(cfg["monitor"]["key"], cfg["monitor"]["mode"])]
-    known = app().scores(cfg, "val", "test") + list(RESULT_KEYS)
+    scores = app().scores(cfg, "val", "test")
+    known = scores + list(RESULT_KEYS)
     for key, mode in node.items():
-        if key not in known:
+        if key not in known and not str(key).startswith(tuple(f"{score}/" for score in scores)):  # one of several
             hint = did_you_mean(str(key), known)
             raise ConfigError(
                 f"hydra.sweeper.objectives: result.json has no {show(key)}{hint} (it has: {', '.join(known)})"

@@ -1,0 +1,80 @@
+"""The area under the ROC curve, exact: of all samples of all ranks, not a mean over batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from engine.config.schema import Count
+from engine.errors import ConfigError
+from engine.ranks.distributed import World, all_gather
+
+
+class AUROC:
+    """The probability that a sample of the class scores higher than one of another class, ties counting half.
+
+    Two classes: the output is (B, 2) logits, or a score (B,) or (B, 1) that is high for label 1. More: (B, C) logits,
+    one class against the others, and the mean over the classes that have both (macro). batch["y"]: (B,) or (B, 1)
+    integer labels. Each rank keeps the scores of its own samples, and for one class at a time those of all.
+    """
+
+    def __init__(self, num_classes: Count) -> None:
+        self.num_classes = num_classes
+        self.reset()
+
+    def reset(self) -> None:
+        self.scores: list[Tensor] = []
+        self.labels: list[Tensor] = []
+
+    def update(self, output: Tensor, batch: Mapping[str, Tensor]) -> None:
+        label = batch["y"]
+        label = label[:, 0] if label.dim() == 2 and label.shape[1] == 1 else label
+        binary = self.num_classes <= 2 and (output.dim() == 1 or output.shape[1:] == (1,))
+        if label.is_floating_point() or label.dim() != 1 or not (binary or output.shape[1:] == (self.num_classes,)):
+            raise ConfigError(
+                f"AUROC of {self.num_classes} classes cannot compare an output of shape {tuple(output.shape)} with "
+                f"batch['y'] of {label.dtype} and shape {tuple(label.shape)}: it takes logits (B, num_classes) and "
+                "integer labels (B,)"
+            )
+        wide = output.detach().to(torch.float32 if output.device.type == "mps" else torch.float64)
+        if binary:
+            wide = wide.reshape(-1, 1)
+        elif self.num_classes == 2:
+            wide = wide[:, 1:] - wide[:, :1]
+        else:
+            wide = wide.softmax(1)
+        self.scores.append(wide)
+        self.labels.append(label.long())
+
+    def compute(self, world: World) -> float:
+        """All ranks call this; one that had no sample, too."""
+        first = 1 if self.num_classes <= 2 else 0  # with two classes that of label 1 says all
+        classes = range(first, max(2, self.num_classes))
+        empty = torch.zeros(0, dtype=torch.int64, device=world.device)
+        labels = torch.cat(all_gather(torch.cat(self.labels) if self.labels else empty, world)).cpu()
+        if labels.numel() and not 0 <= labels.min() <= labels.max() < max(2, self.num_classes):
+            raise ConfigError(
+                f"AUROC of {self.num_classes} classes: labels from {int(labels.min())} to {int(labels.max())}; set "
+                "num_classes"
+            )
+        areas = []
+        for column, number in enumerate(classes):
+            own = torch.cat([scores[:, column] for scores in self.scores]) if self.scores else empty
+            scores = torch.cat([part.double() for part in map(Tensor.cpu, all_gather(own, world))])
+            areas.append(area(scores, labels == number))
+        known = [one for one in areas if one is not None]
+        return sum(known) / len(known) if known else float("nan")
+
+
+def area(scores: Tensor, positive: Tensor) -> float | None:
+    """scores: (N,) float64; positive: (N,) bool. By the sum of ranks (Mann & Whitney 1947); None without both kinds."""
+    count, others = int(positive.sum()), int((~positive).sum())
+    if not count or not others:
+        return None
+    if scores.isnan().any():
+        return float("nan")
+    _, place, ties = scores.unique(return_inverse=True, return_counts=True)
+    ranks = ties.cumsum(0).double() - (ties - 1) / 2  # of equal scores, the mean of their ranks
+    return (ranks[place[positive]].sum().item() - count * (count + 1) / 2) / (count * others)

@@ -1,0 +1,103 @@
+"""Scores that follow from counts of (label, prediction): macro-F1, mean IoU, recall by class."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.config.schema import Count
+from engine.errors import ConfigError
+from engine.files import replace_text
+from lab.metrics.base import Score, SummedMetric
+
+
+class Confusion(SummedMetric):
+    """Counts (C, C), [label, prediction]. output: (B, C, ...) logits; batch["y"]: (B, ...) integer labels.
+
+    ignore_index: a label that is left out, such as -100 or 255 for pixels of no class.
+    """
+
+    def __init__(self, num_classes: Count, ignore_index: int | None = None) -> None:
+        super().__init__(num_classes**2 + 2)  # beside the table: what is left out, and labels that no class has
+        self.num_classes, self.ignore_index = num_classes, ignore_index
+
+    def count(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        label, classes = batch["y"], self.num_classes
+        if label.dim() == output.dim() == 2 and label.shape[1] == 1:
+            label = label[:, 0]
+        if output.shape[1:2] != (classes,) or label.is_floating_point() or label.shape != output[:, 0].shape:
+            raise ConfigError(
+                f"{type(self).__name__} of {classes} classes cannot compare an output of shape {tuple(output.shape)} "
+                f"with batch['y'] of {label.dtype} and shape {tuple(label.shape)}: it takes logits "
+                "(B, num_classes, ...) and integer labels (B, ...)"
+            )
+        label = label.long()
+        cell = label * classes + output.argmax(1)
+        cell = torch.where((label >= 0) & (label < classes), cell, classes**2 + 1)
+        if self.ignore_index is not None:
+            cell = torch.where(label == self.ignore_index, classes**2, cell)
+        cell = cell.flatten()
+        # not bincount, which would make the host wait for the device
+        return torch.zeros(self.shape, dtype=self.dtype, device=cell.device).scatter_add_(
+            0, cell, torch.ones_like(cell)
+        )
+
+    def score(self, total: Tensor) -> Score:
+        if total[-1]:
+            raise ConfigError(
+                f"{type(self).__name__}: {int(total[-1]):,} labels are not among 0 to {self.num_classes - 1}: set "
+                "num_classes, or ignore_index for those that are to be left out"
+            )
+        return self.of_table(total[:-2].view(self.num_classes, -1).double())
+
+    def of_table(self, table: Tensor) -> Score:
+        """table: (C, C) float64 counts, [label, prediction], over all samples of all ranks."""
+        raise NotImplementedError
+
+
+class MacroF1(Confusion):
+    """Mean over classes of 2 TP / (2 TP + FP + FN); classes that are neither label nor prediction do not count."""
+
+    def of_table(self, table: Tensor) -> float:
+        return mean_of_classes(2 * table.diag(), table.sum(0) + table.sum(1))
+
+
+class MeanIoU(Confusion):
+    """Mean over classes of TP / (TP + FP + FN); classes that are neither label nor prediction do not count."""
+
+    def of_table(self, table: Tensor) -> float:
+        return mean_of_classes(table.diag(), table.sum(0) + table.sum(1) - table.diag())
+
+
+class ConfusionMatrix(Confusion):
+    """Recall of each class, recall_<name>, NaN where it has no sample. The table of the newest evaluation stands in the
+    run directory as <split>_<metric>.csv: a row for each label, a column for each prediction.
+
+    names: of the classes; null: their numbers.
+    """
+
+    def __init__(self, num_classes: Count, ignore_index: int | None = None, names: Sequence[str] | None = None) -> None:
+        super().__init__(num_classes, ignore_index)
+        self.names = [str(number) for number in range(num_classes)] if names is None else list(names)
+        if len(set(self.names)) != num_classes:
+            raise ConfigError(f"ConfusionMatrix: names={self.names} must be {num_classes} different ones")
+
+    def of_table(self, table: Tensor) -> dict[str, float]:
+        self.table = table
+        recall = table.diag() / table.sum(1)
+        return {f"recall_{name}": value for name, value in zip(self.names, recall.tolist())}
+
+    def write(self, path: Path) -> None:
+        rows = [["label", *self.names], *([name, *row] for name, row in zip(self.names, self.table.long().tolist()))]
+        text = io.StringIO()
+        csv.writer(text).writerows(rows)
+        replace_text(path.with_name(f"{path.name}.csv"), text.getvalue())
+
+
+def mean_of_classes(share: Tensor, whole: Tensor) -> float:
+    return (share / whole)[whole > 0].mean().item()

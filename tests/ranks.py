@@ -1,0 +1,32 @@
+"""A function on several ranks, without a run around it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.errors import RunFailed
+from engine.ranks.distributed import world
+from engine.ranks.launch import Ranks
+from engine.runs.directory import failure, record_failure
+
+
+def on_ranks(work: Callable[..., None], folder: Path, ranks: int = 2) -> None:
+    """work(world, folder) on ranks that have a process group."""
+
+    def rank(directory: Path) -> None:
+        try:
+            with world("cpu", 60.0) as place:
+                work(place, directory)
+        except Exception as error:
+            record_failure(directory, int(os.environ["RANK"]), error)
+            raise
+
+    folder.mkdir(exist_ok=True)
+    try:
+        Ranks().run(rank, folder, ranks)
+    except RunFailed:
+        pytest.fail((failure(folder) or {})["traceback"])
