@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -200,6 +201,16 @@ def test_composing_fetches_what_it_looks_at(tmp_path: Path, server: Server, monk
     assert server.requests == 0
 
 
+def test_labels_that_are_more_than_a_look_are_read_from_the_copy(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_spans(monkeypatch)
+    monkeypatch.setattr(probe, "_STEP", 1000)
+    server.files["/f.h5"] = made(tmp_path / "f.h5")
+    assert composed(server.url()) == ([1000], 7)
+    assert len(server.files["/f.h5"]) < server.sent < 1.1 * len(server.files["/f.h5"])
+
+
 @pytest.mark.parametrize("blocks", [0, 1, 99])
 def test_a_process_ends_well_with_a_look_unfinished(blocks: int, tmp_path: Path, server: Server) -> None:
     """HDF5 must not ask for Python's objects when Python has ended."""
@@ -314,10 +325,15 @@ def test_each_mistake_is_one_line_that_names_the_address(
     forget()
     with refused(url, "timed out", "tried 3 times"):
         opened(url)
+    server.delay_s = 0.0
+    monkeypatch.setattr(sources, "TIMEOUT_S", 30.0)
     with refused("f-*.h5", "give a list"):
         opened(server.url("/f-*.h5"))
     with refused("http://host/f.h5", "netrc"):
         opened("http://me:secret@host/f.h5")
+    for name in ("..", ".lock"):
+        server.files[f"/{name}"] = server.files["/f.h5"]
+        assert len(opened(server.url(f"/{name}"))) == 1000
     with refused("names no host"):
         opened("http:///f.h5")
     with refused("http://127.0.0.1:1/f.h5", "Connection refused"):
@@ -455,6 +471,22 @@ def test_threads_of_fsspec_do_not_collect_what_h5py_has_left(tmp_path: Path, mon
             assert composed("slow://f.h5") == ([1000], 7)
         finally:
             gc.set_threshold(*thresholds)
+
+
+def test_a_process_that_is_forked_does_not_use_a_thread_of_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fsspec's: it is not there."""
+    small_spans(monkeypatch)
+    fsspec.register_implementation("slow", Slow, clobber=True)
+    Slow.content = made(tmp_path / "f.h5", 200)
+    assert composed("slow://f.h5") == ([1000], 7)
+    child = multiprocessing.get_context("fork").Process(target=opened, args=("slow://f.h5",))
+    child.start()
+    child.join(limit(30))
+    assert child.exitcode == 0
+    child.close()
+    assert len(list(remote.cache_dir().glob("*/*/f.h5"))) == 1
 
 
 def test_data_sets_that_read_addresses_themselves_are_left_alone() -> None:

@@ -14,6 +14,7 @@ from engine.data.reading.finding import find
 from engine.data.reading.opening import is_remote, local, names_of, open_h5, split_of
 from engine.errors import ConfigError
 
+_STEP = 16 << 20  # bytes that are read at once
 _CHECKED = 1 << 24  # labels; of more, such as a stream of tokens, what the attribute `classes` says is believed
 
 
@@ -112,7 +113,11 @@ def _stored(
             dtype = values.dtype if member is None else values.dtype[member]
             inner = dtype.subdtype[1] if dtype.subdtype else ()
             fixed = values is item and dtype.kind not in "OS"
-            yield [int(n) for n in (*values.shape[1:], *inner)] if fixed else None, values, _blocks(values, member)
+            yield (
+                [int(n) for n in (*values.shape[1:], *inner)] if fixed else None,
+                values,
+                _blocks(path, values, member),
+            )
 
 
 def _open(path: str, swmr: bool, external: str) -> AbstractContextManager[h5py.File]:
@@ -123,8 +128,12 @@ def _open(path: str, swmr: bool, external: str) -> AbstractContextManager[h5py.F
     return peek(path)
 
 
-def _blocks(values: h5py.Dataset, member: str | None) -> Iterator[np.ndarray]:
-    step = max(1, (16 << 20) // max(1, values.dtype.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))))
+def _blocks(path: str, values: h5py.Dataset, member: str | None) -> Iterator[np.ndarray]:
+    step = max(1, _STEP // max(1, values.dtype.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))))
     source = values if member is None else values.fields(member)
     for begin in range(0, max(1, len(values)), step):
+        if begin and is_remote(path):  # more than a look: the file will be fetched anyway
+            with open_h5(local(path)) as file:
+                yield from _blocks(file.filename, file[values.name], member)
+            return
         yield source[begin : begin + step]

@@ -63,7 +63,7 @@ def fetched(url: str, between: Between = lambda: None) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         while not path.exists():
             try:
-                lock = Lock(path.with_name("lock"))
+                lock = Lock(path.with_name(".lock"))
             except Busy as busy:
                 _once(f"waiting for the process that fetches {shown(url)}{busy}")
                 _idle(between)
@@ -80,7 +80,8 @@ def fetched(url: str, between: Between = lambda: None) -> str:
     return str(path)
 
 
-_known: dict[Path, tuple[float, Path, Source | None]] = {}  # a file's folder -> when it was asked for, what is known
+# a file's folder, for this process: a source is not used after a fork -> when it was asked for, what is known
+_known: dict[tuple[int, Path], tuple[float, Path, Source | None]] = {}
 _looked: dict[Path, dict[int, bytes]] = {}  # blocks of files that are not here
 _said: set[str] = set()
 
@@ -88,9 +89,9 @@ _said: set[str] = set()
 def copy_of(url: str) -> tuple[Path, Source | None]:
     """Where the copy is, or will be, of the version that the server has now. Where it does not answer, the newest whole
     copy, and None."""
-    place, name = shown(url).partition("://")[2], _plain(shown(url).rpartition("/")[2]) or "file"
-    folder = cache_dir() / f"{_plain(place)[-80:].lstrip('.')}-{_digest(url)}"
-    asked_at, path, source = _known.get(folder, (-ASKED_S, folder, None))
+    place = shown(url).partition("://")[2]
+    folder, name = cache_dir() / f"{_plain(place)}-{_digest(url)}", _plain(place.rpartition("/")[2]) or "file"
+    asked_at, path, source = _known.get((os.getpid(), folder), (-ASKED_S, folder, None))
     if time.monotonic() - asked_at >= ASKED_S:
         old = max(folder.glob(f"*/{name}"), key=lambda copy: copy.stat().st_mtime, default=None)
         then = time.strftime("%Y-%m-%d %H:%M", time.localtime(old.stat().st_mtime)) if old else ""
@@ -104,7 +105,7 @@ def copy_of(url: str) -> tuple[Path, Source | None]:
                 raise
             path, source = old, None
             _once(f"{error}; reading the copy of {then}, {old}")
-        _known[folder] = time.monotonic(), path, source
+        _known[os.getpid(), folder] = time.monotonic(), path, source
     return path, source
 
 
@@ -223,7 +224,8 @@ def _idle(between: Between) -> None:
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.-]+", "_", text)
+    """As a file's name: not too long, and not hidden, as are files of our own."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", text)[-80:].lstrip(".")
 
 
 def _digest(text: str) -> str:

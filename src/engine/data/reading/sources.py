@@ -140,8 +140,6 @@ class Http:
 
 
 class Fsspec:
-    """Where fsspec has a thread: a forked process does not use it, but opens the file anew."""
-
     ranged = True
 
     def __init__(self, url: str) -> None:
