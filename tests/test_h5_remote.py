@@ -269,6 +269,25 @@ def test_one_that_was_killed_is_gone_on_from(
     assert server.sent == size - there + 1
 
 
+def test_who_waits_for_a_file_may_stop(
+    tmp_path: Path, cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave() -> None:
+        raise SystemExit(75)
+
+    server.files["/f.h5"] = made(tmp_path / "f.h5")
+    small_spans(monkeypatch)
+    for ranges in (False, True):
+        server.ranges = ranges
+        forget()
+        with pytest.raises(SystemExit):
+            remote.fetched(server.url(), leave)
+        (part,) = cache.glob("*/*/f.h5*")
+        assert part.suffix == ".part"
+        assert part.stat().st_size < len(server.files["/f.h5"])
+    assert len(opened(server.url())) == 1000
+
+
 def test_processes_fetch_once(tmp_path: Path, server: Server) -> None:
     server.files["/f.h5"] = made(tmp_path / "f.h5")
     server.gate.clear()
@@ -447,7 +466,7 @@ class Slow(AsyncFileSystem):
     async def _info(self, path: str, **more: Any) -> dict[str, Any]:
         return {"name": path, "size": len(self.content), "type": "file"}
 
-    async def _cat_file(self, path: str, start: int = 0, end: int = 0, **more: Any) -> bytes:
+    async def _cat_file(self, path: str, version_id: Any = None, start: int = 0, end: int = 0) -> bytes:  # as s3fs's
         gc.set_threshold(10)
         _ = [[] for _ in range(1000)]
         gc.set_threshold(10**9)
