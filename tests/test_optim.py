@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 import lab.optim
 from engine.errors import ConfigError
+from engine.private import lean_step
 from lab.build import Config, make_optimizer
 from lab.loop import clip
 from lab.optim import (
@@ -27,7 +28,6 @@ from lab.optim import (
     Schedule,
     Step,
     check_optimizer,
-    lean_step,
     trainable,
 )
 

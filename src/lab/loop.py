@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from engine.data.loader import Loader
 from engine.errors import ConfigError, RunFailed
+from engine.private import kernel_skips_non_finite, lean_step
 from engine.ranks import hardware
 from engine.ranks.ddp import name_unused
 from engine.ranks.distributed import World, all_sum, any_rank, broadcast_buffers, gather, meet, to_host
@@ -35,7 +36,6 @@ from engine.runs.clock import Clock
 from lab.callbacks.base import overriding
 from lab.checks import applied, check_losses, check_per_sample, check_terms, explains_mistakes, first_samples
 from lab.groups import TrainerConfig
-from lab.optim import lean_step
 from lab.state import Run, TrainState, averaged
 from lab.tasks.base import Batch, Losses, Task
 
@@ -188,8 +188,7 @@ def update(state: TrainState, optimizer: Optimizer, trainer: TrainerConfig, non_
     The host asks the device only where it must: with fp16, with trainer.non_finite=skip, and for an optimizer without a
     fused kernel. Otherwise the kernel itself leaves the weights alone (found_inf), and the next log stops the run.
     """
-    guarded = bool(optimizer.defaults.get("fused"))  # its kernel leaves the weights alone where `found_inf` is 1
-    ask = state.scaler is not None or trainer.non_finite == "skip" or not guarded
+    ask = state.scaler is not None or trainer.non_finite == "skip" or not kernel_skips_non_finite(optimizer)
     moves = not (ask and to_host(non_finite))
     if moves:
         if not ask:

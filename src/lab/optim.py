@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,9 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import _profiler_enabled
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from engine.config.schema import Positive, Share, regex
 from engine.errors import ConfigError
@@ -215,28 +212,3 @@ class Step(Constant):
 
     def after(self, progress: float, done: float) -> float:
         return self.gamma ** sum(done >= milestone for milestone in self.milestones)
-
-
-@functools.cache
-def _bare_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
-    return inspect.unwrap(kind.step)
-
-
-def lean_step(optimizer: Optimizer) -> None:
-    """The optimizer's step without the wrappers that import torch._dynamo (a second at start-up) and cost at each step.
-
-    optimizer.step itself wherever its wrappers have something to do: hooks of the optimizer or of all optimizers, a
-    profiler that is recording, a `step` that was replaced.
-    """
-    if (
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or _global_optimizer_pre_hooks
-        or _global_optimizer_post_hooks
-        or "step" in vars(optimizer)
-        or _profiler_enabled()
-    ):
-        optimizer.step()
-    else:
-        with torch.no_grad():
-            _bare_step(type(optimizer))(optimizer)  # type: ignore[arg-type]

@@ -17,11 +17,11 @@ from engine.config.schema import parse_interval, seconds
 from engine.data.loader import Loader
 from engine.data.stream import Stream
 from engine.errors import ConfigError
+from engine.private import skip_dynamo_import
 from engine.ranks import distributed, fsdp, hardware, threads
 from engine.ranks.balance import Balance
 from engine.ranks.ddp import with_sync_batchnorm
 from engine.ranks.distributed import World
-from engine.ranks.dynamo import skip_dynamo_import
 from engine.ranks.hardware import Hardware
 from engine.ranks.seed import seed_everything
 from engine.ranks.stop import Stopped, StopRequest, stop_on_signals

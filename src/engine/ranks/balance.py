@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from engine.data.loader import Loader
+from engine.private import after_backward
 from engine.ranks.ddp import unwrapped
 from engine.ranks.distributed import World, all_sum, to_host
 from engine.runs.logger import Logger
@@ -54,7 +55,9 @@ class Balance:
     ) -> None:
         self._world, self._train, self._logger, self._share = world, train, logger, straggler_share
         self._clock = DeviceClock(world.device) if world.device.type == "cuda" else HostClock()
-        self._measures = unwrapped(net) is not None and not any(isinstance(m, nn.SyncBatchNorm) for m in net.modules())
+        self._when_done: Any = after_backward()
+        whole_step = unwrapped(net) is None or any(isinstance(m, nn.SyncBatchNorm) for m in net.modules())
+        self._measures = self._when_done is not None and not whole_step
         self._sampling = self._queued = False
         self._start: Any = None
         self._waits: list[Any] = []  # marks of this step: before and after each wait
@@ -79,11 +82,11 @@ class Balance:
     def _queue(self, gradient: torch.Tensor) -> None:
         if self._sampling and not self._queued:
             self._queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._own_part_done)
+            self._when_done(self._own_part_done)
 
     def _own_part_done(self) -> None:
         self._waits.append(self._clock.now())
-        torch.autograd.Variable._execution_engine.queue_callback(self._averaged)
+        self._when_done(self._averaged)
 
     def _averaged(self) -> None:
         self._waits.append(self._clock.now())

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.errors import ConfigError
+from engine.private import ddp_without_dynamo
 from engine.ranks.data_parallel import Replicas, gpus
 from engine.ranks.distributed import World, rank
-from engine.ranks.dynamo import ddp_without_dynamo
 from engine.ranks.options import DDPConfig, Strategy
 
 log = logging.getLogger("lab")

@@ -5,21 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
+
+from engine.private import set_death_signal
 
 POLL_S = 1.0
 
 
 def die_with(parent: int) -> None:
-    """The kernel kills this process when `parent`, whose main thread has started it, has gone; where it cannot (it is
-    not Linux), this process looks for itself."""
-    if sys.platform == "linux":
-        from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
-
-        _prctl_pr_set_pdeathsig(signal.SIGKILL)
-    else:
+    """The kernel kills this process when `parent`, whose main thread has started it, has gone; where it cannot (such
+    as where it is not Linux), this process looks for itself."""
+    if not set_death_signal(signal.SIGKILL):
         threading.Thread(target=_outlive, args=(parent,), name="parent", daemon=True).start()
     if os.getppid() != parent:
         os._exit(1)

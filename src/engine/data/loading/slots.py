@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.private import storage_use_count
+
 Batch = dict[str, Tensor]
 Spec = dict[str, "tuple[tuple[int, ...], torch.dtype]"]
 
-_use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
-CAN_REUSE = _use_count is not None  # a private function of torch: without it every batch gets fresh memory
+_use_count = storage_use_count()
+CAN_REUSE = _use_count is not None  # else every batch gets fresh memory
 
 
 def users(tensor: Tensor) -> int:

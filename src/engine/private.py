@@ -1,0 +1,139 @@
+"""Shortcuts through private names of torch. LAB_PLAIN_TORCH=1 turns all of them off; a name that is gone turns its own
+off. What each gains was measured with that variable (benchmarks/RESULTS.md).
+
+    shortcut                 private name                      gains                     without it
+    lean_step                hooks of Optimizer, bare step     time of each step, and    optimizer.step()
+    skip_dynamo_import       __dynamo_disable                    with the next two at    torch._dynamo is imported
+    ddp_without_dynamo       _dynamo.utils, asked by DDP         the start
+    storage_use_count        torch._C._storage_Use_Count       reused batch buffers      fresh memory for each batch
+    kernel_skips_non_finite  Optimizer.found_inf               no wait for the device    a wait at each step
+    after_backward           _execution_engine.queue_callback  a rank's own work         no balance/step_time
+    set_death_signal         multiprocessing._prctl_pr_...     ends with its parent      looks for it each second
+
+Importing this imports no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+_left_out: list[bool] = []
+
+
+def enabled() -> bool:
+    return os.environ.get("LAB_PLAIN_TORCH") != "1"
+
+
+def lean_step(optimizer: Optimizer) -> None:
+    """The optimizer's step without the wrappers that import torch._dynamo and cost at each step.
+
+    optimizer.step itself wherever its wrappers have something to do: hooks of the optimizer or of all optimizers, a
+    profiler that is recording, a `step` that was replaced.
+    """
+    seen = _watched()
+    if seen is None or seen(optimizer) or "step" in vars(optimizer):
+        optimizer.step()
+        return
+    import torch
+
+    with torch.no_grad():
+        _bare_step(type(optimizer))(optimizer)  # type: ignore[arg-type]
+
+
+@functools.cache
+def _bare_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
+    return inspect.unwrap(kind.step)
+
+
+@functools.cache
+def _watched() -> Callable[[Any], bool] | None:
+    """Whether somebody wants to see an optimizer's step; None: this torch cannot be asked."""
+    import torch.autograd
+    import torch.optim.optimizer as module
+
+    names = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+    before, after = (getattr(module, name, None) for name in names)
+    recording: Any = getattr(torch.autograd, "_profiler_enabled", None)
+    if not enabled() or before is None or after is None or recording is None:
+        return None
+    own = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    return lambda one: bool(before or after or recording() or any(getattr(one, name, True) for name in own))
+
+
+def skip_dynamo_import() -> None:
+    """torch marks some methods as none of dynamo's business, and imports dynamo to do so when they are first called; it
+    looks up a function's `__dynamo_disable` before. Right only in a process that compiles nothing."""
+    if not enabled():
+        return
+    from torch.optim import Optimizer
+
+    for name in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):
+        method = getattr(getattr(Optimizer, name), "__wrapped__", None)
+        if method is not None:
+            _leave_alone(method)
+    _left_out.append(True)
+
+
+@contextmanager
+def ddp_without_dynamo() -> Iterator[None]:
+    """DistributedDataParallel, made in this block, asks dynamo which kind of reducer to use: the usual one."""
+    if not _left_out or "torch._dynamo" in sys.modules:
+        yield
+        return
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    if hasattr(DistributedDataParallel, "_inside_ddp_forward"):
+        _leave_alone(inspect.unwrap(DistributedDataParallel._inside_ddp_forward))
+    answers = SimpleNamespace(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
+    vars(torch)["_dynamo"] = answers
+    try:
+        yield
+    finally:
+        if vars(torch).get("_dynamo") is answers:
+            del vars(torch)["_dynamo"]
+
+
+def _leave_alone(function: Any) -> None:
+    setattr(function, "__dynamo_disable", function)
+
+
+def storage_use_count() -> Callable[[int], int] | None:
+    """A function from the address of a storage to how many tensors hold it."""
+    import torch
+
+    return getattr(torch._C, "_storage_Use_Count", None) if enabled() else None
+
+
+def kernel_skips_non_finite(optimizer: Optimizer) -> bool:
+    """Whether the optimizer's kernel leaves the weights alone where the tensor `found_inf` is 1."""
+    return enabled() and bool(optimizer.defaults.get("fused"))
+
+
+def after_backward() -> Callable[[Callable[[], None]], None] | None:
+    """A function that has its argument called when the backward pass that runs has come to its end."""
+    import torch
+
+    engine = getattr(torch.autograd.Variable, "_execution_engine", None)
+    return getattr(engine, "queue_callback", None) if enabled() else None
+
+
+def set_death_signal(number: int) -> bool:
+    """Have the kernel send this process a signal when the thread that has started it ends -> whether that can be."""
+    import torch.multiprocessing
+
+    ask = getattr(torch.multiprocessing, "_prctl_pr_set_pdeathsig", None)
+    if ask is None or not enabled() or sys.platform != "linux":
+        return False
+    ask(number)
+    return True

@@ -1,0 +1,62 @@
+"""Without a private name of torch, or with none of them used, a run is the same, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import QUICK, ROOT, assert_equal, last_checkpoint, metrics, result, slow
+
+RUN = (
+    *QUICK, "trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=6", "trainer.log_every=2",
+    "trainer.eval_every=3", "data.loader=threads",
+)  # fmt: skip
+ENGINE = """
+from types import SimpleNamespace
+from torch.autograd import Variable
+engine = Variable._execution_engine
+Variable._execution_engine = SimpleNamespace(run_backward=engine.run_backward)
+"""
+GONE = {
+    "LAB_PLAIN_TORCH": "",
+    "lean_step": "del torch.autograd._profiler_enabled",
+    "storage_use_count": "del torch._C._storage_Use_Count",
+    "after_backward": ENGINE,
+    "set_death_signal": "import torch.multiprocessing; del torch.multiprocessing._prctl_pr_set_pdeathsig",
+    "skip_dynamo_import": "from torch.optim import Optimizer
+for f in (Optimizer.state_dict, Optimizer.zero_grad):
+  del f.__wrapped__",
+}
+
+
+def run_without(folder: Path, name: str) -> Path:
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\nimport torch\n{GONE.get(name, '')}\nimport train\n"
+    code += "print('dynamo', 'torch._dynamo' in sys.modules)\nsys.exit(train.main())"
+    environment = {k: v for k, v in os.environ.items() if k != "LAB_PLAIN_TORCH"}
+    if name == "LAB_PLAIN_TORCH":
+        environment[name] = "1"
+    arguments = [*RUN, f"hydra.run.dir={folder / (name or 'plain')}"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / (name or "plain")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_without(tmp_path_factory.mktemp("private"), "")
+
+
+@pytest.mark.parametrize("name", ["LAB_PLAIN_TORCH", *(slow(name) for name in GONE if name != "LAB_PLAIN_TORCH")])
+def test_a_run_is_the_same_without(tmp_path: Path, plain: Path, name: str) -> None:
+    run = run_without(tmp_path, name)
+    assert_equal(last_checkpoint(run), last_checkpoint(plain))
+    assert metrics(run) == metrics(plain)
+    measured = "step_time" in result(run)["balance"]
+    assert measured == (name not in ("LAB_PLAIN_TORCH", "after_backward"))
+    assert "step_time" in json.loads((plain / "result.json").read_text())["balance"]
