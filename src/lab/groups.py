@@ -157,8 +157,11 @@ GIVEN_BY_RUN = {
 }
 
 
-def check(cfg: Any) -> None:
-    """Raise a ConfigError on the first mistake in the whole, resolved config. Changes nothing. Imports torch last."""
+def check(cfg: Any, trains: bool = True) -> None:
+    """Raise a ConfigError on the first mistake in the whole, resolved config. Changes nothing. Imports torch last.
+
+    trains: or else scores one split, which may have any name.
+    """
     values = plain(cfg)
     for recipe in ("experiment", "debug"):
         if isinstance(values.get(recipe), list):
@@ -177,6 +180,8 @@ def check(cfg: Any) -> None:
                 f"optim.lr_factors: {pattern}: expected a factor of the learning rate, got {show(factor)}"
             )
     _check_combinations(root)
+    if trains and isinstance(splits := root.data.get("splits"), dict):
+        _check_splits(splits)
     check_fit(values, {key: GIVEN_BY_RUN[key] for key in ("data.order", "optim")})
     check_targets(values, TARGETS, COLLECTIONS, OWN_KEYS, GIVEN_BY_RUN)
     _check_monitor(root.monitor, values)
@@ -225,6 +230,15 @@ def _check_combinations(root: RootConfig) -> None:
     if any(size < 1 for size in split_own(root.data, DataConfig, "data")[0].input_shape):
         raise ConfigError(f"data.input_shape: every size must be >= 1, got {root.data['input_shape']}")
     below_outputs(root.name)
+
+
+def _check_splits(splits: dict[str, Any]) -> None:
+    for name in (str(name) for name, node in splits.items() if node is not None):
+        if not name.startswith(("train", "val", "test")) or "/" in name:
+            raise ConfigError(
+                f"data.splits.{name}: names of splits begin with train, val (scored during training) or test (scored "
+                f"at the end), such as val_{name} - rename it, or set it to null"
+            )
 
 
 def _check_ddp(trainer: TrainerConfig, hardware: HardwareConfig) -> None:

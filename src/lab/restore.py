@@ -86,7 +86,7 @@ def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, 
     """{loss, <metric>, ...} of the checkpoint on a split. overrides: key=value of the run's own config."""
     model, cfg, file, payload = restore_model(path, overrides)
     as_single(cfg)
-    check(cfg)
+    check(cfg, trains=False)
     config = Config.of(cfg)
     machine = hardware.resolve(config.hardware, config.trainer)
     machine = replace(machine, threads=of_run(machine.threads, file.parent.parent))

@@ -113,7 +113,8 @@ class RunLogger(Logger):
             self._wandb.log(step, values)
         self._latest |= values
         if self._bar is not None:
-            shown = {k: f"{v:.4g}" for k, v in self._latest.items() if k == "train/loss" or k.startswith("val/")}
+            wanted = [k for k in self._latest if k == "train/loss" or (k.startswith("val") and k.count("/") == 1)]
+            shown = {k: f"{self._latest[k]:.4g}" for k in wanted}
             self._bar.set_postfix(shown, refresh=False)
         log.debug("step %d: %s", step, ", ".join(f"{k} {v:.6g}" for k, v in values.items()))
 

@@ -49,8 +49,13 @@ def ended_badly(job: Job) -> bool:
 
 
 def keys_of(jobs: Sequence[Job], first: Sequence[str]) -> list[str]:
-    """All that was logged: `first`, then val, train, the rest."""
+    """All that was logged: `first`, then val (val_hard, ...), train, test, the rest."""
     found = dict.fromkeys(key for job in jobs for key in job.curves)
-    order = {"val": 0, "train": 1, "test": 2}
-    rest = sorted((k for k in found if k not in first), key=lambda k: (order.get(k.split("/")[0], 3), k))
+    order = ("val", "train", "test", "")
+
+    def place(key: str) -> tuple[int, str, str]:
+        split = key.partition("/")[0]
+        return next(i for i, beginning in enumerate(order) if split.startswith(beginning)), split, key
+
+    rest = sorted((k for k in found if k not in first), key=place)
     return [*(k for k in first if k in found), *rest]

@@ -57,7 +57,7 @@ class Methods:
             return
         if len(objectives) > 1:
             raise ConfigError("hydra/sweeper/pruner: a search with several objectives cannot prune - use none")
-        if not objectives[0].key.startswith("val/"):
+        if not objectives[0].key.startswith("val"):  # val, val_hard, ...: the splits that are scored on the way
             raise ConfigError(
                 f"hydra/sweeper/pruner: {objectives[0].key} is known at a run's end only - use none, or a val/ score "
                 "as the objective"

@@ -1,0 +1,195 @@
+"""Several validation sets by name: scored, kept, watched, searched and reported like the one called val."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from conftest import NEEDS_GPT, QUICK, assert_equal, compose, last_checkpoint, metrics, result, start_run
+from omegaconf import OmegaConf
+
+import lab.loop
+from engine.errors import ConfigError
+from engine.sweeps.report.curves import keys_of
+from engine.sweeps.search.methods import Methods
+from engine.sweeps.search.objectives import Objective, choose
+from lab.restore import score_checkpoint
+from lab.trial import try_out
+
+HARD = ("+data.splits.val_hard={group: test, rows: [0,0.4]}", "+data.splits.test_more.group=val")
+RUN = (*QUICK, *HARD, "trainer.max_steps=12", "trainer.eval_every=3", "trainer.save_every=4")
+WATCHED = ("monitor.key=val_hard/accuracy", "monitor.mode=max", "trainer.keep_best=2")
+
+
+def logged(folder: Path, key: str) -> list[float]:
+    return [line[key] for line in metrics(folder) if key in line]
+
+
+def test_each_is_scored_and_one_of_them_watched(tmp_path: Path) -> None:
+    """val_hard beside val on the way, test_more at the end alone; evaluate.py says the same of the best weights."""
+    run = start_run(tmp_path / "run", *RUN, *WATCHED)
+    hard = logged(run, "val_hard/accuracy")
+    assert len(hard) == len(logged(run, "val/accuracy")) == 4
+    assert [value for value, _ in last_checkpoint(run)["best"]] == sorted(hard, reverse=True)[:2]
+    assert not logged(run, "test_more/loss")
+    final = result(run)
+    assert final["val_hard/accuracy"] == max(hard)
+    assert final["test_more/loss"] == pytest.approx(final["val/loss"])
+    assert final["val_hard/loss"] != pytest.approx(final["test/loss"])
+    scores = score_checkpoint(run, "val_hard", [])
+    assert {f"val_hard/{name}": value for name, value in scores.items()} == pytest.approx(
+        {name: value for name, value in final.items() if name.startswith("val_hard/")}
+    )
+    with pytest.raises(ConfigError, match=r"^--split val_soft: data\.splits has train, val, test, val_hard, "):
+        score_checkpoint(run, "val_soft", [])
+
+
+def test_a_run_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped between evaluations, with the best by val_hard among what goes on."""
+    straight = start_run(tmp_path / "straight", *RUN, *WATCHED)
+    original = lab.loop.train_step
+
+    def train_step(nets: Any, state: Any, *rest: Any) -> Any:
+        if state.step == 10:
+            raise KeyboardInterrupt
+        return original(nets, state, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lab.loop, "train_step", train_step)
+        with pytest.raises(KeyboardInterrupt):
+            start_run(tmp_path / "run", *RUN, *WATCHED)
+    run = start_run(tmp_path / "run", *RUN, *WATCHED)
+    assert_equal(last_checkpoint(run), last_checkpoint(straight))
+    assert metrics(run) == metrics(straight)
+    assert {k: v for k, v in result(run).items() if "/" in k} == {k: v for k, v in result(straight).items() if "/" in k}
+
+
+def test_without_the_usual_one(tmp_path: Path) -> None:
+    """data.splits.val=null and val_hard alone: early stopping by it; the usual monitor is named as missing."""
+    alone = (*RUN, "data.splits.val=null")
+    with pytest.raises(ConfigError, match=r"^monitor\.key: no score 'val/loss' - did you mean val_hard/loss\? "):
+        compose(*alone)
+    run = start_run(
+        tmp_path / "run", *alone, "monitor.key=val_hard/loss", "trainer.early_stop_patience=1", "optim.lr=0"
+    )
+    assert result(run)["step"] == 6
+    assert "val/loss" not in result(run)
+
+
+def test_other_names_are_one_line() -> None:
+    line = (
+        r"^data\.splits\.hard: names of splits begin with train, val \(scored during training\) or test \(scored at "
+        r"the end\), such as val_hard - rename it, or set it to null$"
+    )
+    with pytest.raises(ConfigError, match=line):
+        compose(*QUICK, "+data.splits.hard.group=test", "trainer.max_steps=1")
+    compose(*QUICK, "+data.splits.hard=null", "trainer.max_steps=1")
+
+
+def test_a_run_from_before_this_rule_is_scored(tmp_path: Path) -> None:
+    """By evaluate.py, for which any name will do."""
+    run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=2")
+    cfg = OmegaConf.load(run / "config.yaml")
+    cfg.data.splits.holdout = {"group": "test"}  # type: ignore[union-attr]
+    OmegaConf.save(cfg, run / "config.yaml")
+    assert score_checkpoint(run, "holdout", [])["loss"] == pytest.approx(result(run)["test/loss"])
+
+
+def with_hard(path: Path, **fields: np.ndarray) -> Path:
+    """Groups train, val and val_hard of these fields; val_hard's values are greater by one."""
+    with h5py.File(path, "w") as file:
+        for split in ("train", "val", "val_hard"):
+            for name, values in fields.items():
+                file[f"{split}/{name}"] = values + (split == "val_hard")
+    return path
+
+
+def test_the_labels_of_all_of_them_are_looked_at(tmp_path: Path) -> None:
+    """A label that the training set does not have is named, whichever split has it."""
+    path = with_hard(tmp_path / "labels.h5", image=np.zeros((8, 4), np.uint8), label=np.arange(8) % 3)
+    common = (*QUICK, f"data.path={path}", "data.splits.test=null", "trainer.max_steps=1")
+    assert compose(*common).data.num_outputs == 3
+    with pytest.raises(Exception, match=r"val_hard.* has the label 3, but the classes are 0 to 2"):
+        compose(*common, "+data.splits.val_hard.group=val_hard")
+
+
+@NEEDS_GPT
+@pytest.mark.slow
+@pytest.mark.parametrize("data", ["tokens", "sequences"])
+def test_text_has_them_too(tmp_path: Path, data: str) -> None:
+    """A window of a stream is consecutive in every split but train's."""
+    if data == "tokens":
+        path = with_hard(tmp_path / "t.h5", tokens=np.arange(203, dtype=np.int16) % 16)
+        own = ["data.window=12", "data.stride=1"]
+    else:
+        path = with_hard(tmp_path / "s.h5", **{"tokens/values": np.arange(200, dtype=np.int16) % 16})
+        with h5py.File(path, "a") as file:
+            for group in file.values():
+                group["tokens/offsets"] = np.arange(0, 201, 10)
+        own = ["data.input_shape=[12]"]
+    net = ["model=gpt", "model.width=16", "model.heads=2", "model.layers=1", "task=next_token"]
+    quick = [option for option in QUICK if not option.startswith("model.")]
+    run = start_run(
+        tmp_path / "run", *quick, *net, f"data={data}", f"data.path={path}", *own, "data.splits.test=null",
+        "+data.splits.val_hard.group=val_hard", "data.num_outputs=20", "trainer.max_steps=3", "trainer.eval_every=1",
+        "trainer.global_batch_size=8", "monitor.key=val_hard/loss",
+    )  # fmt: skip
+    assert len(logged(run, "val_hard/loss")) == len(logged(run, "val/loss")) == 3
+    assert last_checkpoint(run)["best_score"] == min(logged(run, "val_hard/loss"))
+
+
+# ---- what a sweep makes of them
+
+
+def test_preflight_counts_all_of_them() -> None:
+    torch.set_num_threads(1)
+    one, more = (
+        try_out(compose(*QUICK, "trainer.max_steps=6", "trainer.eval_every=2", *splits), []) for splits in ((), HARD)
+    )
+    assert one["evaluations"] == more["evaluations"] == 3
+    assert more["eval_s"] > 0
+
+
+def test_a_search_follows_and_prunes_by_one() -> None:
+    cfg: Mapping[str, Any] = OmegaConf.to_container(compose(*RUN))  # type: ignore[assignment]
+    assert choose({"val_hard/accuracy": "max", "test_more/loss": "min"}, cfg)[0] == Objective(
+        "val_hard/accuracy", "max"
+    )
+    with pytest.raises(ConfigError, match=r"has no 'val_har/loss' - did you mean val_hard/loss\?"):
+        choose({"val_har/loss": "min"}, cfg)
+    method: Any = SimpleNamespace(prunes=True)
+    Methods.check_pruning(method, [Objective("val_hard/loss", "min")], cfg)
+    with pytest.raises(ConfigError, match="test_more/loss is known at a run's end only"):
+        Methods.check_pruning(method, [Objective("test_more/loss", "min")], cfg)
+
+
+def test_a_report_shows_them_beside_val() -> None:
+    keys = ["test/loss", "test_more/loss", "train/loss", "val/loss", "val_hard/loss", "perf/samples_per_s"]
+    jobs: Any = [SimpleNamespace(curves=dict.fromkeys(keys))]
+    assert keys_of(jobs, ["val_hard/loss"]) == [
+        "val_hard/loss", "val/loss", "train/loss", "test/loss", "test_more/loss", "perf/samples_per_s",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_ranks_score_alike(tmp_path: Path) -> None:
+    """100 samples of val_hard and 250 of val, for three ranks."""
+    from lab.start import start
+
+    one = start_run(tmp_path / "1", *RUN, "trainer.global_batch_size=66")
+    for ranks in (2, 3):
+        shutil.copytree(one, tmp_path / str(ranks))
+        cfg = OmegaConf.load(one / "config.yaml")
+        cfg.trainer.strategy, cfg.hardware.num_procs = "ddp", ranks  # type: ignore[union-attr]
+        OmegaConf.save(cfg, tmp_path / str(ranks) / "config.yaml")
+        start(cfg, tmp_path / str(ranks), [], own_process=False)  # type: ignore[arg-type]
+        for name, value in result(one).items():
+            if name.startswith(("val", "test")):
+                assert result(tmp_path / str(ranks))[name] == pytest.approx(value, rel=1e-6)
