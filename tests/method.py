@@ -73,6 +73,12 @@ class Promises:
             assert len(values(folder, f"val/{name}")) == 3, name
             assert f"val/{name}" in scores(folder)
 
+    @pytest.mark.slow
+    def test_compiling_changes_nothing(self, tmp_path: Path, run: tuple[str, ...]) -> None:
+        run = (*SMALL, *run, "trainer.max_steps=4")
+        compiled = start_run(tmp_path / "compiled", *run, "hardware.compile=true", own_process=True)
+        assert scores(compiled) == pytest.approx(scores(start_run(tmp_path / "plain", *run)), rel=1e-3, abs=1e-5)
+
     @pytest.mark.parametrize("ways", [["micro-batches", "2 ranks"], slow(["2 ranks, micro-batches", "3 ranks"])])
     def test_ranks_and_micro_batches_change_nothing(
         self, tmp_path: Path, run: tuple[str, ...], ways: list[str]

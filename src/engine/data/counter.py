@@ -46,7 +46,8 @@ class Draws:
     def _bits(self, numbers: Tensor, count: int) -> Tensor:
         """numbers: (B,) int64 -> (B, count) int64 of _BITS random bits."""
         state = _mix(numbers * _GOLDEN + self._key)
-        draw = torch.arange(1, count + 1, device=numbers.device) * _GOLDEN
+        # 1, 2, ..., count. The ~ keeps torch.compile from working out arange * constant, which does not fit an int64
+        draw = ~torch.arange(-2, -2 - count, -1, device=numbers.device) * _GOLDEN
         return _shift(_mix(state[:, None] + draw), 64 - _BITS)
 
     def uniform(self, numbers: Tensor, count: int) -> Tensor:

@@ -1,0 +1,78 @@
+"""docs/tasks.md: the method that it shows, put where it says, is trained by the commands that it gives."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, limit, needs, result, slow
+from fork import copy_of_the_project
+
+pytestmark = needs("docs/tasks.md", "data/digits.h5", "conf/model/mlp.yaml")
+CASE = """
+import method, pytest
+from lab.tasks.denoising import Denoising
+
+class TestDenoising(method.Promises):
+    terms = Denoising.terms
+    overfits_to = 0.5
+
+    @pytest.fixture
+    def run(self):
+        return ("task=denoising", "data.num_outputs=64", "model.hidden=[32]", "optim.lr=3e-3")
+"""
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "docs/tasks.md").read_text(), re.MULTILINE | re.DOTALL))
+    copy = copy_of_the_project(tmp_path_factory.mktemp("clone"))
+    (copy / "src/lab/tasks/denoising.py").write_text(blocks["python"])
+    (copy / "conf/task/denoising.yaml").write_text(blocks["yaml"])
+    (copy / "tests/test_task_denoising.py").write_text(CASE)
+    (copy / "commands").write_text(blocks["bash"])
+    return copy
+
+
+def shell(clone: Path, *command: str) -> str:
+    done = subprocess.run(
+        command, cwd=clone, capture_output=True, text=True, timeout=limit(120),
+        env={**os.environ, "PYTHONPATH": str(clone / "src")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("number", [0, slow(1)])
+def test_the_commands_run(clone: Path, number: int) -> None:
+    python, *words = shlex.split((clone / "commands").read_text().splitlines()[number])
+    assert python == "python"
+    shell(
+        clone,
+        sys.executable,
+        *words,
+        f"name=run{number}",
+        "logger=none",
+        *(() if number else ("trainer.max_epochs=2",)),
+    )
+    runs = sorted((clone / f"outputs/run{number}").rglob("result.json"))
+    assert len(runs) == 1 + number
+    found = result(runs[0].parent)
+    assert found["val/loss"] == pytest.approx(found["val/error"] + 0.01 * found["val/magnitude"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_method_keeps_what_is_promised(clone: Path) -> None:
+    shell(clone, sys.executable, "-m", "pytest", "-q", "-m", "", "tests/test_task_denoising.py")
+
+
+def test_every_shipped_method_is_in_the_list() -> None:
+    text = (ROOT / "docs/tasks.md").read_text()
+    assert len(text.splitlines()) <= 80
+    if (ROOT / "README.md").read_text().startswith("# A template for PyTorch experiments\n"):  # a fork has its own
+        assert not [path.stem for path in (ROOT / "conf/task").glob("*.yaml") if f"`{path.stem}`" not in text]
