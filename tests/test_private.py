@@ -21,15 +21,18 @@ from torch.autograd import Variable
 engine = Variable._execution_engine
 Variable._execution_engine = SimpleNamespace(run_backward=engine.run_backward)
 """
+NO_WRAPPED = """
+from torch.optim import Optimizer
+for method in (Optimizer.state_dict, Optimizer.zero_grad):
+    del method.__wrapped__
+"""
 GONE = {
     "LAB_PLAIN_TORCH": "",
     "lean_step": "del torch.autograd._profiler_enabled",
     "storage_use_count": "del torch._C._storage_Use_Count",
     "after_backward": ENGINE,
     "set_death_signal": "import torch.multiprocessing; del torch.multiprocessing._prctl_pr_set_pdeathsig",
-    "skip_dynamo_import": "from torch.optim import Optimizer
-for f in (Optimizer.state_dict, Optimizer.zero_grad):
-  del f.__wrapped__",
+    "skip_dynamo_import": NO_WRAPPED,
 }
 
 
