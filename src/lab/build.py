@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -252,9 +252,13 @@ def make_state(
         )
     task.to(world.device)
     optimizers = Optimizers()
-    for objective, modules in task.trained(model).items():
-        named = trainable(("" if m is model else "task." if m is task else f"{objective}.", m) for m in modules)
-        optimizers[objective] = make_optimizer(config, named, objective or type(model).__name__)
+    trained = {
+        objective: trainable(("" if m is model else "task." if m is task else f"{objective}.", m) for m in modules)
+        for objective, modules in task.trained(model).items()
+    }
+    for objective, named in trained.items():
+        others = [name for other in trained if other != objective for name, _ in trained[other]]
+        optimizers[objective] = make_optimizer(config, named, objective or type(model).__name__, others)
     optimizer = optimizers[""] if list(optimizers) == [""] else optimizers
     factor = construct("optim.schedule", own.schedule)
     with constructing("optim.schedule", own.schedule):
@@ -262,8 +266,8 @@ def make_state(
     return TrainState(model, task, ema, optimizer, schedule, hardware.scaler(machine))
 
 
-def make_optimizer(config: Config, named: Named, whose: str) -> Optimizer:
-    """named: the parameters that it trains; whose: for a message."""
+def make_optimizer(config: Config, named: Named, whose: str, others: Sequence[str] = ()) -> Optimizer:
+    """named: the parameters that it trains; whose: for a message; others: names of what other optimizers train."""
     own = config.optim
     if not named:
         raise ConfigError(f"model: {whose} has no parameters that require a gradient: nothing to train")
@@ -271,7 +275,7 @@ def make_optimizer(config: Config, named: Named, whose: str) -> Optimizer:
     make = construct("optim", config.optimizer)
     with constructing("optim", config.optimizer):
         optimizer = build_optimizer(
-            make, lambda: parameter_groups(named, decay, own.decay_norms_and_biases, own.lr_factors)
+            make, lambda: parameter_groups(named, decay, own.decay_norms_and_biases, own.lr_factors, others)
         )
         return of_kind("optim", config.optimizer, optimizer, Optimizer)
 

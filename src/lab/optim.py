@@ -32,10 +32,15 @@ def trainable(modules: Iterable[tuple[str, nn.Module]]) -> Named:
 
 
 def parameter_groups(
-    named: Named, weight_decay: float, decay_norms_and_biases: bool, lr_factors: Mapping[str, float] | None = None
+    named: Named,
+    weight_decay: float,
+    decay_norms_and_biases: bool,
+    lr_factors: Mapping[str, float] | None = None,
+    others: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Parameters that are treated alike: biases and norms (one dimension or none) decay only if told so, and the first
-    of lr_factors (a regular expression found in the name -> factor of the learning rate) holds."""
+    of lr_factors (a regular expression found in the name -> factor of the learning rate) holds. others: names of what
+    other optimizers train."""
     factors = {regex(pattern, "optim.lr_factors"): factor for pattern, factor in (lr_factors or {}).items()}
     unused = set(factors)
     groups: dict[tuple[float, bool], dict[str, Any]] = {}
@@ -50,7 +55,7 @@ def parameter_groups(
             group["weight_decay"] = 0.0
         if factor != 1.0:
             group["lr_factor"] = factor
-    if unused:
+    if unused := {pattern for pattern in unused if not any(map(pattern.search, others))}:
         text = min(one.pattern for one in unused)
         names = ", ".join(name for name, _ in named[:4])
         raise ConfigError(f"optim.lr_factors: no trained parameter's name holds {text!r}; names are such as {names}")
