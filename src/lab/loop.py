@@ -195,13 +195,18 @@ def update(state: TrainState, optimizer: Optimizer, trainer: TrainerConfig, non_
             optimizer.found_inf = non_finite  # type: ignore[attr-defined]
         with sharded_mistakes(optimizer):
             lean_step(optimizer)  # not scaler.step: the gradients are unscaled already, and the norm has told the rest
-        if state.ema is not None:
+        if state.ema is not None and (optimizer is state.optimizer or trains(optimizer, state.model)):
             assert trainer.ema_decay is not None
             torch._foreach_lerp_(list(state.ema.parameters()), list(state.model.parameters()), 1 - trainer.ema_decay)
         state.task.updated(state.model)
     if state.scaler:
         state.scaler.update()
     return moves
+
+
+def trains(optimizer: Optimizer, model: nn.Module) -> bool:
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return any(id(p) in own for p in model.parameters())
 
 
 @torch.no_grad()

@@ -25,6 +25,7 @@ class Task(nn.Module):
     numbered = False  # True: batches have "number", (B,) int64, the sample's global number (in an evaluation: its row)
     # True: the loss compares samples with each other, over all ranks: one micro-batch a step, evaluations in step
     across_samples = False
+    not_compiled: tuple[str, ...] = ()  # methods that hardware.compile leaves alone: what the compiler cannot do
     metrics: Mapping[str, Metric] = {}
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:

@@ -1,0 +1,84 @@
+"""Wasserstein GAN with gradient penalty (Gulrajani et al. 2017): a critic and a generator, an optimizer each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.config.schema import Count, NotNegative
+from engine.data.counter import Draws
+from engine.errors import ConfigError
+from lab.metrics.base import as_metric
+from lab.tasks.base import Batch, Descend, Losses, Metric, Task
+
+
+class WGAN(Task):
+    """The model generates: noise (B, *noise_shape) -> as many values a sample as batch["x"] has, (B, ...).
+
+    critic: (B, ...) -> (B, N) scores, whose mean over N counts; no BatchNorm, as the penalty is on the gradient of each
+    sample. critic_steps: the critic moves in every step, the generator in every so many. Scored is the distance between
+    samples and what is generated, as the critic estimates it; metrics get what is generated.
+    """
+
+    terms = ("real", "fake")
+    numbered = True
+    not_compiled = ("penalties",)  # the compiler has no gradient of a gradient
+
+    def __init__(
+        self,
+        critic: nn.Module,
+        noise_shape: Sequence[Count],
+        critic_steps: Count,
+        penalty: NotNegative,
+        seed: int,
+        metrics: Mapping[str, Metric],
+    ) -> None:
+        super().__init__()
+        self.critic, self.noise_shape, self.critic_steps, self.penalty = critic, noise_shape, critic_steps, penalty
+        self.draws = {name: Draws(seed, f"WGAN {name}") for name in ("critic", "generator", "between", "scored")}
+        self.metrics = {name: as_metric(metric) for name, metric in metrics.items()}
+
+    def trained(self, model: nn.Module) -> dict[str, list[nn.Module]]:
+        return {"critic": [self.critic], "generator": [model]}
+
+    def train_step(self, step: int, batches: Iterator[Batch], descend: Descend) -> dict[str, Tensor]:
+        held = list(batches)
+        values = descend("critic", held)
+        return values | descend("generator", held) if (step + 1) % self.critic_steps == 0 else values
+
+    def critic_losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        with torch.no_grad():
+            made = self.generate(model, batch, "critic")
+        real, fake, penalty = self.scores(batch["x"]), self.scores(made), self.penalties(batch, made)
+        return {"loss": fake - real + self.penalty * penalty, "real": real, "fake": fake, "penalty": penalty}, made
+
+    def penalties(self, batch: Batch, made: Tensor) -> Tensor:
+        share = self.draws["between"].uniform(batch["number"], 1)
+        between = torch.lerp(batch["x"].flatten(1), made.flatten(1).to(batch["x"].dtype), share).requires_grad_()
+        (slope,) = torch.autograd.grad(self.scores(between.view_as(made)).sum(), between, create_graph=True)
+        return (slope.norm(dim=1) - 1).square()
+
+    def generator_losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        made = self.generate(model, batch, "generator")
+        return {"loss": -self.scores(made)}, made
+
+    def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        made = self.generate(model, batch, "scored")
+        real, fake = self.scores(batch["x"]), self.scores(made)
+        return {"loss": real - fake, "real": real, "fake": fake}, made
+
+    def generate(self, model: nn.Module, batch: Batch, stream: str) -> Tensor:
+        noise = self.draws[stream].normal(batch["number"], math.prod(self.noise_shape))
+        made, shape = model(noise.view(-1, *self.noise_shape)), batch["x"].shape
+        if made.numel() != shape.numel():
+            raise ConfigError(
+                f"model: generates {tuple(made.shape[1:])} values a sample, batch['x'] has {tuple(shape[1:])}"
+            )
+        return made.reshape(shape)
+
+    def scores(self, x: Tensor) -> Tensor:
+        return self.critic(x).float().flatten(1).mean(1)

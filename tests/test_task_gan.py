@@ -1,0 +1,131 @@
+"""task=gan: two optimizers, steps that alternate, a gradient of a gradient."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import method
+import pytest
+import torch
+from conftest import last_checkpoint, metrics, start_run
+
+import engine.ranks.ddp
+import engine.ranks.hardware
+from engine.errors import ConfigError
+from lab.restore import score_checkpoint
+
+# eps: the gradient of the critic's last bias is zero but for rounding, by which Adam would divide
+RUN = (
+    "task=gan", "model.input_shape=[4]", "model.num_outputs=64", "model.hidden=[16]", "task.critic.hidden=[16]",
+    "task.critic_steps=2", "optim.lr=3e-3", "optim.betas=[0.0,0.9]",
+    "+optim.eps=1e-5",
+)  # fmt: skip
+CRITIC = ("loss", "real", "fake", "penalty", "grad_norm")
+RESNET = (
+    "task.critic._target_=lab.models.resnet.ResNet", "~task.critic.hidden", "+task.critic.width=4",
+    "+task.critic.blocks=[1]",
+)  # fmt: skip
+
+
+@pytest.fixture
+def run() -> tuple[str, ...]:
+    return RUN
+
+
+class TestGan(method.Promises):
+    terms = ("real", "fake")
+    logged = (*(f"critic/{name}" for name in CRITIC), "generator/loss", "generator/grad_norm")
+    monitor = "critic/penalty"
+
+
+def test_the_generator_takes_turns(tmp_path: Path) -> None:
+    """It moves in every second step, and its moving average with it; the critic moves in all."""
+    run = (*method.SMALL, *RUN, "trainer.log_every=1", "trainer.ema_decay=0.9", "optim/schedule=constant")
+    held = {}
+    for steps in (1, 2, 3, 4):
+        folder = start_run(tmp_path / str(steps), *run, f"trainer.max_steps={steps}")
+        held[steps] = last_checkpoint(folder)
+        moved = [line["step"] for line in metrics(folder) if "train/generator/loss" in line]
+        assert moved == [step for step in (2, 4) if step <= steps]
+    for name, first in held[1]["model"].items():
+        second, fourth = held[2]["model"][name], held[4]["model"][name]
+        assert torch.equal(held[3]["model"][name], second)
+        assert not torch.equal(first, second)
+        average = torch.lerp(first, second, 0.1)
+        for steps, wanted in {1: first, 2: average, 3: average, 4: torch.lerp(average, fourth, 0.1)}.items():
+            torch.testing.assert_close(held[steps]["ema"][name], wanted)
+    critics = [held[steps]["task"]["critic.0.weight"] for steps in held]
+    assert not any(torch.equal(one, other) for one, other in pairwise(critics))
+
+
+def test_the_penalty_is_that_of_the_paper() -> None:
+    """Of a linear critic the gradient is its weight everywhere, so the penalty is known."""
+    from lab.tasks.gan import WGAN
+
+    critic, model = torch.nn.Linear(3, 1), torch.nn.Linear(2, 3)
+    task = WGAN(critic, [2], 1, 10.0, seed=0, metrics={})
+    batch = {"x": torch.randn(5, 3), "number": torch.arange(5)}
+    losses, made = task.critic_losses(model, batch)
+    wanted = (critic.weight.norm() - 1) ** 2
+    torch.testing.assert_close(losses["penalty"], wanted.expand(5))
+    torch.testing.assert_close(losses["loss"], (critic(made) - critic(batch["x"]))[:, 0] + 10 * wanted)
+    grads = torch.autograd.grad(losses["penalty"].mean(), critic.weight)[0]
+    torch.testing.assert_close(grads, 2 * (1 - 1 / critic.weight.norm()) * critic.weight)
+
+
+def test_evaluate_scores_with_the_critic_of_the_checkpoint(tmp_path: Path) -> None:
+    """Two ranks whose critics have met other samples: rank 0's running statistics are what is saved and what scores."""
+    run = (
+        *method.SMALL,
+        *(one for one in RUN if "hidden=" not in one or "model" in one),
+        *RESNET,
+        "trainer=ddp",
+        "hardware.num_procs=2",
+        "trainer.keep_best=0",
+    )
+    folder = start_run(tmp_path / "run", *run)
+    assert "critic.stem.1.running_mean" in last_checkpoint(folder)["task"]
+    found = score_checkpoint(sorted((folder / "checkpoints").glob("last_*.pt"))[-1], "val", [])
+    wanted = {name: method.values(folder, f"val/{name}")[-1] for name in found}  # scored before that was saved
+    assert found == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_replicas_learn_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """trainer=dp on the CPU, three times: 12 samples in passes of 3 x 2."""
+    one = start_run(tmp_path / "one", *method.SMALL, *RUN)
+    monkeypatch.setattr(engine.ranks.hardware, "choose_device", lambda hardware: "cpu")
+    for module in (engine.ranks.ddp, engine.ranks.hardware):
+        monkeypatch.setattr(module, "gpus", lambda: [torch.device("cpu")] * 3)
+    more = ("hardware.device=auto", "trainer=dp", "hardware.micro_batch_size=2")
+    other = start_run(tmp_path / "dp", *method.SMALL, *RUN, *more)
+    for part in ("model", "task"):
+        for name, value in last_checkpoint(one)[part].items():
+            torch.testing.assert_close(last_checkpoint(other)[part][name], value, rtol=1e-3, atol=1e-4)
+    assert method.scores(other) == pytest.approx(method.scores(one), rel=1e-3, abs=1e-5)
+
+
+def test_a_learning_rate_of_its_own(tmp_path: Path) -> None:
+    """optim.lr_factors tells the networks apart by their names."""
+    folder = start_run(tmp_path, *method.SMALL, *RUN, "+optim.lr_factors={critic: 0.5}", "trainer.max_steps=1")
+    factors = [group.get("lr_factor", 1.0) for group in last_checkpoint(folder)["optimizer"]["param_groups"]]
+    assert factors == [0.5, 0.5, 1, 1]
+
+
+@pytest.mark.parametrize(("overrides", "line"), [
+    (("model.num_outputs=10",), "model: generates (10,) values a sample, batch['x'] has (1, 8, 8)"),
+    (("trainer=fsdp", "hardware.num_procs=2"), "trainer=fsdp: WGAN holds parameters beside the model (critic.0"),
+    (("+optim.lr_factors={critik: 2.0}",), "optim.lr_factors: no "),
+])  # fmt: skip
+def test_what_cannot_be(tmp_path: Path, overrides: tuple[str, ...], line: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        start_run(tmp_path / "run", *method.SMALL, *RUN, *overrides)
+
+
+@pytest.mark.slow
+def test_compiled(tmp_path: Path) -> None:
+    plain = start_run(tmp_path / "plain", *method.SMALL, *RUN)
+    compiled = start_run(tmp_path / "compiled", *method.SMALL, *RUN, "hardware.compile=true")
+    assert method.scores(compiled) == pytest.approx(method.scores(plain), rel=1e-3, abs=1e-5)
