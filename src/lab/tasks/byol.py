@@ -1,0 +1,61 @@
+"""Bootstrap your own latent (Grill et al. 2020): a student predicts what a teacher, its average, makes of another view."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.config.schema import Share
+from lab.metrics.base import as_metric
+from lab.tasks.base import Batch, Losses, Metric, Task
+from lab.transforms.fields import Transform, compose
+
+
+class BYOL(Task):
+    """The model represents: a view -> (B, D); metrics get this of the first view.
+
+    projector: (B, D) -> (B, E); predictor: (B, E) -> (B, E). The teacher is an average of model and projector, by
+    `decay` in each step; BatchNorm in it has running statistics of its own. fields: in which the two views lie, one
+    field twice or two; each is changed by augment's transforms, which draw other numbers for either.
+    """
+
+    numbered = True
+
+    def __init__(
+        self,
+        projector: nn.Module,
+        predictor: nn.Module,
+        decay: Share,
+        fields: Sequence[str],
+        augment: Mapping[str, Transform],
+        metrics: Mapping[str, Metric],
+    ) -> None:
+        super().__init__()
+        self.projector, self.predictor, self.decay, self.fields = projector, predictor, decay, fields
+        self.augment = compose(augment.values(), training=True)
+        self.metrics = {name: as_metric(metric) for name, metric in metrics.items()}
+
+    def attach(self, model: nn.Module) -> None:
+        self.teacher = copy.deepcopy(nn.Sequential(model, self.projector)).requires_grad_(False)
+
+    def updated(self, model: nn.Module) -> None:
+        student = nn.Sequential(model, self.projector)
+        torch._foreach_lerp_(list(self.teacher.parameters()), list(student.parameters()), 1 - self.decay)
+
+    def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
+        views = [self.view(batch, 0), self.view(batch, 1)]
+        seen = [model(view) for view in views]
+        guessed = [self.predictor(self.projector(one)) for one in seen]
+        with torch.no_grad():
+            taught = [self.teacher(view) for view in views]
+        distances = [2 - 2 * F.cosine_similarity(g.float(), t.float()) for g, t in zip(guessed, reversed(taught))]
+        return distances[0] + distances[1], seen[0]
+
+    def view(self, batch: Batch, which: int) -> Tensor:
+        changed = self.augment(batch, 2 * batch["number"] + which) if self.augment else batch
+        return changed[self.fields[which]]

@@ -1,0 +1,88 @@
+"""task=byol: a teacher that is an average of the student, and part of the state."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import method
+import pytest
+import torch
+from conftest import last_checkpoint, start_run
+from torch import nn
+
+from lab.restore import score_checkpoint
+from lab.tasks.byol import BYOL
+from lab.transforms.fields import RandomFlip
+
+RUN = (
+    "task=byol", "model.num_outputs=16", "model.hidden=[16]", "task.projector.hidden=[16]", "task.predictor.hidden=[16]",
+    "task.projector.num_outputs=8", "task.decay=0.9", "optim.lr=3e-3",
+)  # fmt: skip
+
+
+@pytest.fixture
+def run() -> tuple[str, ...]:
+    return RUN
+
+
+class TestByol(method.Promises):
+    overfits_to = 0.3
+
+
+def small(**options: object) -> tuple[BYOL, nn.Module]:
+    torch.manual_seed(0)
+    parts = {"projector": nn.Linear(3, 2), "predictor": nn.Linear(2, 2), "decay": 0.75, "fields": ["x", "x"]}
+    task, model = BYOL(**{**parts, "augment": {}, "metrics": {}, **options}), nn.Linear(4, 3)  # type: ignore[arg-type]
+    task.attach(model)
+    return task, model
+
+
+def test_the_teacher_is_an_average_of_the_student() -> None:
+    task, model = small()
+    before = copy.deepcopy(task.teacher)
+    assert not any(p.requires_grad for p in task.teacher.parameters())
+    with torch.no_grad():
+        for p in (*model.parameters(), *task.projector.parameters()):
+            p += 1
+        task.updated(model)
+    for new, old in zip(task.teacher.parameters(), before.parameters()):
+        torch.testing.assert_close(new, old + 0.25)
+
+
+def test_each_view_is_compared_with_the_teachers_other() -> None:
+    task, model = small(fields=["a", "b"])
+    batch = {"a": torch.randn(5, 4), "b": torch.randn(5, 4), "number": torch.arange(5)}
+    losses, seen = task.losses(model, batch)
+    torch.testing.assert_close(seen, model(batch["a"]))
+    unit = nn.functional.normalize
+    wanted = 0
+    for one, other in (("a", "b"), ("b", "a")):
+        guess, target = task.predictor(task.projector(model(batch[one]))), task.teacher(batch[other])
+        wanted += (unit(guess) - unit(target)).square().sum(1)
+    torch.testing.assert_close(losses, wanted)
+    losses.sum().backward()
+    assert all(p.grad is None for p in task.teacher.parameters())
+    assert all(p.grad is not None for p in (*model.parameters(), *task.projector.parameters()))
+
+
+def test_the_views_differ_and_depend_on_the_sample_alone() -> None:
+    task, _ = small(augment={"flip": RandomFlip("x", -1, 0)})
+    batch = {"x": torch.arange(4.0).expand(64, 4), "number": torch.arange(100, 164)}
+    one, two = task.view(batch, 0), task.view(batch, 1)
+    assert 10 < (one != two).any(1).sum() < 54
+    half = {name: value[32:] for name, value in batch.items()}
+    assert torch.equal(task.view(half, 1), two[32:])
+
+
+def test_running_statistics_of_teacher_and_projector_are_rank_0s(tmp_path: Path) -> None:
+    """Two ranks whose BatchNorm has met other samples: what the run scores is what its checkpoint scores."""
+    run = [one for one in RUN if not one.startswith(("model.hidden", "task.projector.hidden", "task.predictor.hidden"))]
+    own = ("model=resnet", "model.width=4", "model.blocks=[1]", "trainer=ddp", "hardware.num_procs=2")
+    folder = start_run(tmp_path / "run", *method.SMALL, *run, *own, "trainer.keep_best=0")
+    held = last_checkpoint(folder)
+    student, teacher = held["model"]["stem.1.running_mean"], held["task"]["teacher.0.stem.1.running_mean"]
+    assert teacher.abs().sum() > 0
+    assert not torch.equal(student, teacher)
+    found = score_checkpoint(sorted((folder / "checkpoints").glob("last_*.pt"))[-1], "val", [])
+    assert found["loss"] == pytest.approx(method.values(folder, "val/loss")[-1], rel=1e-4)  # scored before the save
