@@ -16,8 +16,8 @@ from lab.tasks.byol import BYOL
 from lab.transforms.fields import RandomFlip
 
 RUN = (
-    "task=byol", "model.num_outputs=16", "model.hidden=[16]", "task.projector.hidden=[16]", "task.predictor.hidden=[16]",
-    "task.projector.num_outputs=8", "task.decay=0.9", "optim.lr=3e-3",
+    "task=byol", "model.num_outputs=16", "model.hidden=[16]", "task.projector.hidden=[16]",
+    "task.predictor.hidden=[16]", "task.projector.num_outputs=8", "task.decay=0.9", "optim.lr=3e-3",
 )  # fmt: skip
 
 
