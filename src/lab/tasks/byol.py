@@ -1,4 +1,4 @@
-"""Bootstrap your own latent (Grill et al. 2020): a student predicts what a teacher, its average, sees in another view."""
+"""Bootstrap your own latent (Grill et al. 2020): a student predicts what a teacher, its average, sees elsewhere."""
 
 from __future__ import annotations
 
