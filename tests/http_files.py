@@ -11,7 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 class Server(ThreadingHTTPServer):
     """files: path -> bytes. ranges: whether it answers with parts. cut: so many bytes of a body, of this many answers.
-    status: of these, the next ones. sizes: whether it says them. delay_s: before each 64 KB. sent: bytes of bodies."""
+    moved: path -> address. status: of these, the next ones. sizes: whether it says them. delay_s: before each 64 KB.
+    sent: bytes of bodies."""
 
     daemon_threads = True
 
@@ -19,6 +20,8 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
         self.tags: dict[str, str] = {}
+        self.moved: dict[str, str] = {}
+        self.logins: set[str | None] = set()
         self.status: list[int] = []
         self.cut: tuple[int, int] = (0, 0)
         self.ranges, self.sizes, self.delay_s = True, True, 0.0
@@ -39,6 +42,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         own = self.server
         own.requests += 1
+        own.logins.add(self.headers.get("Authorization"))
+        if self.path in own.moved:
+            self.send_response(302)
+            self.send_header("Location", own.moved[self.path])
+            self.end_headers()
+            return
         body = own.files.get(self.path.partition("?")[0])
         status = own.status.pop(0) if own.status else 200 if body is not None else 404
         if status != 200 or body is None:

@@ -6,7 +6,9 @@ import errno
 import gc
 import multiprocessing
 import os
+import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -431,6 +433,31 @@ def test_what_fsspec_knows(tmp_path: Path, cache: Path, monkeypatch: pytest.Monk
     capsys.readouterr()
     inspect(url, 0)
     assert "contiguous" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl, for a certificate")
+def test_https_passwords_stay_with_their_host(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = "req -x509 -newkey rsa:2048 -nodes -keyout k.pem -out c.pem -subj /CN=localhost"
+    more = ["-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run(["openssl", *made.split(), *more], cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / ".netrc").write_text("machine localhost login me password pw\ndefault login me password other\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    server.files["/digits.h5"] = DIGITS
+    with serving() as secure:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tmp_path / "c.pem", tmp_path / "k.pem")
+        secure.socket = context.wrap_socket(secure.socket, server_side=True)
+        secure.files["/digits.h5"], secure.moved["/moved.h5"] = DIGITS, server.url("/digits.h5")
+        there = f"https://localhost:{secure.server_address[1]}"
+        with refused(there, "its certificate"):
+            sources.source_of(f"{there}/digits.h5", 1)
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "c.pem"))
+        for name in ("digits", "moved"):
+            assert sources.read(sources.source_of(f"{there}/{name}.h5", 1), 0, len(DIGITS)) == DIGITS
+        assert secure.logins == {"Basic bWU6cHc="}
+        assert server.logins == {None}
 
 
 @pytest.mark.slow
