@@ -33,9 +33,9 @@ from engine.config.compose import as_started, remove_if_empty, run_hydra
 from engine.config.resume import choose
 from engine.config.schema import plain
 from engine.errors import ConfigError, RunFailed
+from engine.ranks.cluster import become_rank
 from engine.ranks.distributed import started_ranks
-from engine.ranks.meeting import follows, release_followers
-from engine.ranks.place import adopt
+from engine.ranks.rendezvous import follows, release_followers
 
 FINISHED, RUN_FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
@@ -43,11 +43,11 @@ FINISHED, RUN_FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 def main() -> int:
     """The exit status; of a multirun, the worst of its jobs."""
     try:
-        adopt()
+        become_rank()
         if follows():  # torchrun or a scheduler started this process beside rank 0, which alone composes
-            from lab.start import follow
+            from lab.start import join
 
-            return follow()
+            return join()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return MISTAKE

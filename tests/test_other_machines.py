@@ -24,7 +24,7 @@ import engine.ranks.launch
 from engine.config.schema import typed
 from engine.data.loading.choose import _free_bytes
 from engine.errors import ConfigError
-from engine.ranks import cuda, distributed, dynamo, hardware, place
+from engine.ranks import cluster, cuda, distributed, dynamo, hardware
 from engine.ranks.options import HardwareConfig
 from engine.sweeps.lease import visible_gpus
 from lab.groups import TrainerConfig
@@ -63,7 +63,7 @@ def test_a_run_needs_no_name_that_linux_alone_has(tmp_path: Path, monkeypatch: p
     assert _free_bytes(torch.device("cpu")) > 0
     run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=2")
     assert result(run)["step"] == 2
-    with engine.ranks.launch.meeting_file(forked=True) as path:
+    with engine.ranks.launch.store_file(forked=True) as path:
         assert not path.startswith("/proc")
 
 
@@ -160,12 +160,12 @@ fe8000000000000000fc00fffe000001 04 40 20 80     eth0
 
 def test_interfaces_of_hosts_that_have_ipv6_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "if_inet6").write_text(IF_INET6)
-    monkeypatch.setattr(place, "IPV6_ADDRESSES", str(tmp_path / "if_inet6"))
-    assert place._interface_of_ipv6("2001:db8::7") == "ib0"
-    assert place._interface_of_ipv6("fe80::fc:ff:fe00:1") == "eth0"
-    assert place._interface_of_ipv6("::1") is None, "the others cannot reach a loopback"
-    assert place._interface_of_ipv6("2001:db8::8") is None
-    assert place.interface_towards("::1") is None
+    monkeypatch.setattr(cluster, "IPV6_ADDRESSES", str(tmp_path / "if_inet6"))
+    assert cluster._interface_of_ipv6("2001:db8::7") == "ib0"
+    assert cluster._interface_of_ipv6("fe80::fc:ff:fe00:1") == "eth0"
+    assert cluster._interface_of_ipv6("::1") is None, "the others cannot reach a loopback"
+    assert cluster._interface_of_ipv6("2001:db8::8") is None
+    assert cluster.interface_towards("::1") is None
 
     class Probe:
         def __init__(self, family: int, kind: int) -> None:
@@ -185,7 +185,7 @@ def test_interfaces_of_hosts_that_have_ipv6_only(tmp_path: Path, monkeypatch: py
     answer = [(socket.AF_INET6, socket.SOCK_DGRAM, 17, "", ("2001:db8::1", 9, 0, 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
     monkeypatch.setattr(socket, "socket", Probe)
-    assert place.interface_towards("head") == "ib0"
+    assert cluster.interface_towards("head") == "ib0"
 
 
 def test_gloo_and_nccl_use_one_network(monkeypatch: pytest.MonkeyPatch) -> None:

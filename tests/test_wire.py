@@ -13,7 +13,7 @@ import torch
 from conftest import ROOT, assert_equal
 
 from engine.ranks import wire
-from engine.ranks.place import Place, listener
+from engine.ranks.cluster import ClusterRole, listener
 from engine.ranks.seed import rng_state
 
 
@@ -74,8 +74,11 @@ def free_port() -> int:
 
 
 def test_the_store_listens_at_the_address_that_was_asked_for() -> None:
-    rank, host = Place("rank", 0, 2, "127.0.0.1", free_port(), 0, 2), Place("host", 0, 2, "127.0.0.1", free_port())
-    for place in (rank, host, Place("rank", 0, 2, "localhost", free_port(), 0, 2)):
+    rank, host = (
+        ClusterRole("rank", 0, 2, "127.0.0.1", free_port(), 0, 2),
+        ClusterRole("host", 0, 2, "127.0.0.1", free_port()),
+    )
+    for place in (rank, host, ClusterRole("rank", 0, 2, "localhost", free_port(), 0, 2)):
         with listener(place) as found:  # type: ignore[union-attr]
             assert found.getsockname()[0] in ("127.0.0.1", "::1")
             assert found.getsockname()[1] == place.port
@@ -83,8 +86,8 @@ def test_the_store_listens_at_the_address_that_was_asked_for() -> None:
                 listener(place)
     # the machine's name may mean loopback here only, a service's address is none of this machine's: all interfaces
     for address, kind, local in (("localhost", "host", None), ("localhost", "rank", 1), ("192.0.2.1", "host", None)):
-        assert listener(Place(kind, 0, 2, address, free_port(), 0, local)) is None
-    assert listener(Place("host", 0, 2, "no-such-host.invalid", free_port())) is None
+        assert listener(ClusterRole(kind, 0, 2, address, free_port(), 0, local)) is None
+    assert listener(ClusterRole("host", 0, 2, "no-such-host.invalid", free_port())) is None
 
 
 def test_rank_0_hands_its_socket_to_the_store(monkeypatch: pytest.MonkeyPatch) -> None:

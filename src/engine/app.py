@@ -20,7 +20,7 @@ class App:
     paths: keys whose values are files or folders.
 
     check: raises ConfigError for a config that cannot be run. scores: (a whole, plain config, *beginnings of splits'
-    names) -> the keys of its scores. start: runs a checked one in its directory. follow: what
+    names) -> the keys of its scores. start: runs a checked one in its directory. join: what
     a process does that somebody started beside rank 0; its exit status. try_out: builds a job and times its steps.
     """
 
@@ -34,7 +34,7 @@ class App:
     check: Callable[[Any], None]
     scores: Callable[..., list[str]]
     start: Callable[..., None]
-    follow: Callable[[], int]
+    join: Callable[[], int]
     try_out: Callable[..., dict[str, Any]]
 
 

@@ -15,10 +15,10 @@ def start(*arguments: Any, **more: Any) -> None:
     start(*arguments, **more)
 
 
-def follow() -> int:
-    from lab.start import follow
+def join() -> int:
+    from lab.start import join
 
-    return follow()
+    return join()
 
 
 def try_out(cfg: Any, known: Sequence[str]) -> dict[str, Any]:
@@ -28,7 +28,5 @@ def try_out(cfg: Any, known: Sequence[str]) -> dict[str, Any]:
 
 
 app.register(
-    app.App(
-        "lab", TARGETS_ALLOWED, FACTORIES, RootConfig, OWN, MOVED, PATHS, check, score_names, start, follow, try_out
-    )
+    app.App("lab", TARGETS_ALLOWED, FACTORIES, RootConfig, OWN, MOVED, PATHS, check, score_names, start, join, try_out)
 )

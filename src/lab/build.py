@@ -211,7 +211,7 @@ def _built(key: str, node: Any) -> Any:
     return built if isinstance(node, dict) else list(built.values())
 
 
-def place(model: nn.Module, config: Config, machine: Hardware, world: World) -> None:
+def to_devices(model: nn.Module, config: Config, machine: Hardware, world: World) -> None:
     """Move the model to its device; with trainer=fsdp and several ranks, each rank's part to each rank's."""
     options = config.trainer.fsdp if config.trainer.strategy == "fsdp" else None
     if options is None:
@@ -244,7 +244,7 @@ def make_state(
         blocks.checkpoint_activations(blocks.find(model, again, key).values(), config.hardware.compile)
     for part in (model, ema):
         if part is not None:
-            place(part, config, machine, world)
+            to_devices(part, config, machine, world)
     if is_sharded(model) and (held := next((name for name, _ in task.named_parameters()), None)):
         raise ConfigError(
             f"trainer=fsdp: {type(task).__name__} holds parameters beside the model ({held}), and only the model is "

@@ -101,11 +101,10 @@ def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, 
     task.attach(model)
     if "task" in payload:
         checkpoint.load_weights(task, payload["task"], str(file), "task")
-    with world(machine.device, timeout_s=60.0) as place:
-        loader = make_eval_loader(config, machine, dataset, place)
-        assert loader is not None
+    with world(machine.device, timeout_s=60.0) as own:
+        loader = make_eval_loader(config, machine, dataset, own)
         try:
-            on = place.device
-            return evaluate(model.to(on), task.to(on), loader, place, machine, loader.lengths)
+            on = own.device
+            return evaluate(model.to(on), task.to(on), loader, own, machine, loader.lengths)
         finally:
             loader.close()

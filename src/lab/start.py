@@ -17,10 +17,10 @@ from engine.config.construct import TRACEBACK
 from engine.config.schema import plain
 from engine.data.reading import remote
 from engine.errors import PREEMPTED, ConfigError, RunFailed
-from engine.ranks import distributed, meeting
+from engine.ranks import distributed, rendezvous
+from engine.ranks.cluster import cluster_role
 from engine.ranks.hardware import count_processes
 from engine.ranks.launch import Ranks
-from engine.ranks.place import place
 from engine.runs import directory
 from engine.runs.recording import recording
 from lab.groups import HardwareConfig, TrainerConfig, typed
@@ -36,13 +36,13 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
     began = time.monotonic()
     trainer, hardware = typed(TrainerConfig, cfg.trainer, "trainer"), typed(HardwareConfig, cfg.hardware, "hardware")
     num_procs = count_processes(hardware, trainer)
-    if trainer.max_restarts and (meeting.followers() or distributed.started_ranks() is not None):
+    if trainer.max_restarts and (rendezvous.followers() or distributed.started_ranks() is not None):
         raise ConfigError(
             "trainer.max_restarts: these ranks were not started by the plain command, and cannot be started again by "
             "it; torchrun --max-restarts=3 does it, with a fixed hydra.run.dir and resume=auto"
         )
     versions = {}
-    if not meeting.followers():  # they wait for the directory; their ranks fetch
+    if not rendezvous.followers():  # they wait for the directory; their ranks fetch
         versions = remote.fetch_all(plain(cfg.data), early.leave_if_asked)
     with directory.claimed(run_dir):
         if directory.read_status(run_dir).get("status") in leave:
@@ -59,11 +59,11 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
         try:
             alone = num_procs == 1 and not own_process and not trainer.max_restarts
             if distributed.started_ranks() is not None or alone:
-                lead(run_dir, began)
+                run_rank(run_dir, began)
             else:
                 if hardware.compile:
                     import torch._dynamo  # noqa: F401 - once, not in each rank
-                meeting.leave_to_ranks(run_dir)
+                rendezvous.leave_to_ranks(run_dir)
                 run_ranks(run_dir, num_procs // distributed.hosts(), trainer.max_restarts, began)
         except KeyboardInterrupt:
             directory.end_status(run_dir, "interrupted", signal="SIGINT")
@@ -86,7 +86,7 @@ def run_ranks(run_dir: Path, num_procs: int, max_restarts: int, began: float) ->
         for attempt in range(max_restarts + 1):
             checkpoint = newest_checkpoint(run_dir)
             try:
-                ranks.run(partial(lead, began=began), run_dir, num_procs)
+                ranks.run(partial(run_rank, began=began), run_dir, num_procs)
                 return
             except RunFailed as error:
                 moved = newest_checkpoint(run_dir) != checkpoint
@@ -116,19 +116,19 @@ def newest_checkpoint(run_dir: Path) -> str | None:
     return max((path.name for path in (run_dir / "checkpoints").glob("last_*")), default=None)
 
 
-def lead(run_dir: Path, began: float) -> None:
+def run_rank(run_dir: Path, began: float) -> None:
     """The life of a rank; rank 0 first tells the ranks and hosts that others have started where the run is."""
-    if distributed.rank() == 0 and meeting.followers():
+    if distributed.rank() == 0 and rendezvous.followers():
         with recording(run_dir, rank=0):
-            meeting.publish_directory(run_dir)
+            rendezvous.publish_directory(run_dir)
     run(run_dir, began)
 
 
-def follow() -> int:
+def join() -> int:
     """The life of a rank above 0 that torchrun or srun started, or of a host above 0, which starts ranks: wait for rank
     0's directory, run there -> exit status."""
     began = time.monotonic()
-    here, found = place(), meeting.await_directory()
+    here, found = cluster_role(), rendezvous.await_directory()
     if found is None or here is None:
         early.leave_if_asked()
         return 2  # rank 0 has said what is wrong with the configuration

@@ -7,10 +7,10 @@ A dataset is one of two kinds:
 - any map-style dataset whose `__getitem__(i)` returns a dict of tensors, arrays or numbers. It may have
   `collate(samples) -> dict of tensors`, needed where the shapes of samples vary.
 
-    threads    delivery.ring         threads gather into reused (pinned) buffers, copied to the GPU beside the step
-    device     delivery.resident     the whole set lies on the device
-    workers    delivery.workers      processes run __getitem__ and write into shared slots;
-               delivery.torch_loader PyTorch's DataLoader, where the dataset has its own `collate`
+    threads    loading.ring         threads gather into reused (pinned) buffers, copied to the GPU beside the step
+    device     loading.resident     the whole set lies on the device
+    workers    loading.workers      processes run __getitem__ and write into shared slots;
+               loading.torch_loader PyTorch's DataLoader, where the dataset has its own `collate`
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Given: the groups `hardware` and `trainer` (options.py) and a function to run in each rank. Promised: equal shares,
 the same decisions on all ranks, one true line when one fails, nothing left running.
 
-    place, meeting, launch, distributed    who is who, starting them, what they tell each other (wire: as JSON)
+    cluster, rendezvous, launch, distributed    who is who, starting them, what they tell each other (wire: as JSON)
     ddp, fsdp, blocks, data_parallel       the strategies
     hardware, cores, threads, cuda, seed, dynamo    what this machine has, and settings that follow from it
     stop, watch, guard, heartbeat, parent  signals, hangs, ends      balance    who is slow, who holds more memory

@@ -2,8 +2,8 @@
 are the strategies' own.)
 
 A process is a rank when RANK, WORLD_SIZE and LOCAL_RANK are in its environment: torchrun or `launch.py` put them there,
-or `place.adopt` after srun. The ranks meet at a store: MASTER_ADDR, MASTER_PORT or, for ranks that `launch.py` started
-on one machine, a file (LAB_STORE), which needs no port that another job could take.
+or `cluster.become_rank` after srun. The ranks meet at a store: MASTER_ADDR, MASTER_PORT or, for ranks that `launch.py`
+started on one machine, a file (LAB_STORE), which needs no port that another job could take.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import ConfigError
 from engine.ranks import wire
+from engine.ranks.cluster import cluster_role, gpu_index, interface_towards, listener, rank_variables
 from engine.ranks.cuda import count_gpus
-from engine.ranks.place import gpu_index, interface_towards, listener, place, rank_variables
 
 if TYPE_CHECKING:
     import torch
@@ -79,21 +79,21 @@ def local_ranks() -> int:
 
 def hosts() -> int:
     """How many processes like this one, on a machine each, start ranks of this run."""
-    here = place()
+    here = cluster_role()
     return here.count if here is not None and here.kind == "host" else 1
 
 
 def first_rank(local_size: int) -> int:
     """Of the `local_size` ranks that this process starts."""
-    here = place()
+    here = cluster_role()
     return here.index * local_size if here is not None and here.kind == "host" else 0
 
 
-def rank_environment(local_rank: int, local_size: int, meeting_file: str) -> dict[str, str]:
+def rank_environment(local_rank: int, local_size: int, store_file: str) -> dict[str, str]:
     """What makes a process one of the `local_size` ranks of this machine; those of a single machine meet at a file."""
-    here = place()
+    here = cluster_role()
     if here is None or here.kind == "rank":
-        return rank_variables(local_rank, local_size, local_rank, local_size) | {"LAB_STORE": meeting_file}
+        return rank_variables(local_rank, local_size, local_rank, local_size) | {"LAB_STORE": store_file}
     index, count = first_rank(local_size) + local_rank, here.count * local_size
     meeting = {"MASTER_ADDR": here.address, "MASTER_PORT": str(here.port), "LAB_HOSTS": str(here.count)}
     return rank_variables(index, count, local_rank, local_size) | meeting
@@ -104,7 +104,7 @@ def store() -> Any:
     if "store" not in _stores:
         import torch.distributed as dist
 
-        here = place()
+        here = cluster_role()
         if "LAB_STORE" in os.environ:
             _stores["store"] = dist.FileStore(os.environ["LAB_STORE"], int(os.environ["WORLD_SIZE"]))
             return _stores["store"]

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from engine.errors import ConfigError
+from engine.ranks.cluster import ClusterRole, cluster_role
 from engine.ranks.cuda import count_gpus, hide_gpus
 from engine.ranks.data_parallel import gpus
 from engine.ranks.distributed import gpu, local_ranks, started_ranks
 from engine.ranks.options import ONE_PROCESS, HardwareConfig, Strategy, check_share
-from engine.ranks.place import Place, place
 from engine.ranks.seed import make_deterministic
 from engine.ranks.threads import Threads, decide
 
@@ -86,7 +86,7 @@ def count_processes(hardware: HardwareConfig, trainer: Strategy) -> int:
                 f"hardware.num_procs={hardware.num_procs}, but {local_ranks()} were started on this host: leave it auto"
             )
         return started
-    here = place()
+    here = cluster_role()
     if here is not None:
         return here.count * _processes_of_host(hardware, trainer, device, here)
     if trainer.strategy in ONE_PROCESS:
@@ -94,7 +94,7 @@ def count_processes(hardware: HardwareConfig, trainer: Strategy) -> int:
     return _processes_here(hardware, device, on_cpu=2)
 
 
-def _processes_of_host(hardware: HardwareConfig, trainer: Strategy, device: str, here: Place) -> int:
+def _processes_of_host(hardware: HardwareConfig, trainer: Strategy, device: str, here: ClusterRole) -> int:
     """Of one of several hosts. On a CPU one, as somebody who wants two starts two pods or tasks."""
     if trainer.strategy in ONE_PROCESS:
         raise ConfigError(f"trainer.strategy={trainer.strategy}, but {here.count} hosts were started: add trainer=ddp")

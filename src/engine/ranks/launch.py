@@ -83,7 +83,7 @@ class Ranks:
     def run(self, target: Callable[[Path], None], directory: Path, count: int) -> None:
         """target(directory) in `count` ranks until all have ended; RunFailed when one did not end well."""
         context: Any = mp.get_context(start_method())
-        with meeting_file(context.get_start_method() == "fork") as store:
+        with store_file(context.get_start_method() == "fork") as store:
             hearts, pipes = Hearts(context, count), [context.Pipe(duplex=False) for _ in range(count)]
             self._hearts, self._stacks = hearts, [receive for receive, _ in pipes]
             terminal = sys.stdin is not None and sys.stdin.isatty()
@@ -170,7 +170,7 @@ class Ranks:
 
 
 @contextmanager
-def meeting_file(forked: bool) -> Iterator[str]:
+def store_file(forked: bool) -> Iterator[str]:
     """The path of a file at which ranks started in this block meet; of forked ones in memory, so that nothing can stay
     behind."""
     if forked and hasattr(os, "memfd_create"):

@@ -43,7 +43,7 @@ _IN_INDEX = {
     *((f"{_DCP}.metadata", name) for name in _METADATA),
     *(("torch", name) for name, value in vars(torch).items() if isinstance(value, torch.dtype)),
 }
-Mould = Callable[[str], "Tensor | None"]  # key of a tensor, as `split` gives it -> a DTensor to be cut like
+Template = Callable[[str], "Tensor | None"]  # key of a tensor, as `split` gives it -> a DTensor to be cut like
 
 
 def save(payload: dict[str, Any], path: Path, world: World, save_file: Callable[[dict[str, Any], Path], None]) -> None:
@@ -168,9 +168,9 @@ class _Index(pickle.Unpickler):
 
 
 def load(
-    path: Path, parts: Collection[str] = PARTS, mould: Mould = lambda key: None, share: Share | None = WHOLE
+    path: Path, parts: Collection[str] = PARTS, template: Template = lambda key: None, share: Share | None = WHOLE
 ) -> dict[str, Any]:
-    """The payload. Of what has a mould of its size each rank reads its part, of all else the whole, on the CPU.
+    """The payload. Of what has a template of its size each rank reads its part, of all else the whole, on the CPU.
 
     share: see `head`."""
     import torch.distributed.checkpoint as dcp
@@ -186,7 +186,7 @@ def load(
     index = reader.read_metadata().state_dict_metadata
     for key in rest["keys"]:
         if key.split(".", 1)[0] in parts:
-            stored, like = index[key], mould(key)
+            stored, like = index[key], template(key)
             dtype = stored.properties.dtype
             if like is not None and like.shape == stored.size:
                 tensors[key] = _empty_like(like, dtype)
@@ -210,22 +210,22 @@ def laid_out(
     parts: Collection[str] = PARTS,
 ) -> dict[str, Any]:
     """The payload, from a file or a directory's `head`, with its tensors in parts where those of `model` are so."""
-    mould = moulds(model, optimizer)
+    template = templates(model, optimizer)
     if "shards" in payload:
         with reading(Path(payload["shards"])):
-            return load(Path(payload["shards"]), parts, mould, share=None)
+            return load(Path(payload["shards"]), parts, template, share=None)
     if not is_sharded(model):
         return payload
     tensors, rest = split(payload)
-    return joined({key: _cut(value, mould(key)) for key, value in tensors.items()}, rest)
+    return joined({key: _cut(value, template(key)) for key, value in tensors.items()}, rest)
 
 
-def moulds(model: nn.Module, optimizer: Any) -> Mould:
+def templates(model: nn.Module, optimizer: Any) -> Template:
     """What a payload's tensors are to be cut like: weights as they are, the optimizer's state as its parameters."""
     weights = model.state_dict()
     parameters = [p for group in optimizer.param_groups for p in group["params"]] if optimizer else []
 
-    def mould(key: str) -> Tensor | None:
+    def template(key: str) -> Tensor | None:
         part, name = key.split(".", 1)
         number = int(name.split(".")[0]) if part == "optimizer" else 0
         if part == "optimizer":
@@ -234,7 +234,7 @@ def moulds(model: nn.Module, optimizer: Any) -> Mould:
             like = weights.get(name)
         return like if is_part(like) else None
 
-    return mould
+    return template
 
 
 def _empty_like(like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -242,7 +242,7 @@ def _empty_like(like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _cut(value: Tensor, like: Tensor | None) -> Tensor:
-    """This rank's part of a whole tensor; the whole, where there is no mould of its size."""
+    """This rank's part of a whole tensor; the whole, where there is no template of its size."""
     if like is None or like.shape != value.shape:
         return value
     from torch.distributed.tensor import DTensor, distribute_tensor

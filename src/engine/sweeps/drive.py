@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from engine.config.saved import read_config
 from engine.config.schema import plain, typed
 from engine.errors import PREEMPTED, ConfigError, RunFailed
-from engine.ranks.meeting import followers
+from engine.ranks.rendezvous import followers
 from engine.runs.directory import shown
 from engine.sweeps import plan
 from engine.sweeps.ledger import Job, Ledger, NewJob, Share, differing

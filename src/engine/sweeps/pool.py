@@ -28,8 +28,8 @@ from engine.ranks.cuda import start_method
 from engine.ranks.heartbeat import Hearts
 from engine.ranks.stop import handling, held_signals
 from engine.runs import directory as run_directory
-from engine.sweeps.apart import FAULT, job_main, record_unexplained
 from engine.sweeps.job import ELSEWHERE
+from engine.sweeps.job_process import FAULT, job_main, record_unexplained
 from engine.sweeps.lease import Lease, Leases
 from engine.sweeps.ledger import Job, is_due
 from engine.sweeps.options import PoolConfig, SweepConfig

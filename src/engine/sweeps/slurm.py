@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from engine.app import App, app, register
 from engine.errors import PREEMPTED, Claimed, ConfigError, RunFailed
-from engine.ranks.meeting import follows, release_followers
-from engine.ranks.place import adopt
+from engine.ranks.cluster import become_rank
+from engine.ranks.rendezvous import follows, release_followers
 from engine.ranks.stop import heeded
 from engine.runs import directory as run_directory
-from engine.sweeps.apart import OUTPUT, print_to
 from engine.sweeps.job import run_job
+from engine.sweeps.job_process import OUTPUT, print_to
 from engine.sweeps.ledger import Job
 from engine.sweeps.options import SlurmConfig
 from engine.sweeps.screen import Screen
@@ -49,10 +49,10 @@ class RunDirectory:
 
     def __call__(self, directory: str) -> None:
         register(self._app)
-        adopt()
+        become_rank()
         print_to(Path(directory) / OUTPUT)
         if follows():
-            status = self._app.follow()
+            status = self._app.join()
             status = 0 if status == PREEMPTED else status  # a task that fails could end rank 0 before it queues the job
         else:
             try:

@@ -18,7 +18,7 @@ from engine.config.schema import Count, NotNegativeInt
 from engine.data.reading.fields import Fixed, open_field
 from engine.data.reading.opening import files_of, open_h5, split_of
 from engine.data.reading.raw import ChunkCache
-from engine.data.reading.ways import Mapped
+from engine.data.reading.readers import Mapped
 from engine.errors import ConfigError
 
 

@@ -22,7 +22,7 @@ from engine.data.reading.finding import Sources, check_type, find
 from engine.data.reading.layout import plan
 from engine.data.reading.opening import named
 from engine.data.reading.raw import ChunkCache, RawFile
-from engine.data.reading.ways import Chunks, Mapped, ThroughH5py, Way
+from engine.data.reading.readers import Chunks, Mapped, ThroughH5py, Way
 from engine.errors import ConfigError
 
 

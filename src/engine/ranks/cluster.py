@@ -1,6 +1,6 @@
 """What the environment says about this process: plain, one of several ranks, or one of several hosts.
 
-| started by                                        | variables                                     | place       |
+| started by                                        | variables                                     | role        |
 |---------------------------------------------------|-----------------------------------------------|-------------|
 | the plain command, also within salloc or sbatch   | none, or SLURM's without a step of 2 tasks    | None        |
 | torchrun, or launch.py                            | RANK and LOCAL_RANK                           | "rank"      |
@@ -35,7 +35,7 @@ PORTS = (15_000, 15_000)  # first and how many: below those that Linux hands out
 
 
 @dataclass(frozen=True)
-class Place:
+class ClusterRole:
     """kind "rank": this is rank `index` of `count`, and `local_index` of `local_count` on its machine.
     kind "host": this is host `index` of `count`; local_count: ranks it is to start, None: as hardware.num_procs says.
     address, port: where rank 0 of all, or torchrun, listens.
@@ -50,7 +50,7 @@ class Place:
     local_count: int | None = None
 
 
-def place(env: Mapping[str, str] | None = None) -> Place | None:
+def cluster_role(env: Mapping[str, str] | None = None) -> ClusterRole | None:
     """This process's place; None: a plain process, which is alone. ConfigError for variables that make no sense."""
     env = os.environ if env is None else env
     for read in (_torchrun, _slurm_step, _train_job, _pytorch_job):
@@ -62,9 +62,9 @@ def place(env: Mapping[str, str] | None = None) -> Place | None:
     return None
 
 
-def adopt() -> None:
+def become_rank() -> None:
     """Say SLURM's variables in torchrun's words, which torch and other libraries know; before torch is imported."""
-    here = place()
+    here = cluster_role()
     if here is not None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are pages, and come as exceptions anyway
     if here is not None and here.kind == "rank" and "LOCAL_RANK" not in os.environ:
@@ -79,7 +79,7 @@ def rank_variables(index: int, count: int, local_index: int, local_count: int) -
     return {name: str(value) for name, value in values.items()}
 
 
-def _torchrun(env: Mapping[str, str]) -> Place | None:
+def _torchrun(env: Mapping[str, str]) -> ClusterRole | None:
     if "LOCAL_RANK" not in env:
         return None
     if missing := [name for name in ("RANK", "WORLD_SIZE") if not env.get(name)]:
@@ -93,10 +93,10 @@ def _torchrun(env: Mapping[str, str]) -> Place | None:
             _text(env, name)
     address, port = env.get("MASTER_ADDR", ""), _number(env, "MASTER_PORT", 0)
     local = _number(env, "LOCAL_RANK"), _number(env, "LOCAL_WORLD_SIZE", 1)
-    return Place("rank", index, count, address, port, *local)
+    return ClusterRole("rank", index, count, address, port, *local)
 
 
-def _train_job(env: Mapping[str, str]) -> Place | None:
+def _train_job(env: Mapping[str, str]) -> ClusterRole | None:
     """Kubeflow Trainer v2 gives its pods torchrun's arguments (PET_*), and leaves the ranks to whoever reads them."""
     if "PET_NNODES" not in env or "RANK" in env:
         return None
@@ -106,10 +106,10 @@ def _train_job(env: Mapping[str, str]) -> Place | None:
         return None
     index, count = _number(env, "PET_NODE_RANK"), _number(env, "PET_NNODES")
     port = _number(env, "PET_MASTER_PORT", 29_500)
-    return Place("host", index, count, _text(env, "PET_MASTER_ADDR"), port, local_count=_ranks_of_pod(env))
+    return ClusterRole("host", index, count, _text(env, "PET_MASTER_ADDR"), port, local_count=_ranks_of_pod(env))
 
 
-def _pytorch_job(env: Mapping[str, str]) -> Place | None:
+def _pytorch_job(env: Mapping[str, str]) -> ClusterRole | None:
     """A PyTorchJob counts pods in RANK, but ranks in WORLD_SIZE: pods times nprocPerNode, where that is a number."""
     if "RANK" not in env or "WORLD_SIZE" not in env:
         return None
@@ -119,7 +119,7 @@ def _pytorch_job(env: Mapping[str, str]) -> Place | None:
     count, left = divmod(ranks, each or 1)
     if left:
         raise ConfigError(f"WORLD_SIZE={ranks} is no multiple of PET_NPROC_PER_NODE={each}")
-    return Place("host", index, count, _text(env, "MASTER_ADDR"), _number(env, "MASTER_PORT", 29_500), 0, each)
+    return ClusterRole("host", index, count, _text(env, "MASTER_ADDR"), _number(env, "MASTER_PORT", 29_500), 0, each)
 
 
 def _ranks_of_pod(env: Mapping[str, str]) -> int | None:
@@ -127,7 +127,7 @@ def _ranks_of_pod(env: Mapping[str, str]) -> int | None:
     return int(text) if text.isdecimal() else None  # auto, gpu, cpu: as hardware.num_procs says
 
 
-def _slurm_step(env: Mapping[str, str]) -> Place | None:
+def _slurm_step(env: Mapping[str, str]) -> ClusterRole | None:
     """Only a task of a step of several is one of several: the script of sbatch and the shell of salloc have variables
     of the whole allocation too, but are alone."""
     if _number(env, "SLURM_STEP_ID", SPECIAL_STEPS) >= SPECIAL_STEPS or "SLURM_PROCID" not in env:
@@ -141,8 +141,8 @@ def _slurm_step(env: Mapping[str, str]) -> Place | None:
     derived = PORTS[0] + (31 * _number(env, "SLURM_JOB_ID") + _number(env, "SLURM_STEP_ID")) % PORTS[1]
     port = _number(env, "MASTER_PORT", derived)
     if max(tasks) == 1:
-        return Place("host", index, count, address, port)
-    return Place(
+        return ClusterRole("host", index, count, address, port)
+    return ClusterRole(
         "rank", index, count, address, port, _number(env, "SLURM_LOCALID"), tasks[_number(env, "SLURM_NODEID")]
     )
 
@@ -209,7 +209,7 @@ def _interface_of_ipv6(own: str) -> str | None:
     return None
 
 
-def listener(here: Place) -> socket.socket | None:
+def listener(here: ClusterRole) -> socket.socket | None:
     """A socket that listens at rank 0's address alone; None: that address is none of this machine's own (a service's,
     or behind a NAT), or the machine's name means a loopback address here and another one elsewhere."""
     alone = here.kind == "rank" and here.local_count == here.count

@@ -14,8 +14,8 @@ import pytest
 from conftest import QUICK, TRAIN, assert_equal, last_checkpoint, limit, result
 
 from engine.errors import ConfigError
-from engine.ranks import distributed, meeting
-from engine.ranks.place import Place, first_host, gpu_index, place, tasks_per_node
+from engine.ranks import distributed, rendezvous
+from engine.ranks.cluster import ClusterRole, cluster_role, first_host, gpu_index, tasks_per_node
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NNODES": "2"}
 STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NODEID": "1"}
@@ -33,29 +33,32 @@ PORT = 15_000 + 31 * 7
         ({**JOB, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, None),  # the script of sbatch
         ({**TASK, "SLURM_STEP_ID": str(0xFFFFFFFA), "SLURM_PROCID": "0"}, None),  # salloc's interactive step
         ({**TASK, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "0"}, None),
-        (TASK, Place("rank", 3, 4, "n1", PORT, 1, 2)),
-        ({**TASK, "SLURM_STEP_TASKS_PER_NODE": "3,1", "SLURM_LOCALID": "0"}, Place("rank", 3, 4, "n1", PORT, 0, 1)),
-        ({**TASK, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5"}, Place("rank", 3, 4, "10.0.0.1", 5, 1, 2)),
+        (TASK, ClusterRole("rank", 3, 4, "n1", PORT, 1, 2)),
+        (
+            {**TASK, "SLURM_STEP_TASKS_PER_NODE": "3,1", "SLURM_LOCALID": "0"},
+            ClusterRole("rank", 3, 4, "n1", PORT, 0, 1),
+        ),
+        ({**TASK, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5"}, ClusterRole("rank", 3, 4, "10.0.0.1", 5, 1, 2)),
         (
             {**TASK, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"},
-            Place("host", 1, 2, "n1", PORT),
+            ClusterRole("host", 1, 2, "n1", PORT),
         ),
         # torchrun in a task of srun, and a rank that launch.py started there
         ({**TASK, "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "n2",
-          "MASTER_PORT": "1"}, Place("rank", 5, 8, "n2", 1, 1, 4)),
+          "MASTER_PORT": "1"}, ClusterRole("rank", 5, 8, "n2", 1, 1, 4)),
         ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
-         Place("rank", 0, 1, "", 0, 0, 1)),
-        ({**PYTORCH_JOB, "WORLD_SIZE": "2"}, Place("host", 1, 2, "job-master-0", 23456)),
+         ClusterRole("rank", 0, 1, "", 0, 0, 1)),
+        ({**PYTORCH_JOB, "WORLD_SIZE": "2"}, ClusterRole("host", 1, 2, "job-master-0", 23456)),
         ({**PYTORCH_JOB, "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "1"},
-         Place("host", 1, 2, "job-master-0", 23456, 0, 8)),
+         ClusterRole("host", 1, 2, "job-master-0", 23456, 0, 8)),
         ({**PYTORCH_JOB, "RANK": "0", "WORLD_SIZE": "1"}, None),
-        ({**TRAIN_JOB, "PET_NPROC_PER_NODE": "8"}, Place("host", 1, 2, "job-node-0-0.job", 29500, 0, 8)),
-        ({**TRAIN_JOB, "PET_NPROC_PER_NODE": "auto"}, Place("host", 1, 2, "job-node-0-0.job", 29500)),
+        ({**TRAIN_JOB, "PET_NPROC_PER_NODE": "8"}, ClusterRole("host", 1, 2, "job-node-0-0.job", 29500, 0, 8)),
+        ({**TRAIN_JOB, "PET_NPROC_PER_NODE": "auto"}, ClusterRole("host", 1, 2, "job-node-0-0.job", 29500)),
         ({**TRAIN_JOB, "PET_NNODES": "1", "PET_NODE_RANK": "0"}, None),
     ],
 )  # fmt: skip
-def test_place(env: dict[str, str], expected: Place | None) -> None:
-    assert place(env) == expected
+def test_cluster_role(env: dict[str, str], expected: ClusterRole | None) -> None:
+    assert cluster_role(env) == expected
 
 
 @pytest.mark.parametrize(
@@ -78,7 +81,7 @@ def test_place(env: dict[str, str], expected: Place | None) -> None:
 )
 def test_senseless_variables_are_named(env: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        place(env)
+        cluster_role(env)
 
 
 def test_a_variable_left_over_in_a_shell_ends_the_command_in_one_line(
@@ -96,7 +99,7 @@ def test_a_variable_left_over_in_a_shell_ends_the_command_in_one_line(
 def test_what_says_nothing_by_itself_is_left_alone(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert place() is None
+    assert cluster_role() is None
     assert (distributed.rank(), distributed.started_ranks(), distributed.local_ranks()) == (0, None, 1)
 
 
@@ -171,23 +174,23 @@ def test_all_stop_where_one_does_not_see_the_directory(tmp_path: Path, monkeypat
     import torch.distributed as dist
 
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    places = {index: Place("rank", index, 3, "127.0.0.1", server.port, index, 3) for index in range(3)}
+    places = {index: ClusterRole("rank", index, 3, "127.0.0.1", server.port, index, 3) for index in range(3)}
     mine, outcome = threading.local(), {}
-    monkeypatch.setattr(meeting, "place", lambda: places[mine.index])
+    monkeypatch.setattr(rendezvous, "cluster_role", lambda: places[mine.index])
     monkeypatch.setattr(
-        meeting, "store", lambda: dist.TCPStore("127.0.0.1", server.port, None, False, wait_for_workers=False)
+        rendezvous, "store", lambda: dist.TCPStore("127.0.0.1", server.port, None, False, wait_for_workers=False)
     )
-    monkeypatch.setattr(meeting, "followers", lambda: [1, 2])
-    monkeypatch.setattr(meeting, "VISIBLE_S", 0.3)
-    original = meeting._sees
+    monkeypatch.setattr(rendezvous, "followers", lambda: [1, 2])
+    monkeypatch.setattr(rendezvous, "VISIBLE_S", 0.3)
+    original = rendezvous._sees
     monkeypatch.setattr(
-        meeting, "_sees", lambda folder, token: original(folder if mine.index == 1 else tmp_path / "other", token)
+        rendezvous, "_sees", lambda folder, token: original(folder if mine.index == 1 else tmp_path / "other", token)
     )
 
     def life(index: int) -> None:
         mine.index = index
         try:
-            outcome[index] = meeting.await_directory() if index else meeting.publish_directory(tmp_path)
+            outcome[index] = rendezvous.await_directory() if index else rendezvous.publish_directory(tmp_path)
         except ConfigError as error:
             outcome[index] = error
 
@@ -209,17 +212,17 @@ def test_all_stop_where_one_does_not_see_the_directory(tmp_path: Path, monkeypat
 def test_a_follower_names_the_address_where_nobody_is(monkeypatch: pytest.MonkeyPatch) -> None:
     import engine.ranks.distributed
 
-    nobody = Place("host", 1, 2, "127.0.0.1", free_port())
-    for module in (meeting, engine.ranks.distributed):
-        monkeypatch.setattr(module, "place", lambda: nobody)
+    nobody = ClusterRole("host", 1, 2, "127.0.0.1", free_port())
+    for module in (rendezvous, engine.ranks.distributed):
+        monkeypatch.setattr(module, "cluster_role", lambda: nobody)
     monkeypatch.setattr(engine.ranks.distributed, "START_TIMEOUT_S", 1.0)
     monkeypatch.setattr(engine.ranks.distributed, "_stores", {})
     with pytest.raises(ConfigError, match=r"MASTER_ADDR=127\.0\.0\.1"):
-        meeting.await_directory()
+        rendezvous.await_directory()
 
 
 def test_interface_towards(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.ranks.place import interface_towards
+    from engine.ranks.cluster import interface_towards
 
     assert interface_towards("127.0.0.1") is None, "the others cannot reach a loopback"
     assert interface_towards("no.such.name.invalid") is None

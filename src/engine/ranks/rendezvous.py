@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError
+from engine.ranks.cluster import cluster_role
 from engine.ranks.distributed import START_TIMEOUT_S, forget_store, hosts, local_ranks, started_ranks, store
-from engine.ranks.place import place
 from engine.runs.directory import replace_text
 
 DIRECTORY, TOKEN = "run_directory", ".meeting"
@@ -30,7 +30,7 @@ _published: list[Path] = []
 
 def follows() -> bool:
     """Whether another process composes the config and chooses the directory."""
-    here = place()
+    here = cluster_role()
     return here is not None and here.index > 0 and bool(followers())
 
 
@@ -71,14 +71,14 @@ def release_followers() -> None:
 
 def _publish(value: dict[str, Any], timeout_s: float) -> list[str]:
     """Give `value` to all followers -> what is wrong, as they say; wait so long for their answers."""
-    meeting, keys = store(), [f"answer/{index}" for index in followers()]
-    meeting.set(DIRECTORY, json.dumps(value))
+    meeting_point, keys = store(), [f"answer/{index}" for index in followers()]
+    meeting_point.set(DIRECTORY, json.dumps(value))
     try:
-        meeting.wait(keys, timedelta(seconds=timeout_s))
+        meeting_point.wait(keys, timedelta(seconds=timeout_s))
     except RuntimeError:  # DistStoreError, a timeout
-        missing = [key for key in keys if not meeting.check([key])]
+        missing = [key for key in keys if not meeting_point.check([key])]
         return [f"{len(missing)} of {len(keys) + 1} processes have not come within {timeout_s:.0f} s: {missing[:8]}"]
-    return [text for key in keys if (text := meeting.get(key).decode()) != "ok"]
+    return [text for key in keys if (text := meeting_point.get(key).decode()) != "ok"]
 
 
 def await_directory() -> tuple[Path, int] | None:
@@ -86,23 +86,23 @@ def await_directory() -> tuple[Path, int] | None:
 
     ConfigError where rank 0 never came, or has gone.
     """
-    here = place()
+    here = cluster_role()
     assert here is not None
     try:
-        meeting, wait = store(), timedelta(seconds=START_TIMEOUT_S)
-        meeting.wait([DIRECTORY], wait)
-        value = json.loads(meeting.get(DIRECTORY))
+        meeting_point, wait = store(), timedelta(seconds=START_TIMEOUT_S)
+        meeting_point.wait([DIRECTORY], wait)
+        value = json.loads(meeting_point.get(DIRECTORY))
         if value["directory"] is None:
-            meeting.set(f"answer/{here.index}", "ok")
+            meeting_point.set(f"answer/{here.index}", "ok")
             return None
         directory, problem = Path(value["directory"]), "ok"
         if not _sees(directory, value["token"]):
             problem = f"{here.kind} {here.index} on {platform.node()} does not see what rank 0 has written there"
             problem += " - choose a directory on a file system that all hosts share"
-        meeting.set(f"answer/{here.index}", problem)
-        meeting.wait(["verdict"], wait)
-        go = meeting.get("verdict") == b"go"
-        meeting.set(f"heard/{here.index}", "")
+        meeting_point.set(f"answer/{here.index}", problem)
+        meeting_point.wait(["verdict"], wait)
+        go = meeting_point.get("verdict") == b"go"
+        meeting_point.set(f"heard/{here.index}", "")
     except RuntimeError as error:  # DistError: a timeout, a connection that broke
         why = str(error).partition("\n")[0]
         raise ConfigError(f"MASTER_ADDR={here.address}: rank 0 is not there, or no more: {why}") from None
