@@ -260,6 +260,7 @@ def test_checkpointed_modules_are_compiled_whole_where_torch_cannot_cut_them(
         monkeypatch.setitem(sys.modules, name, fake)  # type: ignore[arg-type]
     monkeypatch.setattr(torch, "compile", lambda net: net)
     net = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(net)
     for checkpointing, whole in (([], False), (["auto"], raises)):
         dynamo.compiled(net, SimpleNamespace(activation_checkpointing=checkpointing))  # type: ignore[arg-type]
         assert config.optimize_ddp is not whole
