@@ -1,6 +1,6 @@
 """Random HDF5 files, whole and damaged: each is written, read by h5py and read by this project in a process of its own.
 
-    PYTHONPATH=src python tests/h5_fuzz.py files 0 100        # or damage; first seed, how many
+    PYTHONPATH=src python tests/h5_fuzz.py files 0 100        # or another of KINDS; first seed, how many
 
 prints what differs, and last how many files and fields there were.
 """
@@ -20,6 +20,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from h5_again import compare, look_and_repack
 from h5_changed import judge_changed
 from h5_damage import damage, judge_damaged
 from h5_files import write
+from h5_hostile import bombs, circles, places, sparse
 from h5_judge import Judge
 from h5_swmr import judge_swmr
 from h5_truth import truth
@@ -172,6 +174,10 @@ KINDS: dict[str, Callable[[Path, int], Found]] = {
     "again": again,
     "changed": changed,
     "growing": growing,
+    "sparse": partial(sparse, apart),
+    "bombs": partial(bombs, apart),
+    "circles": partial(circles, apart),
+    "places": partial(places, apart),
 }
 
 

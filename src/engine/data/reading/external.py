@@ -16,11 +16,12 @@ from typing import Any
 
 import h5py
 
-from engine.data.reading.opening import open_h5
+from engine.data.reading.opening import check_regular, open_h5
 from engine.errors import ConfigError
 
 ALLOW, REFUSE = "allow", "refuse"
 EXT, VDS = "HDF5_EXT_PREFIX", "HDF5_VDS_PREFIX"  # the user's own folders for what files lead to
+_MOST_LINKS = 16  # that follow each other, as in HDF5
 _Seen = set[tuple[str, str]]
 
 
@@ -40,6 +41,22 @@ def check_link(link: Any, file: h5py.File, where: str, external: str) -> None:
         for path in candidates(file, link.filename, EXT):
             if not _within(path, _folders(file, EXT)):
                 raise _refused(f"{where} links to {link.filename}, which is outside of the file's folder")
+
+
+def check_way(group: h5py.Group, path: str, depth: int = 0) -> None:
+    """Raise a ConfigError where an external link on this path, soft links followed, leads to what is no file."""
+    item: Any = group.file if path.startswith("/") else group
+    for part in filter(None, path.split("/")):
+        if not isinstance(item, h5py.Group):
+            return
+        link = item.get(part, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            for there in candidates(item.file, link.filename, EXT):
+                check_regular(there)
+        elif isinstance(link, h5py.SoftLink) and depth < _MOST_LINKS:
+            check_way(item, link.path, depth + 1)
+        with suppress(KeyError, OSError, RuntimeError):  # said where it is opened
+            item = item.get(part)
 
 
 def leads_to(dset: h5py.Dataset) -> list[str]:
@@ -103,6 +120,7 @@ def _check_dataset(dset: h5py.Dataset, where: str, seen: _Seen) -> None:
 
 def _check_sources(file: h5py.File, name: str, where: str, seen: _Seen) -> None:
     for each in source_names(file, name):
+        check_way(file, each)
         if each not in file:
             continue  # is said where the dataset is opened
         source = file[each]

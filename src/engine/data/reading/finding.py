@@ -17,10 +17,11 @@ from engine.data.reading.external import (
     candidates,
     check_external,
     check_link,
+    check_way,
     own_name,
     source_names,
 )
-from engine.data.reading.opening import named, open_h5, unreadable
+from engine.data.reading.opening import check_regular, named, open_h5, unreadable
 from engine.errors import ConfigError
 
 
@@ -60,6 +61,7 @@ def find(
 
 def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tuple[Any, str | None]:
     try:
+        check_way(file, group)
         check_link(
             file.get(group, getlink=True) if group.strip("/") else None, file, f"{file.filename}: {group}", external
         )
@@ -78,6 +80,7 @@ def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tu
     parts = [part for part in name.split("/") if part]
     if name.startswith("/"):
         item = file
+    check_way(item, name)
     for k, part in enumerate(parts):
         if isinstance(item, h5py.Dataset):
             member = "/".join(parts[k:])
@@ -135,6 +138,9 @@ def _choices(group: h5py.Group, wanted: str) -> str:
     return (f"did you mean {near[0]!r}? " if near else "") + f"It holds: {'; '.join(there) or 'no datasets'}"
 
 
+_WAYS = 10**7  # closing a file takes HDF5 0.25 s for each million
+
+
 class Sources:
     """Of a dataset all that it is made of: virtual datasets, theirs, files of raw storage. Raises what is wrong there.
 
@@ -146,21 +152,28 @@ class Sources:
         self.files: set[str] = set()
         self.beyond = False
         self._own = os.path.realpath(dset.file.filename)
-        self._done: dict[tuple[str, str], bool] = {}  # dataset -> False while what it shows is visited
-        self._visit(dset)
+        self._ways: dict[tuple[str, str], int] = {}  # virtual dataset -> what _visit says; 0 until that is known
+        if self._visit(dset) > _WAYS:
+            raise ConfigError(
+                f"{dset.file.filename}: {dset.name} shows virtual datasets of virtual datasets, which lead to values "
+                f"in more than {_WAYS} ways, and HDF5 takes each; name the datasets that hold the values"
+            )
 
-    def _visit(self, dset: h5py.Dataset) -> None:
+    def _visit(self, dset: h5py.Dataset) -> int:
+        """-> in how many ways it leads to datasets that hold values."""
         where, path = f"{dset.file.filename}: {dset.name}", os.path.realpath(dset.file.filename)
         if path != self._own:
             self.files.add(path)
         if dset.external:
             self._check_raw(dset, where)
         if not dset.is_virtual:
-            return
+            return 1
         this = (path, own_name(dset))
-        if not self._done.setdefault(this, True):
+        if ways := self._ways.get(this):
+            return ways
+        if this in self._ways:
             raise ConfigError(f"{where} is a virtual dataset that shows itself; name the dataset that holds the values")
-        self._done[this] = False
+        self._ways[this], ways = 0, 1
         for name, of, shape in dict.fromkeys(
             (s.file_name, s.dset_name, s.src_space.shape) for s in dset.virtual_sources()
         ):
@@ -170,17 +183,29 @@ class Sources:
             for path in found:
                 with nullcontext(dset.file) if name == "." else open_h5(path) as file:
                     for each in source_names(file, of):
+                        check_way(file, each)
                         if each not in file:
                             raise ConfigError(f"{where} is virtual and its source {name} has no {each}")
-                        if isinstance(file[each], h5py.Dataset):
-                            self.beyond |= file[each].shape != shape
-                            self._visit(file[each])
-        self._done[this] = True
+                        source = file[each]
+                        if isinstance(source, h5py.Dataset):
+                            if source.file == file and source.name.split("/")[1:] != [
+                                k for k in each.split("/") if k not in ("", ".")
+                            ]:
+                                raise ConfigError(  # HDF5 2.0 crashes
+                                    f"{where} is virtual and its source {name}: {each} is an external link to that "
+                                    f"file itself; name {source.name}"
+                                )
+                            self.beyond |= source.shape != shape
+                            ways += self._visit(source)
+        self._ways[this] = ways
+        return ways
 
     def _check_raw(self, dset: h5py.Dataset, where: str) -> None:
         end, needed = 0, dset.size * dset.id.get_type().get_size()  # numpy's bfloat16 is a float32
         for name, offset, size in dset.external:
-            self.files |= {name} if os.path.exists(name) else set()
+            if os.path.exists(name):
+                check_regular(name)
+                self.files.add(name)
             there = os.path.getsize(name) - offset if os.path.exists(name) else needed  # missing: HDF5 itself says so
             end += min(there, size)
         if end < needed:

@@ -205,10 +205,16 @@ def _open_alike(path: str | os.PathLike[str], swmr: bool) -> h5py.File:
     raise refused
 
 
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """HDF5 would wait for a pipe. Of a folder it says so itself."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise ConfigError(f"{path} is no regular file (a pipe or a device); give an HDF5 file")
+
+
 def _open(path: str | os.PathLike[str], swmr: bool = False) -> h5py.File:
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
-            raise ConfigError(f"{path} is no regular file (a pipe or a device); give an HDF5 file")
+        check_regular(path)
         file = _open_alike(path, swmr)
         if file.id.get_intent() & h5py.h5f.ACC_RDWR and not swmr:
             file.close()

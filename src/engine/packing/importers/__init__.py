@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine.errors import ConfigError
 from engine.packing.importers.base import SPLIT_NAMES, Source, one_line
-from engine.packing.importers.folders import walk
+from engine.packing.importers.folders import check_kind, walk
 from engine.packing.options import PackOptions
 
 # format -> module and function: (path, options) -> Source
@@ -54,6 +54,7 @@ def open_source(path: str, options: PackOptions) -> Source:
     first = where if where.exists() else next((Path(p) for p in sorted(glob(path))), None)
     if first is None:
         raise ConfigError(f"{path} does not exist")
+    check_kind(first)
     kind = recognise(first, options.variable) if options.format == "auto" else options.format
     if kind not in OPENERS:
         raise ConfigError(f"--format: {kind!r} is none of {', '.join(OPENERS)}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.errors import ConfigError
 from engine.packing.importers.base import SPLIT_NAMES, ArraySource, printable
-from engine.packing.importers.folders import walk
+from engine.packing.importers.folders import check_kind, walk
 from engine.packing.options import PackOptions
 
 _SPLIT = "|".join(SPLIT_NAMES)
@@ -32,6 +32,8 @@ def split_names(arrays: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray
 def open_numpy(path: Path, options: PackOptions) -> ArraySource:
     """Mapped, not loaded (a compressed .npz is loaded: it has no rows to map)."""
     files = sorted(path.rglob("*.npy")) if path.is_dir() else [path]
+    for file in files:
+        check_kind(file)
     if path.suffix.lower() == ".npz":
         arrays = read_npz(path)
     else:

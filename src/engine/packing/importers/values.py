@@ -22,7 +22,7 @@ from engine.packing.importers.base import (
     UnlikeSample,
     bad,
 )
-from engine.packing.importers.folders import walk
+from engine.packing.importers.folders import check_kind, walk
 from engine.packing.importers.images import ImageDecoder
 from engine.packing.options import PackOptions
 
@@ -226,6 +226,8 @@ def files_by_split(path: Path, keep: Callable[[Path], bool]) -> dict[str, list[P
         files = sorted(p for folder, _, names in walk(path) for n in names if keep(p := Path(folder, n)))
     else:
         files = [path] if path.is_file() else [Path(p) for p in sorted(glob(str(path)))]
+        for file in files:
+            check_kind(file)
     if not files:
         raise ConfigError(f"{path} holds no such files")
     splits = [split_of(f.relative_to(path).parts if path.is_dir() else (f.name,)) for f in files if f != path]
