@@ -15,7 +15,6 @@ from omegaconf import DictConfig
 from engine import early
 from engine.config.construct import TRACEBACK
 from engine.config.schema import plain
-from engine.data.reading import remote
 from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.ranks import distributed, rendezvous
 from engine.ranks.cluster import cluster_role
@@ -42,7 +41,9 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
             "it; torchrun --max-restarts=3 does it, with a fixed hydra.run.dir and resume=auto"
         )
     versions = {}
-    if not rendezvous.followers():  # they wait for the directory; their ranks fetch
+    if "://" in str(cfg.data.get("path")) and not rendezvous.followers():  # they wait: their ranks fetch
+        from engine.data.reading import remote
+
         versions = remote.fetch_all(plain(cfg.data), early.leave_if_asked)
     with directory.claimed(run_dir):
         if directory.read_status(run_dir).get("status") in leave:

@@ -50,7 +50,7 @@ def cache_dir() -> Path:
 
 def fetch_all(data: Mapping[str, Any], between: Between) -> dict[str, str]:
     """data: the config's group -> {each remote file that its data set reads: the version that is here now}."""
-    if "://" not in str(data.get("path")) or not getattr(locate(data["_target_"], "data"), "takes_remote", False):
+    if not getattr(locate(data["_target_"], "data"), "takes_remote", False):  # it reads addresses itself
         return {}
     return {shown(name): Path(fetched(name, between)).parent.name for name in names_of(data["path"]) if is_remote(name)}
 
