@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from engine.config.schema import NotNegativeInt
+from engine.data.reading.copies import files_of
 from engine.data.reading.fields import open_field
 from engine.data.reading.finding import find
-from engine.data.reading.opening import files_of, named, open_h5, split_of
+from engine.data.reading.opening import named, open_h5, split_of
 from engine.data.reading.raw import ChunkCache, RawFile
 from engine.errors import ConfigError
 

@@ -9,9 +9,10 @@ from typing import Any
 import h5py
 import numpy as np
 
+from engine.data.reading.copies import local
 from engine.data.reading.external import ALLOW
 from engine.data.reading.finding import find
-from engine.data.reading.opening import is_remote, local, names_of, open_h5, split_of
+from engine.data.reading.opening import is_remote, names_of, open_h5, split_of
 from engine.errors import ConfigError
 
 _STEP = 16 << 20  # bytes that are read at once

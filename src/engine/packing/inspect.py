@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from engine.data.h5 import H5Dataset
+from engine.data.reading.copies import local
 from engine.data.reading.external import ALLOW, below, leads_to
 from engine.data.reading.finding import type_name
 from engine.data.reading.layout import plan_reader
-from engine.data.reading.opening import local, open_h5
+from engine.data.reading.opening import open_h5
 from engine.errors import ConfigError
 from engine.packing.importers.hdf5 import missing_filter, scan
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from engine.config.schema import Count, NotNegativeInt
+from engine.data.reading.copies import files_of
 from engine.data.reading.fields import Fixed, open_field
-from engine.data.reading.opening import files_of, open_h5, split_of
+from engine.data.reading.opening import open_h5, split_of
 from engine.data.reading.raw import ChunkCache
 from engine.data.reading.readers import Mapped
 from engine.errors import ConfigError

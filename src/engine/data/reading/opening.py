@@ -22,20 +22,6 @@ def is_remote(name: str) -> bool:
     return "://" in name
 
 
-def local(name: str) -> str:
-    """A remote file's local copy, fetched if need be."""
-    if not is_remote(name):
-        return name
-    from engine.data.reading.remote import fetched
-
-    return fetched(name)
-
-
-def files_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
-    """As names_of, with the local copies of remote files."""
-    return [local(name) for name in names_of(path)]
-
-
 def names_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
     """A file, a pattern with *, or a list of both -> the files, in this order; every local one exists."""
     names = path if isinstance(path, Sequence) and not isinstance(path, str) else [path]
