@@ -40,7 +40,7 @@ from lab.groups import (
     typed,
 )
 from lab.loop import Objective, only
-from lab.optim import Named, Optimizers, Schedule, build_optimizer, parameter_groups, trainable
+from lab.optim import Named, Optimizers, Schedule, build_optimizer, largest, parameter_groups, trainable
 from lab.state import TrainState, moving_average
 from lab.tasks.base import Batch, Task
 from lab.transforms.fields import compose
@@ -271,7 +271,7 @@ def make_optimizer(config: Config, named: Named, whose: str, others: Sequence[st
     own = config.optim
     if not named:
         raise ConfigError(f"model: {whose} has no parameters that require a gradient: nothing to train")
-    decay = config.optimizer.get("weight_decay", 0.0)
+    decay = largest(config.optimizer, "weight_decay")
     make = construct("optim", config.optimizer)
     with constructing("optim", config.optimizer):
         optimizer = build_optimizer(

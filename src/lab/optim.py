@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from engine.config.schema import Positive, Share, regex
+from engine.config.schema import NotNegative, Positive, Share, regex
 from engine.errors import ConfigError
+from engine.private import lean_step
 from engine.ranks.fsdp import is_part
 
 FUSED_ON_PARTS = (torch.optim.Adam, torch.optim.AdamW)  # whose fused kernels know DTensors
@@ -49,8 +52,9 @@ def parameter_groups(
         unused.discard(pattern)  # type: ignore[arg-type]
         factor = 1.0 if pattern is None else factors[pattern]
         decays = p.dim() > 1 or decay_norms_and_biases or not weight_decay
-        group = groups.setdefault((factor, decays), {"params": []})
+        group = groups.setdefault((factor, decays), {"params": [], "param_names": []})
         group["params"].append(p)
+        group["param_names"].append(name)
         if not decays:
             group["weight_decay"] = 0.0
         if factor != 1.0:
@@ -68,6 +72,9 @@ def build_optimizer(make: Callable[..., Optimizer], groups: Callable[[], list[di
     groups: makes the parameter groups, anew at each call, as an optimizer changes them.
     """
     target = make.func if hasattr(make, "func") else make
+    if target is not ByShape:  # all others get none of the names, which would be saved with each checkpoint
+        with_names = groups
+        groups = lambda: [{k: v for k, v in group.items() if k != "param_names"} for group in with_names()]  # noqa: E731
     given = getattr(make, "keywords", {})
     can_fuse = "fused" in inspect.signature(target).parameters
     sharded = any(is_part(p) for group in groups() for p in group["params"])
@@ -81,6 +88,73 @@ def build_optimizer(make: Callable[..., Optimizer], groups: Callable[[], list[di
         except RuntimeError:  # this class has no fused kernel for this device or dtype
             pass
     return make(groups())
+
+
+class ByShape(Optimizer):
+    """Two optimizers as one: `matrices` moves the parameters of two dimensions, `rest` all others, and those in whose
+    names a regular expression of rest_names is found: embeddings, the last layer.
+
+    Each is a class with its arguments; lr and weight_decay are for the one that names none of its own. One state, one
+    list of groups: the schedule, clipping and checkpoints see a single optimizer.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        matrices: Callable[..., Optimizer],
+        rest: Callable[..., Optimizer],
+        rest_names: Sequence[str],
+        lr: NotNegative,
+        weight_decay: NotNegative,
+    ) -> None:
+        patterns = [regex(text, "optim.rest_names") for text in rest_names]
+        own: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+        params = list(params)
+        for given in params if isinstance(params[0], Mapping) else [{"params": params}]:
+            group = dict(given)
+            members = group.pop("params")
+            names = group.pop("param_names", [""] * len(members))
+            for kind, groups in own.items():
+                taken = [p for name, p in zip(names, members) if kind == is_matrix(name, p, patterns)]
+                groups += [{**group, "params": taken}] if taken else []
+        if not own[True]:
+            raise ConfigError(
+                "optim.matrices: no trained parameter is a matrix, or optim.rest_names takes them all - use optim=adamw"
+            )
+        self.parts = []
+        for make, groups in ((matrices, own[True]), (rest, own[False])):
+            if groups:
+                values = {"lr": lr, "weight_decay": weight_decay} | getattr(make, "keywords", {})
+                made = partial(getattr(make, "func", make), **values)
+                self.parts.append(build_optimizer(made, partial(list, groups)))
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+        self._share()
+
+    def _share(self) -> None:
+        """The parts work on this optimizer's groups and state."""
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            part.__setstate__({"state": self.state, "param_groups": [next(groups) for _ in part.param_groups]})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for part in self.parts:
+            lean_step(part)
+
+
+def is_matrix(name: str, p: nn.Parameter, rest: Iterable[re.Pattern[str]]) -> bool:
+    return p.dim() == 2 and not any(pattern.search(name) for pattern in rest)
+
+
+def largest(node: Any, name: str) -> float:
+    """Of the values of this name in a config's node and the nodes in it; 0 if there is none."""
+    if not isinstance(node, Mapping):
+        return 0.0
+    return max([node.get(name) or 0.0, *(largest(inner, name) for inner in node.values())])
 
 
 class Optimizers(dict[str, Optimizer]):
@@ -117,9 +191,9 @@ def check_optimizer(saved: list[dict[str, Any]], optimizer: Optimizer | Optimize
 
     kind: the class's name."""
     own = optimizer.param_groups
-    names = [{name for group in groups for name in group} for groups in (saved, own)]
-    if names[0] - names[1] and names[1] - names[0]:  # one way only: of another version of torch
-        strange = ", ".join(sorted(names[0] - names[1]))
+    pairs = [(set(a) - {"lr_factor"}, set(b)) for a, b in zip(saved, own)]
+    # one way only: of another version of torch
+    if strange := ", ".join(sorted({name for a, b in pairs if b - a for name in a - b})):
         raise ConfigError(
             f"optim: the checkpoint is of another optimizer than {kind}, which has no {strange}; keep the run's "
             "optim._target_, or begin another run"

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from engine.config.saved import read_config
-from engine.config.schema import parse_interval, seconds
+from engine.config.schema import leaves, parse_interval, seconds
 from engine.data.loader import Loader
 from engine.data.stream import Stream
 from engine.errors import ConfigError
@@ -223,13 +223,14 @@ def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run
     kind = str(config.optimizer["_target_"]).rpartition(".")[2]
     check_optimizer(payload["optimizer"]["param_groups"], state.optimizer, kind)
     payload = shards.laid_out(payload, state.model, state.optimizer)
+    options = {key.rpartition(".")[2] for key in leaves(config.optimizer, "optim")} | {"fused"}
     checkpoint.load_weights(state.model, payload["model"], "the checkpoint")
     if state.ema is not None:
         checkpoint.load_weights(state.ema, checkpoint.weights(payload), "the checkpoint")
     if "task" in payload:  # older ones have none: their tasks held nothing
         checkpoint.load_weights(state.task, payload["task"], "the checkpoint", "task")
     try:
-        state.load(payload, run.world, options=[*config.optimizer, "fused"])
+        state.load(payload, run.world, options=options)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"the checkpoint does not fit this run: {one_line(error)}") from error
     state.best = [entry for entry in state.best if run.checkpoints.best_path(entry).exists()]
