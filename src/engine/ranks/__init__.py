@@ -1,11 +1,12 @@
 """Processes and devices: how ranks start, find each other, stay in step, and end. (Importing it imports no torch.)
 
-Given: the groups `hardware` and `trainer` (options.py) and a function to run in each rank. Promised: equal shares,
-the same decisions on all ranks, one true line when one fails, nothing left running.
+Given: the groups `hardware` and `trainer` (options.py) and a function to run in each rank. Promised: ranks get equal
+shares of each batch and take the same decisions; a failure is reported in one line with its cause; no process stays.
 
-    cluster, rendezvous, launch, distributed    who is who, starting them, what they tell each other (wire: as JSON)
+    cluster, rendezvous     ranks and hosts from environment variables; agreeing on the run directory
+    launch, distributed     starting ranks; process group and collectives (wire: their values as JSON)
     ddp, fsdp, blocks, data_parallel       the strategies
     hardware, cores, threads, cuda, seed, dynamo    what this machine has, and settings that follow from it
-    stop, watch, guard, heartbeat, parent  signals, hangs, ends      balance    who is slow, who holds more memory
-    terminal    which rank a debugger's prompt talks to              options    what a user may set
+    stop, watch, guard, heartbeat, parent  signals, hang watchdog, ending processes
+    balance     stragglers and peak memory        terminal    breakpoints in ranks        options    what a user may set
 """

@@ -1,14 +1,15 @@
-"""Balance: what each rank holds and does, beside the others.
+"""Balance of the ranks: peak memory, own work per step (s) and data wait per step (s) of each rank.
 
-All ranks go at the pace of the slowest, so the time of a whole step tells nothing. What tells them apart is when each
-has done its own part of the backward pass: from there to the end of the all-reduce it waits for the others.
+All ranks go at the pace of the slowest, so the time of a whole step is the same on all. Own work is the step's time
+without the wait: from the end of its own backward pass to the end of the all-reduce, a rank waits for the others.
 
     |---- data, forward, backward ----| own part done |---- waiting ----| averaged |---- clip, update ----|
                   own work                                                                own work
 
-The autograd engine runs its final callbacks in the order they were queued, and DDP queues the one that waits when the
-last gradient is there; ours is queued by a parameter's hook, so it comes before, and queues another that comes after.
-The marks are the host's clock on a CPU and events on CUDA, where the host runs ahead: those are read at a log.
+The autograd engine runs its final callbacks in the order they were queued. DDP queues the one that waits for the
+all-reduce after the last gradient. Ours is queued earlier, by a parameter's hook, so it runs before DDP's; it queues
+a second one, which runs after DDP's. Timestamps are the host's clock on a CPU and CUDA events on a GPU, which are read
+at a log, as the host runs ahead of the device.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from engine.ranks.distributed import World, all_sum, to_host
 from engine.runs.logger import Logger
 
 WARM_UP = 3  # the first steps allocate, choose kernels and build buckets
-ALL_UNTIL, THEN_EVERY = 64, 8  # steps that are measured: marks at every one would cost more than they tell
-NAME_AFTER_S = 2.0  # of measured work: what is shorter matters to nobody, and chance is in it
-LISTED = 8  # ranks whose values the line at the end gives one by one
+ALL_UNTIL, THEN_EVERY = 64, 8  # measure each step until the 64th, then each eighth, as timestamps cost time
+NAME_AFTER_S = 2.0  # seconds of measured work before a straggler is named: less is noise
+LISTED = 8  # up to so many ranks the final line lists each one's value, above it the extremes
 COLUMNS = 5  # of a rank's row: memory in bytes, own work in s, steps it was measured in, data wait in s, steps
 UNITS = {
     "memory": ("peak memory", 1e-6, "MB"),
@@ -44,10 +45,10 @@ UNITS = {
 class Balance:
     """A callback of the loop, where there are several ranks.
 
-    straggler_share: a rank this much slower than the others' mean is named; None: none is.
+    straggler_share: warn about a rank slower than the others' mean by more than this share (0.2: 20 %); None: never.
 
-    `net` that is not DDP's (FSDP) or with SyncBatchNorm waits for the others all along a step: then
-    nothing tells its own work, and step_time is left out.
+    FSDP and SyncBatchNorm wait for other ranks throughout the step, so a rank's own work cannot be told apart: then
+    step_time is left out.
     """
 
     def __init__(
@@ -60,18 +61,18 @@ class Balance:
         self._measures = self._when_done is not None and not whole_step
         self._sampling = self._queued = False
         self._start: Any = None
-        self._waits: list[Any] = []  # marks of this step: before and after each wait
-        self._pending: deque[tuple[Any, Any, list[Any]]] = deque()  # marks of steps that the device has still to do
+        self._waits: list[Any] = []  # timestamps of this step: before and after each wait
+        self._pending: deque[tuple[Any, Any, list[Any]]] = deque()  # timestamps of steps still on the device
         self._steps = 0
         self._since_log = [0.0, 0.0, train.wait_s, 0.0]  # own work, steps measured, train.wait_s then, steps then
         self._totals = [[0.0] * COLUMNS for _ in range(world.size)]
         self._named = False
         if self._measures:
             trained = [p for p in net.parameters() if p.requires_grad]
-            for parameter in {trained[0], trained[-1]}:  # two, as one may be unused; any of them comes in time
+            for parameter in {trained[0], trained[-1]}:  # two, as one may be unused; either hook is early enough
                 parameter.register_hook(self._queue)
 
-    # ---- the marks of a step
+    # ---- timestamps within a step
 
     def before_step(self, state: Any) -> None:
         due = self._steps % THEN_EVERY == 0 if self._steps >= ALL_UNTIL else self._steps >= WARM_UP
@@ -104,10 +105,10 @@ class Balance:
         self._since_log[0] += self._clock.seconds(start, end) - waited
         self._since_log[1] += 1
 
-    # ---- what they tell
+    # ---- reports
 
     def row(self) -> list[float]:
-        """This rank's values since the last log."""
+        """This rank's values since the last log, (COLUMNS,)."""
         while self._pending:
             self._add(*self._pending.popleft())
         own_s, measured, wait_then, steps_then = self._since_log
@@ -116,7 +117,7 @@ class Balance:
         return [memory, own_s, measured, self._train.wait_s - wait_then, self._steps - steps_then]
 
     def on_log(self, state: Any, values: dict[str, float]) -> None:
-        """Add to `values` max over mean of the ranks, since the last log. All ranks call this."""
+        """Add max / mean over the ranks of each figure since the last log to `values`. All ranks call this."""
         table = torch.zeros(self._world.size, COLUMNS, device=self._world.device)
         table[self._world.rank] = torch.tensor(self.row(), device=self._world.device)
         rows = to_host(all_sum(table, self._world))
@@ -127,9 +128,9 @@ class Balance:
         values |= {f"balance/{name}": max_over_mean(found) for name, found in figures(rows).items()}
 
     def report(self) -> dict[str, Any]:
-        """Say what the ranks held and did while this process trained -> what belongs into result.json."""
+        """Log memory, own work and data wait of each rank over this process; return them for result.json."""
         found = figures(self._totals)
-        if not self._steps:  # the run had all its steps behind it: an earlier process has logged what they took
+        if not self._steps:  # resumed after its last step: an earlier process has logged the figures
             logged = self._logger.latest("balance/")
             return {"balance": {key.partition("/")[2]: value for key, value in logged.items()}} if logged else {}
         ratios = {name: max_over_mean(values) for name, values in found.items()}
@@ -163,7 +164,7 @@ class Balance:
 
 
 class HostClock:
-    """Seconds, as the host sees them."""
+    """Timestamps of the host, in seconds."""
 
     now = staticmethod(time.perf_counter)
 
@@ -175,7 +176,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """Events on the stream of the loop, also when a thread of the autograd engine sets them."""
+    """CUDA events on the training loop's stream, also when recorded from a thread of the autograd engine."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device)
@@ -189,19 +190,19 @@ class DeviceClock:
         return mark.query()
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        end.synchronize()  # at a log alone may it not have passed, and a log waits for the device anyway
+        end.synchronize()  # only at a log may it still be pending, and a log waits for the device anyway
         return start.elapsed_time(end) / 1e3
 
 
 def peak_memory(device: torch.device) -> float:
-    """Bytes: of tensors on a CUDA device, else of the whole process in RAM."""
+    """Peak memory in bytes: of tensors on a CUDA device, else of the whole process in RAM."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1.0 if sys.platform == "darwin" else 1024.0)
 
 
 def figures(rows: Sequence[Sequence[float]]) -> dict[str, list[float]]:
-    """memory (bytes), step_time, data_wait (s a step) of each rank; without what was not measured on all of them."""
+    """memory (bytes), step_time, data_wait (s per step), each (ranks,); a figure that some rank lacks is left out."""
     found = {"memory": [row[0] for row in rows]}
     if all(row[2] for row in rows):
         found["step_time"] = [row[1] / row[2] for row in rows]
@@ -211,7 +212,7 @@ def figures(rows: Sequence[Sequence[float]]) -> dict[str, list[float]]:
 
 
 def max_over_mean(values: Sequence[float]) -> float:
-    """1.0: all are equal."""
+    """Returns max / mean; 1.0: all are equal."""
     mean = sum(values) / len(values)
     return max(values) / mean if mean else 1.0
 
@@ -229,7 +230,7 @@ def straggler(own: Sequence[float], share: float | None) -> int | None:
 
 
 def listed(values: Sequence[float]) -> str:
-    """Each rank's value; of many ranks the extremes."""
+    """Each rank's value; above LISTED ranks only the lowest and the highest."""
     if len(values) <= LISTED:
         return ", ".join(f"{value:.3g}" for value in values)
     ranks = range(len(values))

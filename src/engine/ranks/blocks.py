@@ -22,8 +22,8 @@ CONTAINERS = (nn.ModuleList, nn.Sequential)
 def find(model: nn.Module, patterns: str | Sequence[str], key: str) -> dict[str, nn.Module]:
     """{name: module} in the model's order. patterns: auto, or classes (Block) and names (blocks.0, blocks.*).
 
-    auto: the members of model.blocks, where there is such a list, else of the list that holds most of the weights; none
-    where the model has no list. key: for the error about a pattern that fits nothing.
+    auto: the members of model.blocks if there is such a list, else of the list with the most weights; {} without a
+    list. key: config key named in the error about a pattern that matches nothing.
     """
     if patterns == "auto":
         return _members(model)
@@ -44,7 +44,7 @@ def find(model: nn.Module, patterns: str | Sequence[str], key: str) -> dict[str,
 
 
 def _is_named(name: str, pattern: str) -> bool:
-    """A * stands for one part of the name: blocks.* are the blocks, not what is in them."""
+    """A * matches one part of the name: blocks.* matches blocks.0, not blocks.0.mlp."""
     parts, patterns = name.split("."), pattern.split(".")
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
@@ -72,14 +72,14 @@ def _nothing(model: nn.Module, pattern: str, key: str) -> str:
 
 
 def checkpoint_activations(modules: Iterable[nn.Module], compiled: bool) -> None:
-    """Keep a module's input only, and compute what lies inside again in the backward pass (Chen et al. 2016).
+    """Keep only each module's input and recompute its activations in the backward pass (Chen et al. 2016), in place.
 
-    Random numbers are drawn again as they were, and running statistics are updated once. compiled: the modules will be
-    compiled.
+    The recomputation draws the same random numbers and does not update running statistics again. compiled: the modules
+    will be compiled.
     """
     from torch.utils.checkpoint import checkpoint
 
-    # the compiler knows the decorated function; without it, the decorator would import the compiler
+    # torch.compile recognizes the decorated function; in eager mode the decorator would import the compiler for nothing
     run = checkpoint if compiled else inspect.unwrap(checkpoint)
     for module in modules:
         options: dict[str, Any] = {"use_reentrant": False}
@@ -90,7 +90,7 @@ def checkpoint_activations(modules: Iterable[nn.Module], compiled: bool) -> None
                     "twice - leave one of the two out"
                 )
             options["context_fn"] = partial(_once, norms)
-        module.forward = _kept_small(module.forward, partial(run, **options))  # no wrapper module: the names stay
+        module.forward = _kept_small(module.forward, partial(run, **options))  # no wrapper module: parameter names stay
 
 
 def _kept_small(forward: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,13 +101,13 @@ def _kept_small(forward: Callable[..., Any], run: Callable[..., Any]) -> Callabl
 
 
 def _once(norms: list[_NormBase]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What surrounds the forward pass, and its repetition, which leaves the statistics alone."""
+    """Contexts of (the forward pass, its recomputation, which must not update the running statistics)."""
     return nullcontext(), _uncounted(norms)
 
 
 @contextmanager
 def _uncounted(norms: list[_NormBase]) -> Iterator[None]:
-    """Momentum 0 adds nothing. (Without the statistics the pass would not be the same for autograd.)"""
+    """Momentum 0 leaves the statistics as they are. (Turning them off would save other tensors for autograd.)"""
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         norm.momentum, norm.num_batches_tracked = 0.0, None

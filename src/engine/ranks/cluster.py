@@ -1,4 +1,4 @@
-"""What the environment says about this process: plain, one of several ranks, or one of several hosts.
+"""The role of this process from its environment variables: a plain process, one of several ranks or of several hosts.
 
 | started by                                        | variables                                     | role        |
 |---------------------------------------------------|-----------------------------------------------|-------------|
@@ -27,18 +27,18 @@ from ipaddress import ip_address
 
 from engine.errors import ConfigError
 
-SPECIAL_STEPS = 0xFFFFFF00  # SLURM's numbers of the batch script, of an interactive step, ... lie above
+SPECIAL_STEPS = 0xFFFFFF00  # SLURM numbers the batch script, an interactive step, ... above this
 SIOCGIFADDR = 0x8915  # Linux: an interface's IPv4 address
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # torchrun's
-IPV6_ADDRESSES = "/proc/net/if_inet6"  # Linux: a line for each: 32 digits, ..., the interface's name
-PORTS = (15_000, 15_000)  # first and how many: below those that Linux hands out by itself (32,768)
+IPV6_ADDRESSES = "/proc/net/if_inet6"  # Linux: one line per address: 32 hex digits, ..., the interface's name
+PORTS = (15_000, 15_000)  # (first, count): below Linux's ephemeral ports (from 32,768)
 
 
 @dataclass(frozen=True)
 class ClusterRole:
     """kind "rank": this is rank `index` of `count`, and `local_index` of `local_count` on its machine.
-    kind "host": this is host `index` of `count`; local_count: ranks it is to start, None: as hardware.num_procs says.
-    address, port: where rank 0 of all, or torchrun, listens.
+    kind "host": this is host `index` of `count`; local_count: ranks it must start, None: hardware.num_procs decides.
+    address, port: where global rank 0, or torchrun, listens.
     """
 
     kind: str
@@ -51,7 +51,7 @@ class ClusterRole:
 
 
 def cluster_role(env: Mapping[str, str] | None = None) -> ClusterRole | None:
-    """This process's place; None: a plain process, which is alone. ConfigError for variables that make no sense."""
+    """This process's role; None: a plain process. Raises ConfigError for missing or contradictory variables."""
     env = os.environ if env is None else env
     for read in (_torchrun, _slurm_step, _train_job, _pytorch_job):
         found = read(env)
@@ -63,10 +63,10 @@ def cluster_role(env: Mapping[str, str] | None = None) -> ClusterRole | None:
 
 
 def become_rank() -> None:
-    """Say SLURM's variables in torchrun's words, which torch and other libraries know; before torch is imported."""
+    """Set torchrun's variables from SLURM's, as torch and other libraries read those. Call before importing torch."""
     here = cluster_role()
     if here is not None:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are pages, and come as exceptions anyway
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are long, and repeat what exceptions say
     if here is not None and here.kind == "rank" and "LOCAL_RANK" not in os.environ:
         assert here.local_count is not None
         os.environ |= rank_variables(here.index, here.count, here.local_index, here.local_count)
@@ -88,7 +88,7 @@ def _torchrun(env: Mapping[str, str]) -> ClusterRole | None:
             "set - unset LOCAL_RANK for a plain run"
         )
     index, count = _number(env, "RANK"), _number(env, "WORLD_SIZE")
-    if count > 1 and "LAB_STORE" not in env:  # launch.py's ranks meet at a file
+    if count > 1 and "LAB_STORE" not in env:  # launch.py's ranks use a FileStore
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             _text(env, name)
     address, port = env.get("MASTER_ADDR", ""), _number(env, "MASTER_PORT", 0)
@@ -97,7 +97,7 @@ def _torchrun(env: Mapping[str, str]) -> ClusterRole | None:
 
 
 def _train_job(env: Mapping[str, str]) -> ClusterRole | None:
-    """Kubeflow Trainer v2 gives its pods torchrun's arguments (PET_*), and leaves the ranks to whoever reads them."""
+    """Kubeflow Trainer v2 gives its pods torchrun's arguments (PET_*); starting the ranks is left to the pod."""
     if "PET_NNODES" not in env or "RANK" in env:
         return None
     if not env["PET_NNODES"].isdecimal():
@@ -124,12 +124,12 @@ def _pytorch_job(env: Mapping[str, str]) -> ClusterRole | None:
 
 def _ranks_of_pod(env: Mapping[str, str]) -> int | None:
     text = env.get("PET_NPROC_PER_NODE", "")
-    return int(text) if text.isdecimal() else None  # auto, gpu, cpu: as hardware.num_procs says
+    return int(text) if text.isdecimal() else None  # auto, gpu, cpu: hardware.num_procs decides
 
 
 def _slurm_step(env: Mapping[str, str]) -> ClusterRole | None:
-    """Only a task of a step of several is one of several: the script of sbatch and the shell of salloc have variables
-    of the whole allocation too, but are alone."""
+    """A task of an srun step with several tasks is a rank or a host. The script of sbatch and the shell of salloc have
+    the allocation's variables too, but are plain processes."""
     if _number(env, "SLURM_STEP_ID", SPECIAL_STEPS) >= SPECIAL_STEPS or "SLURM_PROCID" not in env:
         return None
     index, count = _number(env, "SLURM_PROCID"), _number(env, "SLURM_STEP_NUM_TASKS")
@@ -137,7 +137,7 @@ def _slurm_step(env: Mapping[str, str]) -> ClusterRole | None:
         return None
     tasks = tasks_per_node(_text(env, "SLURM_STEP_TASKS_PER_NODE"))
     address = env.get("MASTER_ADDR") or first_host(_text(env, "SLURM_STEP_NODELIST"))
-    # the same for all tasks, another for each job and step
+    # all tasks derive the same port; other jobs and steps derive other ones
     derived = PORTS[0] + (31 * _number(env, "SLURM_JOB_ID") + _number(env, "SLURM_STEP_ID")) % PORTS[1]
     port = _number(env, "MASTER_PORT", derived)
     if max(tasks) == 1:
@@ -159,7 +159,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def gpu_index(local_index: int, visible: int) -> int:
-    """Which of the visible GPUs a rank takes: its own number, or the only one that srun --gpus-per-task shows it."""
+    """Index of a rank's GPU among the `visible` ones: its local rank, or 0 where srun --gpus-per-task shows it one."""
     if local_index < visible:
         return local_index
     if visible == 1 and "SLURM_STEP_ID" in os.environ:
@@ -168,16 +168,16 @@ def gpu_index(local_index: int, visible: int) -> int:
 
 
 def interface_towards(address: str) -> str | None:
-    """The network interface of this machine whose own address the other hosts see, e.g. eth0; None: not known.
+    """The network interface that routes to `address`, e.g. eth0; None: not known.
 
-    gloo takes what the machine's name resolves to, which is 127.0.1.1 on many a Debian, or nothing.
+    gloo by default uses the address that the host name resolves to: 127.0.1.1 on many Debian machines, or none.
     """
     if not sys.platform.startswith("linux"):
         return None
     with suppress(OSError, UnicodeError):
         for family, *_, target in socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM):
             with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
-                probe.connect(target)  # sends nothing; it asks for the route
+                probe.connect(target)  # UDP: sends nothing, only looks up the route
                 own = probe.getsockname()[0].partition("%")[0]
                 name = _interface_of_ipv6(own) if family == socket.AF_INET6 else _interface_of_ipv4(own, probe)
                 if name is not None:
@@ -199,7 +199,7 @@ def _interface_of_ipv4(own: str, probe: socket.socket) -> str | None:
 
 def _interface_of_ipv6(own: str) -> str | None:
     packed = socket.inet_pton(socket.AF_INET6, own)
-    if packed[:12] == bytes(10) + b"\xff\xff":  # ::ffff:10.0.0.1, an IPv4 address by another name
+    if packed[:12] == bytes(10) + b"\xff\xff":  # ::ffff:10.0.0.1, an IPv4-mapped address
         return None
     with open(IPV6_ADDRESSES) as file:
         for line in file:
@@ -210,12 +210,13 @@ def _interface_of_ipv6(own: str) -> str | None:
 
 
 def listener(here: ClusterRole) -> socket.socket | None:
-    """A socket that listens at rank 0's address alone; None: that address is none of this machine's own (a service's,
-    or behind a NAT), or the machine's name means a loopback address here and another one elsewhere."""
+    """A socket that listens on rank 0's address only, not on all interfaces. None: this machine does not have that
+    address (a service's, or behind a NAT), or its host name resolves to loopback here and to another address elsewhere.
+    """
     alone = here.kind == "rank" and here.local_count == here.count
     try:
         known = socket.getaddrinfo(here.address, here.port, type=socket.SOCK_STREAM)
-    except socket.gaierror:  # a service's name, which may come later than its pods
+    except socket.gaierror:  # a service's name may resolve later than its pods start
         return None
     for family, _, _, _, address in known:
         host = str(address[0])

@@ -6,12 +6,12 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-CORES_LIMIT = "LAB_CORES"  # what a pool leaves to each of its jobs
+CORES_LIMIT = "LAB_CORES"  # set by a sweep's pool: the cores of one job
 
 
 def cores() -> int:
-    """Cores that this process may keep busy: of the machine, or fewer by its affinity (a scheduler, taskset), by the
-    CPU limit of its control group (a container) or by the pool that runs it."""
+    """Cores that this process may use: the least of its CPU affinity (a scheduler, taskset), the CPU limit of its
+    cgroup (a container) and LAB_CORES; at least 1."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     granted = cgroup_cores()
     limits = [here, int(os.environ.get(CORES_LIMIT, here)), here if granted is None else int(granted)]
@@ -19,30 +19,30 @@ def cores() -> int:
 
 
 def cores_each(processes: int) -> int:
-    """Cores for each of `processes` that run on this machine at once."""
+    """Cores for each of `processes` processes that share this machine."""
     return max(1, cores() // processes)
 
 
 def threads_each(processes: int = 1) -> int:
-    """The most threads that each of `processes` should compute with: its cores, or fewer by OMP_NUM_THREADS."""
+    """Most compute threads for each of `processes` processes: its cores, or OMP_NUM_THREADS if that is less."""
     return threads_of(cores_each(processes))
 
 
 def threads_of(num_cores: int) -> int:
-    """The most threads to compute with on so many cores."""
+    """Most compute threads on `num_cores` cores."""
     return min(num_cores, omp_num_threads() or num_cores)
 
 
 def omp_num_threads() -> int | None:
-    """OMP_NUM_THREADS, of a list for nested regions (4,2) the first; None: not set, or no number of threads."""
+    """OMP_NUM_THREADS; its first value where it is a list for nested regions (4,2). None: not set, or no number > 0."""
     text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(text) if text.isdecimal() and int(text) > 0 else None
 
 
-@lru_cache(maxsize=1)  # asked for at each read of a file; a process stays in its group
+@lru_cache(maxsize=1)  # called at each read of a file, and a process stays in its cgroup
 def cgroup_cores(proc: Path = Path("/proc/self")) -> float | None:
-    """The CPU time per second that the control groups of this process grant it, the least of all levels; None: no
-    limit is known. `proc`: where `cgroup` and `mountinfo` of the process lie."""
+    """The cgroup CPU limit in cores (quota / period), the least of all levels; None: no limit is known. proc: folder
+    with this process's `cgroup` and `mountinfo`."""
     try:
         groups = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
         mounts = [line.split(" ") for line in (proc / "mountinfo").read_text().splitlines()]
@@ -58,7 +58,7 @@ def cgroup_cores(proc: Path = Path("/proc/self")) -> float | None:
                 read = _limit_v1
             else:
                 continue
-            # a container may see the mount of its own group as the root, under the path that the host knows
+            # in a container, the path may be the host's while the mount shows the container's own cgroup as the root
             inside = os.path.relpath(path, root)
             folder = point if inside.startswith("..") else point / inside
             levels = [folder, *folder.parents][: len(folder.parts) - len(point.parts) + 1]

@@ -1,5 +1,5 @@
-"""CUDA before it is started. A process that has started it cannot hand it to those that it forks, and one that only
-counts GPUs may start it: where NVML does not answer (containers without it, MIG, Jetson) torch asks CUDA itself.
+"""Counting GPUs without initializing CUDA: CUDA does not work in processes forked from one that has initialized it.
+torch.cuda.device_count() may do that where NVML does not answer (containers without it, MIG, Jetson).
 Importing this imports no torch."""
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import sys
 import threading
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_counted: dict[str | None, int] = {}  # by what may be seen; forked processes know it too
+_counted: dict[str | None, int] = {}  # {CUDA_VISIBLE_DEVICES: GPUs}; forked processes inherit it
 
 
 def count_gpus() -> int:
-    """GPUs that this process may use, without starting CUDA in it."""
+    """Number of GPUs that this process may use; does not initialize CUDA in it."""
     import torch
 
     if not torch.backends.cuda.is_built() or os.environ.get(VISIBLE) == "":
@@ -28,27 +28,27 @@ def count_gpus() -> int:
 
 
 def hide_gpus() -> None:
-    """For a process that computes on the CPU: an optimizer's question to CUDA would take memory of GPU 0."""
+    """For a process that computes on the CPU: optimizers query CUDA, which would open a context on GPU 0."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         os.environ[VISIBLE] = ""
 
 
 def start_method() -> str:
-    """fork, which is fast; spawn where that is not safe: macOS, a process that has started CUDA, or one with threads (a
-    notebook), whose locks a forked process would hold for ever."""
+    """fork, which is fast, or spawn where fork is unsafe: on macOS, after CUDA was initialized, or in a process with
+    several threads (a notebook), as a lock that a thread holds stays locked forever in a forked process."""
     torch = sys.modules.get("torch")
     started = torch is not None and torch.cuda.is_initialized()
     return "fork" if sys.platform == "linux" and not started and num_threads() == 1 else "spawn"
 
 
 def num_threads() -> int:
-    """Of Python, in this process."""
+    """Python threads of this process."""
     return threading.active_count()
 
 
 def _told_by_driver() -> int:
-    """Below 0: it does not answer."""
+    """Number of GPUs by NVML (amdsmi for ROCm), without CUDA; below 0: it does not answer."""
     import torch
 
     name = "_device_count_amdsmi" if torch.version.hip else "_device_count_nvml"

@@ -1,8 +1,8 @@
 """trainer=dp: one process, several GPUs, the loss computed on each of them.
 
-nn.DataParallel gathers all outputs on the first GPU, which then holds and does more than the others. Here each GPU goes
-from its share of the batch to its losses, (B/N,), and only these come together. What stays uneven by nature: the
-weights, the gradients' sum and the optimizer are the first GPU's, and the weights are copied at each step.
+nn.DataParallel gathers all outputs on the first GPU, which then holds and does more than the others. Here each of N
+GPUs computes its losses, (B/N,), and only these are gathered. Still uneven: the weights, the summed gradients and the
+optimizer state live on the first GPU, and the weights are copied to the others at each step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.ranks.cuda import count_gpus
 
 
 def gpus() -> list[torch.device]:
-    """Those that trainer=dp trains on: all that this process may see. Starts no CUDA."""
+    """GPUs that trainer=dp trains on: all visible ones. Does not initialize CUDA."""
     count = count_gpus()
     if count < 2:
         raise ConfigError(f"trainer=dp: shares a batch among several GPUs, and there are {count} - use trainer=single")
@@ -28,21 +28,21 @@ def gpus() -> list[torch.device]:
 
 
 class Replicas(nn.Module):
-    """A module, called with a batch, that returns ({name: (B,) losses}, anything), as trainer=dp trains it."""
+    """Wraps a module batch -> ({name: (B,) losses}, anything) for trainer=dp."""
 
     def __init__(self, module: nn.Module, devices: Sequence[torch.device]) -> None:
         super().__init__()
         self.module, self.devices = module, devices
-        self.pool = ThreadPoolExecutor(len(devices), "replica")  # Python's part of one GPU's work beside the others'
+        self.pool = ThreadPoolExecutor(len(devices), "replica")  # one thread per GPU: their forwards run at once
 
     def forward(self, batch: dict[str, Any]) -> tuple[dict[str, Tensor], None]:
-        """({name: (B,) losses on the first device}, None: the outputs stay where they are)."""
+        """Returns ({name: (B,) losses on the first device}, None); the outputs are not gathered."""
         shares = split(batch, self.devices)
         kind = self.devices[0].type
         autocast = {"dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
 
         def one(module: nn.Module, share: dict[str, Any], device: torch.device) -> dict[str, Tensor]:
-            # a thread begins with torch's defaults, whatever the loop has set
+            # grad mode and autocast are per thread: a new one has torch's defaults, not the loop's settings
             here = torch.cuda.device(device) if kind == "cuda" else nullcontext()
             with here, torch.set_grad_enabled(grad), torch.autocast(kind, **autocast):  # type: ignore[arg-type]
                 return module(share)[0]
@@ -54,14 +54,14 @@ class Replicas(nn.Module):
 
 
 def replicate(module: nn.Module, devices: Sequence[torch.device]) -> list[Any]:
-    """A copy on each GPU, whose backward sums the gradients on the first; CPU devices share the one module."""
+    """One copy per GPU; backward sums their gradients on the first. CPU devices share the one module."""
     if devices[0].type == "cpu":
         return [module] * len(devices)
     return nn.parallel.replicate(module, devices)  # type: ignore[arg-type]
 
 
 def split(batch: dict[str, Any], devices: Sequence[torch.device]) -> list[dict[str, Any]]:
-    """Equal shares of the samples, to one; of fewer samples than devices, one each."""
+    """One share of the batch per device, sizes equal to within one; at most as many shares as samples."""
     size = len(next(iter(batch.values())))
     count = min(size, len(devices))
     ends = [size * (i + 1) // count for i in range(count)]

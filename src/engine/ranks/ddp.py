@@ -21,7 +21,7 @@ log = logging.getLogger("lab")
 
 
 def wrap(model: nn.Module, world: World, trainer: Strategy) -> nn.Module:
-    """The model whose backward averages the gradients over the ranks; with one rank the model itself."""
+    """The model wrapped so that its backward averages gradients over the ranks; with one rank the model itself."""
     if trainer.strategy == "dp":
         return Replicas(model, gpus())
     return model if world.size == 1 else wrap_ddp(model, world.device, trainer.ddp)
@@ -42,7 +42,7 @@ def wrap_ddp(model: nn.Module, device: torch.device, options: DDPConfig) -> Dist
     if options.comm_hook is not None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-        # not PowerSGD's: it carries errors from step to step, which no checkpoint holds
+        # not PowerSGD's: its error feedback is carried from step to step, and no checkpoint holds it
         net.register_comm_hook(None, getattr(default_hooks, f"{options.comm_hook}_compress_hook"))
     if not (options.find_unused_parameters or options.static_graph):
         settle_buckets(net)
@@ -52,13 +52,13 @@ def wrap_ddp(model: nn.Module, device: torch.device, options: DDPConfig) -> Dist
 def settle_buckets(net: DistributedDataParallel) -> None:
     """Let DDP form its final buckets now, not after the first step.
 
-    Where a gradient lies in its bucket decides in which order the values of three or more ranks are added. A run that
-    goes on from a checkpoint must add as the undisturbed one does, but DDP groups anew after a process's first step, by
-    the order in which gradients came. Here they come from the last parameter to the first. (With
-    find_unused_parameters DDP does not regroup; with static_graph this backward would count as the model's own.)
+    Bucket layout fixes the order in which three or more ranks' gradients are summed, so a resumed run needs the layout
+    of the uninterrupted one. But DDP rebuilds buckets after a process's first backward, in the order in which gradients
+    came. This first backward gives them from the last parameter to the first. (With find_unused_parameters DDP does
+    not rebuild; with static_graph it would record this backward as the model's graph.)
     """
     model, trained = net.module, [p for p in net.parameters() if p.requires_grad]
-    # what is added last is the first in the backward; an input, as DDP fails on CUDA without any
+    # the term added last comes first in the backward; `unused`: DDP fails on CUDA without an input
     own = vars(model).get("forward")  # a model may choose its forward in __init__
     model.forward = lambda unused: sum(p.real.sum() for p in trained)
     net(trained[0].detach()).backward()
@@ -70,7 +70,7 @@ def settle_buckets(net: DistributedDataParallel) -> None:
 
 
 def with_sync_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
-    """BatchNorm over the samples of all ranks; the names in a checkpoint stay."""
+    """BatchNorm with statistics over the samples of all ranks; state_dict names stay the same."""
     if device.type == "cpu":
         raise ConfigError("trainer.sync_batchnorm=true: torch's SyncBatchNorm runs on a GPU only")
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
@@ -79,16 +79,16 @@ def with_sync_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def unwrapped(net: nn.Module) -> DistributedDataParallel | None:
-    """The DDP module of `net`, which may be compiled."""
+    """The DDP module of `net`, which may be compiled; None: `net` is not DDP."""
     net = getattr(net, "_orig_mod", net)
     return net if isinstance(net, DistributedDataParallel) else None
 
 
 def name_unused(net: nn.Module, unused: Sequence[torch.Tensor], step: int) -> None:
-    """After a backward of `net` that left these parameters without a gradient: name them.
+    """Name the parameters that the backward of `net` left without a gradient.
 
-    Where DDP needs all of them it has not averaged the gradients, and the ranks would no longer meet: an error.
-    Elsewhere a warning at the first step.
+    Plain DDP needs a gradient for each parameter: it has not finished its all-reduce, and ranks would diverge, so this
+    raises ConfigError. Elsewhere a warning at the first step.
     """
     ddp = unwrapped(net)
     fatal = ddp is not None and not (ddp.find_unused_parameters or ddp.static_graph)

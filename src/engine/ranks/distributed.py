@@ -1,9 +1,9 @@
-"""Ranks: who is who, and what they tell each other; importing it imports no torch. (ddp.py, fsdp.py and shards.py
-are the strategies' own.)
+"""The process group: this process's rank, the store (rendezvous), and collectives. Importing this imports no torch.
+(ddp.py, fsdp.py and shards.py have the strategies' own collectives.)
 
 A process is a rank when RANK, WORLD_SIZE and LOCAL_RANK are in its environment: torchrun or `launch.py` put them there,
-or `cluster.become_rank` after srun. The ranks meet at a store: MASTER_ADDR, MASTER_PORT or, for ranks that `launch.py`
-started on one machine, a file (LAB_STORE), which needs no port that another job could take.
+or `cluster.become_rank` after srun. The store for the rendezvous is a TCPStore at MASTER_ADDR:MASTER_PORT or, for ranks
+that `launch.py` started on one machine, a FileStore (LAB_STORE), which needs no port that another job could take.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-EAGER_RANKS = 32  # more do not all connect with each other beforehand
-MOST_FILES = 1 << 16  # open files of a rank
-START_TIMEOUT_S = 600.0  # how far apart the processes of a run may start
+EAGER_RANKS = 32  # with more ranks, gloo connects each pair at its first message, not at the start
+MOST_FILES = 1 << 16  # limit on a rank's open files
+START_TIMEOUT_S = 600.0  # most seconds between the starts of a run's processes
 _stores: dict[str, Any] = {}
 
 
@@ -44,7 +44,7 @@ class World:
 
 
 def is_rank() -> bool:
-    """Others of these variables alone, left over in a shell, are refused by `place` or mean nothing."""
+    """Whether all three are set. `cluster_role` refuses some of them alone (left over in a shell), or ignores them."""
     return {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
 
 
@@ -53,7 +53,7 @@ def rank() -> int:
 
 
 def started_ranks() -> int | None:
-    """How many ranks somebody else (torchrun, a scheduler) has started; None: this process is no rank."""
+    """World size, where this process was started as a rank (launch.py, torchrun, a scheduler); None: it is no rank."""
     return int(os.environ["WORLD_SIZE"]) if is_rank() else None
 
 
@@ -63,12 +63,12 @@ def local_rank() -> int:
 
 
 def gpu() -> int:
-    """The number of the GPU that this rank takes, among those that it can see."""
+    """Index of this rank's GPU among the visible ones."""
     return gpu_index(local_rank(), count_gpus())
 
 
 def has_parent() -> bool:
-    """Whether `launch.py` started this process: its parent tells the user what has failed."""
+    """Whether `launch.py` started this process: then its parent prints failures."""
     return "LAB_PARENT" in os.environ
 
 
@@ -78,19 +78,19 @@ def local_ranks() -> int:
 
 
 def hosts() -> int:
-    """How many processes like this one, on a machine each, start ranks of this run."""
+    """Number of hosts whose host process starts ranks of this run; 1 for a plain process or a rank."""
     here = cluster_role()
     return here.count if here is not None and here.kind == "host" else 1
 
 
 def first_rank(local_size: int) -> int:
-    """Of the `local_size` ranks that this process starts."""
+    """Global rank of the first of the `local_size` ranks that this process starts."""
     here = cluster_role()
     return here.index * local_size if here is not None and here.kind == "host" else 0
 
 
 def rank_environment(local_rank: int, local_size: int, store_file: str) -> dict[str, str]:
-    """What makes a process one of the `local_size` ranks of this machine; those of a single machine meet at a file."""
+    """Environment variables of one of the `local_size` ranks of this machine; with a single host, a FileStore."""
     here = cluster_role()
     if here is None or here.kind == "rank":
         return rank_variables(local_rank, local_size, local_rank, local_size) | {"LAB_STORE": store_file}
@@ -100,7 +100,7 @@ def rank_environment(local_rank: int, local_size: int, store_file: str) -> dict[
 
 
 def store() -> Any:
-    """The store at which the ranks meet, made once for each process."""
+    """The store for the rendezvous of the ranks, made once per process."""
     if "store" not in _stores:
         import torch.distributed as dist
 
@@ -112,11 +112,11 @@ def store() -> Any:
         try:
             if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's agent holds the store
                 _stores["store"] = of_this_attempt(next(dist.rendezvous("env://"))[0])
-            else:  # not by rendezvous: it makes rank 0 wait for ranks that wait for its directory
+            else:  # not dist.rendezvous: rank 0 would wait for the others, which wait for its directory
                 wait = timedelta(seconds=START_TIMEOUT_S)
                 leads = here.index == 0
                 own = listener(here) if leads else None
-                fd = own.detach() if own else None  # the store's from here on
+                fd = own.detach() if own else None  # the store owns the socket from here on
                 _stores["store"] = dist.TCPStore(here.address, here.port, None, leads, wait, False, master_listen_fd=fd)
         except (dist.DistError, ValueError, OSError) as error:
             why = str(error).partition("\n")[0]
@@ -127,13 +127,13 @@ def store() -> Any:
 
 
 def forget_store() -> None:
-    """This process goes on as the parent of ranks, which connect by themselves."""
+    """Drop this process's store: it becomes the parent of ranks, which connect by themselves."""
     _stores.clear()
 
 
 def of_this_attempt(store: Any) -> Any:
-    """torchrun's agent keeps its store when it restarts the ranks, with the addresses of those that are gone. On one
-    machine all know how often it did; several need TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, their counts may differ."""
+    """The store, prefixed by the restart count: torchrun's agent keeps it over restarts, old addresses included.
+    Only on one machine do all ranks see the same restart count; several need TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."""
     import torch.distributed as dist
 
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -142,9 +142,9 @@ def of_this_attempt(store: Any) -> Any:
 
 @contextmanager
 def world(device_type: str, timeout_s: float) -> Iterator[World]:
-    """This process's place among the ranks; several ranks form a process group that ends with the block.
+    """This process's rank, world size and device. Several ranks form a process group for the length of the block.
 
-    device_type: cpu, cuda or mps. timeout_s: how long a collective may wait for the other ranks.
+    device_type: cpu, cuda or mps. timeout_s: longest wait of a collective for the other ranks.
     """
     import torch
 
@@ -162,33 +162,33 @@ def world(device_type: str, timeout_s: float) -> Iterator[World]:
     if size > local_ranks():
         choose_interface(os.environ["MASTER_ADDR"])
     allow_connections(size)
-    # gloo beside nccl: what lives on the host (random states, flags) is exchanged without touching the GPU
+    # gloo beside nccl: host tensors (random states, flags) are exchanged without touching the GPU
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     group_store = dist.PrefixStore("group", store())
     dist.init_process_group(
         backend, store=group_store, rank=rank(), world_size=size, timeout=timedelta(seconds=timeout_s)
     )
     yield world
-    # not after an exception: the other ranks may be stuck, and NCCL would wait for them; the process ends anyway
-    meet(world)  # rank 0 has more to do at the end: whoever started the ranks would take the first to leave for lost
+    # not in a finally: after an exception other ranks may be stuck, and NCCL would wait for them
+    meet(world)  # rank 0 has more to do at the end, and the launcher would take a rank that leaves first for lost
     dist.destroy_process_group()
 
 
 def choose_interface(address: str) -> None:
-    """gloo and NCCL take the network that leads to rank 0, unless the user has named another."""
+    """Make gloo and NCCL use the network interface that routes to rank 0, unless the user has named one."""
     if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_towards(address)):
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # without the = also all whose names begin so
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # without "=": a prefix of names
 
 
 def allow_connections(size: int) -> None:
-    """gloo connects each of `size` ranks with all others, at about one open file each."""
+    """Raise the limit on open files: gloo connects each of `size` ranks with all others, about one file each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
         with suppress(OSError, ValueError):  # macOS has a lower limit of its own
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if size > EAGER_RANKS:  # where torch knows it: connect when there is something to say
+    if size > EAGER_RANKS:  # in versions of torch that know it: connect at the first message
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
 
 
@@ -228,7 +228,7 @@ def all_gather(values: Tensor, world: World) -> list[Tensor]:
 
 
 def all_max(values: list[int], world: World) -> Callable[[], list[int]]:
-    """Begin to find the greatest of all ranks' values, one by one, on the CPU -> a function that waits for them."""
+    """Start an elementwise all-reduce MAX on the CPU; returns a function that waits for it and returns the maxima."""
     import torch
     import torch.distributed as dist
 
@@ -243,24 +243,24 @@ def all_max(values: list[int], world: World) -> Callable[[], list[int]]:
 
 
 def any_rank(answer: bool, world: World) -> bool:
-    """Whether it is true on any rank."""
+    """Whether `answer` is true on any rank (all-reduce)."""
     return bool(all_max([int(answer)], world)()[0]) if world.size > 1 else answer
 
 
 def to_host(values: Tensor) -> Any:
-    """A number, or a list of them. Where a run waits for its device: the watch knows who stands here (a collective that
-    another rank does not come to keeps the device waiting, not the call that began it)."""
+    """The values as a number or (nested) list. Device syncs go through here, so the watchdog recognizes a waiting rank:
+    an NCCL collective that another rank does not join blocks here, not in the call that launched it."""
     return values.tolist()
 
 
 def meet(world: World) -> None:
-    """Wait until all ranks are here."""
+    """Barrier: wait until all ranks are here."""
     if world.size > 1:
         all_max([0], world)()
 
 
 def dead_peers(world: World) -> Callable[[], list[int]]:
-    """A function that names the ranks on this machine whose processes are gone. All ranks call this together."""
+    """Returns a function that lists the ranks on this machine whose processes have died. All ranks call dead_peers."""
     import socket
 
     places = share_from_main(gather((socket.gethostname(), os.getpid()), world), world)
@@ -269,12 +269,12 @@ def dead_peers(world: World) -> Callable[[], list[int]]:
 
 
 def _gone(pid: int) -> bool:
-    """No process, or one that has ended and waits for its parent to notice."""
+    """Whether there is no such process, or only a zombie (state Z or X)."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
-        return os.path.isdir("/proc/self")  # without /proc there is no telling
+        return os.path.isdir("/proc/self")  # without /proc nothing is known: not gone
 
 
 def gather(value: Any, world: World) -> list[Any]:
@@ -295,7 +295,7 @@ def gather(value: Any, world: World) -> list[Any]:
 
 
 def share_from_main(value: Any, world: World) -> Any:
-    """Rank 0's value, of the types of engine.ranks.wire, on all ranks."""
+    """Broadcast rank 0's value, of the types of wire.py, to all ranks."""
     if world.size == 1:
         return value
     import torch

@@ -1,4 +1,4 @@
-"""The compiled model."""
+"""torch.compile of the model."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from engine.ranks.options import HardwareConfig
 
 
 def compiled(net: nn.Module, hardware: HardwareConfig) -> nn.Module:
-    """Modules may name methods that stay as they are: `not_compiled`. DDP's buckets cut the compiled graph; releases of
-    torch that cannot cut one with checkpointed modules leave it whole, and average the gradients in one call after the
-    backward pass."""
+    """A module may list names of methods that stay eager in an attribute `not_compiled`. torch splits a compiled graph
+    at DDP's buckets. Versions that cannot split one with activation checkpointing keep it whole: gradients are then
+    averaged after the whole backward pass, without overlap."""
     if isinstance(net, nn.parallel.DistributedDataParallel) and hardware.activation_checkpointing:
         from torch._dynamo import config
         from torch._dynamo.backends.distributed import DDPOptimizer
 
         functions = [value for value in vars(DDPOptimizer).values() if inspect.isfunction(value)]
-        if any("has_higher_order_op" in function.__code__.co_names for function in functions):  # then it raises
+        if any("has_higher_order_op" in function.__code__.co_names for function in functions):  # such versions raise
             config.optimize_ddp = False
     for module in net.modules():
         for name in getattr(module, "not_compiled", ()):

@@ -1,8 +1,8 @@
-"""trainer=fsdp: weights, gradients and optimizer state cut over the ranks (FSDP2, Zhao et al. 2023).
+"""trainer=fsdp: weights, gradients and optimizer state sharded over the ranks (FSDP2, Zhao et al. 2023).
 
-    blocks      gathered before their forward and backward, one after the other; freed after each
+    blocks      all-gathered one by one before their forward and backward; resharded after each
     the rest    one unit of its own (embeddings, head)
-    gradients   averaged and cut again as soon as a block's backward is done
+    gradients   averaged and sharded (reduce-scatter) as soon as a block's backward is done
 
 The model stays the module it was, under its own names; its parameters are DTensors, which the optimizers, the norm of
 the gradients and the moving average take as they are. shards.py writes and reads them.
@@ -31,11 +31,11 @@ KEY = "trainer.fsdp.wrap"
 
 
 def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, compiled: bool) -> None:
-    """Cut `model`, whole on the host, over the ranks, and move it to their devices, in place.
+    """Shard `model`, whole on the host, over the ranks, and move it to their devices, in place.
 
-    From then on it has `no_sync()` as DDP has. precision: hardware.precision, decided. The forward pass stays under
-    autocast, so that norms and losses are computed as with trainer=ddp; param_dtype is how blocks are gathered, and
-    what is in no block is gathered in fp32. With one rank there is nothing to cut: the model is moved.
+    Adds `no_sync()` as DDP has. precision: hardware.precision without auto. The forward pass stays under autocast, so
+    norms and losses are computed as with trainer=ddp; blocks are gathered in param_dtype, all other weights in fp32.
+    With one rank the model is only moved.
     """
     units = wrapped(model, config)
     if world.size == 1:
@@ -61,11 +61,11 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
     for unit in reversed([model, *units.values()]):  # the innermost first, the model last
         policy = _mixed_precision(unit, unit is model, config, precision)
         if policy.param_dtype is not None and not compiled and (norms := _norms(unit)):
-            # gathered together, as they are stored, and kept until the backward pass: they are small. (Their hooks
-            # would cut a compiled block into pieces.)
+            # all norms are one group, gathered in fp32 and kept until the backward pass, as they are small. (Not in a
+            # compiled block: their hooks would break its graph.)
             whole_policy = replace(policy, param_dtype=None)
             fully_shard(norms, reshard_after_forward=False, mp_policy=whole_policy, **common)  # type: ignore[arg-type]
-        # null: torch's own choice, which keeps the model's own unit whole between forward and backward
+        # None: torch's default, which keeps the root unit gathered between forward and backward
         reshard = None if config.reshard_after_forward else False
         fully_shard(unit, reshard_after_forward=reshard, mp_policy=policy, **common)
     if not config.reduce_each_micro_batch:
@@ -84,7 +84,7 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
 
 
 def _mesh(replicas: int, world: World) -> Any:
-    """The ranks in a row; with copies, a row for each: ranks that follow each other, so those of one host."""
+    """Device mesh, (ranks,) or (replicas, ranks / replicas): a row holds consecutive ranks, so those of one host."""
     from torch.distributed.device_mesh import init_device_mesh
 
     share, left = divmod(world.size, replicas)
@@ -94,14 +94,14 @@ def _mesh(replicas: int, world: World) -> Any:
             "for each - trainer=ddp has a copy in each process"
         )
     if world.device.type == "cuda":
-        torch.cuda.init()  # else the mesh would choose a device of its own
+        torch.cuda.init()  # else init_device_mesh would set another device
     if replicas == 1:
         return init_device_mesh(world.device.type, (share,))
     return init_device_mesh(world.device.type, (replicas, share), mesh_dim_names=("replicate", "shard"))
 
 
 def wrapped(model: nn.Module, config: FsdpConfig) -> dict[str, nn.Module]:
-    """The units beside the model itself."""
+    """{name: module} of the FSDP units beside the model itself."""
     units = blocks.find(model, config.wrap, KEY)
     for name, unit in units.items():
         if next(unit.parameters(), None) is None:
@@ -114,9 +114,9 @@ def _mixed_precision(unit: nn.Module, outermost: bool, config: FsdpConfig, preci
     from torch.nn.modules.batchnorm import _NormBase
 
     param_dtype = DTYPES.get(precision) if config.param_dtype == "auto" else None
-    # Autocast casts the weights of products, so a block's can be gathered in that type. Embeddings (tables, a
-    # parameter for positions) it leaves alone: 16-bit ones would make the whole residual stream 16 bits wide. And
-    # BatchNorm refuses weights of another type than its running statistics.
+    # Autocast casts the weights of matmuls, so a block can be gathered in that dtype. It does not cast embeddings
+    # (tables, positional parameters): 16-bit ones would turn the whole residual stream to 16 bits. BatchNorm refuses
+    # weights of another dtype than its running statistics.
     kept = (nn.Embedding, nn.EmbeddingBag, _NormBase)
     if outermost or isinstance(unit, NORMS) or any(isinstance(module, kept) for module in unit.modules()):
         param_dtype = None
@@ -128,14 +128,14 @@ def _mixed_precision(unit: nn.Module, outermost: bool, config: FsdpConfig, preci
 
 
 def _norms(unit: nn.Module) -> list[nn.Module]:
-    """The unit's norms, which compute in fp32, and with fp32 weights: those that no inner unit has sharded already."""
+    """The unit's norms (computed in fp32, with fp32 weights) that no inner unit has sharded already."""
     found = [m for m in unit.modules() if m is not unit and isinstance(m, NORMS) and not hasattr(m, "reshard")]
     return [norm for norm in found if next(norm.parameters(recurse=False), None) is not None]
 
 
 @contextmanager
 def _without_sync(model: Any) -> Iterator[None]:
-    """Gradients stay whole on their rank, until a backward pass outside of this averages and cuts them."""
+    """Gradients stay unsharded and unreduced on their rank until a backward pass outside of this block."""
     model.set_requires_gradient_sync(False)
     try:
         yield
@@ -144,7 +144,7 @@ def _without_sync(model: Any) -> Iterator[None]:
 
 
 def _cut_again(model: Any, inputs: Any, output: Any) -> None:
-    """FSDP keeps the outermost weights gathered for a backward pass, which does not come in an evaluation."""
+    """Reshard after an evaluation's forward: FSDP keeps the root unit gathered for a backward, which does not come."""
     if not torch.is_grad_enabled():
         for module in model.modules():
             if hasattr(module, "reshard"):
@@ -153,7 +153,7 @@ def _cut_again(model: Any, inputs: Any, output: Any) -> None:
 
 @contextmanager
 def _explained(wrong: str, error: type[Exception]) -> Iterator[None]:
-    """error(wrong) where DTensors are asked for what they cannot do."""
+    """Raise error(wrong) in place of torch's error about an operation that DTensors do not support."""
     try:
         yield
     except (NotImplementedError, RuntimeError) as cause:
@@ -163,17 +163,17 @@ def _explained(wrong: str, error: type[Exception]) -> Iterator[None]:
 
 
 def sharded_mistakes(optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
-    """For an optimizer's step on sharded weights, of which some optimizers know nothing."""
+    """Context of optimizer.step on sharded weights: an optimizer that cannot handle DTensors raises RunFailed."""
     return _explained(f"optim: {type(optimizer).__name__} cannot update sharded weights", RunFailed)
 
 
 def is_part(value: Tensor | None) -> bool:
-    """A DTensor: what this rank holds of a tensor. (Asked without importing what a plain run does not need.)"""
+    """Whether `value` is a DTensor, a sharded tensor. (Not isinstance: a plain run need not import DTensor.)"""
     return hasattr(value, "full_tensor")
 
 
 def whole(value: Tensor) -> Tensor:
-    """A tensor that lies in parts on the ranks, on all of them; all ranks call this."""
+    """The full tensor of a DTensor, on all ranks (all-gather: all ranks call this); a plain tensor as it is."""
     return value.full_tensor() if is_part(value) else value  # type: ignore[attr-defined]
 
 
@@ -182,13 +182,13 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def local_share(model: nn.Module) -> tuple[int, int]:
-    """Parameters (on this rank, altogether)."""
+    """Numbers of parameters (on this rank, in total)."""
     own = sum(getattr(p, "_local_tensor", p).numel() for p in model.parameters())
     return own, sum(p.numel() for p in model.parameters())
 
 
 def class_name(module: nn.Module) -> str:
-    """As it was written: FSDP2 gives a module a class of its own."""
+    """The module's class name as in its source: FSDP2 replaces the class by FSDP<name>."""
     from torch.distributed.fsdp import FSDPModule
 
     return type(module).__name__.removeprefix("FSDP" if isinstance(module, FSDPModule) else "")

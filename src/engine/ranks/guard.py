@@ -1,8 +1,8 @@
-"""The guard of a process that trains and that no process of ours has started: the plain command, a rank of torchrun.
+"""Guard: the watchdog of last resort for a training process without a parent of ours (plain command, torchrun's rank).
 
-Where native code holds the interpreter of such a process, no thread of it can say so. Its watch winds up faulthandler's
-timer again and again; when it runs out, that ends the process with status 1 and writes where it stood into a pipe.
-A small process at the other end, which has nothing else to do, then puts it on record.
+Where native code holds the GIL, no Python thread of the process can report a hang. The watch thread (watch.py) rearms
+faulthandler's timer again and again. If the timer expires, faulthandler writes the stack into a pipe and ends the
+process with status 1. A small helper process at the other end of the pipe then writes the failure record.
 
     python -I -S guard.py    the small process: standard input is the pipe; a line of JSON, then what faulthandler wrote
     python guard.py record   records it
@@ -24,7 +24,7 @@ _guards: list[Guard] = []
 
 
 class Guard:
-    """Of this process, which runs rank `rank` in `run_dir`. The process ends unless `wind` is called again in time."""
+    """The guard of this process, rank `rank` of the run in `run_dir`: it ends unless `wind` is called again in time."""
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         import json
@@ -34,13 +34,13 @@ class Guard:
 
         self._rank, self._wound_at, self._limit_s = rank, 0.0, -1.0
         self._read, self._pipe = os.pipe()
-        os.set_blocking(self._pipe, False)  # better a part of the stack than to wait for ever
+        os.set_blocking(self._pipe, False)  # a full pipe cuts the stack short instead of blocking forever
         facts = {"run_dir": str(run_dir), "rank": rank, "message": f"rank {rank} hung: {HELD}"}
         os.write(self._pipe, json.dumps(facts).encode() + b"\n")
         command = [sys.executable, "-I", "-S", __file__]
         self._process = subprocess.Popen(command, stdin=self._read, stdout=subprocess.DEVNULL)
         os.close(self._read)
-        if not _guards and hasattr(os, "register_at_fork"):  # a forked process has the timer's lock, but no timer
+        if not _guards and hasattr(os, "register_at_fork"):  # a fork copies the timer's lock, not its thread
             os.register_at_fork(before=_let_go, after_in_parent=_wind_again)
         _guards.append(self)
         main = threading.current_thread() is threading.main_thread()
@@ -49,7 +49,7 @@ class Guard:
             signal.signal(signal.SIGTSTP, self._stop)
 
     def wind(self, limit_s: float | None) -> None:
-        """limit_s: within it this is called again; None: nobody shall mind if it is not."""
+        """Rearm the timer. limit_s: the next call comes within this time, else the process ends; None: no timer."""
         import faulthandler
         import time
 
@@ -68,12 +68,12 @@ class Guard:
         self._wound_at = 0.0
 
     def wind_again(self) -> None:
-        """At once: what comes next may already hold the interpreter, and then the watch never gets to it."""
+        """After a fork, rearm at once: the next native call may hold the GIL, and the watch thread could not."""
         if self._limit_s >= 0:
             self.wind(self._limit_s)
 
     def _stop(self, number: int, frame: Any) -> None:
-        """Ctrl-Z: the time until the run goes on does not count."""
+        """Ctrl-Z (SIGTSTP): the timer is off until the process continues."""
         import signal
 
         self.let_go()
@@ -107,7 +107,7 @@ def guard() -> None:
     import select
     import signal
 
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):  # it ends with the run, and not before
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):  # the helper ends only with the run
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     parent, text = os.getppid(), b""
     os.set_blocking(0, False)
@@ -117,7 +117,7 @@ def guard() -> None:
         ready = poll.poll(POLL_MS)
         part = os.read(0, 1 << 16) if ready else None
         text += part or b""
-        if part == b"" or (part is None and os.getppid() != parent):  # a process it has forked may hold the pipe
+        if part == b"" or (part is None and os.getppid() != parent):  # a forked child may keep the pipe open
             break
     header, _, stack = text.partition(b"\n")
     if stack:

@@ -21,7 +21,8 @@ from engine.ranks.threads import Threads, decide
 
 @dataclass(frozen=True)
 class Hardware:
-    """hardware with every `auto` decided. micro_batch_sizes: of one optimizer step on one rank."""
+    """The group hardware with every `auto` resolved. micro_batch_sizes: samples of each micro-batch of one optimizer
+    step on one rank."""
 
     device: str
     num_procs: int
@@ -32,10 +33,10 @@ class Hardware:
 
 
 def resolve(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
-    """Decide every `auto`, in a process that will train: this may start CUDA."""
+    """Resolve every `auto`, in a process that will train: this may initialize CUDA."""
     device, num_procs = choose_device(hardware), count_processes(hardware, trainer)
     share = check_share(trainer.global_batch_size, num_procs)
-    devices = len(gpus()) if trainer.strategy == "dp" else 1  # of this process
+    devices = len(gpus()) if trainer.strategy == "dp" else 1  # GPUs of this process
     parts = -(-share // min((hardware.micro_batch_size or share) * devices, share))
     if parts > 1 and trainer.ddp.static_graph:
         raise ConfigError(
@@ -43,12 +44,12 @@ def resolve(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
             f"hardware.micro_batch_size={hardware.micro_batch_size} makes {parts} micro-batches of a rank's {share} "
             "samples - leave one of them out"
         )
-    micro = [share // parts + (i < share % parts) for i in range(parts)]  # as equal as can be
+    micro = [share // parts + (i < share % parts) for i in range(parts)]  # sizes differ by at most one
     precision = hardware.precision
     if hardware.device == "cpu":
         hide_gpus()
     if device == "cuda":
-        torch.cuda.set_device(gpu())  # first: a question to CUDA would open a context on GPU 0 in each rank
+        torch.cuda.set_device(gpu())  # first: any other CUDA query would open a context on GPU 0 in each rank
     if precision == "auto":
         precision = "bf16" if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     threads = decide(hardware.num_threads, device, hardware.deterministic, local_ranks())
@@ -57,7 +58,7 @@ def resolve(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
 
 
 def choose_device(hardware: HardwareConfig) -> str:
-    """cpu, cuda or mps; a ConfigError for what this machine lacks. Counts GPUs without starting CUDA."""
+    """cpu, cuda or mps; ConfigError for a device that this machine lacks. Does not initialize CUDA."""
     has: dict[str, Callable[[], bool]] = {
         "cuda": lambda: count_gpus() > 0,
         "mps": torch.backends.mps.is_available,
@@ -74,7 +75,7 @@ def choose_device(hardware: HardwareConfig) -> str:
 
 
 def count_processes(hardware: HardwareConfig, trainer: Strategy) -> int:
-    """The ranks of this run, all together. Starts no CUDA, so the ranks can be forked afterwards."""
+    """World size of this run. Does not initialize CUDA, so the ranks can be forked afterwards."""
     device, started = choose_device(hardware), started_ranks()
     if started is not None:
         if trainer.strategy in ONE_PROCESS and started > 1:
@@ -95,7 +96,7 @@ def count_processes(hardware: HardwareConfig, trainer: Strategy) -> int:
 
 
 def _processes_of_host(hardware: HardwareConfig, trainer: Strategy, device: str, here: ClusterRole) -> int:
-    """Of one of several hosts. On a CPU one, as somebody who wants two starts two pods or tasks."""
+    """Ranks that one of several hosts starts. auto on a CPU is one: who wants two starts two pods or tasks."""
     if trainer.strategy in ONE_PROCESS:
         raise ConfigError(f"trainer.strategy={trainer.strategy}, but {here.count} hosts were started: add trainer=ddp")
     if here.local_count is None:
@@ -117,7 +118,7 @@ def _processes_here(hardware: HardwareConfig, device: str, on_cpu: int) -> int:
 
 
 def apply(config: HardwareConfig, hardware: Hardware) -> None:
-    """torch's global switches, in each process."""
+    """Set torch's global switches; each process calls this."""
     torch.set_num_threads(hardware.threads.count)
     torch.set_float32_matmul_precision("highest" if hardware.precision == "fp32" else "high")
     torch.backends.cudnn.allow_tf32 = hardware.precision != "fp32"
@@ -128,7 +129,7 @@ def apply(config: HardwareConfig, hardware: Hardware) -> None:
 
 
 def autocast(hardware: Hardware) -> Callable[[], AbstractContextManager[Any]]:
-    """Makes the context of the forward pass: torch.amp's for bf16 and fp16, none else."""
+    """Returns a function that makes the forward pass's context: torch.autocast for bf16 and fp16, else nullcontext."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(hardware.precision)
     if dtype is None:
         return nullcontext
@@ -136,5 +137,5 @@ def autocast(hardware: Hardware) -> Callable[[], AbstractContextManager[Any]]:
 
 
 def scaler(hardware: Hardware) -> torch.amp.GradScaler | None:
-    """fp16 alone needs the loss scaled: its gradients underflow."""
+    """A GradScaler for fp16, whose gradients underflow without loss scaling; None for other precisions."""
     return torch.amp.GradScaler(hardware.device) if hardware.precision == "fp16" else None

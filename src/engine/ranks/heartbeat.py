@@ -1,8 +1,8 @@
-"""Heartbeats: what a process that is stopped, or whose native code holds its interpreter, cannot say itself.
+"""Heartbeats in shared memory: how a parent finds a child that is stopped, or whose native code holds the GIL.
 
-    starter    Hearts(context, count), a place in shared memory for each process that it starts
-    process    take(hearts, index), beat(...) twice a second (watch.py, launch.py), say_ended()
-    starter    hearts.overdue() -> the processes that have not beaten in time, and where they were
+    parent     Hearts(context, count): one Heart in shared memory per child
+    child      take(hearts, index), beat(...) twice a second (watch.py, launch.py), say_ended()
+    parent     hearts.overdue() -> indices of the children that have not beaten in time
 
 Imports no torch.
 """
@@ -17,13 +17,14 @@ import time
 from contextlib import suppress
 from typing import Any
 
-START_S = 600.0  # until the first beat
-LATE_S = 1.0  # a beat may come so late on a busy machine; less than the ranks' watches take to find one that hangs
-GAP_S = 5.0  # who has not looked for so long was itself stopped (Ctrl-Z), and so were, likely, the others
+START_S = 600.0  # limit for the first beat
+LATE_S = 1.0  # tolerance for a busy machine; below the time in which the ranks' watchdogs find a hang
+GAP_S = 5.0  # a longer gap between checks: the parent itself was stopped (Ctrl-Z), and likely the children too
 
 
 class Heart(ctypes.Structure):
-    """until: by time.monotonic(), which all processes of a machine share. said: how it ends is on record."""
+    """One child. until: deadline of the next beat, by time.monotonic() (one clock for all processes of a machine).
+    said: its end is on record."""
 
     _fields_ = [
         ("until", ctypes.c_double),
@@ -35,7 +36,7 @@ class Heart(ctypes.Structure):
 
 
 class Hearts:
-    """Of the processes that this one starts. context: multiprocessing's."""
+    """The heartbeats of `count` processes that this one starts. context: multiprocessing's."""
 
     def __init__(self, context: Any, count: int) -> None:
         self._looked = time.monotonic()
@@ -44,7 +45,7 @@ class Hearts:
             heart.until, heart.limit_s = self._looked + START_S, START_S
 
     def overdue(self) -> list[int]:
-        """Those that should have beaten by now, the one that is behind by steps first. To be called again and again."""
+        """Indices of the processes past their deadline, fewest steps first. Call this at least every GAP_S."""
         now = time.monotonic()
         if now - self._looked > GAP_S:
             for heart in self.shared:
@@ -54,7 +55,7 @@ class Hearts:
         return sorted(late, key=lambda i: self.shared[i].step)
 
     def latest(self) -> float:
-        """Seconds until the last of them must have beaten."""
+        """Seconds until the latest deadline of them."""
         return max(heart.until for heart in self.shared) - time.monotonic()
 
     def said(self, index: int) -> bool:
@@ -65,7 +66,7 @@ class Hearts:
         return f"{heart.doing.decode()}, at step {heart.step}" if heart.doing else "start"
 
     def why(self, index: int, pid: int) -> str:
-        """Why one that is overdue is taken for hung."""
+        """The reason why an overdue process is taken for hung, for a message."""
         cause = "it is stopped (SIGSTOP)" if is_stopped(pid) else "native code holds its interpreter"
         limit = f"{self.shared[index].limit_s:g} s (trainer.timeout; {self.place(index)})"
         return f"it did not run for {limit}; {cause}"
@@ -76,7 +77,7 @@ _moved_at = -math.inf
 
 
 def take(shared: Any, index: int) -> None:
-    """This process's place in its starter's memory."""
+    """Use entry `index` of the parent's shared Hearts for this process."""
     global _own
     _own = shared[index]
 
@@ -86,20 +87,20 @@ def has_starter() -> bool:
 
 
 def at(doing: str, step: int) -> None:
-    """What this process does, where it should turn out to hang."""
+    """Record what this process does and at which step, for the message if it hangs."""
     if _own is not None:
         _own.doing, _own.step = doing.encode()[:63], step
 
 
 def beat(limit_s: float | None) -> None:
-    """This process runs, and will say so again within limit_s; None: nobody shall mind if it does not."""
+    """Set the deadline of the next beat to limit_s from now; None: no deadline."""
     if _own is not None:
         _own.limit_s = math.inf if limit_s is None else limit_s
         _own.until = time.monotonic() + _own.limit_s
 
 
 def moved() -> None:
-    """Long work outside of the loop has come on: a file that is fetched."""
+    """Long work outside of the loop has made progress, such as a download: extend the deadline by START_S."""
     global _moved_at
     _moved_at = time.monotonic()
     if _own is not None:
@@ -111,23 +112,23 @@ def moved_at() -> float:
 
 
 def say_ended() -> None:
-    """All is done, or it is on record why it is not."""
+    """This process has finished, or its failure is on record."""
     if _own is not None:
         _own.said = True
 
 
 def is_stopped(pid: int) -> bool:
-    """False where it cannot be told."""
+    """Whether the process is stopped (SIGSTOP, a tracer); False without /proc."""
     with suppress(OSError), open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0] in "Tt"
     return False
 
 
 def abort(process: Any, wait_s: float = 2.0) -> None:
-    """End a process that hangs; its faulthandler, which needs no interpreter, writes down where it stood."""
+    """End a hung process; SIGABRT makes its faulthandler, which needs no GIL, write its stack."""
     with suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGABRT)
-        os.kill(process.pid, signal.SIGCONT)  # of a stopped one, which then gets the other
+        os.kill(process.pid, signal.SIGCONT)  # a stopped process receives SIGABRT only once it continues
     process.join(wait_s)
     if process.is_alive():
         process.kill()
@@ -135,5 +136,5 @@ def abort(process: Any, wait_s: float = 2.0) -> None:
 
 
 def readable(stack: str) -> str:
-    """What faulthandler has written, without its list of modules."""
+    """faulthandler's output without its list of extension modules."""
     return "".join(line for line in stack.splitlines(True) if not line.startswith("Extension modules"))

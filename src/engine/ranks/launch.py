@@ -1,12 +1,12 @@
-"""How processes start and how they end. Importing this imports no torch.
+"""The launcher of ranks: how their processes start and end. Importing this imports no torch.
 
 A run of one rank stays in the parent's process, so a debugger works. Several ranks, and every job of a multirun, are
 processes of their own, forked from a parent that has imported torch once, made no CUDA call and started no thread
 (measured: as fast to the first step as one process; spawn takes a second and a half more). Where fork is not safe
 (engine.ranks.cuda.start_method) they are spawned. The parent hands over the run directory and nothing else.
 
-A rank that ends badly has written failure.json; for one that a signal killed the parent does. The others find that
-their connection broke, or their watch does (engine.ranks.watch), and end by themselves; the parent kills what is left.
+A rank that fails writes failure.json; for one killed by a signal the parent writes it. The other ranks end by
+themselves on a broken connection or through their watchdog (engine.ranks.watch); the parent kills those that do not.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from engine.runs.directory import failure, record_failure
 
 POLL_S = 0.5
 SETTLE_S = 0.1  # ranks end within this of each other when one fault ends them all
-LAST_S = 20.0  # what the other ranks get to end by themselves after one has failed: a rank's watch needs 6
+LAST_S = 20.0  # time for the other ranks to end by themselves after a failure: a rank's watchdog needs 6 s
 
-LIKELY: dict[int, str] = {  # what sends a rank these signals
+LIKELY: dict[int, str] = {  # likely causes of these signals
     signal.SIGKILL: " (the kernel does that when memory runs out: see dmesg)",
     signal.SIGBUS: " (a data file was cut short while it was read, or the shared memory of /dev/shm is full)",
     signal.SIGABRT: " (native code gave up, as gloo does where ranks join a collective with tensors of different "
@@ -47,7 +47,7 @@ LIKELY: dict[int, str] = {  # what sends a rank these signals
 
 
 class Ranks:
-    """The processes of one run, and the signals that reach their parent."""
+    """The rank processes of one run; signals to this parent are passed on to them."""
 
     def __init__(self) -> None:
         self.signalled: signal.Signals | None = None
@@ -58,7 +58,8 @@ class Ranks:
 
     @contextmanager
     def passing_on_signals(self) -> Iterator[None]:
-        """A scheduler, or `kill`, signals the parent alone: the ranks save and end. At a second Ctrl-C they end now."""
+        """Schedulers and `kill` signal only the parent; it passes signals on, and the ranks save and end. A second
+        Ctrl-C ends them at once."""
         if asked := early.asked():
             self.signalled = signal.Signals[asked]
         with handling(self._handle):
@@ -81,7 +82,7 @@ class Ranks:
                     os.kill(process.pid, number)
 
     def run(self, target: Callable[[Path], None], directory: Path, count: int) -> None:
-        """target(directory) in `count` ranks until all have ended; RunFailed when one did not end well."""
+        """Run target(directory) in `count` ranks and wait for all; RunFailed when one failed."""
         context: Any = mp.get_context(start_method())
         with store_file(context.get_start_method() == "fork") as store:
             hearts, pipes = Hearts(context, count), [context.Pipe(duplex=False) for _ in range(count)]
@@ -93,11 +94,11 @@ class Ranks:
             ]
             processes = [context.Process(target=_rank_main, args=given, name=f"rank-{given[0]}") for given in arguments]
             try:
-                with held_signals():  # a rank takes those that come early when it is ready for them
+                with held_signals():  # blocked signals are delivered once a rank is ready for them
                     for process in processes:
                         process.start()
                     self._processes = processes
-                    if self.signalled is not None:  # it came before there was a rank to tell
+                    if self.signalled is not None:  # it came before a rank was started
                         self._tell(self.signalled)
                 self._wait(directory)
             finally:
@@ -113,15 +114,15 @@ class Ranks:
             if 130 in codes:
                 raise KeyboardInterrupt
             lost = RankLost(f"the ranks ended with exit status {codes}")
-            record_failure(directory, first_rank(count), lost)  # unless there is a record
+            record_failure(directory, first_rank(count), lost)  # no effect where a record exists
             raise RunFailed(str(lost))
 
     def _wait(self, directory: Path) -> None:
-        """Until all have ended well, or one has not and the others have had their time."""
+        """Wait until all ranks have ended, or one has failed and the others had LAST_S to end."""
         running = {process.sentinel: process for process in self._processes}
         while running:
             ended = connection.wait(list(running), POLL_S)
-            heartbeat.beat(max(self._hearts.latest(), LAST_S + 10))  # of a job in a pool
+            heartbeat.beat(max(self._hearts.latest(), LAST_S + 10))  # for a sweep's pool, if that watches this process
             if hung := self._hearts.overdue():
                 self._end_hung(directory, [i for i in hung if self._processes[i].is_alive()])
             for sentinel in ended:
@@ -134,13 +135,13 @@ class Ranks:
                     return
 
     def _end_hung(self, directory: Path, hung: list[int]) -> None:
-        """Ranks that are stopped, or whose native code holds the interpreter: their watches cannot say so."""
+        """End ranks that are stopped, or whose native code holds the GIL: their watchdog threads cannot run."""
         first = first_rank(len(self._processes))
         said = {i: f"rank {first + i} hung: {self._hearts.why(i, self._processes[i].pid)}" for i in hung}
         for i in hung:
             heartbeat.abort(self._processes[i])
             self._hearts.shared[i].said = True
-        for i, message in said.items():  # the one that is behind the others comes first
+        for i, message in said.items():  # fewest steps first: only the first record counts
             if not record_failure(directory, first + i, RankLost(message), stack=(stack := self._stack(i))):
                 print(f"rank {first + i} stood here:\n{stack}", file=sys.stderr, end="")
 
@@ -150,11 +151,11 @@ class Ranks:
         return readable(os.read(receive.fileno(), 1 << 16).decode(errors="replace")) if receive.poll() else ""
 
     def _record_death(self, directory: Path) -> None:
-        """One that a signal killed cannot say so itself, and the others would: that their connection broke."""
+        """Record a rank killed by a signal as the first failure: the others would only report a broken connection."""
         for index, process in enumerate(self._processes):
             rank, code = first_rank(len(self._processes)) + index, process.exitcode
             if code is None or self._hearts.said(index):
-                continue  # gloo's threads may abort a rank that ends after a failure, its own or another's
+                continue  # its end is on record; gloo's threads may still abort a rank that is ending
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
             how += f" ({self._hearts.place(index)}), and left no word" if code >= 0 else ""
             lost = RankLost(f"rank {rank} {how}{LIKELY.get(-code, '')}")
@@ -165,14 +166,14 @@ class Ranks:
         end = time.monotonic() + LAST_S
         for process in self._processes:
             process.join(max(0.0, end - time.monotonic()))
-        self._record_death(directory)  # the kernel may have taken longer to bury one than the others to miss it
+        self._record_death(directory)  # again: a killed process may be reaped only after its peers have failed
         self._end_hung(directory, [i for i, process in enumerate(self._processes) if process.is_alive()])
 
 
 @contextmanager
 def store_file(forked: bool) -> Iterator[str]:
-    """The path of a file at which ranks started in this block meet; of forked ones in memory, so that nothing can stay
-    behind."""
+    """Path of the FileStore's file for ranks started in this block; for forked ones in memory (memfd), so no file can
+    be left over."""
     if forked and hasattr(os, "memfd_create"):
         store = os.memfd_create("lab-store")
         try:
@@ -198,8 +199,8 @@ def _rank_main(
     die_with(parent)
     heartbeat.take(hearts, index)
     os.set_blocking(stack.fileno(), False)
-    faulthandler.enable(file=stack.fileno())  # where native code crashed, or holds the interpreter
-    for number in heeded():  # they wait (held_signals) until the run takes them
+    faulthandler.enable(file=stack.fileno())  # the stack if native code crashes or hangs
+    for number in heeded():  # blocked (held_signals) until the run handles them
         signal.signal(number, signal.SIG_DFL)
     os.environ.update(rank_environment(index, count, store), LAB_PARENT=str(parent))
     if terminal:
@@ -211,7 +212,7 @@ def _rank_main(
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except Exception as error:
-        if failure(directory) is None:  # no room for a record on the disk
+        if failure(directory) is None:  # the record could not be written (disk full)
             print(f"rank {index}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     finally:

@@ -46,7 +46,7 @@ class HardwareConfig:
 
 
 class Strategy(Protocol):
-    """What ranks must know of the group `trainer`."""
+    """The values of the group `trainer` that this folder reads."""
 
     @property
     def strategy(self) -> str: ...
@@ -59,7 +59,7 @@ class Strategy(Protocol):
 
 
 def check_share(global_batch_size: int, num_procs: int) -> int:
-    """Samples of one optimizer step for each of num_procs processes."""
+    """Samples per process in one optimizer step: global_batch_size / num_procs; ConfigError if not a whole number."""
     share, left = divmod(global_batch_size, num_procs)
     if left:
         near = max(share, 1) * num_procs

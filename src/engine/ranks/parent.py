@@ -1,4 +1,4 @@
-"""A process that another one has started ends with it, however that went. Importing this imports no torch."""
+"""Child processes that end with their parent, even if it was killed. Importing this imports no torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ POLL_S = 1.0
 
 
 def die_with(parent: int) -> None:
-    """The kernel kills this process when `parent`, whose main thread has started it, has gone; where it cannot (such
-    as where it is not Linux), this process looks for itself."""
+    """The kernel kills this process when `parent`, whose main thread has started it, ends (PR_SET_PDEATHSIG, Linux);
+    elsewhere a thread of this process polls for it."""
     if not set_death_signal(signal.SIGKILL):
         threading.Thread(target=_outlive, args=(parent,), name="parent", daemon=True).start()
     if os.getppid() != parent:
@@ -23,9 +23,10 @@ def die_with(parent: int) -> None:
 
 
 def die_with_starter(by_main_thread: bool) -> None:
-    """For a process of `multiprocessing`, started in any way (between it and its starter may be a fork server).
+    """End this `multiprocessing` process with its starter, whatever the start method (even through a fork server).
 
-    by_main_thread: of the starter. The kernel's signal would come when the thread that has started this process ends.
+    by_main_thread: the starter's main thread started it. For other threads this polls, as the kernel's signal comes
+    when the starting thread ends.
     """
     starter = multiprocessing.parent_process()
     assert starter is not None

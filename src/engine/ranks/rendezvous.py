@@ -1,6 +1,6 @@
-"""Processes that somebody started beside each other, on one machine or several, agree on rank 0's run directory.
+"""Rendezvous of processes that torchrun, srun or pods started, on one machine or several: agree on the run directory.
 
-rank 0, or its host: config -> directory -> publish_directory --.              .-- all see it: go
+rank 0, or host 0:   config -> directory -> publish_directory --.              .-- all see it: go
 the others:          await_directory ---------------------------`-- answers --`--- one does not: all stop
 """
 
@@ -22,29 +22,29 @@ from engine.ranks.distributed import START_TIMEOUT_S, forget_store, hosts, local
 from engine.runs.directory import replace_text
 
 DIRECTORY, TOKEN = "run_directory", ".meeting"
-RELEASE_S = 60.0  # how long rank 0 stays to tell the others that nothing will run
-HEAR_S = 5.0  # and that they shall stop
-VISIBLE_S = 30.0  # how late a shared file system may show a new file
+RELEASE_S = 60.0  # how long rank 0 waits for the others to read that nothing will run
+HEAR_S = 5.0  # how long rank 0 waits for the others to read the verdict "stop"
+VISIBLE_S = 30.0  # longest delay until a shared file system shows a new file
 _published: list[Path] = []
 
 
 def follows() -> bool:
-    """Whether another process composes the config and chooses the directory."""
+    """Whether rank 0 or host 0, another process, composes the config and chooses the run directory."""
     here = cluster_role()
     return here is not None and here.index > 0 and bool(followers())
 
 
 def followers() -> list[int]:
-    """Numbers of the ranks, or hosts, that wait for rank 0's directory."""
+    """Indices of the ranks, or hosts, that wait for rank 0's directory."""
     if "LAB_STORE" in os.environ:
         return []
     return list(range(1, int(os.environ.get("LAB_HOSTS", started_ranks() or hosts()))))
 
 
 def publish_directory(directory: Path) -> None:
-    """Rank 0 tells the ranks or hosts that somebody started beside it where the run is, and hears whether they see it.
+    """Rank 0 publishes the run directory to the followers and waits for their answers.
 
-    ConfigError where one of them does not.
+    ConfigError if one of them cannot see it.
     """
     token = secrets.token_hex(8)
     replace_text(directory / TOKEN, token)
@@ -53,24 +53,24 @@ def publish_directory(directory: Path) -> None:
     (directory / TOKEN).unlink()
     store().set("verdict", "stop" if problems else "go")
     if problems:
-        with suppress(RuntimeError):  # this process holds the store, and ends
+        with suppress(RuntimeError):  # the store lives in this process: let the others read first
             store().wait([f"heard/{index}" for index in followers()], timedelta(seconds=HEAR_S))
         raise ConfigError(f"hydra.run.dir={directory}: {problems[0]}")
 
 
 def leave_to_ranks(directory: Path) -> None:
-    """This process starts rank 0, which will publish the directory."""
+    """This process will start rank 0, which publishes the directory in its place."""
     _published.append(directory)
 
 
 def release_followers() -> None:
-    """Rank 0 ends; where it has not run, those that wait for its directory end too."""
+    """Called when rank 0 ends: if it has published no directory, tell the followers to end too."""
     if followers() and not _published:
         _publish({"directory": None}, RELEASE_S)
 
 
 def _publish(value: dict[str, Any], timeout_s: float) -> list[str]:
-    """Give `value` to all followers -> what is wrong, as they say; wait so long for their answers."""
+    """Publish `value` to all followers and wait up to timeout_s for answers; returns the problems they report."""
     meeting_point, keys = store(), [f"answer/{index}" for index in followers()]
     meeting_point.set(DIRECTORY, json.dumps(value))
     try:
@@ -82,9 +82,9 @@ def _publish(value: dict[str, Any], timeout_s: float) -> list[str]:
 
 
 def await_directory() -> tuple[Path, int] | None:
-    """Where rank 0 runs, and how many ranks a host has; None: rank 0 has said why nothing will run.
+    """(rank 0's run directory, ranks per host); None: nothing will run, and rank 0 has printed why.
 
-    ConfigError where rank 0 never came, or has gone.
+    ConfigError if rank 0 does not come in time, or its connection breaks.
     """
     here = cluster_role()
     assert here is not None

@@ -11,7 +11,7 @@ import torch
 
 
 def seed_everything(seed: int, stream: int = 0) -> None:
-    """Seed Python, numpy and torch on all devices. stream: one for each rank, which must draw its own numbers."""
+    """Seed Python, numpy and torch on all devices. stream: differs per rank, so that ranks draw different numbers."""
     # SeedSequence keeps (seed 0, stream 1) and (seed 1, stream 0) apart, which seed + stream would not
     words = np.random.SeedSequence([seed, stream]).generate_state(4)
     random.seed(int(words[0]))
@@ -20,7 +20,7 @@ def seed_everything(seed: int, stream: int = 0) -> None:
 
 
 def make_deterministic() -> None:
-    """Bitwise equal results from run to run; an operation that cannot give them raises."""
+    """Bitwise reproducible results; an operation without a deterministic implementation raises."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False

@@ -1,10 +1,10 @@
-"""When a run is asked to stop before its end: by a signal to any rank, by Ctrl-C, or as its time is up.
+"""Early stop: by a signal to any rank, by Ctrl-C, or by trainer.max_time.
 
-    a signal, the clock -> requested (this rank) -> all ranks tell each other -> cause (all ranks, after the same step)
+    a signal, the clock -> requested (this rank) -> all-reduce MAX -> cause (all ranks, after the same step)
 
-The ranks tell each other on the CPU, beside the step: what one call of `agreed` sends, the next one reads. They do it
-after each step, but not more often than every tenth of a second (all after the same steps), as it costs a short step of
-a CPU half its time. Importing this imports no torch.
+The all-reduce runs on the CPU, overlapped with the step: one call of `agreed` starts it, the next one reads it. Ranks
+do this about every 0.1 s (all after the same steps) rather than at each step, as it would cost a short CPU step half
+its time. Importing this imports no torch.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ CAUSES = (
     "SIGUSR1",
     "SIGTERM",
     "SIGINT",
-)  # the greatest that reached a rank is what all say
-TELL_S = 0.1
-MOST_STEPS = 64  # between two meetings
+)  # rising priority: ranks agree on the highest (all-reduce MAX)
+TELL_S = 0.1  # between two all-reduces
+MOST_STEPS = 64  # between two all-reduces
 SAME_S = 0.5  # a terminal and the parent send one Ctrl-C twice
 
 
 class Stopped(Exception):
-    """An evaluation was left, on all ranks after the same batch; it is made anew when the run goes on."""
+    """An evaluation was cut short, on all ranks after the same batch; a resumed run repeats it from the start."""
 
 
 class StopRequest:
-    """requested: what reached this rank. cause: what all ranks have agreed to stop for. Either is one of CAUSES.
+    """requested: the cause that reached this rank. cause: what all ranks have agreed on. Each is one of CAUSES.
 
-    max_time_s: counted from `began` (time.monotonic); rank 0 looks at it, and leaves room for a save.
+    max_time_s: counted from `began` (time.monotonic); only rank 0 checks it, and leaves time for a save.
     """
 
     def __init__(self, began: float) -> None:
@@ -57,12 +57,12 @@ class StopRequest:
         self._signalled_at = -SAME_S
         self._last_call: float | None = None
         self._sent_at = began
-        self._calls = 0  # since the ranks told each other
-        self._every = 1  # calls between two tellings, the same on all ranks
+        self._calls = 0  # calls of agreed since the last all-reduce began
+        self._every = 1  # calls between two all-reduces, the same on all ranks
         self._sent: Callable[[], list[int]] | None = None
 
     def agreed(self, world: World) -> bool:
-        """Whether all ranks stop now. All call it equally often: after each step, and each batch of an evaluation."""
+        """Whether all ranks stop now. All must call it equally often: after each step and each evaluation batch."""
         if self.cause:
             return True
         now = time.monotonic()
@@ -101,7 +101,7 @@ class StopRequest:
         self.cause = CAUSES[cause]
 
     def settle(self) -> None:
-        """Read what was sent last: before the speed of the calls changes, and before the ranks part."""
+        """Finish a pending all-reduce: before calls come at another rate (evaluation), and before the ranks end."""
         if self._sent is not None:
             self._receive()
         self._every, self._calls, self._last_call, self._sent_at = 1, 0, None, time.monotonic()
@@ -123,7 +123,7 @@ class StopRequest:
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Signals that ask to stop wait until the block ends; a process forked in it has them wait until it is ready."""
+    """Hold stop signals back until the block ends; a process forked in it holds them until it unblocks them itself."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -133,7 +133,7 @@ def held_signals() -> Iterator[None]:
 
 @contextmanager
 def handling(handle: Callable[[int, Any], None]) -> Iterator[None]:
-    """Signals that ask to stop go to `handle` for the length of the block."""
+    """Install `handle` for the stop signals for the length of the block."""
     before = {number: signal.signal(number, handle) for number in heeded()}
     try:
         yield
@@ -143,13 +143,13 @@ def handling(handle: Callable[[int, Any], None]) -> Iterator[None]:
 
 
 def heeded() -> list[signal.Signals]:
-    """SIGNALS; without SIGHUP where whoever started this process has it ignored (nohup)."""
+    """The stop signals; without SIGHUP where it is ignored already (nohup)."""
     return [n for n in SIGNALS if n != getattr(signal, "SIGHUP", None) or signal.getsignal(n) != signal.SIG_IGN]
 
 
 @contextmanager
 def stop_on_signals(began: float) -> Iterator[StopRequest]:
-    """Signals ask the loop to stop, for the length of the block (in a main thread; others get none)."""
+    """A StopRequest that the stop signals set, for the length of the block (only a main thread receives signals)."""
     request = StopRequest(began)
     if threading.current_thread() is not threading.main_thread():
         yield request

@@ -1,4 +1,4 @@
-"""Which of several ranks a debugger's prompt talks to."""
+"""Breakpoints with several ranks: rank 0 alone has the terminal."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 def share(rank: int) -> None:
-    """In a rank whose starter has a terminal: rank 0 reads from it (multiprocessing gives its processes /dev/null); the
-    others pass over breakpoints, and wait for rank 0 at the next collective."""
+    """Called in a rank whose parent has a terminal. Rank 0 reads from it (multiprocessing gives children /dev/null);
+    the others skip breakpoints, and wait for rank 0 at the next collective."""
     if rank == 0:
-        with suppress(OSError):  # there is none that controls this process
+        with suppress(OSError):  # no controlling terminal
             fd = os.open("/dev/tty", os.O_RDWR)
             os.dup2(fd, 0)
             os.close(fd)

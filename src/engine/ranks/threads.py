@@ -1,12 +1,11 @@
 """How many CPU threads a process computes with, where hardware.num_threads is auto.
 
-More threads are not always faster. A small model's step is shorter than waking and joining them, and beside other
-processes each operation waits for a thread that has no core: a step of 0.4 ms then takes 50. So the first steps are
-tried beforehand with 1, 2, 4, ... threads: forward and backward of the first batch on a copy of the model, which leaves
-no trace in the run.
+More threads are not always faster. A small model's step is shorter than waking and joining threads, and on a busy
+machine each operation waits for a thread that has no core: a step of 0.4 ms can take 50 ms. So before training, forward
+and backward of the first batch are timed with 1, 2, 4, ... threads on a copy of the model; the run's state stays as is.
 
-The number decides in which order sums are added, so it can change the last bits of a result. It is therefore written
-into the run directory, and whoever goes on with the run uses it again. Two runs of one command may differ in it:
+The number of threads fixes the order of summation, so it can change the last bits of a result. It is therefore saved
+in the run directory, and a resumed run uses it again. Two runs of one command may measure different numbers;
 hardware.deterministic=true measures nothing and takes one thread.
 """
 
@@ -33,18 +32,19 @@ from engine.runs import directory
 Batch = dict[str, Any]
 Autocast = Callable[[], AbstractContextManager[Any]]
 
-GAIN = 1.1  # what twice the threads must bring: below it is noise, and cores that others could use
-FEW = 2  # samples of the first trial (BatchNorm needs two), from whose time follows how many a trial may have
-STEP_S = 0.01  # what the step of a trial should take
-ROUNDS, ROUNDS_S = 5, 0.06  # of a comparison, at most
-LONG_S = 0.25  # the forward pass of a trial is given up after this
-HOPELESS_S = 0.005  # starting threads takes less
-LARGEST = 100_000_000  # parameters of a model that is copied for this
+GAIN = 1.1  # least speedup of twice the threads: below it is noise, at the cost of cores that others could use
+FEW = 2  # samples of the first trial (BatchNorm needs two); its time sets the number of samples of the later ones
+STEP_S = 0.01  # target time of a trial's step
+ROUNDS, ROUNDS_S = 5, 0.06  # most rounds and seconds of a comparison
+LONG_S = 0.25  # a trial's forward pass is given up after this
+HOPELESS_S = 0.005  # above the time to start threads
+LARGEST = 100_000_000  # most parameters of a model that is copied for this
 
 
 @dataclass(frozen=True)
 class Threads:
-    """most: that may be used. why: of `count`, for the user; empty: to be measured. auto: kept in the run directory."""
+    """most: upper limit of count. why: reason for count, for the user; empty: not measured yet. auto: save it in the
+    run directory."""
 
     count: int
     most: int
@@ -53,8 +53,8 @@ class Threads:
 
 
 def decide(asked: int | str, device: str, deterministic: bool, ranks: int, num_cores: int | None = None) -> Threads:
-    """What can be said without a model. asked: hardware.num_threads; ranks: of this machine; num_cores: for all of
-    them, where that is not what this process may use."""
+    """The part of the decision that needs no model. asked: hardware.num_threads; ranks: on this machine; num_cores: of
+    all these ranks, None: cores()."""
     most = threads_each(ranks) if num_cores is None else threads_of(max(1, num_cores // ranks))
     num_cores = num_cores or cores()
     if asked != "auto":
@@ -70,7 +70,7 @@ def decide(asked: int | str, device: str, deterministic: bool, ranks: int, num_c
 
 
 def settle(threads: Threads, run_dir: Path, world: World, measure: Callable[[int], Threads]) -> Threads:
-    """The number of this run, for all ranks and all processes that go on with it; all ranks call this."""
+    """Fix the number for all ranks and for later resumes (saved in run_dir). All ranks call this; rank 0 measures."""
     if not threads.auto:
         return threads
     most = threads.most if world.size == 1 else -all_max([-threads.most], world)()[0]
@@ -88,7 +88,7 @@ def settle(threads: Threads, run_dir: Path, world: World, measure: Callable[[int
 
 
 def recorded(environment: dict[str, Any], most: int) -> Threads | None:
-    """As the run began, but no more than there may be now."""
+    """The number saved when the run began, at most `most`; None: none was saved."""
     if "threads" not in environment:
         return None
     count = environment["threads"]["count"]
@@ -98,7 +98,7 @@ def recorded(environment: dict[str, Any], most: int) -> Threads | None:
 
 
 def of_run(threads: Threads, run_dir: Path) -> Threads:
-    """For whoever scores what the run has made."""
+    """The number of threads for an evaluation of the run's checkpoints."""
     if not threads.auto:
         return threads
     known = recorded(directory.read_json(run_dir / directory.ENVIRONMENT), threads.most)
@@ -117,7 +117,7 @@ def measure(most: int, net: nn.Module, first: Callable[[], Batch], autocast: Aut
     before = rng_state(torch.device("cpu"))
     try:
         count, why = fastest(trial(net, batch, autocast), size, most)
-    except Exception as error:  # a real step will say it better
+    except Exception as error:  # the first real step raises it with a better message
         count, why = 1, f"not measured: {type(error).__name__}"
     finally:
         set_rng_state(before, torch.device("cpu"))
@@ -126,7 +126,7 @@ def measure(most: int, net: nn.Module, first: Callable[[], Batch], autocast: Aut
 
 
 class Alone(nn.Module):
-    """Stands for a net whose losses may wait for other ranks: {"loss": (1,) the sum of all that the model returns}."""
+    """Replaces a net whose losses may wait for other ranks; loss: (1,), the sum of all tensors the model returns."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class _TooLong(Exception):
 
 
 def trial(net: nn.Module, batch: Batch, autocast: Autocast) -> Callable[[int, int], float]:
-    """A function (threads, samples) -> seconds of a forward and a backward pass; inf where it takes too long."""
+    """Returns a function (threads, samples) -> seconds of one forward and backward pass; inf: given up after LONG_S."""
     own = copy.deepcopy(net)
     began = 0.0
 
@@ -181,7 +181,7 @@ def trial(net: nn.Module, batch: Batch, autocast: Autocast) -> Callable[[int, in
 
 
 def fastest(seconds: Callable[[int, int], float], size: int, most: int) -> tuple[int, str]:
-    """(threads, why): doubled from 1 as long as that helps. seconds(threads, samples): a step; size: of the batch."""
+    """(threads, why): doubled from 1 while that is faster. seconds(threads, samples): of a step; size: of the batch."""
     samples = min(size, FEW)
     cold = seconds(1, samples)
     if math.inf in (cold, took := seconds(1, samples)):
@@ -207,9 +207,9 @@ def fastest(seconds: Callable[[int, int], float], size: int, most: int) -> tuple
 
 
 def compare(seconds: Callable[[int, int], float], samples: int, few: int, many: int, cold: float) -> float:
-    """How many times as fast a step is with `many` threads as with `few`: medians of steps in turns.
+    """Speedup of `many` threads over `few`: ratio of the median step times, measured in alternation.
 
-    cold: what the very first step took, which prepares kernels as the first one with other threads does.
+    cold: seconds of the very first step, which prepares kernels; so does the first step with another thread count.
     """
     times: dict[int, list[float]] = {few: [seconds(few, samples)], many: []}
     first = seconds(many, samples)

@@ -1,11 +1,11 @@
-"""A run that no longer moves ends, and says which rank stood still and where.
+"""Hang watchdog: ends a run without progress for trainer.timeout and names the stuck rank with its stack.
 
     main thread   beat("step", 12) ... beat("saving", 12) ...
-    watch thread  now and then: has this rank moved within trainer.timeout? has another rank failed, or died?
+    watch thread  every half second: progress within trainer.timeout? has another rank failed, or died?
 
-Of ranks that stand still, most only wait for one that does not come: each writes down where it stands, and those that
-do not stand in a collective are the cause. A rank that wrote nothing is stopped, or something holds its interpreter:
-then no thread of it can say so, and whoever started it (heartbeat.py), or its guard (guard.py), does.
+Most ranks of a hung run only wait in a collective for the one that does not come. Each writes down its stack, and a
+rank that is not in a collective is the cause. A rank that wrote nothing is stopped, or native code holds its GIL: then
+no thread of it can report, and its parent (heartbeat.py) or its guard (guard.py) does.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from engine.ranks.guard import Guard
 from engine.runs import directory
 
 POLL_S = 0.5
-GATHER_S = 2.0  # ranks find out within this of each other that nothing moves
+GATHER_S = 2.0  # ranks notice a hang within this of each other
 GRACE_S = 5.0  # for the main thread to end by itself after another rank has failed
-INNERMOST = 12  # frames of a stack that are shown
-USER = 36  # what may take so many times the timeout: a callback
-LISTED = 8  # ranks whose places are told one by one
-SLOW = 3  # what may take so many times the timeout: the start, the first step (it may compile), a save
-WAITS_IN = ("torch/distributed/", "torch/autograd/graph.py", "engine/ranks/distributed.py")  # a waiting rank
+INNERMOST = 12  # innermost stack frames that are shown
+USER = 36  # a callback may take so many times the timeout
+LISTED = 8  # most ranks that a message lists
+SLOW = 3  # the start, the first step (it may compile) and a save may take so many times the timeout
+WAITS_IN = ("torch/distributed/", "torch/autograd/graph.py", "engine/ranks/distributed.py")  # files a rank waits in
 DEBUGGERS = ("pdb", "bdb", "pydevd", "_pydevd_bundle", "IPython", "code", "ipdb", "pudb", "debugpy")
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What the main thread does since when; limit: how many times the timeout that may take."""
+    """Last progress of the main thread. at: time.monotonic(), in s; doing: its work since then; limit: in timeouts."""
 
     at: float
     doing: str
@@ -50,7 +50,7 @@ class Mark:
 
 
 class Watch:
-    """One for each rank. timeout_s: None: a run may stand still for ever."""
+    """The watchdog of one rank. timeout_s: None: no limit on a run without progress."""
 
     def __init__(self, run_dir: Path, rank: int, size: int, timeout_s: float | None) -> None:
         self.run_dir, self.rank, self.size = run_dir, rank, size
@@ -65,7 +65,7 @@ class Watch:
         self._guard: Guard | None = None
 
     def beat(self, doing: str, step: int, slow: bool = False) -> None:
-        """Something was done; what comes next is `doing`."""
+        """Progress was made; `doing` comes next. slow: it may take SLOW timeouts."""
         self._mark = Mark(time.monotonic(), doing, step, SLOW if slow else 1)
         heartbeat.at(doing, step)
 
@@ -75,7 +75,7 @@ class Watch:
 
     @contextmanager
     def user_code(self, name: str, step: int) -> Iterator[None]:
-        """A callback may take long: sampling, an upload, a prompt. Ranks that wait for it are not taken for hung."""
+        """A callback may take USER timeouts (sampling, an upload, a prompt); ranks that wait for it are not hung."""
         before = self._mark
         self._mark = Mark(time.monotonic(), name, step, USER)
         heartbeat.at(name, step)
@@ -100,12 +100,12 @@ class Watch:
         finally:
             self._over.set()
             thread.join()
-            self._tell(SLOW)  # what is torn down now
+            self._tell(SLOW)  # time for the teardown
             if self._guard is not None:
                 self._guard.close()
 
     def _tell(self, limit: float) -> None:
-        """Those who watch this process from outside: it runs."""
+        """Beat for the observers outside of this process (parent, guard)."""
         limit_s = None if self.timeout_s is None else limit * self.timeout_s
         heartbeat.beat(limit_s)
         if self._guard is not None:
@@ -118,10 +118,10 @@ class Watch:
             now = time.monotonic()
             mark = self._latest()
             self._tell(mark.limit)
-            if now - seen > 10 * POLL_S:  # the process itself was stopped (Ctrl-Z): not its fault
+            if now - seen > 10 * POLL_S:  # the process was stopped meanwhile (Ctrl-Z): that time does not count
                 self._mark = replace(mark, at=mark.at + now - seen)
             else:
-                with suppress(OSError, ValueError):  # of a shared file system; anew in half a second
+                with suppress(OSError, ValueError):  # a shared file system's; tried again after POLL_S
                     if self.timeout_s is not None and now - mark.at > self.timeout_s * mark.limit:
                         self._stands_still(mark)
                     elif self.size > 1:
@@ -140,14 +140,14 @@ class Watch:
             self._end()
 
     def record_dead_peers(self) -> None:
-        """For ranks that nobody here is the parent of (torchrun, srun): one that a signal killed could not say so."""
+        """Record ranks of this machine that were killed, where no parent of ours does (torchrun, srun)."""
         if directory.failure(self.run_dir) is None:
-            time.sleep(0.1)  # it closes its connections a moment before it is gone
+            time.sleep(0.1)  # a dying process closes its connections a moment before it is gone
             for rank in self.dead_peers():
                 self._fail(rank, f"rank {rank} has died (killed from outside, or by the kernel as memory ran out)", "")
 
     def _report(self) -> None:
-        """Write down where the main thread stands."""
+        """Write the main thread's position and stack to the folder of stuck ranks."""
         file = self._folder / f"rank_{self.rank}.json"
         if file.exists():
             return
@@ -160,7 +160,7 @@ class Watch:
             waits=any(part in file_name for part in WAITS_IN), in_torch="/torch/" in file_name,
             stack="".join(traceback.format_stack(frame, limit=INNERMOST)) if frame else "",
         )  # fmt: skip
-        with suppress(OSError):  # another rank may have found that all is well, and removed the folder
+        with suppress(OSError):  # another rank may have seen progress, and removed the folder
             directory.write_json(file, asdict(report))
 
     def _stands_still(self, mark: Mark) -> None:
@@ -190,7 +190,7 @@ class Watch:
             print(f"{stack}failed: {message}", file=sys.stderr)
 
     def _end(self) -> None:
-        """The main thread is beyond reach."""
+        """End the process from this thread: the main thread cannot be interrupted."""
         heartbeat.say_ended()
         if self._guard is not None:
             self._guard.let_go()
@@ -201,7 +201,7 @@ class Watch:
 
 
 def in_debugger(thread: threading.Thread) -> bool:
-    """Whether a prompt is open in the run. What the run itself was started from (an IDE, a notebook) does not count."""
+    """Whether a debugger's prompt is open within the run; an IDE or notebook that started the run does not count."""
     frame: FrameType | None = sys._current_frames().get(thread.ident or 0)
     while frame is not None and frame.f_globals.get("__name__") != "lab.run":
         if frame.f_globals.get("__name__", "").partition(".")[0] in DEBUGGERS:
@@ -212,8 +212,8 @@ def in_debugger(thread: threading.Thread) -> bool:
 
 @dataclass(frozen=True)
 class Report:
-    """Where a rank stands. waits: for other ranks, or for the device, which waits for them. in_torch: in one of torch's
-    own functions, which may wait in a way that cannot be seen (a full queue of kernels)."""
+    """Position of a rank without progress. waits: for other ranks, or for the device, which waits for them. in_torch:
+    in another function of torch, which may wait unseen (a full queue of kernels)."""
 
     rank: int
     idle_s: float
@@ -226,9 +226,9 @@ class Report:
 
 
 def verdict(reports: list[Report], size: int, timeout_s: float) -> tuple[int, str, str] | None:
-    """(rank, message, its stack) of the one that the others wait for; None: it moves, only slower than the others.
+    """(rank, message, stack) of the rank that the others wait for; None: it makes progress, only more slowly.
 
-    Of several that do not wait for others: the one behind by steps, then one in its own code rather than torch's.
+    Of several that wait for nobody: the one with the fewest steps, then one in its own code rather than torch's.
     """
     if not reports:
         return None
@@ -246,7 +246,7 @@ def verdict(reports: list[Report], size: int, timeout_s: float) -> tuple[int, st
         first = next(report for report in acting if report.idle_s > report.limit_s / 2)
     else:
         first = min(reports, key=lambda r: (r.step, -r.idle_s))
-        if any(report.idle_s < timeout_s / 2 for report in reports):  # one has only just come
+        if any(report.idle_s < timeout_s / 2 for report in reports):  # one has only just arrived
             return None
     message = f"rank {first.rank} hung: it did not move for {timeout_s:g} s (trainer.timeout; {first.place})"
     if not acting and size > 1:

@@ -1,4 +1,4 @@
-"""What ranks tell each other, as JSON: whoever can reach their ports can make them read values, but run no code."""
+"""Values that ranks exchange, as JSON and not pickle: who can reach their ports could send values, but no code."""
 
 from __future__ import annotations
 
