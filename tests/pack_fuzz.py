@@ -14,12 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pack_arrays
+import pack_odd
 import pack_records
 import pack_tables
 from h5_types import Draw
 from pack_case import judge
 
-MAKERS = [*pack_arrays.MAKERS, *pack_records.MAKERS, *pack_tables.MAKERS]
+MAKERS = [*pack_arrays.MAKERS, *pack_records.MAKERS, *pack_tables.MAKERS, *pack_odd.MAKERS]
 
 
 def run(first: int, count: int, show: Callable[[str], None] = print) -> tuple[list[str], Counter[str]]:
