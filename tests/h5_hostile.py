@@ -72,11 +72,12 @@ def write_sparse(w: Draw, path: Path) -> bool:
             file["y"] = np.arange(10)
     if w.chance(0.5):
         return True
-    raw, wanted = bytearray(path.read_bytes()), rows.to_bytes(8, "little")
-    at = w.one_of([k for k in range(len(raw)) if raw.startswith(wanted, k)])
-    bit = w.between(0, 62)
-    raw[at + bit // 8] ^= 1 << bit % 8
-    path.write_bytes(raw)
+    wanted, bit = rows.to_bytes(8, "little"), w.between(0, 62)
+    with open(path, "r+b") as file:  # its descriptions come first; the rest may be large
+        raw = file.read(1 << 16)
+        at = w.one_of([k for k in range(len(raw)) if raw.startswith(wanted, k)]) + bit // 8
+        file.seek(at)
+        file.write(bytes([raw[at] ^ 1 << bit % 8]))
     return False
 
 
