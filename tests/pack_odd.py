@@ -19,7 +19,7 @@ from test_pack_formats import field, npy, record
 
 from engine.packing.importers.tfrecord import masked_crc32c
 
-BYTES = [b"\xff", b"caf\xe9", b"\xc3(", b"a\x80b", b"\xed\xa0\x80", b"x\xf0\x28"]
+BYTES = [b"\xff", b"k\xe9k", b"\xc3(", b"a\x80b", b"\xed\xa0\x80", b"x\xf0\x28"]
 
 
 def framed(data: bytes) -> bytes:
