@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-# before torch is asked: its question whether there is a GPU would start CUDA, after which no rank can be forked
+# torch.cuda.is_available() then asks NVML instead of starting CUDA, after which ranks could not be forked
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 import lab.app  # noqa: F401
 
 
 def load_run(path: str | Path) -> tuple[nn.Module, DictConfig]:
-    """A run directory (its best checkpoint, else its newest valid one) or one checkpoint -> (model, config).
+    """Returns (model, config) of a run directory (its best checkpoint, else its newest valid one) or one checkpoint.
 
-    The model is on the CPU, in eval mode, with the weights that were evaluated (the moving average where the run kept
-    one). Needs the run directory alone: neither the data nor Hydra's command line.
+    The model is on the CPU, in eval mode, with the weights that were evaluated (the EMA if the run kept one). Needs
+    only the run directory: neither the data nor Hydra's command line.
     """
     from lab.restore import restore_model
 

@@ -1,4 +1,4 @@
-"""Build what the config names. What it builds never sees the config."""
+"""Build the objects that the config names. They get values, never the config itself."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from lab.transforms.fields import compose
 
 @dataclass(frozen=True)
 class Config:
-    """config.yaml, split into what the run reads itself and what it builds."""
+    """config.yaml as typed groups, and the nodes to be built (dataset, optimizer) without the run's own keys."""
 
     cfg: DictConfig
     data: DataConfig
@@ -78,7 +78,7 @@ def make_callbacks(config: Config) -> list[Callback]:
 
 
 def make_dataset(config: Config, split: str) -> Any:
-    """The dataset of a split; None where the config gives the split no place (splits.val: null)."""
+    """Returns the dataset of a split; None if the config has null for it (splits.val: null)."""
     node, trainer = config.dataset, config.trainer
     if "splits" in node and node["splits"].get(split) is None:
         return None
@@ -97,7 +97,7 @@ def make_dataset(config: Config, split: str) -> Any:
 
 
 def check_stream(config: Config) -> None:
-    """A stream has no epochs, and an order of its own."""
+    """Refuse data.order and epochs for a stream: it has neither an index nor a length."""
     trainer, order = config.trainer, config.data.order.get("_target_")
     if order != "engine.data.order.sequential":
         raise ConfigError(
@@ -113,7 +113,7 @@ def check_stream(config: Config) -> None:
 
 
 def make_datasets(config: Config) -> dict[str, Any]:
-    """{split: dataset} of the splits that there are; train is among them."""
+    """Returns {split: dataset} for all splits that are not null; train is required."""
     splits = [*dict.fromkeys(["train", "val", "test", *(config.dataset.get("splits") or ())])]
     sets = {split: dataset for split in splits if (dataset := make_dataset(config, split)) is not None}
     if "train" not in sets:
@@ -124,7 +124,7 @@ def make_datasets(config: Config) -> dict[str, Any]:
 
 
 def make_train_loader(config: Config, machine: Hardware, dataset: Any, world: World, start: int) -> Loader:
-    """start: the global sample number that comes next."""
+    """start: global sample number to begin with, 0 for a new run."""
     node = config.data.order
     make = construct("data.order", node)
     with constructing("data.order", node):
@@ -137,11 +137,11 @@ def make_train_loader(config: Config, machine: Hardware, dataset: Any, world: Wo
 def make_eval_loader(
     config: Config, machine: Hardware, dataset: Any, world: World, train: Loader | None = None
 ) -> Loader:
-    """Every sample of the set (or of so many as trainer.max_eval_batches says, spread over it) once, over all ranks."""
+    """Each sample of the set, or of trainer.max_eval_batches batches spread evenly over it, once over all ranks."""
     limit = config.trainer.max_eval_batches
-    # in the algorithm's batches: what is scored does not depend on the hardware
+    # counted in global batches, so that the scored samples do not depend on the hardware
     count = None if limit is None else limit * config.trainer.global_batch_size
-    # fsdp's forward pass gathers weights, some tasks gather outputs: all ranks go through it together
+    # FSDP all-gathers weights in forward, some tasks all-gather outputs: all ranks need equally many batches
     in_step = config.trainer.eval_in_step or config.trainer.strategy == "fsdp"
     in_step = in_step or task_class(plain(config.cfg.task)).across_samples
     plan = EvalPlan(len(dataset), machine.eval_batch_size, world.rank, world.size, in_step, count)
@@ -149,7 +149,7 @@ def make_eval_loader(
 
 
 def _loader(config: Config, dataset: Any, plan: Plan, world: World, random: bool, like: Loader | None = None) -> Loader:
-    """random: with the transforms that draw numbers too."""
+    """random: include random transforms (augmentation)."""
     own, given = config.data, config.hardware.num_threads
     transforms = [construct(f"data.transforms.{name}", node) for name, node in own.transforms.items()]
     if task_class(plain(config.cfg.task)).numbered:
@@ -167,7 +167,7 @@ def add_numbers(batch: Batch, numbers: Tensor) -> Batch:
 
 
 def make_method(config: Config, machine: Hardware, begins: bool, logger: Logger) -> tuple[nn.Module, Task]:
-    """(model, task), on the host. begins: the run does, and loads no checkpoint."""
+    """Returns (model, task), on the CPU. begins: True for a new run, False if a checkpoint will be loaded."""
     model, task = make_model(config), make_task(config)
     if task.across_samples and len(machine.micro_batch_sizes) > 1:
         raise ConfigError(
@@ -193,7 +193,7 @@ def make_task(config: Config) -> Task:
 
 
 def task_class(node: Mapping[str, Any]) -> type[Task]:
-    """What the config's `task` names; no function, which could be anything."""
+    """Returns the class that the config's `task` names; a function is refused, as its result is unknown here."""
     found = locate(node.get("_target_"), "task")
     if not (inspect.isclass(found) and issubclass(found, Task)):
         raise ConfigError(f"task._target_: {node['_target_']} is not a subclass of lab.tasks.base.Task")
@@ -201,7 +201,7 @@ def task_class(node: Mapping[str, Any]) -> type[Task]:
 
 
 def _built(key: str, node: Any) -> Any:
-    """A node with a _target_ built, in a list or dict too; anything else as it is, the same object."""
+    """Build a node that has a _target_, also inside a list or dict; anything else is returned as the same object."""
     if isinstance(node, dict) and "_target_" in node:
         return construct(key, node, object)
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
@@ -212,7 +212,7 @@ def _built(key: str, node: Any) -> Any:
 
 
 def to_devices(model: nn.Module, config: Config, machine: Hardware, world: World) -> None:
-    """Move the model to its device; with trainer=fsdp and several ranks, each rank's part to each rank's."""
+    """Move the model to the device, in place; with trainer=fsdp and several ranks, shard it over their devices."""
     options = config.trainer.fsdp if config.trainer.strategy == "fsdp" else None
     if options is None:
         model.to(world.device)
@@ -221,14 +221,14 @@ def to_devices(model: nn.Module, config: Config, machine: Hardware, world: World
 
 
 def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples: int = 0) -> int:
-    """Optimizer steps of the whole run; num_samples: of an epoch.
+    """Returns the optimizer steps of the whole run. num_samples: samples of one epoch.
 
-    step, samples: what is done, perhaps in batches of another size. Epochs are counted in samples.
+    step, samples: done before a resume, perhaps with another batch size. Epochs are counted in samples.
     """
     limits = [trainer.max_steps]
     if trainer.max_epochs:
         batch = trainer.global_batch_size
-        ahead = step - samples / batch  # 0 unless the batch had another size: rounded as for a run from its start
+        ahead = step - samples / batch  # 0 unless the batch size was changed: then rounding is that of a fresh run
         limits.append(max(1, round(trainer.max_epochs * (num_samples / batch) + ahead)))
     return min(limit for limit in limits if limit)
 
@@ -236,7 +236,7 @@ def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples
 def make_state(
     config: Config, machine: Hardware, model: nn.Module, task: Task, total_steps: int, world: World
 ) -> TrainState:
-    """model, task: whole, on the host; they are moved to the device, or the model's parts to their ranks, in place."""
+    """model, task: unsharded, on the CPU; moved to the device, or the model sharded over the ranks, in place."""
     trainer, own = config.trainer, config.optim
     ema = moving_average(model) if trainer.ema_decay else None
     if again := config.hardware.activation_checkpointing:
@@ -267,7 +267,7 @@ def make_state(
 
 
 def make_optimizer(config: Config, named: Named, whose: str, others: Sequence[str] = ()) -> Optimizer:
-    """named: the parameters that it trains; whose: for a message; others: names of what other optimizers train."""
+    """named: the parameters to train. whose: the owner's name, for messages. others: other optimizers' parameters."""
     own = config.optim
     if not named:
         raise ConfigError(f"model: {whose} has no parameters that require a gradient: nothing to train")
@@ -281,11 +281,11 @@ def make_optimizer(config: Config, named: Named, whose: str, others: Sequence[st
 
 
 def make_nets(config: Config, state: TrainState, world: World) -> dict[str, nn.Module]:
-    """The task's objectives as modules to be called with a batch, wrapped as trainer and hardware.compile say."""
+    """Returns {objective: module called with a batch}, wrapped by DDP and torch.compile as the config says."""
     nets: dict[str, nn.Module] = {}
     for objective in state.task.trained(state.model):
         net: nn.Module = Objective(state.model, state.task, objective)
-        if not is_sharded(state.model):  # a sharded one is wrapped and compiled already, block by block
+        if not is_sharded(state.model):  # FSDP models are sharded and compiled block by block already
             with only(state.optimizer_of(objective), state) if objective else nullcontext():
                 net = wrap(net, world, config.trainer)
             net = compiled(net, config.hardware) if config.hardware.compile else net

@@ -1,8 +1,8 @@
-"""The config's schemas, and the checks that come before anything is built.
+"""The config's schemas, and the checks made before anything is built.
 
-Here stand names, types, options and the values of a run that is older than a key. A new run takes its defaults from
-conf/, and must give every key; a test holds both equal. A new value of a group is a line here and a line in its yaml.
-What has a `_target_` is checked against the signature of that target (engine.config.targets).
+The schemas give names, types and options. Their defaults are for saved configs that are older than a key; a new run
+takes its values from conf/, where every key must be given (a test keeps both equal). To add a value to a group, add a
+line here and one in its yaml. A node with a `_target_` is checked against that signature (engine.config.targets).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class OptimConfig:
 class TaskConfig:
     """All keys but this one are arguments of the task."""
 
-    _target_: str = "lab.tasks.supervised.Supervised"  # of runs from before a method was a task
+    _target_: str = "lab.tasks.supervised.Supervised"  # for runs saved before tasks existed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +102,9 @@ class RootConfig:
     callback: dict[str, Any] = field(default_factory=dict)
 
 
-# What a yaml may name as _target_, so that a config from elsewhere cannot run any function of the machine
-# (torch.hub.load, os.system, engine.files.replace_text). Using another library? Add its prefix here ("timm.*": the
-# public classes and functions that it defines), or one full name ("transformers.AutoModel.from_pretrained").
+# What a yaml may name as _target_, so that somebody else's config cannot call arbitrary functions (torch.hub.load,
+# os.system, engine.files.replace_text). To use another library, add its prefix here ("timm.*": the public classes and
+# functions that it defines), or one full name ("transformers.AutoModel.from_pretrained").
 TARGETS_ALLOWED = (
     "lab.models.*",
     "lab.datasets.*",
@@ -122,11 +122,11 @@ TARGETS_ALLOWED = (
     "torch.optim.*",
     "torchmetrics.*",
 )
-# Functions that are called while the config is built; those of other folders of lab are handed over (_partial_: true)
-# and called by the run with its own objects, so that none can be called with a config's values alone.
+# Functions that may be called with a config's values alone. Functions of lab's other folders need _partial_: true: the
+# run calls them with objects of its own.
 FACTORIES = ("lab.models.*",)
 
-# where components lay in older versions -> where they lie now: a saved config names what its run was built of
+# {import path in older versions: import path now}, as saved configs have the old ones
 MOVED = {
     "lab.data.h5.": "engine.data.h5.",
     "lab.data.tokens.": "lab.datasets.tokens.",
@@ -142,9 +142,9 @@ PATHS = (
     "data.path",
     "resume",
     "task.weights",
-)  # values that are paths: relative ones count from where a command starts
+)  # values that are paths: relative ones are relative to the working directory of the command
 
-# nodes that are built, nodes whose every entry is built, and the run's own keys among a target's arguments
+# nodes to build; nodes of which every entry is built; keys beside a _target_ that are the run's, not the target's
 TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task")
 COLLECTIONS = ("data.transforms", "task.metrics", "callback")
 OWN = {"data": DataConfig, "optim": OptimConfig, "task": TaskConfig}
@@ -160,7 +160,7 @@ GIVEN_BY_RUN = {
 def check(cfg: Any, trains: bool = True) -> None:
     """Raise a ConfigError on the first mistake in the whole, resolved config. Changes nothing. Imports torch last.
 
-    trains: or else scores one split, which may have any name.
+    trains: False for evaluate.py, which scores one split, of any name.
     """
     values = plain(cfg)
     for recipe in ("experiment", "debug"):
@@ -188,7 +188,7 @@ def check(cfg: Any, trains: bool = True) -> None:
 
 
 def as_single(cfg: Any) -> None:
-    """Make a config that of one process on one device, wherever it was trained."""
+    """Change the config, in place, to one process on one device, however the run was trained."""
     cfg.hardware.num_procs = "auto"
     cfg.trainer.strategy, cfg.trainer.sync_batchnorm = "single", False
     for name, value in cfg.trainer.ddp.items():
@@ -242,7 +242,7 @@ def _check_splits(splits: dict[str, Any]) -> None:
 
 
 def _check_ddp(trainer: TrainerConfig, hardware: HardwareConfig) -> None:
-    """What only DistributedDataParallel does is refused elsewhere: it would have no effect."""
+    """Refuse DistributedDataParallel's options with other strategies, where they would have no effect."""
     options = trainer.ddp
     asked = {f"trainer.ddp.{f.name}": getattr(options, f.name) for f in fields(options)}
     asked["trainer.sync_batchnorm"] = trainer.sync_batchnorm
@@ -267,8 +267,10 @@ def _check_ddp(trainer: TrainerConfig, hardware: HardwareConfig) -> None:
 
 
 def score_names(values: dict[str, Any], *prefixes: str) -> list[str]:
-    """Of a whole, plain config: <split>/<name> of all scores, for the splits whose names begin so (val, val_hard, ...).
-    A metric of several scores has <split>/<metric>/<name> besides. Imports the task's class, so torch."""
+    """Returns <split>/<name> of all scores, for the splits whose names begin with a prefix (val, val_hard, ...).
+
+    values: the whole config as plain values. A metric with several scores also logs <split>/<metric>/<name>. Imports
+    the task's class, so torch."""
     splits = values["data"].get("splits")
     known = [name for name, node in splits.items() if node is not None] if splits else ["val", "test"]
     terms = getattr(locate(values["task"]["_target_"], "task"), "terms", ())
@@ -277,7 +279,7 @@ def score_names(values: dict[str, Any], *prefixes: str) -> list[str]:
 
 
 def _check_monitor(monitor: MonitorConfig, values: dict[str, Any]) -> None:
-    scores = score_names(values, "val") or score_names(values | {"data": {}}, "val")  # without a split: of no effect
+    scores = score_names(values, "val") or score_names(values | {"data": {}}, "val")  # no val split: monitor is unused
     if monitor.key not in scores and not monitor.key.startswith(tuple(f"{score}/" for score in scores)):
         hint = did_you_mean(monitor.key, scores)
         raise ConfigError(f"monitor.key: no score {show(monitor.key)}{hint} (logged: {', '.join(scores)})")

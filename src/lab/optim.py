@@ -1,4 +1,4 @@
-"""Optimizers: which parameters decay, how the learning rate moves, how a step starts lean."""
+"""Optimizers: parameter groups (weight decay, learning rate factors), fused kernels, learning rate schedules."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from engine.errors import ConfigError
 from engine.private import lean_step
 from engine.ranks.fsdp import is_part
 
-FUSED_ON_PARTS = (torch.optim.Adam, torch.optim.AdamW)  # whose fused kernels know DTensors
+FUSED_ON_PARTS = (torch.optim.Adam, torch.optim.AdamW)  # their fused kernels accept DTensors
 
-# factor(step, total_steps) -> share of the peak learning rate for the step-th (from 0) update
+# factor(step, total_steps) -> factor of the peak learning rate in update number `step` (from 0)
 Factor = Callable[[int, int], float]
 
 
@@ -29,7 +29,7 @@ Named = Sequence[tuple[str, nn.Parameter]]
 
 
 def trainable(modules: Iterable[tuple[str, nn.Module]]) -> Named:
-    """(name, parameter) of those that require a gradient, each once. modules: with the beginning of their names."""
+    """Returns (name, parameter) of all that require a gradient, shared ones once. modules: (name prefix, module)."""
     found = {id(p): (prefix + name, p) for prefix, m in modules for name, p in m.named_parameters()}
     return [(name, p) for name, p in found.values() if p.requires_grad]
 
@@ -41,9 +41,9 @@ def parameter_groups(
     lr_factors: Mapping[str, float] | None = None,
     others: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Parameters that are treated alike: biases and norms (one dimension or none) decay only if told so, and the first
-    of lr_factors (a regular expression found in the name -> factor of the learning rate) holds. others: names of what
-    other optimizers train."""
+    """Returns parameter groups by weight decay and learning rate factor. Biases and norms (0-d, 1-d) have no decay
+    unless decay_norms_and_biases. lr_factors: {regular expression: factor}; the first that is found in the name holds.
+    others: names of other optimizers' parameters, which lr_factors may mean too."""
     factors = {regex(pattern, "optim.lr_factors"): factor for pattern, factor in (lr_factors or {}).items()}
     unused = set(factors)
     groups: dict[tuple[float, bool], dict[str, Any]] = {}
@@ -67,9 +67,10 @@ def parameter_groups(
 
 
 def build_optimizer(make: Callable[..., Optimizer], groups: Callable[[], list[dict[str, Any]]]) -> Optimizer:
-    """make(params, ...): the optimizer's class with its arguments; fused where class and device have that.
+    """Returns make(params), with fused=True where the class and the device support it.
 
-    groups: makes the parameter groups, anew at each call, as an optimizer changes them.
+    make: the optimizer's class with its arguments (a partial). groups: returns new parameter groups at each call, as an
+    optimizer modifies them.
     """
     target = make.func if hasattr(make, "func") else make
     if target is not ByShape:  # all others get none of the names, which would be saved with each checkpoint
@@ -94,8 +95,8 @@ class ByShape(Optimizer):
     """Two optimizers as one: `matrices` moves the parameters of two dimensions, `rest` all others, and those in whose
     names a regular expression of rest_names is found: embeddings, the last layer.
 
-    Each is a class with its arguments; lr and weight_decay are for the one that names none of its own. One state, one
-    list of groups: the schedule, clipping and checkpoints see a single optimizer.
+    Each is a class with its arguments (a partial); lr and weight_decay hold for one that does not set its own.
+    State and param_groups are shared: the schedule, clipping and checkpoints see a single optimizer.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class ByShape(Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """The parts work on this optimizer's groups and state."""
+        """Make the parts use this optimizer's param_groups and state instead of their own."""
         groups = iter(self.param_groups)
         for part in self.parts:
             part.__setstate__({"state": self.state, "param_groups": [next(groups) for _ in part.param_groups]})
@@ -151,14 +152,14 @@ def is_matrix(name: str, p: nn.Parameter, rest: Iterable[re.Pattern[str]]) -> bo
 
 
 def largest(node: Any, name: str) -> float:
-    """Of the values of this name in a config's node and the nodes in it; 0 if there is none."""
+    """Returns the largest value of the key `name` in a config node and the nodes nested in it; 0 if there is none."""
     if not isinstance(node, Mapping):
         return 0.0
     return max([node.get(name) or 0.0, *(largest(inner, name) for inner in node.values())])
 
 
 class Optimizers(dict[str, Optimizer]):
-    """Those of a task with several objectives, by objective; saved as one, with all parameters numbered in a row."""
+    """{objective: optimizer} of a task with several objectives; its state dict numbers all parameters consecutively."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -189,10 +190,10 @@ class Optimizers(dict[str, Optimizer]):
 def check_optimizer(saved: list[dict[str, Any]], optimizer: Optimizer | Optimizers, kind: str) -> None:
     """Raise a ConfigError where a checkpoint's groups (param_groups of its state dict) are not those of `optimizer`.
 
-    kind: the class's name."""
+    kind: the optimizer class's name, for the message."""
     own = optimizer.param_groups
     pairs = [(set(a) - {"lr_factor"}, set(b)) for a, b in zip(saved, own)]
-    # one way only: of another version of torch
+    # names that only one side has come from another version of torch
     if strange := ", ".join(sorted({name for a, b in pairs if b - a for name in a - b})):
         raise ConfigError(
             f"optim: the checkpoint is of another optimizer than {kind}, which has no {strange}; keep the run's "
@@ -208,15 +209,15 @@ def check_optimizer(saved: list[dict[str, Any]], optimizer: Optimizer | Optimize
 
 
 class Schedule:
-    """Sets each group's learning rate to its peak times factor(updates, total_steps); `updates` counts steps that moved
-    the weights.
+    """Sets each group's learning rate to peak * factor(updates, total_steps). updates: optimizer steps without the
+    skipped ones.
 
-    The rate is a function of the count alone, so a checkpoint needs nothing else.
+    The rate depends on this count alone, so it is all that a checkpoint holds of a schedule.
     """
 
     def __init__(self, optimizer: Optimizer | Optimizers, factor: Factor, total_steps: int) -> None:
         self.optimizer, self.factor, self.total_steps = optimizer, factor, total_steps
-        self.peak = optimizer.param_groups[0]["lr"]  # of what has no factor of its own
+        self.peak = optimizer.param_groups[0]["lr"]  # of groups without an lr_factor
         self.peaks = [group["lr"] * group.get("lr_factor", 1.0) for group in optimizer.param_groups]
         self.updates = 0
         self._set()
@@ -228,7 +229,7 @@ class Schedule:
 
     @property
     def last_lr(self) -> float:
-        """Of the newest update; the optimizer holds that of the next."""
+        """Learning rate of the last update; the optimizer already holds that of the next."""
         return self.peak * self.factor(max(0, self.updates - 1), self.total_steps)
 
     def step(self) -> None:
@@ -245,7 +246,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Constant:
-    """warmup: share of all steps in which the rate rises linearly. The others build on it."""
+    """Linear warmup, then constant; base class of the other schedules. warmup: share of all steps, in [0, 1]."""
 
     warmup: Share
 
@@ -253,18 +254,18 @@ class Constant:
         warmup_steps = round(self.warmup * total_steps)
         rise = min(1.0, (step + 1) / max(1, warmup_steps))
         gone, span = step - warmup_steps, total_steps - 1 - warmup_steps  # the last step is number total_steps - 1
-        progress = gone / span if span > 0 else float(gone >= 0 and step > 0)  # one step after the warm-up is the last
+        progress = gone / span if span > 0 else float(gone >= 0 and step > 0)  # one step after the warmup is the last
         return rise * self.after(min(1.0, max(0.0, progress)), step / total_steps)
 
     def after(self, progress: float, done: float) -> float:
-        """progress: 0 at the first step after the warm-up, 1 at the last step (a run of one step keeps the peak).
-        done: share of all steps."""
+        """Returns the factor after the warmup. progress: 0 at its first step, 1 at the last step of the run (a run of
+        one step keeps the peak). done: share of all steps that are done."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class Linear(Constant):
-    """final: the share of the peak that the last step has."""
+    """Linear decay from the peak to final * peak at the last step."""
 
     final: Share
 
@@ -274,7 +275,7 @@ class Linear(Constant):
 
 @dataclass(frozen=True)
 class Cosine(Constant):
-    """Loshchilov & Hutter 2017 (SGDR), one period."""
+    """Cosine decay from the peak to final * peak at the last step (Loshchilov & Hutter 2017, one period)."""
 
     final: Share
 
@@ -284,7 +285,7 @@ class Cosine(Constant):
 
 @dataclass(frozen=True)
 class Step(Constant):
-    """Multiplied by gamma at each milestone, a share of all steps."""
+    """The rate is multiplied by gamma at each milestone, given as a share of all steps."""
 
     milestones: Sequence[Share]
     gamma: Positive

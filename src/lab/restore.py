@@ -1,4 +1,4 @@
-"""A trained model from a run directory, and its scores."""
+"""Load a trained model from a run directory; score it; export its weights."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from lab.loop import evaluate
 
 
 def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module, DictConfig, Path, dict[str, Any]]:
-    """A run directory or one of its checkpoints -> (model in eval mode on the CPU, resolved config, checkpoint, and
-    what that holds).
+    """path: a run directory or one of its checkpoints. Returns (model in eval mode on the CPU, resolved config,
+    checkpoint path, its payload).
 
-    overrides: values of the run's config to change first.
+    overrides: key=value, applied to the run's config before the model is built.
     """
     if not path.exists():
         raise ConfigError(f"{path}: no such run directory or checkpoint")
@@ -44,7 +44,7 @@ def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module,
 
 
 def change_value(cfg: DictConfig, override: str) -> None:
-    """key=value, as Hydra reads it: numbers, true, null, [lists], 'text'."""
+    """Apply key=value to `cfg`, in Hydra's syntax: numbers, true, null, [lists], 'text'."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -69,7 +69,7 @@ def change_value(cfg: DictConfig, override: str) -> None:
 
 
 def export(path: Path, target: Path, overwrite: bool) -> tuple[Path, int]:
-    """Write the weights of a run or checkpoint as a state dict -> (the checkpoint, the number of values)."""
+    """Write the weights of a run or checkpoint as a state dict. Returns (checkpoint path, number of values)."""
     if not path.exists():
         raise ConfigError(f"{path}: no such run directory or checkpoint")
     if target.is_dir() or not target.parent.is_dir():
@@ -83,7 +83,7 @@ def export(path: Path, target: Path, overwrite: bool) -> tuple[Path, int]:
 
 
 def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, float]:
-    """{loss, <metric>, ...} of the checkpoint on a split. overrides: key=value of the run's own config."""
+    """Returns {loss, <metric>, ...} of the checkpoint on a split. overrides: key=value for the run's config."""
     model, cfg, file, payload = restore_model(path, overrides)
     as_single(cfg)
     check(cfg, trains=False)

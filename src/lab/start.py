@@ -1,4 +1,4 @@
-"""Start a run: its directory, its processes, and what the user sees when one of them fails."""
+"""Start a run: create its directory, start its ranks, and report the first failure to the user."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from lab.run import run
 
 
 def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: bool, leave: Collection[str] = ()) -> None:
-    """Run `cfg` (checked, resolved) in `run_dir`, or go on with the run that `run_dir` holds, to the end.
+    """Run `cfg` (checked, resolved) in `run_dir` to its end, or resume the run in `run_dir`.
 
-    own_process: a job of a multirun, which never shares a process with another. leave: a run whose status is one of
-    these is left as it is. Raises ConfigError, RunFailed, KeyboardInterrupt or SystemExit as the run ended.
+    own_process: start a process even for one rank, as for each job of a multirun. leave: do nothing if the run's status
+    is one of these. Raises ConfigError, RunFailed, KeyboardInterrupt or SystemExit as the run ended.
     """
     began = time.monotonic()
     trainer, hardware = typed(TrainerConfig, cfg.trainer, "trainer"), typed(HardwareConfig, cfg.hardware, "hardware")
@@ -41,7 +41,7 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
             "it; torchrun --max-restarts=3 does it, with a fixed hydra.run.dir and resume=auto"
         )
     versions = {}
-    if "://" in str(cfg.data.get("path")) and not rendezvous.followers():  # they wait: their ranks fetch
+    if "://" in str(cfg.data.get("path")) and not rendezvous.followers():  # else each rank fetches its files
         from engine.data.reading import remote
 
         versions = remote.fetch_all(plain(cfg.data), early.leave_if_asked)
@@ -55,7 +55,7 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
         else:
             directory.fill(run_dir, cfg, overrides)
         directory.keep_versions(run_dir, versions)
-        # a sweep's job has failed, or was interrupted, whatever it was before
+        # a sweep's job keeps its new status and failure when the resume is undone
         stay = (directory.STATUS, directory.FAILURE) if leave else ()
         try:
             alone = num_procs == 1 and not own_process and not trainer.max_restarts
@@ -63,7 +63,7 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
                 run_rank(run_dir, began)
             else:
                 if hardware.compile:
-                    import torch._dynamo  # noqa: F401 - once, not in each rank
+                    import torch._dynamo  # noqa: F401 - imported once, before ranks are forked
                 rendezvous.leave_to_ranks(run_dir)
                 run_ranks(run_dir, num_procs // distributed.hosts(), trainer.max_restarts, began)
         except KeyboardInterrupt:
@@ -81,7 +81,7 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
 
 
 def run_ranks(run_dir: Path, num_procs: int, max_restarts: int, began: float) -> None:
-    """`num_procs` ranks, started again from the last checkpoint where they failed in a way that may pass."""
+    """Run `num_procs` ranks; restart them from the last checkpoint, max_restarts times, if `may_pass` says so."""
     ranks = Ranks()
     with ranks.passing_on_signals():
         for attempt in range(max_restarts + 1):
@@ -105,10 +105,10 @@ def run_ranks(run_dir: Path, num_procs: int, max_restarts: int, began: float) ->
 
 
 def may_pass(run_dir: Path, moved: bool) -> bool:
-    """Whether a restart makes sense: not after what a run says of itself (a mistake in the config, a loss that is not
-    finite), and not after an exception that came again before a new checkpoint (moved: there is one)."""
+    """Whether a restart makes sense: not after ConfigError or RunFailed (such as a non-finite loss), and after other
+    exceptions only with progress. moved: there is a new checkpoint since the last restart, or this is the first one."""
     record = directory.failure(run_dir)
-    if record is None:  # not even that could be written
+    if record is None:  # not even the failure could be recorded, as on a full disk
         return False
     return record["type"] == "RankLost" or (moved and record["type"] not in ("ConfigError", "RunFailed"))
 
@@ -118,7 +118,7 @@ def newest_checkpoint(run_dir: Path) -> str | None:
 
 
 def run_rank(run_dir: Path, began: float) -> None:
-    """The life of a rank; rank 0 first tells the ranks and hosts that others have started where the run is."""
+    """Run this rank. Rank 0 first publishes the run directory to ranks and hosts that torchrun or srun has started."""
     if distributed.rank() == 0 and rendezvous.followers():
         with recording(run_dir, rank=0):
             rendezvous.publish_directory(run_dir)
@@ -126,13 +126,13 @@ def run_rank(run_dir: Path, began: float) -> None:
 
 
 def join() -> int:
-    """The life of a rank above 0 that torchrun or srun started, or of a host above 0, which starts ranks: wait for rank
-    0's directory, run there -> exit status."""
+    """Run a rank above 0 that torchrun or srun has started, or the ranks of a host above 0: wait until rank 0 has
+    published the run directory, then run in it. Returns the exit status."""
     began = time.monotonic()
     here, found = cluster_role(), rendezvous.await_directory()
     if found is None or here is None:
         early.leave_if_asked()
-        return 2  # rank 0 has said what is wrong with the configuration
+        return 2  # rank 0 has printed the mistake in the config
     run_dir, local_ranks = found
     try:
         if here.kind == "host":
@@ -147,16 +147,16 @@ def join() -> int:
     except Exception as error:
         record = directory.failure(run_dir)
         own = range(here.index * local_ranks, (here.index + 1) * local_ranks) if here.kind == "host" else [here.index]
-        if record is not None and record["rank"] in own:  # rank 0 may be stuck, waiting for this one
+        if record is not None and record["rank"] in own:  # rank 0 may hang in a collective and print nothing
             print(f"failed: {first_failure(run_dir, error)}", file=sys.stderr)
         return 1
     return 0
 
 
 def first_failure(run_dir: Path, error: Exception) -> Exception:
-    """What went wrong first, on whichever rank, as one line; its traceback goes to stderr where it helps.
+    """Returns the first failure of any rank as a one-line exception; prints its traceback to stderr where that helps.
 
-    error: what this process has seen of it, for a disk that had no room for a record.
+    error: this process's own exception, used where no failure could be recorded (full disk).
     """
     record = directory.failure(run_dir)
     if record is None:
@@ -170,7 +170,7 @@ def first_failure(run_dir: Path, error: Exception) -> Exception:
         return ConfigError(record["message"])
     if record["type"] == "RunFailed":
         return RunFailed(f"{record['message']} ({run_dir})")
-    if record["type"] == "RankLost":  # where it stood, if it hung
+    if record["type"] == "RankLost":  # its stack, if it hung
         print(record["traceback"], file=sys.stderr, end="")
         return RunFailed(f"{record['message']} ({run_dir})")
     print(f"rank {record['rank']} failed:\n{record['traceback']}", file=sys.stderr, end="")
@@ -178,7 +178,7 @@ def first_failure(run_dir: Path, error: Exception) -> Exception:
 
 
 def end_as_stopped(run_dir: Path) -> None:
-    """Raise what ends the process as its status says."""
+    """Raise KeyboardInterrupt for an interrupted run, SystemExit for a preempted one."""
     status = directory.read_status(run_dir).get("status")
     if status == "interrupted":
         raise KeyboardInterrupt

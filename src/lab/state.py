@@ -1,4 +1,4 @@
-"""What a run is made of: the state that a checkpoint holds, and the surroundings."""
+"""TrainState, which a checkpoint holds, and Run: what else the loop uses (ranks, config values, logger, callbacks)."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from lab.groups import MonitorConfig, TrainerConfig
 from lab.optim import Optimizers
 from lab.tasks.base import Batch, Task
 
-LOADED = ("model", "task", "ema", "source")  # by the caller of `load`, sooner or with more to say of what does not fit
+LOADED = ("model", "task", "ema", "source")  # loaded by the caller of `load`: earlier, or with better error messages
 
 
 @dataclass
 class TrainState:
-    """All that a checkpoint holds. `model` is bare: neither DDP's nor the compiler's wrapper."""
+    """All that a checkpoint holds. `model` is unwrapped: no DDP, no torch.compile."""
 
     model: nn.Module
     task: Task
     ema: nn.Module | None
-    optimizer: torch.optim.Optimizer | Optimizers  # several for a task with several objectives, by their names
+    optimizer: torch.optim.Optimizer | Optimizers  # Optimizers: {objective: optimizer}, for several objectives
     schedule: Any  # step(), state_dict(), load_state_dict()
-    scaler: torch.amp.GradScaler | None  # fp16 alone has one
-    source: Stream | None = None  # training data without a length: where its reading stands
+    scaler: torch.amp.GradScaler | None  # None unless precision is fp16
+    source: Stream | None = None  # training data without a length; its state is the read position
     step: int = 0  # optimizer steps done, skipped ones included
-    samples: int = 0  # global sample number that comes next
+    samples: int = 0  # training samples done by all ranks: the next global sample number
     best: list[list[float]] = field(default_factory=list)  # [score, step] of the best checkpoints kept, best first
     best_score: float | None = None
     stale: int = 0  # evaluations since the best score
     totals: dict[str, Tensor] = field(default_factory=dict)  # sums since the last log, on the device
-    counts: dict[str, int] = field(default_factory=dict)  # steps that are in each of these sums
+    counts: dict[str, int] = field(default_factory=dict)  # steps summed in each of `totals`
     logged_step: int = 0  # the step of the last log
     scored_step: int = 0  # the step of the last evaluation
 
     def payload(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-        """Every field. ranks: what each rank has of its own, see rank_payload."""
+        """Returns every field for the checkpoint. ranks: each rank's rank_payload, in the order of the ranks."""
         held = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "totals"}
         return {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in held.items()} | {"ranks": ranks}
 
@@ -59,18 +59,19 @@ class TrainState:
         return {"rng": rng_state(device), "totals": {k: v.cpu() for k, v in self.totals.items()}}
 
     def load(self, payload: dict[str, Any], world: World, options: Collection[str]) -> None:
-        """All but what is LOADED; a field that the checkpoint's version did not have keeps its value.
+        """Restore all fields except LOADED; a field that an older checkpoint lacks keeps its value.
 
-        options: of the optimizer, that the config gives: they may have been changed, and hold from here on.
+        options: names of optimizer arguments for which the config's values, which a resume may have changed, hold
+        instead of the checkpoint's.
 
-        With another number of ranks than the checkpoint's, each takes the mean of what has not been logged, and a rank
-        that the run did not have keeps its fresh random numbers.
+        If the number of ranks has changed, every rank takes the mean of the checkpoint's unlogged `totals`, and a rank
+        that the checkpoint lacks keeps its freshly seeded RNG.
         """
         given = [{k: v for k, v in group.items() if k in options} for group in self.optimizer.param_groups]
         for name in (one.name for one in fields(self) if one.name in payload and one.name not in LOADED):
             held = getattr(self, name)
             if not hasattr(held, "load_state_dict"):
-                if name != "scaler":  # of a run in fp16, which goes on in another precision
+                if name != "scaler":  # the run was in fp16 and is resumed in another precision
                     setattr(self, name, payload[name])
             elif payload[name] is not None:
                 held.load_state_dict(payload[name])
@@ -93,7 +94,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Every:
-    """Optimizer steps between two of them; None: never."""
+    """Intervals in optimizer steps; None: never."""
 
     log: int | None
     eval: int | None
@@ -102,7 +103,7 @@ class Every:
 
 @dataclass(frozen=True)
 class Run:
-    """One run's surroundings."""
+    """What the loop needs beside the state; no checkpoint holds it."""
 
     world: World
     trainer: TrainerConfig
@@ -111,7 +112,7 @@ class Run:
     every: Every
     logger: Logger
     checkpoints: Checkpoints
-    callbacks: list[Any]  # lab.callbacks.base.Callback, or what has some of its methods
+    callbacks: list[Any]  # lab.callbacks.base.Callback, or any object with some of its methods
     stop: StopRequest
     watch: Watch
     buffers: BufferChecks
@@ -120,11 +121,11 @@ class Run:
 
     @property
     def directory(self) -> Path:
-        """The run's own: config.yaml, metrics.jsonl, checkpoints/, ..."""
+        """The run directory: config.yaml, metrics.jsonl, checkpoints/, ..."""
         return self.checkpoints.directory.parent
 
     def notify(self, event: str, state: TrainState, *values: Any) -> bool:
-        """Call this method of every callback that has one -> whether any said True.
+        """Call the method `event` of every callback that has it. Returns whether any returned True.
 
         A callback may take longer than a step, see trainer.timeout."""
         said: list[Any] = []
@@ -135,7 +136,7 @@ class Run:
         return any(answer is True for answer in said)
 
     def evaluating(self, loader: Loader, step: int) -> Iterator[Batch]:
-        """The batches of an evaluation; Stopped, on all ranks after the same one, once they have agreed to stop."""
+        """Yields an evaluation's batches. Raises Stopped on all ranks, after the same batch, if they agree to stop."""
         self.stop.settle()
         self.watch.beat("evaluating", step)
         for number, batch in enumerate(loader):
@@ -149,7 +150,7 @@ class Run:
 
 
 def averaged(state: TrainState) -> nn.Module:
-    """The model to evaluate: the moving average of the weights, with the model's own buffers, where there is one."""
+    """Returns the model to evaluate: the EMA of the weights with the model's buffers; without an EMA, the model."""
     if state.ema is None:
         return state.model
     for mean, buffer in zip(state.ema.buffers(), state.model.buffers()):

@@ -1,4 +1,4 @@
-"""What a sweep asks before it starts: does this job build, how long does a step of it take, with how much memory."""
+"""A sweep's preflight of one job: build it, and measure the time of a step and of an evaluation, and the memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TIMED_STEPS = 3
 
 
 def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
-    """Build what the config names; run a batch where no job of its shape has."""
+    """Build the job and, unless its shape (`shape_of`) is in `known`, time its steps. Returns Trial's fields."""
     config = build.Config.of(cfg)
     machine = hardware.resolve(config.hardware, config.trainer)
     hardware.apply(config.hardware, machine)
@@ -45,7 +45,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         seed_everything(cfg.seed)
         model, task = build.make_method(config, machine, begins=True, logger=Logger())
         steps = build.count_steps(config.trainer, len(sets["train"]))
-        # one process, which holds the whole of a model that fsdp would cut; dp's copies
+        # one process with the whole model, for fsdp and ddp too; dp keeps its replicas
         strategy = config.trainer.strategy if config.trainer.strategy == "dp" else "single"
         config = replace(config, trainer=replace(config.trainer, strategy=strategy))
         state = build.make_state(config, machine, model, task, steps, one)
@@ -87,7 +87,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
 
 
 def _step_s(step: Callable[[], None], device: torch.device) -> float:
-    step()  # the first one allocates
+    step()  # warm-up: the first step allocates memory
     synchronize(device)
     began = time.perf_counter()
     for _ in range(TIMED_STEPS):
@@ -97,7 +97,7 @@ def _step_s(step: Callable[[], None], device: torch.device) -> float:
 
 
 def _eval_s(state: TrainState, loader: Loader, machine: Hardware) -> float:
-    """Of one batch."""
+    """Seconds for one evaluation batch."""
     began = time.perf_counter()
     one = World(0, 1, 0, torch.device(machine.device))
     evaluate(state.model, state.task, itertools.islice(iter(loader), 1), one, machine, loader.lengths)
@@ -110,7 +110,7 @@ def synchronize(device: Any) -> None:
 
 
 def shape_of(state: TrainState, batch: dict[str, Any], more: Sequence[Any]) -> str:
-    """Equal for jobs whose steps take the same time and memory."""
+    """Returns a text that is equal for jobs whose steps take the same time and memory."""
     parameters = [tuple(p.shape) for module in (state.model, state.task) for p in module.parameters()]
     kinds = type(state.model), type(state.task)
     return repr((kinds, parameters, [(k, v.shape, v.dtype) for k, v in batch.items()], *more))

@@ -1,4 +1,4 @@
-"""What a callback may override. A callback observes; what changes the algorithm belongs into a task or loop.py."""
+"""The base class of callbacks. A callback observes; changes to the algorithm belong in a task or loop.py."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class Callback:
-    """Called on every rank, with the loop's TrainState as `state`; what is not overridden costs nothing.
+    """Methods are called on every rank, with the loop's TrainState as `state`; those not overridden cost nothing.
 
-    run: the run's surroundings, there from on_start on: run.directory (write files where run.world.is_main),
-    run.world (rank, size, device), run.logger (log(step, values), say(text), warn(text)).
+    run: lab.state.Run, set before on_start: run.directory (write files if run.world.is_main), run.world (rank, size,
+    device), run.logger (log(step, values), say(text), warn(text)).
     """
 
     run: Any  # lab.state.Run
@@ -20,29 +20,29 @@ class Callback:
         """Before the first step, after a checkpoint was loaded."""
 
     def before_step(self, state: Any) -> None:
-        """Before each optimizer step, its batch too."""
+        """Before each optimizer step, and before its batch is taken from the loader."""
 
     def on_step(self, state: Any) -> None:
-        """After each optimizer step. state.totals holds sums since the last log, on the device: reading them waits."""
+        """After each optimizer step. state.totals: sums since the last log, on the device; reading one waits for it."""
 
     def on_log(self, state: Any, values: dict[str, float]) -> None:
-        """Before the training values of a log are written, on all ranks; what is added to `values` is written too."""
+        """Before training values are logged, on all ranks; entries added to `values` are logged too."""
 
     def on_eval_batch(self, output: Any, batch: Any) -> None:
-        """In an evaluation, and in the final scores of val and test: each batch of this rank's own samples, after the
-        model, on the device and without gradients. Each sample comes once, on one rank."""
+        """After the model in each evaluation batch, those of the final scores too: this rank's samples, on the device,
+        without gradients. Each sample is passed once, on one rank."""
 
     def on_eval(self, state: Any, scores: dict[str, float]) -> bool | None:
-        """After an evaluation during training, with its scores over all ranks (val/...). True, on any rank, ends the
-        training on all: the best weights are scored, and the run has finished."""
+        """After an evaluation during training, with its scores over all ranks (val/...). If any rank returns True,
+        training ends on all ranks, the best weights are scored, and the run is finished."""
 
     def on_end(self, state: Any, scores: dict[str, float]) -> None:
-        """After the final scores (val/... and test/... of the best weights); not where the run failed or was stopped.
-        The model that was scored, lab.state.averaged(state), has the best weights. `scores` may be left out."""
+        """After the final scores (val/... and test/... of the best weights); not if the run failed or was stopped.
+        lab.state.averaged(state) is the scored model, with the best weights. An override may omit `scores`."""
 
 
 def overriding(callbacks: Iterable[Any], name: str) -> list[Callable[..., None]]:
-    """The methods `name` of the callbacks that have one of their own."""
+    """Returns the bound methods `name` of the callbacks that override it."""
     methods = [getattr(callback, name, None) for callback in callbacks]
     return [m for m in methods if m is not None and getattr(m, "__func__", m) is not getattr(Callback, name)]
 

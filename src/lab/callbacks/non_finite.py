@@ -12,7 +12,7 @@ from lab.callbacks.base import Callback
 
 
 class NonFiniteWatch(Callback):
-    """Looks at the output of every module; waits for the device at each, so it is for hunting only."""
+    """Checks the output of every leaf module; waits for the device at each, so it is for debugging only."""
 
     def on_start(self, state: Any) -> None:
         for name, module in state.model.named_modules():

@@ -13,14 +13,14 @@ from engine.config.schema import Count
 from engine.errors import ConfigError
 
 SPLITS = ("train", "val", "test")
-SEPARATION = 6.0  # of a class's mean from the origin, in standard deviations of the noise along it
+SEPARATION = 6.0  # distance of a class mean from the origin, in standard deviations of the noise
 
 
 class Synthetic:
-    """Fields x: `shape` float32, y: int64 label below num_classes. A `BatchDataset`.
+    """A `BatchDataset` of x: `shape` float32, and y: int64 label below num_classes.
 
-    x is unit noise around the mean of its class, so a model can learn it. size: samples of the training split; val and
-    test have an eighth each. The means depend on the seed alone, the samples on seed and split; classes are balanced.
+    x is the mean of its class plus unit Gaussian noise. size: samples of the training split; val and test have an
+    eighth each. The class means depend on the seed, the samples on seed and split; classes are balanced.
     """
 
     def __init__(self, size: Count, shape: Sequence[Count], num_classes: Count, seed: int, split: str) -> None:
@@ -34,7 +34,7 @@ class Synthetic:
         generator = _generator(seed, 1 + SPLITS.index(split))
         self._y = torch.randperm(count, generator=generator) % num_classes
         self._x = torch.randn(count, *shape, generator=generator)
-        for label in range(num_classes):  # one class at a time: means[y] for all would need the memory of x again
+        for label in range(num_classes):  # one class at a time: means[y] would double the memory
             self._x[self._y == label] += means[label]
         self.spec = {"x": (tuple(shape), self._x.dtype), "y": ((), self._y.dtype)}
         self.nbytes = self._x.nbytes + self._y.nbytes
@@ -43,7 +43,7 @@ class Synthetic:
         return len(self._y)
 
     def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Write sample rows[i] into out[field][i]; rows: (B,) int64; without `out`, into new tensors. Returns them."""
+        """Write sample rows[i] into out[field][i]; rows: (B,) int64. Returns out (new tensors if None)."""
         index = torch.from_numpy(rows)
         if out is None:
             out = {field: torch.empty((len(rows), *shape), dtype=dtype) for field, (shape, dtype) in self.spec.items()}

@@ -1,6 +1,6 @@
 """Windows of a token stream: the data of a language model.
 
-stream   t0 t1 t2 t3 t4 t5 t6 ...      1-D integers; shards one after the other, no window crosses into the next
+stream   t0 t1 t2 t3 t4 t5 t6 ...      1-D integers; shards (files) in order, no window crosses into the next
 row 0    [t0 .. t4]                    window + 1 tokens, as int64
 row 1          [t2 .. t6]              stride tokens later
 """
@@ -26,9 +26,9 @@ from engine.errors import ConfigError
 class TokenWindows:
     """Rows are windows of a 1-D integer dataset; a batch has one field, (B, window + 1) int64.
 
-    path: as in H5Dataset. fields: {name in the batch: name of the dataset}, just one. splits: split -> {group}, as in
-    H5Dataset. stride: tokens from one window's beginning to the next's; 1 and a shuffled order give windows at random
-    places, `window` gives consecutive ones, each token the target of one prediction. external: as in H5Dataset.
+    path, external: as in H5Dataset. fields: {name in the batch: name of the dataset}, exactly one. splits: {split:
+    {group: ...}}, as in H5Dataset. stride: tokens from the start of one window to the next in the training split: 1
+    with a shuffled order samples windows at random places; `window`, which other splits use, predicts each token once.
     """
 
     takes_remote = True
@@ -58,7 +58,7 @@ class TokenWindows:
                 if not isinstance(shard, Fixed) or len(shard.shape) != 1 or shard.dtype.kind not in "iu":
                     raise ConfigError(f"{file_name}: {name!r} must be a 1-D dataset of integers to be a token stream")
                 self._shards.append(shard)
-        stride = stride if split == "train" else window  # elsewhere each token is the target of one prediction
+        stride = stride if split == "train" else window  # in evaluation each token is predicted once
         counts = [max(0, (len(shard) - 1 - window) // stride + 1) for shard in self._shards]
         self._starts = np.cumsum([0, *counts])
         self._window, self._stride, self._size = window, stride, sum(counts)
@@ -92,7 +92,7 @@ class TokenWindows:
         tokens = tokens[: len(rows)]
         target = tokens.numpy()
         for shard, begin, at in self._places(rows):
-            if isinstance(shard.reader, Mapped) and shard.reader.contiguous:  # of any integer type: it is cast here
+            if isinstance(shard.reader, Mapped) and shard.reader.contiguous:  # any integer dtype: the assignment casts
                 every = np.lib.stride_tricks.sliding_window_view(shard.reader.view(0, len(shard)), self._window + 1)
                 target[at] = every[begin]
                 shard.check()
@@ -102,7 +102,7 @@ class TokenWindows:
         return {self._field: tokens}
 
     def advise(self, rows: np.ndarray) -> None:
-        """Ask the kernel to fetch these windows, if they are not in memory."""
+        """Ask the kernel to read ahead these windows (madvise)."""
         for shard, begin, _ in self._places(rows):
             if isinstance(shard.reader, Mapped):
                 shard.reader.advise(begin, self._window + 1)
@@ -112,7 +112,7 @@ class TokenWindows:
         return {field: value[0] for field, value in batch.items()}
 
     def _places(self, rows: np.ndarray) -> list[tuple[Fixed, np.ndarray, Any]]:
-        """(shard, first token of each of its windows, their places in the batch)."""
+        """Returns [(shard, first token of each of its windows, their rows in the batch)]."""
         rows = np.asarray(rows, dtype=np.int64)
         if len(rows) and (rows.min() < 0 or rows.max() >= self._size):
             raise IndexError(f"rows {rows.min()} to {rows.max()} of {self._size} windows")
@@ -124,7 +124,7 @@ class TokenWindows:
 
 
 class NextToken:
-    """A transform: windows of T + 1 tokens -> x: the first T, y: the T that follow each; views, nothing is copied."""
+    """A transform: field (B, T + 1) -> x: (B, T), the first T tokens, y: (B, T), shifted by one; views, no copy."""
 
     random = False
 
@@ -140,8 +140,8 @@ class NextToken:
 
 
 class PaddedNextToken:
-    """A transform: samples of different length, (B, L) padded on the right with `<field>_length` beside it -> x: (B, T)
-    int64, y: (B, T) int64, the token that follows each, and -100, which the loss leaves out, behind a sample's end.
+    """A transform: samples of different length, field (B, L) padded on the right and `<field>_length` (B,) -> x: (B, T)
+    int64, y: (B, T) int64, shifted by one, -100 (ignored by the loss) behind a sample's end.
 
     T: one less than the longest sample of the batch, at most `longest`. A sample of one token has no target: loss 0.
     """

@@ -15,7 +15,7 @@ class CrossEntropy:
     """(output, batch) -> (B,) losses in nats, unreduced, in float32 or wider.
 
     output: (B, C) logits. batch["y"]: (B,) or (B, 1) integer labels below C, or (B, C) floating-point
-    probabilities such as mixup makes. label_smoothing: the share of the target spread evenly over all classes.
+    probabilities as from mixup. label_smoothing: share of the target, in [0, 1], spread evenly over all classes.
     """
 
     def __init__(self, label_smoothing: Share) -> None:
@@ -35,12 +35,12 @@ class CrossEntropy:
                 target = target.squeeze(1)
             if output.dim() != 2 or target.shape != output.shape[:1]:
                 raise ConfigError(_mismatch(output, target, "one integer label per sample is needed"))
-            target = target.long()  # torch takes no other integers; free where they are int64 already
+            target = target.long()  # F.cross_entropy takes int64 labels only
         if output.element_size() < 4:  # half precision: the exponentials need more
             output = output.float()
         try:
             return F.cross_entropy(output, target, reduction="none", label_smoothing=self.label_smoothing)
-        except IndexError as error:  # a CPU's; CUDA ends in an assertion, so engine.data.probe checks labels before
+        except IndexError as error:  # on a CPU; CUDA aborts, so engine.data.probe checks labels first
             raise ConfigError(
                 f"batch['y'] has the label {int(target.max() if target.min() >= 0 else target.min())}, but the model "
                 f"puts out {output.shape[1]} classes, 0 to {output.shape[1] - 1}: correct the labels, or set "

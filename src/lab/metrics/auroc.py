@@ -1,4 +1,4 @@
-"""The area under the ROC curve, exact: of all samples of all ranks, not a mean over batches."""
+"""The area under the ROC curve, exact: over all samples of all ranks, not a mean over batches."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from engine.ranks.distributed import World, all_gather
 class AUROC:
     """The probability that a sample of the class scores higher than one of another class, ties counting half.
 
-    Two classes: the output is (B, 2) logits, or a score (B,) or (B, 1) that is high for label 1. More: (B, C) logits,
-    one class against the others, and the mean over the classes that have both (macro). batch["y"]: (B,) or (B, 1)
-    integer labels. Each rank keeps the scores of its own samples, and for one class at a time those of all.
+    Two classes: output is (B, 2) logits, or a score (B,) or (B, 1), high for label 1. More: (B, C) logits; the macro
+    mean of one-vs-rest AUROCs over classes with positives and negatives. batch["y"]: (B,) or (B, 1) integer labels.
+    Each rank keeps its own samples' scores, and in compute all ranks' scores of one class at a time.
     """
 
     def __init__(self, num_classes: Count) -> None:
@@ -49,8 +49,8 @@ class AUROC:
         self.labels.append(label.long())
 
     def compute(self, world: World) -> float:
-        """All ranks call this; one that had no sample, too."""
-        first = 1 if self.num_classes <= 2 else 0  # with two classes that of label 1 says all
+        """All ranks must call this, those without a sample too."""
+        first = 1 if self.num_classes <= 2 else 0  # with two classes both AUROCs are equal: take label 1's
         classes = range(first, max(2, self.num_classes))
         empty = torch.zeros(0, dtype=torch.int64, device=world.device)
         labels = torch.cat(all_gather(torch.cat(self.labels) if self.labels else empty, world)).cpu()
@@ -69,12 +69,12 @@ class AUROC:
 
 
 def area(scores: Tensor, positive: Tensor) -> float | None:
-    """scores: (N,) float64; positive: (N,) bool. By the sum of ranks (Mann & Whitney 1947); None without both kinds."""
+    """scores: (N,) float64; positive: (N,) bool. By rank sums (Mann & Whitney 1947); None unless both labels occur."""
     count, others = int(positive.sum()), int((~positive).sum())
     if not count or not others:
         return None
     if scores.isnan().any():
         return float("nan")
     _, place, ties = scores.unique(return_inverse=True, return_counts=True)
-    ranks = ties.cumsum(0).double() - (ties - 1) / 2  # of equal scores, the mean of their ranks
+    ranks = ties.cumsum(0).double() - (ties - 1) / 2  # tied scores get their mean rank
     return (ranks[place[positive]].sum().item() - count * (count + 1) / 2) / (count * others)

@@ -1,8 +1,8 @@
-"""Scores that are no means over samples: F1, areas under curves, intersection over union, confusion matrices.
+"""Metrics that are not means over samples: F1, areas under curves, intersection over union, confusion matrices.
 
 A metric is a function (output, batch) -> (B,), whose mean is taken, or an object with reset(), update(output, batch)
-and compute(world), as below; with write(path), it may keep a file in the run directory (confusion.py). A
-torchmetrics.Metric is used as it is, updated with (output, batch["y"]).
+and compute(world), as below; an optional write(path) writes a file into the run directory (confusion.py). A
+torchmetrics.Metric works unchanged, updated with (output, batch["y"]).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Score = float | Mapping[str, float]  # several are logged as val/<metric>/<name>
 
 
 class SummedMetric:
-    """A score that follows from a sum over all samples, such as a table of counts: exact for any number of ranks."""
+    """A score computed from a sum over all samples, such as a table of counts: exact for any number of ranks."""
 
     def __init__(self, *shape: int, dtype: torch.dtype = torch.int64) -> None:
         self.shape, self.dtype = shape, dtype
         self.reset()
 
     def count(self, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """What the samples of this batch add to the total, of this metric's shape and dtype."""
+        """Returns this batch's addend of the total, with this metric's shape and dtype."""
         raise NotImplementedError
 
     def score(self, total: Tensor) -> Score:
@@ -42,7 +42,7 @@ class SummedMetric:
         self.total = self.count(output, batch) + self.total
 
     def compute(self, world: World) -> Score:
-        """All ranks call this; one that had no sample, too."""
+        """All ranks must call this, those without a sample too."""
         total = torch.zeros(self.shape, dtype=self.dtype, device=world.device) + self.total
         return self.score(all_sum(total, world).cpu())
 
@@ -61,24 +61,24 @@ class Torchmetric:
 
     def compute(self, world: World) -> Score:
         for one in self.metric.to(world.device).modules():
-            if hasattr(one, "dist_sync_fn"):  # its own wants tensors of one dtype and as many dimensions on all ranks
+            if hasattr(one, "dist_sync_fn"):  # torchmetrics' own fails for a rank without samples: see gathered
                 one.dist_sync_fn = lambda value, group=None: gathered(value, world)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The ``compute`` method")  # before an update: no sample here
+            warnings.filterwarnings("ignore", message="The ``compute`` method")  # a rank without samples
             value = self.metric.compute()
         scores = dict(flat(value))
         return scores[""] if list(scores) == [""] else scores
 
 
 def gathered(value: Tensor, world: World) -> list[Tensor]:
-    """The state of all ranks; a rank that had no sample knows neither the dtype nor the shape of its rows."""
+    """All-gathers a state; that of a rank without samples, of unknown dtype and shape, is replaced by an empty one."""
     parts = all_gather(value, world)
     known = next((part for part in parts if part.numel()), value)
     return [part if part.numel() else known[:0] for part in parts] if known.dim() else parts
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """(name, number) of all that a metric computes: a number, several in a tensor (by their index), names with such."""
+    """(name, number) of a metric's result: a number, a tensor or list (names are indices), or a mapping of these."""
     if isinstance(value, (list, tuple)) or (isinstance(value, Tensor) and value.dim()):
         value = dict(enumerate(value))
     if isinstance(value, Mapping):

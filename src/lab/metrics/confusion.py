@@ -1,4 +1,4 @@
-"""Scores that follow from counts of (label, prediction): macro-F1, mean IoU, recall by class."""
+"""Scores computed from the confusion matrix: macro-F1, mean IoU, recall of each class."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Confusion(SummedMetric):
     """
 
     def __init__(self, num_classes: Count, ignore_index: int | None = None) -> None:
-        super().__init__(num_classes**2 + 2)  # beside the table: what is left out, and labels that no class has
+        super().__init__(num_classes**2 + 2)  # + 2: ignored labels, labels out of range
         self.num_classes, self.ignore_index = num_classes, ignore_index
 
     def count(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
@@ -75,10 +75,10 @@ class MeanIoU(Confusion):
 
 
 class ConfusionMatrix(Confusion):
-    """Recall of each class, recall_<name>, NaN where it has no sample. The table of the newest evaluation stands in the
-    run directory as <split>_<metric>.csv: a row for each label, a column for each prediction.
+    """Recall of each class, recall_<name>; NaN for a class without samples. The last evaluation's matrix is written
+    into the run directory as <split>_<metric>.csv, with labels as rows and predictions as columns.
 
-    names: of the classes; null: their numbers.
+    names: class names; null: class numbers.
     """
 
     def __init__(self, num_classes: Count, ignore_index: int | None = None, names: Sequence[str] | None = None) -> None:

@@ -61,7 +61,7 @@ class GPT(nn.Module):
         self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(layers)))
         self.norm = nn.LayerNorm(width, bias=False)
         for name, p in self.named_parameters():
-            if p.dim() > 1:  # what is added to the residual stream starts smaller, so that its variance does not grow
+            if p.dim() > 1:  # GPT-2: residual projections are scaled by 1 / sqrt(2 * layers) to keep the variance
                 last = name.endswith(("out.weight", "mlp.2.weight"))
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if last else 0.02)
 

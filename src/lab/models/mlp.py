@@ -29,7 +29,7 @@ class MLP(nn.Sequential):
             if dropout > 0:  # a Dropout(0) would still cost a call in every step
                 layers.append(nn.Dropout(dropout))
         head = nn.Linear(widths[-1], num_outputs)
-        nn.init.normal_(head.weight, std=0.01)  # first outputs near 0: the first loss is that of a guess
+        nn.init.normal_(head.weight, std=0.01)  # first logits near 0: the first loss is that of a uniform guess
         nn.init.zeros_(head.bias)
         super().__init__(*layers, head)
         self.input_shape, self.num_inputs = shape, widths[0]

@@ -21,7 +21,7 @@ LARGEST_FIRST_STAGE = 64  # pixels of the shorter side
 
 
 def conv_norm(channels_in: int, channels_out: int, size: int, stride: int = 1) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
-    # no bias: the norm that follows would subtract it again
+    # no bias: the BatchNorm that follows subtracts the mean
     conv = nn.Conv2d(channels_in, channels_out, size, stride, padding=size // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return conv, nn.BatchNorm2d(channels_out)
@@ -33,10 +33,10 @@ class Block(nn.Module):
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
         conv, norm = conv_norm(channels_out, channels_out, 3)
-        nn.init.zeros_(norm.weight)  # starts as its shortcut alone, so depth does not hurt the first steps
+        nn.init.zeros_(norm.weight)  # the block starts as its shortcut (zero-init residual)
         self.residual = nn.Sequential(*conv_norm(channels_in, channels_out, 3, stride), nn.ReLU(), conv, norm)
         shortcut: list[nn.Module] = []
-        if stride > 1:  # average, then 1x1: a strided 1x1 convolution would throw three of four pixels away
+        if stride > 1:  # pool, then 1x1: a strided 1x1 convolution would discard three of four pixels
             shortcut.append(nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False))
         if channels_in != channels_out:
             shortcut += conv_norm(channels_in, channels_out, 1)
@@ -101,7 +101,7 @@ class ResNet(nn.Module):
 
         self.dropout = nn.Dropout(dropout) if dropout > 0 else nn.Identity()
         self.head = nn.Linear(channels, num_outputs)
-        nn.init.normal_(self.head.weight, std=0.01)  # first outputs near 0: the first loss is that of a guess
+        nn.init.normal_(self.head.weight, std=0.01)  # first logits near 0: the first loss is that of a uniform guess
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,5 +116,5 @@ class ResNet(nn.Module):
             raise ConfigError(
                 f"ResNet got {x.dtype}: add a transform such as lab.transforms.fields.ToFloat to data.transforms"
             )
-        # the mean, not AdaptiveAvgPool2d: that one has no deterministic gradient on CUDA
+        # mean, as AdaptiveAvgPool2d has no deterministic backward on CUDA
         return self.head(self.dropout(self.stages(self.stem(x)).mean((2, 3))))

@@ -1,4 +1,4 @@
-"""What a method is: its losses, its scores, and what it holds beside the model."""
+"""The base class of methods: losses, metrics, and parameters beside the model's."""
 
 from __future__ import annotations
 
@@ -17,52 +17,52 @@ class Task(nn.Module):
 
     A task is a module: the parameters and buffers that it holds (a teacher, a temperature, a critic, a queue) are on
     the device, trained where they require a gradient, averaged over the ranks, saved and restored with the model.
-    Random numbers: torch's own are each rank's and go on at a resume; those of engine.data.counter.Draws(seed, stream),
-    asked with batch["number"], are the same for any number of ranks and micro-batches (set `numbered`).
+    Random numbers: torch's generators differ by rank and are restored at a resume. engine.data.counter.Draws(seed,
+    stream), indexed by batch["number"], gives the same for any number of ranks and micro-batches (set `numbered`).
     """
 
     terms: tuple[str, ...] = ()  # what `losses` returns beside "loss": logged, and scored in evaluations
     numbered = False  # True: batches have "number", (B,) int64, the sample's global number (in an evaluation: its row)
-    # True: the loss compares samples with each other, over all ranks: one micro-batch a step, evaluations in step
+    # True: the loss compares samples over all ranks: one micro-batch per step, as many evaluation batches on each rank
     across_samples = False
-    not_compiled: tuple[str, ...] = ()  # methods that hardware.compile leaves alone: what the compiler cannot do
+    not_compiled: tuple[str, ...] = ()  # names of methods that hardware.compile does not compile
     metrics: Mapping[str, Metric] = {}
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
-        """({"loss": (B,), term: (B,), ...}, output): "loss" is what is minimised; a tensor stands for {"loss": ...}.
+        """Returns ({"loss": (B,), term: (B,), ...}, output). "loss" is minimised; a tensor (B,) means {"loss": it}.
 
-        Losses are per sample: their mean over all samples of the global batch is taken by the loop. output: what
-        metrics and callbacks get. Evaluations call this too, without gradients and in batches of other sizes.
+        Losses are per sample: the loop takes their mean over the global batch. output: passed to metrics and callbacks.
+        Evaluations call this too, without gradients and with other batch sizes.
         """
         raise NotImplementedError
 
     def weights(self, batch: Batch) -> Tensor | None:
-        """(B,) how much each sample counts in means, such as its number of tokens; None: one each."""
+        """Returns (B,) weights of the samples in means of losses and metrics, such as token counts; None: all 1."""
         return None
 
     def attach(self, model: nn.Module) -> None:
-        """Once, on all ranks, after the model was built, and before a checkpoint is loaded: freeze parts of the model,
-        make what has the model's shape (a teacher)."""
+        """Called once, on all ranks, after the model is built and before a checkpoint is loaded: freeze parts of the
+        model, build modules that depend on it (a teacher)."""
 
     def initialize(self, model: nn.Module) -> str | None:
-        """Only where a run begins, before `attach`: other weights for the model -> a line about them."""
+        """Called before `attach` in a new run, not at a resume: load other weights. Returns a line to log, if any."""
         return None
 
     def trained(self, model: nn.Module) -> dict[str, list[nn.Module]]:
-        """{objective: modules that it trains}, an optimizer each. The one objective of most tasks is named ""; with
-        others, `losses` is for evaluations, and <objective>_losses(model, batch) is what that objective minimises."""
+        """Returns {objective: modules that it trains}; each has its own optimizer. Most tasks have one, named "". With
+        named ones, `losses` is for evaluations, and each minimises <objective>_losses(model, batch)."""
         return {"": [model, self]}
 
     def train_step(self, step: int, batches: Iterator[Batch], descend: Descend) -> dict[str, Tensor]:
-        """One step of the loop: descend(objective, batches) for each objective that is due -> all their values.
+        """One step of the loop: descend(objective, batches) for each objective to update. Returns all their values.
 
-        step: from 0. batches: the micro-batches of this step; for several objectives keep them, list(batches).
+        step: from 0. batches: iterator of this step's micro-batches; to use them for several objectives, list(batches).
         """
         return descend("", batches)
 
     def updated(self, model: nn.Module) -> None:
-        """After each update of the weights, without gradients: move a teacher, a queue."""
+        """Called after each optimizer update, under no_grad: update a teacher's EMA, a queue."""
 
 
-# (objective, micro-batches) -> values: forward, backward, clip and update, see lab.loop.descend
+# (objective, micro-batches) -> {name: 0-d tensor}: forward, backward, clip and update, see lab.loop.descend
 Descend = Callable[[str, Any], dict[str, Tensor]]

@@ -1,4 +1,4 @@
-"""Fine-tuning: supervised training that begins with weights from elsewhere, parts of which may stay as they are."""
+"""Fine-tuning: supervised training that starts from pretrained weights, some of which may be frozen."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lab.tasks.supervised import Supervised
 
 
 class Finetune(Supervised):
-    """weights: a run directory (its best checkpoint), a checkpoint, or a file with a state dict; read where a run
-    begins, and never again. rename: {regular expression: replacement}, one after the other on each of its names; a name
-    that becomes empty is left out. frozen: regular expressions, found in names of the model's parameters and buffers:
-    these stay bit for bit as they are, modules with buffers (BatchNorm) in eval mode during training too."""
+    """weights: a run directory (its best checkpoint), a checkpoint, or a file with a state dict; read when a run
+    begins, not at a resume. rename: {regular expression: replacement}, applied in order to each name in the state dict;
+    empty names are dropped. frozen: regular expressions; model parameters and buffers in whose names one is found stay
+    bit for bit the same, and such modules with buffers (BatchNorm) are in eval mode during training too."""
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class Finetune(Supervised):
             own = [key for key, _ in (*module.named_parameters(name, False), *module.named_buffers(name, False))]
             if stays.issuperset(own) and next(module.buffers(False), None) is not None:
                 still.append(name)
-        held = weakref.ref(model)  # by names, later: another module may have taken a BatchNorm's place
+        held = weakref.ref(model)  # looked up by name: SyncBatchNorm may replace a BatchNorm later
         self.still = lambda: (one.get_submodule(name) for one in [held()] if one is not None for name in still)
 
     def train(self, mode: bool = True) -> Finetune:
         super().train(mode)
-        for module in self.still():  # the loop has set the model's mode before
+        for module in self.still():  # the loop sets the model's mode before the task's
             module.eval()
         return self

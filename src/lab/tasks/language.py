@@ -1,4 +1,4 @@
-"""Language modelling in which each token counts alike, however long the sequence it stands in."""
+"""Language modelling with equal weight for each token, whatever the length of its sequence."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from lab.tasks.supervised import Supervised
 
 
 class Language(Supervised):
-    """Losses and metrics are means over the tokens to be predicted, batch["y"] != -100, of all ranks together.
+    """Losses and metrics are means over the target tokens (batch["y"] != -100) of all ranks.
 
-    criterion, metrics: as Supervised's; each gives a sample the mean over its own tokens, see lab.losses.next_token.
+    criterion, metrics: as for Supervised, (B,) means over each sample's own tokens, see lab.losses.next_token.
     """
 
     def weights(self, batch: Batch) -> Tensor:

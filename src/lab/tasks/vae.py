@@ -17,10 +17,9 @@ from lab.tasks.base import Batch, Losses, Task
 class VAE(Task):
     """model: an nn.ModuleDict of `encoder`, batch["x"] -> (B, 2 * D), and `decoder`, (B, D) -> logits of x.
 
-    The encoder's output is the mean and the logarithm of the variance of a Gaussian; x lies in [0, 1], each element a
-    Bernoulli variable's probability. Losses in nats a sample: `reconstruction`, and `kl`, from the standard Gaussian.
-    The noise is a function of seed and sample, so an evaluation draws the same each time. kl_factor: 1 makes the loss
-    the negative ELBO.
+    The encoder returns mean and log-variance of a Gaussian, (B, D) each. x: in [0, 1], Bernoulli probabilities.
+    Losses in nats per sample: `reconstruction`, and `kl`, the divergence from the standard Gaussian. The noise is a
+    function of seed and sample number, the same in every evaluation. kl_factor: 1 makes the loss the negative ELBO.
     """
 
     terms = ("reconstruction", "kl")
@@ -51,5 +50,5 @@ class VAE(Task):
 
 
 def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """(B, D) each -> (B,) KL divergence of the Gaussian from the standard one, in nats."""
+    """mean, log_variance: (B, D) -> (B,) KL divergence from the standard Gaussian, in nats."""
     return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)

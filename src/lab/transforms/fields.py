@@ -1,9 +1,9 @@
 """Transforms of whole batches on the device. Randomness is a pure function of (seed, global sample number).
 
 A transform is `(batch, numbers) -> batch`; numbers: (B,) int64 global sample numbers, on the batch's device. Those
-with `random = True` are left out in evaluation. `field` is one field or a list: the fields of a list (an image and its
-mask) are treated alike. Two transforms of one class and seed draw the same numbers: give one of them another `seed`
-to make them independent. Images are (B, C, H, W).
+with `random = True` are left out in evaluation. `field` is one field or a list: all fields of a list (an image and its
+mask) get the same random numbers. So do two transforms of one class and seed: give one of them another `seed` to make
+them independent. Images are (B, C, H, W).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Transform = Callable[[Batch, Tensor], Batch]
 
 
 def compose(transforms: Iterable[Transform], training: bool) -> Transform | None:
-    """One transform after another; in evaluation without the random ones; None if nothing is left to do."""
+    """Returns the transforms as one, without the random ones in evaluation; None if there are none."""
     chosen = [t for t in transforms if training or not getattr(t, "random", False)]
 
     def apply(batch: Batch, numbers: Tensor) -> Batch:
@@ -35,9 +35,9 @@ def compose(transforms: Iterable[Transform], training: bool) -> Transform | None
 
 
 class _PerField:
-    """`prepare` draws once per batch; `apply` treats each field with what was drawn."""
+    """`prepare` draws random numbers once per batch; `apply` transforms each field with them."""
 
-    dims: tuple[int, ...] = ()  # how many a batch of a field may have; none given: any number
+    dims: tuple[int, ...] = ()  # allowed numbers of dimensions of a field, with the batch's; empty: any
 
     def __init__(self, field: str | Sequence[str]) -> None:
         self.fields = [field] if isinstance(field, str) else list(field)
@@ -66,7 +66,7 @@ class _PerField:
 
 class ToFloat(_PerField):
     """The field as float32: integers of 8 and 16 bits (pixels) divided by the largest value of their type (uint8: 255),
-    floats as they are. Wider integers are refused: they are numbers, for Cast."""
+    floats unscaled. Wider integers are refused, as they are no pixels: use Cast."""
 
     random = False
 
@@ -83,7 +83,7 @@ class ToFloat(_PerField):
 
 
 class Cast(_PerField):
-    """The field as float32, with the values that it has: for counts and measurements, of any type."""
+    """The field as float32, unscaled: for counts and measurements of any dtype."""
 
     random = False
 
@@ -92,7 +92,7 @@ class Cast(_PerField):
 
 
 class ChannelsFirst(_PerField):
-    """Images stored (H, W, C) as (B, C, H, W), a view; put it before all others, and set data.input_shape."""
+    """(B, H, W, C) -> (B, C, H, W), a view. Put it before all other transforms, and set data.input_shape."""
 
     random = False
 
@@ -128,7 +128,7 @@ class Normalize(_PerField):
 
 
 class RandomFlip(_PerField):
-    """Half of the samples mirrored along `dim` (-1: left and right)."""
+    """Each sample mirrored with probability 0.5 along `dim` (-1: left and right, -2: top and bottom)."""
 
     random = True
 
@@ -148,7 +148,7 @@ class RandomFlip(_PerField):
 
 
 class RandomCrop(_PerField):
-    """A window of `size` (H, W) at a random place of the image, which gets `padding` zeros on each side before."""
+    """A window of `size` (H, W) at a random place of the image, which is first padded with `padding` zeros per side."""
 
     random = True
     dims = (3, 4)
@@ -194,7 +194,7 @@ class _Rectangle(_PerField):
 
 
 class Cutout(_Rectangle):
-    """A square of `size` pixels around a random pixel set to `value`; at the border less of it is inside."""
+    """A square of side `size` around a random pixel is set to `value`; near the border it is cut off."""
 
     def __init__(self, field: str | Sequence[str], size: Count, value: float, seed: int) -> None:
         super().__init__(field)
@@ -206,7 +206,8 @@ class Cutout(_Rectangle):
 
 
 class RandomErase(_Rectangle):
-    """With `probability`, a rectangle of a random share of the area and a random height / width set to `value`."""
+    """With `probability`, sets a rectangle to `value`. area: [low, high] of its share of the image's area; ratio: [low,
+    high] of height / width."""
 
     def __init__(
         self,

@@ -13,12 +13,11 @@ from lab.transforms.fields import Batch
 
 
 class Mixup:
-    """Neighbours in the stream are mixed: sample 2i with 2i + 1, both with one share drawn from Beta(alpha, alpha).
+    """Mixes sample 2i with sample 2i + 1 of the global order, both with one weight drawn from Beta(alpha, alpha).
 
-    The pair does not depend on how the global batch is split, as long as every micro-batch has an even size, which is
-    checked; partners are random because the order is. `target`, class numbers (B,) or (B, 1) or shares
-    (B, num_classes) such as one-hot rows, becomes (B, num_classes) float32 shares, which cross-entropy accepts. Metrics
-    that compare with class numbers cannot be taken from such batches.
+    Pairs do not depend on ranks or micro-batches, as every micro-batch must have an even size; they are random because
+    the order is shuffled. target: labels (B,) or (B, 1), or probabilities (B, num_classes); becomes (B, num_classes)
+    float32 probabilities, which cross-entropy accepts. Metrics that need labels cannot use such batches.
     """
 
     random = True
@@ -48,7 +47,7 @@ class Mixup:
         return {**batch, self._field: _mix(x, partner, share), self._target: _mix(targets, partner, share)}
 
     def _as_shares(self, y: Tensor) -> Tensor:
-        """(B, num_classes) float32. No look at the values: that would wait for the device."""
+        """Returns (B, num_classes) float32. Values are not checked: that would make the host wait for the device."""
         if y.shape[1:] == (self._num_classes,) and self._num_classes > 1:
             return y.float()
         if y.is_floating_point() or y.shape[1:] not in ((), (1,)):
@@ -60,7 +59,7 @@ class Mixup:
         return (y.reshape(-1, 1).long() == classes).float()
 
     def _shares(self, pairs: Tensor) -> Tensor:
-        """(B,) float32 from Beta(alpha, alpha), by its quantile function."""
+        """pairs: (B,) int64 -> (B,) float32 weights from Beta(alpha, alpha), by inverting its distribution function."""
         at = self._draws.uniform(pairs, 1)[:, 0] * (len(self._quantiles) - 1)
         low = at.long()
         return torch.lerp(self._quantiles[low], self._quantiles[low + 1], at - low)
@@ -72,9 +71,9 @@ def _mix(x: Tensor, partner: Tensor, share: Tensor) -> Tensor:
 
 
 def _beta_quantiles(alpha: float) -> Tensor:
-    """(4097,) float32: quantiles of Beta(alpha, alpha) at equal steps of probability.
+    """Returns (4097,) float32: quantiles of Beta(alpha, alpha) at equal steps of probability.
 
-    In t = x ** alpha the density x ** (alpha - 1) * (1 - x) ** (alpha - 1) has no pole; the upper half is a mirror.
+    Substituting t = x ** alpha removes the pole of x ** (alpha - 1) * (1 - x) ** (alpha - 1) at 0; x > 0.5 by symmetry.
     """
     t = np.linspace(0, 0.5**alpha, 65537)
     density = (1 - t ** (1 / alpha)) ** (alpha - 1)
