@@ -134,6 +134,22 @@ def test_targets_of_another_type_are_named_and_other_errors_are_not() -> None:
         forward_loss(nn.Embedding(4, 3), tokens, {"x": torch.ones(2, dtype=torch.int64)})
 
 
+def test_a_field_that_the_batch_does_not_have_is_named() -> None:
+    """And not what is missing in a dict of the task's own."""
+    own: dict[str, Any] = {}
+    for code, line in (
+        (
+            lambda output, batch: batch["S"] - output,
+            r"^the batch has no field 'S', only \['x'\]: name it in data\.fields$",
+        ),
+        (lambda output, batch: batch["number"], "a task gets it that has `numbered = True`$"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            forward_loss(nn.Linear(4, 3), Supervised(code, {}), {"x": torch.ones(2, 4)})
+    with pytest.raises(KeyError):
+        forward_loss(nn.Linear(4, 3), Supervised(lambda output, batch: own["S"], {}), {"x": torch.ones(2, 4)})
+
+
 # ---- ranks
 
 

@@ -628,6 +628,39 @@ def test_losses_are_checked_in_each_micro_batch() -> None:
             stepped(state_of(task=task_of(wrong)))
 
 
+class Careless(Task):
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def train_step(self, step: int, batches: Any, descend: Any) -> dict[str, Tensor]:
+        if self.way == "calls nothing":
+            return {}
+        return descend("critic", batches)
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("calls nothing", "Careless.train_step has called descend for no objective"),
+        ("asks for another", r"Careless\.train_step asks for the objective 'critic'; its `trained` has ''$"),
+    ],
+)
+def test_a_train_step_of_a_task_is_checked(way: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        stepped(state_of(task=Careless(way)))
+
+
+def test_a_train_step_uses_all_its_micro_batches() -> None:
+    class Skips(Supervised):
+        def train_step(self, step: int, batches: Any, descend: Any) -> dict[str, Tensor]:
+            first = next(batches)
+            return descend("", [first, {name: value[:2] for name, value in first.items()}])
+
+    with pytest.raises(ConfigError, match=r"Skips\.train_step has left micro-batches of its step over"):
+        stepped(state_of(task=Skips(squared, {})))
+
+
 def test_clip() -> None:
     for limit, factor in ((None, 1.0), (10.0, 1.0), (5.0, 5 / (5 + 1e-6)), (1.0, 0.2)):
         gradients = [torch.tensor([3.0]), torch.tensor([[4.0, 0.0]])]

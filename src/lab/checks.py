@@ -89,12 +89,25 @@ def explains_mistakes(forward: Callable[..., Any]) -> Callable[..., Any]:
             return forward(model, task, batch, *more)
         except ConfigError:
             raise
+        except KeyError as error:
+            if missing := _missing_field(batch, error):
+                raise missing from error
+            raise
         except (RuntimeError, ValueError) as error:
             if mistake := _dtype_mistake(model, batch, error) or _unequal_batches(model, error):
                 raise mistake from error
             raise
 
     return call
+
+
+def _missing_field(batch: dict[str, Any], error: KeyError) -> ConfigError | None:
+    """Of a line that asks the batch for it, not another dict."""
+    line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+    if not error.args or error.args[0] in batch or "batch[" not in line:
+        return None
+    more = ", and a task gets it that has `numbered = True`" if error.args[0] == "number" else ""
+    return ConfigError(f"the batch has no field {error.args[0]!r}, only {sorted(batch)}: name it in data.fields{more}")
 
 
 def _dtype_mistake(model: nn.Module, batch: dict[str, Any], error: Exception) -> ConfigError | None:

@@ -36,6 +36,7 @@ from engine.runs.clock import Clock
 from lab.callbacks.base import overriding
 from lab.checks import applied, check_losses, check_per_sample, check_terms, explains_mistakes, first_samples
 from lab.groups import TrainerConfig
+from lab.metrics.base import as_metric
 from lab.state import Run, TrainState, averaged
 from lab.tasks.base import Batch, Losses, Task
 
@@ -81,15 +82,24 @@ def train_step(
 
     nets: by objective, wrapped. batches: of machine.micro_batch_sizes, again and again.
     """
-    moved = []
+    moved: list[bool] = []
 
     def descend_on(objective: str, batches: Iterable[Batch]) -> dict[str, Tensor]:
+        if objective not in nets:
+            raise ConfigError(
+                f"task: {type(state.task).__name__}.train_step asks for the objective {objective!r}; its `trained` has "
+                f"{', '.join(map(repr, nets))}"
+            )
         values, moves = descend(nets[objective], state, objective, batches, trainer, machine, world)
         moved.append(moves)
         return values if not objective else {f"{objective}/{name}": value for name, value in values.items()}
 
     own = itertools.islice(batches, len(machine.micro_batch_sizes))
     values = state.task.train_step(state.step, own, descend_on)
+    if not moved:
+        raise ConfigError(f"task: {type(state.task).__name__}.train_step has called descend for no objective")
+    if next(own, None) is not None:
+        raise ConfigError(f"task: {type(state.task).__name__}.train_step has left micro-batches of its step over")
     if all(moved):
         state.schedule.step()
     return values
@@ -228,8 +238,9 @@ def evaluate(
     net = Objective(model, task).eval()
     broadcast_buffers(net, world)
     autocast = hardware.autocast(machine)
-    whole = {name: metric for name, metric in task.metrics.items() if hasattr(metric, "compute")}
-    means = {name: metric for name, metric in task.metrics.items() if name not in whole}
+    metrics = {name: as_metric(metric) for name, metric in task.metrics.items()}
+    whole = {name: metric for name, metric in metrics.items() if hasattr(metric, "compute")}
+    means = {name: metric for name, metric in metrics.items() if name not in whole}
     names = ["loss", *task.terms, *means]
     precise = torch.float32 if world.device.type == "mps" else torch.float64
     sums = torch.zeros(len(names) + 1, dtype=precise, device=world.device)

@@ -145,6 +145,8 @@ def train(
     state.source = source
     buffers = BufferChecks(Objective(model, task), task)
     nets = make_nets(config, state, world)
+    if state.ema is not None and (own := next((n for n, p in task.named_parameters() if p.requires_grad), None)):
+        logger.warn(f"trainer.ema_decay averages the model; what the task trains ({own}) is scored as it is")
     net, share = next(iter(nets.values())), trainer.straggler_share
     balance = Balance(net, world, train_loader, logger, share) if world.size > 1 else None
     pruning = Pruning.of(run_dir)

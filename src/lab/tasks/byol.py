@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.config.schema import Share
-from lab.metrics.base import as_metric
 from lab.tasks.base import Batch, Losses, Metric, Task
 from lab.transforms.fields import Transform, compose
 
@@ -38,7 +37,7 @@ class BYOL(Task):
         super().__init__()
         self.projector, self.predictor, self.decay, self.fields = projector, predictor, decay, fields
         self.augment = compose(augment.values(), training=True)
-        self.metrics = {name: as_metric(metric) for name, metric in metrics.items()}
+        self.metrics = metrics
 
     def attach(self, model: nn.Module) -> None:
         self.teacher = copy.deepcopy(nn.Sequential(model, self.projector)).requires_grad_(False)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from engine.config.schema import Count, NotNegative
 from engine.data.counter import Draws
 from engine.errors import ConfigError
-from lab.metrics.base import as_metric
 from lab.tasks.base import Batch, Descend, Losses, Metric, Task
 
 
@@ -40,7 +39,7 @@ class WGAN(Task):
         super().__init__()
         self.critic, self.noise_shape, self.critic_steps, self.penalty = critic, noise_shape, critic_steps, penalty
         self.draws = {name: Draws(seed, f"WGAN {name}") for name in ("critic", "generator", "between", "scored")}
-        self.metrics = {name: as_metric(metric) for name, metric in metrics.items()}
+        self.metrics = metrics
 
     def trained(self, model: nn.Module) -> dict[str, list[nn.Module]]:
         return {"critic": [self.critic], "generator": [model]}

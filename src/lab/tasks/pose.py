@@ -11,7 +11,6 @@ from torch.linalg import vector_norm
 
 from engine.config.schema import NotNegative
 from engine.errors import ConfigError
-from lab.metrics.base import as_metric
 from lab.tasks.base import Batch, Losses, Metric, Task
 
 
@@ -43,7 +42,7 @@ class Pose(Task):
         if not bones or any(len(bone) != 2 for bone in bones):
             raise ConfigError(f"task.bones={bones}: give pairs of joints")
         self.input, self.target, self.factors = input, target, dict(factors)
-        self.metrics = {name: as_metric(metric) for name, metric in metrics.items()}
+        self.metrics = metrics
         self.num_joints = 1 + max(map(max, bones))
         self.register_buffer("bones", torch.tensor(bones), persistent=False)  # (N, 2)
 

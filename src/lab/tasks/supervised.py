@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from lab.checks import applied, check_criterion
-from lab.metrics.base import as_metric
 from lab.tasks.base import Batch, Losses, Metric, Task
 
 
@@ -19,7 +18,7 @@ class Supervised(Task):
     def __init__(self, criterion: Callable[[Any, Batch], Any], metrics: Mapping[str, Metric]) -> None:
         super().__init__()
         check_criterion(criterion)
-        self.criterion, self.metrics = criterion, {name: as_metric(metric) for name, metric in metrics.items()}
+        self.criterion, self.metrics = criterion, metrics
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
         output = model(batch["x"])
