@@ -242,6 +242,8 @@ def test_evaluation_in_step_counts_each_row_once(size: int, batch_size: int, num
         rows = [row for _, part in batches for row in part.tolist()]
         assert all(0 < len(part) <= batch_size for _, part in batches)
         assert not rows or (min(rows) >= 0 and max(rows) < size)
+        numbers = [number for part, _ in batches for number in part.tolist()]
+        assert numbers == [*rows[: plan.num_rows], *[-1] * (len(rows) - plan.num_rows)]
         seen += rows[: plan.num_rows]
         told = [plan.lengths(k) for k in range(len(batches))]
         assert [rows for rows, _ in told] == [len(part) for _, part in batches]

@@ -122,10 +122,3 @@ def test_a_learning_rate_of_its_own(tmp_path: Path) -> None:
 def test_what_cannot_be(tmp_path: Path, overrides: tuple[str, ...], line: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(line)):
         start_run(tmp_path / "run", *method.SMALL, *RUN, *overrides)
-
-
-@pytest.mark.slow
-def test_compiled(tmp_path: Path) -> None:
-    plain = start_run(tmp_path / "plain", *method.SMALL, *RUN)
-    compiled = start_run(tmp_path / "compiled", *method.SMALL, *RUN, "hardware.compile=true")
-    assert method.scores(compiled) == pytest.approx(method.scores(plain), rel=1e-3, abs=1e-5)

@@ -169,10 +169,12 @@ def add_numbers(batch: Batch, numbers: Tensor) -> Batch:
 def make_method(config: Config, machine: Hardware, begins: bool, logger: Logger) -> tuple[nn.Module, Task]:
     """Returns (model, task), on the CPU. begins: True for a new run, False if a checkpoint will be loaded."""
     model, task = make_model(config), make_task(config)
-    if task.across_samples and len(machine.micro_batch_sizes) > 1:
+    if task.across_samples and (len(machine.micro_batch_sizes) > 1 or config.trainer.strategy == "dp"):
+        dp = config.trainer.strategy == "dp"
+        key = "trainer=dp" if dp else f"hardware.micro_batch_size={config.hardware.micro_batch_size}"
         raise ConfigError(
-            f"hardware.micro_batch_size={config.hardware.micro_batch_size}: {type(task).__name__} compares the samples "
-            "of a whole batch with each other, so they must be on the devices at once - use null, or more ranks"
+            f"{key}: {type(task).__name__} compares the samples of a whole batch with each other, so they must be on "
+            f"the devices at once - use {'trainer=ddp' if dp else 'null, or more ranks'}"
         )
     with constructing("task", config.cfg.task):
         if begins and (line := task.initialize(model)):

@@ -150,7 +150,7 @@ class EvalPlan:
     evenly over the set, if count is less than its size.
 
     in_step: all ranks get equally many batches of equal sizes. A rank with one row less gets one of its rows (or row 0)
-    again, last, which is not to be counted.
+    again, last, which is not to be counted: its sample number is -1. Those of all others are their rows.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class EvalPlan:
         if rows > counted:
             positions = np.append(positions, self._own[0] if self._own else 0)
         chosen = spread(positions, self._count, self._size)
-        return chosen, chosen
+        return np.where(np.arange(rows) < counted, chosen, -1) if rows > counted else chosen, chosen
 
     def lengths(self, k: int) -> tuple[int, int]:
         """Of the k-th batch: (its rows, those of them that count, which come first)."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, RunFailed
 from engine.ranks import wire
 from engine.ranks.cluster import cluster_role, gpu_index, interface_towards, listener, rank_variables
 from engine.ranks.cuda import count_gpus
@@ -225,6 +225,37 @@ def all_gather(values: Tensor, world: World) -> list[Tensor]:
     dist.all_gather(parts, padded)
     dtypes = [getattr(torch, name.removeprefix("torch.")) for name, *_ in told]
     return [part[:size].view(dtype).view(shape) for part, dtype, (_, shape, size) in zip(parts, dtypes, told)]
+
+
+def gather_rows(own: Tensor) -> tuple[Tensor, int]:
+    """(B, ...) of each rank -> ((N, ...) of all ranks, in their order; the row where its own begin).
+
+    With gradients: in the backward pass a rank's rows get what the losses of all ranks say of them. All ranks call
+    this, with equally many rows; with one rank it is the identity. For losses of a task that is `across_samples`.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return own, 0
+    count, rank = len(own), dist.get_rank()
+    most = torch.tensor([count, -count])
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)  # on the host, which does not wait for a GPU
+    if (counts := to_host(most)) != [count, -count]:
+        raise RunFailed(f"rank {rank} gathers {count} rows, others {-counts[1]} to {counts[0]}: all must have as many")
+
+    def summed(gradient: Tensor) -> Tensor:
+        total = gradient.contiguous().clone()
+        dist.all_reduce(total)
+        return total
+
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, own.detach().contiguous())
+    parts[rank] = own
+    rows = torch.cat(parts)
+    if rows.requires_grad:
+        rows.register_hook(summed)
+    return rows, rank * count
 
 
 def all_max(values: list[int], world: World) -> Callable[[], list[int]]:

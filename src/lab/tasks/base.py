@@ -22,7 +22,8 @@ class Task(nn.Module):
     """
 
     terms: tuple[str, ...] = ()  # what `losses` returns beside "loss": logged, and scored in evaluations
-    numbered = False  # True: batches have "number", (B,) int64, the sample's global number (in an evaluation: its row)
+    # True: batches have "number", (B,) int64, the sample's global number; in an evaluation its row, or -1: not counted
+    numbered = False
     # True: the loss compares samples over all ranks: one micro-batch per step, as many evaluation batches on each rank
     across_samples = False
     not_compiled: tuple[str, ...] = ()  # names of methods that hardware.compile does not compile

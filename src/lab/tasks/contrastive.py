@@ -1,0 +1,70 @@
+"""Contrastive learning: which of all second views in the global batch is a first view's own (InfoNCE)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.config.schema import Positive
+from engine.ranks.distributed import gather_rows
+from lab.tasks.base import Batch, Losses, Metric, Task
+from lab.transforms.fields import Transform, compose
+
+
+class Contrastive(Task):
+    """The model represents: a view -> (B, D); metrics get this of the first view. projector: (B, D) -> (B, E).
+
+    Each view is to be told from the other views of all samples of all ranks, in both directions (van den Oord et al.
+    2018); the temperature, which begins at `temperature`, is learned, and kept above 0.01, as in CLIP (Radford et al.
+    2021). fields: in which the two views lie, one field twice or two; each is changed by augment's transforms, which
+    draw other numbers for either. Scores of an evaluation are those of batches of so many samples as all ranks evaluate
+    at once.
+    """
+
+    terms = ("top1", "temperature")
+    numbered = across_samples = True
+    not_compiled = ("gathered",)
+
+    def __init__(
+        self,
+        projector: nn.Module,
+        temperature: Positive,
+        fields: Sequence[str],
+        augment: Mapping[str, Transform],
+        metrics: Mapping[str, Metric],
+    ) -> None:
+        super().__init__()
+        self.projector, self.fields = projector, fields
+        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
+        self.augment = compose(augment.values(), training=True)
+        self.metrics = metrics
+
+    def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        seen = [model(self.view(batch, which)) for which in (0, 1)]
+        own = [F.normalize(self.projector(one).float(), dim=1) for one in seen]
+        counts = (batch["number"] >= 0).float()[:, None]  # what only pads an evaluation's batch is nobody's negative
+        rows, first = self.gathered(torch.cat([*own, counts], 1))
+        one, two, counts = rows.split([own[0].shape[1], own[1].shape[1], 1], 1)
+        scale = self.log_scale.exp()
+        target = first + torch.arange(len(own[0]), device=rows.device)
+        with torch.autocast(rows.device.type, enabled=False):  # bf16 would leave two digits of what may be 100
+            pairs = [(own[0], two), (own[1], one)]
+            logits = [(scale * mine @ others.T).masked_fill(counts.T == 0, -torch.inf) for mine, others in pairs]
+            losses = torch.stack([F.cross_entropy(each, target, reduction="none") for each in logits]).mean(0)
+        found = torch.stack([each.argmax(1) == target for each in logits]).float().mean(0)
+        return {"loss": losses, "top1": found, "temperature": (1 / scale).detach().expand(len(target))}, seen[0]
+
+    def updated(self, model: nn.Module) -> None:
+        self.log_scale.clamp_(max=math.log(100))
+
+    def gathered(self, own: Tensor) -> tuple[Tensor, int]:
+        return gather_rows(own)
+
+    def view(self, batch: Batch, which: int) -> Tensor:
+        changed = self.augment(batch, 2 * batch["number"] + which) if self.augment else batch
+        return changed[self.fields[which]]

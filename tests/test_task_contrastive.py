@@ -1,0 +1,124 @@
+"""task=contrastive: embeddings of all ranks, with gradients, and a temperature that is learned."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import method
+import pytest
+import torch
+from conftest import last_checkpoint, start_run
+from ranks import on_ranks
+from torch import nn
+from torch.nn import functional as F
+
+import engine.ranks.ddp
+import engine.ranks.hardware
+from engine.errors import ConfigError, RunFailed
+from engine.ranks.distributed import World, gather_rows
+from lab.restore import score_checkpoint
+from lab.tasks.contrastive import Contrastive
+
+RUN = (
+    "task=contrastive", "model.num_outputs=32", "model.hidden=[32]", "task.projector.hidden=[32]",
+    "task.projector.num_outputs=16", "~task.augment.crop", "optim.lr=1e-2",
+)  # fmt: skip
+
+
+@pytest.fixture
+def run() -> tuple[str, ...]:
+    return RUN
+
+
+class TestContrastive(method.Promises):
+    """The 250 samples of an evaluation leave a last batch of 10, which 3 ranks share with two padded rows."""
+
+    terms = ("top1", "temperature")
+    across_samples = True
+    overfits_to = 0.2
+
+
+def test_the_losses_are_those_of_the_formula() -> None:
+    torch.manual_seed(0)
+    model, task = nn.Linear(4, 3), Contrastive(nn.Linear(3, 2), 0.2, ["a", "b"], {}, {})
+    batch = {"a": torch.randn(5, 4), "b": torch.randn(5, 4), "number": torch.tensor([7, 8, 9, 10, -1])}
+    losses, seen = task.losses(model, batch)
+    torch.testing.assert_close(seen, model(batch["a"]))
+    a, b = (F.normalize(task.projector(model(batch[name])), dim=1)[:4] for name in "ab")  # the last does not count
+    logits, target = a @ b.T / 0.2, torch.arange(4)
+    wanted = (
+        F.cross_entropy(logits, target, reduction="none") + F.cross_entropy(logits.T, target, reduction="none")
+    ) / 2
+    torch.testing.assert_close(losses["loss"][:4], wanted)
+    torch.testing.assert_close(losses["temperature"], torch.full((5,), 0.2))
+    assert torch.equal(losses["top1"][:4], ((logits.argmax(1) == target).float() + (logits.argmax(0) == target)) / 2)
+
+
+def test_the_temperature_is_learned_and_saved(tmp_path: Path) -> None:
+    folder = start_run(tmp_path, *method.SMALL, *RUN, "trainer.keep_best=0")
+    learned = math.exp(-last_checkpoint(folder)["task"]["log_scale"])
+    assert learned != pytest.approx(0.07, rel=1e-4)
+    found = score_checkpoint(sorted((folder / "checkpoints").glob("last_*.pt"))[-1], "val", [])
+    assert found["temperature"] == pytest.approx(learned)
+    assert found["loss"] == pytest.approx(method.scores(folder)["val/loss"])
+
+
+# ---- engine.ranks.distributed.gather_rows
+
+
+def test_one_rank_gathers_its_own() -> None:
+    own = torch.randn(3, 2, requires_grad=True)
+    rows, first = gather_rows(own)
+    assert rows is own
+    assert first == 0
+
+
+def test_gathered_rows_have_gradients(tmp_path: Path) -> None:
+    """Each rank's loss depends on all rows; the rows' gradients are those of the sum of these losses."""
+
+    def loss_of(rank: int, rows: torch.Tensor) -> torch.Tensor:
+        return ((rank + 1) * rows.square() * torch.arange(1.0, 5)[:, None]).sum()
+
+    def work(world: World, folder: Path) -> None:
+        own = torch.full((2, 3), world.rank + 1.0, requires_grad=True)
+        rows, first = gather_rows(own)
+        assert first == 2 * world.rank
+        assert torch.equal(rows, torch.tensor([1.0, 1, 2, 2])[:, None].expand(4, 3))
+        loss_of(world.rank, rows).backward()
+        leaf = rows.detach().requires_grad_()
+        sum(loss_of(rank, leaf) for rank in range(world.size)).backward()  # type: ignore[union-attr]
+        torch.testing.assert_close(own.grad, leaf.grad[first : first + 2])  # type: ignore[index]
+        with torch.no_grad():
+            assert not gather_rows(own)[0].requires_grad
+
+    on_ranks(work, tmp_path / "work")
+
+
+def test_uneven_rows_are_refused_on_all_ranks(tmp_path: Path) -> None:
+    def work(world: World, folder: Path) -> None:
+        with pytest.raises(RunFailed, match=rf"rank {world.rank} gathers {3 - world.rank} rows, others 2 to 3"):
+            gather_rows(torch.zeros(3 - world.rank, 2))
+
+    on_ranks(work, tmp_path / "work")
+
+
+# ---- what cannot be
+
+
+@pytest.mark.parametrize(("overrides", "line"), [
+    (("hardware.micro_batch_size=5",), "hardware.micro_batch_size=5: Contrastive compares the samples of a whole"),
+    (("trainer=fsdp", "hardware.num_procs=2"), "trainer=fsdp: Contrastive holds parameters beside the model (log_sc"),
+])  # fmt: skip
+def test_what_cannot_be(tmp_path: Path, overrides: tuple[str, ...], line: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        start_run(tmp_path / "run", *method.SMALL, *RUN, *overrides)
+
+
+def test_replicas_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.ranks.hardware, "choose_device", lambda hardware: "cpu")
+    for module in (engine.ranks.ddp, engine.ranks.hardware):
+        monkeypatch.setattr(module, "gpus", lambda: [torch.device("cpu")] * 2)
+    with pytest.raises(ConfigError, match=r"^trainer=dp: Contrastive compares the samples of a whole batch"):
+        start_run(tmp_path / "run", *method.SMALL, *RUN, "hardware.device=auto", "trainer=dp")
