@@ -1,7 +1,7 @@
-"""Whether jobs of one sweep differ in nothing but what was swept. Imports neither Hydra nor torch.
+"""Finds config differences between a sweep's jobs that were not swept. Imports neither Hydra nor torch.
 
-A default in conf/ may be edited between two commands of a sweep. The jobs of both then have the same overrides and
-different configs, and are not repetitions of each other: what differs is shown, and sets them apart in the report.
+A default in conf/ may be edited between two commands of a sweep. Jobs of both may then have the same overrides but
+different configs, so they are no repetitions: the differing keys are shown, and the report groups jobs by them too.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import yaml
 
 from engine.config.schema import join
 
-# keys that say where and how a job runs, not what it computes: they count only where the jobs differ in them on purpose
+# groups that say where and how a job runs, not what it computes: they tell jobs apart only where they are swept
 AROUND = ("hardware", "logger", "callback", "name")
 NEVER = ("hydra", "sweep", "resume")
-OWN = "hydra"  # in `follows`: what follows from no key, but from the job's number, directory or time
+OWN = "hydra"  # key in `follows` for values that come from the job's number, directory or time
 _ABSENT = object()
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C reads a config in 1 ms instead of 10
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's loader: 1 ms per config, not 10
 
 
 def flat(node: Any, key: str = "") -> dict[str, Any]:
@@ -46,11 +46,11 @@ def unswept(
     swept: Collection[str],
     follows: Mapping[str, Collection[str]],
 ) -> list[str]:
-    """The dotted keys in which jobs differ and that nobody has swept.
+    """The dotted keys in which jobs differ although they were not swept.
 
-    configs, overrides, names: of each job; its name is that of its directory. follows: {swept key: the keys whose
-    value is made of it by an interpolation}. Seeds, and what says where a job runs, are not compared. A key that the
-    option of a swept group may have set (below it; any, for an experiment) is compared among jobs of the same option.
+    configs, overrides, names: one per job; name: its directory's name. follows: {swept key: keys that interpolate it}.
+    Seeds and the groups AROUND are not compared. A key that a swept group's option may have set (keys below the group;
+    any key, for an experiment) is compared only among jobs with the same option.
     """
     known = [i for i, config in enumerate(configs) if config]
     if not known:
@@ -78,7 +78,7 @@ def unswept(
 
 
 def dependents(raw: Mapping[str, Any], key: str) -> list[str]:
-    """The keys of an unresolved config whose value is made of `key`, by one interpolation or several."""
+    """The keys of an unresolved config that interpolate `key`, directly or through other keys."""
     texts = {name: str(value) for name, value in raw.items() if "${" in str(value)}
     found = {key}
     while more := {name for name, text in texts.items() if name not in found and any(_refers(text, k) for k in found)}:
@@ -89,7 +89,7 @@ def dependents(raw: Mapping[str, Any], key: str) -> list[str]:
 def _refers(text: str, key: str) -> bool:
     if key == OWN:
         return re.search(r"\$\{(hydra|now|suffix):", text) is not None
-    if "${h5_" in text and _within(key, "data"):  # what the data's file says
+    if "${h5_" in text and _within(key, "data"):  # resolvers that read the data file
         return True
     for dots, name in re.findall(r"\$\{(\.*)([A-Za-z_][\w./]*)", text):
         if _within(name, key) or _within(key, name) or (dots and f".{key}".endswith(f".{name}")):
@@ -98,12 +98,12 @@ def _refers(text: str, key: str) -> bool:
 
 
 def _within(key: str, above: str) -> bool:
-    """Whether a dotted key is `above` or lies below it; groups and deletions are written as overrides have them."""
+    """Whether a dotted key is `above` or below it. above: as in an override (~key, group@package, a/b)."""
     return f"{key}.".startswith(above.lstrip("~").partition("@")[0].replace("/", ".") + ".")
 
 
 def _owns(group: str, key: str, keys: Iterable[str]) -> bool:
-    """Whether the option chosen for a group may have set `key`: below it, or anywhere, as an experiment does."""
+    """Whether a group's option may have set `key`: a key below the group, or any key (an experiment)."""
     somewhere = group.startswith("~") or any(_within(one, group) for one in keys)
     return _within(key, group) or "@" in group or not somewhere
 
@@ -118,7 +118,7 @@ def _key(override: str) -> str:
 
 
 def _without(value: Any, name: str) -> Any:
-    """A path that holds the job's own directory, without what lies above: it is no difference."""
+    """A path within the job's own directory, made relative to it: such paths are no difference between jobs."""
     if isinstance(value, str) and name and name in value:
         return value.partition(name)[2]
     return [_without(one, name) for one in value] if isinstance(value, list) else value

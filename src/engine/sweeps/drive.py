@@ -1,4 +1,4 @@
-"""A sweep from its due jobs to its exit status, whichever launcher runs them and whichever sweeper made them."""
+"""Runs a sweep from its due jobs to its exit status, with any launcher and any sweeper."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from engine.sweeps.options import SweepConfig
 from engine.sweeps.screen import label, table
 from engine.sweeps.threads import decide, share_of
 
-HYDRAS_SUBDIR = "${hydra.job.num}"  # its default; only Hydra's basic sweeper goes by it
+HYDRAS_SUBDIR = "${hydra.job.num}"  # Hydra's default; only its basic sweeper uses it
 
 
 def _nothing(job: Job, state: str) -> None: ...
@@ -32,8 +32,8 @@ def _nothing(job: Job, state: str) -> None: ...
 
 @dataclass(frozen=True)
 class Work:
-    """What a launcher is given. jobs: those to run, asked for when there is room for one. total: all jobs of the
-    command, as far as they are known. on_end(job, state): called in this process after each job."""
+    """What a launcher is given. jobs: those to run, drawn lazily when one can start. total: all jobs of the command,
+    as far as known. on_end(job, state): called in this process after each job."""
 
     ledger: Ledger
     jobs: Iterable[Job]
@@ -43,7 +43,7 @@ class Work:
 
 
 def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, arguments: Sequence[str]) -> None:
-    """Every combination of the values in `arguments`, what has ended left out. master: the command's whole config.
+    """Run every combination of the values in `arguments` that has not ended. master: the command's whole config.
 
     Raises ConfigError before anything is written, later what `conclude` raises.
     """
@@ -69,7 +69,7 @@ def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, argument
 
 
 def share_for(launcher: Launcher, num_jobs: int, ledger: Ledger, new: Iterable[NewJob]) -> Share | None:
-    """share_of; said where new jobs get less than those before."""
+    """share_of, with a message where new jobs get fewer cores than earlier ones."""
     share, before = share_of(launcher, num_jobs, ledger, (one.cfg for one in new)), ledger.share
     if share is not None and before is not None and share.cores < before.cores:
         say(
@@ -80,7 +80,7 @@ def share_for(launcher: Launcher, num_jobs: int, ledger: Ledger, new: Iterable[N
 
 
 def opened(master: DictConfig) -> tuple[SweepConfig, Ledger]:
-    """The options and the ledger of the sweep that a command means."""
+    """The checked options and the ledger of a command's sweep. Raises ConfigError for options that do not fit."""
     if followers():
         raise ConfigError(
             "-m under torchrun or srun: start a sweep with the plain command; its jobs start their own processes"
@@ -110,7 +110,7 @@ def tried(
     retry_failed: bool,
     launcher: Launcher,
 ) -> str:
-    """What the preflight says of the jobs that are to run, written or not; before any is written."""
+    """The preflight's table for all jobs that are to run, known and new; nothing is written."""
     from engine.sweeps.preflight import Candidate, preflight
 
     known = [job for c in combinations if (job := ledger.find(c.values)) is not None]
@@ -126,7 +126,7 @@ def tried(
 
 
 def outlook(ledger: Ledger, jobs: Sequence[Job], due: Sequence[Job]) -> str:
-    """Before it starts: what is there and what is to do."""
+    """The line before the start: numbers of jobs, to run and ended before."""
     chosen = {job.key for job in due}
     others = [job.state() for job in jobs if job.key not in chosen]
     begun = sum(job.state() != "queued" for job in due)
@@ -138,17 +138,17 @@ def outlook(ledger: Ledger, jobs: Sequence[Job], due: Sequence[Job]) -> str:
 
 
 def run(launcher: Launcher, work: Work) -> signal.Signals | None:
-    """Run the work's jobs to their ends -> the signal that stopped them before, if one did.
+    """Run the work's jobs to their ends. Returns the signal that stopped them early; None: none did.
 
-    A launcher of this project has `run_jobs(work)`. Any other Hydra launcher is given the run directories as overrides:
-    what it composes for a job is only the way to the job's directory (train.py looks at sweep.job first).
+    A launcher of this project has `run_jobs(work)`. Any other Hydra launcher is given the run directories as overrides;
+    train.py reads sweep.job first, and ignores the rest of the config that such a launcher composes.
     """
     if hasattr(launcher, "run_jobs"):
         return launcher.run_jobs(work)
     jobs = list(work.jobs)
     try:
         launcher.launch([[f"sweep.job='{job.directory}'", f"hydra.sweep.subdir='{job.key}'"] for job in jobs], 0)
-    except Exception as error:  # some raise when a job did not come back; what has become of each says its directory
+    except Exception as error:  # some raise for a job that was lost; each job's state is in its directory
         say(f"hydra/launcher: {type(error).__name__}: {error}")
     for job in jobs:
         work.on_end(job, job.state())
@@ -156,9 +156,8 @@ def run(launcher: Launcher, work: Work) -> signal.Signals | None:
 
 
 def conclude(ledger: Ledger, jobs: Sequence[Job], stopped: signal.Signals | None, changed: bool = True) -> None:
-    """The table and the report. Raises as the sweep ended: KeyboardInterrupt, RunFailed, SystemExit(75) or nothing.
-
-    changed: whether any job has run since the last report.
+    """Print the table, write the report. Raises KeyboardInterrupt (Ctrl-C), RunFailed (failed jobs) or SystemExit(75)
+    (stopped early) according to the sweep's end. changed: whether any job has run since the last report.
     """
     states = [job.state() for job in jobs]
     say(f"\n{table(ledger, jobs)}\n\nsweep {ledger.name}: {counted(states)}")

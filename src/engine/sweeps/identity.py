@@ -1,4 +1,4 @@
-"""What tells the jobs of a sweep apart: their overrides, whatever the order and the spelling. Imports no torch."""
+"""The identity of a sweep's job: its overrides, independent of order and spelling. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from engine.config.compose import absolute
 from engine.sweeps.alike import AROUND, NEVER
 
 NAME_DIGITS, SLUG_LENGTH, VALUE_LENGTH = 16, 80, 24
-OLD_DIGITS = 8  # of the names that the first version gave; its sweep.json has no `identity`
+OLD_DIGITS = 8  # in directory names of the first version, whose sweep.json has no `identity`
 
 
 def values_of(overrides: Sequence[str], swept: Collection[str] = (), cwd: Path | None = None) -> dict[str, Any]:
-    """{key: value} of the overrides that tell jobs apart; equal dicts, equal jobs.
+    """{key: canonical value} of the overrides that tell jobs apart; jobs are the same if these dicts are equal.
 
-    1e-3 is 0.001, 7.0 is 7, 'a' is a; a group's value is the name of its option; of a key given twice the last counts.
-    swept: keys in which the jobs differ. cwd: what a relative data.path stands against.
+    1e-3 is 0.001, 7.0 is 7, 'a' is a; a group's value is its option's name; of a key given twice the last counts.
+    swept: keys in which the jobs differ. cwd: base of a relative data.path.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     return {key: value for key, value in (keyed(o, cwd or Path.cwd()) for o in parsed) if counts(key, swept)}
 
 
 def differing_keys(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """The keys in which jobs with these overrides differ; one that only some give is one."""
+    """The keys in which jobs with these overrides differ, including keys that only some of them give."""
     texts = dict.fromkeys(text for overrides in jobs for text in overrides)
     told = dict(zip(texts, (keyed(o, Path.cwd()) for o in OverridesParser.create().parse_overrides(list(texts)))))
     values = [dict(told[text] for text in overrides) for overrides in jobs]
@@ -58,10 +58,10 @@ def canonical(value: Any) -> Any:
     """One spelling for equal values, of plain types only."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    if isinstance(value, str) and "${" in value:  # ${oc.env:LR}: what it is now; of another key: that key's own affair
+    if isinstance(value, str) and "${" in value:  # ${oc.env:LR} is resolved now; ${other.key} stays as it is
         try:
             return canonical(OmegaConf.to_container(OmegaConf.create({"value": value}), resolve=True)["value"])  # type: ignore
-        except Exception:  # whatever a resolver raises where its surroundings are missing
+        except Exception:  # a resolver may raise anything, and another key is not known here
             return value
     if isinstance(value, Mapping):
         return {str(k): canonical(v) for k, v in value.items()}
@@ -69,7 +69,7 @@ def canonical(value: Any) -> Any:
 
 
 def digest(values: Mapping[str, Any]) -> str:
-    """The job's identity: the same for equal values, in whatever order; its first digits end the directory's name."""
+    """The job's identity, a hash of its values in any order; the directory's name ends with its first digits."""
     text = json.dumps(sorted(values.items()), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -18,10 +18,10 @@ ELSEWHERE = 73  # EX_CANTCREAT: another process runs this job
 
 
 def run_job(directory: Path) -> int:
-    """Run the job, or go on with it, in this process (ranks beyond one in processes below it) -> exit status: 0, 1 the
-    run failed, 2 its config does not fit what it found, 130 and others as signals ended it, ELSEWHERE.
+    """Run or resume the job in this process (several ranks: in child processes). Returns the exit status: 0, 1 the run
+    failed, 2 a ConfigError, 75 preempted, 130 Ctrl-C, ELSEWHERE another process runs it.
 
-    One that has ended is left as it is: 0. What happened stands in the directory's status.json.
+    A job that has ended is not run again: 0. The outcome is in the directory's status.json.
     """
     if not run_directory.holds_run(directory):
         raise ConfigError(f"{directory}: no run directory (it has no {run_directory.CONFIG})")

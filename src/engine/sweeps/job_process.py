@@ -1,4 +1,4 @@
-"""A job in a process of its own below the pool: what it does first, and what is said of one that could not say it."""
+"""A job's process below the pool: its setup, and the failure record of one that died without writing it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from engine.runs.directory import no_links
 from engine.sweeps.job import run_job
 from engine.sweeps.ledger import Job
 
-OUTPUT, FAULT = "output.log", "fault.log"  # what a job of several printed; where it was when a signal killed it
+OUTPUT, FAULT = "output.log", "fault.log"  # output of a job among several; its stack when a signal killed it
 
 
 def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None, hung: str = "") -> None:
-    """A job that was killed, or that ended without a word, cannot say so itself. stopped: it was asked to end.
-    hung: why it had to be ended."""
+    """Record the end of a job that died without recording it. stopped: the signal that asked it to end, if any; hung:
+    the reason if it was ended as hung, else empty."""
     try:
         with run_directory.claimed(job.directory):
             if job.state() not in ("queued", "running"):
@@ -44,7 +44,7 @@ def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None,
             else:
                 error = RunFailed(f"the job ended with status {exit_code} and left no word; see {OUTPUT}")
             run_directory.record_failure(job.directory, 0, error, first=True, stack=f"{error}\n{trace}\n")
-    except Claimed:  # another process goes on with it already
+    except Claimed:  # another process has resumed it already
         return
 
 
@@ -74,7 +74,7 @@ def job_main(project: App, directory: Path, environment: dict[str, str], quiet: 
 
 
 def print_to(path: Path) -> None:
-    """All that this process and those below it print goes there."""
+    """Redirect stdout and stderr of this process and its children to the file."""
     sys.stdout.flush()
     sys.stderr.flush()
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)

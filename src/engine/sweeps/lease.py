@@ -1,4 +1,4 @@
-"""Which GPUs and how many cores each of several jobs on this machine gets. Starts no CUDA."""
+"""Which GPUs and how many cores each of several jobs on this machine gets. Does not initialize CUDA."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.ranks.cuda import count_gpus
 
 @dataclass(frozen=True)
 class Lease:
-    """gpus: as CUDA_VISIBLE_DEVICES names them; none: the job uses none. share: of each of them."""
+    """gpus: names as in CUDA_VISIBLE_DEVICES; (): the job uses none. share: fraction of each of these GPUs, 0..1."""
 
     gpus: tuple[str, ...]
     share: float
@@ -27,9 +27,9 @@ class Lease:
 
 
 class Leases:
-    """jobs_at_once: a number, or auto: as many as the GPUs hold; where there are none, one for each core.
-    gpus_per_job: a number of GPUs, a part of one (0.5), or auto: as many as the job has ranks.
-    num_jobs: how many are to come; None: nobody knows."""
+    """jobs_at_once: a number, or auto: as many as fit on the GPUs; without GPUs, one per core.
+    gpus_per_job: a number of GPUs, a fraction of one (0.5), or auto: as many as the job has ranks.
+    num_jobs: number of jobs to come; None: not known."""
 
     def __init__(self, jobs_at_once: int | str, gpus_per_job: float | str, num_jobs: int | None) -> None:
         self._free = dict.fromkeys(visible_gpus(), 1.0)
@@ -43,7 +43,7 @@ class Leases:
         self.at_once = max(1, min(int(jobs_at_once), num_jobs or int(jobs_at_once)))
 
     def take(self, directory: Path) -> Lease | None:
-        """What the job of this run directory gets; None: it has to wait. ConfigError: it would wait for ever."""
+        """The lease for the job of this run directory; None: it has to wait. ConfigError: it would wait forever."""
         if self._running == self.at_once:
             return None
         wanted = self._wanted(directory)
@@ -52,7 +52,7 @@ class Leases:
             raise ConfigError(
                 f"{directory.name}: needs {count} GPUs, {len(self._free)} can be seen - hydra.launcher.gpus_per_job"
             )
-        # the emptiest first: jobs that share GPUs are spread over them
+        # the GPU with the largest free share first: jobs that share GPUs are spread over them
         fitting = sorted(
             (gpu for gpu, free in self._free.items() if free >= share - 1e-9), key=lambda g: -self._free[g]
         )
@@ -83,7 +83,7 @@ class Leases:
 
 
 def visible_gpus() -> list[str]:
-    """As CUDA_VISIBLE_DEVICES names them."""
+    """Names of the visible GPUs, as in CUDA_VISIBLE_DEVICES."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]

@@ -1,12 +1,13 @@
-"""The book of a sweep: its directory, sweep.json and the state of each job. Imports no torch.
+"""The ledger of a sweep: its directory, sweep.json and the state of each job. Imports no torch.
 
     ledger = Ledger(directory)
     known = ledger.find(values)                     # the job with these values, if there is one
     jobs = ledger.add([NewJob(...), ...])           # composed, checked configs -> run directories, status queued
     for job in ledger.due(jobs, retry_failed): ...  # run engine.sweeps.job.run_job(job.directory), anywhere
-    job.state()                                     # what has become of it
+    job.state()                                     # its state now
 
-Several processes may use one ledger at the same time: `add` is exclusive, and a job is run by who holds its directory.
+Several processes may use one ledger at once: `add` takes a lock, and a job is run by the process that holds its
+directory's lock.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ENDED = ("finished", "pruned")  # never run again
 
 @dataclass(frozen=True)
 class Job:
-    """One job as the ledger knows it; everything else stands in its run directory."""
+    """One job of the ledger; everything else about it is in its run directory."""
 
     number: int
     overrides: tuple[str, ...]
@@ -60,10 +61,10 @@ class Job:
 
 @dataclass(frozen=True)
 class NewJob:
-    """A job to write. cfg: resolved and checked. values: what tells it apart (identity.values_of).
+    """A job to write. cfg: resolved and checked. values: its identity (identity.values_of).
 
-    key: the directory's name, where it is not to follow from the values (a search may try equal values twice).
-    facts: for status.json's `sweep` beside the sweep's name and the job's number, such as {"trial": 3}.
+    key: the directory's name; None: made from the values. (A search may try equal values twice, so it sets the key.)
+    facts: further entries of status.json's `sweep`, such as {"trial": 3}.
     """
 
     overrides: Sequence[str]
@@ -75,7 +76,7 @@ class NewJob:
 
 @dataclass(frozen=True)
 class Share:
-    """Of a machine, for each job. threads: the fastest number, where it was measured."""
+    """A job's share of the machine. threads: the fastest number of CPU threads; None: not measured."""
 
     cores: int
     threads: int | None
@@ -105,24 +106,24 @@ class Ledger:
 
     @property
     def follows(self) -> dict[str, list[str]]:
-        """{swept key: the keys of the jobs' configs that are made of it by interpolations}"""
+        """{swept key: the keys of the jobs' configs that interpolate it}"""
         return dict(self._book.get("follows", {}))
 
     @property
     def share(self) -> Share | None:
-        """What each job may use of the machine, as it was decided when the newest jobs were written."""
+        """Each job's share of the machine, as decided when the newest jobs were written."""
         known = self._book.get("share")
         return Share(**known) if known else None
 
     @property
     def commands(self) -> list[list[str]]:
-        """The overrides of each command that has added jobs, as typed; the first version kept the last one's only."""
+        """The overrides of each command that has added jobs, as typed; the first version kept the last command's."""
         before = [self._book["overrides"]] if "overrides" in self._book else []
         return list(self._book.get("commands", before))
 
     @property
     def objectives(self) -> list[dict[str, str]]:
-        """[{key, mode}]: the scores that say which job is best."""
+        """[{key, mode}]: the scores that rank the jobs; mode: min or max."""
         return list(self._book.get("objectives", []))
 
     def refresh(self) -> None:
@@ -138,14 +139,14 @@ class Ledger:
             self._index(job, entry.get("identity") or entry["key"].rpartition("_")[2])
 
     def _index(self, job: Job, identity: str | None) -> None:
-        """identity: of the job's values, or as much of it as its directory's name has; None: a trial of a search."""
+        """identity: digest of the job's values, or its first digits (from the directory's name); None: a trial."""
         self._jobs.append(job)
         self._by_key[job.key] = job
         if identity is not None:
             self._by_identity[identity] = job
 
     def find(self, values: Mapping[str, Any]) -> Job | None:
-        """The job with these values, whoever has added it and whatever was swept then."""
+        """The job with these values, whichever command added it; None: there is none."""
         identity = digest(values)
         return self._by_identity.get(identity) or self._by_identity.get(identity[:OLD_DIGITS])
 
@@ -162,16 +163,16 @@ class Ledger:
         follows: Mapping[str, Collection[str]],
         share: Share | None,
     ) -> list[Job]:
-        """Write the run directories of new jobs, status queued -> the jobs in the order given.
+        """Write the run directories of new jobs, status queued. Returns the jobs in the order given.
 
-        A job that is there already, by its key or values, stays as it is. command: the overrides as typed. follows:
-        {swept key: the keys of the config that are made of it}. share: of the machine, for new jobs.
+        A job with the same key or values that exists stays as it is. command: the overrides as typed. follows: {swept
+        key: the keys of the config that interpolate it}. share: a new job's share of the machine.
         """
         with self._exclusive():
             all_swept = list(dict.fromkeys([*self.swept, *swept]))
             known = run_directory.surroundings()
             entries, added = list(self._book.get("jobs", [])), []
-            compared = [job.overrides for job in self._jobs[:1]]  # what differs among the others is in all_swept
+            compared = [job.overrides for job in self._jobs[:1]]  # one known job is enough: all_swept has the rest
             for one in new:
                 job = self.named(one.key) if one.key else self.find(one.values)
                 if job is None:
@@ -196,24 +197,24 @@ class Ledger:
                 "objectives": [dict(objective) for objective in objectives],
                 "jobs": entries,
             }
-            run_directory.write_json(self.directory / SWEEP, self._book)  # last: what it names is whole
+            run_directory.write_json(self.directory / SWEEP, self._book)  # last: the directories it names are complete
         return added
 
     def _write_job(self, job: Job, new: NewJob, known: run_directory.Surroundings) -> None:
         if run_directory.holds_run(job.directory) and job.state() != "queued":
-            return  # somebody has removed sweep.json: what has run is not to be lost
+            return  # sweep.json was removed: keep what has run
         job.directory.mkdir(exist_ok=True)
         facts = {"sweep": self.name, "job": job.number, **new.facts}
         run_directory.fill(job.directory, new.cfg, list(new.overrides), "queued", known, sweep=facts)
 
     def due(self, jobs: Iterable[Job], retry_failed: bool) -> list[Job]:
-        """Those that are to run: not ended, and failed ones only on request. One that another process runs now is
-        among them; who comes to run it will see."""
+        """The jobs to run: not ended; failed ones only with retry_failed. Includes jobs that another process runs now:
+        whoever starts one finds its directory locked."""
         return [job for job in jobs if is_due(job.state(), retry_failed)]
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """One process at a time changes the book; the kernel gives the lock free whatever happens to it."""
+        """Lock for changes of sweep.json by one process at a time; the kernel releases it if the process is killed."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             check_links(self.directory)

@@ -1,4 +1,4 @@
-"""What a user may set of a multirun: `sweep`, and Hydra's launchers and sweepers that are this project's."""
+"""What a user may set for a multirun: the group `sweep`, and the options of this project's launchers and sweepers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SweepConfig:
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """hydra.launcher, where that is the local pool."""
+    """hydra.launcher for hydra/launcher=pool."""
 
     jobs_at_once: Annotated[int | str, Rule(words=("auto",), at_least=1)]
     gpus_per_job: Annotated[float | str, Rule(words=("auto",), above=0)]
@@ -27,7 +27,7 @@ class PoolConfig:
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """hydra.sweeper, where it is optuna."""
+    """hydra.sweeper for hydra/sweeper=optuna."""
 
     n_trials: Annotated[int, Rule(at_least=1)]
     n_jobs: Annotated[int | None, Rule(at_least=1)]
@@ -42,7 +42,7 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class SlurmConfig:
-    """hydra.launcher, where that is slurm."""
+    """hydra.launcher for hydra/launcher=slurm."""
 
     jobs_at_once: Annotated[int, Rule(at_least=1)]
     timeout_min: Annotated[int, Rule(at_least=1)]

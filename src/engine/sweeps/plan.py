@@ -1,6 +1,6 @@
 """From a command line to jobs: expanded, composed, checked, and only then written. Imports no torch by itself.
 
-    overrides -> every combination -> those the ledger knows, as they are, and new ones, composed and checked
+    overrides -> all combinations -> jobs the ledger has, as they are, and new jobs, composed and checked
 
 A mistake in one job stops the sweep before anything is written.
 """
@@ -41,7 +41,7 @@ MAX_SHOWN = 4
 
 @dataclass(frozen=True)
 class Combination:
-    """One job of the command. values: what tells it apart from others."""
+    """One job of the command. values: its identity (identity.values_of)."""
 
     overrides: tuple[str, ...]
     values: dict[str, Any]
@@ -49,24 +49,24 @@ class Combination:
 
 @dataclass(frozen=True)
 class Composer:
-    """Makes the config of one job. master: the config of the command as a whole, `hydra` included. swept: the keys that
-    an error is to show."""
+    """Composes the configs of jobs. master: the whole command's config, `hydra` included. swept: keys that an error
+    message shows."""
 
     loader: ConfigLoader
     master: DictConfig
     cwd: Path
     sweep_dir: Path
     swept: Collection[str] = ()
-    follows: dict[str, set[str]] = field(default_factory=dict)  # key given -> the keys made of it by interpolations
+    follows: dict[str, set[str]] = field(default_factory=dict)  # overridden key -> keys that interpolate it
     _bases: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)
     _parsed: dict[str, Override] = field(default_factory=dict)
 
     def job(self, number: int, key: str, overrides: Sequence[str]) -> DictConfig:
-        """Resolved and checked; ConfigError with the job's number."""
+        """The job's config, resolved and checked; a ConfigError names the job's number."""
         try:
             cfg = self._composed(overrides)
-            OmegaConf.set_readonly(cfg.hydra, False)  # Hydra 1.4 says it is
-            with open_dict(cfg):  # for a ${hydra:...} of the user's
+            OmegaConf.set_readonly(cfg.hydra, False)  # Hydra 1.4 makes it read-only
+            with open_dict(cfg):  # for users' ${hydra:...} interpolations
                 cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
                 cfg.hydra.runtime.output_dir = str(self.sweep_dir / key)
             HydraConfig.instance().set_config(cfg)
@@ -83,8 +83,8 @@ class Composer:
             raise ConfigError(f"job {number} ({shown}): {line}") from error
 
     def _composed(self, overrides: Sequence[str]) -> DictConfig:
-        """As Hydra composes it. Jobs that differ in plain values alone are composed once, and the values set as Hydra
-        sets them: a tenth of the time."""
+        """The config as Hydra composes it. Jobs that differ only in plain values share one composition, into which the
+        values are set as Hydra does: a tenth of the time."""
         for text in overrides:
             if text not in self._parsed:
                 self._parsed[text] = OverridesParser.create().parse_override(text)
@@ -101,7 +101,7 @@ class Composer:
             base = self._bases[kind] = self.loader.load_sweep_config(self.master, list(overrides))
             without_hydra = OmegaConf.masked_copy(base, [str(key) for key in base if key != "hydra"])
             raw = flat(OmegaConf.to_container(without_hydra, resolve=False))
-            for key in (*keys, OWN):  # not only what is swept now: another command may give another value
+            for key in (*keys, OWN):  # also keys not swept now: another command may give another value
                 self.follows.setdefault(key, set()).update(dependents(raw, key))
         cfg = copy.deepcopy(base)
         for override in values.values():
@@ -109,7 +109,7 @@ class Composer:
         return cfg
 
     def _is_value(self, override: Override) -> bool:
-        """Whether it sets a plain value, and chooses no option, adds, deletes or merges nothing."""
+        """Whether the override only sets a plain value: it chooses no option, and adds, deletes or merges no key."""
         key = override.key_or_group
         is_set = override.type is OverrideType.CHANGE and key in self.swept and override.package is None
         node = OmegaConf.select(self.master, key, default=MISSING) if is_set else MISSING
@@ -119,12 +119,12 @@ class Composer:
 
 
 def _touch(one: str, other: str) -> bool:
-    """Whether two keys are the same or one lies within the other."""
+    """Whether two keys are the same or one is below the other."""
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def expand(arguments: Sequence[str], loader: ConfigLoader, known: Sequence[str], cwd: Path) -> list[Combination]:
-    """Every combination of the values, the last key changing fastest; equal ones once. known: keys swept before."""
+    """All combinations of the values, the last key varying fastest, without duplicates. known: keys swept before."""
     parser = OverridesParser.create(config_loader=loader)
     choices: dict[str, list[str]] = {}
     for override in parser.parse_overrides(list(arguments)):
@@ -153,7 +153,7 @@ def swept_keys(arguments: Sequence[str]) -> list[str]:
 
 
 def _alternatives(override: Override) -> list[str]:
-    """The overrides without commas that this one stands for."""
+    """One override per value of a sweep override: a=1,2 -> [a=1, a=2]."""
     if not override.is_sweep_override():
         return [str(override.input_line)]
     if not override.is_discrete_sweep():
@@ -168,7 +168,7 @@ def _alternatives(override: Override) -> list[str]:
 
 
 def compose(ledger: Ledger, combinations: Sequence[Combination], composer: Composer) -> dict[int, NewJob]:
-    """{position: job} of the combinations that the ledger does not know; a mistake in any is a ConfigError."""
+    """{index in combinations: new job} for those that the ledger lacks; a mistake in any is a ConfigError."""
     number, found = len(ledger.jobs), {}
     for index, combination in enumerate(combinations):
         early.leave_if_asked()
@@ -180,8 +180,8 @@ def compose(ledger: Ledger, combinations: Sequence[Combination], composer: Compo
 
 
 def unlike(ledger: Ledger, before: Sequence[Job], new: Sequence[NewJob], composer: Composer) -> str:
-    """What is to be said where new jobs differ from those before in more than their overrides say, as after an edit of
-    conf/; else nothing. The report goes by the same rule (engine.sweeps.alike)."""
+    """A message if new jobs differ from earlier ones in keys that were not overridden, as after an edit of conf/; else
+    "". The report uses the same rule (engine.sweeps.alike)."""
     if not before or not new:
         return ""
     known = [(load_config(j.directory / run_directory.CONFIG), j.overrides, j.key) for j in before]
@@ -207,7 +207,7 @@ def write(
     ledger: Ledger, combinations: Sequence[Combination], new: Mapping[int, NewJob], command: Sequence[str],
     follows: Mapping[str, Collection[str]], share: Share | None,
 ) -> list[Job]:  # fmt: skip
-    """The jobs of this command, in its order; `new` ones are written. follows: Composer's. share: of each."""
+    """Write the `new` jobs. Returns all jobs of this command, in its order. follows: Composer's. share: of each job."""
     if new:
         monitor = next(iter(new.values())).cfg.monitor
         objectives = ledger.objectives or [{"key": str(monitor.key), "mode": str(monitor.mode)}]
@@ -216,8 +216,8 @@ def write(
 
 
 def adapt(ledger: Ledger, combinations: Sequence[Combination], jobs: Sequence[Job], composer: Composer) -> None:
-    """Jobs keep the config they were written with, but for the groups that do not say what is computed: values of these
-    that this command gives, and the one that wrote the job did not, hold from now on."""
+    """Update saved configs of known jobs in the groups SURROUNDINGS alone, which do not change what is computed: values
+    that this command gives, and the command that wrote the job did not, replace the saved ones."""
     for combination, job in zip(combinations, jobs):
         keys = {text: text.partition("=")[0] for text in combination.overrides if text not in job.overrides}
         given = {text: key for text, key in keys.items() if re.split(r"[./@]", key)[0] in SURROUNDINGS}

@@ -1,10 +1,10 @@
 """Several jobs at once on this machine, each in a process group of its own, forked from a parent that has imported
 torch once, made no CUDA call and started no thread.
 
-    jobs -> lease GPUs and cores -> fork -> engine.sweeps.job.run_job(directory) -> what became of it -> the next
+    jobs -> lease GPUs and cores -> fork -> engine.sweeps.job.run_job(directory) -> its state -> the next
 
-The parent holds no job's directory: the job itself does, and the kernel gives it free with the job. When the parent
-goes, the kernel kills the jobs, and theirs the ranks.
+The job's process, not the parent, holds the lock of its run directory, and the kernel releases it when the job ends.
+When the parent dies, the kernel kills the jobs, and a job's death kills its ranks.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Running:
     lease: Lease
     hearts: Hearts
     began: float
-    hung: list[str] = field(default_factory=list)  # why it was ended
+    hung: list[str] = field(default_factory=list)  # the reason, if it was ended as hung
 
 
 class Pool:
-    """stopped: the signal that has ended it early, if any has."""
+    """Runs jobs in parallel. stopped: the signal that ended it early; None: none did."""
 
     def __init__(
         self, leases: Leases, screen: Screen, options: SweepConfig, on_end: Callable[[Job, str], None]
@@ -60,12 +60,12 @@ class Pool:
         self.stopped: signal.Signals | None = None
         self._leases, self._screen, self._options, self._on_end = leases, screen, options, on_end
         self._running: dict[int, Running] = {}
-        self._elsewhere: dict[str, tuple[Job, float]] = {}  # run by another process; since when they look left alone
+        self._elsewhere: dict[str, tuple[Job, float]] = {}  # run by another process; unclaimed since (monotonic)
         self._ending = False
 
     def run(self, jobs: Iterable[Job]) -> None:
-        """Until all jobs have ended, here or in another process that works on the same sweep. Jobs are asked for one
-        at a time, when there is room for one."""
+        """Run until all jobs have ended, here or in another process that works on the same sweep. Jobs are drawn from
+        the iterable one at a time, when one can start."""
         waiting: list[Job] = []
         source = iter(jobs)
         with self._signals():
@@ -91,14 +91,14 @@ class Pool:
             job = waiting[0]
             if job.claimed():
                 self._elsewhere[job.key] = job, float("inf")
-            elif not is_due(job.state(), self._options.retry_failed):  # ended by another process, meanwhile
+            elif not is_due(job.state(), self._options.retry_failed):  # another process has run it meanwhile
                 self._tell(job, None)
             elif not self._begin(job):
                 return
             waiting.pop(0)
 
     def _begin(self, job: Job) -> bool:
-        """Whether the job has begun, or failed to; else there is no room for it yet."""
+        """Start the job. False: no GPU or slot is free for it yet; True: it has started, or its failure is recorded."""
         try:
             lease = self._leases.take(job.directory)
         except ConfigError as error:  # more GPUs than there are
@@ -113,7 +113,7 @@ class Pool:
         hearts = Hearts(context, 1)
         quiet = self._leases.at_once > 1
         arguments = (app(), job.directory, lease.environment(), quiet, os.getpid(), hearts.shared)
-        with held_signals():  # a signal finds the job among the running ones, and in the job handlers of its own
+        with held_signals():  # no signal arrives before the job is in _running and has its own handlers
             if self._ending:
                 self._leases.give_back(lease)
                 return False
@@ -123,11 +123,11 @@ class Pool:
         return True
 
     def _end_hung(self) -> None:
-        """Jobs that are stopped, or whose native code holds the interpreter: all else they end themselves."""
+        """End jobs that are stopped, or whose native code holds the GIL; other hangs end through their own watchdog."""
         for running in self._running.values():
             if running.hearts.overdue() and running.process.is_alive():
                 running.hung.append(f"the job hung: {running.hearts.why(0, running.process.pid)}")
-                heartbeat.abort(running.process)  # where it stood is in its FAULT
+                heartbeat.abort(running.process)  # its stack goes to its FAULT file
 
     def _ended(self, running: Running) -> None:
         running.process.join()
@@ -154,7 +154,7 @@ class Pool:
             self._end(signal.SIGTERM)
 
     def _look_elsewhere(self, waiting: list[Job]) -> None:
-        """Jobs that another process runs: it ends them, or it has gone and they are run here."""
+        """Check jobs that another process runs: count those that ended, take over those whose process is gone."""
         now = time.monotonic()
         for key, (job, alone_since) in list(self._elsewhere.items()):
             if job.claimed():
@@ -162,7 +162,7 @@ class Pool:
             elif not is_due(job.state(), retry_failed=False):
                 del self._elsewhere[key]
                 self._tell(job, None)
-            elif now - min(alone_since, now) > 2 * TICK_S:  # its process had time to say how it ended
+            elif now - min(alone_since, now) > 2 * TICK_S:  # its process had time to record its end
                 del self._elsewhere[key]
                 waiting.append(job)
             else:
@@ -177,7 +177,7 @@ class Pool:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """The first signal is passed on to the jobs, which save and end; after a second Ctrl-C they end now."""
+        """The first signal is passed on to the jobs, which save and end; a second Ctrl-C kills them."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             if number == getattr(signal, "SIGHUP", None):
@@ -197,13 +197,13 @@ class Pool:
                     handle(signal.Signals[asked], None)
                 yield
         finally:
-            for running in self._running.values():  # only where an error passes
+            for running in self._running.values():  # some are left only after an exception
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(running.process.pid, signal.SIGKILL)
 
 
 def run_jobs(work: Work, config: PoolConfig) -> signal.Signals | None:
-    """The local launcher: the work's jobs to their ends -> the signal that stopped them before, if one did."""
+    """The local launcher: run the work's jobs to their ends. Returns the signal that stopped them early, or None."""
     import torch  # noqa: F401 - once, for all jobs
 
     num_jobs = len(work.jobs) if isinstance(work.jobs, Sized) else None

@@ -1,7 +1,7 @@
-"""Before a sweep starts: build every job, run one batch of each distinct shape, say what the sweep will take.
+"""Before a sweep starts: build every job, run one batch of each distinct shape, estimate the sweep's time and memory.
 
-Each job is tried in a process of its own, with what one of its ranks would do; nothing is written. With several ranks
-the exchange between them is left out of the times, and a model that would be sharded is whole.
+Each job is tried in a process of its own, which does one rank's work; nothing is written. With several ranks, times are
+without communication, and a model that would be sharded is whole.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Trial:
-    """What one rank of a job did. shape: what decides times and memory. step_s, eval_s: of one optimizer step, of one
-    evaluation; None: a job of the same shape has been timed before. threads: it computed with."""
+    """Measurements of one rank of a job. shape: key of all that decides times and memory. step_s, eval_s: seconds of
+    one optimizer step, of one evaluation; None: the shape was timed before. memory: bytes. threads: CPU threads."""
 
     shape: str
     batch: str
@@ -105,7 +105,7 @@ def _child(project: App, cfg: DictConfig, num_cores: int, known: list[str], send
     except ConfigError as error:
         send.send(("mistake", str(error)))
     except Exception as error:
-        at = traceback.extract_tb(error.__traceback__)[-1]  # all of it shows a run of this job alone
+        at = traceback.extract_tb(error.__traceback__)[-1]  # a run of this job alone shows the rest
         send.send(("failed", f"{type(error).__name__}: {one_line(error)} ({at.filename}:{at.lineno})"))
     except KeyboardInterrupt:
         os._exit(130)

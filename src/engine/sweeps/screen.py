@@ -1,5 +1,5 @@
-"""A sweep at a glance: a block of lines that is redrawn where a person watches several jobs, else a line for each job
-that ends; and the table at its end."""
+"""Progress of a sweep: on a terminal with several jobs at once, a block of lines that is redrawn, else one line per
+ended job; and the table at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS_AT_MOST = 40
 
 
 class Screen:
-    """total: jobs of this command; some may have ended before."""
+    """total: number of jobs of this command, including those that ended earlier."""
 
     def __init__(self, ledger: Ledger, jobs: Sequence[Job], at_once: int, stream: TextIO | None = None) -> None:
         self._ledger, self._stream = ledger, stream or sys.stderr
@@ -41,7 +41,7 @@ class Screen:
             self._print(f"\njob {job.number}, {len(self._ended) + 1} of {self.total}: {label(job, self._ledger)}")
 
     def end(self, job: Job, state: str, seconds: float | None) -> None:
-        """seconds: None where another process ran it."""
+        """seconds: duration; None: another process ran it."""
         self._ended[job.key] = state
         if seconds is not None and state in ENDED:
             self._seconds.append(seconds)
@@ -108,7 +108,7 @@ class Screen:
 
 
 def table(ledger: Ledger, jobs: Sequence[Job]) -> str:
-    """Which jobs ended how, and why: all of them, or, where they are many, the failed and the best."""
+    """Table of the jobs: state, score, why failed. Above ROWS_AT_MOST jobs only the ten best and those not in ENDED."""
     scored = [(score_of(job, ledger), job) for job in sorted(jobs, key=lambda job: job.number)]
     if len(jobs) > ROWS_AT_MOST:
         ranked = sorted((s, j.number) for s, j in ((_sign(ledger) * v, j) for v, j in scored if v is not None))
@@ -153,7 +153,7 @@ def shown_score(job: Job, ledger: Ledger) -> str:
 
 
 def latest(run_dir: Path) -> str:
-    """The last step and losses that the run has logged."""
+    """The run's last logged step and losses, as text."""
     try:
         with open(run_dir / METRICS, "rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
@@ -164,7 +164,7 @@ def latest(run_dir: Path) -> str:
     for line in lines:
         try:
             found |= json.loads(line)
-        except ValueError:  # the first is cut, the last may not be whole yet
+        except ValueError:  # the first line is cut off, the last may be half written
             continue
     losses = [f"{k}={v:.4g}" for k, v in sorted(found.items()) if k.endswith("/loss") and isinstance(v, float)]
     return "  ".join([f"step {found['step']}", *losses]) if "step" in found else "starting"

@@ -1,9 +1,9 @@
-"""The jobs of a sweep on a SLURM cluster, by submitit: arrays of batch jobs, each of which is handed a run directory.
+"""SLURM launcher, by submitit: a sweep's jobs as arrays of batch jobs, each of which is handed a run directory.
 
     jobs -> sbatch --array -> srun: RunDirectory(directory), in each task of a job -> status.json -> the next
 
-A run that SLURM signals before its time is up saves; its batch job is queued again and goes on with it. This process
-only watches: when it goes, the batch jobs stay, and the same command later finds what they have done.
+A run saves when SLURM signals it before its time limit; its batch job is requeued and resumes it. This process only
+monitors: if it ends, the batch jobs go on, and the same command later finds their results.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from engine.sweeps.screen import Screen
 if TYPE_CHECKING:
     from engine.sweeps.drive import Work
 
-FOLDER = ".slurm"  # within the sweep's: what submitit writes
-NUMBER = "slurm_job"  # within a job's: which batch job runs it
+FOLDER = ".slurm"  # submitit's files, in the sweep's directory
+NUMBER = "slurm_job"  # file in a job's directory: number of its batch job
 POLL_S = 2.0
 SRC = Path(__file__).resolve().parents[2]
 
 
 class RunDirectory:
-    """What submitit calls in each task of a batch job, and again when the job has been queued again."""
+    """The callable that submitit runs in each task of a batch job, and again after a requeue."""
 
     def __init__(self, project: App) -> None:
-        self._app = project  # pickled: the batch job imports the project by it
+        self._app = project  # pickled: unpickling it imports the project in the batch job
 
     def __call__(self, directory: str) -> None:
         register(self._app)
@@ -53,16 +53,16 @@ class RunDirectory:
         print_to(Path(directory) / OUTPUT)
         if follows():
             status = self._app.join()
-            status = 0 if status == PREEMPTED else status  # a task that fails could end rank 0 before it queues the job
+            status = 0 if status == PREEMPTED else status  # a failed task could end rank 0 before it requeues
         else:
             try:
                 status = run_job(Path(directory))
             finally:
                 release_followers()
             if status == PREEMPTED and must_requeue(Path(directory)):
-                signal.raise_signal(requeue_signal())  # submitit queues the job again, and ends this process
+                signal.raise_signal(requeue_signal())  # submitit requeues the job, and ends this process
         if status:
-            raise SystemExit(status)  # for sacct
+            raise SystemExit(status)  # sacct shows it
 
     def checkpoint(self, directory: str) -> Any:
         from submitit.helpers import DelayedSubmission
@@ -71,7 +71,7 @@ class RunDirectory:
 
 
 def must_requeue(directory: Path) -> bool:
-    """Not after SIGTERM: SLURM queues the job again by itself then (preemption, requeue), or is not to (scancel)."""
+    """False after SIGTERM: then SLURM requeues the job itself (preemption), or the user wants it to end (scancel)."""
     return run_directory.read_json(directory / run_directory.STATUS).get("signal") != "SIGTERM"
 
 
@@ -114,7 +114,7 @@ class Batch:
                 self._screen.refresh([one.job for one in self._running], [])
 
     def _adopt(self, jobs: Iterable[Job]) -> Iterator[Job]:
-        """The jobs that are to be submitted; those that an earlier start has in SLURM's queue are watched instead."""
+        """Yields the jobs to submit; those that an earlier start left in SLURM's queue are monitored instead."""
         queued = self._queue() or set()
         for job in jobs:
             known = job.directory / NUMBER
@@ -158,7 +158,7 @@ class Batch:
         return executor
 
     def _queue(self) -> set[str] | None:
-        """The jobs that SLURM knows as waiting, running or ending; None: it does not answer now."""
+        """Numbers of this user's jobs in SLURM's queue (pending, running, completing); None: squeue failed."""
         command = ["squeue", "--noheader", "--array", "--format=%i", "--user", str(os.getuid())]
         done = subprocess.run(command, capture_output=True, text=True)
         return set(done.stdout.split()) if done.returncode == 0 else None
@@ -173,7 +173,7 @@ class Batch:
             self._cancel()
 
     def _cancel(self) -> None:
-        """SIGTERM to the runs, which save; SLURM kills what has not ended after its KillWait."""
+        """scancel: SIGTERM to the runs, which save; after KillWait, SLURM kills those that have not ended."""
         self._ending = True
         if self._running:
             subprocess.run(["scancel", *(one.number for one in self._running)], capture_output=True)
@@ -198,19 +198,19 @@ class Batch:
 
 
 def record_silence(job: Job, number: str) -> None:
-    """A job that has left the queue and did not say how: SLURM has killed it, or it never began."""
+    """Record a failure for a job that left the queue without a final status: SLURM killed it, or it never began."""
     try:
         with run_directory.claimed(job.directory):
             if job.state() in ("queued", "running"):
                 text = f"batch job {number} ended without a word; sacct -j {number} may tell, or {FOLDER}/ and {OUTPUT}"
                 run_directory.record_failure(job.directory, 0, RunFailed(text), first=True, stack=text)
-    except Claimed:  # another process goes on with it
+    except Claimed:  # another process has resumed it
         return
 
 
 def run_jobs(work: Work, config: SlurmConfig) -> signal.Signals | None:
-    """The launcher: the work's jobs to their ends -> the signal that stopped them before, if one did."""
-    # sbatch hands the environment on, but not the path of the script that was started
+    """The launcher: run the work's jobs to their ends. Returns the signal that stopped them early, or None."""
+    # sbatch passes on environment variables, but not this script's entry in sys.path
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SRC), *filter(None, [os.environ.get("PYTHONPATH")])])
     screen = Screen(work.ledger, work.total, config.jobs_at_once, sys.stderr)
     batch = Batch(work, config, screen)

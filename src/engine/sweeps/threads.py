@@ -1,5 +1,5 @@
-"""How many threads each job computes with. It is decided when a job is written: sums that more threads make differ in
-their last bits, so a job must not get more because it happens to run alone, goes on later, or after others failed."""
+"""Number of CPU threads of each job, fixed when the job is written: it changes the order of summation and so the last
+bits of results, so it must not depend on how many jobs happen to run at once or on a later resume."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from engine.sweeps.ledger import Ledger, Share
 
 
 def share_of(launcher: Any, num_jobs: int, ledger: Ledger, configs: Iterable[DictConfig]) -> Share | None:
-    """What each new job may use of this machine. A sweep that grows keeps its share while there are cores for that.
+    """Each new job's share of this machine; an extended sweep keeps its share while there are enough cores.
 
-    num_jobs: of the command, those that have ended included. configs: of new jobs; the first that has something to
-    measure is measured, in a process of its own, for all. None: the launcher does not say how many jobs run at once.
+    num_jobs: of the command, ended ones included. configs: of new jobs; the first whose thread count must be measured
+    is measured, in a process of its own, for all. Returns None if the launcher does not tell how many run at once.
     """
     if not hasattr(launcher, "at_once"):
         return None
@@ -34,7 +34,7 @@ def share_of(launcher: Any, num_jobs: int, ledger: Ledger, configs: Iterable[Dic
 
 
 def decide(cfg: DictConfig, share: Share | None) -> None:
-    """Write the number of threads of each rank in place of hardware.num_threads=auto."""
+    """Replace hardware.num_threads=auto in `cfg` by the number of threads of each rank."""
     if share is None or cfg.hardware.num_threads != "auto" or (found := _known(cfg, share.cores)) is None:
         return
     count, most = found
@@ -42,8 +42,8 @@ def decide(cfg: DictConfig, share: Share | None) -> None:
 
 
 def _known(cfg: DictConfig, cores: int) -> tuple[int, int] | None:
-    """(threads of a rank, or 0 where they are to be measured, and the most of them); None: the job cannot start here,
-    and says so when its turn comes."""
+    """(threads of a rank, 0: to be measured; most threads of a rank). None: this machine cannot run the job, which will
+    fail with the reason when it starts."""
     from engine.ranks.hardware import choose_device, count_processes
     from engine.ranks.threads import decide as decide_for_run
 
@@ -62,5 +62,5 @@ def _measured(cfg: DictConfig, most: int) -> int:
 
     try:
         return in_a_process(Candidate(0, "", cfg), [], most).threads
-    except (ConfigError, RunFailed):  # it will say so when its turn comes
+    except (ConfigError, RunFailed):  # the job itself fails with it when it starts
         return 1

@@ -21,14 +21,14 @@ from engine.sweeps.report.text import groups_csv, jobs_csv, markdown
 
 __all__ = ["Objective", "best_group", "groups", "read", "save_best", "write", "write_study"]
 
-MADE_FROM = "made_from.json"  # in report/: the state of the sweep that the report shows
-SUMMARY_S = 30.0  # what W&B gets for the summary of a sweep
+MADE_FROM = "made_from.json"  # in report/: the sweep's state (state_of) when the report was written
+SUMMARY_S = 30.0  # time limit for a sweep's summary in W&B
 INSTALL = "no pictures and no page: pip install -e '.[report]' brings matplotlib and plotly, which draw them"
 
 
 def write(sweep_dir: Path) -> list[Path]:
-    """The report of a sweep, at its end -> the files; and its summary in W&B, where its jobs are. Nothing is done where
-    nothing has happened since the last one. It never raises: what fails is one line."""
+    """Write a sweep's report and, if its jobs log to W&B, its summary there. Returns the files. Does nothing if the
+    sweep is unchanged since the last report. Never raises: an error is printed as one line."""
     try:
         made = sweep_dir / "report" / MADE_FROM
         now = state_of(sweep_dir)
@@ -55,7 +55,7 @@ def say(text: str) -> None:
 
 
 def state_of(sweep_dir: Path) -> str:
-    """Another text once a job was added, or has gone on; or this code has changed."""
+    """Hash that changes when a job is added or makes progress, or when this code changes."""
     digest = hashlib.sha256()
     names = [STATUS, METRICS]
     jobs = [sweep_dir / job["key"] / name for job in read_json(sweep_dir / SWEEP)["jobs"] for name in names]
@@ -65,9 +65,9 @@ def state_of(sweep_dir: Path) -> str:
 
 
 def write_study(study: Study, say: Callable[[str], object] = say) -> list[Path]:
-    """report.csv, groups.csv, report.md, and with the extra `report` pictures and report.html -> the files.
+    """Write report.csv, groups.csv, report.md, and with the extra `report` pictures and report.html. Returns the files.
 
-    say: gets one line where the extra is not installed.
+    say: called with one line if the extra is not installed.
     """
     folder = study.directory
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""From jobs to what the report says: groups over seeds, which is best, and how a swept value is laid out."""
+"""Analysis for the report: jobs grouped over seeds, the best group, the axis scale of a swept value."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 from engine.sweeps.alike import is_seed
 from engine.sweeps.report.read import FAILED, Job, Objective, Study
 
-FEW = 6  # so many values of a key may be named at its axis one by one
+FEW = 6  # most numbers of a key that get a tick label each
 
 
 @dataclass(frozen=True)
 class Group:
-    """Jobs that differ by the seed alone."""
+    """Jobs that differ only in the seed."""
 
     values: dict[str, Any]  # swept key -> value, seeds left out
     jobs: tuple[Job, ...]
     label: str  # lr=0.001 width=64
-    unswept: Mapping[str, Any] = field(default_factory=dict)  # those of `values` that no override of its jobs says
+    unswept: Mapping[str, Any] = field(default_factory=dict)  # those of `values` that come from no override
 
     def scores(self, objective: Objective) -> list[float]:
         return [score for job in self.jobs if (score := job.score(objective)) is not None]
@@ -33,7 +33,7 @@ class Group:
         return statistics.fmean(scores) if scores else None
 
     def std(self, objective: Objective) -> float | None:
-        """Of the sample (n - 1); None below two scores."""
+        """Sample standard deviation (n - 1); None below two scores."""
         scores = self.scores(objective)
         return statistics.stdev(scores) if len(scores) > 1 else None
 
@@ -47,12 +47,12 @@ def is_failure(job: Job, objective: Objective) -> bool:
 
 
 def config_keys(study: Study) -> tuple[str, ...]:
-    """The swept keys but for seeds: what makes one configuration differ from another."""
+    """The swept keys except seeds: they tell configurations apart."""
     return tuple(key for key in study.swept if not is_seed(key))
 
 
 def groups(study: Study, objective: Objective | None = None) -> list[Group]:
-    """The best mean of the objective (else of the first) first, those without any score last."""
+    """Groups by their mean of the objective (None: the first), best first, those without a score last."""
     objective = objective or study.objective
     found: dict[str, list[Job]] = {}
     keys = config_keys(study)
@@ -77,8 +77,8 @@ def groups(study: Study, objective: Objective | None = None) -> list[Group]:
 
 
 def best_group(study: Study, objective: Objective | None = None) -> Group | None:
-    """The best mean of the objective (else of the first). In a sweep among the groups with the most scores: a lucky
-    seed alone is no winner."""
+    """The group with the best mean of the objective (None: the first). In a sweep only among the groups with the most
+    scored seeds, so that one lucky seed does not win."""
     objective = objective or study.objective
     ranked = groups(study, objective)
     if not study.is_sweep:
@@ -88,8 +88,8 @@ def best_group(study: Study, objective: Objective | None = None) -> Group | None
 
 
 def pareto(study: Study) -> list[Group]:
-    """With several objectives: the groups that no other group beats in one without losing in another."""
-    scored = []  # (group, its means, each so that less is better)
+    """The Pareto front: groups with a mean in each objective that no other group dominates."""
+    scored = []  # (group, its means, signed so that less is better)
     for group in groups(study):
         means = [group.mean(o) for o in study.objectives]
         losses = [m if o.mode == "min" else -m for o, m in zip(study.objectives, means) if m is not None]
@@ -103,7 +103,7 @@ def pareto(study: Study) -> list[Group]:
 
 
 def difference(study: Study) -> str | None:
-    """Which jobs have which values of what nobody has swept, in a line; None: they differ in nothing else."""
+    """One line: values of keys in which jobs differ although they were not swept, and their jobs; None: no such key."""
     parts = []
     for key in study.unswept:
         jobs: dict[str, list[int]] = {}
@@ -119,14 +119,14 @@ def difference(study: Study) -> str | None:
 
 
 def counts(study: Study) -> dict[str, int]:
-    """{status: jobs}, in the order in which a reader wants them."""
+    """{status: number of jobs}, finished first."""
     order = ("finished", "running", "queued", "failed", "killed", "pruned", "preempted", "interrupted")
     found = [job.status for job in study.jobs]
     return {status: found.count(status) for status in dict.fromkeys([*order, *found]) if status in found}
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """optim.lr -> lr, where no other key ends so; else as much of its end as tells them apart."""
+    """{key: its shortest unique ending}: optim.lr -> lr, if no other key ends in lr."""
     names = {}
     for key in keys:
         parts = key.split(".")
@@ -146,13 +146,13 @@ def _sweep_label(values: dict[str, Any], jobs: Sequence[Job]) -> str:
 
 
 def _run_label(jobs: Sequence[Job], common: set[str]) -> str:
-    """What this run was told and not all were; of one that was told nothing, its directory."""
+    """The overrides that not all runs share (without seed); if there are none, the run's directory."""
     own = [o for o in jobs[0].overrides if o not in common and not is_seed(o.partition("=")[0]) and o[:5] != "hydra"]
     return " ".join(own) or jobs[0].key
 
 
 def show(value: Any) -> str:
-    """A value as a reader wants it: 4 digits, and as yaml writes the rest."""
+    """A value as text: floats with 4 digits, all else as in yaml."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -169,13 +169,13 @@ def is_number(value: Any) -> bool:
 
 
 def numbers(values: Iterable[Any]) -> list[float] | None:
-    """Their numbers, if they are numbers (null aside) of which at least two differ."""
+    """The values as floats, None left out; None unless all are numbers and at least two differ."""
     given = [value for value in values if value is not None]
     return [float(v) for v in given] if len(set(map(repr, given))) > 1 and all(map(is_number, given)) else None
 
 
 def is_log(values: Iterable[Any], said: bool = False) -> bool:
-    """Whether a logarithmic axis suits them: it was said, or they stand more evenly on it than on a linear one."""
+    """Whether the values get a logarithmic axis: said=True asks for it, or they are spaced more evenly on it."""
     distinct = sorted(set(numbers(values) or ()))
     if not distinct or distinct[0] <= 0:
         return False
@@ -190,13 +190,13 @@ def is_log(values: Iterable[Any], said: bool = False) -> bool:
 
 
 def wants_log(values: Iterable[float]) -> bool:
-    """For scores: over so many decades that a linear axis would show only the worst."""
+    """Whether scores get a logarithmic axis: all > 0 and max / min > 30, where a linear one shows only the worst."""
     known = [value for value in values if math.isfinite(value)]
     return bool(known) and min(known) > 0 and max(known) / min(known) > 30
 
 
 def axis_kind(study: Study, key: str) -> str:
-    """linear, log or category: how a swept value is laid out."""
+    """Scale of a swept key's axis: linear, log or category."""
     known = numbers(study.value(job, key) for job in study.jobs)
     if known is None or any(study.value(job, key) is None for job in study.jobs):
         return "category"
@@ -204,7 +204,7 @@ def axis_kind(study: Study, key: str) -> str:
 
 
 def names_fit(values: Sequence[Any], kind: str) -> bool:
-    """Whether each value is named at its axis: categories are, and a few numbers that do not stand too close."""
+    """Whether each value gets a tick label: categories do, and up to FEW numbers that are not too close."""
     if kind == "category" or len(values) > FEW:
         return kind == "category"
     places = sorted(math.log(v) if kind == "log" else float(v) for v in values)
@@ -212,12 +212,12 @@ def names_fit(values: Sequence[Any], kind: str) -> bool:
 
 
 def distinct_values(study: Study, key: str) -> list[Any]:
-    """Of all jobs: numbers by size, others as they come; in a sweep null is a value, among runs it may be a lack."""
+    """Distinct values of a key over all jobs, numbers sorted. In a sweep null counts; among runs it may be a lack."""
     found = {repr(value): value for job in study.jobs if job.config for value in [study.value(job, key)]}
     values = [value for value in found.values() if value is not None or study.is_sweep]
     return sorted(values) if all(map(is_number, values)) else values
 
 
 def varied(study: Study) -> list[str]:
-    """The swept keys, seeds left out, of which these jobs have more than one value."""
+    """The swept keys except seeds with more than one value among these jobs."""
     return [key for key in config_keys(study) if len(distinct_values(study, key)) > 1]

@@ -1,4 +1,4 @@
-"""The best configuration, to paste: as a list of overrides, and as an experiment yaml that gives the same config."""
+"""The best configuration for reuse: as a list of overrides, and as an experiment yaml that gives the same config."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MACHINE = "hardware"  # says where it runs; part of the best config only where i
 
 
 def override_list(group: Group) -> list[str]:
-    """What to type for this configuration: the overrides of its jobs, but for seed, logger and what makes a sweep."""
+    """Overrides that reproduce this configuration on the command line: its jobs', without seed, logger and sweep."""
     overrides = group.jobs[0].overrides
     kept = [o for o in overrides if _top(o) not in (*SURROUNDINGS, "hydra") and not is_seed(_key(o))]
     return [*kept, *(f"{key}={_written(value)}" for key, value in group.unswept.items())]
 
 
 def _written(value: Any) -> str:
-    """A value of a config in Hydra's grammar."""
+    """A config value in the grammar of Hydra's overrides."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{name}:{_written(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, list):
@@ -46,10 +46,10 @@ def command(group: Group) -> str:
 
 
 def save_best(study: Study, group: Group, overwrite: bool = False) -> Path:
-    """Write conf/experiment/best_<name>.yaml: with it alone on the command line, the config is that of the group's run.
+    """Write conf/experiment/best_<name>.yaml: experiment=best_<name> alone gives the config of the group's run.
 
-    It holds what differs from the plain config, resolved; not the seed, not what is logged where. Raises ConfigError
-    where a yaml cannot say it, and where a file is there that was not written for this sweep, or was edited since.
+    It holds the resolved values that differ from the default config, without seed and logger. Raises ConfigError if no
+    yaml can express the config, or if a file exists that was written for another sweep or edited since.
     """
     from engine.config.compose import CONF
 
@@ -82,10 +82,10 @@ def save_best(study: Study, group: Group, overwrite: bool = False) -> Path:
 
 
 def _sealed(study: Study, body: str) -> str:
-    """With a last line that nobody else writes: a digest of the sweep's place and of what the file says."""
+    """`body` with a last line that marks it as ours: a digest of the sweep's path and of `body`."""
     from engine.config.compose import ROOT
 
-    place = os.path.relpath(study.jobs[0].path.parent, ROOT)  # the same in a copy of the project
+    place = os.path.relpath(study.jobs[0].path.parent, ROOT)  # relative: the same in a copy of the project
     digest = hashlib.sha256(f"{place}\n{body}".encode()).hexdigest()[:16]
     return f"{body}\n{SEAL} {digest}\n"
 
@@ -124,7 +124,7 @@ def _verify(again: dict[str, Any], job: Job, left_out: Sequence[str]) -> None:
 
 
 def _difference(base: Any, wanted: dict[str, Any], always: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """The part of `wanted` that is not the same in `base`; and the values `always`, paths of keys, even so."""
+    """The values of `wanted` that differ from `base`; values at the key paths `always` even if they are equal."""
     out: dict[str, Any] = {}
     for key, value in wanted.items():
         below = [path[1:] for path in always if path[0] == key]
@@ -137,7 +137,7 @@ def _difference(base: Any, wanted: dict[str, Any], always: Sequence[Sequence[str
 
 
 def _choices(overrides: list[str]) -> dict[str, Any]:
-    """{group: option} as these overrides choose."""
+    """{group: option} that these overrides choose."""
     from engine.config.compose import composed
 
     found = composed([o for o in overrides if not _key(o).startswith("hydra.")])["hydra"]["runtime"]["choices"]
@@ -167,7 +167,7 @@ def _part(cfg: dict[str, Any], left_out: Sequence[str]) -> dict[str, Any]:
 
 
 def _seeds(job: Job) -> list[str]:
-    """The seed as that run had it: values that follow from it are no difference then."""
+    """Override for the run's seed, so that values derived from the seed do not count as differences."""
     return [f"seed={job.config['seed']}"] if "seed" in job.config else []
 
 

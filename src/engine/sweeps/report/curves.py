@@ -12,7 +12,7 @@ from engine.sweeps.report.read import FAILED, Job
 
 @dataclass(frozen=True)
 class Band:
-    """low, high: mean -+ standard deviation; equal to the mean where one seed has a value."""
+    """All lists: (steps,). low, high: mean -+ standard deviation; equal to the mean where only one seed has a value."""
 
     steps: list[int]
     mean: list[float]
@@ -22,7 +22,7 @@ class Band:
 
 
 def band(jobs: Sequence[Job], key: str) -> Band | None:
-    """Over the jobs that did not fail, at the steps that all have that came so far; None where nothing was logged."""
+    """Band over the jobs that did not fail, at steps that each job which got so far has logged; None: no values."""
     points = [dict(job.curves[key]) for job in jobs if job.status not in FAILED and job.curves.get(key)]
     if not points:
         return None
@@ -49,7 +49,7 @@ def ended_badly(job: Job) -> bool:
 
 
 def keys_of(jobs: Sequence[Job], first: Sequence[str]) -> list[str]:
-    """All that was logged: `first`, then val (val_hard, ...), train, test, the rest."""
+    """All logged keys: `first`, then val (val_hard, ...), train, test, the rest."""
     found = dict.fromkeys(key for job in jobs for key in job.curves)
     order = ("val", "train", "test", "")
 

@@ -1,4 +1,4 @@
-"""Values that come from anybody's run, as text of a table's cell or of Markdown: shown, never interpreted."""
+"""Escaping of untrusted values from runs for csv cells and Markdown: shown, never interpreted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORMULA = (
     "\uff0b",
     "\uff0d",
     "\uff20",
-)  # what a spreadsheet runs begins so
+)  # first characters of what a spreadsheet runs as a formula
 
 
 class Markdown(str):
@@ -22,7 +22,7 @@ class Markdown(str):
 
 
 def cell(value: Any) -> Any:
-    """For a csv: a text that a spreadsheet would run gets an apostrophe before it; a number stays a number."""
+    """A csv cell: text that a spreadsheet would run as a formula gets an apostrophe in front; numbers stay numbers."""
     if not isinstance(value, str):
         return value
     value = value.replace("\r\n", "\n").replace("\r", "\n")  # Python's csv does not quote a lone \r
@@ -36,7 +36,7 @@ def cell(value: Any) -> Any:
 
 
 def text(value: Any) -> Markdown:
-    """One line that shows the value: no markup, no link, no picture, no cell of a table and no heading begins in it."""
+    """The value as one line of Markdown, escaped: it starts no markup, link, picture, table cell or heading."""
     line = _line(value).replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     line = re.sub(r"[`|]|\](?=[(\[:])", r"\\\g<0>", line)  # hidden=[16,16] is no link and stays as it is
     return Markdown(re.sub(r"^(?=[#*=~_+-]+\s)", r"\\", line))
@@ -56,7 +56,7 @@ def block(value: str, language: str) -> Markdown:
 
 
 def _line(value: Any) -> str:
-    """Without line breaks and control characters."""
+    """The value as one line, without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
 
 

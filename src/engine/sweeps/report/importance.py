@@ -1,9 +1,9 @@
-"""How much of a score's differences each swept value explains.
+"""Importance of each swept key: how much of the scores' differences it explains.
 
 Optuna's PED-ANOVA (Watanabe et al. 2023) where Optuna is installed and there are enough scores for it; otherwise, and
-for grids, a measure of our own: epsilon squared (Kelley 1935) of a one-way analysis of variance of the scores' ranks,
-the share between the values, less what chance alone would put there. Ranks, so that one job that diverged does not
-decide it. It sees each key alone, no interactions.
+for grids, epsilon squared (Kelley 1935) of a one-way analysis of variance of the scores' ranks: the share of variance
+between the key's values, corrected for chance. Ranks make it robust against one diverged job. It sees each key alone,
+no interactions.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from engine.sweeps.report.analyse import config_keys, is_log, numbers
 from engine.sweeps.report.read import Objective, Study
 
-MIN_JOBS = 8  # below, any share is chance
-MIN_TRIALS = 20  # PED-ANOVA compares the best tenth with all: below, that is one or two
-BINS = 5  # at most, of a key that has more distinct numbers; 4 scores or more in each
+MIN_JOBS = 8  # with fewer, any share is chance
+MIN_TRIALS = 20  # PED-ANOVA compares the best tenth with all; of fewer trials, a tenth is one
+BINS = 5  # most bins for a key with more distinct numbers; at least 4 scores in each
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Importance:
 
 
 def importance(study: Study, objective: Objective) -> Importance | None:
-    """None where there are too few scores or too few keys to compare."""
+    """None: fewer than MIN_JOBS scores, or fewer than two keys that vary."""
     rows = [(job, score) for job in study.jobs if (score := job.score(objective)) is not None]
     keys = [key for key in config_keys(study) if len({repr(study.value(job, key)) for job, _ in rows}) > 1]
     if len(rows) < MIN_JOBS or len(keys) < 2:
@@ -51,7 +51,7 @@ def importance(study: Study, objective: Objective) -> Importance | None:
 
 
 def epsilon_squared(labels: Sequence[Any], scores: Sequence[float]) -> float:
-    """(between - (k - 1) * within / (n - k)) / total, at least 0; 0 where each value stands alone."""
+    """(between - (k - 1) * within / (n - k)) / total, at least 0; 0 if no value occurs twice."""
     by_label: dict[Any, list[float]] = {}
     for name, score in zip(labels, scores, strict=True):
         by_label.setdefault(name, []).append(score)
@@ -71,7 +71,7 @@ def ranks(scores: Sequence[float]) -> list[float]:
 
 
 def _bins(values: Sequence[Any]) -> list[Any]:
-    """Numbers with many distinct values in bins of equally many; others as they are."""
+    """Labels for the groups: numbers with many distinct values in equally filled bins, else the values themselves."""
     known, bins = numbers(values), min(BINS, len(values) // 4)
     if known is None or len(set(known)) <= bins:
         return [repr(value) for value in values]
@@ -83,7 +83,7 @@ def _bins(values: Sequence[Any]) -> list[Any]:
 def _ped_anova(
     columns: dict[str, list[Any]], scores: list[float], objective: Objective, study: Study
 ) -> dict[str, float] | None:
-    """None without Optuna. The jobs become the trials of a study in memory, so any kind of sweep can be asked about."""
+    """None without Optuna. The jobs become trials of an in-memory study, so this works for any kind of sweep."""
     try:
         import optuna
     except ImportError:

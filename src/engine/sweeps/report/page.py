@@ -1,4 +1,4 @@
-"""report.html: one file with its data, scripts (plotly's among them) and styles; it asks no network for anything."""
+"""report.html: one self-contained file with data, scripts (plotly's too) and styles; it works offline."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from engine.sweeps.report.text import NOT_SWEPT, NOT_SWEPT_NOTE, better_but_fewe
 
 WEB = Path(__file__).with_name("web")
 SCRIPTS = ("core.js", "curves.js", "scores.js", "parallel.js", "tables.js")
-POINTS = 400_000  # of all curves together; beyond, they are thinned
+POINTS = 400_000  # most points of all curves together: above it they are thinned
 MAX_CURVE = 1500
 
 
@@ -57,7 +57,7 @@ def page(study: Study, importance: Importance | None) -> str:
 
 
 def data(study: Study, importance: Importance | None) -> dict[str, Any]:
-    """All that the page shows, as plain values."""
+    """All data of the page, as JSON types."""
     ranked = groups(study)
     group_of = {job.key: i for i, group in enumerate(ranked) for job in group.jobs}
     keys = keys_of(study.jobs, [o.key for o in study.objectives])
@@ -127,7 +127,7 @@ def _job(study: Study, job: Job, group: int, strides: Mapping[str, int]) -> dict
         curves[key] = [[step for step, _ in finite], [value for _, value in finite]]
     failed = is_failure(job, study.objective)
     scored = job.status == "finished" and not failed
-    timed = len(job.seconds) <= 2 * MAX_CURVE  # otherwise the curve against the time is left out
+    timed = len(job.seconds) <= 2 * MAX_CURVE  # else no curves against time
     return {
         "number": job.number,
         "key": job.key,
@@ -150,7 +150,7 @@ def _job(study: Study, job: Job, group: int, strides: Mapping[str, int]) -> dict
 
 
 def _strides(jobs: Sequence[Job], keys: Sequence[str]) -> dict[str, int]:
-    """Every how many points of a key are kept: the same for all jobs, so that seeds keep the same steps."""
+    """{key: keep every n-th point}: the same n for all jobs, so that seeds keep the same steps."""
     total = sum(len(points) for job in jobs for points in job.curves.values())
     share = max(1.0, total / POINTS)
     longest = {key: max((len(job.curves.get(key, ())) for job in jobs), default=0) for key in keys}
@@ -160,7 +160,7 @@ def _strides(jobs: Sequence[Job], keys: Sequence[str]) -> dict[str, int]:
 
 
 def _best(study: Study) -> list[dict[str, Any]]:
-    """Of each objective."""
+    """The best group for each objective."""
     found = []
     for objective in study.objectives:
         best = best_group(study, objective)
@@ -180,7 +180,7 @@ def _best(study: Study) -> list[dict[str, Any]]:
 
 
 def _common(study: Study) -> list[list[str]]:
-    """[key, value] of the config that all jobs share."""
+    """[[key, value], ...] of the config that all jobs share."""
     configs = [job.config for job in study.jobs if job.config]
     first = configs[0] if configs else {}
     absent = object()

@@ -22,7 +22,7 @@ NO_SCORE = -0.14  # where the lines of failed jobs end, below the axis of the sc
 
 @dataclass(frozen=True)
 class Scale:
-    """One axis: value -> 0..1, and (0..1, text) of its ticks."""
+    """One axis. place: value -> height 0..1 (None: no value); ticks: (height, text)."""
 
     place: Callable[[Any], float | None]
     ticks: list[tuple[float, str]]
@@ -47,7 +47,7 @@ def scale(values: Sequence[Any], kind: str) -> Scale:
 
 
 def parallel(study: Study) -> Figure | None:
-    """None with fewer than two axes of values, and for runs that are not of one sweep."""
+    """The figure; None with fewer than two varied keys, and for runs that are not one sweep."""
     keys = varied(study)[:MAX_AXES] if study.is_sweep else []
     objective = study.objective
     scored = {job.key: score for job in study.jobs if (score := job.provisional(objective)) is not None}

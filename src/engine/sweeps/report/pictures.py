@@ -42,7 +42,7 @@ MAX_PANELS = 12
 
 
 def draw(study: Study, importance: Importance | None, folder: Path) -> list[Path]:
-    """Every picture that these jobs have something for -> the files, in `folder`."""
+    """Draw each picture for which the jobs have data into `folder`. Returns the files."""
     folder.mkdir(exist_ok=True)
     ranked = groups(study)
     with matplotlib.rc_context(RC):
@@ -56,7 +56,7 @@ def draw(study: Study, importance: Importance | None, folder: Path) -> list[Path
         files = []
         for name, figure in figures.items():
             path = folder / f"{name}.png"
-            path.unlink(missing_ok=True)  # of an earlier report, when it had something for it
+            path.unlink(missing_ok=True)  # an earlier report may have drawn it
             if figure is not None:
                 figure.savefig(path, dpi=130)
                 files.append(path)
@@ -95,7 +95,7 @@ def _curves(study: Study, ranked: Sequence[Group]) -> Figure | None:
 
 
 def _group_curve(axes: Axes, group: Group, rank: int, key: str) -> list[float]:
-    """One group's curve into `axes` -> the values that must be seen."""
+    """Draw one group's curve into `axes`. Returns the values that the y axis must show."""
     color = CATEGORICAL[rank] if rank < MAX_COLORED else FAINT
     seen: list[float] = []
     for job in group.jobs:
@@ -120,15 +120,15 @@ def _group_curve(axes: Axes, group: Group, rank: int, key: str) -> list[float]:
 
 
 def ceiling(curves: Sequence[Sequence[float]]) -> float | None:
-    """Where to cut curves that left the others far below (a loss of 1e20), else None."""
+    """Upper limit of the y axis if some curve diverged (a loss of 1e20), else None."""
     tops = sorted(max(curve) for curve in curves if curve)
     usual = tops[(len(tops) - 1) // 2] if tops else 0.0
     return usual * 10 if usual > 0 and tops[-1] > 1e3 * usual else None
 
 
 def _scores(study: Study) -> Figure | None:
-    """Score against each swept value: a dot for each job, lines through the means. With two swept values, the colour
-    is the other one's."""
+    """Score against each swept key: one dot per job, lines through the means. With two swept keys, the colour shows
+    the other key's value."""
     objective, keys = study.objective, (varied(study) or [key for key in study.swept if is_seed(key)])[:MAX_PANELS]
     scored = [score for job in study.jobs if (score := job.provisional(objective)) is not None]
     if not keys or not scored:
@@ -175,7 +175,7 @@ def _score_panel(axes: Axes, study: Study, key: str, other: str | None) -> None:
 
 
 def _score_line(axes: Axes, study: Study, jobs: Sequence[tuple[float | None, Job]], i: int, name: str | None) -> None:
-    """Jobs at their places: dots, the line through the means of places with several, crosses above for failures."""
+    """jobs: (x, job). Dots for scores, a line through the mean at each x, crosses above the axes for failures."""
     by_place: dict[float, list[float]] = {}
     for x, job in jobs:
         score = job.score(study.objective)
@@ -193,7 +193,7 @@ def _score_line(axes: Axes, study: Study, jobs: Sequence[tuple[float | None, Job
 
 
 def _objectives(study: Study, ranked: Sequence[Group]) -> Figure | None:
-    """The first two objectives against each other, with those that no other beats in both."""
+    """The first two objectives against each other, with the Pareto front."""
     if len(study.objectives) < 2:
         return None
     a, b = study.objectives[:2]

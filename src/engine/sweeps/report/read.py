@@ -1,6 +1,6 @@
-"""What a sweep, or any set of run directories, says of itself: read from the files, whatever state they are in.
+"""Reads a sweep, or any set of run directories in any state, into a Study.
 
-Imports neither torch nor Hydra; nothing in a run directory is changed.
+Imports neither torch nor Hydra; changes nothing in a run directory.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from engine.sweeps.alike import flat, unswept
 SWEEP = "sweep.json"
 METRICS = "metrics.jsonl"
 FAILED = ("failed", "killed")
-SURROUNDINGS = ("logger", "resume", "sweep")  # keys that do not say what is computed
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C reads a config in 1 ms instead of 10
+SURROUNDINGS = ("logger", "resume", "sweep")  # groups that do not change what is computed
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's loader: 1 ms per config, not 10
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Objective:
 
 @dataclass(frozen=True)
 class Job:
-    """One run directory. curves: {key: [(step, value), ...]}, values that were not finite left out."""
+    """One run directory. curves: {key: [(step, value), ...]}, non-finite values left out."""
 
-    key: str  # its directory, as short as it is unique among these jobs
+    key: str  # its directory's path, as short as unique among these jobs
     number: int
     path: Path
     overrides: tuple[str, ...]  # all it was started with
-    status: str  # as in status.json; killed: running once, but no process has it any more
+    status: str  # as in status.json; killed: status running, but its process is gone
     error: str | None  # one line
     traceback: str | None
     config: Mapping[str, Any]  # dotted key -> value
@@ -56,17 +56,17 @@ class Job:
     seconds: Sequence[tuple[int, float]]  # (step, seconds since the first record)
 
     def score(self, objective: Objective) -> float | None:
-        """Of a finished job, as result.json has it; None where it is not finite, or the job is not finished."""
+        """Score of a finished job from result.json; None: the job has not finished, or the value is NaN or inf."""
         value = self.result.get(objective.key) if self.status == "finished" else None
         return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
     def so_far(self, objective: Objective) -> float | None:
-        """The best that was logged, whatever became of the job."""
+        """The best logged value, in any state of the job; None: none was logged."""
         values = [value for _, value in self.curves.get(objective.key, ())]
         return objective.best(values) if values else None
 
     def provisional(self, objective: Objective) -> float | None:
-        """For pictures: the score, or what was reached so far, unless the job has failed."""
+        """For pictures: the score of a finished job, else the best value so far; None for a failed job without one."""
         if self.status in FAILED or self.status == "finished":
             return self.score(objective)
         return self.so_far(objective)
@@ -82,7 +82,7 @@ class Job:
 
     @property
     def reason(self) -> str | None:
-        """Why it has no score, in a line."""
+        """Why the job has no score, in one line."""
         if self.status == "killed":
             return f"its process is gone without a word (killed, or out of memory) after step {self.step}"
         if self.status == "finished":
@@ -92,7 +92,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Study:
-    """Jobs to report on. swept: the dotted keys, or config groups, in which they differ on purpose."""
+    """Jobs to report on. swept: the dotted keys, or config groups, in which they differ."""
 
     name: str
     directory: Path  # where the report goes
@@ -102,8 +102,8 @@ class Study:
     is_sweep: bool
     created: str | None = None
     commands: tuple[tuple[str, ...], ...] = ()  # the overrides of each command that has added jobs
-    unswept: tuple[str, ...] = ()  # of `swept`, the keys in which jobs differ though nobody has swept them
-    log_keys: frozenset[str] = field(default_factory=frozenset)  # swept on a logarithmic scale, as far as it was said
+    unswept: tuple[str, ...] = ()  # those of `swept` that differ without having been swept
+    log_keys: frozenset[str] = field(default_factory=frozenset)  # keys swept with tag(log, ...)
 
     @property
     def objective(self) -> Objective:
@@ -111,7 +111,7 @@ class Study:
 
     @property
     def typed(self) -> list[str]:
-        """The commands, a line for each."""
+        """The commands, one line each."""
         return [" ".join(overrides) for overrides in self.commands if overrides]
 
     def value(self, job: Job, key: str) -> Any:
@@ -124,7 +124,7 @@ class Study:
 
 
 def read(paths: Sequence[Path], out: Path | None = None, objective: Objective | None = None) -> Study:
-    """The study that these directories are: one sweep, or runs (or folders of runs) to compare. Raises ConfigError."""
+    """Read directories into a study: one sweep, or runs (or folders of runs) to compare. ConfigError: none found."""
     for path in paths:
         if not path.is_dir():
             raise ConfigError(f"{path}: no such directory; give a sweep, run directories, or a folder that holds some")
@@ -151,7 +151,7 @@ def _sweep(path: Path, out: Path | None, objective: Objective | None) -> Study:
     if not jobs:
         raise ConfigError(f"{path / SWEEP}: lists no job yet")
     asked = tuple(Objective(o["key"], o["mode"]) for o in facts.get("objectives") or ())
-    given = facts.get("commands") or [facts.get("overrides") or ()]  # the first version kept the last one's only
+    given = facts.get("commands") or [facts.get("overrides") or ()]  # the first version kept the last command's
     commands = tuple(tuple(o for o in one if not o.startswith(("sweep=", "sweep.name="))) for one in given)
     typed = [override for command in commands for override in command]
     log_keys = frozenset(o.partition("=")[0].lstrip("+") for o in typed if "log" in o.partition("=")[2])
@@ -165,7 +165,7 @@ def _sweep(path: Path, out: Path | None, objective: Objective | None) -> Study:
 
 
 def read_job(path: Path, number: int, overrides: tuple[str, ...], key: str | None = None) -> Job:
-    """One run directory, in whatever state; a queued job where there is none yet. overrides: if none are written."""
+    """Read one run directory in any state; a missing one is a queued job. overrides: used if it has no file of them."""
     status = read_json(path / STATUS)
     curves, seconds = read_metrics(path / METRICS)
     state = status.get("status", "queued")
@@ -188,7 +188,7 @@ def read_job(path: Path, number: int, overrides: tuple[str, ...], key: str | Non
 
 
 def read_metrics(path: Path) -> tuple[dict[str, list[tuple[int, float]]], list[tuple[int, float]]]:
-    """({key: [(step, value), ...]}, [(step, seconds), ...]) of a metrics.jsonl; none where there is none yet."""
+    """({key: [(step, value), ...]}, [(step, seconds), ...]) of a metrics.jsonl; both empty without the file."""
     curves: dict[str, list[tuple[int, float]]] = {}
     seconds: list[tuple[int, float]] = []
     began: float | None = None
@@ -207,7 +207,7 @@ def read_metrics(path: Path) -> tuple[dict[str, list[tuple[int, float]]], list[t
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process of this machine runs there; of another machine's run its status is believed."""
+    """Whether a process of this machine runs there; True for runs of other machines, whose status is trusted."""
     return read_json(path / ENVIRONMENT).get("host") != platform.node() or is_claimed(path)
 
 
@@ -222,7 +222,7 @@ def runs_below(path: Path) -> Iterator[Path]:
 
 
 def differing(jobs: Sequence[Job]) -> tuple[str, ...]:
-    """The dotted keys whose values are not the same in all of these jobs, those of logging left out."""
+    """The dotted keys whose values differ among these jobs, without the groups SURROUNDINGS."""
     jobs = [job for job in jobs if job.config]
     keys = dict.fromkeys(key for job in jobs for key in job.config if key.split(".")[0] not in SURROUNDINGS)
     absent = object()
@@ -232,7 +232,7 @@ def differing(jobs: Sequence[Job]) -> tuple[str, ...]:
 
 
 def _monitored(jobs: Sequence[Job]) -> tuple[Objective, ...]:
-    """What most of these runs call best."""
+    """The monitor (key, mode) that most of these runs have."""
     found = [(job.config.get("monitor.key"), job.config.get("monitor.mode")) for job in jobs]
     known = [(key, mode) for key, mode in found if key and mode]
     key, mode = max(known, key=known.count) if known else ("val/loss", "min")

@@ -7,10 +7,10 @@ CATEGORICAL_DARK = ("#56B4E9", "#E69F00", "#2DC4A0", "#E59AC6", "#F0844A", "#A8C
 MARKERS = ("o", "s", "^", "D", "v", "P", "h")
 FAILED, FAILED_DARK = "#B3261E", "#FF8A80"
 FAINT, FAINT_DARK = "#9AA3AD", "#5B6672"
-MAX_COLORED = len(CATEGORICAL)  # groups with a colour of their own, the best ones; the rest is grey
+MAX_COLORED = len(CATEGORICAL)  # the best groups get a colour each; the rest is grey
 SEQUENTIAL = "viridis"
 
-PAGE = {  # as report.html wants them: one for light, one for dark paper
+PAGE = {  # for report.html: light and dark background
     "light": CATEGORICAL,
     "dark": CATEGORICAL_DARK,
     "failed": (FAILED, FAILED_DARK),

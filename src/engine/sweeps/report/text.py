@@ -1,4 +1,4 @@
-"""report.csv, groups.csv and report.md: with Python's own library alone."""
+"""report.csv, groups.csv and report.md; needs only the standard library."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ NOT_SWEPT_NOTE = (
     "These jobs do not repeat one configuration: conf/ was edited between two commands of the sweep, or a job's "
     "config.yaml. The keys are columns here, and jobs are averaged only where they agree in them."
 )
-MAX_ROWS = 200  # of a table in report.md; the csv and the page have all
+MAX_ROWS = 200  # most rows of a table in report.md; the csv and the page have all
 
 
 def jobs_csv(study: Study) -> str:
-    """A row for each job; what it logged at its end in columns of its own."""
+    """One row per job; each value of its result.json is a column."""
     results = list(dict.fromkeys(k for job in study.jobs for k, v in job.result.items() if not isinstance(v, dict)))
     head = ["job", "directory", "status", *study.swept, *(f"best so far {o.key}" for o in study.objectives)]
     rows = [
@@ -48,7 +48,7 @@ def jobs_csv(study: Study) -> str:
 
 
 def groups_csv(study: Study) -> str:
-    """A row for each configuration, over its seeds."""
+    """One row per configuration: mean, standard deviation and number of seeds."""
     keys = config_keys(study)
     columns = [f"{o.key} {what}" for o in study.objectives for what in ("mean", "std", "n")]
     rows = [
@@ -61,7 +61,7 @@ def groups_csv(study: Study) -> str:
 
 
 def markdown(study: Study, importance: Importance | None, pictures: Sequence[str], note: str | None) -> str:
-    """pictures: files beside the report; note: what is missing and why."""
+    """The text of report.md. pictures: paths relative to the report; note: what is missing and why, None: nothing."""
     parts = [f"# {text(study.name)}", _facts(study)]
     if unlike := difference(study):
         parts += [f"## {NOT_SWEPT}", f"{text(unlike)}.\n\n{NOT_SWEPT_NOTE}"]
@@ -89,7 +89,7 @@ def score_text(group: Group, objective: Objective) -> str:
 
 
 def better_but_fewer(study: Study, best: Group, objective: Objective) -> Group | None:
-    """A group that looks better than the best, but of which fewer seeds have a score."""
+    """A group with a better mean than the best one, but with fewer scored seeds; None: there is none."""
     first = groups(study, objective)[0]
     return first if first.values != best.values and first.mean(objective) is not None else None
 
@@ -153,7 +153,7 @@ def _job_score(job: Job, objective: Objective) -> str:
 
 
 def _failures(study: Study) -> list[str]:
-    """Jobs with the same reason in one item."""
+    """The section on failures; jobs with the same reason share one item."""
     names = short_names(study.swept)
     by_reason: dict[str, list[Job]] = {}
     for job in study.jobs:

@@ -1,6 +1,6 @@
-"""A search from start to end: trials are drawn, run as jobs of a sweep, and told to the study as they end.
+"""A search from start to end: trials are drawn, run as jobs of a sweep, and reported to the study as they end.
 
-unfinished trials of an earlier start -> what their directories say: told, or gone on with
+unfinished trials of an earlier start -> reported, if their run has ended since; else resumed
 while there is room: ask -> compose, check, write the run directory -> launch -> tell
 """
 
@@ -44,7 +44,7 @@ LOCK, TRIAL_KEY = ".search.lock", "trial_"
 def search(
     master: DictConfig, loader: ConfigLoader, launcher: Launcher, arguments: Sequence[str], options: Mapping[str, Any]
 ) -> None:
-    """Run trials until as many have ended as hydra.sweeper.n_trials says, those of earlier starts included.
+    """Run trials until hydra.sweeper.n_trials have ended, including those of earlier starts.
 
     master: the command's whole config. options: hydra.sweeper. Raises ConfigError before anything is written, later
     what `conclude` raises.
@@ -84,19 +84,19 @@ def search(
 
 
 def corners_of(space: Space, composer: Composer, all_of_them: bool) -> list[Candidate]:
-    """Configs of jobs that show every choice and both ends of every range, checked; else the first of them."""
+    """Checked configs that cover every choice and both ends of every range; only the first one without all_of_them."""
     params = islice(space.corners(), None if all_of_them else 1)
     found = [(space.overrides(values), " ".join(space.drawn(values))) for values in params]
     return [Candidate(n, label, composer.job(n, trial_key(n), texts)) for n, (texts, label) in enumerate(found)]
 
 
 def _of_the_experiment(arguments: Sequence[str]) -> list[str]:
-    """Without what says how the sweep is run."""
+    """The overrides of the experiment: those of the groups NEVER (hydra, sweep, resume) left out."""
     return [text for text in arguments if text.lstrip("+~").partition("=")[0].partition(".")[0] not in NEVER]
 
 
 class Drive:
-    """Gives a launcher one trial after the other. command: the overrides as typed. share: of the machine, for each."""
+    """Hands trials to a launcher one by one. command: the overrides as typed. share: of the machine, for each trial."""
 
     def __init__(
         self, study: Search, ledger: Ledger, composer: Composer, command: Sequence[str], share: Share | None
@@ -106,32 +106,32 @@ class Drive:
         self._said: set[str] = set()
 
     def left_over(self) -> list[Asked]:
-        """Trials that an earlier start has begun and that are to go on; those that have ended meanwhile are told."""
+        """Trials of an earlier start that must be resumed; those that have ended since are reported to the study."""
         running = self.study.running()
         return [asked for asked in running if not self._tell(asked.number, self._job_of(asked.number).state())]
 
     def run(self, launcher: Launcher, options: Any, waiting: list[Asked]) -> signal.Signals | None:
-        """-> the signal that stopped it before its end, if one did."""
+        """Run the trials to the end of the search. Returns the signal that stopped it early; None: none did."""
         expected = [self._job_of(number) for number in range(self.study.expected())]
         total = [self.ledger.named(job.key) or job for job in expected]
         jobs = self._jobs(waiting)
         if hasattr(launcher, "run_jobs"):
             return run(launcher, Work(self.ledger, jobs, total, options, self._ended))
-        # other launchers take a batch, and say nothing before its last job has ended
+        # other launchers take a batch, and return only when its last job has ended
         while batch := list(islice(jobs, self.study.config.n_jobs or 1)):
             if stopped := run(launcher, Work(self.ledger, batch, total, options, self._ended)):
                 return stopped
         return None
 
     def _jobs(self, waiting: list[Asked]) -> Iterator[Job]:
-        """Asked for one at a time, when there is room to run it: by then, what has ended is known to the sampler."""
+        """Draws each trial only when it can start, so that the sampler knows all results until then."""
         while waiting or self.study.has_room():
             job = self._written(waiting.pop(0) if waiting else self.study.ask())
             if job is not None:
                 yield job
 
     def _written(self, asked: Asked) -> Job | None:
-        """The trial's run directory, written where an earlier start has not; None: its config has a mistake."""
+        """The trial's job, its run directory written unless an earlier start did; None: its config has a mistake."""
         overrides, key = self.study.space.overrides(asked.params), trial_key(asked.number)
         try:
             job = self.ledger.named(key)
@@ -141,7 +141,7 @@ class Drive:
                 cfg = self.composer.job(asked.number, key, overrides)
                 decide(cfg, self.share)
                 job = self._add(NewJob(overrides, cfg, {}, key, {"trial": asked.number}), self.study.space)
-        except ConfigError as error:  # two values that do not go together
+        except ConfigError as error:  # two values that do not fit together
             say(f"error: {error}")
             self.study.tell(asked.number, "fail", why=str(error))
             return None
@@ -162,7 +162,7 @@ class Drive:
         self._tell(int(job.key.removeprefix(TRIAL_KEY)), state)
 
     def _tell(self, number: int, state: str) -> bool:
-        """Tell the study what has become of a trial -> whether it has ended."""
+        """Report a trial's state and scores to the study. Returns whether it has ended."""
         job = self._job_of(number)
         if state in (*ENDED, "failed") and len(self.study.objectives) == 1:
             self.study.report(number, objective_values.evaluations(job.directory, self.study.objectives[0]))
@@ -182,13 +182,13 @@ class Drive:
 
 
 def trial_key(number: int) -> str:
-    """The name of a trial's directory: equal parameters may be tried twice."""
+    """The name of a trial's directory: by number, as equal parameters may be tried twice."""
     return f"{TRIAL_KEY}{number:04d}"
 
 
 @contextmanager
 def driving(sweep_dir: Path) -> Iterator[None]:
-    """One process drives a search; the kernel gives its place free whatever happens to it."""
+    """Lock: one process drives a search at a time; the kernel releases it even if the process is killed."""
     sweep_dir.mkdir(parents=True, exist_ok=True)
     try:
         lock = Lock(sweep_dir / LOCK)

@@ -1,4 +1,4 @@
-"""The sampler and the pruner of a search: what the config may name, and how it is built."""
+"""The sampler and the pruner of a search: which ones a config may name, and how they are built."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from engine.sweeps.search.space import Space, count_values
 ALLOWED = ("optuna.samplers.*", *PRUNERS_ALLOWED)
 NO_PRUNING = "optuna.pruners.NopPruner"
 EXHAUSTIVE = ("BruteForceSampler", "GridSampler")
-# the seed says which sequence, the storage where in it: another seed for each trial would mix sequences
+# a quasi-random sequence is fixed by the seed, the position in it by the storage: one seed for all trials
 ONE_SEED = ("QMCSampler",)
-NEEDS = {"CmaEsSampler": "cmaes", "QMCSampler": "scipy", "GPSampler": "scipy"}  # imported when they draw
+NEEDS = {"CmaEsSampler": "cmaes", "QMCSampler": "scipy", "GPSampler": "scipy"}  # imported only when they draw
 SAMPLER, PRUNER = "hydra.sweeper.sampler", "hydra.sweeper.pruner"
 
 
 class Methods:
-    """Checked: ConfigError with the first mistake. Builds no storage, writes nothing."""
+    """Checks the config of sampler and pruner (ConfigError for the first mistake). Opens no storage, writes nothing."""
 
     def __init__(self, config: SearchConfig, space: Space) -> None:
         self._config, self._space = config, space
@@ -52,12 +52,12 @@ class Methods:
             )
 
     def check_pruning(self, objectives: Sequence[Objective], cfg: Mapping[str, Any]) -> None:
-        """cfg: a trial's whole, plain config."""
+        """ConfigError if this search cannot prune. cfg: a trial's whole config, as plain dicts."""
         if not self.prunes:
             return
         if len(objectives) > 1:
             raise ConfigError("hydra/sweeper/pruner: a search with several objectives cannot prune - use none")
-        if not objectives[0].key.startswith("val"):  # val, val_hard, ...: the splits that are scored on the way
+        if not objectives[0].key.startswith("val"):  # val, val_hard, ...: the splits scored during training
             raise ConfigError(
                 f"hydra/sweeper/pruner: {objectives[0].key} is known at a run's end only - use none, or a val/ score "
                 "as the objective"
@@ -71,7 +71,7 @@ class Methods:
 
     @property
     def limit(self) -> int:
-        """How many trials the search ends with."""
+        """Number of trials at which the search ends."""
         if self._kind not in EXHAUSTIVE:
             return self._config.n_trials
         return min(self._config.n_trials, math.prod(map(count_values, self._space.swept.values())))

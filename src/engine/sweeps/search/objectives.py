@@ -1,4 +1,4 @@
-"""What a search makes small or large: keys of result.json. Imports neither torch nor optuna."""
+"""Objectives of a search: keys of result.json to minimize or maximize. Imports neither torch nor optuna."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.errors import ConfigError
 from engine.runs.logger import METRICS
 
 MODES = ("min", "max")
-# beside the scores; a fork whose runs write more numbers into result.json adds their keys here
+# numbers in result.json beside the scores; a fork whose runs write more adds their keys here
 RESULT_KEYS = ("step", "best_step", "seconds", "train/loss")
 
 
@@ -26,7 +26,7 @@ class Objective:
 
 
 def choose(node: Mapping[str, Any] | None, cfg: Mapping[str, Any]) -> list[Objective]:
-    """hydra.sweeper.objectives, {key: min or max}; null: the monitor of `cfg`, a whole, plain config."""
+    """Objectives from hydra.sweeper.objectives, {key: min or max}; null: the monitor of `cfg`, a trial's config."""
     if not node:
         return [Objective(cfg["monitor"]["key"], cfg["monitor"]["mode"])]
     scores = app().scores(cfg, "val", "test")
@@ -43,10 +43,10 @@ def choose(node: Mapping[str, Any] | None, cfg: Mapping[str, Any]) -> list[Objec
 
 
 def read(result: Mapping[str, Any], objectives: Sequence[Objective]) -> tuple[list[float], str]:
-    """(values, why they cannot be used; empty: they can). result: of a finished run."""
+    """(values (objectives,), ""), or ([], reason) if one is missing or NaN. result: result.json of a finished run."""
     values = [result.get(objective.key) for objective in objectives]
     for objective, value in zip(objectives, values):
-        if objective.key in result and (value is None or math.isnan(value)):  # null in the file: no JSON has NaN
+        if objective.key in result and (value is None or math.isnan(value)):  # JSON has no NaN: null
             return [], f"{objective.key} is not a number (NaN)"
         if not isinstance(value, (int, float)):
             return [], f"result.json has no number for {objective.key}"
@@ -54,7 +54,7 @@ def read(result: Mapping[str, Any], objectives: Sequence[Objective]) -> tuple[li
 
 
 def evaluations(run_dir: Path, objective: Objective) -> list[float | None]:
-    """What the run has logged of it, in order; None: not finite."""
+    """The objective's logged values in order; None: not finite."""
     found = []
     for line in (run_dir / METRICS).read_text().splitlines() if (run_dir / METRICS).exists() else ():
         try:

@@ -1,7 +1,7 @@
-"""The part of a search that one of its runs sees, a callback: it tells each score, and asks whether to go on.
+"""Pruning, a callback within a trial's run: reports each score to the study and asks whether to stop.
 
-Rank 0 alone talks to the search's storage; all ranks take its answer, so they stop together. A storage that cannot be
-reached never ends a run: it goes on, unpruned, and says so.
+Only rank 0 talks to the search's storage and broadcasts the answer, so all ranks stop together. If the storage cannot
+be reached, the run goes on without pruning, and says so.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PRUNERS_ALLOWED = ("optuna.pruners.*",)
 
 
 class Pruning:
-    """facts: what the search wrote into trial.json: study, storage, trial, objective and pruner."""
+    """facts: content of trial.json, written by the search: study, storage, trial, objective and pruner."""
 
-    run: Any  # the loop's, which gives it
+    run: Any  # set by the training loop
 
     def __init__(self, run_dir: Path, facts: Mapping[str, Any]) -> None:
         self._run_dir, self._facts = run_dir, facts
@@ -43,13 +43,13 @@ class Pruning:
         return Pruning(run_dir, facts) if facts.get("pruner") else None
 
     def on_eval(self, state: Any, scores: Mapping[str, float]) -> bool:
-        """Whether the run is to stop, the same on all ranks, which call this together."""
+        """Whether to stop the run, the same on all ranks. All ranks call this (broadcast)."""
         run = self.run
         if state.step >= run.total_steps:
             return False
         evaluation = state.step // run.every.eval - 1  # from 0
         answer = self._ask(evaluation, scores[self._facts["objective"]]) if run.world.is_main else False
-        self.pruned = share_from_main(bool(answer), run.world)  # of Optuna it may be numpy's
+        self.pruned = share_from_main(bool(answer), run.world)  # Optuna's may be a numpy bool
         return self.pruned
 
     def _ask(self, evaluation: int, value: float) -> bool:
@@ -58,7 +58,7 @@ class Pruning:
         try:
             if self._trial is None:
                 self._trial = self._open()
-            with warnings.catch_warnings():  # a run that has gone back to its checkpoint tells the same values again
+            with warnings.catch_warnings():  # a resumed run reports some values again
                 warnings.filterwarnings("ignore", message=".*already reported")
                 self._trial.report(value, evaluation)
             return self._trial.should_prune()

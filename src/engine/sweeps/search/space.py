@@ -1,4 +1,4 @@
-"""What a search varies: the ordinary override syntax -> Optuna's distributions, and a trial's parameters -> overrides.
+"""The search space: sweep overrides -> Optuna's distributions, and a trial's parameters -> overrides.
 
 optim.lr=tag(log,interval(1e-4,1e-1))    real, on a logarithmic scale
 optim.lr=interval(0.001,0.1)             real
@@ -30,8 +30,8 @@ DIGITS = 6
 
 @dataclass(frozen=True)
 class Space:
-    """fixed: key -> override of every trial; swept: key -> what a trial's value is drawn from; typed: key -> the
-    override as it was typed, of both."""
+    """fixed: {key: override of all trials}; swept: {key: distribution of a trial's value}; typed: {key: the override
+    as typed}, of both."""
 
     fixed: dict[str, str]
     swept: dict[str, BaseDistribution]
@@ -39,7 +39,7 @@ class Space:
 
     @property
     def keys(self) -> list[str]:
-        """What is swept, as the ledger names it."""
+        """The swept keys, without +, as in the ledger."""
         return [key.lstrip("+") for key in self.swept]
 
     def overrides(self, params: Mapping[str, Any]) -> list[str]:
@@ -50,7 +50,7 @@ class Space:
         return [f"{key}={_text(params[key], distribution)}" for key, distribution in self.swept.items()]
 
     def corners(self) -> Iterable[dict[str, Any]]:
-        """Parameters that between them show every choice and both ends of every range, for a check before the start."""
+        """Parameter sets that cover every choice and both ends of every range, for a check before the start."""
         ends = {key: _ends(distribution) for key, distribution in self.swept.items()}
         first = {key: values[0] for key, values in ends.items()}
         yield first
@@ -76,7 +76,7 @@ def parse(arguments: Sequence[str], loader: ConfigLoader | None = None) -> Space
 
 
 def distribution(override: Override) -> BaseDistribution:
-    """What the values of one key are drawn from; a ConfigError where Optuna cannot draw from it."""
+    """Optuna's distribution of one key's values; ConfigError if Optuna has none for this override."""
     value: Any = override.value()
     unknown = sorted(getattr(value, "tags", set()) - set(TAGS))
     if unknown:
@@ -122,10 +122,10 @@ def _range(sweep: RangeSweep) -> BaseDistribution:
 
 
 def _choice(override: Override, value: Any) -> BaseDistribution:
-    """Of the texts of the values: 1, 1.0 and true would be one value to Optuna, and a list none."""
+    """A choice among the values' texts: Optuna would take 1, 1.0 and true for one value, and accepts no list."""
     from optuna.distributions import CategoricalDistribution
 
-    if isinstance(value, ChoiceSweep):  # not the iterator: shuffle() would make another space of it at each start
+    if isinstance(value, ChoiceSweep):  # not the iterator: shuffle() would change the order at each start
         texts = [Transformer.str(item) for item in value.list]
     else:
         texts = list(override.sweep_string_iterator())
@@ -137,7 +137,7 @@ def _choice(override: Override, value: Any) -> BaseDistribution:
 
 
 def _text(value: Any, distribution: BaseDistribution) -> str:
-    """A parameter as it stands in an override: a real one with as many digits as a person reads."""
+    """A parameter as text of an override; a float is rounded to DIGITS significant digits."""
     if isinstance(value, float):
         low, high, step = (getattr(distribution, name) for name in ("low", "high", "step"))
         if step is None:
@@ -156,7 +156,7 @@ def _ends(distribution: BaseDistribution) -> list[Any]:
 
 
 def count_values(distribution: Any) -> int:
-    """How many values there are to draw; 0: no end of them."""
+    """Number of distinct values; 0: infinitely many."""
     if hasattr(distribution, "choices"):
         return len(distribution.choices)
     step = getattr(distribution, "step", None)
@@ -164,5 +164,5 @@ def count_values(distribution: Any) -> int:
 
 
 def _exact(value: Any) -> Decimal:
-    """The decimal number that was typed: Decimal(0.1) is not it."""
+    """The decimal number as typed: Decimal(0.1) would be 0.1000000000000000055..."""
     return Decimal(repr(float(value)))

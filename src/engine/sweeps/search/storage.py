@@ -1,4 +1,4 @@
-"""Where a search keeps its trials. Optuna is imported when a search begins, not with this module."""
+"""The storage (a database) of a search's trials. Optuna is imported when a search begins, not with this module."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from optuna.study import Study
 
 STUDY_FILE = "study.db"
-BUSY_S = 60  # what a process waits while another writes to the sqlite file
+BUSY_S = 60  # longest wait for another process that writes to the sqlite file
 
 
 def open_storage(url: str | None, sweep_dir: Path) -> RDBStorage:
-    """url: None is the sqlite file in the sweep's directory. ConfigError where it cannot be opened."""
+    """Open the database. url: None: the sqlite file in the sweep's directory. ConfigError if it cannot be opened."""
     quiet()
     from optuna.storages import RDBStorage
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.pool import NullPool
 
     full = url or f"sqlite:///{sweep_dir / STUDY_FILE}"
-    # no connection outlives its transaction: jobs are forked from this process
+    # no pooled connections: jobs are forked from this process, and must not inherit one
     options: dict[str, Any] = {"poolclass": NullPool}
     if full.startswith("sqlite"):
         options["connect_args"] = {"timeout": BUSY_S}
@@ -33,13 +33,13 @@ def open_storage(url: str | None, sweep_dir: Path) -> RDBStorage:
         return RDBStorage(full, engine_kwargs=options)
     except ImportError as error:
         reason = f"{one_line(error.__cause__ or error)} - install the database's driver, such as psycopg[binary]"
-    except (SQLAlchemyError, RuntimeError, ValueError) as error:  # RuntimeError: tables of another Optuna
+    except (SQLAlchemyError, RuntimeError, ValueError) as error:  # RuntimeError: tables of another version of Optuna
         reason = one_line(getattr(error, "orig", None) or error)
     raise ConfigError(f"hydra.sweeper.storage={shown(full)}: {reason}")
 
 
 def create_study(url: str | None, name: str, sweep_dir: Path, modes: Sequence[str]) -> Study:
-    """The study of this name, made where there is none. modes: min or max, one for each objective."""
+    """Load the study of this name, or create it. modes: min or max, one per objective."""
     storage = open_storage(url, sweep_dir)
     import optuna
     from optuna.study import StudyDirection
@@ -49,7 +49,7 @@ def create_study(url: str | None, name: str, sweep_dir: Path, modes: Sequence[st
 
 
 def load_study(url: str | None, name: str, sweep_dir: Path) -> Study:
-    """The study, for its trials to report to: with a sampler that reads nothing."""
+    """Load the study for a trial's reports, with a sampler that reads nothing from the storage."""
     storage = open_storage(url, sweep_dir)
     import optuna
 
@@ -57,7 +57,7 @@ def load_study(url: str | None, name: str, sweep_dir: Path) -> Study:
 
 
 def storage_errors() -> tuple[type[Exception], ...]:
-    """What a database raises that has gone away, or is full."""
+    """Exception classes for a database that is unreachable or full."""
     quiet()
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
@@ -66,7 +66,7 @@ def storage_errors() -> tuple[type[Exception], ...]:
 
 
 def shown(url: str) -> str:
-    """Without its password."""
+    """The url without its password."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -77,7 +77,7 @@ def shown(url: str) -> str:
 
 
 def quiet() -> None:
-    """Optuna says what it does on stderr, and that parts of it are experimental: the search's own lines say enough."""
+    """Silence Optuna's log and its experimental warnings on stderr. ConfigError if Optuna is not installed."""
     import warnings
 
     try:

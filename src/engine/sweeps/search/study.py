@@ -1,8 +1,8 @@
-"""A search's study: what may be built, what comes next, what has become of each trial.
+"""A search's study: the next trial's parameters and the outcome of each trial.
 
-The storage holds everything. The sampler holds nothing between two trials: it is built anew for each, with a seed that
-follows from the search's seed and the trial's number. So a search that was killed and started again draws what an
-undisturbed one would have drawn from the same results.
+All state is in the storage. The sampler is stateless: it is built anew for each trial, with a seed derived from the
+search's seed and the trial's number. So a search that was killed and restarted draws the same parameters as an
+uninterrupted one, given the same results.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 SPACE, WHY, RETRY_OF, DIRECTORY = "space", "why", "retry_of", "directory"
-REPORTED_AT_MOST = 100  # evaluations of one trial, its last ones, at its end: each is a write to the storage
+REPORTED_AT_MOST = 100  # only a trial's last evaluations are reported at its end, as each is a database write
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Asked:
 
 
 class Search:
-    """name: of the study in its storage. sweep_dir: where the search's runs lie."""
+    """name: of the study in the storage. sweep_dir: directory of the search's runs."""
 
     def __init__(
         self,
@@ -56,7 +56,8 @@ class Search:
         self._study.pruner = methods.pruner()
 
     def _check_same_search(self) -> None:
-        """What is searched stays for good; how (sampler, pruner, n_trials, hardware) may change between two starts."""
+        """ConfigError if space, fixed values or objectives differ from earlier starts; sampler, pruner, n_trials and
+        hardware may change."""
         from optuna.distributions import distribution_to_json
 
         now: dict[str, Any] = {
@@ -79,43 +80,43 @@ class Search:
     # ---- trials
     @property
     def limit(self) -> int:
-        """How many trials the search ends with."""
+        """Number of trials at which the search ends."""
         return self.methods.limit
 
     def has_room(self) -> bool:
-        """For another trial. Those that were interrupted hold their place: the next start goes on with them."""
+        """Whether another trial may be drawn. Interrupted trials count, as the next start resumes them."""
         return len(self.ended()) + len(self._in_state("RUNNING")) < self.limit
 
     def expected(self) -> int:
-        """How many trials there will be in the end, those included that have failed and are tried again."""
+        """Number of trials at the end, including failed ones that are tried again."""
         return max(self.limit + len(self.trials()) - len(self.ended()) - len(self._in_state("RUNNING", "WAITING")), 0)
 
     def trials(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)
 
     def ended(self) -> list[FrozenTrial]:
-        """Trials that are done with: complete, pruned or failed, but for the failed ones that are tried again."""
+        """Trials that are complete, pruned or failed, without failed ones that are tried again."""
         trials = self.trials()
         again = {t.user_attrs.get(RETRY_OF) for t in trials}
         return [t for t in trials if t.state.is_finished() and t.number not in again]
 
     def best_trials(self) -> list[FrozenTrial]:
-        """The best; of several objectives, all that no other beats in every one."""
+        """The best trial; with several objectives, the Pareto front."""
         complete = self._in_state("COMPLETE")
         if not complete:
             return []
         return [self._study.best_trial] if len(self.objectives) == 1 else self._study.best_trials
 
     def retry_failed(self) -> None:
-        """Another trial with the same parameters for each that has failed: what has ended never changes."""
+        """Enqueue a new trial with the same parameters for each failed one: Optuna never changes an ended trial."""
         failed = {trial.number for trial in self._in_state("FAIL")}
         for trial in self.ended():
             if trial.number in failed and trial.params:
                 self._study.enqueue_trial(dict(trial.params), user_attrs={RETRY_OF: trial.number})
 
     def running(self) -> list[Asked]:
-        """Trials that an earlier start has begun and not ended, whole: one that was killed while it drew a trial's
-        parameters has left some of them out."""
+        """Trials that an earlier start began but did not end. Parameters missing because that start was killed while
+        drawing are drawn now."""
         return [self._drawn(trial.number) for trial in self._in_state("RUNNING")]
 
     def _in_state(self, *names: str) -> list[FrozenTrial]:
@@ -132,20 +133,21 @@ class Search:
         return Asked(number, {key: _suggest(trial, key, d) for key, d in self.space.swept.items()})
 
     def _trial(self, number: int) -> Trial:
-        """The trial as one that is running now."""
+        """The trial as a running one, which can draw parameters."""
         from optuna.trial import Trial
 
         self._study.sampler = self.methods.sampler(number)
         return Trial(self._study, self.trials()[number]._trial_id)
 
     def note_directory(self, number: int, directory: Path) -> None:
-        """The way from a trial, as a dashboard shows it, to its run."""
+        """Store the run directory as a user attribute of the trial, for dashboards."""
         trial = self.trials()[number]
         if trial.user_attrs.get(DIRECTORY) != str(directory):
             self._study._storage.set_trial_user_attr(trial._trial_id, DIRECTORY, str(directory))
 
     def report(self, number: int, values: Sequence[float | None]) -> None:
-        """Of each evaluation, as far as the run itself has not (it does where there is a pruner, but for the last)."""
+        """Report the value of each evaluation that the run has not reported (with a pruner, it reports all but the
+        last). values: (evaluations,), None: not finite."""
         trial = self.trials()[number]
         if trial.state.is_finished():
             return
@@ -155,19 +157,19 @@ class Search:
                 self._study._storage.set_trial_intermediate_value(trial._trial_id, step, value)
 
     def tell(self, number: int, state: str, values: Sequence[float] = (), why: str = "") -> None:
-        """state: complete, pruned or fail; why: the reason, where it is no number."""
+        """End a trial in the study. state: complete, pruned or fail; why: the reason of a failure."""
         from optuna.trial import TrialState
 
         if why:
             self._trial(number).set_user_attr(WHY, why[:2000])
         try:
             self._study.tell(number, list(values) or None, TrialState[state.upper()])
-        except RuntimeError:  # how an exhaustive sampler says that this was the last combination
+        except RuntimeError:  # an exhaustive sampler stops the study after the last combination
             if not self.trials()[number].state.is_finished():
                 raise
 
     def facts(self, asked: Asked) -> dict[str, Any]:
-        """For trial.json in the run's directory, see engine.sweeps.search.pruning."""
+        """Content of trial.json in the run's directory, see engine.sweeps.search.pruning."""
         return {
             "study": self.name,
             "storage": self.config.storage,
@@ -179,7 +181,7 @@ class Search:
 
 
 def _suggest(trial: Trial, key: str, distribution: BaseDistribution) -> Any:
-    """The value of a parameter: drawn now, or as it was drawn."""
+    """The value of a parameter: drawn now, or the one drawn before."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(distribution, CategoricalDistribution):

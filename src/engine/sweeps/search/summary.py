@@ -1,4 +1,4 @@
-"""What a search says before it starts and at its end."""
+"""The messages of a search before its start and at its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN_AT_MOST = 10
 
 
 def outlook(study: Search, num_left_over: int) -> str:
-    """Before it starts: what is there and what is to do."""
+    """The line before the start: numbers of trials, to run and ended before."""
     ended = study.ended()
     to_run = max(0, study.limit - len(ended))
     parts = [f"{study.limit} trials", f"{to_run} to run" + (f" ({num_left_over} go on)" if num_left_over else "")]
@@ -33,8 +33,8 @@ def _states(trials: Sequence[FrozenTrial]) -> list[str]:
 
 
 def conclude(study: Search, ledger: Ledger, stopped: signal.Signals | None, changed: bool) -> None:
-    """The table, the best, the report. Raises as the search ended: KeyboardInterrupt, SystemExit(75), RunFailed where
-    no trial gave a score; some that failed are part of a search. changed: whether any trial has run."""
+    """Print the table and the best trial, write the report. Raises KeyboardInterrupt (Ctrl-C), SystemExit(75) (stopped
+    early) or RunFailed (no trial gave a score; some may fail). changed: whether any trial has run."""
     trials = study.trials()
     states = _states(trials)
     if ledger.jobs:
@@ -60,7 +60,7 @@ def conclude(study: Search, ledger: Ledger, stopped: signal.Signals | None, chan
 
 
 def best(study: Search) -> list[str]:
-    """The best trial with its overrides; of several objectives, the trials that no other beats in all of them."""
+    """Lines for the best trial with its overrides; with several objectives, for the Pareto front."""
     trials = study.best_trials()
     if not trials:
         return []
