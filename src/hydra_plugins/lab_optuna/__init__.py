@@ -1,4 +1,4 @@
-"""The sweeper that searches. Imports neither torch nor Optuna; the work is in engine.sweeps.search."""
+"""Hydra plugin: the sweeper for searches. Imports neither torch nor Optuna; the work is in engine.sweeps.search."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 
 class OptunaSweeper(Sweeper):
-    """conf/hydra/sweeper/optuna.yaml"""
+    """hydra/sweeper=optuna, see conf/hydra/sweeper/optuna.yaml."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options

@@ -1,4 +1,4 @@
-"""The launcher of SLURM jobs that Hydra finds here. The work is in engine.sweeps.slurm."""
+"""Hydra plugin: the launcher of SLURM jobs. The work is in engine.sweeps.slurm."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 
 class SlurmLauncher(Launcher):
-    """conf/hydra/launcher/slurm.yaml"""
+    """hydra/launcher=slurm, see conf/hydra/launcher/slurm.yaml."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options

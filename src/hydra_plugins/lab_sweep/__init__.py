@@ -1,4 +1,4 @@
-"""The sweeper and the launcher that Hydra finds here. Imports no torch; the work is in engine.sweeps."""
+"""Hydra plugin: the default sweeper and the local launcher. Imports no torch; the work is in engine.sweeps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,12 +12,12 @@ from omegaconf import DictConfig
 
 
 class LedgerSweeper(Sweeper):
-    """conf/hydra/sweeper/ledger.yaml"""
+    """hydra/sweeper=ledger, see conf/hydra/sweeper/ledger.yaml."""
 
     def __init__(self, params: dict[str, Any] | None, **others: Any) -> None:
         from engine.errors import ConfigError
 
-        if others:  # of an experiment that is written for another sweeper
+        if others:  # options of another sweeper, set by an experiment
             key = next(iter(others))
             raise ConfigError(f"hydra.sweeper.{key}: hydra/sweeper=ledger has params alone - leave it out")
         if params is not None and not isinstance(params, Mapping):
@@ -42,7 +42,7 @@ class LedgerSweeper(Sweeper):
 
 
 class PoolLauncher(Launcher):
-    """conf/hydra/launcher/pool.yaml"""
+    """hydra/launcher=pool, see conf/hydra/launcher/pool.yaml."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options
