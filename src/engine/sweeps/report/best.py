@@ -20,7 +20,7 @@ from engine.sweeps.report.read import CONFIG, SURROUNDINGS, Job, Study
 
 NOT_PART = (*SURROUNDINGS, "hydra", "experiment", "debug")
 SEAL = "# written by src/report.py --save-best, which replaces this file while nobody edits it;"
-MACHINE = "hardware"  # says where it runs; part of the best config only where it was swept
+MACHINE = "hardware"  # group for where a run runs; part of the best config only if it was swept
 
 
 def override_list(group: Group) -> list[str]:

@@ -115,7 +115,7 @@ class Study:
         return [" ".join(overrides) for overrides in self.commands if overrides]
 
     def value(self, job: Job, key: str) -> Any:
-        """A job's value of a swept key; of a config group, the option's name; None where it has none."""
+        """A job's value of a swept key, or its option of a swept config group; None: it has none."""
         if key in job.config:
             return job.config[key]
         return next(
