@@ -1,6 +1,6 @@
-"""Checkpoints: written beside and renamed, checked and loaded with weights_only=True, the newest valid one found again.
+"""Checkpoints: written to a temporary name and renamed; checked, and loaded with weights_only=True.
 
-One file, or where the model is sharded a directory (shards.py).
+A checkpoint is one file, or for a sharded model a directory (shards.py).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from engine.runs.intact import WHOLE, Share, check_zip, reading
 
 log = logging.getLogger("lab")
 WEIGHTS = ("model", "ema")
-KEEP_LAST = 2  # the one before stays as long as the newest could turn out damaged
+KEEP_LAST = 2  # the newest may turn out damaged
 NAME = re.compile(r"(last|best)_(\d+)(\.pt|\.dcp)")
-# what the first version's checkpoints hold, and so every later one's; what came later may be missing
+# keys and types in checkpoints of all versions; keys that later versions added may be missing
 KEYS = {
     "model": dict, "ema": dict | None, "optimizer": dict, "schedule": dict, "step": int, "samples": int, "best": list,
     "stale": int, "logged_step": int, "scored_step": int, "ranks": list,
@@ -34,10 +34,10 @@ KEYS = {
 
 
 def save(payload: dict[str, Any], path: Path) -> None:
-    """All or nothing: whoever kills the process, `path` holds the old file or the whole new one."""
+    """Atomic: if the process is killed at any moment, `path` is the old file or the complete new one."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.unlink(missing_ok=True)  # of a process that was killed
+        temporary.unlink(missing_ok=True)  # left by a killed process
         with open(temporary, "xb") as file:
             torch.save(payload, file)
             file.flush()
@@ -46,20 +46,20 @@ def save(payload: dict[str, Any], path: Path) -> None:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         cause = _disk_error(error)
-        if cause is not None and not isinstance(cause, FileNotFoundError):  # that one: the directory has gone
+        if cause is not None and not isinstance(cause, FileNotFoundError):  # else the directory was removed
             raise RunFailed(f"{path} could not be written: {cause.strerror}; those written before are whole") from error
         raise
 
 
 def _disk_error(error: BaseException | None) -> OSError | None:
-    """torch.save turns a full disk into a complaint of its zip writer: what came before it."""
+    """Returns the OSError (full disk) behind an error of torch.save's zip writer; None if there is none."""
     while error is not None and not isinstance(error, OSError):
         error = error.__context__
     return error
 
 
 def load(path: Path, parts: Collection[str] = shards.PARTS) -> dict[str, Any]:
-    """The payload, on the CPU. Raises Damaged. parts: of a sharded one."""
+    """Returns the payload, on the CPU. Raises Damaged. parts: what to load of a sharded checkpoint."""
     if not path.is_dir():
         return peek(path)
     with reading(path):
@@ -69,9 +69,9 @@ def load(path: Path, parts: Collection[str] = shards.PARTS) -> dict[str, Any]:
 
 
 def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
-    """The payload; of a sharded one its head, which shards.laid_out completes. Raises Damaged.
+    """Returns the payload; of a sharded checkpoint its `head`, without tensors (shards.laid_out). Raises Damaged.
 
-    share: of what is checked by this rank, where several check the same checkpoint.
+    share: (rank, ranks) if several ranks check the same checkpoint, each its part of the files or records.
     """
     with reading(path):
         if path.is_dir():
@@ -85,7 +85,7 @@ def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
 
 
 def check_content(payload: Any) -> None:
-    """Raise a ValueError where this is not what a run writes."""
+    """Raise a ValueError if the payload lacks a key of a run's checkpoint or has another type for it."""
     if not isinstance(payload, dict):
         raise ValueError(f"it is no checkpoint of a run but holds a {type(payload).__name__}")
     wrong = [key for key, kind in KEYS.items() if key not in payload or not isinstance(payload[key], kind)]
@@ -97,7 +97,7 @@ def check_content(payload: Any) -> None:
 
 
 def weights(payload: dict[str, Any]) -> dict[str, Any]:
-    """The weights to evaluate: the moving average where the run kept one."""
+    """Returns the state dict to evaluate: the EMA's if the run kept one, else the model's."""
     return payload["ema"] or payload["model"]
 
 
@@ -123,7 +123,8 @@ def load_weights(model: nn.Module, state: dict[str, Any], source: str, what: str
 
 
 def fill(model: nn.Module, state: Mapping[str, torch.Tensor], source: object) -> str:
-    """Give the model what fits it of `state` -> what did and what did not, in a few lines. A ConfigError if nothing."""
+    """Load the entries of `state` that fit the model by name and shape. Returns a report of a few lines; ConfigError if
+    no parameter fits."""
     own = model.state_dict()
     fits = {name: value for name, value in state.items() if name in own and value.shape == own[name].shape}
     if not any(name in fits for name, _ in model.named_parameters()):
@@ -148,7 +149,7 @@ def some(keys: list[str], limit: int = 4) -> str:
 class Checkpoints:
     """The checkpoints of one run: two last_<step> and keep_best best_<step>, each a .pt file or a .dcp directory.
 
-    world: of the run that writes here; whoever only reads has none.
+    world: the ranks of the run that writes here; None for read-only use.
     """
 
     def __init__(self, directory: Path, world: World | None = None) -> None:
@@ -156,11 +157,11 @@ class Checkpoints:
         self._leads = world is None or world.is_main
 
     def save_last(self, payload: dict[str, Any]) -> None:
-        """All ranks call this. A payload in parts is written by all of them, another one by rank 0."""
+        """All ranks call this. A sharded payload is written by all ranks, any other by rank 0."""
         self._save("last", payload, lambda files: files[KEEP_LAST:])
 
     def save_best(self, payload: dict[str, Any]) -> None:
-        """payload["best"] holds [score, step] of all that are to be kept, this one among them."""
+        """Save, and delete the best_ checkpoints that are not in payload["best"], a list of [score, step]."""
         kept = {int(step) for _, step in payload["best"]}
         self._save("best", payload, lambda files: [file for file in files if _step(file) not in kept])
 
@@ -171,7 +172,7 @@ class Checkpoints:
         if in_parts:
             shards.save(payload, path, self.world, save)
         elif self.world.is_main:
-            for left in self.directory.glob(".*.pt.tmp"):  # of a process that was killed while it wrote
+            for left in self.directory.glob(".*.pt.tmp"):  # left by a killed process
                 left.unlink()
             save(payload, path)
         if self.world.is_main:
@@ -179,14 +180,13 @@ class Checkpoints:
                 shards.delete(old) if old.is_dir() else old.unlink(missing_ok=True)
 
     def best_path(self, entry: list[float]) -> Path:
-        """The file of a [score, step]."""
+        """Returns the path of the best checkpoint [score, step]."""
         paths = [self._path("best", int(entry[1]), suffix) for suffix in (".pt", shards.SUFFIX)]
         return next((path for path in paths if path.exists()), paths[0])
 
     def load_best(self, best: list[list[float]]) -> tuple[list[float], dict[str, Any]] | None:
-        """The first of [score, step] that loads, and what it holds (see peek); damaged or missing ones are named.
-
-        All ranks call this with the same."""
+        """Returns the first entry [score, step] whose checkpoint loads, and its payload (see peek); warns of damaged or
+        missing ones. All ranks call this with the same list."""
         for entry in best:
             try:
                 return entry, self._peek(self.best_path(entry))
@@ -196,7 +196,7 @@ class Checkpoints:
         return None
 
     def _peek(self, path: Path) -> dict[str, Any]:
-        """What it holds (see peek): the ranks check it together, and agree whether it is whole."""
+        """Returns the payload (see peek). Each rank checks its share of the file; if one finds damage, all raise."""
         if self.world is None:
             return peek(path)
         payload, wrong = {}, None
@@ -210,10 +210,11 @@ class Checkpoints:
         return payload
 
     def newest_valid(self, put_aside: bool = False) -> tuple[Path, dict[str, Any]] | None:
-        """The newest checkpoint that loads, and what it holds (see peek); damaged ones are named. All ranks call this.
+        """Returns the newest checkpoint that loads, and its payload (see peek); None if there are no checkpoints. Warns
+        of damaged ones. All ranks call this.
 
-        put_aside: rename these, so that they no longer count among those to keep; for the run itself alone.
-        A ConfigError where there are checkpoints and none loads: beginning anew is for the user to decide.
+        put_aside: rename damaged ones to .damaged, so that they no longer count as kept; only for the run itself.
+        ConfigError if there are checkpoints and none loads: the user decides whether to begin anew.
         """
         files = sorted(self._files("last") + self._files("best"), key=_step, reverse=True)
         if self.world is not None:
@@ -236,7 +237,7 @@ class Checkpoints:
         return self.directory / f"{kind}_{step:09d}{suffix}"
 
     def _files(self, kind: str) -> list[Path]:
-        """Newest first. What has another name is somebody's own."""
+        """Returns this run's checkpoints, newest first; files with other names are not ours."""
         found = [path for path in self.directory.glob(f"{kind}_*") if NAME.fullmatch(path.name)]
         return sorted(found, key=_step, reverse=True)
 
@@ -246,7 +247,8 @@ def _step(path: Path) -> int:
 
 
 def find(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The checkpoint that `path` means and its weights: itself, or a run's best one, or else its newest valid one."""
+    """path: a checkpoint or a run directory (its best one, else its newest valid one). Returns (checkpoint, payload
+    with the weights)."""
     if path.is_file() or path.suffix == shards.SUFFIX:
         return path, load(path, WEIGHTS)
     checkpoints = Checkpoints(path / "checkpoints")
@@ -261,14 +263,14 @@ def find(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def find_weights(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
-    """The file that `path` means and weights alone: of what `find` finds, or of a state dict that any program saved."""
+    """Returns (file, state dict). path: as for `find`, or a file with a state dict that any program saved."""
     if not path.exists():
         raise ConfigError(f"{path}: no such run directory, checkpoint or file with weights")
     if path.is_dir():
         file, payload = find(path)
         return file, weights(payload)
     with reading(path):
-        if zipfile.is_zipfile(path):  # older versions of torch wrote none
+        if zipfile.is_zipfile(path):  # torch < 1.6 wrote no zip files
             check_zip(path)
         payload = torch.load(path, map_location="cpu", weights_only=True)
         within = [payload.get(key) for key in ("ema", "model", "state_dict")] if isinstance(payload, dict) else []

@@ -1,4 +1,4 @@
-"""How fast training is, and how much of its time it waits for data."""
+"""Training speed (samples/s) and the share of time spent waiting for data."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Clock:
         self.pause_s += time.perf_counter() - began
 
     def read(self, samples: int) -> dict[str, float]:
-        """Since the last reading."""
+        """samples: trained since the last reading. Returns samples/s and the share of time spent waiting for data."""
         now = self._now()
         seconds, waited = (max(b - a, 1e-9) for a, b in zip(self.log_mark, now))
         self.log_mark = now
         return {"perf/samples_per_s": samples / seconds, "perf/data_wait_share": waited / seconds}
 
     def end_epoch(self, step: int) -> None:
-        """Say it where the loop waited too long for data, and which key to change."""
+        """Warn if the loop waited too long for data in this epoch, with the config key to change."""
         now = self._now()
         seconds, waited = (b - a for a, b in zip(self.epoch_mark, now))
         self.epoch_mark = now

@@ -1,4 +1,4 @@
-"""A run is a directory: claimed by one process at a time, filled with all it starts from. Imports no torch."""
+"""The run directory: locked by one process at a time, holding all that the run starts from. Imports no torch."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ ENVIRONMENT, DIFF = "environment.json", "uncommitted.diff"
 STATUS, RESULT, FAILURE = "status.json", "result.json", "failure.json"
 REMOTE = "remote.json"
 METRICS, CHECKPOINTS, LOCK = "metrics.jsonl", "checkpoints", ".lock"
-BEFORE = ".before"  # what a run that goes on was before, until its first step
+BEFORE = ".before"  # copies of the files in UNDONE from before a resume, until its first step
 UNDONE = (CONFIG, OVERRIDES, STATUS, FAILURE)
-FAILURES, STUCK = "failures.jsonl", "stuck"  # attempts that failed and were restarted; where hung ranks stood
+FAILURES, STUCK = "failures.jsonl", "stuck"  # failures before restarts; stacks of hung ranks
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
 def claimed(directory: Path) -> Iterator[None]:
-    """Hold the directory for this run alone; the kernel gives it free whatever happens to the process."""
+    """Hold the directory's lock in this block; the kernel releases it if the process dies. Raises Claimed."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         check_links(directory)
@@ -51,7 +51,7 @@ def claimed(directory: Path) -> Iterator[None]:
 
 
 def is_claimed(directory: Path) -> bool:
-    """Whether a process runs there now."""
+    """Whether a process holds the directory's lock."""
     return is_locked(directory / LOCK)
 
 
@@ -60,7 +60,7 @@ def holds_run(directory: Path) -> bool:
 
 
 def check_free(directory: Path) -> None:
-    """A new run must not go on from what another one has left: checkpoints without their config."""
+    """ConfigError if the directory has files of another run without its config: a new run would mix with them."""
     foreign = [name for name in (METRICS, RESULT) if (directory / name).exists()]
     if any((directory / CHECKPOINTS).glob("*")):
         foreign.append(f"{CHECKPOINTS}/")
@@ -79,9 +79,9 @@ def fill(
     known: Surroundings | None = None,
     **facts: Any,
 ) -> None:
-    """Write what a new run starts from, config.yaml last: a directory with a config is a whole one.
+    """Write the files of a new run, config.yaml last: a directory with a config is complete.
 
-    known: for many runs of one moment. facts: more for status.json.
+    known: surroundings(), computed once for many runs. facts: more entries for status.json.
     """
     known = known or surroundings()
     write_json(directory / ENVIRONMENT, known.environment)
@@ -93,13 +93,13 @@ def fill(
 
 
 def new_wandb_id() -> str:
-    """What the agent of a W&B sweep has given to this run; else one of our own."""
+    """Returns the id that W&B's sweep agent has set; else a random one."""
     return (os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID")) or secrets.token_hex(4)
 
 
 def reopen(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
-    """A run goes on, perhaps with changed values. Its files so far are kept for `undo`, until `settle`."""
-    if not (directory / BEFORE).exists():  # else of a process that was killed before its first step
+    """Prepare a resume, perhaps with changed values. The old files are kept for `undo`, until `settle`."""
+    if not (directory / BEFORE).exists():  # else a resume was killed before its first step
         temporary = directory / f"{BEFORE}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
@@ -119,7 +119,7 @@ def reopen(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
 
 
 def keep_versions(directory: Path, versions: dict[str, str]) -> None:
-    """Of remote files: a run that goes on with another version than it began with says so."""
+    """Record {url: version} of remote files; warn if a resumed run uses another version than it began with."""
     began = read_json(directory / REMOTE)
     for url, version in versions.items():
         if began.get(url, version) != version:
@@ -129,16 +129,16 @@ def keep_versions(directory: Path, versions: dict[str, str]) -> None:
 
 
 def settle(directory: Path) -> None:
-    """The run has gone on, with its new values."""
+    """Make a resume final, after its first step: delete the copies that `undo` would restore."""
     if (directory / BEFORE).exists():
-        (directory / BEFORE).rename(directory / f"{BEFORE}.tmp")  # half of it must not be taken for the whole
+        (directory / BEFORE).rename(directory / f"{BEFORE}.tmp")  # renamed first, so that `undo` never uses half of it
         shutil.rmtree(directory / f"{BEFORE}.tmp", ignore_errors=True)
 
 
 def undo(directory: Path, but: Collection[str] = ()) -> None:
-    """Where a run that was to go on did not come to a step: it is what it was, whatever it was told. but: these stay.
+    """Restore the files from before a resume that ended before its first step. but: names of files not to restore.
 
-    Renames only, so that it works on a full disk; cut off in the middle, it can be done again.
+    Only renames, so that it works on a full disk; if interrupted, it can be repeated.
     """
     before = directory / BEFORE
     if not before.is_dir():
@@ -152,13 +152,13 @@ def undo(directory: Path, but: Collection[str] = ()) -> None:
 
 
 def has_trained(directory: Path) -> bool:
-    """Whether anything is there that a mistake in the config, found so late, must not take along."""
+    """Whether there are logged values or checkpoints, so that the directory must not be emptied after a ConfigError."""
     metrics = directory / METRICS
     return (metrics.exists() and metrics.stat().st_size > 0) or any((directory / CHECKPOINTS).glob("*"))
 
 
 def empty(directory: Path, keep: Set[str]) -> None:
-    """Remove what a run has made in a directory that held `keep` before; a directory that held nothing goes too."""
+    """Delete a run's files, except `keep`, which were there before it; an empty directory is removed too."""
     for path in directory.iterdir():
         if path.name in keep and path.name != LOCK:
             continue
@@ -175,7 +175,7 @@ def write_config(directory: Path, cfg: DictConfig) -> None:
 
 
 def read_status(directory: Path) -> dict[str, Any]:
-    """status.json. A run can do without what a damaged one has said: it counts as empty, in a line that says so."""
+    """Returns status.json; {} with a warning if it is damaged, as a run does not depend on it."""
     try:
         return read_json(directory / STATUS)
     except Damaged as error:
@@ -184,9 +184,9 @@ def read_status(directory: Path) -> dict[str, Any]:
 
 
 def write_status(directory: Path, status: str, **more: Any) -> None:
-    """status: queued (a sweep's, nothing has run), created, running, finished, failed, pruned, interrupted (Ctrl-C) or
-    preempted (another signal, or its time was up; to be run again). The id of the W&B run, the place in a sweep and the
-    seconds that earlier processes took stay for good; `began`, of a process, until its own seconds are among them."""
+    """status: queued (a sweep's job that has not run), created, running, finished, failed, pruned, interrupted (Ctrl-C)
+    or preempted (another signal, or max_time; to be resumed). wandb_id, sweep and seconds (of earlier processes) are
+    kept; began (the running process's start) until `seconds` includes that process."""
     known = {"wandb_id": new_wandb_id()} | read_status(directory)
     own = () if "seconds" in more else ("began",)
     kept: dict[str, Any] = {key: known[key] for key in ("wandb_id", "sweep", "seconds", *own) if key in known}
@@ -201,13 +201,13 @@ def write_status(directory: Path, status: str, **more: Any) -> None:
 
 
 def end_status(directory: Path, status: str, **more: Any) -> None:
-    """write_status where something else has ended the run, and must not be hidden by a disk that is full."""
+    """write_status without OSError: a full disk must not hide the error that ended the run."""
     with suppress(OSError):
         write_status(directory, status, **more)
 
 
 def explained(directory: Path, error: Exception) -> Exception:
-    """What is wrong with the disk, in one line, where the run could not write a file of its own; else the error."""
+    """Returns a one-line RunFailed if `error` is an OSError for a file in the run directory; else the error itself."""
     if not isinstance(error, OSError) or not error.filename:
         return error
     file = Path(os.fsdecode(error.filename))
@@ -219,10 +219,10 @@ def explained(directory: Path, error: Exception) -> Exception:
 
 
 def record_failure(directory: Path, rank: int, error: BaseException, first: bool = False, stack: str = "") -> bool:
-    """Keep the first failure of a run: what the other ranks raise afterwards is only its echo. -> whether it was. On a
-    full disk there may be no record, and as much of the status as the disk has room for.
+    """Write failure.json unless another rank has: later failures are mostly consequences of the first. Returns whether
+    this was the first. On a full disk the record may be missing and the status shortened.
 
-    first: this one is known to have come before whatever is on record. stack: for an error that has no traceback.
+    first: replace the record, as this failure is known to be earlier. stack: for an error without a traceback.
     """
     if first:
         (directory / FAILURE).unlink(missing_ok=True)
@@ -234,7 +234,7 @@ def record_failure(directory: Path, rank: int, error: BaseException, first: bool
     try:
         if not write_once(directory / FAILURE, as_json(record, indent=2)):
             return False
-    except OSError:  # a full disk, or a directory that has gone: who raised the error says it
+    except OSError:  # full disk or removed directory: the error itself is still raised
         pass
     end_status(directory, "failed", error=f"{record['type']}: {record['message']}", traceback=text, rank=rank)
     return True
@@ -247,7 +247,7 @@ def failure(directory: Path) -> dict[str, Any] | None:
 
 
 def shown(path: Path) -> str:
-    """Relative to where the user stands, when it lies below."""
+    """Returns the path relative to the working directory if it is below it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
@@ -255,13 +255,13 @@ def shown(path: Path) -> str:
 
 
 def forget_failure(directory: Path) -> None:
-    """Before the run is started again."""
+    """Delete the record of a failure before a restart or resume."""
     (directory / FAILURE).unlink(missing_ok=True)
     shutil.rmtree(directory / STUCK, ignore_errors=True)
 
 
 def keep_failure(directory: Path, attempt: int) -> None:
-    """Before a restart: put the record into failures.jsonl."""
+    """Before a restart: append the failure's record to failures.jsonl."""
     with open(directory / FAILURES, "a", opener=no_links) as file:
         file.write(json.dumps({"attempt": attempt, "time": time.time(), **(failure(directory) or {})}) + "\n")
     forget_failure(directory)

@@ -1,4 +1,4 @@
-"""What a run starts from beside its config: versions, machine, commit, and what the commit lacks. Imports no torch."""
+"""What a run records beside its config: versions, machine, git commit, uncommitted changes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")
 
 
 class Surroundings(NamedTuple):
-    """What a run starts from beside its config."""
+    """environment: for environment.json. diff: for uncommitted.diff, new files included."""
 
     environment: dict[str, Any]
     diff: str
@@ -27,9 +27,9 @@ def surroundings() -> Surroundings:
 
 
 def new_files() -> str:
-    """What `git diff` leaves out: files that git neither knows nor ignores, as a patch that makes them.
+    """Returns a patch that creates the untracked files, which `git diff` leaves out.
 
-    Large and binary ones are named only, and hidden ones, which may hold secrets (.env).
+    Large, binary and hidden ones (.env may hold secrets) are only named.
     """
     prefix, patch, left_out, room = _git("rev-parse", "--show-prefix").strip(), [], [], MOST_OF_ALL
     for name in filter(None, _git("ls-files", "--others", "--exclude-standard", "-z").split("\0")):
@@ -49,7 +49,7 @@ def new_files() -> str:
 
 
 def _text(file: Path) -> str | None:
-    """What a patch can hold: plain text in a visible file of its own, of moderate size."""
+    """Returns the file's text; None for a hidden, binary or large file or a symbolic link."""
     hidden = any(part.startswith(".") for part in file.relative_to(PROJECT).parts)
     try:
         if hidden or file.is_symlink() or not file.is_file() or file.stat().st_size > MOST_OF_ONE:

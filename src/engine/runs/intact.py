@@ -1,8 +1,8 @@
-"""Whether a checkpoint is what was written: a flipped bit must not load as another value.
+"""Checksums of checkpoints: a file with a flipped bit must not load.
 
-torch.save writes a zip with a CRC-32 of each record, which torch.load ignores. Files that are no zips have their sums
-written beside them (shards.py). Checking reads a file once more, from the page cache: about 0.8 s per GB, and the ranks
-of a run share it.
+torch.save writes a zip with a CRC-32 of each record, which torch.load does not check. For other files the CRC-32 is
+stored in rest.pt (shards.py). A check reads the file once more, from the page cache: about 0.8 s per GB, divided among
+the ranks.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ CHUNK = 1 << 20  # bytes
 Share = tuple[int, int]  # (rank, ranks): which of the records or files to check
 WHOLE: Share = (0, 1)
 SPEAKING = (ValueError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError)
-OF_CONTENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL)  # EINVAL: a damaged offset, to seek to
+OF_CONTENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL)  # EINVAL: a seek to a damaged offset
 NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Whatever a damaged or foreign file makes its reader raise becomes Damaged, in one line.
+    """In this block errors from reading a damaged or foreign file become Damaged, with a one-line message.
 
-    What says nothing of the file's content passes: no memory, no permission, a disk that cannot be read.
+    Errors that do not depend on the file's content are not changed: no memory, no permission, an I/O error.
     """
     try:
         yield
@@ -44,7 +44,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of what it says; after its type where that is needed, as a KeyError's text is a mere name."""
+    """Returns the message's first line, after the error's type unless it is clear without that (SPEAKING)."""
     lines = str(error).strip().splitlines()
     if lines and isinstance(error, SPEAKING):
         return lines[0]
@@ -52,21 +52,22 @@ def one_line(error: BaseException) -> str:
 
 
 def check_zip(path: Path, share: Share = WHOLE) -> None:
-    """Raise where a record of a file that torch.save wrote is not what was written."""
+    """Raise if a record of a file that torch.save wrote does not match its CRC-32. share: see `Share`."""
     rank, ranks = share
     with zipfile.ZipFile(path) as archive:
         for record in archive.infolist()[rank::ranks]:
-            # as torch writes them: otherwise torch reads other bytes than zipfile (of what is marked a folder, none)
+            # torch writes records uncompressed and without attributes; a header that says otherwise is damaged, and
+            # torch would read other bytes than zipfile checks
             stored = record.compress_type == zipfile.ZIP_STORED and record.compress_size == record.file_size
             if not stored or record.external_attr:
                 raise ValueError(f"the entry of {record.filename!r} is damaged")
             with archive.open(record) as file:
-                while file.read(CHUNK):  # raises at its end where the sum differs
+                while file.read(CHUNK):  # raises BadZipFile at the end if the CRC-32 differs
                     pass
 
 
 def check_sums(directory: Path, sums: dict[str, int], share: Share = WHOLE) -> None:
-    """sums: CRC-32 of files in the directory, by name."""
+    """Raise if a file in the directory does not match. sums: {file name: CRC-32}."""
     rank, ranks = share
     for name in sorted(sums)[rank::ranks]:
         if file_sum(directory / name) != sums[name]:
@@ -82,7 +83,7 @@ def file_sum(path: Path) -> int:
 
 
 class Summing:
-    """A file that is written from start to end, and its CRC-32."""
+    """Wraps a file that is written sequentially; `sum` is the CRC-32 of the bytes written so far."""
 
     def __init__(self, file: Any) -> None:
         self._file, self.sum = file, 0

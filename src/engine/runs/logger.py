@@ -1,6 +1,6 @@
-"""Where values go: metrics.jsonl (the truth), Weights & Biases (a copy), the terminal (a glance).
+"""Logging: metrics.jsonl (the complete record), Weights & Biases (a copy), the terminal (the latest values).
 
-All of W&B runs on one background thread, in order (engine.runs.wandb_log): training never waits for it.
+All W&B calls are made in order by one background thread (engine.runs.wandb_log): training never waits for them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from engine.runs.wandb_log import WandbThread
 
 log = logging.getLogger("lab")
 TRAIN_LOG = "train.log"
-GIVE_UP_S = 5.0  # what W&B gets at the end of a run that has failed and must end
+GIVE_UP_S = 5.0  # time for W&B to send data when a run has failed
 
 
 class Logger:
     """The null logger of the ranks that are not the main one."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Values of one optimizer step."""
+        """Log {name: value} for one optimizer step."""
 
     def say(self, text: str) -> None:
         """A line for the user and train.log."""
@@ -40,17 +40,17 @@ class Logger:
     def warn(self, text: str) -> None: ...
 
     def summary(self, values: dict[str, Any]) -> None:
-        """What is said of the run as a whole."""
+        """Values of the whole run (W&B's summary)."""
 
     def result(self, result: dict[str, Any]) -> None:
-        """The end, as it stands in result.json; of a stopped run as far as it came."""
+        """Final values, as in result.json; for a stopped run those it has."""
 
     def latest(self, prefix: str) -> dict[str, float]:
-        """The values logged last, by earlier processes of the run too, of the keys that begin so."""
+        """Returns the last logged values of keys that begin with `prefix`, before a resume included."""
         return {}
 
     def begin(self, step: int, total_steps: int) -> None:
-        """Training begins, all workers are forked: W&B's thread starts, and a bar where a person is watching."""
+        """Called when training begins, after workers are forked: starts W&B's thread and, in a terminal, a bar."""
 
     def progress(self, step: int) -> None:
         """Called after each step."""
@@ -58,7 +58,7 @@ class Logger:
     def end_bar(self) -> None: ...
 
     def give_up(self) -> None:
-        """The process ends now, from another thread: mark the W&B run as failed."""
+        """Mark the W&B run as failed; called by the hang watchdog's thread before it ends the process."""
 
     def __enter__(self) -> Logger:
         return self
@@ -70,8 +70,8 @@ class Logger:
 
 
 class RunLogger(Logger):
-    """The main rank's. from_step: what was logged after it is forgotten, as soon as the run has made a step.
-    most_s: what W&B may take at the end."""
+    """Rank 0's logger. from_step: lines logged after it are deleted once the resumed run has made a step. most_s: limit
+    for W&B's upload at the end."""
 
     def __init__(self, directory: Path, config: LoggerConfig, from_step: int, most_s: float) -> None:
         self._metrics, self._from_step = directory / METRICS, from_step
@@ -88,7 +88,7 @@ class RunLogger(Logger):
         return {key: value for key, value in self._latest.items() if key.startswith(prefix)}
 
     def _go_on(self) -> int:
-        """From here the run is no longer what it was before this process -> the file of the metrics."""
+        """Returns metrics.jsonl's file descriptor; the first call makes a resume final (see directory.settle)."""
         if self._file is None:
             cut_metrics(self._metrics, self._from_step)
             self._file = os.open(self._metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
@@ -167,7 +167,7 @@ class RunLogger(Logger):
 
 
 class _File(logging.FileHandler):
-    """train.log. On a full disk it says so once, and the run goes on without it."""
+    """Handler of train.log. On a full disk it prints one error, and the run goes on without it."""
 
     _lost = False
 
@@ -180,13 +180,13 @@ class _File(logging.FileHandler):
             print(f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}", file=sys.stderr)
 
     def close(self) -> None:
-        with suppress(OSError):  # what could not be written is written again
+        with suppress(OSError):  # close() tries to flush what could not be written
             super().close()
 
 
 @contextmanager
 def log_to(directory: Path) -> Iterator[None]:
-    """Everything into train.log, the notable on stderr, for the length of the block."""
+    """In this block, log DEBUG and above to train.log, INFO and above to stderr."""
     path = directory / TRAIN_LOG
     log.setLevel(logging.DEBUG)
     log.propagate = False
@@ -205,7 +205,7 @@ def log_to(directory: Path) -> Iterator[None]:
 
 
 def cut_metrics(path: Path, from_step: int) -> None:
-    """Forget what was logged after `from_step`: the run goes on from there and will log it again."""
+    """Delete lines after `from_step`: the run resumes from there and will log them again."""
     kept = "".join(line for line, record in records(path) if record["step"] <= from_step)
     if path.exists() and path.read_bytes() != kept.encode():
         replace_text(path, kept)

@@ -1,4 +1,4 @@
-"""What a user may set of logging: the group `logger`."""
+"""The schema of the config group `logger`."""
 
 from __future__ import annotations
 

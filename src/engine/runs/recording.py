@@ -1,4 +1,4 @@
-"""What ended a rank, kept before anything is torn down, so that it comes before what that does to the other ranks."""
+"""Record a rank's failure before its process group is shut down, so before the errors this causes on other ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.runs import directory
 
 @contextmanager
 def recording(run_dir: Path, rank: int, watch: Watch | None = None) -> Iterator[None]:
-    """Raises KeyboardInterrupt or an Exception: the run ends as failed too where user code calls sys.exit()."""
+    """Record the failure that ends the block, sys.exit() in user code too. Raises KeyboardInterrupt or an Exception."""
     try:
         yield
     except KeyboardInterrupt:
@@ -41,7 +41,7 @@ def recording(run_dir: Path, rank: int, watch: Watch | None = None) -> Iterator[
 
 def _record(run_dir: Path, rank: int, error: BaseException, watch: Watch | None) -> None:
     if watch is not None:
-        watch.record_dead_peers()  # then this error is only its echo
+        watch.record_dead_peers()  # a peer's death may have caused this error
     directory.record_failure(run_dir, rank, error)
     heartbeat.say_ended()
 
@@ -51,7 +51,7 @@ def _status(end: SystemExit) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """file:line of the last call that Python's own library did not make."""
+    """Returns file:line of the frame that called sys.exit."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.name != "__call__" or "_sitebuiltins" not in frame.filename]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else "an unknown place"
@@ -59,7 +59,7 @@ def _place(error: BaseException) -> str:
 
 @contextmanager
 def no_silent_exit(run_dir: Path, rank: int) -> Iterator[None]:
-    """os._exit() in user code would end this process as if all were well, and leave no word."""
+    """In this block os._exit(), which could end the process with status 0 and no message, records a failure first."""
     real, owner = os._exit, os.getpid()
 
     def exit_on_record(status: int) -> NoReturn:

@@ -1,12 +1,12 @@
-"""Checkpoints in parts: a directory into which each rank writes what it holds (torch.distributed.checkpoint).
+"""Sharded checkpoints: a directory into which each rank writes its shards (torch.distributed.checkpoint, DCP).
 
     last_000000040.dcp/
-      __0_0.distcp, __1_0.distcp, ...   tensors of the model, its average and the optimizer
-      .metadata                         DCP's index: which part of which tensor lies where
-      rest.pt                           all else a checkpoint holds, sizes and CRC-32 of the files; written last
+      __0_0.distcp, __1_0.distcp, ...   tensors of the model, its EMA and the optimizer
+      .metadata                         DCP's index: the file and offset of each shard of each tensor
+      rest.pt                           the rest of the payload, sizes and CRC-32 of the files; written last
 
-The directory is written beside and renamed. It is read by any number of ranks, one among them, each its own part.
-DCP's index is a pickle, which is read only as far as it names DCP's own classes. DCP is imported where it is used.
+The directory is written under a temporary name and renamed. Any number of ranks can read it (resharding). DCP's index
+is a pickle; only DCP's own classes are allowed in it. DCP is imported where it is used.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ _IN_INDEX = {
     *((f"{_DCP}.metadata", name) for name in _METADATA),
     *(("torch", name) for name, value in vars(torch).items() if isinstance(value, torch.dtype)),
 }
-Template = Callable[[str], "Tensor | None"]  # key of a tensor, as `split` gives it -> a DTensor to be cut like
+Template = Callable[[str], "Tensor | None"]  # key of a tensor, as in `split` -> DTensor whose sharding to use
 
 
 def save(payload: dict[str, Any], path: Path, world: World, save_file: Callable[[dict[str, Any], Path], None]) -> None:
-    """All ranks call this with a payload whose tensors are DTensors, or equal on all ranks; save_file writes a file."""
+    """Save; all ranks call this. payload: its tensors are DTensors or equal on all ranks. save_file: writes rest.pt."""
     import torch.distributed.checkpoint as dcp
 
     temporary = path.with_name(f".{path.name}.tmp")
     if world.is_main:
-        for left in path.parent.glob(f".*{SUFFIX}.*"):  # of a process that was killed while it wrote or deleted
+        for left in path.parent.glob(f".*{SUFFIX}.*"):  # left by a killed process
             shutil.rmtree(left, ignore_errors=True)
     share_from_main(None, world)
     tensors, rest = split(payload)
     writer, sums = summing_writer(temporary)
     try:
         dcp.save(tensors, storage_writer=writer)
-    except dcp.api.CheckpointException as error:  # raised on all ranks alike
+    except dcp.api.CheckpointException as error:  # all ranks raise it
         if world.is_main:
             shutil.rmtree(temporary, ignore_errors=True)
         rank, cause = next(iter(error.failures.items()))
@@ -76,7 +76,7 @@ def save(payload: dict[str, Any], path: Path, world: World, save_file: Callable[
 
 
 def summing_writer(directory: Path) -> tuple[Any, dict[str, int]]:
-    """(DCP's writer, CRC-32 of each file that it has written on this rank: summed on the way, not read again)."""
+    """Returns (DCP's writer, {file name: CRC-32}), the latter filled while this rank's files are written."""
     import torch.distributed.checkpoint.filesystem as filesystem
 
     sums: dict[str, int] = {}
@@ -103,7 +103,7 @@ def _sync(directory: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Out of sight first: half a directory must not look like a checkpoint."""
+    """Delete a checkpoint directory, renamed first: half a directory must not look like a checkpoint."""
     if path.exists():
         hidden = path.with_name(f".{path.name}.old")
         shutil.rmtree(hidden, ignore_errors=True)
@@ -112,7 +112,7 @@ def delete(path: Path) -> None:
 
 
 def split(payload: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """({model.<name>, ema.<name>, optimizer.<number>.<name>: tensor}, the payload without them)."""
+    """Returns ({model.<name>, ema.<name>, optimizer.<number>.<name>: tensor}, the payload without these tensors)."""
     tensors = {f"model.{name}": value for name, value in payload["model"].items()}
     if payload["ema"] is not None:
         tensors |= {f"ema.{name}": value for name, value in payload["ema"].items()}
@@ -126,7 +126,7 @@ def split(payload: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def joined(tensors: Mapping[str, Tensor], rest: dict[str, Any]) -> dict[str, Any]:
-    """The payload that `split` took apart."""
+    """Inverse of `split`: returns the payload."""
     payload: dict[str, Any] = {**rest, "model": {}, "ema": {}}
     state = {number: dict(values) for number, values in rest["optimizer"]["state"].items()}
     for key, value in tensors.items():
@@ -144,9 +144,9 @@ def joined(tensors: Mapping[str, Tensor], rest: dict[str, Any]) -> dict[str, Any
 
 
 def head(path: Path, share: Share | None = WHOLE) -> dict[str, Any]:
-    """All but the tensors, and under "shards" where these are. Raises where a file is missing or damaged.
+    """Returns the payload without its tensors; "shards" is the directory. Raises if a file is missing or damaged.
 
-    share: of the files whose content this rank checks; None: their sizes alone, as others or `peek` have checked.
+    share: (rank, ranks), the part of the files whose CRC-32 this rank checks; None: check sizes only.
     """
     check_zip(path / REST)
     rest: dict[str, Any] = torch.load(path / REST, map_location="cpu", weights_only=True)
@@ -154,12 +154,12 @@ def head(path: Path, share: Share | None = WHOLE) -> dict[str, Any]:
         if (there := (path / name).stat().st_size) != size:
             raise ValueError(f"{name} has {there:,} of its {size:,} bytes")
     if share is not None:
-        check_sums(path, rest.get("sums", {}), share)  # before there were sums, a checkpoint had sizes alone
+        check_sums(path, rest.get("sums", {}), share)  # older checkpoints have sizes only
     return rest | {"shards": str(path)}
 
 
 class _Index(pickle.Unpickler):
-    """Takes what DCP writes into an index, and imports nothing else: a checkpoint must not run code."""
+    """Unpickles DCP's index with the classes in _IN_INDEX only: a checkpoint must not run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _IN_INDEX:
@@ -170,9 +170,8 @@ class _Index(pickle.Unpickler):
 def load(
     path: Path, parts: Collection[str] = PARTS, template: Template = lambda key: None, share: Share | None = WHOLE
 ) -> dict[str, Any]:
-    """The payload. Of what has a template of its size each rank reads its part, of all else the whole, on the CPU.
-
-    share: see `head`."""
+    """Returns the payload. A tensor with a template of its size is read as this rank's shard, any other one whole, on
+    the CPU. share: see `head`."""
     import torch.distributed.checkpoint as dcp
 
     class Reader(dcp.FileSystemReader):
@@ -209,7 +208,7 @@ def laid_out(
     optimizer: Any = None,
     parts: Collection[str] = PARTS,
 ) -> dict[str, Any]:
-    """The payload, from a file or a directory's `head`, with its tensors in parts where those of `model` are so."""
+    """Returns the payload, from a file or a directory's `head`, with its tensors sharded as those of `model` are."""
     template = templates(model, optimizer)
     if "shards" in payload:
         with reading(Path(payload["shards"])):
@@ -221,7 +220,7 @@ def laid_out(
 
 
 def templates(model: nn.Module, optimizer: Any) -> Template:
-    """What a payload's tensors are to be cut like: weights as they are, the optimizer's state as its parameters."""
+    """Returns a Template: weights are sharded as the model's, optimizer state as the parameter that it belongs to."""
     weights = model.state_dict()
     parameters = [p for group in optimizer.param_groups for p in group["params"]] if optimizer else []
 
@@ -242,13 +241,13 @@ def _empty_like(like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _cut(value: Tensor, like: Tensor | None) -> Tensor:
-    """This rank's part of a whole tensor; the whole, where there is no template of its size."""
+    """Returns this rank's shard of a whole tensor; the whole tensor if there is no template of its size."""
     if like is None or like.shape != value.shape:
         return value
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     assert isinstance(like, DTensor)
-    # src_data_rank None: each rank has the whole and keeps its part, nothing is sent
+    # src_data_rank=None: each rank has the whole tensor and keeps its shard, without communication
     mesh = like.device_mesh
     cut = distribute_tensor(value.to(mesh.device_type), mesh, like.placements, src_data_rank=None)
-    return _empty_like(like, value.dtype).copy_(cut)  # on the host, where the weights are
+    return _empty_like(like, value.dtype).copy_(cut)  # with CPU offload the weights are on the host

@@ -1,6 +1,6 @@
-"""Weights & Biases: what a run is called there, and the one thread that talks to it.
+"""Weights & Biases: a run's name and arguments there, and the background thread that makes all calls of wandb.
 
-Training never waits for it, whatever the network does. Runs that were logged offline: src/sync.py.
+Training never waits for the network. src/sync.py uploads runs that were logged offline.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from engine.runs import directory
 from engine.runs.options import LoggerConfig
 
 log = logging.getLogger("lab")
-FINISH_S, ARTIFACT_S = 60.0, 900.0  # what an upload that is behind gets at the end; src/sync.py sends the rest
-# as W&B reads them: 255 is killed by the user, others that are not 0 failed, and preempted where it was announced
+FINISH_S, ARTIFACT_S = 60.0, 900.0  # time for unsent data at the end; src/sync.py sends the rest
+# W&B shows 255 as killed by the user, others except 0 as failed, or as preempted after mark_preempting()
 EXIT_CODES = {"finished": 0, "pruned": 0, "interrupted": 255, "preempted": 75}
 
 
 def describe_run(run_dir: Path) -> tuple[LoggerConfig, dict[str, Any]]:
-    """(its logger's config, arguments of wandb.init) of a run, from its directory alone.
+    """Returns (logger config, arguments of wandb.init) of a run, read from its directory.
 
-    A job of a sweep is in the group of the sweep's name, and its own name is made of its overrides.
+    A sweep's job gets the sweep's name as its group, and a name made of its overrides.
     """
     config = cast("dict[str, Any]", OmegaConf.to_container(read_config(run_dir)))
     status = directory.read_status(run_dir)
@@ -51,7 +51,7 @@ def describe_run(run_dir: Path) -> tuple[LoggerConfig, dict[str, Any]]:
 
 
 def run_name(run_dir: Path) -> str:
-    """lr=0.003 seed=1: what a job of a sweep, ours or W&B's, was told; of another run its directory's name."""
+    """Returns a sweep job's overrides (ours or W&B's sweep), such as lr=0.003 seed=1; else the directory's name."""
     sweep = directory.read_json(run_dir.parent / "sweep.json")
     overrides = next((job["overrides"] for job in sweep.get("jobs", ()) if job["key"] == run_dir.name), None)
     if overrides is not None:
@@ -67,7 +67,8 @@ def run_name(run_dir: Path) -> str:
 
 
 class WandbThread:
-    """One W&B run, driven from one thread in the order of the calls. Errors are said once and end the copying only."""
+    """One W&B run: calls are queued and made in order by one thread. An error is logged once and ends the logging to
+    W&B, not the training."""
 
     def __init__(self, run_dir: Path, config: LoggerConfig, most_s: float) -> None:
         self._directory, self._config = run_dir, config
@@ -75,7 +76,7 @@ class WandbThread:
         self._calls.put(self._start)
         self._run: Any = None
         self._limit_s, self._most_s = FINISH_S, most_s
-        # a daemon: what hangs in it does not keep the process, its GPU and its directory's lock
+        # a daemon: if wandb hangs, the process can still end and free its GPU and its directory's lock
         self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
         self._thread.start()
 
@@ -86,12 +87,13 @@ class WandbThread:
         self._calls.put(lambda: self._run.summary.update(values))
 
     def artifact(self, result: dict[str, Any]) -> None:
-        """The best checkpoint, as result.json names it; uploaded after the training, while the run is ended."""
+        """Queue the upload of the best checkpoint, as named in result.json; done while `finish` waits."""
         self._limit_s = ARTIFACT_S
         self._calls.put(lambda: log_artifact(self._run, result))
 
     def finish(self, status: str, limit_s: float | None = None) -> None:
-        """status: as in status.json. Bounded: what could not be sent in time stays in the run directory."""
+        """End the W&B run; waits at most limit_s (default: `_limit_s`) + timeout_s, never more than most_s. status:
+        as in status.json. Data not sent in time stay in the run directory."""
         self._calls.put(lambda: end(self._run, status))
         self._calls.put(None)
         limit_s = min((limit_s or self._limit_s) + self._config.timeout_s, self._most_s)
@@ -123,7 +125,7 @@ class WandbThread:
             if mode != "online":
                 raise
             log.warning("W&B did not start (%s): this run is logged offline; later: %s", error, self._sync_command())
-            wandb.teardown()  # its process holds the run's id, and would refuse it
+            wandb.teardown()  # wandb's service process still holds the run's id, and would refuse it
             self._run = begin(arguments, self._directory, "offline", self._config.timeout_s)
 
     def _sync_command(self) -> str:
@@ -131,7 +133,7 @@ class WandbThread:
 
 
 def begin(arguments: dict[str, Any], folder: Path, mode: str, timeout_s: float) -> Any:
-    """wandb.init for a run whose step is the optimizer's."""
+    """wandb.init, with the optimizer step as the x axis of all charts."""
     import wandb
 
     settings = wandb.Settings(init_timeout=timeout_s, silent=True, console="off")
@@ -141,13 +143,13 @@ def begin(arguments: dict[str, Any], folder: Path, mode: str, timeout_s: float) 
 
 
 def log_step(run: Any, step: int, values: dict[str, Any]) -> None:
-    """Each step once: what a resumed run does again, bit for bit, the server may have already."""
+    """Log a step unless W&B has it already: a resumed run repeats steps since its checkpoint, bit for bit the same."""
     if step >= run.step:
         run.log({"step": step, **values}, step=step)
 
 
 def log_artifact(run: Any, result: dict[str, Any]) -> None:
-    """The best checkpoint, where one was kept. Immutable: W&B reads the file itself instead of a copy of it."""
+    """Upload the best checkpoint, if one was kept. policy=immutable: W&B reads the file itself, not a copy."""
     import wandb
 
     if "best_checkpoint" not in result:
@@ -174,7 +176,7 @@ def choose_mode(config: LoggerConfig) -> str:
 
 
 def auto_mode() -> str:
-    """What WANDB_MODE says; else online where W&B finds a key or an identity token, offline where there is none."""
+    """Returns WANDB_MODE if set; else online if there is an API key or an identity token, else offline."""
     if os.environ.get("WANDB_MODE"):
         return os.environ["WANDB_MODE"]
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or _setting("api_key"):
@@ -191,7 +193,7 @@ def auto_mode() -> str:
 
 
 def _setting(name: str) -> str | None:
-    """What `wandb login` has written for all of the user's projects."""
+    """Returns a value from the user's settings file, which `wandb login` writes."""
     folder = Path(os.environ.get("WANDB_CONFIG_DIR", "~/.config/wandb")).expanduser()
     known = configparser.ConfigParser(interpolation=None)
     try:
@@ -211,7 +213,7 @@ def _server() -> tuple[str, int]:
 
 
 def reachable(timeout_s: float) -> bool:
-    """Without a network wandb.init tries for far longer than its timeout says; this asks first."""
+    """Whether the server accepts a connection: without a network wandb.init tries for far longer than its timeout."""
     if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
         return True
     try:

@@ -1,8 +1,8 @@
-"""Runs that were logged offline, to W&B's server; and the summary of a sweep, as a small run of its own.
+"""Upload offline runs to W&B's server, and write a sweep's summary as a W&B run.
 
-A run that has one offline directory is W&B's to upload (wandb sync): with system metrics, media and artifacts. One that
-was resumed has several of one id, with steps in them that were done twice, and the server would show them twice. It is
-written anew from metrics.jsonl, the truth, over whatever the server has under its id: each step once, none lost.
+A run with one offline directory is uploaded by `wandb sync`, with system metrics, media and artifacts. A resumed run
+has several directories with one id, in which some steps occur twice, and the server would show them twice. It is
+replayed from metrics.jsonl instead, replacing what the server has under its id: each step once, none lost.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from engine.sweeps.report.analyse import best_group, config_keys, counts, groups
 from engine.sweeps.report.best import override_list
 from engine.sweeps.report.read import METRICS, Study, read, read_job
 
-REPLAYED = "replayed.json"  # in a run's wandb/: what was sent
+REPLAYED = "replayed.json"  # in a run's wandb/: status and hash of the metrics that were sent
 
 
 def offline_parts(run_dir: Path) -> list[Path]:
-    """The directories that W&B made for a run, one for each time that it was started, oldest first."""
+    """Returns W&B's directories of a run, one for each start of it, oldest first."""
     return sorted((run_dir / "wandb").glob("*run-*-*"), key=lambda path: path.name.split("run-")[1])
 
 
 def plan(run_dir: Path) -> str:
-    """sync: W&B's own upload; replay; nothing: it is there, or was never meant for W&B; running: later."""
+    """Returns what to do: sync (`wandb sync`), replay, nothing (uploaded, or not logged to W&B), running (later)."""
     status = directory.read_json(run_dir / directory.STATUS).get("status")
     if status == "running" and directory.is_claimed(run_dir):
         return "running"
@@ -47,7 +47,7 @@ def plan(run_dir: Path) -> str:
 
 
 def sync(parts: list[Path]) -> str:
-    """Upload with W&B's own command -> what was done. Raises RunFailed."""
+    """Upload with `wandb sync`. Returns a line for the user. Raises RunFailed."""
     beside = Path(sys.executable).with_name("wandb")
     command = str(beside) if beside.exists() else shutil.which("wandb")
     if command is None:
@@ -58,8 +58,8 @@ def sync(parts: list[Path]) -> str:
 
 
 def replay(run_dir: Path, mode: str, folder: Path | None = None) -> str:
-    """Write the run into one W&B run of its id -> what was done. mode: online, or offline to look at it (wandb leet).
-    folder: for W&B's own files, which an upload needs no longer."""
+    """Write metrics.jsonl into one W&B run of its id. Returns a line for the user. mode: online, or offline to view it
+    (wandb leet). folder: for W&B's own files, not needed after the upload."""
     logger, arguments = describe_run(run_dir)
     status = read_job(run_dir, 0, ()).status
     run = begin(arguments, folder or run_dir, mode, logger.timeout_s)
@@ -78,23 +78,23 @@ def replay(run_dir: Path, mode: str, folder: Path | None = None) -> str:
 
 
 def own_checkpoint(run_dir: Path, result: dict[str, Any]) -> Path | None:
-    """The best checkpoint that result.json names, of this run directory: what else it may name is not uploaded."""
+    """Returns the best checkpoint that result.json names, only if it is in this run directory: no other is uploaded."""
     path = run_dir / "checkpoints" / Path(str(result.get("best_checkpoint", ""))).name
     inside = path.resolve().parent == (run_dir.resolve() / "checkpoints")
     return path if "best_checkpoint" in result and inside and path.exists() else None
 
 
 def _sent(run_dir: Path) -> dict[str, Any]:
-    """What a replay depends on: the same again needs no upload."""
+    """Returns what a replay depends on (status, hash of the metrics): if unchanged, no upload is needed."""
     status = directory.read_json(run_dir / directory.STATUS)
     text = (run_dir / METRICS).read_bytes() if (run_dir / METRICS).exists() else b""
     return {"status": status.get("status"), "metrics": hashlib.sha256(text).hexdigest()}
 
 
 def summarise(sweep_dir: Path, mode: str | None = None, folder: Path | None = None) -> str | None:
-    """The group's summary: tables of jobs and configurations, counts and the best, as one run of the sweep's group; the
-    same id each time, so that a later one takes its place. mode: online, offline, or as the jobs' config says.
-    -> its name; None: the sweep logs nothing to W&B."""
+    """Log a sweep's summary (tables of jobs and configurations, counts, the best) as one W&B run of the sweep's group,
+    always with the same id, so that a later one replaces it. mode: online, offline; None: as in the jobs' config.
+    Returns its name; None if the sweep does not log to W&B."""
     import wandb
 
     study = read([sweep_dir])
@@ -152,7 +152,8 @@ def _summary_id(study: Study) -> str:
 
 
 def summarise_apart(sweep_dir: Path, limit_s: float) -> str | None:
-    """`summarise` in a process of its own, as W&B changes the process it is in; bounded -> an error's last line."""
+    """Run `summarise` in its own process, as W&B changes global state, for limit_s at most. Returns an error's last
+    line; None if it went well."""
     command = [sys.executable, str(Path(__file__).parents[2] / "sync.py"), "--summary", str(sweep_dir)]
     environment = {name: value for name, value in os.environ.items() if name != "WANDB_RUN_ID"}
     try:
