@@ -1,7 +1,7 @@
 """From the command line to a plain, resolved config, through Hydra 1.3 or 1.4. Imports neither torch nor h5py.
 
 argv -> Hydra composes -> job(cfg) -> resolved(cfg): no interpolation left, paths absolute
-  \\-> any mistake on the way: a ConfigError of one line
+  \\-> any mistake: a ConfigError of one line
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from engine.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 CONF = ROOT / "conf"
-_FULL_ERROR = "HYDRA_FULL_ERROR"  # without it Hydra prints an error and exits by itself
+_FULL_ERROR = "HYDRA_FULL_ERROR"  # unless it is 1, Hydra prints errors and exits instead of raising
 _PARSER = ("parse_args", "parse_intermixed_args", "error")
-_typed: list[str | None] = []  # the values of _FULL_ERROR that blocks have replaced, the user's first
+_typed: list[str | None] = []  # values of _FULL_ERROR before each nested _full_error, the user's first
 _HYDRA_14 = "execution_whitelist" in inspect.signature(hydra.main).parameters
 
 
 def register_resolvers() -> None:
-    """${root:} the project; ${suffix:} six random hex digits, the same ones all over a config; ${sweep_name:name} the
-    name, where there is none the time; ${below_outputs:name} the name, checked; ${h5_shape:field} and
-    ${h5_outputs:field} what the data's file says about a field of the batch."""
+    """${root:} the project's folder; ${suffix:} six random hex digits, the same in all of a config; ${sweep_name:name}
+    the name, or the time if it is null; ${below_outputs:name} the name, checked; ${h5_shape:field} and
+    ${h5_outputs:field} a field's sample shape and number of outputs, from the data file."""
 
     def h5_shape(field: str, _parent_: Any) -> Any:
         from engine.data import probe
@@ -54,7 +54,7 @@ def register_resolvers() -> None:
     def sweep_name(name: str | None) -> str:
         return name or f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
 
-    # OmegaConf 2.4 gives the name of an old function to the successor of 2.3's
+    # OmegaConf 2.4: register_resolver replaces 2.3's register_new_resolver
     new = "use_cache" in inspect.signature(OmegaConf.register_resolver).parameters
     register: Callable[..., None] = OmegaConf.register_resolver if new else OmegaConf.register_new_resolver
     register("root", lambda: str(ROOT), replace=True)
@@ -66,10 +66,10 @@ def register_resolvers() -> None:
 
 
 def run_hydra(job: Callable[[DictConfig], Any]) -> None:
-    """Compose as sys.argv says and call `job` for each config; raises ConfigError, and what `job` raises.
+    """Compose from sys.argv and call `job` for each config. Raises ConfigError, and what `job` raises.
 
-    What is changed for Hydra's sake ends before any job: sys.argv and argparse when the command line is read, the
-    environment within `as_started`, which encloses jobs and sweeps.
+    Changes made for Hydra are undone before a job runs: sys.argv and argparse once the command line is parsed, the
+    environment inside of `as_started`, which encloses jobs and sweeps.
     """
     check_arguments(sys.argv[1:])
     yamls.check_primary(sys.argv[1:], CONF)
@@ -101,13 +101,13 @@ def _full_error(value: str | None) -> Iterator[None]:
 
 
 def as_started() -> contextlib.AbstractContextManager[None]:
-    """Within run_hydra: a block in which the environment is the command's own. Processes started in it inherit that."""
+    """Within run_hydra: in this block HYDRA_FULL_ERROR is as the user set it, also for processes started in it."""
     return _full_error(_typed[0]) if _typed else contextlib.nullcontext()
 
 
 def quoted(arguments: Sequence[str]) -> list[str]:
-    """debug=nan -> debug='nan': Hydra takes a bare nan for a number, and refuses it as the name of an option.
-    sweep=lr -> sweep.name=lr, the short way to name a sweep."""
+    """debug=nan -> debug='nan', as Hydra reads a bare nan as a number and refuses it as an option's name; sweep=lr ->
+    sweep.name='lr'."""
 
     def one(argument: str) -> str:
         if argument.startswith("sweep=") and not argument.startswith("sweep={"):
@@ -121,8 +121,8 @@ def quoted(arguments: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _command_line(arguments: list[str]) -> Iterator[None]:
-    """Hydra reads these arguments, the way 1.4 does (overrides may stand on both sides of -m), and a mistake in them
-    (`--lr=3`) is raised instead of a page of usage. All is as before when they have been read: a job may parse too."""
+    """In this block Hydra parses these arguments as 1.4 does (overrides on both sides of -m), and a mistake (`--lr=3`)
+    raises ConfigError instead of printing the usage. Undone after the parsing, as a job may use argparse too."""
 
     def error(self: argparse.ArgumentParser, message: str) -> NoReturn:
         raise ConfigError(f"{message} - values are given as key=value, without dashes; see --help")
@@ -150,11 +150,11 @@ def _command_line(arguments: list[str]) -> Iterator[None]:
 
 
 def composed(overrides: Sequence[str]) -> dict[str, Any]:
-    """The whole config, `hydra` included, as these overrides make it; interpolations stay."""
+    """Returns the whole config for these overrides, `hydra` included, with unresolved interpolations."""
     register_resolvers()
     options: dict[str, Any] = {} if _HYDRA_14 else {"version_base": None}
     at_work = GlobalHydra.instance()
-    outer, at_work.hydra = at_work.hydra, None  # of a sweep, whose job has a mistake
+    outer, at_work.hydra = at_work.hydra, None  # a sweep's Hydra, if a job has a mistake
     try:
         with hydra.initialize_config_dir(str(CONF), **options):
             cfg = hydra.compose("train", quoted(overrides), return_hydra_config=True)
@@ -164,7 +164,7 @@ def composed(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def resolved(cfg: DictConfig, cwd: Path) -> DictConfig:
-    """A copy without interpolations; paths (data.path, resume, ...) made absolute against `cwd`."""
+    """Returns a copy with resolved interpolations and paths (data.path, resume, ...) made absolute from `cwd`."""
     for key in missing_keys(OmegaConf.to_container(cfg, resolve=False)):
         raise ConfigError(f"{key}: a value is missing here (???) - give one, {key}=...")
     copy = cfg.copy()
@@ -176,7 +176,7 @@ def resolved(cfg: DictConfig, cwd: Path) -> DictConfig:
                 OmegaConf.update(
                     copy, key, absolute(OmegaConf.to_container(value) if OmegaConf.is_config(value) else value, cwd)
                 )
-        # through plain values: a node that an interpolation pointed to becomes a copy of its own
+        # through plain values, so that nodes that an interpolation refers to are copied, not shared
         return DictConfig(OmegaConf.to_container(copy, resolve=True))
     except Exception as error:
         if (line := explain(error, [], CONF, composed)) is None:
@@ -196,7 +196,7 @@ def missing_keys(node: Any, key: str = "") -> Iterator[str]:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Hydra makes a run's folder before any check: remove it and those above it, below outputs/, that are empty."""
+    """Remove a run's folder, which Hydra makes before any check, and its parents below outputs/, where empty."""
     with contextlib.suppress(OSError):
         folder.rmdir()
         outputs = ROOT / "outputs"
@@ -207,7 +207,7 @@ def remove_if_empty(folder: Path) -> None:
 
 
 def absolute(value: Any, cwd: Path) -> Any:
-    """A path, or a list of them, against `cwd`."""
+    """Returns a path, or a list of paths, made absolute from `cwd`; URLs and `auto` are not changed."""
     if isinstance(value, list):
         return [absolute(item, cwd) for item in value]
     if not isinstance(value, str) or value == "auto" or "://" in value:

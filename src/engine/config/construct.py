@@ -1,4 +1,4 @@
-"""Build what a node names; what its class raises meanwhile becomes one line that names key, values and place."""
+"""Build the object that a node names; an error in its class becomes one line with key, values, file and line."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LONGEST = 300  # characters of a message, or of the values, that are shown
 
 
 def construct(key: str, node: Mapping[str, Any], kind: type | None = None, **arguments: Any) -> Any:
-    """What `node`, which stands at `key` in the config, names, built of its keywords and `arguments`.
+    """Returns the object that `node` names, built from its keywords and `arguments`. key: the node's key in the config.
 
-    kind: the class that it must be an instance of; None: anything that can be called.
+    kind: the class that it must be an instance of; None: any callable.
     """
     with constructing(key, node):
         built = build(node, key, **arguments)
@@ -31,7 +31,7 @@ def construct(key: str, node: Mapping[str, Any], kind: type | None = None, **arg
 
 
 def of_kind(key: str, node: Mapping[str, Any], built: Any, kind: type | None) -> Any:
-    """`built`, which must be of this kind."""
+    """Returns `built` if it is an instance of `kind` (None: callable); else ConfigError."""
     if not (callable(built) if kind is None else isinstance(built, kind)):
         wanted = "something to be called" if kind is None else f"a {kind.__module__}.{kind.__qualname__}"
         raise ConfigError(
@@ -42,7 +42,7 @@ def of_kind(key: str, node: Mapping[str, Any], built: Any, kind: type | None) ->
 
 @contextlib.contextmanager
 def constructing(key: str, node: Mapping[str, Any]) -> Iterator[None]:
-    """A ConfigError for whatever the node's target raises in this block, but for what only the machine is to blame."""
+    """In this block an error of the node's target becomes a ConfigError, unless the machine caused it (no memory)."""
     try:
         yield
     except (ConfigError, RunFailed):
@@ -58,7 +58,7 @@ def refusal(key: str, node: Mapping[str, Any], error: Exception) -> str:
     said = _short(" ".join(str(error).split()))
     values = {name: value for name, value in node.items() if not name.startswith("_")}
     named = [name for name in values if re.search(rf"\b{re.escape(name)}\b", said)]
-    if len(named) == 1:  # it says itself which one is wrong
+    if len(named) == 1:  # the message names the wrong value
         head, given = f"{join(key, named[0])}={show(values[named[0]])}", ""
     else:
         head = key
@@ -74,17 +74,17 @@ def article(name: str) -> str:
 
 
 def _of_the_machine(error: Exception) -> bool:
-    """No memory, a network or a disk that fails: the same values may do another time."""
+    """Whether the cause is the machine (no memory, failing disk or network), so that the config may be right."""
     mistakes = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, FileExistsError)
     memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
     return memory or (isinstance(error, OSError) and not isinstance(error, mistakes))
 
 
 def _place(target: str, error: Exception) -> list[str]:
-    """File and line: of the last frame that is no library's, else of the last; nothing where the call itself failed."""
+    """Returns [file, line] of the last frame outside of libraries, else of the last; [] if the call itself failed."""
     frames = list(traceback.extract_tb(error.__traceback__))
     begin = max((i + 1 for i, frame in enumerate(frames) if "hydra" in Path(frame.filename).parts), default=len(frames))
-    with contextlib.suppress(Exception):  # a target without a file, or one that this block calls, but did not build
+    with contextlib.suppress(Exception):  # a target without a source file, or without a frame
         own = inspect.getsourcefile(getattr(sys.modules[target.rpartition(".")[0]], target.rpartition(".")[2]))
         begin = next(i for i, frame in enumerate(frames) if frame.filename == own)
     libraries = ("site-packages", "dist-packages", str(Path(traceback.__file__).parent))

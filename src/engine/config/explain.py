@@ -1,4 +1,4 @@
-"""What Hydra, OmegaConf and yaml say about a user's mistake, as one line: the key, the value and the remedy."""
+"""Turn errors of Hydra, OmegaConf and yaml about a user's mistake into one line: the key, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from engine.errors import ConfigError
 _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config search path|provider=)")
 
 SRC = Path(__file__).resolve().parents[2]
-CALLERS = ("engine/config/compose.py", "engine/config/explain.py", "train.py")  # what has Hydra compose
-FREE = ("data", "model", "optim", "callback")  # groups with keys that no schema names
+CALLERS = ("engine/config/compose.py", "engine/config/explain.py", "train.py")  # our files that call Hydra to compose
+FREE = ("data", "model", "optim", "callback")  # groups whose keys are not all in a schema
 NOT_INSTALLED = {
     "hydra/launcher=ray": "-e '.[ray]'",
     "hydra/launcher=joblib": "hydra-joblib-launcher",
@@ -39,9 +39,9 @@ Compose = Callable[[Sequence[str]], dict[str, Any]]
 
 
 def explain(error: BaseException, argv: Sequence[str], conf: Path, compose: Compose) -> str | None:
-    """One line; None: the error is no mistake of the user's. argv: the arguments that Hydra was given;
-    conf: the folder of the config; compose: overrides -> the whole config."""
-    for own in (error, error.__cause__):  # the cause: of a plugin that Hydra built
+    """Returns one line; None if the error is not the user's mistake. argv: Hydra's arguments. conf: the folder of the
+    config. compose: overrides -> the whole config."""
+    for own in (error, error.__cause__):  # the cause: if Hydra was building a plugin
         if isinstance(own, ConfigError):
             return str(own)
     if isinstance(error, yaml.YAMLError):
@@ -78,7 +78,7 @@ def no_override(text: str | None) -> str:
 
 
 def _by_hydra(error: BaseException) -> bool:
-    """Raised while Hydra composed: before the job, and by none of this project's own code that Hydra calls."""
+    """Whether Hydra raised it while composing: not the job, and not code of this project that Hydra calls."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f.filename for f in frames if f.filename.startswith(str(SRC)) and not f.filename.endswith(CALLERS)]
     return not own and "run_job" not in [frame.name for frame in frames]
@@ -93,10 +93,10 @@ def _plugin(target: str) -> str:
 
 
 def check_arguments(argv: Sequence[str]) -> None:
-    """What Hydra would take in another sense: an unset variable (hydra.run.dir=$RUN) would make the current folder the
-    run's, a folder whose name holds an interpolation would be resolved."""
+    """ConfigError for arguments that Hydra would misread: with an unset variable (hydra.run.dir=$RUN) the run would be
+    in the working directory; ${ in the path of a folder would be resolved as an interpolation."""
     here = ""
-    with suppress(FileNotFoundError):  # it was removed, which Hydra says
+    with suppress(FileNotFoundError):  # it was removed: Hydra reports that
         here = os.getcwd()
     for what, folder in (("working directory", here), ("project's folder", __file__)):
         if "${" in folder:
@@ -110,7 +110,7 @@ def check_arguments(argv: Sequence[str]) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """The text of an error without line breaks and without what only Hydra's authors need."""
+    """Returns an error's text in one line, without the details of Hydra's internals (_NOISE)."""
     lines = [" ".join(line.split()) for line in str(error).splitlines()]
     kept = [line.rstrip(".:") for line in lines if line and not _NOISE.match(line)]
     return " - ".join(kept) or type(error).__name__
@@ -123,7 +123,7 @@ def _yaml(error: yaml.YAMLError) -> str:
 
 
 def _missing_config(error: MissingConfigException, argv: Sequence[str], conf: Path) -> str:
-    """An option that a group lacks, or a group of a defaults list that there is not."""
+    """Returns the line for an unknown option of a group, or an unknown group in a defaults list."""
     group, _, option = (error.missing_cfg_file or "").lstrip("/").rpartition("/")
     options = sorted(error.options or yamls.options(group, argv, conf))
     if extra := NOT_INSTALLED.get(f"{group}={option}"):
@@ -179,7 +179,7 @@ def _composition(error: ConfigCompositionException, argv: Sequence[str], conf: P
 
 
 def unknown_key(key: str, argv: Sequence[str], conf: Path, compose: Compose) -> str:
-    """The line for a key or group that there is not; its siblings come from the config without that override."""
+    """Returns the line for an unknown key or group; the known ones come from the config without that override."""
     key = key.lstrip("/")
     if "/" in key or "@" in key:
         return f"{key}: no such group{did_you_mean(key, _groups(conf))} (groups: {', '.join(_groups(conf))})"
@@ -189,7 +189,7 @@ def unknown_key(key: str, argv: Sequence[str], conf: Path, compose: Compose) -> 
     node: Any = cfg
     for depth, part in enumerate(parent.split(".") if parent else []):
         if not isinstance(node, dict) or part not in node:
-            # the first part that is wrong is the one to name
+            # name the first wrong part of the key
             path = key.split(".")[: depth + 1]
             if isinstance(node, dict):
                 return no_such_key(".".join(path), node, []) + added(".".join(path), node, argv)
@@ -199,7 +199,7 @@ def unknown_key(key: str, argv: Sequence[str], conf: Path, compose: Compose) -> 
         return no_group(key, parent, node, argv, conf)
     if name in node:  # Hydra finds nothing to delete where the value is null
         return f"~{key}: this key cannot be taken out; it is {show(node[name])} already"
-    if parent and (more := added(key, node, argv)):  # only the same name elsewhere is likelier than a new one here
+    if parent and (more := added(key, node, argv)):  # a new key here, unless the same name exists elsewhere
         return no_such_key(key, node, [k for k in elsewhere if len(name) > 2 and k.endswith(f".{name}")]) + more
     if parent:
         return no_such_key(key, node, elsewhere)
@@ -213,7 +213,7 @@ def no_group(key: str, parent: str, value: Any, argv: Sequence[str], conf: Path)
 
 
 def added(key: str, node: dict[str, Any], argv: Sequence[str]) -> str:
-    """How to add `key` to `node`, where that may hold keys of any name."""
+    """Returns the hint to add `key` with a plus, if `node` may have keys of any name; else an empty text."""
     free = key.partition(".")[0] in FREE or key.startswith("task.metrics.")
     if not free or nearest(key.rpartition(".")[2], [name for name in node if not name.startswith("_")]):
         return ""
@@ -223,11 +223,11 @@ def added(key: str, node: dict[str, Any], argv: Sequence[str]) -> str:
 
 
 def _composed(argv: Sequence[str], conf: Path, compose: Compose) -> dict[str, Any]:
-    """The config with the groups that argv chooses, as far as it composes, and without any other override."""
+    """Returns the config with only argv's group choices; the default config if these do not compose."""
     chosen = [a for a in argv if "," not in a and (conf / a.partition("=")[0]).is_dir()]
     try:
         return compose(chosen)
-    except Exception:  # another mistake among these: the plain config helps as well
+    except Exception:  # another mistake in these choices
         return compose([])
 
 
@@ -237,7 +237,7 @@ def _groups(conf: Path) -> list[str]:
 
 
 def _interpolation(error: OmegaConfBaseException) -> str:
-    """A failed ${...}: the key that holds it and why it failed."""
+    """Returns the line for a failed ${...}: its key and why it failed."""
     text = str(error).splitlines()[0]
     key = getattr(error, "full_key", None) or "config"
     if found := re.match(r"ConfigError raised while resolving interpolation: (.*)", text):

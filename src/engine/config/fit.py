@@ -1,4 +1,4 @@
-"""Checks of what may be built, but does not fit where it stands; before torch is imported."""
+"""Checks for allowed targets in the wrong place (a torch.nn loss as task.criterion); made before torch is imported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from engine.config.schema import NotNegative, Rule, check_limits
 from engine.errors import ConfigError
 
-# arguments that torch's optimizers share
+# limits of arguments that torch's optimizers share
 OPTIMIZER_LIMITS = {
     "lr": NotNegative,
     "weight_decay": NotNegative,
@@ -20,7 +20,7 @@ CALLED_WITH_A_BATCH = (
     "is called with (output, target); here it would be called with (output, batch), and must return one value a "
     "sample, (B,) - write a class as in"
 )
-# key: (beginning of a _target_, what is wrong with it there)
+# key: (prefixes of _target_, why these do not fit there)
 MISFITS = {
     "optim.schedule": (
         ("torch.optim.lr_scheduler.",),
@@ -33,7 +33,7 @@ MISFITS = {
 
 
 def check_fit(values: Mapping[str, Any], partial: Mapping[str, Sequence[str]]) -> None:
-    """values: the whole config. partial: keys of what the run builds with arguments that it knows later."""
+    """values: the whole config. partial: {key that needs _partial_: true: arguments that the run adds later}."""
     optim, task = values["optim"], values["task"]
     for name, limits in OPTIMIZER_LIMITS.items():
         check_limits(optim.get(name), limits, f"optim.{name}")
@@ -43,7 +43,7 @@ def check_fit(values: Mapping[str, Any], partial: Mapping[str, Sequence[str]]) -
     for key, node in nodes.items():
         target = node.get("_target_") if isinstance(node, Mapping) else None
         if not isinstance(target, str):
-            continue  # which is said elsewhere
+            continue  # check_targets reports it
         beginnings, why = MISFITS.get(".".join(key.split(".")[:2]), ((), ""))
         if target.startswith(beginnings):
             raise ConfigError(f"{key}._target_: {target} {why}")

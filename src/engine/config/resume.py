@@ -1,4 +1,4 @@
-"""Whether a command begins a run or goes on with one. Imports no torch."""
+"""Decide whether a command begins a new run or resumes one. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from engine.errors import ConfigError
 from engine.runs.directory import BEFORE, CONFIG, check_free, claimed, holds_run, undo
 from engine.sweeps.alike import flat
 
-SURROUNDINGS = ("hardware", "logger", "callback")  # groups that do not say what is computed
+SURROUNDINGS = ("hardware", "logger", "callback")  # groups that a resume may replace: not the algorithm
 
 
 def choose(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) -> tuple[DictConfig, Path]:
-    """(resolved config, directory) of the run that a command means. cfg: as composed; run_dir: of a new run.
+    """Returns (resolved config, directory) of the run to begin or resume. cfg: as composed. run_dir: for a new run.
 
-    A run that goes on keeps its own config, whatever conf/ says by now; values that the command gives are changed in
-    it, with resume=auto those that it did not give before.
+    A resumed run keeps its saved config, even if conf/ has changed, except for the command's overrides; with
+    resume=auto only for overrides that the run was not given before.
     """
     resume = cfg.resume
     directory = run_dir if resume in (None, "auto") else Path(absolute(resume, cwd))
@@ -35,7 +35,7 @@ def choose(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) -> t
             f"resume={directory}: no run directory (it has no {CONFIG}); give the one that a run has printed"
         )
     if (directory / BEFORE).exists():
-        with claimed(directory):  # a process that was killed before its first step
+        with claimed(directory):  # left by a resume that was killed before its first step
             undo(directory)
     if not holds_run(directory):
         check_free(directory)
@@ -47,7 +47,7 @@ def choose(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) -> t
     given, changed = set(typed), []
     for override in overrides:
         key = override.partition("=")[0]
-        # a command with resume=auto is given again and again: what it said before is no change
+        # the same command with resume=auto is often repeated: overrides it had before are no change
         repeated = override in given and (resume in (None, "auto") or (CONF / key).is_dir())
         if not repeated and key != "resume" and not key.startswith("hydra."):
             change(saved, cfg, key, override, directory)
@@ -59,7 +59,7 @@ def choose(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) -> t
 
 
 def change(saved: DictConfig, cfg: DictConfig, key: str, override: str, directory: Path) -> None:
-    """Take the value that `override` has given `cfg` over into the saved config of a run."""
+    """Copy the value that `override` has set in `cfg` into a run's saved config."""
     if key in SURROUNDINGS:
         OmegaConf.update(saved, key, OmegaConf.to_container(cfg[key], resolve=True), merge=False)
     elif has_key(saved, key) and not (CONF / key).is_dir():
@@ -72,9 +72,9 @@ def change(saved: DictConfig, cfg: DictConfig, key: str, override: str, director
 
 
 def check_followers(saved: DictConfig, typed: list[str], changed: list[str]) -> None:
-    """A run's values are resolved: what followed from one that is changed now (data.order.batch_size from
-    trainer.global_batch_size) keeps its old value, and must be given too. typed: the run's overrides, by which conf/
-    says what follows from what; where they no longer compose, nothing can be said."""
+    """ConfigError if a value that was interpolated from a changed one (data.order.batch_size from
+    trainer.global_batch_size) would keep its old value, as saved configs are resolved: it must be given too.
+    typed: the run's overrides, to find interpolations in conf/; if they no longer compose, nothing is checked."""
     if all(key.split(".")[0] in SURROUNDINGS for key in changed):
         return
     try:
@@ -90,7 +90,7 @@ def check_followers(saved: DictConfig, typed: list[str], changed: list[str]) -> 
 
 
 def has_key(cfg: DictConfig, key: str) -> bool:
-    """Whether there is this key, null or not; or may be: an argument of a class, which may be younger than the run."""
+    """Whether the key exists, null or not, or is an argument of a `_target_`, which may be newer than the run."""
     parent, _, name = key.rpartition(".")
     node = OmegaConf.select(cfg, parent) if parent else cfg
     return isinstance(node, DictConfig) and (name in node or "_target_" in node)

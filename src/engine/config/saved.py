@@ -1,6 +1,7 @@
-"""Read what a run directory holds, which may be anybody's: as data, never as something to resolve, run or follow.
+"""Read the config of a run directory, which may be somebody else's: as data. Interpolations are not resolved, nothing
+is executed, no symbolic link is followed.
 
-Imports no torch. Whatever is wrong with a file is one line, a ConfigError.
+Imports no torch. A mistake in a file is a ConfigError of one line.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ log = logging.getLogger("lab")
 
 CONFIG, OVERRIDES = "config.yaml", "overrides.yaml"
 GROUPS = ("data", "model", "task", "optim", "trainer", "hardware")
-_said: set[tuple[Path, str]] = set()  # once in a process
-FOLDERS = ("", "checkpoints", "stuck", ".before")  # of a run directory, in which a run writes
+_said: set[tuple[Path, str]] = set()  # warnings given, so that each is given once per process
+FOLDERS = ("", "checkpoints", "stuck", ".before")  # folders of a run directory that a run writes into
 
 
 def read_config(directory: Path) -> DictConfig:
-    """The config of a run, which was resolved when the run began: an interpolation in it is not a run's.
+    """Returns a run's config. It was resolved when the run began, so an interpolation in it is an error.
 
-    A key that is younger than the run has its default, one that is gone is left out; a line says both.
+    A key that the run's version did not have gets its default, one that no longer exists is dropped; both are logged.
     """
     path = directory / CONFIG
     cfg = _loaded(path)
@@ -60,7 +61,7 @@ def _of_this_version(cfg: DictConfig, path: Path) -> DictConfig:
 
 
 def _moved(node: Any) -> Any:
-    """Every _target_ of an older version as it is called now."""
+    """Returns the node with _target_ paths of older versions replaced by the present ones."""
     if isinstance(node, dict):
         return {key: _moved_path(value) if key == "_target_" else _moved(value) for key, value in node.items()}
     return [_moved(value) for value in node] if isinstance(node, list) else node
@@ -74,7 +75,7 @@ def _moved_path(text: Any) -> Any:
 
 
 def read_overrides(directory: Path) -> list[str]:
-    """What was typed for a run, interpolations as they were typed."""
+    """Returns the overrides that the user typed for a run, interpolations unresolved."""
     path = directory / OVERRIDES
     values = _loaded(path, yaml.SafeLoader) or []
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
@@ -83,7 +84,7 @@ def read_overrides(directory: Path) -> list[str]:
 
 
 def check_links(directory: Path) -> None:
-    """Refuse a run directory in which a run would write through a symbolic link, or into a pipe, to somewhere else."""
+    """ConfigError if the directory has symbolic links out of it, or pipes: a run would write somewhere else."""
     base = directory.resolve()
     for entry in _entries(base):
         if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(base):

@@ -1,7 +1,7 @@
 """Dataclasses as schemas of plain config nodes: unknown, missing and mistyped keys become one readable line.
 
-A schema is a frozen dataclass. What the type of a field cannot say stands in a `Rule` beside it:
-`Annotated[int, Rule(at_least=1)]`. Its default is for runs older than the field (`completed`): `typed` wants every key.
+A schema is a frozen dataclass. Limits and options of a field are a `Rule`: `Annotated[int, Rule(at_least=1)]`. Defaults
+are for saved configs older than the field (`completed`); `typed` requires every key.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Rule:
-    """What the type of a field leaves open: words that its text may be, limits of its numbers, a text such as 1ep or
-    30m."""
+    """Restricts a field beyond its type. words: allowed texts. at_least to below: limits of numbers. interval: 1ep is
+    allowed, duration: 30m is."""
 
     words: tuple[str, ...] = ()
     at_least: float | None = None
@@ -71,7 +71,7 @@ def option(*words: str) -> Rule:
 
 
 def typed(cls: type[T], node: Any, key: str = "") -> T:
-    """`node`, a mapping of plain values at `key` (empty: the root), as an instance of `cls`; else a ConfigError."""
+    """Returns `node`, a mapping of plain values at `key` (empty: the root), as an instance of `cls`, or ConfigError."""
     values = plain(node)
     if not isinstance(values, Mapping):
         raise ConfigError(f"{key}: expected a mapping, got {show(values)}")
@@ -87,8 +87,8 @@ def typed(cls: type[T], node: Any, key: str = "") -> T:
 
 
 def completed(cls: type[Any], values: Mapping[str, Any], key: str = "") -> tuple[dict[str, Any], list[str], list[str]]:
-    """A mapping that an older version wrote -> (with the defaults of missing keys and without those that are gone,
-    "key=value" of what was missing, keys that are gone). What has no default is left to `typed`."""
+    """Update a mapping that an older version wrote. Returns (the mapping with defaults for missing keys and without
+    unknown keys, "key=value" of the missing ones, the unknown keys). `typed` reports missing keys without a default."""
     known = {f.name: f for f in fields(cls)}
     whole, filled = dict(values), []
     gone = [join(key, str(name)) for name in values if name not in known]
@@ -110,7 +110,7 @@ def completed(cls: type[Any], values: Mapping[str, Any], key: str = "") -> tuple
 
 
 def split_own(node: Any, cls: type[T], key: str) -> tuple[T, dict[str, Any]]:
-    """The run's own keys of a node that also holds a `_target_` with its arguments -> (own part, remaining node)."""
+    """Split a node that mixes the run's own keys with a `_target_` and its arguments. Returns (own keys, the rest)."""
     values = plain(node)
     if not isinstance(values, Mapping):
         raise ConfigError(f"{key}: expected a mapping, got {show(values)}")
@@ -120,12 +120,12 @@ def split_own(node: Any, cls: type[T], key: str) -> tuple[T, dict[str, Any]]:
 
 
 def plain(node: Any, resolve: bool = True) -> Any:
-    """Dicts, lists and scalars; resolve: without interpolations."""
+    """Returns the node as dicts, lists and scalars. resolve: resolve interpolations."""
     return OmegaConf.to_container(node, resolve=resolve) if OmegaConf.is_config(node) else node
 
 
 def check_resolved(node: Any, key: str = "") -> None:
-    """Raise a ConfigError on the first text or key of a plain node in which an interpolation stands."""
+    """Raise a ConfigError on the first text or key of a plain node with an interpolation (${...})."""
     if isinstance(node, str) and "${" in node:
         raise ConfigError(
             f"{key}: {show(node)} is an interpolation, and values are resolved here - write the value itself"
@@ -140,14 +140,14 @@ def check_resolved(node: Any, key: str = "") -> None:
 
 
 def below_outputs(name: Any) -> str:
-    """The `name` of a run, which is a folder below outputs/; else a ConfigError."""
+    """Returns a run's `name` if it is a valid folder below outputs/; else ConfigError."""
     if not isinstance(name, str) or not name.strip() or ".." in name.split("/") or name.startswith(("/", "~")):
         raise ConfigError(f"name: must be a folder below outputs/, got {show(name)}")
     return name
 
 
 def regex(text: Any, key: str) -> re.Pattern[str]:
-    """The regular expression that stands at `key`."""
+    """Returns the compiled regular expression; ConfigError if it is invalid. key: for the message."""
     try:
         return re.compile(text)
     except (re.error, TypeError) as error:
@@ -155,7 +155,7 @@ def regex(text: Any, key: str) -> re.Pattern[str]:
 
 
 def leaves(node: Any, key: str = "") -> list[str]:
-    """Dotted keys of all values that stand below a group."""
+    """Returns the dotted keys of all values in nested mappings, such as optim.lr; top-level values are left out."""
     if not isinstance(node, Mapping):
         return [key] if "." in key else []
     return [leaf for name, value in node.items() for leaf in leaves(value, join(key, str(name)))]
@@ -173,7 +173,7 @@ def show(value: Any) -> str:
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The valid name that `name` most likely means, if any comes close."""
+    """Returns the valid name most similar to `name`; None if none is similar enough."""
     matches = get_close_matches(name, [str(n) for n in names], n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
@@ -184,7 +184,7 @@ def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
 
 
 def no_such_key(key: str, siblings: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
-    """`elsewhere`: dotted keys of the whole config, where a key of exactly this name may stand."""
+    """Returns the message for an unknown key. elsewhere: dotted keys of the whole config, to suggest from."""
     prefix, _, name = key.rpartition(".")
     siblings = [str(s) for s in siblings if not str(s).startswith("_")]  # no _target_
     elsewhere = [k for k in elsewhere if not k.rpartition(".")[2].startswith("_")]
@@ -192,7 +192,7 @@ def no_such_key(key: str, siblings: Iterable[str], elsewhere: Sequence[str] = ()
     if len(same) == 1:
         hint = f" - did you mean {same[0]}?"
     elif not (hint := did_you_mean(name, siblings, prefix)) and elsewhere:
-        # batch_size: trainer.global_batch_size, ...; a letter or two are in too many
+        # batch_size: suggest trainer.global_batch_size; names of one or two letters would match too many
         alike = [k for k in elsewhere if len(name) > 2 and name in k.rpartition(".")[2]]
         if not alike and (match := nearest(name, [k.rpartition(".")[2] for k in elsewhere], cutoff=0.75)):
             alike = [k for k in elsewhere if k.rpartition(".")[2] == match]
@@ -201,9 +201,9 @@ def no_such_key(key: str, siblings: Iterable[str], elsewhere: Sequence[str] = ()
 
 
 def fits(value: Any, hint: Any, exact: bool = False) -> tuple[bool, Any]:
-    """Whether a plain value is of the type `hint` -> (yes or no, the value as that type).
+    """Returns (whether a plain value is of the type `hint`, the value converted to it).
 
-    Not exact: 1e5 is good for an integer and 7 for a text, since yaml reads them as a number of another kind.
+    exact=False: 1e5 fits an integer and 7 a text, as yaml reads them as float and int.
     """
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
@@ -239,7 +239,7 @@ def _fits_items(value: Any, kind: Any, args: tuple[Any, ...], exact: bool) -> tu
 
 
 def describe(hint: Any, words: Sequence[str] = ()) -> str:
-    """A type in words; `words`: what its text may be."""
+    """Returns a type in words, for messages. words: the texts that are allowed."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(describe(member, words) for member in args)
@@ -283,7 +283,7 @@ def _value(value: Any, hint: Any, key: str) -> Any:
 
 
 def check_limits(value: Any, hint: Any, key: str) -> None:
-    """Numbers, also those in lists, against the Rule of the annotation `hint`, wherever it has one."""
+    """Check numbers, also those in lists, against the Rules in the annotation `hint`."""
     if get_origin(hint) is Annotated:
         hint, *marks = get_args(hint)
         for rule in (mark for mark in marks if isinstance(mark, Rule)):
@@ -320,7 +320,7 @@ def check_interval(text: str, key: str) -> float:
 
 
 def seconds(value: float | str | None, key: str = "duration") -> float | None:
-    """90 -> 90.0, '1.5h' -> 5400.0, null, which is for ever, -> None"""
+    """Returns seconds: 90 -> 90, '1.5h' -> 5400.0; None (no limit) -> None."""
     if not isinstance(value, str):
         return value
     try:
@@ -333,7 +333,7 @@ def seconds(value: float | str | None, key: str = "duration") -> float | None:
 
 
 def parse_interval(value: int | str | None, steps_per_epoch: float, key: str = "interval") -> int | None:
-    """Steps, or epochs written 1ep, 0.5ep -> optimizer steps, at least 1; null, which is never -> None."""
+    """Returns an interval in optimizer steps, at least 1; None: never. value: steps, or epochs as 1ep, 0.5ep."""
     if value is None or isinstance(value, int):
         return value
     return max(1, round(check_interval(value, key) * steps_per_epoch))

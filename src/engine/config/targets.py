@@ -1,4 +1,4 @@
-"""Checks of what has a `_target_`: may it be built, does it import, and does it take these keywords."""
+"""Checks of nodes with a `_target_`: is it allowed, does it import, does it accept these keywords."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def check_targets(
     given: Mapping[str, Sequence[str]],
     allowed: Sequence[str] = (),
 ) -> None:
-    """Raise a ConfigError on the first node that could not be built. allowed: none given, the project's (engine.app).
+    """Raise a ConfigError on the first node that cannot be built. allowed: targets; empty: the project's (engine.app).
 
-    single, collections: dotted keys of nodes that must have a `_target_`, and of those whose every entry must.
-    own: key -> entries of that node that are no arguments. given: key -> arguments that the caller adds.
+    single, collections: dotted keys of nodes that must have a `_target_`, and of nodes of which every entry must.
+    own: {key: entries of that node that are no arguments}. given: {key: arguments that the caller adds}.
     """
     wanted = {key: _at(cfg, key) for key in single}
     wanted |= {join(key, str(name)): node for key in collections for name, node in (_at(cfg, key) or {}).items()}
@@ -45,10 +45,10 @@ def check_targets(
 
 
 def build(node: Any, key: str = "", allowed: Sequence[str] = (), /, **arguments: Any) -> Any:
-    """What `node` names, built of its keywords and `arguments`; a plain list or dict where the yaml has one.
+    """Returns the object that `node` names, built from its keywords and `arguments`, with plain lists and dicts.
 
-    Nothing is called before all targets of the node, nested ones too, are known to be allowed: a ConfigError otherwise,
-    with any version of Hydra. key: where the node stands, for the message.
+    All targets of the node, nested ones too, are checked before anything is called: ConfigError if one is not allowed,
+    with any version of Hydra. key: the node's key, for the message.
     """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
@@ -62,12 +62,12 @@ def build(node: Any, key: str = "", allowed: Sequence[str] = (), /, **arguments:
         arguments["_execution_whitelist_"] = tuple(allowed) or app().allowed
     try:
         return instantiate(tree, _convert_="all", **arguments)
-    except InstantiationException as error:  # it hides what the target itself says
+    except InstantiationException as error:  # raise the target's own error instead
         raise (error.__cause__ or error) from None
 
 
 def _check_node(node: Mapping[str, Any], key: str, allowed: Sequence[str]) -> Any:
-    """The class or function that this node, which has a `_target_`, builds or calls."""
+    """Returns the class or function of a node's `_target_`; ConfigError if it is not allowed."""
     path, where = node["_target_"], join(key, "_target_")
     for name, kind in (("_partial_", bool), ("_recursive_", bool), ("_convert_", str), ("_args_", list)):
         if not isinstance(node.get(name, kind()), kind):
@@ -86,8 +86,8 @@ def _check_node(node: Mapping[str, Any], key: str, allowed: Sequence[str]) -> An
 
 
 def locate(path: Any, key: str, allowed: Sequence[str] = ()) -> Any:
-    """The public class or function that `path` names and that an allowed module defines; `key`: the node whose
-    `_target_` it is."""
+    """Returns the public class or function `path`, which an allowed module must define. key: the node with this
+    `_target_`, for messages."""
     where = join(key, "_target_")
     if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
         raise ConfigError(f"{where}: expected an import path such as lab.models.mlp.MLP, got {show(path)}")
@@ -131,7 +131,7 @@ def _below(path: str, prefixes: Sequence[str]) -> bool:
 
 
 def _import(name: str, path: str, where: str) -> ModuleType | None:
-    """The module; None: there is none of this name."""
+    """Returns the module; None if there is none of this name."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -140,12 +140,12 @@ def _import(name: str, path: str, where: str) -> ModuleType | None:
         if "." in name:
             return None
         raise ConfigError(f"{where}: no module {name!r} for {path} - is it installed?") from error
-    except Exception as error:  # whatever the module does while it is imported
+    except Exception as error:  # any error in the module's own code
         raise ConfigError(_import_message(error, name, where)) from error
 
 
 def _import_message(error: Exception, name: str, where: str) -> str:
-    """The error as Python shows it, and the line of the file that raised it."""
+    """Returns Python's error message, with file and line."""
     text = " ".join("".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1].split())
     if isinstance(error, SyntaxError):
         file, line = error.filename, error.lineno
@@ -163,7 +163,7 @@ def _short(file: str | None) -> str:
 
 
 def _names(found: Any) -> list[str]:
-    """What a target path may go on with: public classes and functions, and the modules of a package."""
+    """Returns the names that may follow in a target path: public classes and functions, and a package's modules."""
     names = [n for n, v in vars(found).items() if callable(v) and not n.startswith("_")]
     return names + [m.name for m in pkgutil.iter_modules(getattr(found, "__path__", []))]
 
@@ -201,7 +201,7 @@ def _check_keywords(
 
 
 def _check_types(target: Any, keywords: dict[str, Any], key: str) -> None:
-    """Plain values against the annotations of the target, where it has any that say something about plain values."""
+    """Check plain values against the target's annotations, as far as these restrict plain values."""
     try:
         function = target.__init__ if inspect.isclass(target) else target
         hints, ruled = get_type_hints(function), get_type_hints(function, include_extras=True)
@@ -215,12 +215,12 @@ def _check_types(target: Any, keywords: dict[str, Any], key: str) -> None:
 
 
 def _plain_part(hint: Any) -> Any:
-    """What the annotation says about yaml's values (float | Tensor -> float); None: nothing that can be checked."""
+    """Returns what yaml values can match of an annotation (float | Tensor -> float); None: cannot be checked."""
     origin, args = get_origin(hint), get_args(hint)
     if hint in (int, float, str, bool, type(None), list, tuple, dict) or origin is Literal:
         return hint
     if origin in (Union, types.UnionType):
-        # a yaml holds no tensors, so such a member cannot be what was meant
+        # a yaml holds no tensors, so members of torch cannot match
         members = [_plain_part(m) for m in args if not getattr(m, "__module__", "").startswith("torch")]
         return None if None in members or not members else Union[tuple(members)]  # noqa: UP007 - built at run time
     if origin in (list, tuple, Sequence):

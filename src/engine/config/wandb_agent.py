@@ -1,7 +1,7 @@
-"""The command line that the agent of a W&B sweep makes of its parameters (conf/wandb_sweep.yaml), as Hydra reads it.
+"""Translate the command line of a W&B sweep's agent (conf/wandb_sweep.yaml) into Hydra's syntax.
 
-The agent writes Python's text of each value: nested parameters as {'lr': 0.1}, nothing as None, a list as ['a', 'b'],
-and text without quotes. Imports no torch.
+The agent writes values as Python's str() does: nested parameters as {'lr': 0.1}, null as None, a list as ['a', 'b'],
+text without quotes. Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 
 
 def from_agent(arguments: Sequence[str]) -> list[str]:
-    """Outside of an agent's run the arguments as they are."""
+    """Returns the arguments in Hydra's syntax; unchanged if the agent did not start this process."""
     if not os.environ.get("WANDB_SWEEP_ID"):
         return list(arguments)
     return [override for argument in arguments for override in _translated(argument)]
@@ -49,7 +49,7 @@ def _flat(key: str, value: Any) -> Iterator[str]:
 
 
 def _written(value: Any) -> str:
-    """A plain value in Hydra's grammar."""
+    """Returns a plain value in Hydra's syntax."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -67,7 +67,7 @@ def _quoted(text: str) -> str:
 
 
 def _one_value(argument: str) -> bool:
-    """Whether Hydra reads it as one value: "a,b" would be a sweep, "a: {" nothing at all."""
+    """Whether Hydra reads it as one value: "a,b" is a sweep, "a: {" a syntax error."""
     try:
         return not OverridesParser.create().parse_override(argument).is_sweep_override()
     except HydraException:

@@ -1,4 +1,4 @@
-"""What the yaml files of the config say by themselves, read without Hydra: to explain why it cannot compose them."""
+"""Read the config's yaml files without Hydra, to explain why Hydra cannot compose them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIRECTORY_OPTIONS, NAME_OPTIONS = ("--config-dir", "-cd"), ("--config-name", "-c
 
 
 def option_value(argv: Sequence[str], names: Sequence[str]) -> str | None:
-    """What follows `-cn` or `--config-name=`."""
+    """Returns the value of a command line option, given as `-cn VALUE` or `--config-name=VALUE`."""
     for index, argument in enumerate(argv):
         name, equals, value = argument.partition("=")
         if name in names:
@@ -28,7 +28,7 @@ def folders(argv: Sequence[str], conf: Path) -> list[Path]:
 
 
 def read(name: str, argv: Sequence[str], conf: Path) -> tuple[Path, Any] | None:
-    """(file, what it holds) of group/option; None: there is no such file, or it is no yaml."""
+    """Returns (file, content) of group/option; None if there is no such file or it is not valid yaml."""
     for folder in folders(argv, conf):
         file = folder / f"{name}.yaml"
         try:
@@ -49,7 +49,7 @@ def options(group: str, argv: Sequence[str], conf: Path) -> list[str]:
 
 
 def not_a_mapping(argv: Sequence[str], conf: Path) -> str | None:
-    """The first chosen file that holds no keys."""
+    """Returns the line for the first chosen file that is not a mapping; None if there is none."""
     for name in chosen(argv):
         found = read(name, argv, conf)
         if found is not None and found[1] is not None and not isinstance(found[1], Mapping):
@@ -59,7 +59,7 @@ def not_a_mapping(argv: Sequence[str], conf: Path) -> str | None:
 
 
 def ring(argv: Sequence[str], conf: Path) -> str | None:
-    """Files whose defaults lists come back to where they began."""
+    """Returns the line for a cycle in the defaults lists; None if there is none."""
 
     def follow(name: str, path: tuple[str, ...]) -> tuple[str, ...] | None:
         if name in path:
@@ -77,7 +77,7 @@ def ring(argv: Sequence[str], conf: Path) -> str | None:
 
 
 def included(name: str, content: Any) -> Iterator[str]:
-    """The files that a defaults list brings in, as group/option; `override` brings none."""
+    """Yields the files that a defaults list includes, as group/option; `override` entries include none."""
     entries = content.get("defaults") if isinstance(content, Mapping) else None
     group = name.rpartition("/")[0]
     for entry in entries if isinstance(entries, list) else ():
@@ -91,7 +91,7 @@ def included(name: str, content: Any) -> Iterator[str]:
 
 
 def option_with(key: str, argv: Sequence[str], conf: Path) -> str | None:
-    """trainer.fsdp -> trainer=fsdp: the option of the group whose file has a mapping there."""
+    """trainer.fsdp -> trainer=fsdp: the group's option whose file has a mapping at this key."""
     group, *inner = key.split(".")
     for option in options(group, argv, conf):
         found = read(f"{group}/{option}", argv, conf)
@@ -104,7 +104,7 @@ def option_with(key: str, argv: Sequence[str], conf: Path) -> str | None:
 
 
 def check_primary(argv: Sequence[str], conf: Path) -> None:
-    """--config-name may name any yaml of conf/; one without defaults would be a run without anything."""
+    """ConfigError if --config-name names a yaml without defaults, which is not the config of a run."""
     name = option_value(argv, NAME_OPTIONS)
     found = read(name.removesuffix(".yaml"), argv, conf) if name else None
     if found is None or (isinstance(found[1], Mapping) and ("defaults" in found[1] or "trainer" in found[1])):
@@ -115,7 +115,7 @@ def check_primary(argv: Sequence[str], conf: Path) -> None:
 
 
 def check_rerun(argv: Sequence[str]) -> None:
-    """--experimental-rerun unpickles its file."""
+    """ConfigError if --experimental-rerun, which unpickles its file, is given a file that is no pickle."""
     name = option_value(argv, ("--experimental-rerun",))
     if name is None:
         return
