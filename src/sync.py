@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def upload(runs: list[Path], mode: str, anew: bool, folder: Path | None) -> int:
-    """-> how many failed. anew: write all from their metrics.jsonl."""
+    """Returns the number of failed uploads. anew: replay all runs from their metrics.jsonl."""
     from engine.runs.wandb_sync import offline_parts, plan, replay, sync
 
     failed, whole = 0, []
@@ -77,14 +77,14 @@ def upload(runs: list[Path], mode: str, anew: bool, folder: Path | None) -> int:
 
 
 def summaries(sweeps: list[Path], mode: str | None, folder: Path | None) -> int:
-    """-> how many failed."""
+    """Returns the number of failed uploads of sweep summaries."""
     from engine.runs.wandb_sync import summarise
 
     return sum(attempt(sweep, partial(summarise, sweep, mode, folder)) for sweep in sweeps)
 
 
 def attempt(what: Path, work: Callable[[], str | None]) -> int:
-    """Say what `work` says -> 1 where it failed: whatever W&B raises ends this run only."""
+    """Run `work` and print its result. Returns 1 if it raised, so that the other uploads go on; else 0."""
     try:
         done = work()
     except Exception as error:

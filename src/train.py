@@ -5,7 +5,7 @@
 
 Exit status: 0 finished, 1 a run failed, 2 a mistake in the configuration, 130 Ctrl-C, 75 preempted (SIGTERM,
 SIGUSR1, SIGUSR2, SIGHUP, trainer.max_time): saved, to be run again with resume.
-No torch import before the config stands.
+torch is imported only after the config is resolved.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def train(cfg: DictConfig) -> int:
-    """One composed config -> exit status. A failure raises nothing, so that a multirun goes on with its other jobs."""
+    """Train one composed config. Returns the exit status; failures are not raised, so that a multirun's jobs go on."""
     hydra = HydraConfig.get()
     run_dir = Path(hydra.runtime.output_dir)
     overrides = [str(text) for text in plain(hydra.overrides.task, resolve=False)]  # optim.lr=${oc.env:LR} as typed

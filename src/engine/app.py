@@ -1,4 +1,4 @@
-"""What the project hands to the engine, once, when it is imported. The engine imports nothing of the project.
+"""The project (`lab`) registers its schemas and functions here when it is imported; the engine never imports it.
 
 lab.app: register(App(...))        engine: app().check(cfg), app().start(cfg, directory, ...)
 """
@@ -16,7 +16,7 @@ class App:
     that are called while the config is built.
 
     schema: of the whole config. own: {"data": its schema, "optim": ...}, the run's keys among a target's arguments.
-    moved: {where components lay in older versions: where they lie now}, beginnings of dotted paths.
+    moved: {import path prefix in older versions: prefix now}.
     paths: keys whose values are files or folders.
 
     check: raises ConfigError for a config that cannot be run. scores: (a whole, plain config, *beginnings of splits'

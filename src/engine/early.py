@@ -1,7 +1,7 @@
-"""What a command does before all else, as its imports and its config take seconds. Imports the standard library alone.
+"""Signal handling from the start of a command, as imports and config take seconds. Imports only the standard library.
 
-A scheduler may ask it to stop before there is a run. That is noted here, and acted upon where nothing is half done:
-before the run's directory is written (leave_if_asked), and by whoever takes the signals over (asked).
+A scheduler may signal the process before the run starts. The signal is noted, and acted on where nothing is half done:
+before the run's directory is written (leave_if_asked), and by the handler installed later (asked).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _asked: list[str] = []
 
 
 def prepare() -> None:
-    """First of all in a command that trains."""
+    """Called first in a command that trains."""
     open_standard_streams()
     for number in SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup has SIGHUP ignored
@@ -28,7 +28,7 @@ def prepare() -> None:
 
 
 def asked() -> str:
-    """The name of the first signal that asked to stop before anybody else took the signals; empty: none has."""
+    """Returns the name of the first stop signal received by this module's handler; empty if there was none."""
     return _asked[0] if _asked else ""
 
 
@@ -48,7 +48,7 @@ def _note(number: int, frame: Any) -> None:
 
 
 def open_standard_streams() -> None:
-    """Closed ones (2>&-) become /dev/null: else the next file that is opened would get what is printed."""
+    """Open closed streams (2>&-) as /dev/null: else the next opened file would get their number, and the output."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -60,7 +60,7 @@ def open_standard_streams() -> None:
 
 
 def leave_hung_up_terminal() -> None:
-    """What is printed to a terminal that has gone (an ssh that dropped) would raise: it goes to /dev/null."""
+    """Redirect output to a closed terminal (a dropped ssh) to /dev/null: writing to it would raise."""
     import termios
 
     for number in range(3):

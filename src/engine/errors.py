@@ -4,7 +4,7 @@ import errno
 import os
 import re
 
-PREEMPTED = 75  # EX_TEMPFAIL, the exit status of what was stopped and saved: to be run again
+PREEMPTED = 75  # EX_TEMPFAIL: exit status of a preempted run, which was saved and is to be resumed
 
 
 class ConfigError(ValueError):
@@ -24,7 +24,7 @@ class Claimed(ConfigError):
 
 
 class RankLost(RunFailed):
-    """A rank was killed, died or hung: nothing that the run itself did, so it may go well another time."""
+    """A rank was killed, died or hung: not an error of the run's own code, so a restart may succeed."""
 
 
 _REMEDIES = {
@@ -56,6 +56,6 @@ def machine_fault(error: BaseException | None) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """Of what a library says, without the colours for a terminal; its type where it says nothing."""
+    """Returns the first line of the message without terminal colours; the error's type if there is no message."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()
     return lines[0] if lines else type(error).__name__

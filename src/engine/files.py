@@ -1,4 +1,4 @@
-"""Text and JSON files: written whole or not at all, read with whatever is wrong in one line. Imports no torch."""
+"""Text and JSON files: written atomically; a damaged one is reported in one line. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.errors import Damaged
 
 
 def replace_text(path: Path, text: str) -> None:
-    """All or nothing: `path` holds what it held, or the whole text. An OSError names `path`."""
+    """Write atomically: `path` has its old content or the complete text. An OSError names `path`."""
     temporary = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")  # hosts may share it
     try:
         temporary.unlink(missing_ok=True)
@@ -23,7 +23,7 @@ def replace_text(path: Path, text: str) -> None:
             file.write(text)
         temporary.replace(path)
     except OSError as error:
-        error.filename, error.filename2 = str(path), None  # that of a write names no file
+        error.filename, error.filename2 = str(path), None  # write() sets no filename
         raise
     finally:
         with suppress(OSError):
@@ -73,7 +73,7 @@ def overwrite_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(line, what it holds) of a metrics.jsonl; a half line of a killed process and what else is none are left out."""
+    """Yields (line, record) of a metrics.jsonl; invalid lines (cut off by a kill) are left out."""
     if not path.exists():
         return
     with open(path, "rb") as file:

@@ -1,5 +1,5 @@
-"""Importing this finds the environment: a command that was typed with a Python without the project's packages goes on
-with .venv's. For the commands in src/ only, before they import anything that is installed."""
+"""Importing this re-executes the command with .venv's Python if this one lacks the project's packages. For the commands
+in src/ only, before they import installed packages."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Locks and files that are written once, on any file system. Imports no torch.
+"""Locks and write-once files, on any file system. Imports no torch.
 
-A lock is the kernel's (flock): it is free again whatever happens to the process. Where the file system has none (Lustre
-without -o flock, NFS without lockd, some FUSE), it is a file beside it that names its holder; one whose holder is dead
-is taken over on the holder's machine, and elsewhere left to the user, as nobody can see there whether it lives.
+A lock is the kernel's (flock), released when the process ends in any way. On file systems without flock (Lustre without
+-o flock, NFS without lockd, some FUSE) it is a file beside it that names its holder. A dead holder's file is removed on
+the holder's machine; elsewhere the user must do that, as other machines cannot see whether the process lives.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Busy(OSError):
 
 
 class Lock:
-    """Held from its construction until `close`, or the end of this process. `path`: made where it is missing.
+    """Held from its construction until `close`, or the end of this process. path: created if missing.
 
-    wait: until it is free; else Busy. OSError: nothing can be written there.
+    wait: block until it is free; else raise Busy. OSError: path cannot be written.
     """
 
     def __init__(self, path: Path, wait: bool = False) -> None:
@@ -71,7 +71,7 @@ def is_locked(path: Path) -> bool:
 
 
 def write_once(path: Path, text: str) -> bool:
-    """Write a file that nobody has written, whole -> whether this did."""
+    """Write a file atomically unless it exists. Returns whether this call wrote it."""
     own = f"{platform.node()}.{os.getpid()}"
     temporary = path.with_name(f".{path.name}.{own}")
     temporary.unlink(missing_ok=True)  # left from a process of this number, or a link to somewhere else
@@ -90,7 +90,7 @@ def write_once(path: Path, text: str) -> bool:
 
 
 def _write_marked(path: Path, temporary: Path) -> bool:
-    """The same in two steps: whoever creates the marker may rename."""
+    """write_once without hard links: the process that creates the marker file may rename."""
     marker = path.with_name(f".{path.name}.writing")
     try:
         os.close(os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -163,7 +163,7 @@ class _HolderFile:
         return holder["host"] == self.own["host"] and _began(int(holder["pid"])) != holder["began"]
 
     def _bury(self, holder: dict[str, Any]) -> None:
-        """Remove a dead holder's file. Of several who find it one may, and it looks again: it may be another's now."""
+        """Remove a dead holder's file. Of several processes only one may, and it checks the holder again before."""
         right = self.path.with_name(f"{self.path.name}.{holder['pid']}")
         try:
             os.close(os.open(right, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -183,7 +183,7 @@ def _named(holder: dict[str, Any] | None) -> str:
 
 
 def _began(pid: int) -> str | None:
-    """When the process began, in words that no later process of this number has; None: there is none."""
+    """Returns the process's start time as text, which tells a later process with this pid apart; None: no process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] in "ZX" else fields[19]

@@ -57,7 +57,7 @@ def _bare_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
 
 @functools.cache
 def _watched() -> Callable[[Any], bool] | None:
-    """Whether somebody wants to see an optimizer's step; None: this torch cannot be asked."""
+    """Returns a function: has an optimizer step hooks, or is a profiler on; None if torch lacks the names."""
     import torch.autograd
     import torch.optim.optimizer as module
 
@@ -86,7 +86,7 @@ def skip_dynamo_import() -> None:
 
 @contextmanager
 def ddp_without_dynamo() -> Iterator[None]:
-    """DistributedDataParallel, made in this block, asks dynamo which kind of reducer to use: the usual one."""
+    """In this block DistributedDataParallel's query of dynamo's config is answered without importing dynamo."""
     if not _left_out or "torch._dynamo" in sys.modules:
         yield
         return
@@ -109,7 +109,7 @@ def _leave_alone(function: Any) -> None:
 
 
 def storage_use_count() -> Callable[[int], int] | None:
-    """A function from the address of a storage to how many tensors hold it."""
+    """Returns a function: address of a storage -> number of tensors that hold it; None if torch lacks it."""
     import torch
 
     return getattr(torch._C, "_storage_Use_Count", None) if enabled() else None
@@ -121,7 +121,7 @@ def kernel_skips_non_finite(optimizer: Optimizer) -> bool:
 
 
 def after_backward() -> Callable[[Callable[[], None]], None] | None:
-    """A function that has its argument called when the backward pass that runs has come to its end."""
+    """Returns a function that registers a callback for the end of the running backward pass; None if torch lacks it."""
     import torch
 
     engine = getattr(torch.autograd.Variable, "_execution_engine", None)
@@ -129,7 +129,7 @@ def after_backward() -> Callable[[Callable[[], None]], None] | None:
 
 
 def set_death_signal(number: int) -> bool:
-    """Have the kernel send this process a signal when the thread that has started it ends -> whether that can be."""
+    """Have the kernel send this process a signal when the thread that started it ends. Returns whether it was set."""
     import torch.multiprocessing
 
     ask = getattr(torch.multiprocessing, "_prctl_pr_set_pdeathsig", None)
