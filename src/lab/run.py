@@ -1,4 +1,4 @@
-"""One process's whole life, in the order of a run."""
+"""What one rank does, from start to end: build, restore, fit, score."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ from lab.tasks.supervised import Supervised
 
 
 def run(run_dir: Path, began: float | None = None) -> None:
-    """One rank, from the resolved config to the result; from the newest valid checkpoint where there is one.
+    """Run one rank, from the resolved config to result.json; resumes from the newest valid checkpoint if there is one.
 
-    began: time.monotonic() when the command began, from which trainer.max_time counts.
+    began: time.monotonic() when the command began; trainer.max_time counts from there.
     """
     began = time.monotonic() if began is None else began
     rank = distributed.rank()
     with recording(run_dir, rank), no_silent_exit(run_dir, rank), stop_on_signals(began) as stop:
-        if not faulthandler.is_enabled():  # a job's has a file of its own
-            faulthandler.enable(file=2)  # where native code crashed, or holds the interpreter
+        if not faulthandler.is_enabled():  # a sweep's job has enabled it already, into a file
+            faulthandler.enable(file=2)  # print Python's stack to stderr when native code crashes
         config = Config.of(read_config(run_dir))
         timeout_s = seconds(config.trainer.timeout)
         stop.max_time_s = seconds(config.trainer.max_time)
@@ -77,7 +77,7 @@ def run(run_dir: Path, began: float | None = None) -> None:
         ):
             if world.size > 1 and not distributed.has_parent():
                 watch.dead_peers = distributed.dead_peers(world)
-            # ---- what to go on from: all ranks check it together and load the same
+            # ---- the checkpoint to resume from: all ranks check it together and load the same one
             checkpoints = checkpoint.Checkpoints(run_dir / "checkpoints", world)
             checkpoints.directory.mkdir(exist_ok=True)
             source, payload = checkpoints.newest_valid(put_aside=True) or (None, None)
@@ -100,7 +100,7 @@ def train(
     watch: Watch,
     title: str,
 ) -> dict[str, Any]:
-    """Build everything, train, score the best weights -> what belongs into result.json. title: said when all stands."""
+    """Build everything, train, score the best weights. Returns result.json's content. title: logged before training."""
     trainer = config.trainer
     # ---- data
     run_dir = checkpoints.directory.parent
@@ -117,7 +117,7 @@ def train(
     if source is not None and payload is not None and payload.get("source"):
         source.load_state_dict(payload["source"])
     train_loader = make_train_loader(config, machine, sets["train"], world, payload["samples"] if payload else 0)
-    # val, and what else is named so, are scored on the way; test sets at the end
+    # splits named val* are evaluated during training, all splits but train at its end
     loaders = {
         split: make_eval_loader(config, machine, data, world, train_loader)
         for split, data in sets.items()
@@ -125,7 +125,7 @@ def train(
     }
     vals = {split: loader for split, loader in loaders.items() if split.startswith("val")}
 
-    # ---- model, task, optimizer: drawn from the seed alone, so equal on all ranks
+    # ---- model, task, optimizer: initialized from the seed alone, so equal on all ranks
     seed_everything(config.cfg.seed)
     steps_per_epoch = len(sets["train"]) / trainer.global_batch_size
     done = (payload["step"], payload["samples"]) if payload else (0, 0)
@@ -152,7 +152,7 @@ def train(
     pruning = Pruning.of(run_dir)
     callbacks = [*(own for own in (balance, pruning) if own is not None), *make_callbacks(config)]
 
-    # ---- when things are due
+    # ---- intervals in steps
     intervals = (trainer.log_every, trainer.eval_every, trainer.save_every)
     every = Every(*(parse_interval(interval, steps_per_epoch) for interval in intervals))
     run = Run(
@@ -160,12 +160,12 @@ def train(
         epoch_samples=len(sets["train"]), total_steps=total_steps,
     )  # fmt: skip
 
-    # ---- go on, or begin: from here each rank draws its own numbers
+    # ---- resume or begin: from here each rank has its own random numbers
     seed_everything(config.cfg.seed, stream=1 + world.rank)
     if payload:
         restore(state, payload, config, run)
     for callback in run.callbacks:
-        object.__setattr__(callback, "run", run)  # of a frozen dataclass too
+        object.__setattr__(callback, "run", run)  # works for frozen dataclasses too
     run.notify("on_start", state)
     logger.say(title)
     describe(logger, machine, model, run, sets, train_loader)
@@ -186,7 +186,7 @@ def train(
         with watch.user_code("a callback's on_end", state.step):
             end(run.callbacks, state, {key: value for key, value in scores.items() if "/" in key})
         return scores | balanced
-    except Stopped:  # during the final scores: they are made anew when the run goes on
+    except Stopped:  # during the final scores: a resume computes them again
         return {"step": state.step}
     finally:
         for loader in (train_loader, *loaders.values()):
@@ -194,10 +194,10 @@ def train(
 
 
 def with_threads(machine: Hardware, net: Objective, train: Loader, world: World, run_dir: Path) -> Hardware:
-    """hardware.num_threads=auto, decided for this model."""
+    """Returns `machine` with hardware.num_threads=auto replaced by the count that was measured with this model."""
 
     def measure(most: int) -> threads.Threads:
-        # one rank measures for all: a criterion might wait for the others
+        # one rank measures for all, so without the criterion: a collective in it would wait for the other ranks
         alone = world.size > 1 and (net.task.across_samples or isinstance(net.task, Supervised))
         measured = threads.Alone(net.model) if alone else net
         return threads.measure(most, measured, train.first, hardware.autocast(machine))
@@ -206,22 +206,22 @@ def with_threads(machine: Hardware, net: Objective, train: Loader, world: World,
 
 
 def collective_timeout_s(timeout_s: float | None) -> float:
-    """Longer than the watch waits, as it can say more; for ever is not known to torch.distributed."""
+    """Longer than the hang watchdog waits, as that names the stuck rank; no timeout is 7 days, as torch needs one."""
     return 7 * 24 * 3600.0 if timeout_s is None else 2 * USER * timeout_s + 60
 
 
 def make_logger(run_dir: Path, config: Config, world: World, from_step: int, began: float) -> Logger:
-    """The main rank's logger; the null logger elsewhere."""
+    """Returns rank 0's RunLogger; on other ranks the null logger."""
     if not world.is_main:
         return Logger()
     spent.begin(run_dir, began)
     timeout_s = seconds(config.trainer.timeout)
-    most_s = math.inf if timeout_s is None else (SLOW - 1) * timeout_s  # the watch must not take it for a hang
+    most_s = math.inf if timeout_s is None else (SLOW - 1) * timeout_s  # the hang watchdog allows SLOW * timeout_s
     return RunLogger(run_dir, config.logger, from_step, most_s)
 
 
 def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run) -> None:
-    """The state as it was when the checkpoint was written."""
+    """Load the checkpoint's payload into `state`; raises ConfigError where it does not fit the config."""
     kind = str(config.optimizer["_target_"]).rpartition(".")[2]
     check_optimizer(payload["optimizer"]["param_groups"], state.optimizer, kind)
     payload = shards.laid_out(payload, state.model, state.optimizer)
@@ -229,7 +229,7 @@ def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run
     checkpoint.load_weights(state.model, payload["model"], "the checkpoint")
     if state.ema is not None:
         checkpoint.load_weights(state.ema, checkpoint.weights(payload), "the checkpoint")
-    if "task" in payload:  # older ones have none: their tasks held nothing
+    if "task" in payload:  # checkpoints of older versions lack it: their tasks had no state
         checkpoint.load_weights(state.task, payload["task"], "the checkpoint", "task")
     try:
         state.load(payload, run.world, options=options)
@@ -241,7 +241,7 @@ def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run
 def describe(
     logger: Logger, machine: Hardware, model: nn.Module, run: Run, sets: dict[str, Any], loader: Loader
 ) -> None:
-    """What will happen, in three lines."""
+    """Log the model's and the data's sizes, device, batch sizes, steps and the loader."""
     parameters = sum(p.numel() for p in model.parameters())
     streams = {split for split, data in sets.items() if isinstance(data, Stream)}
     sizes = ", ".join(f"{split} {'a stream' if split in streams else f'{len(data):,}'}" for split, data in sets.items())
@@ -260,7 +260,7 @@ def describe(
 
 
 def final_scores(state: TrainState, loaders: dict[str, Loader], run: Run) -> dict[str, Any]:
-    """Scores of the best weights; of the last ones where no best were kept."""
+    """Returns the scores of the best checkpoint's weights; of the last weights if no best checkpoint was kept."""
     model = averaged(state)
     result: dict[str, Any] = {"step": state.step, **run.logger.latest("train/loss")}
     run.watch.beat("loading the best checkpoint", state.step, slow=True)
@@ -279,7 +279,7 @@ def final_scores(state: TrainState, loaders: dict[str, Loader], run: Run) -> dic
 def finish(
     run_dir: Path, world: World, logger: Logger, stop: StopRequest, result: dict[str, Any], seconds: float
 ) -> None:
-    """result.json, status.json, W&B's summary and a short table for the user."""
+    """Rank 0 writes result.json, status.json, W&B's summary and a short table for the user."""
     if not world.is_main:
         return
     scores = {key: value for key, value in result.items() if "/" in key}

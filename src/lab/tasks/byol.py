@@ -1,4 +1,4 @@
-"""Bootstrap your own latent (Grill et al. 2020): a student predicts what a teacher, its average, sees elsewhere."""
+"""BYOL (Grill et al. 2020): a student predicts what its EMA, the teacher, represents of another view of the sample."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lab.transforms.fields import Transform, compose
 
 
 class BYOL(Task):
-    """The model represents: a view -> (B, D); metrics get this of the first view.
+    """model: view -> (B, D) representation; metrics get that of the first view.
 
-    projector: (B, D) -> (B, E); predictor: (B, E) -> (B, E). The teacher is an average of model and projector, by
-    `decay` in each step; BatchNorm in it has running statistics of its own. fields: in which the two views lie, one
-    field twice or two; each is changed by augment's transforms, which draw other numbers for either.
+    projector: (B, D) -> (B, E); predictor: (B, E) -> (B, E). The teacher is the EMA of model and projector, with
+    `decay` per step; its BatchNorms keep their own running statistics. fields: the batch's fields of the two views,
+    which may be one field twice; augment's transforms change both, with independent random numbers.
     """
 
     numbered = True

@@ -1,4 +1,4 @@
-"""Wasserstein GAN with gradient penalty (Gulrajani et al. 2017): a critic and a generator, an optimizer each."""
+"""Wasserstein GAN with gradient penalty (Gulrajani et al. 2017): critic and generator, each with its own optimizer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from lab.tasks.base import Batch, Descend, Losses, Metric, Task
 
 
 class WGAN(Task):
-    """The model generates: noise (B, *noise_shape) -> as many values a sample as batch["x"] has, (B, ...).
+    """model, the generator: noise (B, *noise_shape) -> (B, ...), with as many values per sample as batch["x"].
 
-    critic: (B, ...) -> (B, N) scores, whose mean over N counts; no BatchNorm, as the penalty is on the gradient of each
-    sample. critic_steps: the critic moves in every step, the generator in every so many. Scored is the distance between
-    samples and what is generated, as the critic estimates it; metrics get what is generated.
+    critic: (B, ...) -> (B, N) scores, averaged over N; without BatchNorm, as the penalty is on per-sample gradients.
+    critic_steps: critic updates per generator update. In evaluations the loss is the critic's estimate of the
+    Wasserstein distance between batch["x"] and generated samples; metrics get the generated samples.
     """
 
     terms = ("real", "fake")
     numbered = True
-    not_compiled = ("penalties",)  # the compiler has no gradient of a gradient
+    not_compiled = ("penalties",)  # torch.compile does not support double backward
 
     def __init__(
         self,

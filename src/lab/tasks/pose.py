@@ -1,4 +1,4 @@
-"""From joints in an image to joints in space: three losses, each weighted, each logged."""
+"""Lifting 2D joints to 3D: a weighted sum of three losses, each of which is logged."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lab.tasks.base import Batch, Losses, Metric, Task
 
 
 class Pose(Task):
-    """model(batch[input]) -> (B, J * 3) or (B, J, 3), as batch[target]; of further columns neither counts.
+    """model(batch[input]) -> (B, J * 3) or (B, J, 3); batch[target]: (B, J, 3). Further columns are ignored.
 
     Losses, each the mean over a sample's joints or bones, in the target's unit of length:
       position      distance from the target joint (MPJPE)
-      bones         difference of bone lengths; bones: pairs of joints
-      reprojection  distance, seen along the third axis, from the joints of the image at the scale that fits best
-    input: (B, J, 2), or more columns, of which the first two count, along the target's first two axes.
-    factors: of each loss in what is minimised. metrics: see lab.metrics.base.
+      bones         absolute difference of bone lengths; bones: pairs of joints
+      reprojection  distance in the first two axes from the image's joints, scaled by least squares
+    input: (B, J, 2), the axes being the target's first two; further columns are ignored by the loss.
+    factors: {loss: its weight in the sum that is minimised}. metrics: see lab.metrics.base.
     """
 
     terms = ("position", "bones", "reprojection")
@@ -64,7 +64,7 @@ class Pose(Task):
         return {"loss": loss, **values}, pose
 
     def lengths(self, pose: Tensor) -> Tensor:
-        """(B, J, 3) -> (B, N), of the bones."""
+        """pose: (B, J, 3) -> (B, N) bone lengths."""
         begin, end = pose[:, self.bones].unbind(2)
         return vector_norm(end - begin, dim=2)
 
@@ -73,6 +73,6 @@ def reprojection(pose: Tensor, image: Tensor) -> Tensor:
     """pose: (B, J, 3), image: (B, J, 2) -> (B,) mean distance of the joints under a weak perspective camera."""
     seen = pose[..., :2] - pose[..., :2].mean(1, keepdim=True)
     image = image - image.mean(1, keepdim=True)
-    # the image is scaled to the pose: the other way round, a pose near zero would have no end of a gradient
+    # scale the image to the pose: dividing by the pose's size instead, gradients would explode for poses near zero
     scale = (image * seen).sum((1, 2)) / image.square().sum((1, 2)).clamp(min=1e-12)
     return vector_norm(seen - scale[:, None, None] * image, dim=2).mean(1)

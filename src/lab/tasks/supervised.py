@@ -1,4 +1,4 @@
-"""One model, one loss: classification, regression, next token, and whatever a criterion can say of an output."""
+"""One model, one criterion: classification, regression, next token, or any other loss of (output, batch)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from lab.tasks.base import Batch, Losses, Metric, Task
 
 
 class Supervised(Task):
-    """model(batch["x"]) -> output. criterion(output, batch) -> (B,) losses, or {"loss": (B,), term: (B,), ...}, whose
-    terms a subclass names. metrics: by name, see lab.metrics.base. A criterion that is a module may have parameters."""
+    """model(batch["x"]) -> output. criterion(output, batch) -> (B,) losses, or {"loss": (B,), term: (B,), ...} if a
+    subclass declares these `terms`. metrics: {name: metric}, see lab.metrics.base. A criterion may be an nn.Module with
+    parameters, which are trained."""
 
     def __init__(self, criterion: Callable[[Any, Batch], Any], metrics: Mapping[str, Metric]) -> None:
         super().__init__()
