@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from engine.ranks.launch import Ranks
 from engine.runs.directory import failure
 from lab.checks import BufferChecks, check_criterion, check_per_sample, first_samples
 from lab.loop import forward_loss
+from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
 
 CrossEntropy, Accuracy, MLP = lab.losses.cross_entropy.CrossEntropy, lab.metrics.accuracy.Accuracy, lab.models.mlp.MLP
@@ -148,6 +150,41 @@ def test_a_field_that_the_batch_does_not_have_is_named() -> None:
             forward_loss(nn.Linear(4, 3), Supervised(code, {}), {"x": torch.ones(2, 4)})
     with pytest.raises(KeyError):
         forward_loss(nn.Linear(4, 3), Supervised(lambda output, batch: own["S"], {}), {"x": torch.ones(2, 4)})
+
+
+class Hasty(Task):
+    def __init__(self) -> None:
+        self.weight = 1.0
+
+
+class Objectiveless(Task):
+    def trained(self, model: nn.Module) -> dict[str, list[nn.Module]]:
+        return {"student": [model]}
+
+
+class Terms(Supervised):
+    terms = ("consistency",)
+
+
+def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lab import build
+
+    def metric(output: Tensor, batch: Any) -> Tensor:
+        return output[:, 0]
+
+    model = nn.Linear(1, 1)
+    for task, line in (
+        (Supervised(metric, {"loss": metric}), r"^task\.metrics\.loss: Supervised has a loss of this name"),
+        (Terms(metric, {"consistency": metric}), r"^task\.metrics\.consistency: Terms has a loss of this name"),
+        (Objectiveless(), r"^task: Objectiveless\.trained names 'student', so Objectiveless needs a student_losses$"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            build.check_task(task, model)
+    build.check_task(Terms(metric, {"other": metric}), model)
+    monkeypatch.setattr(build, "construct", lambda key, node: Hasty)
+    monkeypatch.setattr(build, "task_class", lambda node: Hasty)
+    with pytest.raises(ConfigError, match=r"^task: the __init__ of Hasty must begin with super\(\).__init__\(\)$"):
+        build.make_task(SimpleNamespace(cfg=SimpleNamespace(task={"_target_": "x"})))  # type: ignore[arg-type]
 
 
 # ---- ranks

@@ -639,10 +639,39 @@ class Careless(Task):
         return descend("critic", batches)
 
 
+class Used(Supervised):
+    def train_step(self, step: int, batches: Any, descend: Any) -> dict[str, Tensor]:
+        return descend("", batches) | descend("", batches)
+
+
+class Bare(Supervised):
+    def losses(self, model: nn.Module, batch: Any) -> Any:
+        return {"loss": super().losses(model, batch)[0]}
+
+
+class Silent(Supervised):
+    def train_step(self, step: int, batches: Any, descend: Any) -> dict[str, Tensor]:
+        descend("", batches)
+        return None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        (Used, r"Used\.train_step has given descend fewer than the 2 micro-batches of a step: .*list\(batches\)"),
+        (Bare, r"^task: Bare\.losses returned a dict; it must return \(losses, output\)"),
+        (Silent, r"Silent\.train_step must call descend, and return its values"),
+    ],
+)
+def test_what_a_task_returns_is_checked(task: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        stepped(state_of(task=task(squared, {})))
+
+
 @pytest.mark.parametrize(
     ("way", "says"),
     [
-        ("calls nothing", "Careless.train_step has called descend for no objective"),
+        ("calls nothing", "Careless.train_step must call descend, and return its values"),
         ("asks for another", r"Careless\.train_step asks for the objective 'critic'; its `trained` has ''$"),
     ],
 )

@@ -176,11 +176,23 @@ def make_method(config: Config, machine: Hardware, begins: bool, logger: Logger)
             f"{key}: {type(task).__name__} compares the samples of a whole batch with each other, so they must be on "
             f"the devices at once - use {'trainer=ddp' if dp else 'null, or more ranks'}"
         )
+    check_task(task, model)
     with constructing("task", config.cfg.task):
         if begins and (line := task.initialize(model)):
             logger.say(line)
         task.attach(model)
     return model, task
+
+
+def check_task(task: Task, model: nn.Module) -> None:
+    """What a task promises by its methods and names, before a batch is read."""
+    kind = type(task).__name__
+    twice = [name for name in task.metrics if name in ("loss", *task.terms)]
+    if twice:
+        raise ConfigError(f"task.metrics.{twice[0]}: {kind} has a loss of this name - choose another for the metric")
+    for objective in task.trained(model):
+        if objective and not callable(getattr(task, f"{objective}_losses", None)):
+            raise ConfigError(f"task: {kind}.trained names {objective!r}, so {kind} needs a {objective}_losses")
 
 
 def make_task(config: Config) -> Task:
@@ -191,7 +203,10 @@ def make_task(config: Config) -> Task:
     outer = {name: value for name, value in node.items() if name not in inner} | {"_partial_": True}
     make = construct("task", outer)
     with constructing("task", node):
-        return of_kind("task", node, make(**inner), Task)
+        task: Task = of_kind("task", node, make(**inner), Task)
+    if "_modules" not in vars(task):
+        raise ConfigError(f"task: the __init__ of {type(task).__name__} must begin with super().__init__()")
+    return task
 
 
 def task_class(node: Mapping[str, Any]) -> type[Task]:

@@ -41,10 +41,10 @@ def check_per_sample(values: Any, size: int, key: str) -> None:
     )
 
 
-def check_terms(losses: dict[str, Any], size: int, terms: Sequence[str]) -> None:
+def check_terms(losses: dict[str, Any], size: int, terms: Sequence[str], key: str) -> None:
     """{"loss": (B,), term: (B,) for all terms that the task has announced}."""
     for name, values in losses.items():
-        check_per_sample(values, size, "task.criterion" if name == "loss" else f"task: the term {name!r}")
+        check_per_sample(values, size, key if name == "loss" else f"task: the term {name!r}")
     if losses.keys() != {"loss", *terms}:
         raise ConfigError(
             f"task: its losses are {sorted(losses)}; a task returns 'loss' and what it announces as its `terms`, "
@@ -52,14 +52,14 @@ def check_terms(losses: dict[str, Any], size: int, terms: Sequence[str]) -> None
         )
 
 
-def check_losses(losses: dict[str, Any], size: int, terms: Sequence[str] | None) -> None:
+def check_losses(losses: dict[str, Any], size: int, terms: Sequence[str] | None, key: str) -> None:
     """terms None: of an objective that is not scored, whose terms need not be announced."""
     if "loss" not in losses:
         raise ConfigError(f"task: its losses {sorted(losses)} must hold 'loss', which is minimised")
-    check_terms(losses, size, [name for name in losses if name != "loss"] if terms is None else terms)
+    check_terms(losses, size, [name for name in losses if name != "loss"] if terms is None else terms, key)
     if not losses["loss"].requires_grad:
         raise ConfigError(
-            "task.criterion: the losses have no gradient, so nothing can be trained: they must depend on the model's "
+            f"{key}: the losses have no gradient, so nothing can be trained: they must depend on the model's "
             "output, by operations that have one (no argmax, no detach, no numpy)"
         )
 

@@ -61,7 +61,11 @@ class Objective(nn.Module):
         self.model, self.task, self.name = model, task, name
 
     def forward(self, batch: Batch) -> tuple[dict[str, Tensor], Any]:
-        losses, output = forward_loss(self.model, self.task, batch, *([self.name] if self.name else []))
+        found = forward_loss(self.model, self.task, batch, *([self.name] if self.name else []))
+        if not (isinstance(found, tuple) and len(found) == 2):
+            method = f"{type(self.task).__name__}.{self.name and f'{self.name}_'}losses"
+            raise ConfigError(f"task: {method} returned a {type(found).__name__}; it must return (losses, output)")
+        losses, output = found
         return {"loss": losses} if isinstance(losses, Tensor) else dict(losses), output
 
     def no_sync(self) -> AbstractContextManager[Any]:
@@ -96,8 +100,8 @@ def train_step(
 
     own = itertools.islice(batches, len(machine.micro_batch_sizes))
     values = state.task.train_step(state.step, own, descend_on)
-    if not moved:
-        raise ConfigError(f"task: {type(state.task).__name__}.train_step has called descend for no objective")
+    if not (moved and values):
+        raise ConfigError(f"task: {type(state.task).__name__}.train_step must call descend, and return its values")
     if next(own, None) is not None:
         raise ConfigError(f"task: {type(state.task).__name__}.train_step has left micro-batches of its step over")
     if all(moved):
@@ -124,13 +128,14 @@ def descend(
     autocast = hardware.autocast(machine)
     totals: dict[str, Tensor] = {}
     counted = None  # what the samples count together, for a task that weights them
+    key = "task.criterion" if hasattr(task, "criterion") else "task"
     with only(optimizer, state) if objective else nullcontext():
-        for i, (size, batch) in enumerate(zip(sizes, batches, strict=True)):
+        for i, (size, batch) in enumerate(as_many(batches, sizes, task)):
             with nullcontext() if i == len(sizes) - 1 else without_sync(net):
                 with autocast():
                     losses, _ = net(batch)
                     weights = task.weights(batch)
-                check_losses(losses, size, None if objective else task.terms)
+                check_losses(losses, size, None if objective else task.terms, key)
                 if weights is not None:
                     losses = {name: value * weights for name, value in losses.items()}
                     counted = weights.sum() if counted is None else counted + weights.sum()
@@ -161,6 +166,19 @@ def descend(
         totals = {name: torch.where(non_finite > 0, 0.0, value) for name, value in totals.items()}
     device = totals["loss"].device  # fsdp may keep the gradients on the host
     return {name: value.to(device) for name, value in (totals | {"non_finite": non_finite}).items()}, moves
+
+
+def as_many(batches: Iterable[Batch], sizes: list[int], task: Task) -> Iterator[tuple[int, Batch]]:
+    """(size, micro-batch), one for each size."""
+    given = iter(batches)
+    for size in sizes:
+        batch = next(given, None)
+        if batch is None:
+            raise ConfigError(
+                f"task: {type(task).__name__}.train_step has given descend fewer than the {len(sizes)} micro-batches "
+                "of a step: for several objectives it must keep them, list(batches)"
+            )
+        yield size, batch
 
 
 def without_sync(net: nn.Module) -> AbstractContextManager[Any]:
@@ -251,7 +269,7 @@ def evaluate(
         with autocast():
             losses, output = net(batch)
             weights = task.weights(batch)
-        check_terms(losses, size, task.terms)
+        check_terms(losses, size, task.terms, "task.criterion" if hasattr(task, "criterion") else "task")
         values = [losses[name] for name in ("loss", *task.terms)]
         for name, mean in means.items():
             values.append(applied(mean, f"task.metrics.{name}", output, batch))
