@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import limit, slow
+from conftest import ROOT, limit, slow
 from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -429,7 +429,7 @@ def test_hash_is_uniform_and_streams_differ() -> None:
 
 
 def test_the_orders_and_transforms_that_the_yaml_names_can_be_built() -> None:
-    text = (Path(__file__).parents[1] / "conf/data/h5.yaml").read_text()
+    text = (ROOT / "conf/data/h5.yaml").read_text()
     lines = re.sub(r",\n +# +", ", ", text).splitlines()
     dataset = Table(x=np.arange(1, 301), y=np.arange(300) % 3, w=np.ones(300))
     built = {"order": 0, "transform": 0}
@@ -452,7 +452,7 @@ def test_the_orders_and_transforms_that_the_yaml_names_can_be_built() -> None:
     assert built == {"order": 6, "transform": 7}
 
 
-EXPERIMENTS = sorted((Path(__file__).parents[1] / "conf" / "experiment").glob("*.yaml"))
+EXPERIMENTS = sorted((ROOT / "conf" / "experiment").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)

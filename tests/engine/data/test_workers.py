@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, limit, slow, start_run, wait_for
+from conftest import QUICK, ROOT, limit, slow, start_run, wait_for
 from torch import Tensor
 
 from engine.data.loader import Loader
@@ -349,14 +349,14 @@ def alive(pid: int) -> bool:
 )  # fmt: skip
 def test_workers_end_with_their_parent(tmp_path: Path, begin: str, body: str, code: int) -> None:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), begin=begin, body=body))
+    script.write_text(SCRIPT.format(tests=str(ROOT / "tests"), begin=begin, body=body))
     with subprocess.Popen(
         [sys.executable, str(script)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     ) as process:
         out, err = process.communicate(timeout=limit(60))
     assert process.returncode == code, err

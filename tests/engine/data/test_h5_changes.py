@@ -15,14 +15,14 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import limit, slow
+from conftest import ROOT, limit, slow
 
 from engine.data.h5 import H5Dataset
 from engine.data.reading.raw import RawFile
 from engine.errors import ConfigError
 from lab.datasets.tokens import TokenWindows
 
-SRC = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
+SRC = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 ROOT = {"all": {"group": "/"}}
 FIELDS = {"mapped": "m", "chunks": "c", "h5py": "h", "virtual": "v", "table": "t/a"}
 

@@ -15,7 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import limit, slowdown
+from conftest import ROOT, limit, slowdown
 
 from engine.errors import ConfigError
 from engine.packing.file import offsets
@@ -25,7 +25,7 @@ from engine.packing.journal import Journal
 from engine.packing.options import PackOptions
 from engine.packing.write import pack
 
-H5 = Path(__file__).parents[1] / "src" / "h5.py"
+H5 = ROOT / "src" / "h5.py"
 
 
 def options(**kwargs: Any) -> PackOptions:
@@ -179,7 +179,7 @@ pack(Slow(8000), {out!r}, options(), {{}})
 def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
     """Kill -9 again and again, each time a little later, until a run gets through."""
     out = tmp_path / "a.h5"
-    script = KILLED.format(path=[str(Path(__file__).parent), str(H5.parent)], out=str(out))
+    script = KILLED.format(path=[str(ROOT / "tests"), str(H5.parent)], out=str(out))
     kills, progress = 0, [0]
     while True:
         process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)

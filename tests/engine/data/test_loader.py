@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from conftest import limit, slow
+from conftest import ROOT, limit, slow
 from torch import Tensor
 
 from engine.data import loader as loader_module
@@ -306,7 +306,7 @@ loader = Loader(Slow(50), endless(50, 5), CPU, kind="threads", num_workers=2, se
     ids=["end", "exit", "interrupt", "fork"],
 )  # fmt: skip
 def test_a_process_with_a_ring_always_ends(sleep: float, body: str, code: int) -> None:
-    script = SCRIPT.format(tests=str(Path(__file__).parent), sleep=sleep, body=body)
+    script = SCRIPT.format(tests=str(ROOT / "tests"), sleep=sleep, body=body)
     began = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -314,7 +314,7 @@ def test_a_process_with_a_ring_always_ends(sleep: float, body: str, code: int) -
         text=True,
         timeout=limit(60),
         env=None,
-        cwd=Path(__file__).parents[1] / "src",
+        cwd=ROOT / "src",
     )
     assert done.returncode in (code, 128 - code if code < 0 else code), done.stderr
     assert time.perf_counter() - began < limit(30)

@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import slow, wait_for
+from conftest import ROOT, slow, wait_for
 
 from engine.errors import ConfigError
 from engine.packing.encode import Encoding
@@ -20,7 +20,7 @@ from engine.packing.importers.base import ArraySource
 from engine.packing.options import PackOptions
 from engine.packing.repack import pack_encoded, repack
 
-H5 = Path(__file__).parents[1] / "src" / "h5.py"
+H5 = ROOT / "src" / "h5.py"
 RECORD = {"created": "now", "command": "repack it"}
 CODECS = ["none", "gzip", "zstd", "lz4", "blosc-lz4", "blosc-zstd"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, processes_with, slow, start_run, status
+from conftest import QUICK, ROOT, processes_with, slow, start_run, status
 
 import lab  # noqa: F401 - registers the project
 from engine.errors import ConfigError
@@ -354,5 +354,5 @@ def test_optuna_is_imported_by_searches_alone(train_command: Any) -> None:
         "import sys, lab.run, engine.sweeps.search.drive; "
         "sys.exit('optuna' in sys.modules or 'sqlalchemy' in sys.modules)"
     )
-    source = str(Path(__file__).resolve().parents[1] / "src")
+    source = str(ROOT / "src")
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": source}).returncode == 0

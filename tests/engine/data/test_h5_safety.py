@@ -19,14 +19,14 @@ import hdf5plugin
 import numpy as np
 import pytest
 import torch
-from conftest import limit, slow, wait_for
+from conftest import ROOT, limit, slow, wait_for
 from torch.utils.data import DataLoader
 
 from engine.data.h5 import H5Dataset
 from engine.data.reading import filters
 from engine.errors import ConfigError
 
-SRC = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
+SRC = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 ROOT = {"all": {"group": "/"}}
 CODECS: dict[str, Any] = {
     "gzip": {"compression": "gzip", "shuffle": True},

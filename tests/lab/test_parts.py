@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -25,7 +26,6 @@ from lab.metrics.accuracy import Accuracy
 from lab.models.mlp import MLP
 from lab.models.resnet import ResNet
 
-ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "data" / "digits.h5"
 C = 7
 
