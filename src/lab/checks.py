@@ -1,4 +1,4 @@
-"""What the loop checks of the code that it is given: shapes, types, values that no checkpoint could hold."""
+"""Checks of the user's code: losses and metrics (shapes, dtypes), and tensors that a checkpoint would miss."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_per_sample(values: Any, size: int, key: str) -> None:
 
 
 def check_terms(losses: dict[str, Any], size: int, terms: Sequence[str], key: str) -> None:
-    """{"loss": (B,), term: (B,) for all terms that the task has announced}."""
+    """Losses must be {"loss": (B,), term: (B,), ...} with exactly the terms in `terms`."""
     for name, values in losses.items():
         check_per_sample(values, size, key if name == "loss" else f"task: the term {name!r}")
     if losses.keys() != {"loss", *terms}:
@@ -53,7 +53,7 @@ def check_terms(losses: dict[str, Any], size: int, terms: Sequence[str], key: st
 
 
 def check_losses(losses: dict[str, Any], size: int, terms: Sequence[str] | None, key: str) -> None:
-    """terms None: of an objective that is not scored, whose terms need not be announced."""
+    """Check training losses. terms: None for an objective of several, whose terms need not be declared."""
     if "loss" not in losses:
         raise ConfigError(f"task: its losses {sorted(losses)} must hold 'loss', which is minimised")
     check_terms(losses, size, [name for name in losses if name != "loss"] if terms is None else terms, key)
@@ -65,7 +65,7 @@ def check_losses(losses: dict[str, Any], size: int, terms: Sequence[str] | None,
 
 
 def applied(function: Callable[..., Any], key: str, output: Any, batch: Any) -> Any:
-    """function(output, batch), a criterion or metric; one that does not know what the model returns is an error."""
+    """Returns function(output, batch), a criterion or metric; ConfigError if it cannot handle the model's output."""
     try:
         return function(output, batch)
     except (AttributeError, TypeError) as error:
@@ -80,8 +80,8 @@ def applied(function: Callable[..., Any], key: str, output: Any, batch: Any) -> 
 
 
 def explains_mistakes(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """forward(model, task, batch, ...), whose failures over a field's dtype, or ranks that do not
-    meet, say the remedy."""
+    """Decorator of forward(model, task, batch, ...): errors from a wrong dtype, or from collectives that not all ranks
+    reach, are raised again with the remedy."""
 
     @wraps(forward)
     def call(model: nn.Module, task: Any, batch: Any, *more: Any) -> Any:
@@ -130,7 +130,7 @@ def _dtype_mistake(model: nn.Module, batch: dict[str, Any], error: Exception) ->
 
 
 def _unequal_batches(model: nn.Module, error: Exception) -> RunFailed | None:
-    """A collective of the criterion's own that broke in an evaluation, where ranks have unequal batches."""
+    """Returns the error if a collective in the criterion or model failed in evaluation, where ranks' batches differ."""
     frames = traceback.walk_tb(error.__traceback__)
     talks = any("distributed_c10d" in frame.f_code.co_filename for frame, _ in frames)
     if not talks or torch.is_grad_enabled() or is_sharded(model) or not torch.distributed.is_initialized():
@@ -146,7 +146,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def first_samples(value: Any, size: int, count: int) -> Any:
-    """The first `count` of `size` samples: of each tensor, and list of other things, that has one entry a sample."""
+    """Returns the first `count` of `size` samples of every tensor and list in `value` that has one entry per sample."""
     if count == size:
         return value
     if isinstance(value, dict):
@@ -163,7 +163,7 @@ def first_samples(value: Any, size: int, count: int) -> Any:
 
 
 def check_criterion(criterion: Any) -> None:
-    """Refuse what would be trained but is not part of a module: no optimizer, checkpoint or rank would know it."""
+    """Refuse a trainable tensor that is no registered parameter: it would be neither optimized nor saved nor synced."""
     for name, value in unregistered(criterion):
         if value.requires_grad:
             raise ConfigError(
@@ -174,14 +174,14 @@ def check_criterion(criterion: Any) -> None:
 
 
 def unregistered(thing: Any) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) that `thing` holds and its state dict has not; metrics begin anew at each evaluation."""
+    """(name, tensor) of tensors in `thing` but not in its state dict; without metrics, which each evaluation resets."""
     saved = thing.state_dict(keep_vars=True).values() if isinstance(thing, nn.Module) else ()
     known = {id(value) for value in saved}
     return ((name, value) for name, value in _tensors(thing) if id(value) not in known)
 
 
 def _tensors(thing: Any, prefix: str = "", depth: int = 2) -> Iterator[tuple[str, Tensor]]:
-    """(name, parameter, buffer or tensor) that `thing` holds: a module's, and those among an object's attributes."""
+    """(name, tensor) of parameters, buffers and tensors among the attributes of `thing`, `depth` levels deep."""
     if isinstance(thing, Tensor):
         yield prefix, thing
         return
@@ -200,9 +200,9 @@ def _tensors(thing: Any, prefix: str = "", depth: int = 2) -> Iterator[tuple[str
 
 
 class BufferChecks:
-    """What is checked of buffers before a save. Made before the first step and before a checkpoint is loaded.
+    """Checks of buffers before a save. To be built before the first step and before a checkpoint is loaded.
 
-    held: the module of all that a checkpoint holds; task: what may hold tensors beside its state dict."""
+    held: module with everything that a checkpoint holds. task: may hold tensors that are not in its state dict."""
 
     def __init__(self, held: nn.Module, task: Any) -> None:
         self._at_start = {name: _worst(buffer) for name, buffer in held.named_buffers()}
@@ -211,14 +211,14 @@ class BufferChecks:
         self.unsaved()
 
     def check_finite(self, held: nn.Module, step: int) -> None:
-        """A buffer must be no worse than it was built: a causal mask holds -inf by design."""
+        """RunFailed for new inf or NaN in a buffer; those it was built with (a causal mask's -inf) are allowed."""
         for name, buffer in held.named_buffers():  # a skipped step protects weights only
             if _worst(buffer) > self._at_start.get(name, 0):
                 shown = name.removeprefix("model.")
                 raise RunFailed(f"the model's buffer {shown} is not finite at step {step}; debug=nan names the module")
 
     def unsaved(self) -> str | None:
-        """A warning, once, if the task holds tensors that change and are not part of its state dict."""
+        """Returns a warning, once, if tensors of the task change in training and are not in its state dict."""
         changed = []
         for name, now in unregistered(self._task):
             before, version = self._held.setdefault(name, (now, now._version))

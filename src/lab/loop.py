@@ -1,10 +1,10 @@
-"""The training loop. This is the file to edit for another order of things; a method is a file in lab/tasks.
+"""The training loop. Edit this file to change the order of training; a new method is a file in lab/tasks.
 
     while steps are left:
         the task's train_step -> descend: micro-batches -> losses -> backward (gradients averaged over ranks on the
                                  last) -> unscale, clip, update
-        at log_every / eval_every / save_every: values cross to the host
-        a signal, or the time that is up, on any rank: all stop together, with a checkpoint
+        at log_every / eval_every / save_every: values are copied to the host
+        a signal or max_time on any rank: all ranks save a checkpoint and stop after the same step
 
 Nothing in train_step waits for the device.
 """
@@ -40,7 +40,7 @@ from lab.metrics.base import as_metric
 from lab.state import Run, TrainState, averaged
 from lab.tasks.base import Batch, Losses, Task
 
-SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536 and is halved by each step that is not finite
+SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536; each step with inf or NaN gradients halves it
 
 
 def due(step: int, every: int | None) -> bool:
@@ -49,7 +49,7 @@ def due(step: int, every: int | None) -> bool:
 
 @explains_mistakes
 def forward_loss(model: nn.Module, task: Task, batch: Batch, objective: str = "") -> tuple[Losses | Tensor, Any]:
-    """(losses, output) of the task, in training and in evaluations: see lab.tasks.base.Task.losses."""
+    """Returns the task's (losses, output), in training and in evaluation: see lab.tasks.base.Task.losses."""
     return getattr(task, f"{objective}_losses" if objective else "losses")(model, batch)
 
 
@@ -69,7 +69,7 @@ class Objective(nn.Module):
         return {"loss": losses} if isinstance(losses, Tensor) else dict(losses), output
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        """Of a sharded model."""
+        """The sharded model's no_sync(); does nothing for other models, whose DDP wrapper has its own."""
         no_sync: Any = getattr(self.model, "no_sync", nullcontext)
         return no_sync()
 
@@ -82,9 +82,9 @@ def train_step(
     machine: Hardware,
     world: World,
 ) -> dict[str, Tensor]:
-    """One optimizer step -> values on the device: loss, grad_norm, non_finite and the task's terms.
+    """One optimizer step. Returns 0-d tensors on the device: loss, grad_norm, non_finite and the task's terms.
 
-    nets: by objective, wrapped. batches: of machine.micro_batch_sizes, again and again.
+    nets: {objective: wrapped module}. batches: micro-batches whose sizes repeat machine.micro_batch_sizes.
     """
     moved: list[bool] = []
 
@@ -118,16 +118,16 @@ def descend(
     machine: Hardware,
     world: World,
 ) -> tuple[dict[str, Tensor], bool]:
-    """Forward, backward, clip and update for one objective -> (its values, whether its weights moved, see update).
+    """Forward, backward, clip and update for one objective. Returns (its values, whether its weights moved: `update`).
 
-    The loss is a sum over samples divided by the samples of the whole share, so uneven micro-batches weigh right, and
-    DDP's mean over ranks makes it the mean of the global batch.
+    The loss is the sum over samples divided by this rank's samples in the step, so micro-batches of unequal size are
+    weighted correctly, and DDP's mean over ranks gives the mean over the global batch.
     """
     scaler, optimizer, task = state.scaler, state.optimizer_of(objective), state.task
     sizes, share = machine.micro_batch_sizes, sum(machine.micro_batch_sizes)
     autocast = hardware.autocast(machine)
     totals: dict[str, Tensor] = {}
-    counted = None  # what the samples count together, for a task that weights them
+    counted = None  # sum of the samples' weights, for a task that weights them
     key = "task.criterion" if hasattr(task, "criterion") else "task"
     with only(optimizer, state) if objective else nullcontext():
         for i, (size, batch) in enumerate(as_many(batches, sizes, task)):
@@ -144,27 +144,27 @@ def descend(
             for name, value in sums.items():
                 totals[name] = totals[name] + value.detach() if name in totals else value.detach()
     if scaler:
-        scaler.unscale_(optimizer)  # first: the limit is on the true gradients
+        scaler.unscale_(optimizer)  # before clipping: clip_norm limits the unscaled gradients
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     parameters = [p for p in trained if p.grad is not None]
     if len(parameters) < len(trained):
         name_unused(net, [p for p in trained if p.grad is None], state.step)
     gradients = [p.grad for p in parameters]
-    if counted is not None:  # the mean over samples becomes the mean over what they count, on all ranks together
+    if counted is not None:  # from the mean over samples to the mean weighted by task.weights, over all ranks
         counted = all_sum(counted.detach().clone(), world)
         factor = torch.where(counted > 0, share * world.size / counted, 0.0)
         torch._foreach_mul_(gradients, factor)
         totals = {name: value * factor for name, value in totals.items()}
     norm = clip(gradients, trainer.clip_norm)
     # all ranks hold the averaged gradients, so all see the same norm and take the same branch
-    non_finite = norm.mul(0).ne_(0).to(torch.float32)  # 0 times inf or nan is nan: 1 for these, else 0
+    non_finite = norm.mul(0).ne_(0).to(torch.float32)  # 1.0 if inf or NaN (0 * inf is NaN), else 0.0
     moves = update(state, optimizer, trainer, non_finite)
     for p in parameters:
         p.grad = None
     totals["grad_norm"] = norm
-    if trainer.non_finite == "skip" or scaler:  # a step that is left out adds nothing to the means
+    if trainer.non_finite == "skip" or scaler:  # a skipped step does not count in the logged means
         totals = {name: torch.where(non_finite > 0, 0.0, value) for name, value in totals.items()}
-    device = totals["loss"].device  # fsdp may keep the gradients on the host
+    device = totals["loss"].device  # with FSDP's CPU offload the gradients, so the norm, are on the host
     return {name: value.to(device) for name, value in (totals | {"non_finite": non_finite}).items()}, moves
 
 
@@ -182,14 +182,14 @@ def as_many(batches: Iterable[Batch], sizes: list[int], task: Task) -> Iterator[
 
 
 def without_sync(net: nn.Module) -> AbstractContextManager[Any]:
-    """Gradients stay on their rank: DDP averages them once, with the last micro-batch."""
+    """No all-reduce in this block: DDP averages the gradients over ranks once, with the last micro-batch."""
     no_sync: Any = getattr(net, "no_sync", nullcontext)
     return no_sync()
 
 
 @contextmanager
 def only(optimizer: Optimizer, state: TrainState) -> Iterator[None]:
-    """Of the trained parameters those of this optimizer alone get a gradient."""
+    """In this block only this optimizer's parameters require a gradient; those of the other optimizers do not."""
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}
     others = [p for group in state.optimizer.param_groups for p in group["params"] if id(p) not in own]
     for p in others:
@@ -202,7 +202,7 @@ def only(optimizer: Optimizer, state: TrainState) -> Iterator[None]:
 
 
 def clip(gradients: list[Tensor], limit: float | None) -> Tensor:
-    """Scale the gradients down, in place, to a global norm of `limit` -> their norm before (Pascanu et al. 2013)."""
+    """Clip the gradients in place to a global L2 norm of `limit` (Pascanu et al. 2013). Returns the norm before."""
     norm = whole(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
     if limit is not None:
         torch._foreach_mul_(gradients, torch.clamp(limit / (norm + 1e-6), max=1.0))
@@ -211,10 +211,10 @@ def clip(gradients: list[Tensor], limit: float | None) -> Tensor:
 
 @torch.no_grad()
 def update(state: TrainState, optimizer: Optimizer, trainer: TrainerConfig, non_finite: Tensor) -> bool:
-    """Move the weights unless a gradient is not finite -> whether they moved, as far as the host knows.
+    """Optimizer step, EMA and task.updated, unless a gradient is not finite. Returns False if the host skipped it.
 
-    The host asks the device only where it must: with fp16, with trainer.non_finite=skip, and for an optimizer without a
-    fused kernel. Otherwise the kernel itself leaves the weights alone (found_inf), and the next log stops the run.
+    The host waits for the device only with fp16, with trainer.non_finite=skip, and for an optimizer without a fused
+    kernel. Otherwise the fused kernel itself skips the update (found_inf), and the next log stops the run.
     """
     ask = state.scaler is not None or trainer.non_finite == "skip" or not kernel_skips_non_finite(optimizer)
     moves = not (ask and to_host(non_finite))
@@ -222,7 +222,7 @@ def update(state: TrainState, optimizer: Optimizer, trainer: TrainerConfig, non_
         if not ask:
             optimizer.found_inf = non_finite  # type: ignore[attr-defined]
         with sharded_mistakes(optimizer):
-            lean_step(optimizer)  # not scaler.step: the gradients are unscaled already, and the norm has told the rest
+            lean_step(optimizer)  # not scaler.step: gradients are unscaled above, and the norm says if they are finite
         if state.ema is not None and (optimizer is state.optimizer or trains(optimizer, state.model)):
             assert trainer.ema_decay is not None
             torch._foreach_lerp_(list(state.ema.parameters()), list(state.model.parameters()), 1 - trainer.ema_decay)
@@ -247,10 +247,10 @@ def evaluate(
     lengths: Callable[[int], tuple[int, int]],
     observers: Iterable[Callable[[Any, Batch], None]] = (),
 ) -> dict[str, float]:
-    """{loss, <term>, <metric>, ...}: means over all samples of all ranks, each counted once. `model` is the bare one.
+    """Returns {loss, <term>, <metric>, ...}: means over the samples of all ranks, each counted once. model: unwrapped.
 
-    lengths(k): of the k-th batch, its samples and those of them that count; what comes after these only keeps the
-    ranks in step. observers: called with the output and the batch, without what does not count.
+    lengths(k) -> (samples of the k-th batch, how many of them count, from the first); the others are padding that
+    keeps the ranks in step. observers: called with (output, batch), padding cut off.
     """
     was_training = model.training, task.training
     net = Objective(model, task).eval()
@@ -296,7 +296,7 @@ def evaluate(
 
 
 def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, vals: Mapping[str, Loader], run: Run) -> None:
-    """Train from state.step to run.total_steps, or until a stop is asked for or the monitored score gets no better.
+    """Train from state.step to run.total_steps, or until a stop is asked for or early stopping's patience is used up.
 
     vals: the validation sets, by the name of their split.
     """
@@ -304,7 +304,7 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, vals: M
     clock = Clock(train, run.logger)
     trainer = run.trainer
     stopping = trainer.early_stop_patience is not None and state.stale >= trainer.early_stop_patience
-    if to_be_scored(state, vals, run):  # a stop came before this evaluation, or during it
+    if to_be_scored(state, vals, run):  # the run was stopped before this evaluation, or during it
         with clock.paused():
             stopping = score(state, vals, run)
             save(state, run, best=False)
@@ -347,8 +347,8 @@ def to_be_scored(state: TrainState, vals: Mapping[str, Loader], run: Run) -> boo
 
 
 def check_finite(state: TrainState, run: Run) -> dict[str, int]:
-    """Steps since the last log that were not finite, by objective; the run stops at them, on all ranks, unless it is to
-    skip them."""
+    """Returns {objective: steps since the last log with inf or NaN gradients}. Raises RunFailed, on all ranks, if there
+    are any, unless trainer.non_finite=skip or precision is fp16."""
     names = [name for name in state.totals if name.rpartition("/")[2] == "non_finite"]
     found = to_host(torch.stack([state.totals[name] for name in names])) if names else []
     skipped = {name.rpartition("/")[0]: int(count) for name, count in zip(names, found)}
@@ -368,7 +368,7 @@ def check_finite(state: TrainState, run: Run) -> dict[str, int]:
 
 
 def log_train(state: TrainState, run: Run, clock: Clock) -> None:
-    """The means since the last log, over all ranks, cross to the host together."""
+    """Log the means since the last log over all ranks: one all-reduce and one copy to the host for all values."""
     skipped = check_finite(state, run)
     names = [name for name in state.totals if name.rpartition("/")[2] != "non_finite"]
     means = torch.stack([state.totals[name].float() for name in names])
@@ -387,7 +387,7 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
 
 
 def score(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
-    """Evaluate; keep the state if it is among the best -> whether to stop: early, or as it or a callback asked for."""
+    """Evaluate; save the state if it is among the best. Returns whether to stop: patience used up, signal, callback."""
     before = rng_state(run.world.device)
     scores: dict[str, float] = {}
     try:
@@ -413,12 +413,12 @@ def score(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
         state.best = ranked[: run.trainer.keep_best]
         if [value, state.step] in state.best:
             save(state, run, best=True)
-    # a callback may ask on one rank alone
+    # any_rank: a callback may return True on one rank only
     return any_rank(asked, run.world) or (patience is not None and state.stale >= patience)
 
 
 def scored(model: nn.Module, state: TrainState, split: str, loader: Loader, run: Run) -> dict[str, float]:
-    """{<split>/loss, ...} of the bare model, with the task as it stands."""
+    """Returns {<split>/loss, ...} of the unwrapped model, with the task in its present state."""
     batches = run.evaluating(loader, state.step)
     observers = overriding(run.callbacks, "on_eval_batch")
     scores = evaluate(model, state.task, batches, run.world, run.machine, loader.lengths, observers)
@@ -429,18 +429,18 @@ def scored(model: nn.Module, state: TrainState, split: str, loader: Loader, run:
 
 
 def save(state: TrainState, run: Run, best: bool) -> None:
-    """All ranks call this: each gives what it has of its own; rank 0 writes, or each its part of a sharded model."""
+    """Save a checkpoint; all ranks call this. Rank 0 writes it; of a sharded model each rank writes its own shards."""
     began = time.monotonic()
     run.watch.beat("saving", state.step, slow=True)
     check_finite(state, run)
     held = Objective(state.model, state.task)
     broadcast_buffers(held, run.world)
-    averaged(state)  # its buffers are the model's
+    averaged(state)  # copies the model's buffers into the EMA
     run.buffers.check_finite(held, state.step)
     if warning := run.buffers.unsaved():
         run.logger.warn(warning)
     payload = state.payload(gather(state.rank_payload(run.world.device), run.world))
     (run.checkpoints.save_best if best else run.checkpoints.save_last)(payload)
-    meet(run.world)  # the others have as much time for this as rank 0
+    meet(run.world)  # barrier: the other ranks wait here while rank 0 writes
     run.stop.save_s = max(run.stop.save_s, time.monotonic() - began)
     run.watch.beat("training", state.step)
