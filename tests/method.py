@@ -100,12 +100,14 @@ class Promises:
                 for name, value in theirs.items():
                     torch.testing.assert_close(mine[name], value, rtol=1e-3, atol=1e-4, msg=f"{way}: {part}.{name}")
 
+    @pytest.mark.slow
     def test_it_learns_in_half_precision(self, tmp_path: Path, run: tuple[str, ...]) -> None:
         folder = start_run(tmp_path, *SMALL, *run, "hardware.precision=bf16", "trainer.max_steps=24")
         losses = values(folder, f"train/{self.monitor}")
         assert losses[-1] < 0.95 * losses[0]
         assert all(value.dtype == torch.float32 for value in last_checkpoint(folder)["model"].values())
 
+    @pytest.mark.slow
     def test_the_average_is_scored(self, tmp_path: Path, run: tuple[str, ...]) -> None:
         """The scores are those of the moving average, which differ from those of the last weights."""
         from lab.restore import score_checkpoint
@@ -118,6 +120,7 @@ class Promises:
         checkpoint.save(checkpoint.load(file) | {"ema": None}, file)
         assert score_checkpoint(file, "val", [])["loss"] != pytest.approx(wanted["val/loss"], rel=1e-4)
 
+    @pytest.mark.slow
     def test_debug_overfit(self, tmp_path: Path, run: tuple[str, ...]) -> None:
         own = [option for option in SMALL if not option.startswith(("trainer.", "logger"))]
         steps = ("trainer.max_steps=100", "trainer.log_every=1")

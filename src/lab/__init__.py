@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-# torch.cuda.is_available() then asks NVML instead of starting CUDA, after which ranks could not be forked
+# with this the question whether there is CUDA asks NVML instead of starting CUDA, after which ranks could not be forked
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 import lab.app  # noqa: F401

@@ -15,7 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import ROOT, limit, slow
+from conftest import ROOT, limit, one_quick, slow
 
 from engine.data.h5 import H5Dataset
 from engine.data.reading.raw import RawFile
@@ -233,13 +233,13 @@ FOREIGN = "f = open(path + 'o', 'w+b'); f.write(bytes(9000)); f.flush(); m = mma
 
 @pytest.mark.parametrize(
     "code",
-    [
+    one_quick([
         "os.kill(os.getpid(), signal.SIGBUS)",
         "threading.Thread(target=lambda: os.kill(os.getpid(), signal.SIGBUS)).start(); threading.Event().wait()",
         FOREIGN + "f.truncate(0); m[5000]",
         FOREIGN + "os.truncate(path, 4096); said(a); f.truncate(0); m[5000]",
-    ],
-)
+    ]),
+)  # fmt: skip
 def test_a_bus_error_of_others_kills_with_its_trace(code: str, tmp_path: Path) -> None:
     for before in ("faulthandler.enable(); a = opened(path)\n", "a = opened(path); faulthandler.enable()\n"):
         if "os.truncate" in code and before.startswith("a"):

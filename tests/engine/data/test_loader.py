@@ -281,7 +281,7 @@ def test_close_and_forgetting_end_the_threads() -> None:
 
 SCRIPT = """
 import numpy, os, signal, sys, threading, time, torch
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from test_loader import CPU, Table, endless
 from engine.data.loader import Loader
 class Slow(Table):
@@ -306,7 +306,7 @@ loader = Loader(Slow(50), endless(50, 5), CPU, kind="threads", num_workers=2, se
     ids=["end", "exit", "interrupt", "fork"],
 )  # fmt: skip
 def test_a_process_with_a_ring_always_ends(sleep: float, body: str, code: int) -> None:
-    script = SCRIPT.format(tests=str(ROOT / "tests"), sleep=sleep, body=body)
+    script = SCRIPT.format(tests=[str(Path(__file__).parent), str(ROOT / "tests")], sleep=sleep, body=body)
     began = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", script],

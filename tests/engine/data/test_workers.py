@@ -297,7 +297,7 @@ def test_auto_measures_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SCRIPT = """
 import multiprocessing, os, signal, sys, threading, time
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from test_workers import CPU, Hanging, Noisy, plan_of
 from engine.data.loader import Loader
 
@@ -349,7 +349,7 @@ def alive(pid: int) -> bool:
 )  # fmt: skip
 def test_workers_end_with_their_parent(tmp_path: Path, begin: str, body: str, code: int) -> None:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(tests=str(ROOT / "tests"), begin=begin, body=body))
+    script.write_text(SCRIPT.format(tests=[str(Path(__file__).parent), str(ROOT / "tests")], begin=begin, body=body))
     with subprocess.Popen(
         [sys.executable, str(script)],
         stdout=subprocess.PIPE,
