@@ -40,8 +40,8 @@ from lab.groups import (
     typed,
 )
 from lab.loop import Objective, only
-from lab.optim import Named, Optimizers, Schedule, build_optimizer, largest, parameter_groups, trainable
-from lab.state import TrainState, moving_average
+from lab.optim import Named, Schedule, build_optimizer, largest, parameter_groups, trainable
+from lab.state import Optimizers, TrainState, moving_average
 from lab.tasks.base import Batch, Task
 from lab.transforms.fields import compose
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -26,6 +26,13 @@ Factor = Callable[[int, int], float]
 
 
 Named = Sequence[tuple[str, nn.Parameter]]
+
+
+class HasGroups(Protocol):
+    """An optimizer, or several of them as lab.state.Optimizers."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]: ...
 
 
 def trainable(modules: Iterable[tuple[str, nn.Module]]) -> Named:
@@ -158,36 +165,7 @@ def largest(node: Any, name: str) -> float:
     return max([node.get(name) or 0.0, *(largest(inner, name) for inner in node.values())])
 
 
-class Optimizers(dict[str, Optimizer]):
-    """{objective: optimizer} of a task with several objectives; its state dict numbers all parameters consecutively."""
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return [group for optimizer in self.values() for group in optimizer.param_groups]
-
-    def state_dict(self) -> dict[str, Any]:
-        whole: dict[str, Any] = {"state": {}, "param_groups": []}
-        first = 0
-        for optimizer in self.values():
-            one = optimizer.state_dict()
-            whole["state"] |= {number + first: state for number, state in one["state"].items()}
-            for group in one["param_groups"]:
-                whole["param_groups"].append(group | {"params": [number + first for number in group["params"]]})
-            first += sum(len(group["params"]) for group in one["param_groups"])
-        return whole
-
-    def load_state_dict(self, whole: dict[str, Any]) -> None:
-        groups, first = list(whole["param_groups"]), 0
-        for optimizer in self.values():
-            own = [groups.pop(0) for _ in optimizer.param_groups]
-            last = first + sum(len(group["params"]) for group in own)
-            state = {number - first: held for number, held in whole["state"].items() if first <= number < last}
-            moved = [group | {"params": [number - first for number in group["params"]]} for group in own]
-            optimizer.load_state_dict({"state": state, "param_groups": moved})
-            first = last
-
-
-def check_optimizer(saved: list[dict[str, Any]], optimizer: Optimizer | Optimizers, kind: str) -> None:
+def check_optimizer(saved: list[dict[str, Any]], optimizer: HasGroups, kind: str) -> None:
     """Raise a ConfigError where a checkpoint's groups (param_groups of its state dict) are not those of `optimizer`.
 
     kind: the optimizer class's name, for the message."""
@@ -215,7 +193,7 @@ class Schedule:
     The rate depends on this count alone, so it is all that a checkpoint holds of a schedule.
     """
 
-    def __init__(self, optimizer: Optimizer | Optimizers, factor: Factor, total_steps: int) -> None:
+    def __init__(self, optimizer: HasGroups, factor: Factor, total_steps: int) -> None:
         self.optimizer, self.factor, self.total_steps = optimizer, factor, total_steps
         self.peak = optimizer.param_groups[0]["lr"]  # of groups without an lr_factor
         self.peaks = [group["lr"] * group.get("lr_factor", 1.0) for group in optimizer.param_groups]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from engine.data.loader import Loader
 from engine.data.stream import Stream
@@ -23,10 +24,38 @@ from engine.runs.logger import Logger
 from lab.callbacks.base import overriding
 from lab.checks import BufferChecks
 from lab.groups import MonitorConfig, TrainerConfig
-from lab.optim import Optimizers
 from lab.tasks.base import Batch, Task
 
 LOADED = ("model", "task", "ema", "source")  # loaded by the caller of `load`: earlier, or with better error messages
+
+
+class Optimizers(dict[str, Optimizer]):
+    """{objective: optimizer} of a task with several objectives; its state dict numbers all parameters consecutively."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.values() for group in optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        whole: dict[str, Any] = {"state": {}, "param_groups": []}
+        first = 0
+        for optimizer in self.values():
+            one = optimizer.state_dict()
+            whole["state"] |= {number + first: state for number, state in one["state"].items()}
+            for group in one["param_groups"]:
+                whole["param_groups"].append(group | {"params": [number + first for number in group["params"]]})
+            first += sum(len(group["params"]) for group in one["param_groups"])
+        return whole
+
+    def load_state_dict(self, whole: dict[str, Any]) -> None:
+        groups, first = list(whole["param_groups"]), 0
+        for optimizer in self.values():
+            own = [groups.pop(0) for _ in optimizer.param_groups]
+            last = first + sum(len(group["params"]) for group in own)
+            state = {number - first: held for number, held in whole["state"].items() if first <= number < last}
+            moved = [group | {"params": [number - first for number in group["params"]]} for group in own]
+            optimizer.load_state_dict({"state": state, "param_groups": moved})
+            first = last
 
 
 @dataclass
@@ -36,7 +65,7 @@ class TrainState:
     model: nn.Module
     task: Task
     ema: nn.Module | None
-    optimizer: torch.optim.Optimizer | Optimizers  # Optimizers: {objective: optimizer}, for several objectives
+    optimizer: Optimizer | Optimizers  # Optimizers: {objective: optimizer}, for several objectives
     schedule: Any  # step(), state_dict(), load_state_dict()
     scaler: torch.amp.GradScaler | None  # None unless precision is fp16
     source: Stream | None = None  # training data without a length; its state is the read position
@@ -88,7 +117,7 @@ class TrainState:
         if world.rank < len(ranks):
             set_rng_state(ranks[world.rank]["rng"], world.device)
 
-    def optimizer_of(self, objective: str) -> torch.optim.Optimizer:
+    def optimizer_of(self, objective: str) -> Optimizer:
         return self.optimizer[objective] if isinstance(self.optimizer, Optimizers) else self.optimizer
 
 

@@ -24,12 +24,12 @@ from lab.optim import (
     Constant,
     Cosine,
     Linear,
-    Optimizers,
     Schedule,
     Step,
     check_optimizer,
     trainable,
 )
+from lab.state import Optimizers
 
 
 def small() -> nn.Module:
