@@ -1,6 +1,6 @@
 """Random sources for the packer: what is packed is what was written there, or one line refuses it.
 
-PYTHONPATH=src python tests/pack_fuzz.py 0 100        # first seed, how many
+PYTHONPATH=src:tests/engine/packing python tests/pack_fuzz.py 0 100        # first seed, how many
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def descend(
     if counted is not None:  # from the mean over samples to the mean weighted by task.weights, over all ranks
         counted = all_sum(counted.detach().clone(), world)
         factor = torch.where(counted > 0, share * world.size / counted, 0.0)
-        torch._foreach_mul_(gradients, factor)
+        torch._foreach_mul_(gradients, factor.to(gradients[0].device))  # with FSDP's CPU offload they are on the host
         totals = {name: value * factor for name, value in totals.items()}
     norm = clip(gradients, trainer.clip_norm)
     # all ranks hold the averaged gradients, so all see the same norm and take the same branch
@@ -288,7 +288,7 @@ def evaluate(
     all_sum(sums, world)
     model.train(was_training[0]), task.train(was_training[1])
     *totals, samples = to_host(sums)
-    scores = {name: total / samples for name, total in zip(names, totals)}
+    scores = {name: total / samples if samples else math.nan for name, total in zip(names, totals)}
     for name, metric in whole.items():
         score = metric.compute(world)
         scores |= {f"{name}/{k}": v for k, v in score.items()} if isinstance(score, Mapping) else {name: score}

@@ -179,7 +179,7 @@ pack(Slow(8000), {out!r}, options(), {{}})
 def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
     """Kill -9 again and again, each time a little later, until a run gets through."""
     out = tmp_path / "a.h5"
-    script = KILLED.format(path=[str(ROOT / "tests"), str(H5.parent)], out=str(out))
+    script = KILLED.format(path=[str(Path(__file__).parent), str(ROOT / "tests"), str(H5.parent)], out=str(out))
     kills, progress = 0, [0]
     while True:
         process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
