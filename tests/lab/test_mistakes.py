@@ -111,7 +111,7 @@ LIMITS = [
 CANNOT_WORK = [
     ("optim.schedule", target("torch.optim.lr_scheduler.ReduceLROnPlateau"), "optim.schedule._target_: torch.optim.lr_scheduler.ReduceLROnPlateau moves an optimizer itself; a schedule here is a class called with (step, total_steps)"),
     ("task.criterion", target("torch.nn.CrossEntropyLoss"), "task.criterion._target_: torch.nn.CrossEntropyLoss is called with (output, target); here it would be called with (output, batch)"),
-    ("task.metrics.f1", target("torchmetrics.F1Score"), "task.metrics.f1._target_: torchmetrics.F1Score is called with (output, target)"),
+    ("task.metrics.f1", target("torch.nn.L1Loss"), "task.metrics.f1._target_: torch.nn.L1Loss is called with (output, target)"),
     ("optim._partial_", False, "optim._partial_: must be true - the run adds params itself"),
     ("data.order._partial_", False, "data.order._partial_: must be true - the run adds dataset and seed itself"),
 ]  # fmt: skip
