@@ -84,7 +84,10 @@ TESTS = [
     "test_fsdp.py::test_activation_checkpointing_changes_no_gradient",
     "test_fsdp.py::test_modules_by_class_and_name",
 ]
-ASKED = [f"tests/{name}" for name in (*(f"{name}.py" for name in FILES), *TESTS)]
+FOLDERS = {path.name: path.parent for path in (ROOT / "tests").rglob("test_*.py")}
+ASKED = [
+    str(FOLDERS[name.partition(":")[0]].relative_to(ROOT) / name) for name in (*(f"{one}.py" for one in FILES), *TESTS)
+]
 
 
 @pytest.mark.slow
