@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -393,3 +395,28 @@ def test_what_stands_for_nothing_is_one_line(tmp_path: Path) -> None:
         find(run_with(tmp_path / "empty"))
     with pytest.raises(Damaged, match=r"^\S+/none\.dcp does not load"):
         find(tmp_path / "none.dcp")
+
+
+class Looked:
+    """Pickled as Python 3.11.2 pickles a member of an enum: by getattr."""
+
+    def __init__(self, kind: Any, name: str) -> None:
+        self.kind, self.name = kind, name
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return getattr, (self.kind, self.name)
+
+
+def test_an_index_names_members_of_enums_and_nothing_else_by_getattr() -> None:
+    from collections import OrderedDict
+
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING as Format
+
+    def loaded(kind: Any, name: str) -> Any:
+        return shards._Index(io.BytesIO(pickle.dumps(Looked(kind, name)))).load()
+
+    member = next(iter(Format))
+    assert loaded(Format, member.name) is member
+    for kind, name in ((Format, "mro"), (OrderedDict, "fromkeys"), (Format, "__members__")):
+        with pytest.raises(pickle.UnpicklingError, match=f"asks for {name} of"):
+            loaded(kind, name)
