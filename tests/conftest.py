@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -288,3 +288,14 @@ def kill_at(run_dir: Path, step: int, overrides: tuple[str, ...], suffix: str = 
     process.send_signal(signal.SIGKILL)
     process.communicate()
     wait_for(lambda: not holds_lock(run_dir))  # no rank outlives its parent
+
+
+def killed_at(run_dir: Path, steps: Sequence[int], overrides: tuple[str, ...], suffix: str = ".pt") -> Path:
+    """A run that was killed at each of these steps, resumed each time, and left alone at last."""
+    for attempt, step in enumerate(steps):
+        again = (f"resume={run_dir}",) if attempt else (*overrides, f"hydra.run.dir={run_dir}")
+        kill_at(run_dir, step, again, suffix)
+        assert status(run_dir)["status"] == "running"
+    done = subprocess.run([*TRAIN, f"resume={run_dir}"], capture_output=True, text=True, timeout=limit(60))
+    assert done.returncode == 0, done.stderr
+    return run_dir

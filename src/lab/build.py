@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -143,7 +143,7 @@ def make_eval_loader(
     count = None if limit is None else limit * config.trainer.global_batch_size
     # FSDP all-gathers weights in forward, some tasks all-gather outputs: all ranks need equally many batches
     in_step = config.trainer.eval_in_step or config.trainer.strategy == "fsdp"
-    in_step = in_step or task_class(plain(config.cfg.task)).across_samples
+    in_step = in_step or task_class(config).across_samples
     plan = EvalPlan(len(dataset), machine.eval_batch_size, world.rank, world.size, in_step, count)
     return _loader(config, dataset, plan, world, random=False, like=train)
 
@@ -152,7 +152,7 @@ def _loader(config: Config, dataset: Any, plan: Plan, world: World, random: bool
     """random: include random transforms (augmentation)."""
     own, given = config.data, config.hardware.num_threads
     transforms = [construct(f"data.transforms.{name}", node) for name, node in own.transforms.items()]
-    if task_class(plain(config.cfg.task)).numbered:
+    if task_class(config).numbered:
         transforms.append(add_numbers)
     transform = compose(transforms, training=random)
     cores = min(int(given), cores_each(local_ranks())) if given != "auto" else None
@@ -197,7 +197,7 @@ def check_task(task: Task, model: nn.Module) -> None:
 
 def make_task(config: Config) -> Task:
     node = plain(config.cfg.task)
-    task_class(node)
+    task_class(config)
     inner = {name: _built(f"task.{name}", value) for name, value in node.items()}  # an error names the inner node
     inner = {name: value for name, value in inner.items() if value is not node[name]}
     outer = {name: value for name, value in node.items() if name not in inner} | {"_partial_": True}
@@ -209,11 +209,12 @@ def make_task(config: Config) -> Task:
     return task
 
 
-def task_class(node: Mapping[str, Any]) -> type[Task]:
+def task_class(config: Config) -> type[Task]:
     """Returns the class that the config's `task` names; a function is refused, as its result is unknown here."""
-    found = locate(node.get("_target_"), "task")
+    path = config.cfg.task.get("_target_")
+    found = locate(path, "task")
     if not (inspect.isclass(found) and issubclass(found, Task)):
-        raise ConfigError(f"task._target_: {node['_target_']} is not a subclass of lab.tasks.base.Task")
+        raise ConfigError(f"task._target_: {path} is not a subclass of lab.tasks.base.Task")
     return found
 
 

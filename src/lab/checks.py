@@ -41,10 +41,15 @@ def check_per_sample(values: Any, size: int, key: str) -> None:
     )
 
 
-def check_terms(losses: dict[str, Any], size: int, terms: Sequence[str], key: str) -> None:
+def _key(task: Any) -> str:
+    """What to blame for a task's losses: its criterion, if it has one."""
+    return "task.criterion" if hasattr(task, "criterion") else "task"
+
+
+def check_terms(task: Any, losses: dict[str, Any], size: int, terms: Sequence[str]) -> None:
     """Losses must be {"loss": (B,), term: (B,), ...} with exactly the terms in `terms`."""
     for name, values in losses.items():
-        check_per_sample(values, size, key if name == "loss" else f"task: the term {name!r}")
+        check_per_sample(values, size, _key(task) if name == "loss" else f"task: the term {name!r}")
     if losses.keys() != {"loss", *terms}:
         raise ConfigError(
             f"task: its losses are {sorted(losses)}; a task returns 'loss' and what it announces as its `terms`, "
@@ -52,14 +57,14 @@ def check_terms(losses: dict[str, Any], size: int, terms: Sequence[str], key: st
         )
 
 
-def check_losses(losses: dict[str, Any], size: int, terms: Sequence[str] | None, key: str) -> None:
+def check_losses(task: Any, losses: dict[str, Any], size: int, terms: Sequence[str] | None) -> None:
     """Check training losses. terms: None for an objective of several, whose terms need not be declared."""
     if "loss" not in losses:
         raise ConfigError(f"task: its losses {sorted(losses)} must hold 'loss', which is minimised")
-    check_terms(losses, size, [name for name in losses if name != "loss"] if terms is None else terms, key)
+    check_terms(task, losses, size, [name for name in losses if name != "loss"] if terms is None else terms)
     if not losses["loss"].requires_grad:
         raise ConfigError(
-            f"{key}: the losses have no gradient, so nothing can be trained: they must depend on the model's "
+            f"{_key(task)}: the losses have no gradient, so nothing can be trained: they must depend on the model's "
             "output, by operations that have one (no argmax, no detach, no numpy)"
         )
 

@@ -128,14 +128,13 @@ def descend(
     autocast = hardware.autocast(machine)
     totals: dict[str, Tensor] = {}
     counted = None  # sum of the samples' weights, for a task that weights them
-    key = "task.criterion" if hasattr(task, "criterion") else "task"
     with only(optimizer, state) if objective else nullcontext():
         for i, (size, batch) in enumerate(as_many(batches, sizes, task)):
             with nullcontext() if i == len(sizes) - 1 else without_sync(net):
                 with autocast():
                     losses, _ = net(batch)
                     weights = task.weights(batch)
-                check_losses(losses, size, None if objective else task.terms, key)
+                check_losses(task, losses, size, None if objective else task.terms)
                 if weights is not None:
                     losses = {name: value * weights for name, value in losses.items()}
                     counted = weights.sum() if counted is None else counted + weights.sum()
@@ -269,7 +268,7 @@ def evaluate(
         with autocast():
             losses, output = net(batch)
             weights = task.weights(batch)
-        check_terms(losses, size, task.terms, "task.criterion" if hasattr(task, "criterion") else "task")
+        check_terms(task, losses, size, task.terms)
         values = [losses[name] for name in ("loss", *task.terms)]
         for name, mean in means.items():
             values.append(applied(mean, f"task.metrics.{name}", output, batch))

@@ -74,7 +74,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
             per_rank = machine.eval_batch_size * machine.num_procs
             eval_s = 0.0
             for name, loader in vals.items():
-                eval_s += -(-min(len(sets[name]), limit) // per_rank) * _eval_s(state, loader, machine)
+                eval_s += -(-min(len(sets[name]), limit) // per_rank) * _eval_s(state, loader, machine, one)
         memory = int(peak_memory(device))
         per_epoch = len(sets["train"]) / config.trainer.global_batch_size
         every = parse_interval(config.trainer.eval_every, per_epoch)
@@ -96,11 +96,10 @@ def _step_s(step: Callable[[], None], device: torch.device) -> float:
     return (time.perf_counter() - began) / TIMED_STEPS
 
 
-def _eval_s(state: TrainState, loader: Loader, machine: Hardware) -> float:
+def _eval_s(state: TrainState, loader: Loader, machine: Hardware, world: World) -> float:
     """Seconds for one evaluation batch."""
     began = time.perf_counter()
-    one = World(0, 1, 0, torch.device(machine.device))
-    evaluate(state.model, state.task, itertools.islice(iter(loader), 1), one, machine, loader.lengths)
+    evaluate(state.model, state.task, itertools.islice(iter(loader), 1), world, machine, loader.lengths)
     return time.perf_counter() - began
 
 

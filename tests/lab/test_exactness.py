@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import (
     QUICK,
-    TRAIN,
     assert_equal,
     compose,
-    kill_at,
+    killed_at,
     last_checkpoint,
-    limit,
     metrics,
     result,
     slow,
@@ -70,13 +67,7 @@ def test_killed_twice_equals_undisturbed(tmp_path: Path, ranks: int) -> None:
         "model.dropout=0.2", "optim.lr=3e-3", f"hardware.num_procs={'auto' if ranks == 1 else ranks}",
     )  # fmt: skip
     straight = start_run(tmp_path / "straight", *overrides, own_process=True)
-    killed = tmp_path / "killed"
-    for attempt, at_step in enumerate((35, 120)):
-        again = (f"resume={killed}",) if attempt else (*overrides, f"hydra.run.dir={killed}")
-        kill_at(killed, at_step, again)
-        assert status(killed)["status"] == "running"
-    done = subprocess.run([*TRAIN, f"resume={killed}"], capture_output=True, text=True, timeout=limit(60))
-    assert done.returncode == 0, done.stderr
+    killed = killed_at(tmp_path / "killed", (35, 120), overrides)
     assert_equal(last_checkpoint(killed), last_checkpoint(straight))
     assert metrics(killed) == metrics(straight)
     first, second = result(killed), result(straight)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,15 @@ import pytest
 import torch
 from conftest import (
     QUICK,
-    TRAIN,
     assert_equal,
     compose,
-    kill_at,
+    killed_at,
     last_checkpoint,
-    limit,
     metrics,
     needs,
     result,
     slow,
     start_run,
-    status,
 )
 from torch import nn
 
@@ -236,13 +232,7 @@ def test_killed_twice_equals_undisturbed(pretrained: Path, tmp_path: Path, ranks
         *(("trainer=ddp", "hardware.num_procs=2") if ranks == 2 else ()),
     )  # fmt: skip
     straight = start_run(tmp_path / "straight", *overrides, own_process=True)
-    killed = tmp_path / "killed"
-    for attempt, at_step in enumerate((20, 60)):
-        again = (f"resume={killed}",) if attempt else (*overrides, f"hydra.run.dir={killed}")
-        kill_at(killed, at_step, again)
-        assert status(killed)["status"] == "running"
-    done = subprocess.run([*TRAIN, f"resume={killed}"], capture_output=True, text=True, timeout=limit(60))
-    assert done.returncode == 0, done.stderr
+    killed = killed_at(tmp_path / "killed", (20, 60), overrides)
     assert_equal(last_checkpoint(killed), last_checkpoint(straight))
     assert metrics(killed) == metrics(straight)
 

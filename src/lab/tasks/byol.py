@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from engine.config.schema import Share
 from lab.tasks.base import Batch, Losses, Metric, Task
-from lab.transforms.fields import Transform, compose
+from lab.transforms.fields import Transform
+from lab.transforms.views import Views
 
 
 class BYOL(Task):
@@ -35,9 +36,8 @@ class BYOL(Task):
         metrics: Mapping[str, Metric],
     ) -> None:
         super().__init__()
-        self.projector, self.predictor, self.decay, self.fields = projector, predictor, decay, fields
-        self.augment = compose(augment.values(), training=True)
-        self.metrics = metrics
+        self.projector, self.predictor, self.decay = projector, predictor, decay
+        self.view, self.metrics = Views(fields, augment), metrics
 
     def attach(self, model: nn.Module) -> None:
         self.teacher = copy.deepcopy(nn.Sequential(model, self.projector)).requires_grad_(False)
@@ -54,7 +54,3 @@ class BYOL(Task):
             taught = [self.teacher(view) for view in views]
         distances = [2 - 2 * F.cosine_similarity(g.float(), t.float()) for g, t in zip(guessed, reversed(taught))]
         return distances[0] + distances[1], seen[0]
-
-    def view(self, batch: Batch, which: int) -> Tensor:
-        changed = self.augment(batch, 2 * batch["number"] + which) if self.augment else batch
-        return changed[self.fields[which]]

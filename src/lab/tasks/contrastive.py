@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from engine.config.schema import Positive
 from engine.ranks.distributed import gather_rows
 from lab.tasks.base import Batch, Losses, Metric, Task
-from lab.transforms.fields import Transform, compose
+from lab.transforms.fields import Transform
+from lab.transforms.views import Views
 
 
 class Contrastive(Task):
@@ -39,10 +40,9 @@ class Contrastive(Task):
         metrics: Mapping[str, Metric],
     ) -> None:
         super().__init__()
-        self.projector, self.fields = projector, fields
+        self.projector = projector
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
-        self.augment = compose(augment.values(), training=True)
-        self.metrics = metrics
+        self.view, self.metrics = Views(fields, augment), metrics
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
         seen = [model(self.view(batch, which)) for which in (0, 1)]
@@ -64,7 +64,3 @@ class Contrastive(Task):
 
     def gathered(self, own: Tensor) -> tuple[Tensor, int]:
         return gather_rows(own)
-
-    def view(self, batch: Batch, which: int) -> Tensor:
-        changed = self.augment(batch, 2 * batch["number"] + which) if self.augment else batch
-        return changed[self.fields[which]]

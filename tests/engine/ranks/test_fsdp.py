@@ -18,10 +18,9 @@ from conftest import (
     NEEDS_GPT,
     QUICK,
     ROOT,
-    TRAIN,
     assert_equal,
     compose,
-    kill_at,
+    killed_at,
     limit,
     metrics,
     result,
@@ -336,12 +335,7 @@ def test_killed_twice_equals_undisturbed(tmp_path: Path) -> None:
         "hardware.activation_checkpointing=auto",
     )  # fmt: skip
     straight = start_run(tmp_path / "straight", *overrides)
-    killed = tmp_path / "killed"
-    for attempt, at_step in enumerate((15, 50)):
-        again = (f"resume={killed}",) if attempt else (*overrides, f"hydra.run.dir={killed}")
-        kill_at(killed, at_step, again, ".dcp")
-    done = subprocess.run([*TRAIN, f"resume={killed}"], capture_output=True, text=True, timeout=limit(60))
-    assert done.returncode == 0, done.stderr
+    killed = killed_at(tmp_path / "killed", (15, 50), overrides, ".dcp")
     assert_equal(newest(killed), newest(straight))
     assert metrics(killed) == metrics(straight)
     first, second = result(killed), result(straight)
