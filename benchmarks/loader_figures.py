@@ -24,9 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from engine.data.h5 import H5Dataset
-from engine.data.loader import Loader
-from engine.data.order import TrainPlan, shuffled
+from engine.data import H5Dataset, Loader, TrainPlan, shuffled
 
 CPU = torch.device("cpu")
 LARGE, SMALL = (3, 224, 224), (3, 32, 32)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from read_common import images, interleaved, naive_loader, report
 
-from engine.data.h5 import H5Dataset
+from engine.data import H5Dataset
 from engine.data.reading import filters
 
 BATCH = 64

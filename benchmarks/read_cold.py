@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from read_common import interleaved, report
 
-from engine.data.h5 import H5Dataset
+from engine.data import H5Dataset
 
 BATCH = 64
 

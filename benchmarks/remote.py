@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 import torch
 
-from engine.data.h5 import H5Dataset
+from engine.data import H5Dataset
 from engine.data.reading import remote
 
 SERVER = """

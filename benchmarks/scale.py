@@ -27,9 +27,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from startup import first_step
 
-from engine.data.order import TrainPlan, shuffled
-from engine.ranks.seed import rng_state
-from engine.runs import checkpoint
+from engine.checkpoints import checkpoint
+from engine.data import TrainPlan, shuffled
+from engine.ranks import rng_state
 
 SAMPLES = 10**10
 SHARE = 32  # samples of a rank in a step
@@ -51,8 +51,8 @@ def checkpoint_rates(rounds: int, megabytes: int = 400) -> tuple[float, float]:
             call()
             return time.perf_counter() - began
 
-        save_s = median(lambda: timed(lambda: checkpoint.save(payload, path)), rounds)
-        load_s = median(lambda: timed(lambda: checkpoint.load(path)), rounds)
+        save_s = median(lambda: timed(lambda: checkpoint.save_checkpoint(payload, path)), rounds)
+        load_s = median(lambda: timed(lambda: checkpoint.load_checkpoint(path)), rounds)
         size = path.stat().st_size / 1e6
     return size / save_s, size / load_s
 

@@ -138,7 +138,7 @@ def provenance(source: str, argv: list[str], options: Any) -> dict[str, Any]:
     import platform
     from importlib.metadata import version
 
-    from engine.packing.importers.base import printable
+    from engine.packing import printable
 
     return {
         "source": printable(source),
@@ -155,11 +155,10 @@ def main(argv: list[str]) -> None:
     args = vars(parser().parse_args(argv))
     verb = args.pop("verb")
     if verb == "inspect":
-        from engine.packing.inspect import inspect
+        from engine.packing import inspect_file
 
-        return inspect(args["file"], args["seconds"])
-    from engine.packing.encode import Encoding
-    from engine.packing.options import PackOptions
+        return inspect_file(args["file"], args["seconds"])
+    from engine.packing import Encoding, PackOptions
 
     for name in ("fields", "kinds", "split"):
         if name in args:
@@ -170,11 +169,10 @@ def main(argv: list[str]) -> None:
     options = PackOptions(**args)
     record = provenance(source, argv, options)
     if verb == "repack":
-        from engine.packing.repack import repack
+        from engine.packing import repack_file
 
-        return repack(source, out, options, encode, record, flatten, external)
-    from engine.packing.importers import open_source
-    from engine.packing.repack import pack_encoded
+        return repack_file(source, out, options, encode, record, flatten, external)
+    from engine.packing import open_source, pack_encoded
 
     return pack_encoded(open_source(source, options), out, options, encode, record)
 

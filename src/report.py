@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.sweeps.report import Objective
+    from engine.sweeps import Objective
 
 
 def main() -> int:
@@ -34,11 +34,9 @@ def main() -> int:
     from engine.errors import ConfigError
 
     try:
-        from engine.sweeps.report import best_group, groups, read, save_best, write_study
-        from engine.sweeps.report.best import command
-        from engine.sweeps.report.text import score_text
+        from engine.sweeps import best_command, best_group, groups, read_study, save_best, score_text, write_study
 
-        study = read(args.directories, args.out and args.out.absolute(), args.score and objective(args.score))
+        study = read_study(args.directories, args.out and args.out.absolute(), args.score and objective(args.score))
         done = [job for job in study.jobs if job.status == "finished"]
         if args.score and done and not any(study.objective.key in job.result for job in done):
             keys = ", ".join(sorted(key for key in done[0].result if "/" in key))
@@ -50,7 +48,7 @@ def main() -> int:
         print("\n".join(os.path.relpath(path) for path in files))
         for one in study.objectives:
             if of_one := best_group(study, one):
-                print(f"best {one.key}: {command(of_one)}")
+                print(f"best {one.key}: {best_command(of_one)}")
         if args.save_best:
             if best is None:
                 raise ConfigError(f"--save-best: no job of {study.name} has a score yet")
@@ -64,7 +62,7 @@ def main() -> int:
 
 def objective(text: str) -> Objective:
     from engine.errors import ConfigError
-    from engine.sweeps.report import Objective
+    from engine.sweeps import Objective
 
     key, colon, mode = text.rpartition(":")
     if not colon or mode not in ("min", "max"):

@@ -28,10 +28,10 @@ def main() -> int:
     parser.add_argument("--summary", action="store_true", help="only the summaries of sweeps")
     args = parser.parse_args()
     import lab  # noqa: F401 - the project that the engine reads the runs of
-    from engine.config.compose import ROOT
+    from engine.config import ROOT
     from engine.errors import ConfigError
-    from engine.runs.wandb_log import auto_mode, reachable
-    from engine.sweeps.report.read import SWEEP, runs_below
+    from engine.runs import auto_wandb_mode, wandb_reachable
+    from engine.sweeps import SWEEP, runs_below
 
     folders = [path.absolute() for path in args.directories] or [ROOT / "outputs"]
     mode = "offline" if args.offline else "online"
@@ -40,11 +40,11 @@ def main() -> int:
             if not folder.is_dir():
                 raise ConfigError(f"{folder}: no such directory; give run directories, sweeps or folders of them")
         if mode == "online" and not args.summary:
-            if auto_mode() == "offline":
+            if auto_wandb_mode() == "offline":
                 raise ConfigError(
                     "no key of W&B's is configured (wandb login, or WANDB_API_KEY), or WANDB_MODE=offline"
                 )
-            if not reachable(10.0):
+            if not wandb_reachable(10.0):
                 raise ConfigError("W&B's server cannot be reached (WANDB_BASE_URL, if it is one of your own)")
         runs = [] if args.summary else [run for folder in folders for run in runs_below(folder)]
         failed = upload(runs, mode, args.replay, args.offline)
@@ -58,19 +58,19 @@ def main() -> int:
 
 def upload(runs: list[Path], mode: str, anew: bool, folder: Path | None) -> int:
     """Returns the number of failed uploads. anew: replay all runs from their metrics.jsonl."""
-    from engine.runs.wandb_sync import offline_parts, plan, replay, sync
+    from engine.sweeps import offline_parts, replay_run, upload_parts, upload_plan
 
     failed, whole = 0, []
     for run in runs:
-        what = "replay" if anew or folder else plan(run)
+        what = "replay" if anew or folder else upload_plan(run)
         if what == "sync":
             whole += offline_parts(run)
         elif what == "replay":
-            failed += attempt(run, partial(replay, run, mode, folder))
+            failed += attempt(run, partial(replay_run, run, mode, folder))
         elif what == "running":
             print(f"{os.path.relpath(run)}: is running, later")
     if whole:
-        failed += attempt(Path(f"{len(whole)} runs"), partial(sync, whole))
+        failed += attempt(Path(f"{len(whole)} runs"), partial(upload_parts, whole))
     elif runs:
         print("nothing more to upload")
     return failed
@@ -78,9 +78,9 @@ def upload(runs: list[Path], mode: str, anew: bool, folder: Path | None) -> int:
 
 def summaries(sweeps: list[Path], mode: str | None, folder: Path | None) -> int:
     """Returns the number of failed uploads of sweep summaries."""
-    from engine.runs.wandb_sync import summarise
+    from engine.sweeps import upload_summary
 
-    return sum(attempt(sweep, partial(summarise, sweep, mode, folder)) for sweep in sweeps)
+    return sum(attempt(sweep, partial(upload_summary, sweep, mode, folder)) for sweep in sweeps)
 
 
 def attempt(what: Path, work: Callable[[], str | None]) -> int:

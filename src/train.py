@@ -29,13 +29,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 import lab  # noqa: F401 - the project that the engine runs
-from engine.config.compose import as_started, remove_if_empty, run_hydra
-from engine.config.resume import choose
-from engine.config.schema import plain
+from engine.config import as_started, plain, remove_if_empty, run_hydra
 from engine.errors import ConfigError, RunFailed
-from engine.ranks.cluster import become_rank
-from engine.ranks.distributed import started_ranks
-from engine.ranks.rendezvous import follows, release_followers
+from engine.ranks import become_rank, follows, release_followers, started_ranks
+from engine.runs import choose_run
 
 FINISHED, RUN_FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
@@ -80,7 +77,7 @@ def train(cfg: DictConfig) -> int:
     multirun = hydra.mode == RunMode.MULTIRUN
     label = f"job {hydra.job.num} ({' '.join(overrides)}): " if multirun else ""
     if cfg.sweep.job is not None:
-        from engine.sweeps.job import run_job
+        from engine.sweeps import run_job
 
         return run_job(Path(cfg.sweep.job))
     try:
@@ -88,7 +85,7 @@ def train(cfg: DictConfig) -> int:
             raise ConfigError(f"sweep={cfg.sweep.name}: the name of a multirun - add -m")
         if not multirun and (alone := [text for text in overrides if text.lstrip("+").startswith("sweep.")]):
             raise ConfigError(f"{alone[0]}: of a multirun, and would have no effect here - add -m, or leave it out")
-        final, chosen = choose(cfg, run_dir, overrides, Path(hydra.runtime.cwd))
+        final, chosen = choose_run(cfg, run_dir, overrides, Path(hydra.runtime.cwd))
         if chosen != run_dir:
             remove_if_empty(run_dir)
         from lab.groups import check

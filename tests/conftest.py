@@ -19,6 +19,8 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+import lab  # noqa: F401 - registers the project, so that a file of tests of the engine runs alone too
+
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = [sys.executable, str(ROOT / "src" / "train.py")]
 # one thread: runs are forked from this process, and a forked OpenMP pool would hang
@@ -190,9 +192,9 @@ def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path
 
 
 def last_checkpoint(run_dir: Path) -> dict[str, Any]:
-    from engine.runs import checkpoint
+    from engine.checkpoints import checkpoint
 
-    return checkpoint.load(sorted((run_dir / "checkpoints").glob("last_*.pt"))[-1])
+    return checkpoint.load_checkpoint(sorted((run_dir / "checkpoints").glob("last_*.pt"))[-1])
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -259,7 +261,7 @@ def processes_with(text: str) -> list[int]:
 @pytest.fixture(autouse=True)
 def _only_the_threads_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """pytest-xdist's own thread would have all ranks spawned, which is slow and loses what is patched."""
-    monkeypatch.setattr("engine.ranks.cuda.num_threads", lambda: 1)
+    monkeypatch.setattr("engine.host.gpu.num_threads", lambda: 1)
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ from h5_types import Draw
 
 from engine.errors import ConfigError
 from engine.packing.encode import Encoding
-from engine.packing.inspect import inspect
+from engine.packing.inspect import inspect_file
 from engine.packing.options import PackOptions
-from engine.packing.repack import repack
+from engine.packing.repack import repack_file
 
 
 def look_and_repack(path: Path, seed: int, before: dict[str, Truth]) -> list[str]:
@@ -24,7 +24,7 @@ def look_and_repack(path: Path, seed: int, before: dict[str, Truth]) -> list[str
     w, wrong, said = Draw(seed), [], io.StringIO()
     with contextlib.redirect_stdout(said):
         try:
-            inspect(str(path), 0.0)
+            inspect_file(str(path), 0.0)
         except Exception as error:
             wrong.append(f"inspect: {one_line(error, path)}")
     codec = w.one_of(["none", "none", "gzip", "zstd", "lz4", "blosc-lz4", "blosc-zstd"])
@@ -33,7 +33,7 @@ def look_and_repack(path: Path, seed: int, before: dict[str, Truth]) -> list[str
     options = PackOptions(quiet=True, workers=1, overwrite=True)
     with contextlib.redirect_stdout(said):
         try:
-            repack(str(path), str(path.with_name("new.h5")), options, encoding, {}, flatten, "allow")
+            repack_file(str(path), str(path.with_name("new.h5")), options, encoding, {}, flatten, "allow")
         except ConfigError as error:
             reasons = (
                 "addresses of other than 8 bytes",

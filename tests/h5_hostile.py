@@ -24,9 +24,9 @@ from h5_virtual import MAIN
 
 from engine.data.h5 import H5Dataset
 from engine.packing.importers import open_source
-from engine.packing.inspect import inspect
+from engine.packing.inspect import inspect_file
 from engine.packing.options import PackOptions
-from engine.packing.repack import repack
+from engine.packing.repack import repack_file
 
 CPU_S, MEMORY = 10.0, 400 << 20  # of opening and of a batch; some 2 s and 60 MB are usual
 Found = tuple[list[str], Counter[str]]
@@ -250,7 +250,7 @@ def judge_circle(path: Path, ends: bool, lattice: bool) -> Found:
                 and not (lattice and "ways" in str(error))
             ):
                 wrong.append(f"is refused: {error}")
-        for work in (lambda: inspect(str(path), 0.0), lambda: _repack(path)):
+        for work in (lambda: inspect_file(str(path), 0.0), lambda: _repack(path)):
             try:
                 with contextlib.redirect_stdout(io.StringIO()):
                     work()
@@ -265,7 +265,7 @@ def _repack(path: Path) -> None:
     from engine.packing.encode import Encoding
 
     options = PackOptions(quiet=True, workers=1, overwrite=True)
-    repack(str(path), str(path.with_name("new.h5")), options, Encoding("none", None, None), {}, False, "allow")
+    repack_file(str(path), str(path.with_name("new.h5")), options, Encoding("none", None, None), {}, False, "allow")
 
 
 # -- what is no file
@@ -351,7 +351,7 @@ def judge_place(folder: Path, seed: int) -> Found:
             )
         elif data is None and w.chance(0.5):
             use = w.one_of(
-                [lambda: inspect(str(path), 0.0), lambda: _repack(path), lambda: opened().gather(np.arange(8))]
+                [lambda: inspect_file(str(path), 0.0), lambda: _repack(path), lambda: opened().gather(np.arange(8))]
             )
             use()
         else:

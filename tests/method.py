@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import waits
 from conftest import assert_equal, last_checkpoint, metrics, result, slow, start_run, status
 
 import lab.loop
+from engine.checkpoints import checkpoint
 from engine.errors import RunFailed
-from engine.runs import checkpoint
 
 SMALL = (
     "logger=none", "hardware=cpu", "hardware.num_threads=1", "trainer.max_epochs=null", "trainer.max_steps=12",
@@ -73,6 +74,15 @@ class Promises:
             assert len(values(folder, f"val/{name}")) == 3, name
             assert f"val/{name}" in scores(folder)
 
+    def test_no_step_waits_for_the_device(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: tuple[str, ...]
+    ) -> None:
+        """Where steps may be left out, with a moving average and with micro-batches."""
+        steps = waits.refused_in_steps(monkeypatch)
+        ways = ("hardware.precision=fp16", "trainer.non_finite=skip", "trainer.ema_decay=0.9")
+        start_run(tmp_path, *SMALL, *run, *ways, *(() if self.across_samples else WAYS["micro-batches"]))
+        assert steps == list(range(12))
+
     @pytest.mark.slow
     def test_compiling_changes_nothing(self, tmp_path: Path, run: tuple[str, ...]) -> None:
         run = (*SMALL, *run, "trainer.max_steps=4")
@@ -117,7 +127,7 @@ class Promises:
         wanted = {name: value for name, value in scores(folder).items() if name.startswith("val/")}
         found = score_checkpoint(file, "val", [])
         assert {f"val/{name}": value for name, value in found.items()} == pytest.approx(wanted, rel=1e-4)
-        checkpoint.save(checkpoint.load(file) | {"ema": None}, file)
+        checkpoint.save_checkpoint(checkpoint.load_checkpoint(file) | {"ema": None}, file)
         assert score_checkpoint(file, "val", [])["loss"] != pytest.approx(wanted["val/loss"], rel=1e-4)
 
     @pytest.mark.slow

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from engine.errors import RunFailed
-from engine.ranks.distributed import world
+from engine.ranks.distributed import process_group
 from engine.ranks.launch import Ranks
-from engine.runs.directory import failure, record_failure
+from engine.runs.directory import read_failure, record_failure
 
 
 def on_ranks(work: Callable[..., None], folder: Path, ranks: int = 2) -> None:
@@ -19,7 +19,7 @@ def on_ranks(work: Callable[..., None], folder: Path, ranks: int = 2) -> None:
 
     def rank(directory: Path) -> None:
         try:
-            with world("cpu", 60.0) as place:
+            with process_group("cpu", 60.0) as place:
                 work(place, directory)
         except Exception as error:
             record_failure(directory, int(os.environ["RANK"]), error)
@@ -29,4 +29,4 @@ def on_ranks(work: Callable[..., None], folder: Path, ranks: int = 2) -> None:
     try:
         Ranks().run(rank, folder, ranks)
     except RunFailed:
-        pytest.fail((failure(folder) or {})["traceback"])
+        pytest.fail((read_failure(folder) or {})["traceback"])

@@ -45,7 +45,7 @@ TESTS = {
         "equally and not place and not cost and not experiment",
     ],
     "src/engine/data/loader.py": ["tests/test_loader.py", "-k=not process_with_a_ring"],
-    "src/engine/runs/checkpoint.py": ["tests/test_checkpoint.py", "tests/test_damage.py"],
+    "src/engine/checkpoints/checkpoint.py": ["tests/test_checkpoint.py", "tests/test_damage.py"],
     "src/engine/sweeps/ledger.py": ["tests/test_ledger.py", "tests/test_sweep_alike.py"],
 }  # fmt: skip
 LIMIT_S = 240.0

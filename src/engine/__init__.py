@@ -2,7 +2,13 @@
 
 The engine imports nothing of the project (`lab`), which registers its schemas and functions once (engine.app).
 
-    config     from the command line to a checked config          runs     a run directory and what lies in it
-    ranks      processes, devices, signals                         data     which sample when, and how it is read
-    packing    other formats -> HDF5                               sweeps   many runs: ledger, pool, search, reports
+    host         one process and its machine                 data        which sample when, and how it is read
+    config       from the command line to a checked config   profiling   where the time goes
+    runs         a run directory and its logs                packing     other formats -> HDF5
+    ranks        processes, devices, signals                 sweeps      many runs: ledger, pool, search, reports
+    checkpoints  saved state, whole or sharded
+
+Each folder's page (`__init__.py`) lists what others may use. CHANGELOG.md says what changed there.
 """
+
+__version__ = "0.2.0"

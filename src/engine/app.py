@@ -17,7 +17,7 @@ class App:
 
     schema: of the whole config. own: {"data": its schema, "optim": ...}, the run's keys among a target's arguments.
     moved: {import path prefix in older versions: prefix now}.
-    paths: keys whose values are files or folders.
+    paths: keys whose values are files or folders. resolvers: {"name": a function for ${name:...} in a yaml}.
 
     check: raises ConfigError for a config that cannot be run. scores: (a whole, plain config, *beginnings of splits'
     names) -> the keys of its scores. start: runs a checked one in its directory. join: what
@@ -31,6 +31,7 @@ class App:
     own: Mapping[str, type]
     moved: Mapping[str, str]
     paths: tuple[str, ...]
+    resolvers: Mapping[str, Callable[..., Any]]
     check: Callable[[Any], None]
     scores: Callable[..., list[str]]
     start: Callable[..., None]

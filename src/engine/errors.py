@@ -23,6 +23,10 @@ class Claimed(ConfigError):
     """Another process runs in this directory."""
 
 
+class OutOfMemory(RunFailed):
+    """Memory was full: one line that names the key to change. A restart may succeed (fragments, a neighbour)."""
+
+
 class RankLost(RunFailed):
     """A rank was killed, died or hung: not an error of the run's own code, so a restart may succeed."""
 

@@ -6,7 +6,7 @@ off. The first three gain 1.8 s of a command's start (benchmarks/RESULTS.md).
     skip_dynamo_import       __dynamo_disable                    import takes a second,  it is imported
     ddp_without_dynamo       _dynamo.utils, asked by DDP         is not imported         it is imported
     storage_use_count        torch._C._storage_Use_Count       reused batch buffers      fresh memory for each batch
-    kernel_skips_non_finite  Optimizer.found_inf               no wait for the device    a wait at each step
+    kernel_skips_non_finite  Optimizer.found_inf               no wait for the device    fp16, skip: a wait at each step
     after_backward           _execution_engine.queue_callback  a rank's own work         no balance/step_time
     set_death_signal         multiprocessing._prctl_pr_...     ends with its parent      looks for it each second
 

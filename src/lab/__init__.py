@@ -1,15 +1,23 @@
-"""The project's library. In a notebook: `from lab import load_run; model, cfg = load_run("outputs/...")`."""
+"""The project's library. In a notebook:
+
+from lab import build, compose, fit, load_run
+
+cfg = compose(["data=h5", "trainer.max_epochs=2"])  # as the command line would, checked
+run_dir = fit(cfg)  # train; build(cfg) gives the model, the task and the loaders alone
+run = load_run(run_dir)
+run.predict(image)
+"""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-    from torch import nn
+    from lab.notebook import TrainedRun as load_run
+    from lab.notebook import build, compose, fit, read_metrics
 
+__all__ = ["build", "compose", "fit", "load_run", "read_metrics"]
 
 # with this the question whether there is CUDA asks NVML instead of starting CUDA, after which ranks could not be forked
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -17,13 +25,10 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 import lab.app  # noqa: F401
 
 
-def load_run(path: str | Path) -> tuple[nn.Module, DictConfig]:
-    """Returns (model, config) of a run directory (its best checkpoint, else its newest valid one) or one checkpoint.
+def __getattr__(name: str) -> Any:
+    """Imported when first used: a command starts without torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from lab import notebook
 
-    The model is on the CPU, in eval mode, with the weights that were evaluated (the EMA if the run kept one). Needs
-    only the run directory: neither the data nor Hydra's command line.
-    """
-    from lab.restore import restore_model
-
-    model, cfg, *_ = restore_model(Path(path))
-    return model, cfg
+    return notebook.TrainedRun if name == "load_run" else getattr(notebook, name)

@@ -27,6 +27,24 @@ def try_out(cfg: Any, known: Sequence[str]) -> dict[str, Any]:
     return try_out(cfg, known)
 
 
+def h5_shape(field: str, _parent_: Any) -> list[int]:
+    """${h5_shape:field} in a group `data`: shape of one sample of the field, from the data file."""
+    from engine.data import sample_shape
+
+    return list(sample_shape(_parent_, field))
+
+
+def h5_outputs(field: str, _parent_: Any) -> int:
+    """${h5_outputs:field}: how many outputs a model of that field needs."""
+    from engine.data import num_outputs
+
+    return int(num_outputs(_parent_, field))
+
+
+RESOLVERS = {"h5_shape": h5_shape, "h5_outputs": h5_outputs}
 app.register(
-    app.App("lab", TARGETS_ALLOWED, FACTORIES, RootConfig, OWN, MOVED, PATHS, check, score_names, start, join, try_out)
-)
+    app.App(
+        "lab", TARGETS_ALLOWED, FACTORIES, RootConfig, OWN, MOVED, PATHS, RESOLVERS,
+        check, score_names, start, join, try_out,
+    )
+)  # fmt: skip

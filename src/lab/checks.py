@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import ConfigError, RunFailed, first_line
-from engine.ranks.fsdp import is_sharded
+from engine.ranks import is_sharded
 
 CAST = "'+data.transforms.cast={_target_: lab.transforms.fields.Cast, field: %s}'"
 

@@ -11,13 +11,25 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
-from engine.config.fit import check_fit
-from engine.config.schema import Rule, below_outputs, did_you_mean, option, plain, regex, show, split_own, typed
-from engine.config.targets import check_targets, locate
+from engine.config import (
+    Rule,
+    below_outputs,
+    check_fit,
+    check_targets,
+    did_you_mean,
+    locate,
+    option,
+    plain,
+    regex,
+    show,
+    split_own,
+    typed,
+)
 from engine.errors import ConfigError
-from engine.ranks.options import ONE_PROCESS, DDPConfig, FsdpConfig, HardwareConfig, check_share
-from engine.runs.options import LoggerConfig
-from engine.sweeps.options import SweepConfig
+from engine.profiling import ProfilerConfig
+from engine.ranks import ATTENTION, CUDA_GRAPHS, ONE_PROCESS, DDPConfig, FsdpConfig, HardwareConfig, check_share
+from engine.runs import LoggerConfig, check_installed
+from engine.sweeps import SweepConfig
 
 __all__ = ["check", "split_own", "typed"]
 
@@ -38,6 +50,7 @@ class TrainerConfig:
     log_every: Interval = 50
     eval_every: Interval = "1ep"
     save_every: Interval = "1ep"
+    save_async: bool = True
     keep_best: Annotated[int, Rule(at_least=0)] = 1
     early_stop_patience: Annotated[int | None, Rule(at_least=1)] = None
     max_eval_batches: Annotated[int | None, Rule(at_least=1)] = None
@@ -99,6 +112,7 @@ class RootConfig:
     trainer: TrainerConfig
     hardware: HardwareConfig
     logger: LoggerConfig = field(default_factory=LoggerConfig)
+    profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
     callback: dict[str, Any] = field(default_factory=dict)
 
 
@@ -180,6 +194,8 @@ def check(cfg: Any, trains: bool = True) -> None:
                 f"optim.lr_factors: {pattern}: expected a factor of the learning rate, got {show(factor)}"
             )
     _check_combinations(root)
+    if trains:
+        check_installed(root.logger)
     if trains and isinstance(splits := root.data.get("splits"), dict):
         _check_splits(splits)
     check_fit(values, {key: GIVEN_BY_RUN[key] for key in ("data.order", "optim")})
@@ -187,16 +203,18 @@ def check(cfg: Any, trains: bool = True) -> None:
     _check_monitor(root.monitor, values)
 
 
-def as_single(cfg: Any) -> None:
-    """Change the config, in place, to one process on one device, however the run was trained."""
-    cfg.hardware.num_procs = "auto"
-    cfg.trainer.strategy, cfg.trainer.sync_batchnorm = "single", False
+def share_evaluation(cfg: Any, num_procs: int) -> None:
+    """Change the config, in place, to an evaluation by `num_procs` processes, however the run was trained."""
+    cfg.hardware.num_procs = "auto" if num_procs == 1 else num_procs
+    cfg.trainer.strategy, cfg.trainer.sync_batchnorm = "single" if num_procs == 1 else "ddp", False
+    cfg.trainer.global_batch_size = -(-cfg.trainer.global_batch_size // num_procs) * num_procs
     for name, value in cfg.trainer.ddp.items():
         cfg.trainer.ddp[name] = False if isinstance(value, bool) else None
 
 
 def _check_combinations(root: RootConfig) -> None:
     trainer, hardware = root.trainer, root.hardware
+    compiling = f"hardware.compile={hardware.compile if isinstance(hardware.compile, str) else show(hardware.compile)}"
     if trainer.max_steps is None and trainer.max_epochs is None:
         raise ConfigError("trainer.max_steps, trainer.max_epochs: both are null - give one of them")
     if isinstance(hardware.num_procs, int):
@@ -219,7 +237,33 @@ def _check_combinations(root: RootConfig) -> None:
     if trainer.strategy == "dp" and hardware.device in ("cpu", "mps"):
         raise ConfigError(f"trainer=dp: shares a batch among several GPUs, not on {hardware.device} - use trainer=ddp")
     if trainer.strategy == "dp" and hardware.compile:
-        raise ConfigError("hardware.compile=true: trainer=dp copies the model at each step - use trainer=ddp")
+        raise ConfigError(f"{compiling}: trainer=dp copies the model at each step - use trainer=ddp")
+    if trainer.strategy == "fsdp" and hardware.compile in CUDA_GRAPHS:
+        raise ConfigError(
+            f"{compiling}: a CUDA graph cannot hold trainer=fsdp's collectives between the blocks - use default"
+        )
+    if hardware.deterministic and hardware.compile == "max-autotune":
+        raise ConfigError(
+            "hardware.compile=max-autotune: chooses kernels by their speed, so another run may round "
+            "in another way - use default with hardware.deterministic=true"
+        )
+    if trainer.strategy == "fsdp" and hardware.channels_last:
+        raise ConfigError("hardware.channels_last=true: trainer=fsdp shards weights in torch's order - leave it false")
+    if hardware.precision == "bf16-weights" and trainer.strategy in ("dp", "fsdp"):
+        other = "fsdp gathers its blocks in bf16 already" if trainer.strategy == "fsdp" else "dp makes its own copies"
+        raise ConfigError(f"hardware.precision=bf16-weights: trainer={other} - use hardware.precision=bf16")
+    if hardware.activation_checkpointing_keeps != "inputs" and not hardware.activation_checkpointing:
+        raise ConfigError(
+            f"hardware.activation_checkpointing_keeps={hardware.activation_checkpointing_keeps}: "
+            "hardware.activation_checkpointing names no modules - give auto"
+        )
+    if hardware.activation_checkpointing_keeps == "matmuls" and hardware.precision == "bf16-weights":
+        raise ConfigError(
+            "hardware.activation_checkpointing_keeps=matmuls: its recomputation must see the weights of the forward "
+            "pass, and the bf16 copies are gone by then - use hardware.precision=bf16, or keep inputs"
+        )
+    if wrong := next((name for name in hardware.attention if name not in ATTENTION), None):
+        raise ConfigError(f"hardware.attention: no kernel {show(wrong)} - give {', '.join(ATTENTION)}, or []")
     if trainer.strategy == "dp" and hardware.activation_checkpointing:
         raise ConfigError(
             "hardware.activation_checkpointing: trainer=dp copies the model at each step - use trainer=ddp"
@@ -255,7 +299,7 @@ def _check_ddp(trainer: TrainerConfig, hardware: HardwareConfig) -> None:
         )
     if hardware.compile and options.bucket_cap_mb is not None and options.bucket_cap_mb < 1:
         raise ConfigError(
-            f"trainer.ddp.bucket_cap_mb={show(options.bucket_cap_mb)}: with hardware.compile=true torch's first bucket "
+            f"trainer.ddp.bucket_cap_mb={show(options.bucket_cap_mb)}: with hardware.compile torch's first bucket "
             "is 1 MB, and no other may be smaller - give 1 or more"
         )
     if options.comm_hook == "bf16" and hardware.device == "cpu":

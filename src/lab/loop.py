@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -22,17 +21,31 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engine.data.loader import Loader
+from engine.data import Clock, Loader
 from engine.errors import ConfigError, RunFailed
+from engine.host import collect_garbage, no_garbage_collection
 from engine.private import kernel_skips_non_finite, lean_step
-from engine.ranks import hardware
-from engine.ranks.ddp import name_unused
-from engine.ranks.distributed import World, all_sum, any_rank, broadcast_buffers, gather, meet, to_host
-from engine.ranks.fsdp import sharded_mistakes, whole
-from engine.ranks.hardware import Hardware
-from engine.ranks.seed import rng_state, set_rng_state
-from engine.ranks.stop import Stopped
-from engine.runs.clock import Clock
+from engine.ranks import (
+    Hardware,
+    Stopped,
+    World,
+    all_sum,
+    any_rank,
+    average_in,
+    broadcast_buffers,
+    compile_report,
+    for_evaluation,
+    gather,
+    global_norm,
+    local_parts,
+    make_autocast,
+    name_unused,
+    on_shards,
+    rng_state,
+    set_rng_state,
+    to_host,
+    unless,
+)
 from lab.callbacks.base import overriding
 from lab.checks import applied, check_losses, check_per_sample, check_terms, explains_mistakes, first_samples
 from lab.groups import TrainerConfig
@@ -86,7 +99,7 @@ def train_step(
 
     nets: {objective: wrapped module}. batches: micro-batches whose sizes repeat machine.micro_batch_sizes.
     """
-    moved: list[bool] = []
+    moved: list[bool | Tensor] = []
 
     def descend_on(objective: str, batches: Iterable[Batch]) -> dict[str, Tensor]:
         if objective not in nets:
@@ -104,8 +117,7 @@ def train_step(
         raise ConfigError(f"task: {type(state.task).__name__}.train_step must call descend, and return its values")
     if next(own, None) is not None:
         raise ConfigError(f"task: {type(state.task).__name__}.train_step has left micro-batches of its step over")
-    if all(moved):
-        state.schedule.step()
+    state.schedule.step(moved)
     return values
 
 
@@ -117,7 +129,7 @@ def descend(
     trainer: TrainerConfig,
     machine: Hardware,
     world: World,
-) -> tuple[dict[str, Tensor], bool]:
+) -> tuple[dict[str, Tensor], bool | Tensor]:
     """Forward, backward, clip and update for one objective. Returns (its values, whether its weights moved: `update`).
 
     The loss is the sum over samples divided by this rank's samples in the step, so micro-batches of unequal size are
@@ -125,7 +137,7 @@ def descend(
     """
     scaler, optimizer, task = state.scaler, state.optimizer_of(objective), state.task
     sizes, share = machine.micro_batch_sizes, sum(machine.micro_batch_sizes)
-    autocast = hardware.autocast(machine)
+    autocast = make_autocast(machine)
     totals: dict[str, Tensor] = {}
     counted = None  # sum of the samples' weights, for a task that weights them
     with only(optimizer, state) if objective else nullcontext():
@@ -152,7 +164,9 @@ def descend(
     if counted is not None:  # from the mean over samples to the mean weighted by task.weights, over all ranks
         counted = all_sum(counted.detach().clone(), world)
         factor = torch.where(counted > 0, share * world.size / counted, 0.0)
-        torch._foreach_mul_(gradients, factor.to(gradients[0].device))  # with FSDP's CPU offload they are on the host
+        torch._foreach_mul_(
+            local_parts(gradients), factor.to(gradients[0].device)
+        )  # with FSDP's CPU offload they are on the host
         totals = {name: value * factor for name, value in totals.items()}
     norm = clip(gradients, trainer.clip_norm)
     # all ranks hold the averaged gradients, so all see the same norm and take the same branch
@@ -202,33 +216,39 @@ def only(optimizer: Optimizer, state: TrainState) -> Iterator[None]:
 
 def clip(gradients: list[Tensor], limit: float | None) -> Tensor:
     """Clip the gradients in place to a global L2 norm of `limit` (Pascanu et al. 2013). Returns the norm before."""
-    norm = whole(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
+    norm = global_norm(gradients)
     if limit is not None:
-        torch._foreach_mul_(gradients, torch.clamp(limit / (norm + 1e-6), max=1.0))
+        torch._foreach_mul_(local_parts(gradients), torch.clamp(limit / (norm + 1e-6), max=1.0))
     return norm
 
 
 @torch.no_grad()
-def update(state: TrainState, optimizer: Optimizer, trainer: TrainerConfig, non_finite: Tensor) -> bool:
-    """Optimizer step, EMA and task.updated, unless a gradient is not finite. Returns False if the host skipped it.
+def update(state: TrainState, optimizer: Optimizer, trainer: TrainerConfig, non_finite: Tensor) -> bool | Tensor:
+    """Optimizer step, EMA and task.updated. Returns whether the weights moved: on the device, 0-d, if the host does not
+    know.
 
-    The host waits for the device only with fp16, with trainer.non_finite=skip, and for an optimizer without a fused
-    kernel. Otherwise the fused kernel itself skips the update (found_inf), and the next log stops the run.
+    With fp16 and trainer.non_finite=skip a step whose gradients are not finite is left out: by the fused kernel itself;
+    for an optimizer without one the host waits for the device to say so. Otherwise the next log ends the run.
     """
-    ask = state.scaler is not None or trainer.non_finite == "skip" or not kernel_skips_non_finite(optimizer)
-    moves = not (ask and to_host(non_finite))
+    in_kernel, may_skip = kernel_skips_non_finite(optimizer), state.scaler is not None or trainer.non_finite == "skip"
+    asked = may_skip and not state.schedule.on_device
+    moves = not (asked and to_host(non_finite))
     if moves:
-        if not ask:
+        if in_kernel:
             optimizer.found_inf = non_finite  # type: ignore[attr-defined]
-        with sharded_mistakes(optimizer):
+        with on_shards(optimizer):
             lean_step(optimizer)  # not scaler.step: gradients are unscaled above, and the norm says if they are finite
+        skipped = non_finite if state.schedule.on_device else None
         if state.ema is not None and (optimizer is state.optimizer or trains(optimizer, state.model)):
             assert trainer.ema_decay is not None
-            torch._foreach_lerp_(list(state.ema.parameters()), list(state.model.parameters()), 1 - trainer.ema_decay)
-        state.task.updated(state.model)
+            means, weights = (local_parts(part.parameters()) for part in (state.ema, state.model))
+            average_in(means, weights, 1 - trainer.ema_decay, skipped)
+        if type(state.task).updated is not Task.updated:
+            with unless(skipped, state.task):
+                state.task.updated(state.model)
     if state.scaler:
         state.scaler.update()
-    return moves
+    return non_finite == 0 if state.schedule.on_device else moves
 
 
 def trains(optimizer: Optimizer, model: nn.Module) -> bool:
@@ -252,9 +272,9 @@ def evaluate(
     keeps the ranks in step. observers: called with (output, batch), padding cut off.
     """
     was_training = model.training, task.training
-    net = Objective(model, task).eval()
+    net = for_evaluation(Objective(model, task).eval(), machine)
     broadcast_buffers(net, world)
-    autocast = hardware.autocast(machine)
+    autocast = make_autocast(machine)
     metrics = {name: as_metric(metric) for name, metric in task.metrics.items()}
     whole = {name: metric for name, metric in metrics.items() if hasattr(metric, "compute")}
     means = {name: metric for name, metric in metrics.items() if name not in whole}
@@ -294,13 +314,14 @@ def evaluate(
     return scores
 
 
+@no_garbage_collection()
 def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, vals: Mapping[str, Loader], run: Run) -> None:
     """Train from state.step to run.total_steps, or until a stop is asked for or early stopping's patience is used up.
 
     vals: the validation sets, by the name of their split.
     """
     batches = iter(train)
-    clock = Clock(train, run.logger)
+    clock = Clock(train, run.logger, run.work.speeds)
     trainer = run.trainer
     stopping = trainer.early_stop_patience is not None and state.stale >= trainer.early_stop_patience
     if to_be_scored(state, vals, run):  # the run was stopped before this evaluation, or during it
@@ -318,6 +339,7 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, vals: M
         state.step += 1
         state.samples += trainer.global_batch_size
         run.watch.beat("training", state.step)
+        run.checkpoints.check()  # stops the run if a checkpoint could not be written
         for name, value in values.items():
             state.totals[name] = state.totals[name] + value if name in state.totals else value
             state.counts[name] = state.counts.get(name, 0) + 1
@@ -326,6 +348,7 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, vals: M
             with run.watch.user_code("a callback's on_step", state.step):
                 for call in on_step:
                     call(state)
+        collect_garbage(state.step)
         at_end = state.step == run.total_steps
         if due(state.step, run.every.log) or at_end:
             log_train(state, run, clock)
@@ -338,6 +361,8 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, vals: M
         if due(state.step, run.every.save) or at_end or stopping:
             with clock.paused():
                 save(state, run, best=False)
+    run.watch.beat("saving", state.step, slow=True)
+    run.checkpoints.wait()  # the run ends, and is scored, with all checkpoints on the disk
 
 
 def to_be_scored(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
@@ -379,6 +404,9 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
         logged["train/epoch"] = state.samples / run.epoch_samples
     if count := sum(skipped.values()):
         logged["train/skipped_steps"] = float(count)
+    if compile_s := compile_report(run.logger.say):
+        clock.pause_s += compile_s
+        logged["perf/compile_s"] = compile_s
     samples = (state.step - state.logged_step) * run.trainer.global_batch_size
     state.totals, state.counts, state.logged_step = {}, {}, state.step
     run.notify("on_log", state, logged)
@@ -387,6 +415,7 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
 
 def score(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
     """Evaluate; save the state if it is among the best. Returns whether to stop: patience used up, signal, callback."""
+    check_finite(state, run)
     before = rng_state(run.world.device)
     scores: dict[str, float] = {}
     try:
@@ -424,12 +453,14 @@ def scored(model: nn.Module, state: TrainState, split: str, loader: Loader, run:
     for name, metric in state.task.metrics.items():
         if run.world.is_main and hasattr(metric, "write"):
             metric.write(run.directory / f"{split}_{name}")
+    compile_report(run.logger.say)
     return {f"{split}/{name}": value for name, value in scores.items()}
 
 
 def save(state: TrainState, run: Run, best: bool) -> None:
-    """Save a checkpoint; all ranks call this. Rank 0 writes it; of a sharded model each rank writes its own shards."""
-    began = time.monotonic()
+    """Save a checkpoint; all ranks call this. Rank 0 writes it; of a sharded model each rank writes its own shards.
+
+    With trainer.save_async it is written beside the loop, from a copy of the state in host memory."""
     run.watch.beat("saving", state.step, slow=True)
     check_finite(state, run)
     held = Objective(state.model, state.task)
@@ -440,6 +471,4 @@ def save(state: TrainState, run: Run, best: bool) -> None:
         run.logger.warn(warning)
     payload = state.payload(gather(state.rank_payload(run.world.device), run.world))
     (run.checkpoints.save_best if best else run.checkpoints.save_last)(payload)
-    meet(run.world)  # barrier: the other ranks wait here while rank 0 writes
-    run.stop.save_s = max(run.stop.save_s, time.monotonic() - began)
     run.watch.beat("training", state.step)

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from engine.config.schema import NotNegative, Positive, Share, regex
+from engine.config import NotNegative, Positive, Share, regex
 from engine.errors import ConfigError
 from engine.private import lean_step
-from engine.ranks.fsdp import is_part
+from engine.ranks import is_part
 
-FUSED_ON_PARTS = (torch.optim.Adam, torch.optim.AdamW)  # their fused kernels accept DTensors
+FUSED_ON_PARTS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)  # fsdp.on_shards
 
 # factor(step, total_steps) -> factor of the peak learning rate in update number `step` (from 0)
 Factor = Callable[[int, int], float]
@@ -190,8 +190,11 @@ class Schedule:
     """Sets each group's learning rate to peak * factor(updates, total_steps). updates: optimizer steps without the
     skipped ones.
 
-    The rate depends on this count alone, so it is all that a checkpoint holds of a schedule.
+    The rate depends on this count alone, so it is all that a checkpoint holds of a schedule. (Where a step may be
+    skipped on the device, engine.ranks.skipping.DeviceSchedule counts there, and takes its rates from here.)
     """
+
+    on_device = False
 
     def __init__(self, optimizer: HasGroups, factor: Factor, total_steps: int) -> None:
         self.optimizer, self.factor, self.total_steps = optimizer, factor, total_steps
@@ -201,18 +204,24 @@ class Schedule:
         self._set()
 
     def _set(self) -> None:
-        factor = self.factor(self.updates, self.total_steps)
-        for group, peak in zip(self.optimizer.param_groups, self.peaks):
-            group["lr"] = peak * factor
+        for group, rate in zip(self.optimizer.param_groups, self.rates(self.updates)):
+            group["lr"] = rate
+
+    def rates(self, updates: int) -> list[float]:
+        """Returns the learning rate of each parameter group in update number `updates`, from 0."""
+        factor = self.factor(updates, self.total_steps)
+        return [peak * factor for peak in self.peaks]
 
     @property
     def last_lr(self) -> float:
         """Learning rate of the last update; the optimizer already holds that of the next."""
         return self.peak * self.factor(max(0, self.updates - 1), self.total_steps)
 
-    def step(self) -> None:
-        self.updates += 1
-        self._set()
+    def step(self, moved: Sequence[Any] = ()) -> None:
+        """moved: whether each optimizer made its update; the schedule moves on if all did."""
+        if all(moved):
+            self.updates += 1
+            self._set()
 
     def state_dict(self) -> dict[str, int]:
         return {"updates": self.updates}

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from engine.config.resume import has_key
-from engine.config.saved import read_config
-from engine.config.schema import check_resolved, no_such_key
+from engine.checkpoints import find_checkpoint, load_weights, save_checkpoint, weights_of
+from engine.config import CONFIG, check_resolved, no_such_key, read_config
 from engine.errors import ConfigError
-from engine.ranks import hardware
-from engine.ranks.distributed import world
-from engine.ranks.threads import of_run
-from engine.runs import checkpoint, directory
-from lab.build import Config, make_dataset, make_eval_loader, make_model, make_task
-from lab.groups import as_single, check
+from engine.ranks import Hardware, apply_hardware, process_group, resolve_hardware, threads_of_run
+from engine.runs import has_key
+from lab.groups import check, share_evaluation
 from lab.loop import evaluate
+from lab.make import Config, make_dataset, make_eval_loader, make_model, make_task
+from lab.tasks.base import Task
 
 
 def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module, DictConfig, Path, dict[str, Any]]:
@@ -31,15 +29,15 @@ def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module,
     """
     if not path.exists():
         raise ConfigError(f"{path}: no such run directory or checkpoint")
-    file, payload = checkpoint.find(path)
-    config = file.parent.parent / directory.CONFIG
+    file, payload = find_checkpoint(path)
+    config = file.parent.parent / CONFIG
     if not config.exists():
-        raise ConfigError(f"{file}: its run's {directory.CONFIG} is missing from {config.parent}; keep them together")
+        raise ConfigError(f"{file}: its run's {CONFIG} is missing from {config.parent}; keep them together")
     cfg = read_config(config.parent)
     for override in overrides:
         change_value(cfg, override)
     model = make_model(Config.of(cfg))
-    checkpoint.load_weights(model, checkpoint.weights(payload), str(file))
+    load_weights(model, weights_of(payload), str(file))
     return model.eval(), cfg, file, payload
 
 
@@ -76,21 +74,33 @@ def export(path: Path, target: Path, overwrite: bool) -> tuple[Path, int]:
         raise ConfigError(f"{target}: must be a file in a folder that exists")
     if target.exists() and not overwrite:
         raise ConfigError(f"{target} exists; add --overwrite to replace it")
-    source, payload = checkpoint.find(path)
-    state = checkpoint.weights(payload)
-    checkpoint.save(state, target)
+    source, payload = find_checkpoint(path)
+    state = weights_of(payload)
+    save_checkpoint(state, target)
     return source, sum(value.numel() for value in state.values())
 
 
-def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, float]:
-    """Returns {loss, <metric>, ...} of the checkpoint on a split. overrides: key=value for the run's config."""
+@dataclass(frozen=True)
+class Restored:
+    """A trained model and what it is applied to. model, task: on the CPU. machine: for the eval loader."""
+
+    model: nn.Module
+    task: Task
+    dataset: Any
+    config: Config
+    machine: Hardware
+    file: Path
+
+
+def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1) -> Restored:
+    """path: a run directory or checkpoint. overrides: key=value for the run's config. num_procs: processes that
+    will share the samples of the split."""
     model, cfg, file, payload = restore_model(path, overrides)
-    as_single(cfg)
+    share_evaluation(cfg, num_procs)
     check(cfg, trains=False)
     config = Config.of(cfg)
-    machine = hardware.resolve(config.hardware, config.trainer)
-    machine = replace(machine, threads=of_run(machine.threads, file.parent.parent))
-    hardware.apply(config.hardware, machine)
+    machine = resolve_hardware(config.hardware, config.trainer)
+    machine = replace(machine, threads=threads_of_run(machine.threads, file.parent.parent))
     splits = config.dataset.get("splits")
     if isinstance(splits, dict) and split not in splits:
         raise ConfigError(f"--split {split}: data.splits has {', '.join(splits)}")
@@ -100,11 +110,18 @@ def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, 
     task = make_task(config)
     task.attach(model)
     if "task" in payload:
-        checkpoint.load_weights(task, payload["task"], str(file), "task")
-    with world(machine.device, timeout_s=60.0) as own:
-        loader = make_eval_loader(config, machine, dataset, own)
+        load_weights(task, payload["task"], str(file), "task")
+    return Restored(model, task, dataset, config, machine, file)
+
+
+def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, float]:
+    """Returns {loss, <metric>, ...} of the checkpoint on a split. overrides: key=value for the run's config."""
+    own = restore(path, split, overrides)
+    apply_hardware(own.config.hardware, own.machine)
+    with process_group(own.machine.device, timeout_s=60.0) as alone:
+        loader = make_eval_loader(own.config, own.machine, own.dataset, alone)
         try:
-            on = own.device
-            return evaluate(model.to(on), task.to(on), loader, own, machine, loader.lengths)
+            on = alone.device
+            return evaluate(own.model.to(on), own.task.to(on), loader, alone, own.machine, loader.lengths)
         finally:
             loader.close()

@@ -12,41 +12,73 @@ from typing import Any
 
 from torch import nn
 
-from engine.config.saved import read_config
-from engine.config.schema import leaves, parse_interval, seconds
-from engine.data.loader import Loader
-from engine.data.stream import Stream
+from engine.checkpoints import Checkpoints, error_line, laid_out, load_weights, unmapped, weights_of
+from engine.config import leaves, parse_interval, read_config, seconds
+from engine.data import Loader, Stream
 from engine.errors import ConfigError
+from engine.files import write_json
+from engine.host import machine_facts, machine_line
 from engine.private import skip_dynamo_import
-from engine.ranks import distributed, fsdp, hardware, threads
-from engine.ranks.balance import Balance
-from engine.ranks.ddp import with_sync_batchnorm
-from engine.ranks.distributed import World
-from engine.ranks.hardware import Hardware
-from engine.ranks.seed import seed_everything
-from engine.ranks.stop import Stopped, StopRequest, stop_on_signals
-from engine.ranks.watch import SLOW, USER, Watch
-from engine.runs import checkpoint, directory, shards, spent
-from engine.runs.directory import shown
-from engine.runs.intact import one_line
-from engine.runs.logger import Logger, RunLogger, log_to
-from engine.runs.recording import no_silent_exit, recording
-from engine.sweeps.search.pruning import Pruning
-from lab.build import (
+from engine.profiling import Work
+from engine.ranks import (
+    SLOW_TIMEOUTS,
+    USER_TIMEOUTS,
+    Balance,
+    Hardware,
+    ModelAlone,
+    Stopped,
+    StopRequest,
+    Threads,
+    Watch,
+    World,
+    apply_hardware,
+    class_name,
+    dead_peers,
+    describe_shards,
+    has_parent,
+    is_sharded,
+    make_autocast,
+    measure_threads,
+    no_silent_exit,
+    own_rank,
+    process_group,
+    recording,
+    resolve_hardware,
+    seed_everything,
+    settle_threads,
+    started_ranks,
+    stop_on_signals,
+    with_sync_batchnorm,
+)
+from engine.runs import (
+    CLASSES,
+    RESULT,
+    Logger,
+    RunLogger,
+    log_to,
+    read_status,
+    record_machine,
+    record_start,
+    shown,
+    write_status,
+)
+from engine.sweeps import Pruning
+from lab.callbacks.base import end
+from lab.checks import BufferChecks
+from lab.loop import Objective, fit, scored
+from lab.make import (
     Config,
     count_steps,
     make_callbacks,
     make_datasets,
     make_eval_loader,
-    make_method,
+    make_method_of_rank,
     make_nets,
     make_state,
     make_train_loader,
 )
-from lab.callbacks.base import end
-from lab.checks import BufferChecks
-from lab.loop import Objective, fit, scored
 from lab.optim import check_optimizer
+from lab.profiling import profiling, work_of
 from lab.state import Every, Run, TrainState, averaged
 from lab.tasks.supervised import Supervised
 
@@ -57,28 +89,30 @@ def run(run_dir: Path, began: float | None = None) -> None:
     began: time.monotonic() when the command began; trainer.max_time counts from there.
     """
     began = time.monotonic() if began is None else began
-    rank = distributed.rank()
+    rank = own_rank()
     with recording(run_dir, rank), no_silent_exit(run_dir, rank), stop_on_signals(began) as stop:
         if not faulthandler.is_enabled():  # a sweep's job has enabled it already, into a file
             faulthandler.enable(file=2)  # print Python's stack to stderr when native code crashes
         config = Config.of(read_config(run_dir))
         timeout_s = seconds(config.trainer.timeout)
         stop.max_time_s = seconds(config.trainer.max_time)
-        watch = Watch(run_dir, rank, distributed.started_ranks() or 1, timeout_s)
-        machine = hardware.resolve(config.hardware, config.trainer)
-        hardware.apply(config.hardware, machine)
+        watch = Watch(run_dir, rank, started_ranks() or 1, timeout_s)
+        machine = resolve_hardware(config.hardware, config.trainer)
+        apply_hardware(config.hardware, machine)
         if not config.hardware.compile:
             skip_dynamo_import()
         with (
             watch.running(),
-            distributed.world(machine.device, collective_timeout_s(timeout_s)) as world,
+            process_group(machine.device, collective_timeout_s(timeout_s)) as world,
+            Checkpoints(
+                run_dir / "checkpoints", world, beside=config.trainer.save_async, saved=stop.saved
+            ) as checkpoints,
             recording(run_dir, world.rank, watch),
             log_to(run_dir) if world.is_main else nullcontext(),
         ):
-            if world.size > 1 and not distributed.has_parent():
-                watch.dead_peers = distributed.dead_peers(world)
+            if world.size > 1 and not has_parent():
+                watch.dead_peers = dead_peers(world)
             # ---- the checkpoint to resume from: all ranks check it together and load the same one
-            checkpoints = checkpoint.Checkpoints(run_dir / "checkpoints", world)
             checkpoints.directory.mkdir(exist_ok=True)
             source, payload = checkpoints.newest_valid(put_aside=True) or (None, None)
             with make_logger(run_dir, config, world, payload["step"] if payload else 0, began) as logger:
@@ -94,7 +128,7 @@ def train(
     machine: Hardware,
     world: World,
     logger: Logger,
-    checkpoints: checkpoint.Checkpoints,
+    checkpoints: Checkpoints,
     payload: dict[str, Any] | None,
     stop: StopRequest,
     watch: Watch,
@@ -105,6 +139,8 @@ def train(
     # ---- data
     run_dir = checkpoints.directory.parent
     sets = make_datasets(config)
+    if world.is_main and (names := getattr(sets["train"], "class_names", None)):
+        write_json(run_dir / CLASSES, names)
     if not any(split.startswith("val") for split in sets) and trainer.early_stop_patience is not None:
         raise ConfigError("trainer.early_stop_patience: needs a validation split, but data.splits.val is null")
     if trainer.global_batch_size > len(sets["train"]):
@@ -135,16 +171,19 @@ def train(
             f"trainer.max_steps, trainer.max_epochs: they end after {total_steps:,} steps, and the run is at step "
             f"{payload['step']:,} already - give more"
         )
-    model, task = make_method(config, machine, begins=payload is None, logger=logger)
+    model, task, tape = make_method_of_rank(config, machine, payload is None, logger, world)
+    work = Work()
+    if world.is_main:
+        work = work_of(config.profiler, machine, world.size, model, task, sets["train"], train_loader.first, logger)
     machine = with_threads(
         machine, Objective(model, task, next(iter(task.trained(model)))), train_loader, world, run_dir
     )
     if trainer.sync_batchnorm:
         model = with_sync_batchnorm(model, world.device)
-    state = make_state(config, machine, model, task, total_steps, world)
+    state = make_state(config, machine, model, task, total_steps, world, tape, begins=payload is None)
     state.source = source
     buffers = BufferChecks(Objective(model, task), task)
-    nets = make_nets(config, state, world)
+    nets = make_nets(config, machine, state, world)
     if state.ema is not None and (own := next((n for n, p in task.named_parameters() if p.requires_grad), None)):
         logger.warn(f"trainer.ema_decay averages the model; what the task trains ({own}) is scored as it is")
     net, share = next(iter(nets.values())), trainer.straggler_share
@@ -157,23 +196,30 @@ def train(
     every = Every(*(parse_interval(interval, steps_per_epoch) for interval in intervals))
     run = Run(
         world, trainer, config.monitor, machine, every, logger, checkpoints, callbacks, stop, watch, buffers,
-        epoch_samples=len(sets["train"]), total_steps=total_steps,
+        epoch_samples=len(sets["train"]), total_steps=total_steps, work=work,
     )  # fmt: skip
 
     # ---- resume or begin: from here each rank has its own random numbers
     seed_everything(config.cfg.seed, stream=1 + world.rank)
     if payload:
         restore(state, payload, config, run)
+        payload.clear()  # `run` holds it too, to the end
     for callback in run.callbacks:
         object.__setattr__(callback, "run", run)  # works for frozen dataclasses too
     run.notify("on_start", state)
     logger.say(title)
+    if world.is_main:
+        found = machine_facts(world.device)
+        logger.say(machine_line(found))
+        if unlike := record_machine(run_dir, found):
+            logger.warn(f"the run began on another machine, which rounds in its own way: {unlike}")
     describe(logger, machine, model, run, sets, train_loader)
 
     # ---- train, then score the best weights
     try:
         logger.begin(state.step, total_steps)
-        fit(nets, state, train_loader, vals, run)
+        with profiling(config.profiler, run, nets, train_loader, bool(config.hardware.compile)) as batches:
+            fit(nets, state, batches, vals, run)
         logger.end_bar()
         stop.settle()
         if pruning is not None and pruning.pruned:
@@ -196,27 +242,28 @@ def train(
 def with_threads(machine: Hardware, net: Objective, train: Loader, world: World, run_dir: Path) -> Hardware:
     """Returns `machine` with hardware.num_threads=auto replaced by the count that was measured with this model."""
 
-    def measure(most: int) -> threads.Threads:
+    def measure(most: int) -> Threads:
         # one rank measures for all, so without the criterion: a collective in it would wait for the other ranks
         alone = world.size > 1 and (net.task.across_samples or isinstance(net.task, Supervised))
-        measured = threads.Alone(net.model) if alone else net
-        return threads.measure(most, measured, train.first, hardware.autocast(machine))
+        measured = ModelAlone(net.model) if alone else net
+        return measure_threads(most, measured, train.first, make_autocast(machine))
 
-    return replace(machine, threads=threads.settle(machine.threads, run_dir, world, measure))
+    return replace(machine, threads=settle_threads(machine.threads, run_dir, world, measure))
 
 
 def collective_timeout_s(timeout_s: float | None) -> float:
     """Longer than the hang watchdog waits, as that names the stuck rank; no timeout is 7 days, as torch needs one."""
-    return 7 * 24 * 3600.0 if timeout_s is None else 2 * USER * timeout_s + 60
+    return 7 * 24 * 3600.0 if timeout_s is None else 2 * USER_TIMEOUTS * timeout_s + 60
 
 
 def make_logger(run_dir: Path, config: Config, world: World, from_step: int, began: float) -> Logger:
     """Returns rank 0's RunLogger; on other ranks the null logger."""
     if not world.is_main:
         return Logger()
-    spent.begin(run_dir, began)
+    record_start(run_dir, began)
     timeout_s = seconds(config.trainer.timeout)
-    most_s = math.inf if timeout_s is None else (SLOW - 1) * timeout_s  # the hang watchdog allows SLOW * timeout_s
+    # the hang watchdog allows SLOW_TIMEOUTS * timeout_s
+    most_s = math.inf if timeout_s is None else (SLOW_TIMEOUTS - 1) * timeout_s
     return RunLogger(run_dir, config.logger, from_step, most_s)
 
 
@@ -224,17 +271,18 @@ def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run
     """Load the checkpoint's payload into `state`; raises ConfigError where it does not fit the config."""
     kind = str(config.optimizer["_target_"]).rpartition(".")[2]
     check_optimizer(payload["optimizer"]["param_groups"], state.optimizer, kind)
-    payload = shards.laid_out(payload, state.model, state.optimizer)
+    payload = laid_out(payload, state.model, state.optimizer)
     options = {key.rpartition(".")[2] for key in leaves(config.optimizer, "optim")} | {"fused"}
-    checkpoint.load_weights(state.model, payload["model"], "the checkpoint")
+    load_weights(state.model, payload["model"], "the checkpoint")
     if state.ema is not None:
-        checkpoint.load_weights(state.ema, checkpoint.weights(payload), "the checkpoint")
+        load_weights(state.ema, weights_of(payload), "the checkpoint")
     if "task" in payload:  # checkpoints of older versions lack it: their tasks had no state
-        checkpoint.load_weights(state.task, payload["task"], "the checkpoint", "task")
+        load_weights(state.task, payload["task"], "the checkpoint", "task")
+    payload["optimizer"] = unmapped(payload["optimizer"], run.world.device)
     try:
         state.load(payload, run.world, options=options)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"the checkpoint does not fit this run: {one_line(error)}") from error
+        raise ConfigError(f"the checkpoint does not fit this run: {error_line(error)}") from error
     state.best = [entry for entry in state.best if run.checkpoints.best_path(entry).exists()]
 
 
@@ -249,12 +297,12 @@ def describe(
     batches = f"{run.trainer.global_batch_size} samples a step = {run.world.size} x {sum(micro)}"
     if len(micro) > 1:
         batches += f" in {len(micro)} micro-batches of up to {micro[0]}"
-    kind = fsdp.class_name(model) if fsdp.is_sharded(model) else type(model).__name__
+    kind = class_name(model) if is_sharded(model) else type(model).__name__
     logger.say(f"{kind}, {parameters:,} parameters; samples: {sizes}")
     count = f"threads: {machine.threads.count} ({machine.threads.why})"
     logger.say(f"{machine.device}, {machine.precision}, {count}; {batches}; {run.total_steps:,} steps")
-    if fsdp.is_sharded(model):
-        logger.say(fsdp.describe(model))
+    if is_sharded(model):
+        logger.say(describe_shards(model))
     for line in [f"loader {loader.why}", *getattr(sets["train"], "describe", list)()]:
         logger.say(line)
 
@@ -266,7 +314,7 @@ def final_scores(state: TrainState, loaders: dict[str, Loader], run: Run) -> dic
     run.watch.beat("loading the best checkpoint", state.step, slow=True)
     if found := run.checkpoints.load_best(state.best):
         entry, payload = found
-        model.load_state_dict(checkpoint.weights(shards.laid_out(payload, model, parts=("model", "ema"))))
+        model.load_state_dict(weights_of(laid_out(payload, model, parts=("model", "ema"))))
         if "task" in payload:
             state.task.load_state_dict(payload["task"])
         result |= {"best_step": int(entry[1]), "best_checkpoint": str(run.checkpoints.best_path(entry))}
@@ -284,18 +332,18 @@ def finish(
         return
     scores = {key: value for key, value in result.items() if "/" in key}
     logger.result(result)
-    seconds = round(seconds + directory.read_status(run_dir).get("seconds", 0.0), 2)
+    seconds = round(seconds + read_status(run_dir).get("seconds", 0.0), 2)
     if result.get("pruned"):
-        directory.write_status(run_dir, "pruned", step=result["step"], seconds=seconds)
+        write_status(run_dir, "pruned", step=result["step"], seconds=seconds)
         logger.say(f"pruned by the search at step {result['step']}: {shown(run_dir)}")
         return
     if stop.cause:
         state = "interrupted" if stop.cause == "SIGINT" else "preempted"
-        directory.write_status(run_dir, state, signal=stop.cause, seconds=seconds)
+        write_status(run_dir, state, signal=stop.cause, seconds=seconds)
         logger.say(f"stopped by {stop.cause} at step {result['step']}, saved; go on with: resume={shown(run_dir)}")
         return
-    directory.write_json(run_dir / directory.RESULT, result | {"seconds": seconds})
-    directory.write_status(run_dir, "finished", seconds=seconds)
+    write_json(run_dir / RESULT, result | {"seconds": seconds})
+    write_status(run_dir, "finished", seconds=seconds)
     best = f" (best at step {result['best_step']})" if "best_step" in result else ""
     rows = [f"  {key:<20} {value:.4f}" for key, value in scores.items()]
     logger.say("\n".join([f"finished {result['step']:,} steps{best} in {seconds:.1f} s", *rows, f"  {shown(run_dir)}"]))

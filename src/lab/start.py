@@ -13,15 +13,39 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from engine import early
-from engine.config.construct import TRACEBACK
-from engine.config.schema import plain
+from engine.config import TRACEBACK, plain
 from engine.errors import PREEMPTED, ConfigError, RunFailed
-from engine.ranks import distributed, rendezvous
-from engine.ranks.cluster import cluster_role
-from engine.ranks.hardware import count_processes
-from engine.ranks.launch import Ranks
-from engine.runs import directory
-from engine.runs.recording import recording
+from engine.ranks import (
+    Ranks,
+    await_directory,
+    cluster_role,
+    count_processes,
+    followers,
+    leave_to_ranks,
+    num_hosts,
+    own_rank,
+    publish_directory,
+    recording,
+    started_ranks,
+)
+from engine.runs import (
+    FAILURE,
+    FAILURES,
+    STATUS,
+    claimed,
+    empty_directory,
+    end_status,
+    fill_directory,
+    has_trained,
+    holds_run,
+    keep_failure,
+    keep_versions,
+    read_failure,
+    read_status,
+    reopen_directory,
+    settle_resume,
+    undo_resume,
+)
 from lab.groups import HardwareConfig, TrainerConfig, typed
 from lab.run import run
 
@@ -35,48 +59,53 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
     began = time.monotonic()
     trainer, hardware = typed(TrainerConfig, cfg.trainer, "trainer"), typed(HardwareConfig, cfg.hardware, "hardware")
     num_procs = count_processes(hardware, trainer)
-    if trainer.max_restarts and (rendezvous.followers() or distributed.started_ranks() is not None):
+    if hardware.micro_batch_size == "auto":
+        from lab.tune import settle_micro_batch
+
+        cfg = cfg.copy()
+        print(settle_micro_batch(cfg), file=sys.stderr)
+    if trainer.max_restarts and (followers() or started_ranks() is not None):
         raise ConfigError(
             "trainer.max_restarts: these ranks were not started by the plain command, and cannot be started again by "
             "it; torchrun --max-restarts=3 does it, with a fixed hydra.run.dir and resume=auto"
         )
     versions = {}
-    if "://" in str(cfg.data.get("path")) and not rendezvous.followers():  # else each rank fetches its files
-        from engine.data.reading import remote
+    if "://" in str(cfg.data.get("path")) and not followers():  # else each rank fetches its files
+        from engine.data import fetch_all
 
-        versions = remote.fetch_all(plain(cfg.data), early.leave_if_asked)
-    with directory.claimed(run_dir):
-        if directory.read_status(run_dir).get("status") in leave:
+        versions = fetch_all(plain(cfg.data), early.leave_if_asked)
+    with claimed(run_dir):
+        if read_status(run_dir).get("status") in leave:
             return
-        went_on = directory.holds_run(run_dir)
+        went_on = holds_run(run_dir)
         foreign = {path.name for path in run_dir.iterdir()}
         if went_on:
-            directory.reopen(run_dir, cfg, overrides)
+            reopen_directory(run_dir, cfg, overrides)
         else:
-            directory.fill(run_dir, cfg, overrides)
-        directory.keep_versions(run_dir, versions)
+            fill_directory(run_dir, cfg, overrides)
+        keep_versions(run_dir, versions)
         # a sweep's job keeps its new status and failure when the resume is undone
-        stay = (directory.STATUS, directory.FAILURE) if leave else ()
+        stay = (STATUS, FAILURE) if leave else ()
         try:
             alone = num_procs == 1 and not own_process and not trainer.max_restarts
-            if distributed.started_ranks() is not None or alone:
+            if started_ranks() is not None or alone:
                 run_rank(run_dir, began)
             else:
                 if hardware.compile:
                     import torch._dynamo  # noqa: F401 - imported once, before ranks are forked
-                rendezvous.leave_to_ranks(run_dir)
-                run_ranks(run_dir, num_procs // distributed.hosts(), trainer.max_restarts, began)
+                leave_to_ranks(run_dir)
+                run_ranks(run_dir, num_procs // num_hosts(), trainer.max_restarts, began)
         except KeyboardInterrupt:
-            directory.end_status(run_dir, "interrupted", signal="SIGINT")
-            directory.undo(run_dir, stay)
+            end_status(run_dir, "interrupted", signal="SIGINT")
+            undo_resume(run_dir, stay)
             raise
         except Exception as error:
             first = first_failure(run_dir, error)
-            directory.undo(run_dir, stay)
-            if not went_on and isinstance(first, ConfigError) and not directory.has_trained(run_dir):
-                directory.empty(run_dir, keep=foreign)
+            undo_resume(run_dir, stay)
+            if not went_on and isinstance(first, ConfigError) and not has_trained(run_dir):
+                empty_directory(run_dir, keep=foreign)
             raise first from error
-        directory.settle(run_dir)
+        settle_resume(run_dir)
         end_as_stopped(run_dir)
 
 
@@ -98,16 +127,16 @@ def run_ranks(run_dir: Path, num_procs: int, max_restarts: int, began: float) ->
                     raise
                 print(
                     f"{first_failure(run_dir, error)}\nrestart {attempt + 1} of {max_restarts}, from "
-                    f"{newest_checkpoint(run_dir) or 'the beginning'}; the failure is kept in {directory.FAILURES}",
+                    f"{newest_checkpoint(run_dir) or 'the beginning'}; the failure is kept in {FAILURES}",
                     file=sys.stderr,
                 )
-            directory.keep_failure(run_dir, attempt)
+            keep_failure(run_dir, attempt)
 
 
 def may_pass(run_dir: Path, moved: bool) -> bool:
     """Whether a restart makes sense: not after ConfigError or RunFailed (such as a non-finite loss), and after other
     exceptions only with progress. moved: there is a new checkpoint since the last restart, or this is the first one."""
-    record = directory.failure(run_dir)
+    record = read_failure(run_dir)
     if record is None:  # not even the failure could be recorded, as on a full disk
         return False
     return record["type"] == "RankLost" or (moved and record["type"] not in ("ConfigError", "RunFailed"))
@@ -119,9 +148,9 @@ def newest_checkpoint(run_dir: Path) -> str | None:
 
 def run_rank(run_dir: Path, began: float) -> None:
     """Run this rank. Rank 0 first publishes the run directory to ranks and hosts that torchrun or srun has started."""
-    if distributed.rank() == 0 and rendezvous.followers():
+    if own_rank() == 0 and followers():
         with recording(run_dir, rank=0):
-            rendezvous.publish_directory(run_dir)
+            publish_directory(run_dir)
     run(run_dir, began)
 
 
@@ -129,7 +158,7 @@ def join() -> int:
     """Run a rank above 0 that torchrun or srun has started, or the ranks of a host above 0: wait until rank 0 has
     published the run directory, then run in it. Returns the exit status."""
     began = time.monotonic()
-    here, found = cluster_role(), rendezvous.await_directory()
+    here, found = cluster_role(), await_directory()
     if found is None or here is None:
         early.leave_if_asked()
         return 2  # rank 0 has printed the mistake in the config
@@ -145,7 +174,7 @@ def join() -> int:
     except SystemExit as end:
         return int(end.code or 0)
     except Exception as error:
-        record = directory.failure(run_dir)
+        record = read_failure(run_dir)
         own = range(here.index * local_ranks, (here.index + 1) * local_ranks) if here.kind == "host" else [here.index]
         if record is not None and record["rank"] in own:  # rank 0 may hang in a collective and print nothing
             print(f"failed: {first_failure(run_dir, error)}", file=sys.stderr)
@@ -158,7 +187,7 @@ def first_failure(run_dir: Path, error: Exception) -> Exception:
 
     error: this process's own exception, used where no failure could be recorded (full disk).
     """
-    record = directory.failure(run_dir)
+    record = read_failure(run_dir)
     if record is None:
         if isinstance(error, (ConfigError, RunFailed)):
             return error
@@ -170,7 +199,7 @@ def first_failure(run_dir: Path, error: Exception) -> Exception:
         return ConfigError(record["message"])
     if record["type"] == "RunFailed":
         return RunFailed(f"{record['message']} ({run_dir})")
-    if record["type"] == "RankLost":  # its stack, if it hung
+    if record["type"] in ("RankLost", "OutOfMemory"):  # its stack, if it hung; where memory was asked for
         print(record["traceback"], file=sys.stderr, end="")
         return RunFailed(f"{record['message']} ({run_dir})")
     print(f"rank {record['rank']} failed:\n{record['traceback']}", file=sys.stderr, end="")
@@ -179,7 +208,7 @@ def first_failure(run_dir: Path, error: Exception) -> Exception:
 
 def end_as_stopped(run_dir: Path) -> None:
     """Raise KeyboardInterrupt for an interrupted run, SystemExit for a preempted one."""
-    status = directory.read_status(run_dir).get("status")
+    status = read_status(run_dir).get("status")
     if status == "interrupted":
         raise KeyboardInterrupt
     if status == "preempted":

@@ -12,15 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engine.data.loader import Loader
-from engine.data.stream import Stream
-from engine.ranks.distributed import World
-from engine.ranks.hardware import Hardware
-from engine.ranks.seed import rng_state, set_rng_state
-from engine.ranks.stop import Stopped, StopRequest
-from engine.ranks.watch import Watch
-from engine.runs.checkpoint import Checkpoints
-from engine.runs.logger import Logger
+from engine.checkpoints import Checkpoints
+from engine.data import Loader, Stream
+from engine.host import collect_garbage
+from engine.profiling import Work
+from engine.ranks import Hardware, Stopped, StopRequest, Watch, World, rng_state, set_rng_state
+from engine.runs import Logger
 from lab.callbacks.base import overriding
 from lab.checks import BufferChecks
 from lab.groups import MonitorConfig, TrainerConfig
@@ -147,6 +144,7 @@ class Run:
     buffers: BufferChecks
     epoch_samples: int
     total_steps: int
+    work: Work = field(default_factory=Work)  # of a sample: what the logged speeds are made from
 
     @property
     def directory(self) -> Path:
@@ -171,6 +169,7 @@ class Run:
         for number, batch in enumerate(loader):
             yield batch
             self.watch.beat("evaluating", step)
+            collect_garbage(number)
             if number < loader.plan.common and self.stop.agreed(self.world):  # type: ignore[attr-defined]
                 raise Stopped
         self.stop.settle()

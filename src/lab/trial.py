@@ -12,17 +12,21 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from engine.config.schema import parse_interval
-from engine.data.loader import Loader
-from engine.ranks import hardware
-from engine.ranks.balance import peak_memory
-from engine.ranks.distributed import World
-from engine.ranks.hardware import Hardware
-from engine.ranks.seed import seed_everything
-from engine.ranks.threads import measure
-from engine.runs.logger import Logger
-from engine.sweeps.preflight import Trial
-from lab import build
+from engine.config import parse_interval
+from engine.data import Loader
+from engine.ranks import (
+    Hardware,
+    World,
+    apply_hardware,
+    make_autocast,
+    measure_threads,
+    peak_memory,
+    resolve_hardware,
+    seed_everything,
+)
+from engine.runs import Logger
+from engine.sweeps import Trial
+from lab import make
 from lab.loop import Objective, evaluate, train_step
 from lab.state import TrainState
 
@@ -31,35 +35,36 @@ TIMED_STEPS = 3
 
 def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
     """Build the job and, unless its shape (`shape_of`) is in `known`, time its steps. Returns Trial's fields."""
-    config = build.Config.of(cfg)
-    machine = hardware.resolve(config.hardware, config.trainer)
-    hardware.apply(config.hardware, machine)
+    config = make.Config.of(cfg)
+    config = replace(config, hardware=replace(config.hardware, compile=False))
+    machine = resolve_hardware(config.hardware, config.trainer)
+    apply_hardware(config.hardware, machine)
     device = torch.device(machine.device)
     world = World(0, machine.num_procs, 0, device)
     one = World(0, 1, 0, device)
-    sets = build.make_datasets(config)
-    train = build.make_train_loader(config, machine, sets["train"], world, 0)
+    sets = make.make_datasets(config)
+    train = make.make_train_loader(config, machine, sets["train"], world, 0)
     others = [name for name in sets if name != "train"]
-    loaders = {name: build.make_eval_loader(config, machine, sets[name], world) for name in others}
+    loaders = {name: make.make_eval_loader(config, machine, sets[name], world) for name in others}
     try:
         seed_everything(cfg.seed)
-        model, task = build.make_method(config, machine, begins=True, logger=Logger())
-        steps = build.count_steps(config.trainer, len(sets["train"]))
+        model, task = make.make_method(config, machine, begins=True, logger=Logger())
+        steps = make.count_steps(config.trainer, len(sets["train"]))
         # one process with the whole model, for fsdp and ddp too; dp keeps its replicas
         strategy = config.trainer.strategy if config.trainer.strategy == "dp" else "single"
         config = replace(config, trainer=replace(config.trainer, strategy=strategy))
-        state = build.make_state(config, machine, model, task, steps, one)
-        nets = build.make_nets(replace(config, hardware=replace(config.hardware, compile=False)), state, one)
-        build.make_callbacks(config)
+        state = make.make_state(config, machine, model, task, steps, one)
+        nets = make.make_nets(config, machine, state, one)
+        make.make_callbacks(config)
         batches = iter(train)
         first = next(batches)
         shape = shape_of(state, first, [machine, config.trainer.ema_decay, config.optimizer["_target_"]])
         batch = ", ".join(f"{name} {tuple(value.shape)}" for name, value in first.items())
-        step_s = eval_s = None
+        took_s = eval_s = None
         if shape not in known:
             if not machine.threads.why:
                 objective = Objective(model, task, next(iter(nets)))
-                found = measure(machine.threads.most, objective, lambda: first, hardware.autocast(machine))
+                found = measure_threads(machine.threads.most, objective, lambda: first, make_autocast(machine))
                 torch.set_num_threads(found.count)
 
             def step() -> None:
@@ -68,7 +73,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
             steps_of = itertools.chain([first], batches)
             for net in nets.values():
                 net.train()
-            step_s = _step_s(step, device)
+            took_s = step_s(step, device)
             vals = {name: loader for name, loader in loaders.items() if name.startswith("val")}
             limit = (config.trainer.max_eval_batches or sys.maxsize) * config.trainer.global_batch_size
             per_rank = machine.eval_batch_size * machine.num_procs
@@ -79,14 +84,15 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         per_epoch = len(sets["train"]) / config.trainer.global_batch_size
         every = parse_interval(config.trainer.eval_every, per_epoch)
         evaluations = steps // every if every else 0
-        trial = Trial(shape, batch, steps, evaluations, step_s, eval_s, memory, torch.get_num_threads())
+        trial = Trial(shape, batch, steps, evaluations, took_s, eval_s, memory, torch.get_num_threads())
         return vars(trial)
     finally:
         for loader in (train, *loaders.values()):
             loader.close()
 
 
-def _step_s(step: Callable[[], None], device: torch.device) -> float:
+def step_s(step: Callable[[], None], device: torch.device) -> float:
+    """Seconds of a step, after one to warm up."""
     step()  # warm-up: the first step allocates memory
     synchronize(device)
     began = time.perf_counter()

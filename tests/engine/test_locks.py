@@ -136,8 +136,8 @@ def test_the_first_failure_is_kept(tmp_path: Path) -> None:
     directory.write_status(tmp_path, "running")
     assert directory.record_failure(tmp_path, 1, ValueError("the cause"))
     assert not directory.record_failure(tmp_path, 0, ValueError("an echo"))
-    assert directory.failure(tmp_path)["message"] == "the cause"  # type: ignore[index]
+    assert directory.read_failure(tmp_path)["message"] == "the cause"  # type: ignore[index]
     assert directory.read_json(tmp_path / "status.json")["error"] == "ValueError: the cause"
     assert directory.record_failure(tmp_path, 2, ValueError("it came before"), first=True)
-    assert directory.failure(tmp_path)["rank"] == 2  # type: ignore[index]
+    assert directory.read_failure(tmp_path)["rank"] == 2  # type: ignore[index]
     assert sorted(os.listdir(tmp_path)) == ["failure.json", "status.json"]

@@ -1,34 +1,131 @@
-"""Two packages and a wall: the engine imports nothing of the project, and takes what it needs of it from engine.app."""
+"""Two packages, a wall, and rooms in layers: who imports whom, and that rooms are imported through their pages."""
 
 from __future__ import annotations
 
 import ast
+import json
+import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 
 from conftest import ROOT
 
-ENGINE = ROOT / "src" / "engine"
+from engine.pages import names_of
+
+SRC = ROOT / "src"
+ENGINE = SRC / "engine"
+# each imports only those before it; below them the engine's single modules (errors, files, locks, ...)
+ROOMS = ("host", "config", "runs", "ranks", "checkpoints", "data", "profiling", "packing", "sweeps")
+PAGES = {f"engine.{room}": ENGINE / room / "__init__.py" for room in ROOMS}
+
+
+def modules() -> dict[str, Path]:
+    """{module: file} of src: a page is the module `engine.<room>`."""
+    names = {path: ".".join(path.relative_to(SRC).with_suffix("").parts) for path in sorted(SRC.rglob("*.py"))}
+    return {name.removesuffix(".__init__"): path for path, name in names.items()}
 
 
 def imported(path: Path) -> set[str]:
+    """Modules that a file imports, in functions too; "a.b" of `from a import b` where that is a module."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: a relative import"
-            found.add(str(node.module))
-    return {name.partition(".")[0] for name in found}
+            both = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {full if full in MODULES else str(node.module) for full in both.values()}
+    return found
+
+
+MODULES = modules()
+IMPORTED = {name: imported(path) for name, path in MODULES.items()}
+
+
+def room_of(module: str) -> str:
+    """engine.ranks of engine.ranks.ddp; "" where it is in no room."""
+    room = ".".join(module.split(".")[:2])
+    return room if room in PAGES else ""
 
 
 def test_the_engine_imports_nothing_of_the_project() -> None:
-    ours = {path.stem for path in (ROOT / "src").iterdir() if path.name != "engine"}  # lab, and the commands
+    ours = {path.stem for path in SRC.iterdir() if path.name != "engine"}  # lab, and the commands
     assert "lab" in ours and "train" in ours  # noqa: PT018
-    files = sorted(ENGINE.rglob("*.py"))
-    assert len(files) > 100
-    assert {str(path): names for path in files if (names := imported(path) & ours)} == {}
+    engine = {name: wanted for name, wanted in IMPORTED.items() if name.partition(".")[0] == "engine"}
+    assert len(engine) > 100
+    for name, wanted in engine.items():
+        assert not {module.partition(".")[0] for module in wanted} & ours, name
 
 
-def test_each_room_says_what_it_promises() -> None:
-    for room in sorted(path for path in ENGINE.iterdir() if path.is_dir() and path.name != "__pycache__"):
-        assert ast.get_docstring(ast.parse((room / "__init__.py").read_text())), room
+def test_no_room_imports_a_later_one() -> None:
+    """So there are no circles. Every folder must stand in the list; single modules import no room."""
+    folders = {path.parent.name for path in ENGINE.glob("*/__init__.py")}
+    assert folders == set(ROOMS)
+    floor = {"": -1, **{page: i for i, page in enumerate(PAGES)}}
+    wrong = [
+        f"{name} -> {module}"
+        for name, wanted in IMPORTED.items()
+        for module in wanted
+        if name.startswith("engine") and floor[room_of(module)] > floor[room_of(name)]
+    ]
+    assert wrong == []
+
+
+def test_rooms_are_imported_through_their_pages() -> None:
+    """`from engine.ranks import World`, not `from engine.ranks.distributed import World`, but inside of that room."""
+    past = [
+        f"{name} -> {module}"
+        for name, wanted in IMPORTED.items()
+        for module in wanted
+        if room_of(module) not in ("", module) and room_of(module) != room_of(name)
+    ]
+    assert past == []
+
+
+def test_a_page_holds_its_contract_and_names_that_exist() -> None:
+    for page, path in PAGES.items():
+        tree = ast.parse(path.read_text())
+        assert 9 <= len((ast.get_docstring(tree) or "").splitlines()) <= 30, page
+        names = names_of(path)
+        listed = [alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
+        assert len(listed) == len(set(listed)), page
+        assert not {f"{page}.{name}" for name in names} & MODULES.keys(), page  # else import order would decide
+        for name, module in names.items():
+            assert room_of(module) == page, f"{page}: {name} is of {module}"
+            defined = getattr(import_module(module), name)
+            assert getattr(import_module(page), name) is defined
+            if isinstance(defined, (type, FunctionType)):
+                assert defined.__module__ == module, f"{page}: {name} is defined in {defined.__module__}"
+
+
+def test_all_that_a_page_shows_is_used_or_documented() -> None:
+    used = {
+        (str(node.module), alias.name)
+        for path in [*SRC.rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    docs = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    idle = {f"{page}.{name}" for page, path in PAGES.items() for name in names_of(path) if (page, name) not in used}
+    assert {name for name in idle if name not in docs} == set()
+
+
+def test_importing_all_pages_imports_no_library() -> None:
+    code = (
+        f"import sys, json; import {', '.join(PAGES)}\n"
+        "heavy = {'torch', 'h5py', 'wandb', 'numpy', 'hydra', 'omegaconf', 'optuna', 'matplotlib'}\n"
+        "inner = [name for name in sys.modules if name.startswith('engine.') and name.count('.') > 1]\n"
+        "print(json.dumps([sorted(heavy & set(sys.modules)), inner]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=SRC, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [[], []]
+
+
+def test_a_name_that_a_page_lacks_is_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from engine.ranks import Wurld"], cwd=SRC, capture_output=True, text=True, check=False
+    )
+    assert "cannot import name 'Wurld' from 'engine.ranks'" in done.stderr

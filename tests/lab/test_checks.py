@@ -24,7 +24,7 @@ import lab.models.mlp
 from engine.data.loading.samples import check_indexed
 from engine.errors import ConfigError, RunFailed
 from engine.ranks.launch import Ranks
-from engine.runs.directory import failure
+from engine.runs.directory import read_failure
 from lab.checks import BufferChecks, check_criterion, check_per_sample, first_samples
 from lab.loop import forward_loss
 from lab.tasks.base import Task
@@ -167,7 +167,7 @@ class Terms(Supervised):
 
 
 def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lab import build
+    from lab import make
 
     def metric(output: Tensor, batch: Any) -> Tensor:
         return output[:, 0]
@@ -179,12 +179,12 @@ def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatc
         (Objectiveless(), r"^task: Objectiveless\.trained names 'student', so Objectiveless needs a student_losses$"),
     ):
         with pytest.raises(ConfigError, match=line):
-            build.check_task(task, model)
-    build.check_task(Terms(metric, {"other": metric}), model)
-    monkeypatch.setattr(build, "construct", lambda key, node: Hasty)
-    monkeypatch.setattr(build, "task_class", lambda node: Hasty)
+            make.check_task(task, model)
+    make.check_task(Terms(metric, {"other": metric}), model)
+    monkeypatch.setattr(make, "construct", lambda key, node: Hasty)
+    monkeypatch.setattr(make, "task_class", lambda node: Hasty)
     with pytest.raises(ConfigError, match=r"^task: the __init__ of Hasty must begin with super\(\).__init__\(\)$"):
-        build.make_task(SimpleNamespace(cfg=SimpleNamespace(task={"_target_": "x"})))  # type: ignore[arg-type]
+        make.make_task(SimpleNamespace(cfg=SimpleNamespace(task={"_target_": "x"})))  # type: ignore[arg-type]
 
 
 # ---- ranks
@@ -215,7 +215,7 @@ def test_a_rank_that_aborts_is_told_the_likely_cause(tmp_path: Path) -> None:
 
     with pytest.raises(RunFailed):
         Ranks().run(work, tmp_path, 2)
-    message = (failure(tmp_path) or {})["message"]
+    message = (read_failure(tmp_path) or {})["message"]
     assert message.startswith("rank 1 was killed by SIGABRT (native code gave up")
     assert "trainer.eval_in_step=true" in message
 

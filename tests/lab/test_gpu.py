@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 import torch
 from conftest import ROOT, TRAIN, assert_equal, gpu_environment, last_checkpoint, limit, metrics, result
 
-from engine.runs import checkpoint
+from engine.checkpoints import checkpoint
 
 pytestmark = pytest.mark.gpu
 COMMON = ("logger=none", "hardware=gpu", "model=resnet", "model.width=8", "trainer.max_epochs=null")
@@ -33,6 +34,8 @@ def guarded(*args):
 lab.loop.train_step = guarded
 sys.exit(train.main())
 """
+
+FILL = "held = [torch.empty(2**30, dtype=torch.uint8, device='cuda') for _ in range(10**4 if calls == 5 else 0)]"
 
 
 def gpu_run(run_dir: Path, *overrides: str, code: str | None = None) -> Path:
@@ -58,10 +61,40 @@ def test_it_learns_in_every_precision(tmp_path: Path, precision: str, loader: st
     assert all(v.dtype in (torch.float32, torch.int64) for v in last_checkpoint(run)["model"].values())
 
 
-@pytest.mark.parametrize("loader", ["threads", "device"])
+@pytest.mark.parametrize("loader", ["threads", "device", "workers,data.num_workers=0", "workers,data.num_workers=2"])
 def test_a_step_does_not_wait_for_the_device(tmp_path: Path, loader: str) -> None:
-    more = (f"data.loader={loader}", "trainer.max_steps=30", "hardware.precision=bf16")
+    more = (*f"data.loader={loader}".split(","), "trainer.max_steps=30", "hardware.precision=bf16")
     gpu_run(tmp_path / "run", *COMMON, *more, code=NO_WAITING)
+
+
+SLOW_GPU = """
+import sys, torch, test_side_stream as cases
+from engine.data.loader import Loader
+from engine.data.order import TrainPlan, shuffled
+
+device = torch.device("cuda", 0)
+for name, (dataset, kind, num_workers) in cases.CASES.items():
+    plan, seen = TrainPlan(shuffled(range(50), seed=0), 8, [5, 3], 0, 1, 0), []
+    with Loader(dataset, plan, device, None, kind, num_workers, seed=0) as loader:
+        for k, batch in zip(range(200), loader):
+            torch.cuda.set_sync_debug_mode("error")
+            torch.cuda._sleep(10**6)
+            seen.append((batch["x"].clone(), plan(k)[1]))
+            del batch
+        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+    for values, rows in seen:
+        assert values.tolist() == [[row] * 6 for row in rows.tolist()], name
+"""
+
+
+def test_batches_arrive_whole_on_a_gpu_that_is_behind() -> None:
+    path = f"{ROOT / 'src'}:{ROOT / 'tests'}:{ROOT / 'tests/engine/data'}"
+    done = subprocess.run(
+        [sys.executable, "-c", SLOW_GPU], env={**gpu_environment(), "PYTHONPATH": path}, capture_output=True, text=True,
+        timeout=limit(120),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_deterministic_runs_are_bitwise_equal(tmp_path: Path) -> None:
@@ -88,6 +121,72 @@ def test_compiled_steps_agree(tmp_path: Path) -> None:
     eager = gpu_run(tmp_path / "eager", *COMMON, *more)
     compiled = gpu_run(tmp_path / "compiled", *COMMON, *more, "hardware.compile=true")
     assert result(compiled)["val/loss"] == pytest.approx(result(eager)["val/loss"], rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("more", [(), ("hardware.micro_batch_size=24",)])  # 24 of 64: sizes of 22, 21, 21
+def test_compiled_steps_agree_in_half_precision(tmp_path: Path, precision: str, more: tuple[str, ...]) -> None:
+    given = (*COMMON, "trainer.max_steps=20", f"hardware.precision={precision}", *more)
+    eager = gpu_run(tmp_path / "eager", *given)
+    compiled = gpu_run(tmp_path / "compiled", *given, "hardware.compile=default")
+    assert result(compiled)["val/loss"] == pytest.approx(result(eager)["val/loss"], rel=0.1)
+
+
+def test_a_checkpoint_goes_on_elsewhere_and_comes_back(tmp_path: Path) -> None:
+    given = (*COMMON, "hardware.precision=fp32", "trainer.ema_decay=0.9", "trainer.save_every=10")
+    run = gpu_run(tmp_path / "run", *given, "trainer.max_steps=10")
+    command = [sys.executable, str(ROOT / "src/evaluate.py"), str(run), "--json"]
+    scores = [
+        json.loads(subprocess.run([*command, f"hardware.device={device}"], env=gpu_environment(), check=True,
+                                  capture_output=True, text=True, timeout=limit(60)).stdout)
+        for device in ("cuda", "cpu")
+    ]  # fmt: skip
+    assert scores[0] == pytest.approx(scores[1], rel=1e-3)
+    for device, steps in (("cpu", 20), ("cuda", 30)):
+        again = ("resume=auto", f"hardware.device={device}", f"trainer.max_steps={steps}")
+        gpu_run(run, *given[:-1], "trainer.save_every=10", *again)
+    assert last_checkpoint(run)["step"] == 30
+    assert all(value.isfinite().all() for value in last_checkpoint(run)["model"].values())
+
+
+def test_a_profiled_step_does_not_wait_either_and_adds_up(tmp_path: Path) -> None:
+    more = ("trainer.max_steps=60", "trainer.log_every=20", "hardware.precision=bf16", "profiler=simple")
+    run = gpu_run(tmp_path / "run", *COMMON, *more, code=NO_WAITING)
+    found = json.loads((run / "profile.json").read_text())
+    assert found["steps"] == 55
+    for part in ("forward", "backward", "clip", "optimizer"):
+        assert found["seconds"][part] > 0, part
+    assert sum(found["seconds"].values()) == pytest.approx(sum(found["host_seconds"].values()), rel=0.2)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["perf/tflop_per_s"] > 0 for line in lines if "perf/samples_per_s" in line)
+
+
+def test_a_trace_holds_kernels(tmp_path: Path) -> None:
+    run = gpu_run(tmp_path / "run", *COMMON, "trainer.max_steps=20", "profiler=torch")
+    events = json.loads((run / "profile/trace_rank0.json").read_text())["traceEvents"]
+    assert any(event.get("cat") == "kernel" for event in events)
+
+
+def test_full_memory_names_the_key_and_leaves_its_history(tmp_path: Path) -> None:
+    code = NO_WAITING.replace('torch.cuda.set_sync_debug_mode("error" if calls > 2 else "default")', FILL)
+    assert code != NO_WAITING
+    given = [*COMMON, "trainer.max_steps=20", "profiler=torch", f"hydra.run.dir={tmp_path}/run"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *given], env={**gpu_environment(), "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True, text=True, timeout=limit(120),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "out of memory (training, at step 4;" in done.stderr
+    assert "hardware.micro_batch_size=32" in done.stderr
+    assert (tmp_path / "run/profile/memory_rank0.pickle").stat().st_size > 0
+
+
+def test_the_largest_micro_batch_fits(tmp_path: Path) -> None:
+    given = [*COMMON[:2], "model=mlp", "model.hidden=[4000000,8]", "trainer.global_batch_size=1024", *COMMON[4:]]
+    run = gpu_run(tmp_path / "run", *given, "trainer.max_steps=3", "hardware.micro_batch_size=auto")
+    config = (run / "config.yaml").read_text()
+    assert "micro_batch_size: auto" not in config
+    assert result(run)["step"] == 3
 
 
 @pytest.mark.gpu(2)
@@ -130,7 +229,7 @@ def test_sharded_training_learns_and_goes_on_exactly(tmp_path: Path, more: str) 
         shutil.rmtree(path)
     gpu_run(cut, *common, "trainer.max_steps=100", "resume=auto")
     assert result(straight)["test/accuracy"] > 0.85
-    first, second = (checkpoint.load(run / "checkpoints/last_000000100.dcp") for run in (straight, cut))
+    first, second = (checkpoint.load_checkpoint(run / "checkpoints/last_000000100.dcp") for run in (straight, cut))
     assert_equal(first, second)
     assert metrics(cut) == metrics(straight)
 

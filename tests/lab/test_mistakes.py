@@ -15,7 +15,7 @@ from conftest import NEEDS_GPT, QUICK, compose, one_quick, start_run
 from omegaconf import OmegaConf
 from torch import nn
 
-from engine.config.construct import construct, constructing
+from engine.config.building import construct, constructing
 from engine.errors import ConfigError, RunFailed
 from lab.groups import check
 

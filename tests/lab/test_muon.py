@@ -16,11 +16,12 @@ from omegaconf import OmegaConf
 from torch import nn
 
 import lab.loop
+from engine.checkpoints import checkpoint
 from engine.errors import ConfigError
-from engine.runs import checkpoint
-from lab.build import Config, make_model, make_optimizer
 from lab.groups import TrainerConfig
+from lab.make import Config, make_model, make_optimizer
 from lab.optim import ByShape, Cosine, Schedule, trainable
+from lab.tasks.base import Task
 
 pytestmark = [
     needs("conf/optim/muon.yaml"),
@@ -154,8 +155,9 @@ def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_that_is_not_finite_moves_neither() -> None:
     model = small()
     optimizer = optimizer_of(model, *REST)
-    trainer = TrainerConfig()
-    state: Any = SimpleNamespace(scaler=None, ema=None, model=model, task=SimpleNamespace(updated=lambda model: None))
+    trainer = TrainerConfig(non_finite="skip")
+    schedule = SimpleNamespace(on_device=False)
+    state: Any = SimpleNamespace(scaler=None, ema=None, model=model, task=Task(), schedule=schedule)
     for bad in (1.0, 0.0):
         before = copy.deepcopy(model.state_dict())
         backward(model, 0)
@@ -232,7 +234,7 @@ def test_it_goes_on_in_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             start_run(tmp_path / "run", *common, "trainer.max_steps=6", *more)
     go_on(tmp_path / "run")
     newest = [max((run / "checkpoints").glob("last_*"), key=lambda p: p.stem) for run in (straight, tmp_path / "run")]
-    assert_equal(*(checkpoint.load(path) for path in newest))
+    assert_equal(*(checkpoint.load_checkpoint(path) for path in newest))
 
 
 def test_it_takes_plain_parameters_too() -> None:

@@ -282,7 +282,7 @@ def test_load_run_and_evaluate_agree_with_the_run(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.runs import checkpoint
+    from engine.checkpoints import checkpoint
 
     original = torch.save
 
@@ -351,7 +351,7 @@ def test_the_average_keeps_no_graph_and_follows_the_weights(tmp_path: Path, monk
     ema = seen[-1][0]
     assert not any(p.requires_grad or p.grad_fn for p in ema.parameters())
     from engine.ranks.seed import seed_everything
-    from lab.build import Config, make_model  # the initial weights: drawn from the seed alone
+    from lab.make import Config, make_model  # the initial weights: drawn from the seed alone
 
     seed_everything(0)
     expected = [p.detach().clone() for p in make_model(Config.of(compose(*QUICK, "trainer.max_steps=5"))).parameters()]

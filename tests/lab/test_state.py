@@ -13,7 +13,7 @@ from conftest import QUICK, assert_equal, compose
 from engine.ranks import hardware
 from engine.ranks.distributed import World
 from engine.ranks.seed import rng_state, seed_everything
-from lab.build import Config, make_model, make_state, make_task
+from lab.make import Config, make_model, make_state, make_task
 from lab.state import TrainState, averaged
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ VALUES = {
 
 def state_of(*overrides: str) -> TrainState:
     config = Config.of(compose(*QUICK, "trainer.max_steps=40", "trainer.ema_decay=0.9", *overrides))
-    machine = hardware.resolve(config.hardware, config.trainer)
+    machine = hardware.resolve_hardware(config.hardware, config.trainer)
     return make_state(config, machine, make_model(config), make_task(config), 40, World(0, 1, 0, CPU))
 
 

@@ -76,7 +76,7 @@ class Pictures(Callback):
 }
 DELETED = [
     "conf/model/gpt.yaml", "src/lab/models/gpt.py", "conf/data/tokens.yaml", "conf/experiment/shakespeare.yaml",
-    "conf/experiment/sequences.yaml",
+    "conf/experiment/sequences.yaml", "conf/callback/sample_text.yaml",
 ]  # fmt: skip
 # those that ask what there is, or use what was deleted
 FILES = ["test_errors", "test_config", "test_mistakes", "test_readme", "test_sequences"]

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,23 +15,13 @@ from conftest import ROOT, limit, needs, result, slow
 from fork import copy_of_the_project
 
 pytestmark = needs("docs/tasks.md", "data/digits.h5", "conf/model/mlp.yaml")
-CASE = """
-import method, pytest
-from lab.tasks.denoising import Denoising
-
-class TestDenoising(method.Promises):
-    terms = Denoising.terms
-    overfits_to = 0.5
-
-    @pytest.fixture
-    def run(self):
-        return ("task=denoising", "data.num_outputs=64", "model.hidden=[32]", "optim.lr=3e-3")
-"""
+TEXT = (ROOT / "docs/tasks.md").read_text() if (ROOT / "docs/tasks.md").exists() else ""
+CASE = textwrap.dedent(TEXT[TEXT.find("    import method") : TEXT.find("| `task=` |")])
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "docs/tasks.md").read_text(), re.MULTILINE | re.DOTALL))
+    blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL))
     copy = copy_of_the_project(tmp_path_factory.mktemp("clone"))
     (copy / "src/lab/tasks/denoising.py").write_text(blocks["python"])
     (copy / "conf/task/denoising.yaml").write_text(blocks["yaml"])
@@ -73,6 +64,6 @@ def test_the_method_keeps_what_is_promised(clone: Path) -> None:
 
 def test_every_shipped_method_is_in_the_list() -> None:
     text = (ROOT / "docs/tasks.md").read_text()
-    assert len(text.splitlines()) <= 80
+    assert len(text.splitlines()) <= 100
     if (ROOT / "README.md").read_text().startswith("# A template for PyTorch experiments\n"):  # a fork has its own
         assert not [path.stem for path in (ROOT / "conf/task").glob("*.yaml") if f"`{path.stem}`" not in text]

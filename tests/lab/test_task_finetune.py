@@ -21,12 +21,12 @@ from conftest import (
 )
 from torch import nn
 
+from engine.checkpoints import checkpoint
 from engine.errors import ConfigError, Damaged
 from engine.ranks import hardware
-from engine.runs import checkpoint
 from engine.runs.logger import Logger
-from lab.build import Config, make_method, make_model, make_task
 from lab.losses.cross_entropy import CrossEntropy
+from lab.make import Config, make_method, make_model, make_task
 from lab.restore import export, score_checkpoint
 from lab.tasks.finetune import Finetune
 
@@ -55,7 +55,7 @@ def small(outputs: int = 3) -> nn.Sequential:
 
 def test_weights_come_from_a_run_a_checkpoint_or_a_state_dict(pretrained: Path, tmp_path: Path) -> None:
     """And the head, of another size, is the run's own; what happened is said."""
-    file = checkpoint.find(pretrained)[0]
+    file = checkpoint.find_checkpoint(pretrained)[0]
     theirs = last_checkpoint(pretrained)["model"]
     torch.save(theirs, tmp_path / "plain.pt")
     torch.save(theirs, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
@@ -165,7 +165,7 @@ def test_a_relative_path_counts_from_where_the_command_starts() -> None:
 @pytest.mark.parametrize("precision", ["fp32", slow("bf16")])
 def test_frozen_parts_stay_bit_for_bit(pretrained: Path, tmp_path: Path, precision: str) -> None:
     """Parameters, buffers and their moving average; a run goes on, and is scored, without the file."""
-    theirs = checkpoint.weights(checkpoint.find(pretrained)[1])
+    theirs = checkpoint.weights_of(checkpoint.find_checkpoint(pretrained)[1])
     weights = tmp_path / "weights.pt"
     torch.save(theirs, weights)
     overrides = (
@@ -215,8 +215,8 @@ def test_ranks_and_micro_batches_change_nothing(pretrained: Path, tmp_path: Path
         for name in ("train/loss", "train/grad_norm", "val/loss"):
             if name in a:
                 assert a[name] == pytest.approx(b[name], rel=1e-4)
-    files = [checkpoint.find(run)[0] for run in (one, other)]
-    weights = [checkpoint.load(file)["model"] for file in files]
+    files = [checkpoint.find_checkpoint(run)[0] for run in (one, other)]
+    weights = [checkpoint.load_checkpoint(file)["model"] for file in files]
     for name, value in weights[0].items():
         torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-4)
         if not name.startswith("head"):
@@ -239,7 +239,7 @@ def test_killed_twice_equals_undisturbed(pretrained: Path, tmp_path: Path, ranks
 
 def test_only_a_run_that_begins_reads_the_weights() -> None:
     config = Config.of(compose(*NET, "task=finetune", "task.weights=gone", "trainer.max_steps=1"))
-    machine = hardware.resolve(config.hardware, config.trainer)
+    machine = hardware.resolve_hardware(config.hardware, config.trainer)
     make_method(config, machine, begins=False, logger=Logger())
     make_task(config)
     with pytest.raises(ConfigError, match="gone: no such run directory"):

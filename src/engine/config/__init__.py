@@ -1,10 +1,75 @@
 """From the command line to a plain, resolved, checked config; each mistake is reported in one line.
 
-Given: argv, conf/, and the project's schemas (engine.app). Returned: a DictConfig without interpolations, objects built
-of its `_target_` nodes. Raised: ConfigError, which names the key, the value and the remedy. Imports no torch.
+Given: argv, conf/, and what the project registers (engine.app): schemas, allowed targets, resolvers. Returned: a
+DictConfig without interpolations, dataclasses of its groups, objects built of its `_target_` nodes. Imports no torch.
 
-    schema     dataclasses as schemas        targets, construct, fit   what may be built, and building it
-    compose    Hydra, once                   explain, yamls            its errors in one line
-    resume     a new run or an old one       saved                     a run directory's config, read as data
-    wandb_agent    the command lines of W&B's agent
+Promised: a check changes nothing. A config that an older version saved is read as data, never executed: keys that it
+lacks take their defaults, import paths that have moved are translated, links out of its folder are refused. Only what
+the project allows as `_target_` is imported.
+
+Raised: ConfigError, which names the key, the value and the remedy; RunFailed where user code fails while it is built.
+
+    schema, fit            dataclasses as schemas, limits (Count, Share, ...), what fits a type
+    compose, wandb_agent   Hydra, once; the command lines of W&B's agent
+    messages, yamls        Hydra's and YAML's errors in one line
+    targets, building      which classes may be built, and building them
+    saved, alike           a run directory's config; differences between configs
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.pages import lazy
+
+if TYPE_CHECKING:
+    from engine.config.alike import (
+        COMPARED_IF_SWEPT,
+        JOBS_OWN,
+        NEVER_COMPARED,
+        dependents,
+        flat,
+        is_seed,
+        load_flat,
+        unswept,
+    )
+    from engine.config.building import TRACEBACK, construct, constructing, of_kind
+    from engine.config.compose import (
+        CONF,
+        ROOT,
+        absolute,
+        as_started,
+        compose_here,
+        composed,
+        remove_if_empty,
+        resolved,
+        run_hydra,
+    )
+    from engine.config.fit import check_fit
+    from engine.config.messages import explain, one_line
+    from engine.config.saved import CONFIG, OVERRIDES, check_links, read_config, read_overrides
+    from engine.config.schema import (
+        MISSING,
+        Count,
+        NotNegative,
+        NotNegativeInt,
+        Positive,
+        Rule,
+        Share,
+        below_outputs,
+        check_resolved,
+        did_you_mean,
+        leaves,
+        no_such_key,
+        option,
+        parse_interval,
+        plain,
+        regex,
+        seconds,
+        show,
+        split_own,
+        typed,
+    )
+    from engine.config.targets import build_target, check_targets, locate
+else:
+    __getattr__ = lazy(__name__, __file__)

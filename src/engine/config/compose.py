@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from engine.app import app
 from engine.config import yamls
-from engine.config.explain import check_arguments, explain
+from engine.config.messages import check_arguments, explain
 from engine.config.schema import MISSING, below_outputs, join
 from engine.config.wandb_agent import from_agent
 from engine.errors import ConfigError
@@ -38,18 +38,7 @@ _HYDRA_14 = "execution_whitelist" in inspect.signature(hydra.main).parameters
 
 def register_resolvers() -> None:
     """${root:} the project's folder; ${suffix:} six random hex digits, the same in all of a config; ${sweep_name:name}
-    the name, or the time if it is null; ${below_outputs:name} the name, checked; ${h5_shape:field} and
-    ${h5_outputs:field} a field's sample shape and number of outputs, from the data file."""
-
-    def h5_shape(field: str, _parent_: Any) -> Any:
-        from engine.data import probe
-
-        return list(probe.sample_shape(_parent_, field))
-
-    def h5_outputs(field: str, _parent_: Any) -> Any:
-        from engine.data import probe
-
-        return int(probe.num_outputs(_parent_, field))
+    the name, or the time if null; ${below_outputs:name} the name, checked; and those of the project (engine.app)."""
 
     def sweep_name(name: str | None) -> str:
         return name or f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
@@ -61,8 +50,8 @@ def register_resolvers() -> None:
     register("suffix", lambda: secrets.token_hex(3), use_cache=True, replace=True)
     register("sweep_name", sweep_name, use_cache=True, replace=True)
     register("below_outputs", below_outputs, replace=True)  # before Hydra makes the run's folder
-    register("h5_shape", h5_shape, replace=True)
-    register("h5_outputs", h5_outputs, replace=True)
+    for name, resolver in app().resolvers.items():
+        register(name, resolver, replace=True)
 
 
 def run_hydra(job: Callable[[DictConfig], Any]) -> None:
@@ -151,16 +140,30 @@ def _command_line(arguments: list[str]) -> Iterator[None]:
 
 def composed(overrides: Sequence[str]) -> dict[str, Any]:
     """Returns the whole config for these overrides, `hydra` included, with unresolved interpolations."""
+    return OmegaConf.to_container(_composed(overrides, with_hydra=True), resolve=False)  # type: ignore[return-value]
+
+
+def _composed(overrides: Sequence[str], with_hydra: bool) -> DictConfig:
     register_resolvers()
     options: dict[str, Any] = {} if _HYDRA_14 else {"version_base": None}
     at_work = GlobalHydra.instance()
     outer, at_work.hydra = at_work.hydra, None  # a sweep's Hydra, if a job has a mistake
     try:
         with hydra.initialize_config_dir(str(CONF), **options):
-            cfg = hydra.compose("train", quoted(overrides), return_hydra_config=True)
+            return hydra.compose("train", quoted(overrides), return_hydra_config=with_hydra)
     finally:
         at_work.hydra = outer
-    return OmegaConf.to_container(cfg, resolve=False)  # type: ignore[return-value]
+
+
+def compose_here(overrides: Sequence[str], cwd: Path) -> DictConfig:
+    """Returns the resolved config for these overrides, without a command line: for a notebook or a script."""
+    try:
+        cfg = _composed(overrides, with_hydra=False)
+    except Exception as error:
+        if (line := explain(error, overrides, CONF, composed)) is None:
+            raise
+        raise ConfigError(line) from error
+    return resolved(cfg, cwd)
 
 
 def resolved(cfg: DictConfig, cwd: Path) -> DictConfig:

@@ -266,8 +266,10 @@ def _value(value: Any, hint: Any, key: str) -> Any:
     good, out = fits(value, hint)
     closed = rule.words and (not good or isinstance(out, str)) and out not in rule.words
     if closed and (len(rule.words) > 1 and isinstance(value, str)):
-        hint = did_you_mean(str(value), rule.words)
-        raise ConfigError(f"{key}: no option {show(value)}{hint} (options: {', '.join(rule.words)})")
+        # a field may be true or false, too
+        options = (*(("true", "false") if bool in (hint, *get_args(hint)) else ()), *rule.words)
+        near = did_you_mean(str(value), options)
+        raise ConfigError(f"{key}: no option {show(value)}{near} (options: {', '.join(options)})")
     if closed or not good:
         wanted = INTERVAL if rule.interval else DURATION if rule.duration else describe(hint, rule.words)
         raise ConfigError(f"{key}: expected {wanted}, got {show(value)}")

@@ -44,7 +44,7 @@ def check_targets(
         _check_keywords(target, node, keywords, key, own.get(key, ()), given.get(key, ()))
 
 
-def build(node: Any, key: str = "", allowed: Sequence[str] = (), /, **arguments: Any) -> Any:
+def build_target(node: Any, key: str = "", allowed: Sequence[str] = (), /, **arguments: Any) -> Any:
     """Returns the object that `node` names, built from its keywords and `arguments`, with plain lists and dicts.
 
     All targets of the node, nested ones too, are checked before anything is called: ConfigError if one is not allowed,

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config.schema import NotNegativeInt
+from engine.config import NotNegativeInt
 from engine.data.reading.copies import files_of
 from engine.data.reading.fields import open_field
-from engine.data.reading.finding import find
+from engine.data.reading.finding import class_names, find
 from engine.data.reading.opening import named, open_h5, split_of
 from engine.data.reading.raw import ChunkCache, RawFile
 from engine.errors import ConfigError
@@ -30,8 +30,9 @@ class H5Dataset:
     """Named fields of one HDF5 file, or of several (shards) one after the other.
 
     path: a file, a pattern with *, or a list of them; of a remote file (https://..., s3://...) the local copy is read
-    (engine.data.reading.remote). fields: name in the batch -> name of the dataset in the file,
-    below the split's group; nested paths, members of compound types, and groups of `values` and `offsets` may be named.
+    (engine.data.reading.remote). fields: name in the batch -> name of the dataset in the file, below the split's group;
+    null leaves the field out. Nested paths, members of compound types, and groups of `values` and `offsets` may be
+    named.
     splits: split -> {group: where its datasets lie, "/" for the root}, with, as needed, `index` (name of a dataset of
     row numbers: only these rows, per file) or `rows` ([begin, end], shares of a fixed shuffling of all rows: of a file
     without splits, [0, 0.9] may be train and [0.9, 1] val); null if there is no such split. split: the one to read.
@@ -49,7 +50,7 @@ class H5Dataset:
     def __init__(
         self,
         path: str | Sequence[str],
-        fields: Mapping[str, str],
+        fields: Mapping[str, str | None],
         splits: Mapping[str, Mapping[str, Any] | None],
         split: str,
         swmr: bool = False,
@@ -58,16 +59,21 @@ class H5Dataset:
     ) -> None:
         entry = split_of(splits, split)
         cache = ChunkCache(cache_mb << 20)
-        self._fields: dict[str, list[Any]] = {field: [] for field in fields}  # field -> one reader for each shard
+        named = {field: name for field, name in fields.items() if name is not None}
+        self._fields: dict[str, list[Any]] = {field: [] for field in named}  # field -> one reader for each shard
+        self.class_names: dict[str, list[str]] = {}  # of fields of which the file names the classes
         index: list[np.ndarray] = []
         starts = [0]
-        if not fields:
+        if not named:
             raise ConfigError("data.fields is empty: name at least one, such as {x: image}")
         for file_name in files_of(path):
             with open_h5(file_name, swmr) as file:
-                for field, name in fields.items():
+                for field, name in named.items():
                     found = open_field(file, entry["group"], name, f"data.fields.{field}", cache, swmr, external)
                     self._fields[field].append(found)
+                    item, _ = find(file, entry["group"], name, f"data.fields.{field}", external)
+                    if names := class_names(item):
+                        self.class_names.setdefault(field, names)
                 rows = self._common_length(file_name)
                 if entry.get("index") is not None:
                     key = f"data.splits.{split}.index"

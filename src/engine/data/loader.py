@@ -15,7 +15,6 @@ A dataset is one of two kinds:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any, Protocol
@@ -30,11 +29,12 @@ from engine.data.loading.resident import Resident
 from engine.data.loading.ring import Ring
 from engine.data.loading.samples import InProcess
 from engine.data.loading.slots import CAN_REUSE, Batch
+from engine.data.loading.waits import waits_on
 from engine.data.order import Plan
 from engine.data.stream import Stream
 from engine.errors import ConfigError
-from engine.ranks.cores import cores_each
-from engine.ranks.distributed import local_ranks
+from engine.host import cores_each
+from engine.ranks import local_ranks
 
 # transform(batch, numbers): whole batches on the device; numbers (B,) are global sample numbers, which seed randomness
 Transform = Callable[[Batch, Tensor], Batch]
@@ -65,7 +65,7 @@ class Loader:
     lengths: of an evaluation's plan, see EvalPlan.lengths.
     cores: that reading may keep busy; None: this rank's share of the machine.
     like: of an evaluation, the training's loader: its worker processes start at the first batch, as many as that has.
-    wait_s: seconds the consumer has waited for data. why: how batches are delivered and why so.
+    wait_s: seconds that training has waited for data. why: how batches are delivered and why so.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Loader:
         cores = cores_each(local_ranks()) if cores is None else cores
         self._begun: tuple[list[Batch], Generator[Batch, None, None]] | None = None
         self._closed = False
-        self.wait_s = 0.0
+        self._waits = waits_on(device)
         self.lengths: Any = getattr(plan, "lengths", None)
         self.kind, self.why = choose.kind_of(dataset, plan, device, kind)
         self._source: Any = None  # None: it is opened by the first batch
@@ -112,6 +112,10 @@ class Loader:
                 self.why += f"; {measured}"
         if getattr(plan, "note", ""):
             self.why += f"; {plan.note}"  # type: ignore[attr-defined]
+
+    @property
+    def wait_s(self) -> float:
+        return self._waits.seconds()
 
     @property
     def num_workers(self) -> int:
@@ -139,9 +143,9 @@ class Loader:
         stream = self._source.stream(self.plan)
         try:
             while True:
-                began = time.perf_counter()
+                self._waits.begin()
                 pair = next(stream, None)
-                self.wait_s += time.perf_counter() - began
+                self._waits.end()
                 if pair is None:
                     return
                 batch, numbers = pair
@@ -180,11 +184,15 @@ def starvation(wait_s: float, total_s: float, why: str) -> str | None:
     """A sentence for the log if the loop waited for data for more than a few percent of the time; else None."""
     if total_s <= 0 or wait_s / total_s <= _STARVED_SHARE:
         return None
+    share = f"{wait_s / total_s:.0%} of the time was spent waiting for data"
+    return f"{share} ({wait_s:.2g} of {total_s:.2g} s; {why}): {remedy(why)}"
+
+
+def remedy(why: str) -> str:
+    """What to change where a loader is too slow. why: the loader's."""
     kind = why.split(":")[0]
-    remedy = {
+    return {
         "workers": "raise data.num_workers, or pack the set into HDF5 and let data.transforms do the work",
         "threads": "raise data.num_workers, try data.loader=device if the set fits, or inspect the file's layout",
         "device": "raise trainer.global_batch_size, or data.loader=threads to gather beside the step",
     }.get(kind, "see data.loader")
-    share = f"{wait_s / total_s:.0%} of the time was spent waiting for data"
-    return f"{share} ({wait_s:.2g} of {total_s:.2g} s; {why}): {remedy}"

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.config.schema import Count
+from engine.config import Count
 from engine.data.permutation import Permutation, hashed
 from engine.errors import ConfigError
 
@@ -149,12 +149,20 @@ class EvalPlan:
     """Every row exactly once over all ranks: rank r takes rows r, r + num_ranks, ...; of `count` rows that are spread
     evenly over the set, if count is less than its size.
 
-    in_step: all ranks get equally many batches of equal sizes. A rank with one row less gets one of its rows (or row 0)
-    again, last, which is not to be counted: its sample number is -1. Those of all others are their rows.
+    in_step: all ranks get equally many batches of equal sizes: a rank with one row less has its batch filled up. full:
+    all batches are, to batch_size rows. What fills up is one of the rank's rows (or row 0), last, which is not to be
+    counted: its sample number is -1. Those of all others are their rows.
     """
 
     def __init__(
-        self, size: int, batch_size: int, rank: int, num_ranks: int, in_step: bool = False, count: int | None = None
+        self,
+        size: int,
+        batch_size: int,
+        rank: int,
+        num_ranks: int,
+        in_step: bool = False,
+        count: int | None = None,
+        full: bool = False,
     ) -> None:
         self._size, self._batch_size = size, batch_size
         self._count = size if count is None else min(count, size)
@@ -162,6 +170,7 @@ class EvalPlan:
         self.num_rows = len(self._own)
         self._length = -(-self._count // num_ranks) if in_step else self.num_rows
         self._num_batches = -(-self._length // batch_size)
+        self._length = self._num_batches * batch_size if full else self._length
         self.common = self._num_batches if in_step else -(-(self._count // num_ranks) // batch_size)  # every rank's
 
     def __call__(self, k: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -171,7 +180,7 @@ class EvalPlan:
         part = self._own[k * self._batch_size : k * self._batch_size + counted]
         positions = np.arange(part.start, part.stop, part.step, dtype=np.int64)
         if rows > counted:
-            positions = np.append(positions, self._own[0] if self._own else 0)
+            positions = np.append(positions, [self._own[0] if self._own else 0] * (rows - counted))
         chosen = spread(positions, self._count, self._size)
         return np.where(np.arange(rows) < counted, chosen, -1) if rows > counted else chosen, chosen
 

@@ -9,9 +9,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from engine.data.reading.copies import local
-from engine.data.reading.external import ALLOW
-from engine.data.reading.finding import find
+from engine.data.reading.copies import local_copy
+from engine.data.reading.external import ALLOW_EXTERNAL
+from engine.data.reading.finding import find, stated_classes
 from engine.data.reading.opening import is_remote, names_of, open_h5, split_of
 from engine.errors import ConfigError
 
@@ -68,10 +68,8 @@ def _classes(data: Mapping[str, Any], field: str, group: str) -> tuple[int | Non
     named, top, at = None, -1, ""
     for _, values, blocks in _stored(data, field, group):
         where = f"{values.file.filename}: {values.name} (data.fields.{field})"
-        for owner in (values, values.parent, values.file):
-            if named is None and "classes" in owner.attrs:
-                classes = owner.attrs["classes"]  # their names, or how many they are
-                named = int(classes) if np.ndim(classes) == 0 else len(classes)
+        if named is None and (classes := stated_classes(values)) is not None:
+            named = int(classes) if np.ndim(classes) == 0 else len(classes)
         if named is not None and values.size > _CHECKED:
             continue
         for block in blocks:
@@ -122,8 +120,8 @@ def _stored(
 
 
 def _open(path: str, swmr: bool, external: str) -> AbstractContextManager[h5py.File]:
-    if not is_remote(path) or external == ALLOW:
-        return open_h5(local(path), swmr)
+    if not is_remote(path) or external == ALLOW_EXTERNAL:
+        return open_h5(local_copy(path), swmr)
     from engine.data.reading.remote import peek
 
     return peek(path)
@@ -134,7 +132,7 @@ def _blocks(path: str, values: h5py.Dataset, member: str | None) -> Iterator[np.
     source = values if member is None else values.fields(member)
     for begin in range(0, max(1, len(values)), step):
         if begin and is_remote(path):  # more than a look: the file will be fetched anyway
-            with open_h5(local(path)) as file:
+            with open_h5(local_copy(path)) as file:
                 yield from _blocks(file.filename, file[values.name], member)
             return
         yield source[begin : begin + step]

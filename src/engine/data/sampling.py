@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.config.schema import Count, NotNegative
+from engine.config import Count, NotNegative
 from engine.data.order import Order, size_of
 from engine.data.permutation import hashed
 from engine.errors import ConfigError

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from engine.config.schema import Count
+from engine.config import Count
 from engine.data.order import size_of
 from engine.data.permutation import Permutation, hashed, permute_each
 from engine.errors import ConfigError

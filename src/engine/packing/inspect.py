@@ -12,12 +12,16 @@ import h5py
 import numpy as np
 import torch
 
-from engine.data.h5 import H5Dataset
-from engine.data.reading.copies import local
-from engine.data.reading.external import ALLOW, below, leads_to
-from engine.data.reading.finding import type_name
-from engine.data.reading.layout import plan_reader
-from engine.data.reading.opening import open_h5
+from engine.data import (
+    ALLOW_EXTERNAL,
+    H5Dataset,
+    external_files,
+    items_below,
+    local_copy,
+    open_h5,
+    plan_reader,
+    type_name,
+)
 from engine.errors import ConfigError
 from engine.packing.importers.hdf5 import missing_filter, scan
 
@@ -42,8 +46,8 @@ class Found:
     reason: str
 
 
-def inspect(path: str, seconds: float) -> None:
-    path = local(path)
+def inspect_file(path: str, seconds: float) -> None:
+    path = local_copy(path)
     with open_h5(path) as file:
         print(f"{path}: {Path(path).stat().st_size / 1e6:,.1f} MB")
         for name, value in file.attrs.items():
@@ -53,7 +57,7 @@ def inspect(path: str, seconds: float) -> None:
             print("  it holds no datasets")
         for each in found:
             show(path, each, seconds)
-        for name, link in scan(file, False, ALLOW).links.items():
+        for name, link in scan(file, False, ALLOW_EXTERNAL).links.items():
             if isinstance(link, h5py.ExternalLink):
                 print(f"\n{name}: a link to {link.path} in {link.filename}, which is not followed here")
         advise(path, found)
@@ -61,7 +65,7 @@ def inspect(path: str, seconds: float) -> None:
 
 def datasets(file: h5py.File) -> list[tuple[str, h5py.Dataset]]:
     found = []
-    for name, item in below(file):
+    for name, item in items_below(file):
         if isinstance(item, h5py.Dataset) and type_name(item)[0] != "(":
             found.append((name, item))
         elif item is None or isinstance(item, h5py.Dataset):
@@ -92,7 +96,7 @@ def show(path: str, each: Found, seconds: float) -> None:
     layout = "contiguous" if dset.chunks is None else f"chunks of {'x'.join(map(str, dset.chunks))}"
     if dset.is_virtual:
         layout = "virtual"
-    if others := leads_to(dset):
+    if others := external_files(dset):
         layout += f", in other files: {shorten(', '.join(others))}"
     shape = "x".join(map(str, dset.shape)) if dset.shape else "no rows"
     stored = f", {each.stored / 1e6:,.1f} MB in the file" if each.filters else ""

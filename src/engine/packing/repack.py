@@ -15,9 +15,7 @@ import h5py
 import numpy as np
 from tqdm import tqdm
 
-from engine.data.reading.external import REFUSE
-from engine.data.reading.finding import Sources
-from engine.data.reading.opening import open_h5
+from engine.data import REFUSE_EXTERNAL, Sources, open_h5
 from engine.errors import ConfigError
 from engine.packing.encode import Encoding
 from engine.packing.file import bytes_of, crc32, flushing, full_disk, publish
@@ -43,7 +41,7 @@ def pack_encoded(
     raw = final.with_name(final.name + ".raw")
     if not (raw.exists() and made_by(raw, provenance)):
         write_parts(source, plan_parts(source, options, out), raw, options, provenance)
-    repack(str(raw), str(final), options, encoding, {})
+    repack_file(str(raw), str(final), options, encoding, {})
     raw.unlink()
 
 
@@ -52,14 +50,14 @@ def made_by(raw: Path, provenance: dict[str, Any]) -> bool:
         return all(file.attrs.get(name) == provenance.get(name) for name in ("source", "options"))
 
 
-def repack(
+def repack_file(
     source: str,
     out: str,
     options: PackOptions,
     encoding: Encoding,
     provenance: dict[str, Any],
     flatten: bool = False,
-    external: str = REFUSE,
+    external: str = REFUSE_EXTERNAL,
 ) -> None:
     """provenance: its command and date become the attribute `repacked`; the old file's attributes are kept.
 

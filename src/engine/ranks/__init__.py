@@ -1,12 +1,110 @@
 """Processes and devices: how ranks start, find each other, stay in step, and end. (Importing it imports no torch.)
 
-Given: the groups `hardware` and `trainer` (options.py) and a function to run in each rank. Promised: ranks get equal
-shares of each batch and take the same decisions; a failure is reported in one line with its cause; no process stays.
+Given: the groups `hardware` and `trainer` (options) and a function to run in each rank. Returned: a `World` (rank,
+size, device) in each, and `Hardware`, the settings that follow from the machine.
+
+Promised: ranks get equal shares of each batch and take the same decisions, from reduced values. What ranks tell each
+other is JSON and tensors; nothing is unpickled. A failure is reported in one line with its cause, by the rank that
+failed first; a hang names the stuck rank with its stack; no process stays. With one rank, each collective returns
+its argument.
+
+Raised: ConfigError for what does not fit the machine, RankLost and RunFailed for ranks that failed or died, Stopped
+where an evaluation was cut short on all ranks.
 
     cluster, rendezvous     ranks and hosts from environment variables; agreeing on the run directory
     launch, distributed     starting ranks; process group and collectives (wire: their values as JSON)
-    ddp, fsdp, blocks, data_parallel       the strategies
-    hardware, cores, threads, cuda, seed, dynamo    what this machine has, and settings that follow from it
-    stop, watch, guard, heartbeat, parent  signals, hang watchdog, ending processes
-    balance     stragglers and peak memory        terminal    breakpoints in ranks        options    what a user may set
+    ddp, fsdp, blocks, data_parallel    the strategies      deferred    models built without memory, for fsdp
+    hardware, threads, seed, dynamo     device, precision, batch sizes; settings that follow from the machine
+    skipping                steps that are left out without asking the device
+    stop, watch, guard, failures        stopping together, hang watchdog, the first failure on record
+    balance                 stragglers and peak memory      terminal    breakpoints in ranks      options
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.pages import lazy
+
+if TYPE_CHECKING:
+    from engine.ranks.balance import Balance, DeviceClock, HostClock, peak_memory
+    from engine.ranks.blocks import checkpoint_activations, find_blocks
+    from engine.ranks.cluster import become_rank, cluster_role
+    from engine.ranks.ddp import name_unused, with_sync_batchnorm, wrap_net
+    from engine.ranks.deferred import Tape, Unrecorded, allocate_model, copy_tensors, fill_model, tensors_of
+    from engine.ranks.distributed import (
+        World,
+        all_gather,
+        all_sum,
+        any_rank,
+        broadcast_buffers,
+        dead_peers,
+        gather,
+        gather_rows,
+        group_for_threads,
+        has_parent,
+        local_ranks,
+        meet,
+        num_hosts,
+        on_host,
+        own_rank,
+        process_group,
+        share_from_main,
+        started_ranks,
+        to_host,
+    )
+    from engine.ranks.dynamo import CompiledChain, compile_report, compiled, for_evaluation
+    from engine.ranks.failures import no_silent_exit, recording
+    from engine.ranks.fsdp import (
+        class_name,
+        describe_shards,
+        global_norm,
+        is_part,
+        is_sharded,
+        local_parts,
+        on_shards,
+        shard,
+    )
+    from engine.ranks.hardware import (
+        Hardware,
+        apply_hardware,
+        choose_device,
+        count_processes,
+        in_channels_last,
+        make_autocast,
+        make_scaler,
+        resolve_hardware,
+    )
+    from engine.ranks.launch import Ranks
+    from engine.ranks.options import (
+        ATTENTION,
+        CUDA_GRAPHS,
+        ONE_PROCESS,
+        DDPConfig,
+        FsdpConfig,
+        HardwareConfig,
+        check_share,
+    )
+    from engine.ranks.precision import WithBf16Weights
+    from engine.ranks.rendezvous import (
+        await_directory,
+        followers,
+        follows,
+        leave_to_ranks,
+        publish_directory,
+        release_followers,
+    )
+    from engine.ranks.seed import rng_state, seed_everything, set_rng_state
+    from engine.ranks.skipping import DeviceSchedule, average_in, can_skip, unless
+    from engine.ranks.stop import Stopped, StopRequest, stop_on_signals
+    from engine.ranks.threads import (
+        ModelAlone,
+        Threads,
+        decide_threads,
+        measure_threads,
+        settle_threads,
+        threads_of_run,
+    )
+    from engine.ranks.watch import SLOW_TIMEOUTS, USER_TIMEOUTS, Watch
+else:
+    __getattr__ = lazy(__name__, __file__)

@@ -19,16 +19,16 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from engine.data.loader import Loader
+from engine.host import memory_of_process
 from engine.private import after_backward
 from engine.ranks.ddp import unwrapped
 from engine.ranks.distributed import World, all_sum, to_host
-from engine.runs.logger import Logger
+from engine.runs import Logger
 
 WARM_UP = 3  # the first steps allocate, choose kernels and build buckets
 ALL_UNTIL, THEN_EVERY = 64, 8  # measure each step until the 64th, then each eighth, as timestamps cost time
@@ -42,6 +42,13 @@ UNITS = {
 }
 
 
+class WaitsForData(Protocol):
+    """A loader. wait_s: seconds that training has waited for its batches."""
+
+    @property
+    def wait_s(self) -> float: ...
+
+
 class Balance:
     """A callback of the loop, where there are several ranks.
 
@@ -52,7 +59,7 @@ class Balance:
     """
 
     def __init__(
-        self, net: nn.Module, world: World, train: Loader, logger: Logger, straggler_share: float | None
+        self, net: nn.Module, world: World, train: WaitsForData, logger: Logger, straggler_share: float | None
     ) -> None:
         self._world, self._train, self._logger, self._share = world, train, logger, straggler_share
         self._clock = DeviceClock(world.device) if world.device.type == "cuda" else HostClock()
@@ -112,9 +119,9 @@ class Balance:
         while self._pending:
             self._add(*self._pending.popleft())
         own_s, measured, wait_then, steps_then = self._since_log
-        self._since_log = [0.0, 0.0, self._train.wait_s, self._steps]
-        memory = peak_memory(self._world.device)
-        return [memory, own_s, measured, self._train.wait_s - wait_then, self._steps - steps_then]
+        wait_s = self._train.wait_s
+        self._since_log = [0.0, 0.0, wait_s, self._steps]
+        return [peak_memory(self._world.device), own_s, measured, wait_s - wait_then, self._steps - steps_then]
 
     def on_log(self, state: Any, values: dict[str, float]) -> None:
         """Add max / mean over the ranks of each figure since the last log to `values`. All ranks call this."""
@@ -195,9 +202,9 @@ class DeviceClock:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Peak memory in bytes: of tensors on a CUDA device, else of the whole process in RAM."""
+    """Peak memory in bytes of this process: on its CUDA device, else in RAM."""
     if device.type == "cuda":
-        return float(torch.cuda.max_memory_allocated(device))
+        return float(memory_of_process(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1.0 if sys.platform == "darwin" else 1024.0)
 
 

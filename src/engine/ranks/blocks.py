@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from engine.config.schema import did_you_mean
-from engine.errors import ConfigError
+from engine.config import did_you_mean
+from engine.errors import ConfigError, RunFailed
 
 CONTAINERS = (nn.ModuleList, nn.Sequential)
 
 
-def find(model: nn.Module, patterns: str | Sequence[str], key: str) -> dict[str, nn.Module]:
+def find_blocks(model: nn.Module, patterns: str | Sequence[str], key: str) -> dict[str, nn.Module]:
     """{name: module} in the model's order. patterns: auto, or classes (Block) and names (blocks.0, blocks.*).
 
     auto: the members of model.blocks if there is such a list, else of the list with the most weights; {} without a
@@ -71,9 +71,10 @@ def _nothing(model: nn.Module, pattern: str, key: str) -> str:
     )
 
 
-def checkpoint_activations(modules: Iterable[nn.Module], compiled: bool) -> None:
+def checkpoint_activations(modules: Iterable[nn.Module], compiled: bool, keeps: str = "inputs") -> None:
     """Keep only each module's input and recompute its activations in the backward pass (Chen et al. 2016), in place.
 
+    keeps=matmuls: keep the outputs of matrix products, convolutions and attention too, and recompute only the rest.
     The recomputation draws the same random numbers and does not update running statistics again. compiled: the modules
     will be compiled.
     """
@@ -83,36 +84,103 @@ def checkpoint_activations(modules: Iterable[nn.Module], compiled: bool) -> None
     run = checkpoint if compiled else inspect.unwrap(checkpoint)
     for module in modules:
         options: dict[str, Any] = {"use_reentrant": False}
-        if norms := [norm for norm in module.modules() if isinstance(norm, _NormBase) and norm.track_running_stats]:
-            if compiled:
-                raise ConfigError(
-                    "hardware.compile=true: with hardware.activation_checkpointing BatchNorm would count each batch "
-                    "twice - leave one of the two out"
-                )
-            options["context_fn"] = partial(_once, norms)
-        module.forward = _kept_small(module.forward, partial(run, **options))  # no wrapper module: parameter names stay
+        norms = [norm for norm in module.modules() if isinstance(norm, _NormBase) and norm.track_running_stats]
+        if norms and compiled:
+            raise ConfigError(
+                "hardware.compile: with hardware.activation_checkpointing BatchNorm would count each batch twice - "
+                "leave one of the two out"
+            )
+        if norms or keeps == "matmuls":
+            options["context_fn"] = partial(_contexts, norms, keeps == "matmuls")
+        again: Callable[..., Any] = partial(run, module.forward, **options)
+        if not compiled:
+            again = _WithRandomness(module, again)
+        module.forward = _kept_small(module.forward, again)  # no wrapper module: parameter names stay
 
 
-def _kept_small(forward: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+def _kept_small(forward: Callable[..., Any], again: Callable[..., Any]) -> Callable[..., Any]:
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        return run(forward, *args, **kwargs) if torch.is_grad_enabled() else forward(*args, **kwargs)
+        return (again if torch.is_grad_enabled() else forward)(*args, **kwargs)
 
     return checkpointed
 
 
-def _once(norms: list[_NormBase]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+class _WithRandomness:
+    """Calls checkpoint, with its saving of the random state (50 us a call on a GPU's host) only where a module draws.
+
+    The first call, in training mode and in evaluation mode, tells whether it does. One that begins to draw later would
+    be recomputed with other numbers, so that ends the run.
+    """
+
+    def __init__(self, module: nn.Module, again: Callable[..., Any]) -> None:
+        self.module, self.again = module, again
+        self.draws: dict[bool, bool] = {}  # {module.training: whether the forward draws}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        known = self.draws.get(self.module.training)
+        if known:
+            return self.again(*args, **kwargs)
+        cpu, gpu = torch.get_rng_state(), _gpu_draws()
+        output = self.again(*args, preserve_rng_state=known is None, **kwargs)
+        drew = gpu != _gpu_draws() or not torch.equal(cpu, torch.get_rng_state())
+        if known is None:
+            self.draws[self.module.training] = drew
+        elif drew:
+            raise RunFailed(
+                f"hardware.activation_checkpointing: {type(self.module).__name__} draws random numbers, and drew none "
+                "in its first call, so its recomputation would draw others: have it draw from the first step on"
+            )
+        return output
+
+
+def _gpu_draws() -> int:
+    """Position of this GPU's random number generator; asks no device."""
+    if not torch.cuda.is_initialized():
+        return 0
+    return torch.cuda.default_generators[torch.cuda.current_device()].get_offset()
+
+
+def _contexts(norms: list[_NormBase], matmuls: bool) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Contexts of (the forward pass, its recomputation, which must not update the running statistics)."""
-    return nullcontext(), _uncounted(norms)
+    forward: AbstractContextManager[Any] = nullcontext()
+    again: AbstractContextManager[Any] = nullcontext()
+    if matmuls:
+        from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+        forward, again = create_selective_checkpoint_contexts(_policy)
+    return forward, _uncounted(norms, again) if norms else again
+
+
+MATMULS = (
+    "mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm", "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+)  # fmt: skip
+
+
+def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+    """Save the outputs of MATMULS. Attention with dropout is recomputed: were it left out, the operations behind it
+    would draw other numbers than they did."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    schema = operation._schema
+    names = [argument.name for argument in schema.arguments]
+    kept = schema.name.removeprefix("aten::") in MATMULS
+    if kept and "dropout_p" in names:
+        place = names.index("dropout_p")
+        kept = not (args[place] if place < len(args) else kwargs.get("dropout_p", 0.0))
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @contextmanager
-def _uncounted(norms: list[_NormBase]) -> Iterator[None]:
+def _uncounted(norms: list[_NormBase], inner: AbstractContextManager[Any]) -> Iterator[None]:
     """Momentum 0 leaves the statistics as they are. (Turning them off would save other tensors for autograd.)"""
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         norm.momentum, norm.num_batches_tracked = 0.0, None
     try:
-        yield
+        with inner:
+            yield
     finally:
         for norm, momentum, count in before:
             norm.momentum, norm.num_batches_tracked = momentum, count

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import ConfigError
-from engine.ranks.cuda import count_gpus
+from engine.host import count_gpus
 
 
 def gpus() -> list[torch.device]:

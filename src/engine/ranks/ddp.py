@@ -14,13 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 from engine.errors import ConfigError
 from engine.private import ddp_without_dynamo
 from engine.ranks.data_parallel import Replicas, gpus
-from engine.ranks.distributed import World, rank
+from engine.ranks.distributed import World, own_rank
 from engine.ranks.options import DDPConfig, Strategy
 
 log = logging.getLogger("lab")
 
 
-def wrap(model: nn.Module, world: World, trainer: Strategy) -> nn.Module:
+def wrap_net(model: nn.Module, world: World, trainer: Strategy) -> nn.Module:
     """The model wrapped so that its backward averages gradients over the ranks; with one rank the model itself."""
     if trainer.strategy == "dp":
         return Replicas(model, gpus())
@@ -100,8 +100,8 @@ def name_unused(net: nn.Module, unused: Sequence[torch.Tensor], step: int) -> No
     what = f"the loss does not depend on {', '.join(names[:6])}" + (f" and {len(names) - 6} more" if names[6:] else "")
     if fatal:
         raise ConfigError(
-            f"step {step + 1}, rank {rank()}: {what}: set trainer.ddp.find_unused_parameters=true, "
+            f"step {step + 1}, rank {own_rank()}: {what}: set trainer.ddp.find_unused_parameters=true, "
             "or take these parameters out of the model"
         )
-    if rank() == 0:
+    if own_rank() == 0:
         log.warning("%s: these parameters are not trained", what)

@@ -17,9 +17,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ConfigError, RunFailed
+from engine.host import count_gpus
 from engine.ranks import wire
 from engine.ranks.cluster import cluster_role, gpu_index, interface_towards, listener, rank_variables
-from engine.ranks.cuda import count_gpus
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,7 @@ EAGER_RANKS = 32  # with more ranks, gloo connects each pair at its first messag
 MOST_FILES = 1 << 16  # limit on a rank's open files
 START_TIMEOUT_S = 600.0  # most seconds between the starts of a run's processes
 _stores: dict[str, Any] = {}
+_groups: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def is_rank() -> bool:
     return {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
 
 
-def rank() -> int:
+def own_rank() -> int:
     return int(os.environ["RANK"]) if is_rank() else 0
 
 
@@ -77,7 +78,7 @@ def local_ranks() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if is_rank() else 1
 
 
-def hosts() -> int:
+def num_hosts() -> int:
     """Number of hosts whose host process starts ranks of this run; 1 for a plain process or a rank."""
     here = cluster_role()
     return here.count if here is not None and here.kind == "host" else 1
@@ -141,7 +142,7 @@ def of_this_attempt(store: Any) -> Any:
 
 
 @contextmanager
-def world(device_type: str, timeout_s: float) -> Iterator[World]:
+def process_group(device_type: str, timeout_s: float) -> Iterator[World]:
     """This process's rank, world size and device. Several ranks form a process group for the length of the block.
 
     device_type: cpu, cuda or mps. timeout_s: longest wait of a collective for the other ranks.
@@ -152,7 +153,7 @@ def world(device_type: str, timeout_s: float) -> Iterator[World]:
     device = torch.device(device_type, gpu()) if device_type == "cuda" else torch.device(device_type)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    world = World(rank(), size, local_rank(), device)
+    world = World(own_rank(), size, local_rank(), device)
     if size == 1:
         yield world
         return
@@ -166,11 +167,12 @@ def world(device_type: str, timeout_s: float) -> Iterator[World]:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     group_store = dist.PrefixStore("group", store())
     dist.init_process_group(
-        backend, store=group_store, rank=rank(), world_size=size, timeout=timedelta(seconds=timeout_s)
+        backend, store=group_store, rank=own_rank(), world_size=size, timeout=timedelta(seconds=timeout_s)
     )
     yield world
     # not in a finally: after an exception other ranks may be stuck, and NCCL would wait for them
     meet(world)  # rank 0 has more to do at the end, and the launcher would take a rank that leaves first for lost
+    _groups.clear()
     dist.destroy_process_group()
 
 
@@ -195,10 +197,21 @@ def allow_connections(size: int) -> None:
 def broadcast_buffers(model: nn.Module, world: World) -> None:
     """Give all ranks rank 0's buffers (BatchNorm's running statistics), so that all evaluate one model."""
     if world.size > 1:
-        import torch.distributed as dist
+        broadcast_together([buffer.detach() for buffer in model.buffers()])
 
-        for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)
+
+def broadcast_together(tensors: list[Tensor]) -> None:
+    """Give all ranks rank 0's values, in place: one message of bytes, whatever the dtypes."""
+    import torch
+    import torch.distributed as dist
+
+    if not tensors:
+        return
+    sent = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors])
+    dist.broadcast(sent, src=0)
+    if dist.get_rank():
+        for tensor, part in zip(tensors, sent.split([tensor.nbytes for tensor in tensors])):
+            tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))  # a clone is aligned for any dtype
 
 
 def all_sum(values: Tensor, world: World) -> Tensor:
@@ -273,6 +286,30 @@ def all_max(values: list[int], world: World) -> Callable[[], list[int]]:
     return result
 
 
+def broadcast_from_main(values: list[int], world: World) -> Callable[[], list[int]]:
+    """Start a broadcast of rank 0's values on the CPU; returns a function that waits for them."""
+    import torch
+    import torch.distributed as dist
+
+    shared = torch.tensor(values, dtype=torch.int64)
+    work = dist.broadcast(shared, src=0, async_op=True)
+
+    def result() -> list[int]:
+        work.wait()
+        return to_host(shared)
+
+    return result
+
+
+def note(key: str) -> None:
+    """Leave a mark that any rank can see, in the store of the rendezvous."""
+    store().set(key, "1")
+
+
+def is_noted(key: str) -> bool:
+    return bool(store().check([key]))
+
+
 def any_rank(answer: bool, world: World) -> bool:
     """Whether `answer` is true on any rank (all-reduce)."""
     return bool(all_max([int(answer)], world)()[0]) if world.size > 1 else answer
@@ -282,6 +319,11 @@ def to_host(values: Tensor) -> Any:
     """The values as a number or (nested) list. Device syncs go through here, so the watchdog recognizes a waiting rank:
     an NCCL collective that another rank does not join blocks here, not in the call that launched it."""
     return values.tolist()
+
+
+def on_host(values: Tensor) -> Tensor:
+    """The tensor on the CPU; as `to_host`."""
+    return values.cpu()
 
 
 def meet(world: World) -> None:
@@ -308,7 +350,17 @@ def _gone(pid: int) -> bool:
         return os.path.isdir("/proc/self")  # without /proc nothing is known: not gone
 
 
-def gather(value: Any, world: World) -> list[Any]:
+def group_for_threads(world: World) -> Any:
+    """A gloo group of all ranks for collectives in a thread beside the loop: on the loop's own group the two would mix
+    in another order on each rank, and wait for ever. All ranks call this; made once. None with one rank."""
+    if "threads" not in _groups and world.size > 1:
+        import torch.distributed as dist
+
+        _groups["threads"] = dist.new_group(backend="gloo")
+    return _groups.get("threads")
+
+
+def gather(value: Any, world: World, group: Any = None) -> list[Any]:
     """[value of rank 0, value of rank 1, ...] on rank 0, [] elsewhere. Values are small, of the types of wire.py."""
     if world.size == 1:
         return [value]
@@ -317,11 +369,11 @@ def gather(value: Any, world: World) -> list[Any]:
 
     own = _bytes(wire.encode(value))
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world.size)]
-    dist.all_gather(sizes, torch.tensor([len(own)]))
+    dist.all_gather(sizes, torch.tensor([len(own)]), group=group)
     padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
     padded[: len(own)] = own
     parts = [torch.empty_like(padded) for _ in range(world.size)] if world.is_main else None
-    dist.gather(padded, parts, dst=0)
+    dist.gather(padded, parts, dst=0, group=group)
     return [wire.decode(part[: int(size)].numpy().tobytes()) for part, size in zip(parts or [], sizes)]
 
 

@@ -133,12 +133,12 @@ def record() -> None:
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from engine.errors import RankLost
-    from engine.runs import directory
+    from engine.runs import record_failure
 
     header, _, stack = sys.stdin.read().partition("\n")
     facts = json.loads(header)
     error = RankLost(facts["message"])
-    if directory.record_failure(Path(facts["run_dir"]), facts["rank"], error, stack=stack):
+    if record_failure(Path(facts["run_dir"]), facts["rank"], error, stack=stack):
         print(f"{stack}failed: {error}", file=sys.stderr)
 
 

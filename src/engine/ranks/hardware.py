@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from engine.errors import ConfigError
+from engine.host import bind_to_gpus, count_gpus, hide_gpus, pci_address
 from engine.ranks.cluster import ClusterRole, cluster_role
-from engine.ranks.cuda import count_gpus, hide_gpus
 from engine.ranks.data_parallel import gpus
 from engine.ranks.distributed import gpu, local_ranks, started_ranks
 from engine.ranks.options import ONE_PROCESS, HardwareConfig, Strategy, check_share
 from engine.ranks.seed import make_deterministic
-from engine.ranks.threads import Threads, decide
+from engine.ranks.threads import Threads, decide_threads
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,18 @@ class Hardware:
     threads: Threads
     micro_batch_sizes: list[int]
     eval_batch_size: int
+    compile: str | None = None  # torch.compile's mode
+    binding: str = ""  # the cores that this process is bound to, for the log
 
 
-def resolve(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
+def resolve_hardware(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
     """Resolve every `auto`, in a process that will train: this may initialize CUDA."""
     device, num_procs = choose_device(hardware), count_processes(hardware, trainer)
     share = check_share(trainer.global_batch_size, num_procs)
     devices = len(gpus()) if trainer.strategy == "dp" else 1  # GPUs of this process
-    parts = -(-share // min((hardware.micro_batch_size or share) * devices, share))
+    asked = hardware.micro_batch_size
+    size = asked if isinstance(asked, int) else share  # auto, before a run has found it: as null
+    parts = -(-share // min(size * devices, share))
     if parts > 1 and trainer.ddp.static_graph:
         raise ConfigError(
             "trainer.ddp.static_graph=true: torch fails where gradients are accumulated, and "
@@ -50,11 +55,14 @@ def resolve(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
         hide_gpus()
     if device == "cuda":
         torch.cuda.set_device(gpu())  # first: any other CUDA query would open a context on GPU 0 in each rank
+    used = gpus() if trainer.strategy == "dp" else [torch.device("cuda", gpu())] if device == "cuda" else []
+    binding = bind_to_gpus(map(pci_address, used)) if used and hardware.numa_binding else ""  # before threads start
     if precision == "auto":
         precision = "bf16" if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    threads = decide(hardware.num_threads, device, hardware.deterministic, local_ranks())
+    threads = decide_threads(hardware.num_threads, device, hardware.deterministic, local_ranks())
     eval_batch_size = hardware.eval_batch_size or -(-micro[0] // devices)
-    return Hardware(device, num_procs, precision, threads, micro, eval_batch_size)
+    mode = "default" if hardware.compile is True else hardware.compile or None
+    return Hardware(device, num_procs, precision, threads, micro, eval_batch_size, mode, binding)
 
 
 def choose_device(hardware: HardwareConfig) -> str:
@@ -117,25 +125,52 @@ def _processes_here(hardware: HardwareConfig, device: str, on_cpu: int) -> int:
     return int(hardware.num_procs)
 
 
-def apply(config: HardwareConfig, hardware: Hardware) -> None:
+def apply_hardware(config: HardwareConfig, hardware: Hardware) -> None:
     """Set torch's global switches; each process calls this."""
     torch.set_num_threads(hardware.threads.count)
     torch.set_float32_matmul_precision("highest" if hardware.precision == "fp32" else "high")
     torch.backends.cudnn.allow_tf32 = hardware.precision != "fp32"
     torch.backends.cudnn.benchmark = config.cudnn_benchmark
     torch.autograd.set_detect_anomaly(config.detect_anomaly)
+    prefer_attention(config.attention)
     if config.deterministic:
         make_deterministic()
 
 
-def autocast(hardware: Hardware) -> Callable[[], AbstractContextManager[Any]]:
+_attention = ExitStack()  # holds sdpa_kernel open: a context that is dropped would restore torch's order
+
+
+def prefer_attention(kernels: Sequence[str]) -> None:
+    """Have scaled_dot_product_attention try these kernels first, in the whole process; the others stay allowed.
+
+    Set once and not in the model's forward: sdpa_kernel costs 80 us a call. A CPU has one order of its own.
+    """
+    _attention.close()
+    if kernels:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        own = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
+               "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}  # fmt: skip
+        order = [own[name] for name in dict.fromkeys([*kernels, *own])]
+        _attention.enter_context(sdpa_kernel(order, set_priority=True))
+
+
+def make_autocast(hardware: Hardware) -> Callable[[], AbstractContextManager[Any]]:
     """Returns a function that makes the forward pass's context: torch.autocast for bf16 and fp16, else nullcontext."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(hardware.precision)
+    dtypes = {"bf16": torch.bfloat16, "bf16-weights": torch.bfloat16, "fp16": torch.float16}
+    dtype = dtypes.get(hardware.precision)
     if dtype is None:
         return nullcontext
     return lambda: torch.autocast(hardware.device, dtype)
 
 
-def scaler(hardware: Hardware) -> torch.amp.GradScaler | None:
+def make_scaler(hardware: Hardware) -> torch.amp.GradScaler | None:
     """A GradScaler for fp16, whose gradients underflow without loss scaling; None for other precisions."""
     return torch.amp.GradScaler(hardware.device) if hardware.precision == "fp16" else None
+
+
+def in_channels_last(module: nn.Module | None) -> None:
+    """Weights and buffers of four dimensions (convolutions of images) in the memory order (out, H, W, in), in place."""
+    for tensor in () if module is None else (*module.parameters(), *module.buffers()):
+        if tensor.dim() == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)

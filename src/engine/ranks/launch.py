@@ -3,7 +3,7 @@
 A run of one rank stays in the parent's process, so a debugger works. Several ranks, and every job of a multirun, are
 processes of their own, forked from a parent that has imported torch once, made no CUDA call and started no thread
 (measured: as fast to the first step as one process; spawn takes a second and a half more). Where fork is not safe
-(engine.ranks.cuda.start_method) they are spawned. The parent hands over the run directory and nothing else.
+(engine.host.gpu.start_method) they are spawned. The parent hands over the run directory and nothing else.
 
 A rank that fails writes failure.json; for one killed by a signal the parent writes it. The other ranks end by
 themselves on a broken connection or through their watchdog (engine.ranks.watch); the parent kills those that do not.
@@ -26,13 +26,22 @@ from typing import Any
 
 from engine import early
 from engine.errors import RankLost, RunFailed
-from engine.ranks import heartbeat
-from engine.ranks.cuda import start_method
+from engine.host import (
+    SAME_SIGNAL_S,
+    Hearts,
+    abort_hung,
+    beat,
+    die_with,
+    handling_signals,
+    heeded_signals,
+    held_signals,
+    readable_stack,
+    say_ended,
+    start_method,
+    take_heart,
+)
 from engine.ranks.distributed import first_rank, rank_environment
-from engine.ranks.heartbeat import Hearts, readable
-from engine.ranks.parent import die_with
-from engine.ranks.stop import SAME_S, handling, heeded, held_signals
-from engine.runs.directory import failure, record_failure
+from engine.runs import read_failure, record_failure
 
 POLL_S = 0.5
 SETTLE_S = 0.1  # ranks end within this of each other when one fault ends them all
@@ -62,14 +71,14 @@ class Ranks:
         Ctrl-C ends them at once."""
         if asked := early.asked():
             self.signalled = signal.Signals[asked]
-        with handling(self._handle):
+        with handling_signals(self._handle):
             yield
 
     def _handle(self, number: int, frame: Any) -> None:
         if number == getattr(signal, "SIGHUP", None):
             early.leave_hung_up_terminal()
         now, again = time.monotonic(), self.signalled == number == signal.SIGINT
-        if again and now - self._signalled_at > SAME_S:
+        if again and now - self._signalled_at > SAME_SIGNAL_S:
             raise KeyboardInterrupt
         if not again:
             self.signalled, self._signalled_at = signal.Signals(number), now
@@ -122,7 +131,7 @@ class Ranks:
         running = {process.sentinel: process for process in self._processes}
         while running:
             ended = connection.wait(list(running), POLL_S)
-            heartbeat.beat(max(self._hearts.latest(), LAST_S + 10))  # for a sweep's pool, if that watches this process
+            beat(max(self._hearts.latest(), LAST_S + 10))  # for a sweep's pool, if that watches this process
             if hung := self._hearts.overdue():
                 self._end_hung(directory, [i for i in hung if self._processes[i].is_alive()])
             for sentinel in ended:
@@ -139,7 +148,7 @@ class Ranks:
         first = first_rank(len(self._processes))
         said = {i: f"rank {first + i} hung: {self._hearts.why(i, self._processes[i].pid)}" for i in hung}
         for i in hung:
-            heartbeat.abort(self._processes[i])
+            abort_hung(self._processes[i])
             self._hearts.shared[i].said = True
         for i, message in said.items():  # fewest steps first: only the first record counts
             if not record_failure(directory, first + i, RankLost(message), stack=(stack := self._stack(i))):
@@ -148,7 +157,7 @@ class Ranks:
     def _stack(self, index: int) -> str:
         """What faulthandler wrote in a rank that has ended."""
         receive = self._stacks[index]
-        return readable(os.read(receive.fileno(), 1 << 16).decode(errors="replace")) if receive.poll() else ""
+        return readable_stack(os.read(receive.fileno(), 1 << 16).decode(errors="replace")) if receive.poll() else ""
 
     def _record_death(self, directory: Path) -> None:
         """Record a rank killed by a signal as the first failure: the others would only report a broken connection."""
@@ -197,10 +206,10 @@ def _rank_main(
     stack: Any,
 ) -> None:
     die_with(parent)
-    heartbeat.take(hearts, index)
+    take_heart(hearts, index)
     os.set_blocking(stack.fileno(), False)
     faulthandler.enable(file=stack.fileno())  # the stack if native code crashes or hangs
-    for number in heeded():  # blocked (held_signals) until the run handles them
+    for number in heeded_signals():  # blocked (held_signals) until the run handles them
         signal.signal(number, signal.SIG_DFL)
     os.environ.update(rank_environment(index, count, store), LAB_PARENT=str(parent))
     if terminal:
@@ -212,8 +221,8 @@ def _rank_main(
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except Exception as error:
-        if failure(directory) is None:  # the record could not be written (disk full)
+        if read_failure(directory) is None:  # the record could not be written (disk full)
             print(f"rank {index}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     finally:
-        heartbeat.say_ended()
+        say_ended()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
-from engine.config.schema import Rule, option
+from engine.config import Rule, option
 from engine.errors import ConfigError
 
 ONE_PROCESS = ("single", "dp")  # strategies
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of compiling that record them
+ATTENTION = ("cudnn", "flash", "efficient", "math")  # torch's kernels for scaled_dot_product_attention
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,19 @@ class FsdpConfig:
 class HardwareConfig:
     device: Annotated[str, option("auto", "cpu", "cuda", "mps")] = "auto"
     num_procs: Annotated[int | str, Rule(words=("auto",), at_least=1)] = "auto"
-    precision: Annotated[str, option("auto", "fp32", "tf32", "bf16", "fp16")] = "auto"
-    micro_batch_size: Annotated[int | None, Rule(at_least=1)] = None
+    precision: Annotated[str, option("auto", "fp32", "tf32", "bf16", "bf16-weights", "fp16")] = "auto"
+    micro_batch_size: Annotated[int | str | None, Rule(words=("auto",), at_least=1)] = None
     eval_batch_size: Annotated[int | None, Rule(at_least=1)] = None
     activation_checkpointing: list[str] | str = field(default_factory=list)
-    compile: bool = False
+    activation_checkpointing_keeps: Annotated[str, option("inputs", "matmuls")] = "inputs"
+    attention: list[str] = field(default_factory=list)
+    compile: Annotated[bool | str, option("default", *CUDA_GRAPHS)] = False
+    channels_last: bool = False
     deterministic: bool = False
     cudnn_benchmark: bool = True
     detect_anomaly: bool = False
     num_threads: Annotated[int | str, Rule(words=("auto",), at_least=1)] = "auto"
+    numa_binding: bool = True
 
 
 class Strategy(Protocol):

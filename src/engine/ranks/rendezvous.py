@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError
+from engine.files import replace_text
 from engine.ranks.cluster import cluster_role
-from engine.ranks.distributed import START_TIMEOUT_S, forget_store, hosts, local_ranks, started_ranks, store
-from engine.runs.directory import replace_text
+from engine.ranks.distributed import START_TIMEOUT_S, forget_store, local_ranks, num_hosts, started_ranks, store
 
 DIRECTORY, TOKEN = "run_directory", ".meeting"
 RELEASE_S = 60.0  # how long rank 0 waits for the others to read that nothing will run
@@ -38,7 +38,7 @@ def followers() -> list[int]:
     """Indices of the ranks, or hosts, that wait for rank 0's directory."""
     if "LAB_STORE" in os.environ:
         return []
-    return list(range(1, int(os.environ.get("LAB_HOSTS", started_ranks() or hosts()))))
+    return list(range(1, int(os.environ.get("LAB_HOSTS", started_ranks() or num_hosts()))))
 
 
 def publish_directory(directory: Path) -> None:

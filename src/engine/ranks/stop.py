@@ -1,10 +1,11 @@
 """Early stop: by a signal to any rank, by Ctrl-C, or by trainer.max_time.
 
-    a signal, the clock -> requested (this rank) -> all-reduce MAX -> cause (all ranks, after the same step)
+    a signal -> requested (this rank) -> the store -> rank 0, the clock -> broadcast -> cause (all, after the same step)
 
-The all-reduce runs on the CPU, overlapped with the step: one call of `agreed` starts it, the next one reads it. Ranks
-do this about every 0.1 s (all after the same steps) rather than at each step, as it would cost a short CPU step half
-its time. Importing this imports no torch.
+Rank 0 alone decides, and tells the others on the CPU, beside the step: one call of `agreed` starts the broadcast, the
+next one reads it. This happens about every 0.1 s (on all ranks after the same steps) rather than at each step, as it
+would cost a short CPU step half its time. N ranks get N - 1 messages each time, along a tree, and nobody waits for the
+slowest: an all-reduce passes 2 N (N - 1) along a ring. Importing this imports no torch.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from engine import early
-from engine.ranks.distributed import all_max, rank, started_ranks
+from engine.host import SAME_SIGNAL_S, STOP_SIGNALS, handling_signals
+from engine.ranks.distributed import broadcast_from_main, is_noted, note, own_rank, started_ranks
 
 if TYPE_CHECKING:
     from engine.ranks.distributed import World
 
-SIGNALS = (signal.SIGINT, *early.SIGNALS)
 MAX_TIME = "trainer.max_time"
 CAUSES = (
     "",
@@ -33,10 +34,29 @@ CAUSES = (
     "SIGUSR1",
     "SIGTERM",
     "SIGINT",
-)  # rising priority: ranks agree on the highest (all-reduce MAX)
-TELL_S = 0.1  # between two all-reduces
-MOST_STEPS = 64  # between two all-reduces
-SAME_S = 0.5  # a terminal and the parent send one Ctrl-C twice
+)  # rising priority: of several, rank 0 takes the last
+TELL_S = 0.1  # between two broadcasts
+MOST_STEPS = 64  # between two broadcasts
+LONG_S = 1.0  # steps longer than this do not take one more until the broadcast is read
+NOTE = "stop"  # in the store
+
+
+class Messages:
+    """Of any rank to rank 0, and of rank 0 to all."""
+
+    def ask(self, cause: str) -> None:
+        note(f"{NOTE}/{cause}")
+        note(NOTE)
+
+    def asked(self) -> str:
+        """The highest cause that any rank has asked for; rank 0 calls this."""
+        if not is_noted(NOTE):
+            return ""
+        return next((cause for cause in reversed(CAUSES) if cause and is_noted(f"{NOTE}/{cause}")), "")
+
+    def announce(self, values: list[int], world: World) -> Callable[[], list[int]]:
+        """Start to tell all ranks rank 0's values; returns a function that waits for them."""
+        return broadcast_from_main(values, world)
 
 
 class Stopped(Exception):
@@ -49,17 +69,23 @@ class StopRequest:
     max_time_s: counted from `began` (time.monotonic); only rank 0 checks it, and leaves time for a save.
     """
 
-    def __init__(self, began: float) -> None:
+    def __init__(self, began: float, messages: Messages | None = None) -> None:
         self.requested, self.cause = early.asked(), ""
+        self.messages = messages or Messages()
+        self._asked = ""  # what rank 0 was told
         self.began = began
         self.max_time_s: float | None = None
         self.save_s = 0.0  # the longest save so far
-        self._signalled_at = -SAME_S
+        self._signalled_at = -SAME_SIGNAL_S
         self._last_call: float | None = None
-        self._sent_at = began
-        self._calls = 0  # calls of agreed since the last all-reduce began
-        self._every = 1  # calls between two all-reduces, the same on all ranks
-        self._sent: Callable[[], list[int]] | None = None
+        self._announced_at = began
+        self._calls = 0  # calls of agreed since the last broadcast began
+        self._every = 1  # calls between two broadcasts, as rank 0 says; 0: at each call, and read by the same one
+        self._announced: Callable[[], list[int]] | None = None
+
+    def saved(self, seconds: float) -> None:
+        """A checkpoint has been written, which took so long."""
+        self.save_s = max(self.save_s, seconds)
 
     def agreed(self, world: World) -> bool:
         """Whether all ranks stop now. All must call it equally often: after each step and each evaluation batch."""
@@ -73,14 +99,16 @@ class StopRequest:
         if world.size == 1:
             self.cause = self.requested
             return bool(self.cause)
+        if self.requested != self._asked and not world.is_main:
+            self.messages.ask(self.requested)
+            self._asked = self.requested
         self._calls += 1
-        if self._sent is not None:
-            self._receive()
-            if self.cause:
-                return True
-        if self._calls >= self._every:
-            self._send(world, now)
-        return False
+        self._receive()
+        if not self.cause and self._calls >= self._every:
+            self._announce(world, now)
+            if self._every == 0:
+                self._receive()
+        return bool(self.cause)
 
     def _look_at_the_clock(self, now: float, step_s: float) -> None:
         if self.max_time_s is None or self.requested:
@@ -89,62 +117,39 @@ class StopRequest:
         if now - self.began > self.max_time_s - room_s:
             self.requested = MAX_TIME
 
-    def _send(self, world: World, now: float) -> None:
-        step_s = max((now - self._sent_at) / self._calls, 1e-6)
-        steps = max(1, min(int(TELL_S / step_s), 2 * self._every, MOST_STEPS))
-        self._sent = all_max([CAUSES.index(self.requested), steps], world)
-        self._sent_at, self._calls = now, 0
+    def _announce(self, world: World, now: float) -> None:
+        values = [0, 0]
+        if world.is_main:
+            step_s = max((now - self._announced_at) / self._calls, 1e-6)
+            steps = max(1, min(int(TELL_S / step_s), 2 * max(1, self._every), MOST_STEPS))
+            cause = max(self.requested, self.messages.asked(), key=CAUSES.index)
+            values = [CAUSES.index(cause), steps if step_s < LONG_S else 0]
+        self._announced = self.messages.announce(values, world)
+        self._announced_at, self._calls = now, 0
 
     def _receive(self) -> None:
-        assert self._sent is not None
-        (cause, self._every), self._sent = self._sent(), None
-        self.cause = CAUSES[cause]
+        if self._announced is not None:
+            (cause, self._every), self._announced = self._announced(), None
+            self.cause = CAUSES[cause]
 
     def settle(self) -> None:
-        """Finish a pending all-reduce: before calls come at another rate (evaluation), and before the ranks end."""
-        if self._sent is not None:
-            self._receive()
-        self._every, self._calls, self._last_call, self._sent_at = 1, 0, None, time.monotonic()
+        """Finish a pending broadcast: before calls come at another rate (evaluation), and before the ranks end."""
+        self._receive()
+        self._every, self._calls, self._last_call, self._announced_at = 1, 0, None, time.monotonic()
 
     def _handle(self, number: int, frame: Any) -> None:
         if number == getattr(signal, "SIGHUP", None):
             early.leave_hung_up_terminal()
         now, name = time.monotonic(), signal.Signals(number).name
-        again = now - self._signalled_at > SAME_S or started_ranks() is None
+        again = now - self._signalled_at > SAME_SIGNAL_S or started_ranks() is None
         if number == signal.SIGINT and self.requested == "SIGINT" and again:
             raise KeyboardInterrupt
         if number == signal.SIGINT:
             self._signalled_at = now
-        if not self.requested and rank() == 0:
+        if not self.requested and own_rank() == 0:
             os.write(2, f"\n{name}: saving and stopping after this step; Ctrl-C again: now\n".encode())
         if CAUSES.index(name) > CAUSES.index(self.requested):
             self.requested = name
-
-
-@contextmanager
-def held_signals() -> Iterator[None]:
-    """Hold stop signals back until the block ends; a process forked in it holds them until it unblocks them itself."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def handling(handle: Callable[[int, Any], None]) -> Iterator[None]:
-    """Install `handle` for the stop signals for the length of the block."""
-    before = {number: signal.signal(number, handle) for number in heeded()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def heeded() -> list[signal.Signals]:
-    """The stop signals; without SIGHUP where it is ignored already (nohup)."""
-    return [n for n in SIGNALS if n != getattr(signal, "SIGHUP", None) or signal.getsignal(n) != signal.SIG_IGN]
 
 
 @contextmanager
@@ -154,6 +159,6 @@ def stop_on_signals(began: float) -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    with handling(request._handle):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    with handling_signals(request._handle):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         yield request

@@ -24,10 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.ranks.cores import cores, omp_num_threads, threads_each, threads_of
+from engine.files import read_json, write_json
+from engine.host import cores, omp_num_threads, threads_each, threads_of
 from engine.ranks.distributed import World, all_max, share_from_main
 from engine.ranks.seed import rng_state, set_rng_state
-from engine.runs import directory
+from engine.runs import ENVIRONMENT
 
 Batch = dict[str, Any]
 Autocast = Callable[[], AbstractContextManager[Any]]
@@ -52,7 +53,9 @@ class Threads:
     auto: bool = True
 
 
-def decide(asked: int | str, device: str, deterministic: bool, ranks: int, num_cores: int | None = None) -> Threads:
+def decide_threads(
+    asked: int | str, device: str, deterministic: bool, ranks: int, num_cores: int | None = None
+) -> Threads:
     """The part of the decision that needs no model. asked: hardware.num_threads; ranks: on this machine; num_cores: of
     all these ranks, None: cores()."""
     most = threads_each(ranks) if num_cores is None else threads_of(max(1, num_cores // ranks))
@@ -69,19 +72,19 @@ def decide(asked: int | str, device: str, deterministic: bool, ranks: int, num_c
     return Threads(1, most, "hardware.deterministic" if deterministic else "")
 
 
-def settle(threads: Threads, run_dir: Path, world: World, measure: Callable[[int], Threads]) -> Threads:
+def settle_threads(threads: Threads, run_dir: Path, world: World, measure: Callable[[int], Threads]) -> Threads:
     """Fix the number for all ranks and for later resumes (saved in run_dir). All ranks call this; rank 0 measures."""
     if not threads.auto:
         return threads
     most = threads.most if world.size == 1 else -all_max([-threads.most], world)()[0]
     chosen = None
     if world.is_main:
-        path = run_dir / directory.ENVIRONMENT
-        environment = directory.read_json(path)
+        path = run_dir / ENVIRONMENT
+        environment = read_json(path)
         chosen = recorded(environment, most)
         if chosen is None:
             chosen = threads if threads.why else measure(most)
-            directory.write_json(path, environment | {"threads": asdict(chosen)})
+            write_json(path, environment | {"threads": asdict(chosen)})
     chosen = Threads(**share_from_main(asdict(chosen) if chosen else None, world))
     torch.set_num_threads(chosen.count)
     return chosen
@@ -97,21 +100,23 @@ def recorded(environment: dict[str, Any], most: int) -> Threads | None:
     return Threads(count, most, "as the run began")
 
 
-def of_run(threads: Threads, run_dir: Path) -> Threads:
+def threads_of_run(threads: Threads, run_dir: Path) -> Threads:
     """The number of threads for an evaluation of the run's checkpoints."""
     if not threads.auto:
         return threads
-    known = recorded(directory.read_json(run_dir / directory.ENVIRONMENT), threads.most)
+    known = recorded(read_json(run_dir / ENVIRONMENT), threads.most)
     return known or Threads(threads.most, threads.most, "not measured")
 
 
-def measure(most: int, net: nn.Module, first: Callable[[], Batch], autocast: Autocast) -> Threads:
+def measure_threads(most: int, net: nn.Module, first: Callable[[], Batch], autocast: Autocast) -> Threads:
     """The fastest number for this model, found on a copy of it.
 
     net: called with a batch, it returns ({"loss": (B,), ...}, anything). first: gives a micro-batch.
     """
     if sum(p.numel() for p in net.parameters()) > LARGEST:
         return Threads(most, most, "not measured: a large model")
+    if any(p.is_meta for p in net.parameters()):
+        return Threads(most, most, "not measured: no process has the whole model")
     batch = first()
     size = len(next(iter(batch.values())))
     before = rng_state(torch.device("cpu"))
@@ -125,7 +130,7 @@ def measure(most: int, net: nn.Module, first: Callable[[], Batch], autocast: Aut
     return Threads(count, most, why)
 
 
-class Alone(nn.Module):
+class ModelAlone(nn.Module):
     """Replaces a net whose losses may wait for other ranks; loss: (1,), the sum of all tensors the model returns."""
 
     def __init__(self, model: nn.Module) -> None:

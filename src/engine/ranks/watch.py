@@ -1,7 +1,7 @@
 """Hang watchdog: ends a run without progress for trainer.timeout and names the stuck rank with its stack.
 
     main thread   beat("step", 12) ... beat("saving", 12) ...
-    watch thread  every half second: progress within trainer.timeout? has another rank failed, or died?
+    watch thread  every half second: progress within trainer.timeout? has another rank died, or (lookout.py) failed?
 
 Most ranks of a hung run only wait in a collective for the one that does not come. Each writes down its stack, and a
 rank that is not in a collective is the cause. A rank that wrote nothing is stopped, or native code holds its GIL: then
@@ -24,18 +24,20 @@ from pathlib import Path
 from types import FrameType
 
 from engine.errors import RankLost
-from engine.ranks import distributed, heartbeat
+from engine.files import read_json, write_json
+from engine.host import beat, has_starter, note_step, progress_at, say_ended
+from engine.ranks import distributed
 from engine.ranks.guard import Guard
-from engine.runs import directory
+from engine.ranks.lookout import POLL_S, Lookout
+from engine.runs import STUCK, read_failure, record_failure
 
-POLL_S = 0.5
-GATHER_S = 2.0  # ranks notice a hang within this of each other
+GATHER_S = 2.0  # ranks notice a hang within this of each other, where they look often enough
 GRACE_S = 5.0  # for the main thread to end by itself after another rank has failed
 INNERMOST = 12  # innermost stack frames that are shown
-USER = 36  # a callback may take so many times the timeout
+USER_TIMEOUTS = 36  # a callback may take so many times the timeout
 LISTED = 8  # most ranks that a message lists
-SLOW = 3  # the start, the first step (it may compile) and a save may take so many times the timeout
-WAITS_IN = ("torch/distributed/", "torch/autograd/graph.py", "engine/ranks/distributed.py")  # files a rank waits in
+SLOW_TIMEOUTS = 3  # the start, the first step (it may compile) and a save may take so many times the timeout
+WAITS_IN = ("torch/distributed/", "torch/autograd/graph.py", distributed.__file__)  # files a rank waits in
 DEBUGGERS = ("pdb", "bdb", "pydevd", "_pydevd_bundle", "IPython", "code", "ipdb", "pudb", "debugpy")
 
 
@@ -55,35 +57,37 @@ class Watch:
     def __init__(self, run_dir: Path, rank: int, size: int, timeout_s: float | None) -> None:
         self.run_dir, self.rank, self.size = run_dir, rank, size
         self.timeout_s = timeout_s
-        self._folder = run_dir / directory.STUCK
+        self._folder = run_dir / STUCK
+        self._lookout = Lookout(run_dir, size, distributed.local_rank(), distributed.local_ranks())
         self.before_end: Callable[[], object] = lambda: None  # called before this process is ended from the thread
         self.dead_peers: Callable[[], list[int]] = list
-        self._mark = Mark(time.monotonic(), "start", 0, SLOW)
+        self._mark = Mark(time.monotonic(), "start", 0, SLOW_TIMEOUTS)
         self._main = threading.current_thread()
         self._over = threading.Event()
         self._failed_at: float | None = None
         self._guard: Guard | None = None
 
     def beat(self, doing: str, step: int, slow: bool = False) -> None:
-        """Progress was made; `doing` comes next. slow: it may take SLOW timeouts."""
-        self._mark = Mark(time.monotonic(), doing, step, SLOW if slow else 1)
-        heartbeat.at(doing, step)
+        """Progress was made; `doing` comes next. slow: it may take SLOW_TIMEOUTS times as long."""
+        self._mark = Mark(time.monotonic(), doing, step, SLOW_TIMEOUTS if slow else 1)
+        note_step(doing, step)
 
-    def _latest(self) -> Mark:
+    def latest(self) -> Mark:
+        """What the main thread does, and since when."""
         mark = self._mark
-        return replace(mark, at=max(mark.at, heartbeat.moved_at()))
+        return replace(mark, at=max(mark.at, progress_at()))
 
     @contextmanager
     def user_code(self, name: str, step: int) -> Iterator[None]:
-        """A callback may take USER timeouts (sampling, an upload, a prompt); ranks that wait for it are not hung."""
+        """A callback may take USER_TIMEOUTS times as long (sampling, an upload); ranks that wait are not hung."""
         before = self._mark
-        self._mark = Mark(time.monotonic(), name, step, USER)
-        heartbeat.at(name, step)
+        self._mark = Mark(time.monotonic(), name, step, USER_TIMEOUTS)
+        note_step(name, step)
         try:
             yield
         finally:
             self._mark = replace(before, at=time.monotonic(), step=step)
-            heartbeat.at(before.doing, step)
+            note_step(before.doing, step)
 
     @contextmanager
     def running(self) -> Iterator[Watch]:
@@ -91,7 +95,7 @@ class Watch:
             self._tell(1)
             yield self
             return
-        if self.timeout_s is not None and not heartbeat.has_starter():
+        if self.timeout_s is not None and not has_starter():
             self._guard = Guard(self.run_dir, self.rank)
         thread = threading.Thread(target=self._work, name="watch", daemon=True)
         thread.start()
@@ -100,14 +104,15 @@ class Watch:
         finally:
             self._over.set()
             thread.join()
-            self._tell(SLOW)  # time for the teardown
+            self._lookout.calm()
+            self._tell(SLOW_TIMEOUTS)  # time for the teardown
             if self._guard is not None:
                 self._guard.close()
 
     def _tell(self, limit: float) -> None:
         """Beat for the observers outside of this process (parent, guard)."""
         limit_s = None if self.timeout_s is None else limit * self.timeout_s
-        heartbeat.beat(limit_s)
+        beat(limit_s)
         if self._guard is not None:
             self._guard.wind(limit_s)
 
@@ -116,7 +121,7 @@ class Watch:
         self._tell(self._mark.limit)
         while not self._over.wait(POLL_S):
             now = time.monotonic()
-            mark = self._latest()
+            mark = self.latest()
             self._tell(mark.limit)
             if now - seen > 10 * POLL_S:  # the process was stopped meanwhile (Ctrl-Z): that time does not count
                 self._mark = replace(mark, at=mark.at + now - seen)
@@ -129,19 +134,26 @@ class Watch:
             seen = time.monotonic()
 
     def _look_at_the_others(self, now: float) -> None:
-        if self._folder.exists():
-            self._report()
-        if self._failed_at is None:
-            record = directory.failure(self.run_dir)
-            if (record is not None and record["rank"] != self.rank) or self.dead_peers():
+        if self._failed_at is None and self.dead_peers():
+            self._failed_at = now
+        if self._failed_at is None and self._lookout.due(now):
+            record = read_failure(self.run_dir)
+            if record is not None and record["rank"] != self.rank:
                 self._failed_at = now
-        elif now - self._failed_at > GRACE_S and now - self._mark.at > GRACE_S:  # stuck in a collective
-            self.record_dead_peers()
+            stuck = self._folder.exists()
+            if stuck:
+                self._report()
+            if stuck or record is not None:
+                self._lookout.alarm()
+            else:
+                self._lookout.calm()
+        if self._failed_at is not None and now - self._failed_at > GRACE_S and now - self._mark.at > GRACE_S:
+            self.record_dead_peers()  # stuck in a collective
             self._end()
 
     def record_dead_peers(self) -> None:
         """Record ranks of this machine that were killed, where no parent of ours does (torchrun, srun)."""
-        if directory.failure(self.run_dir) is None:
+        if read_failure(self.run_dir) is None:
             time.sleep(0.1)  # a dying process closes its connections a moment before it is gone
             for rank in self.dead_peers():
                 self._fail(rank, f"rank {rank} has died (killed from outside, or by the kernel as memory ran out)", "")
@@ -151,7 +163,9 @@ class Watch:
         file = self._folder / f"rank_{self.rank}.json"
         if file.exists():
             return
-        mark, frame = self._latest(), sys._current_frames().get(self._main.ident or 0)
+        # a thread that the main thread waits for stands there in its place (engine.checkpoints.background)
+        where = next((thread for thread in threading.enumerate() if getattr(thread, "awaited", False)), self._main)
+        mark, frame = self.latest(), sys._current_frames().get(where.ident or 0)
         file_name = frame.f_code.co_filename if frame else ""
         idle_s = 0.0 if in_debugger(self._main) else time.monotonic() - mark.at
         report = Report(
@@ -161,7 +175,7 @@ class Watch:
             stack="".join(traceback.format_stack(frame, limit=INNERMOST)) if frame else "",
         )  # fmt: skip
         with suppress(OSError):  # another rank may have seen progress, and removed the folder
-            directory.write_json(file, asdict(report))
+            write_json(file, asdict(report))
 
     def _stands_still(self, mark: Mark) -> None:
         assert self.timeout_s is not None
@@ -170,11 +184,15 @@ class Watch:
             return
         self._folder.mkdir(exist_ok=True)
         self._report()
-        for _ in range(int(GATHER_S / POLL_S) if self.size > 1 else 0):
+        self._lookout.alarm()
+        until = time.monotonic() + GATHER_S + self._lookout.slowest_s
+        while (files := sorted(self._folder.glob("rank_*.json"))) and len(files) < self.size:
             if self._over.wait(POLL_S):
                 return
             self._tell(mark.limit)
-        reports = [Report(**directory.read_json(file)) for file in sorted(self._folder.glob("rank_*.json"))]
+            if time.monotonic() > until:
+                break
+        reports = [Report(**read_json(file)) for file in files]
         found = verdict(reports, self.size, self.timeout_s)
         if found is None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -184,14 +202,15 @@ class Watch:
         self._end()
 
     def _fail(self, rank: int, message: str, stack: str) -> None:
-        recorded = directory.record_failure(self.run_dir, rank, RankLost(message), stack=stack)
+        recorded = record_failure(self.run_dir, rank, RankLost(message), stack=stack)
         told_by_start = self.rank == 0 and threading.current_thread() is self._main  # see start.first_failure
         if recorded and not told_by_start and not distributed.has_parent():
             print(f"{stack}failed: {message}", file=sys.stderr)
 
     def _end(self) -> None:
         """End the process from this thread: the main thread cannot be interrupted."""
-        heartbeat.say_ended()
+        say_ended()
+        self._lookout.calm()
         if self._guard is not None:
             self._guard.let_go()
         self.before_end()

@@ -1,9 +1,75 @@
-"""A run is a directory: claimed by one process, filled before the start, resumable from its newest whole checkpoint.
+"""A run is a directory: claimed by one process, filled before the start, with its status, logs and failures.
 
-Given: a checked config, the state to save, values to log. Returned: files that any later version reads. A process that
-is killed at any moment leaves no half-written file under a final name; a damaged one is never loaded.
+Given: a checked config and the command's overrides, values to log. Returned: files that any later version reads
+(CONFIG, STATUS, RESULT, METRICS, ...). Knows nothing of ranks: rank 0, or a parent, writes. Imports no torch.
 
-    directory, environment    what a run starts from, its status      checkpoint, shards, intact    saved state
-    logger, wandb_log, wandb_sync    logged values                    clock, spent    speed, seconds over all processes
-    recording    the first failure, recorded before the process group is shut down
+Promised: a directory with a config is complete. A process that is killed at any moment leaves no half-written file
+under a final name. A resume that fails before its first step leaves the directory as it was (`undo_resume`, until
+`settle_resume`). Of several failures the first is kept. A full disk never hides the error that ended a run.
+
+Logging: `Logger` is the null object, `RunLogger` writes metrics.jsonl, train.log, media, the progress bar and, from
+threads, W&B, TensorBoard and MLflow, which neither delay nor end a run.
+
+Raised: Claimed where another process holds the directory, ConfigError for what the user asked in vain, Damaged for a
+file that does not read, RunFailed for a directory that went away.
+
+    directory, environment    files, lock, status         resume    a new run, or an old one with changed values
+    logger, media             logged values, pictures     spent     seconds over all processes of a run
+    background, *_log         W&B, TensorBoard, MLflow
+    options                   what a user may set
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.pages import lazy
+
+if TYPE_CHECKING:
+    from engine.runs.directory import (
+        CLASSES,
+        ENVIRONMENT,
+        FAILURE,
+        FAILURES,
+        METRICS,
+        RESULT,
+        STATUS,
+        STUCK,
+        claimed,
+        empty_directory,
+        end_status,
+        explained_error,
+        fill_directory,
+        has_trained,
+        holds_run,
+        is_claimed,
+        keep_failure,
+        keep_versions,
+        read_failure,
+        read_status,
+        record_failure,
+        reopen_directory,
+        settle_resume,
+        shown,
+        undo_resume,
+        write_config,
+        write_status,
+    )
+    from engine.runs.environment import Surroundings, record_machine, surroundings
+    from engine.runs.logger import Logger, RunLogger, log_to
+    from engine.runs.media import Audio, Histogram, Table
+    from engine.runs.options import LoggerConfig, check_installed
+    from engine.runs.resume import REPLACEABLE, change_value, choose_run, has_key
+    from engine.runs.spent import record_start
+    from engine.runs.wandb_log import (
+        auto_wandb_mode,
+        begin_wandb,
+        choose_wandb_mode,
+        end_wandb,
+        log_wandb_artifact,
+        log_wandb_step,
+        wandb_arguments,
+        wandb_reachable,
+    )
+else:
+    __getattr__ = lazy(__name__, __file__)

@@ -17,15 +17,17 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from engine.config.saved import CONFIG, OVERRIDES, check_links, read_overrides
+from engine.config import CONFIG, OVERRIDES, check_links, read_overrides
 from engine.errors import Claimed, ConfigError, Damaged, RunFailed
 from engine.files import as_json, no_links, overwrite_json, read_json, replace_text, write_json
 from engine.locks import Busy, Lock, is_locked, write_once
+from engine.runs import environment
 from engine.runs.environment import Surroundings, surroundings
 
 log = logging.getLogger("lab")
 
-ENVIRONMENT, DIFF = "environment.json", "uncommitted.diff"
+ENVIRONMENT, DIFF = environment.FILE, "uncommitted.diff"
+CLASSES = "classes.json"  # {field: names of its classes}, where the data set names them
 STATUS, RESULT, FAILURE = "status.json", "result.json", "failure.json"
 REMOTE = "remote.json"
 METRICS, CHECKPOINTS, LOCK = "metrics.jsonl", "checkpoints", ".lock"
@@ -71,7 +73,7 @@ def check_free(directory: Path) -> None:
         )
 
 
-def fill(
+def fill_directory(
     directory: Path,
     cfg: DictConfig,
     overrides: list[str],
@@ -97,7 +99,7 @@ def new_wandb_id() -> str:
     return (os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID")) or secrets.token_hex(4)
 
 
-def reopen(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
+def reopen_directory(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
     """Prepare a resume, perhaps with changed values. The old files are kept for `undo`, until `settle`."""
     if not (directory / BEFORE).exists():  # else a resume was killed before its first step
         temporary = directory / f"{BEFORE}.tmp"
@@ -128,14 +130,14 @@ def keep_versions(directory: Path, versions: dict[str, str]) -> None:
         write_json(directory / REMOTE, versions | began)
 
 
-def settle(directory: Path) -> None:
+def settle_resume(directory: Path) -> None:
     """Make a resume final, after its first step: delete the copies that `undo` would restore."""
     if (directory / BEFORE).exists():
         (directory / BEFORE).rename(directory / f"{BEFORE}.tmp")  # renamed first, so that `undo` never uses half of it
         shutil.rmtree(directory / f"{BEFORE}.tmp", ignore_errors=True)
 
 
-def undo(directory: Path, but: Collection[str] = ()) -> None:
+def undo_resume(directory: Path, but: Collection[str] = ()) -> None:
     """Restore the files from before a resume that ended before its first step. but: names of files not to restore.
 
     Only renames, so that it works on a full disk; if interrupted, it can be repeated.
@@ -157,7 +159,7 @@ def has_trained(directory: Path) -> bool:
     return (metrics.exists() and metrics.stat().st_size > 0) or any((directory / CHECKPOINTS).glob("*"))
 
 
-def empty(directory: Path, keep: Set[str]) -> None:
+def empty_directory(directory: Path, keep: Set[str]) -> None:
     """Delete a run's files, except `keep`, which were there before it; an empty directory is removed too."""
     for path in directory.iterdir():
         if path.name in keep and path.name != LOCK:
@@ -206,7 +208,7 @@ def end_status(directory: Path, status: str, **more: Any) -> None:
         write_status(directory, status, **more)
 
 
-def explained(directory: Path, error: Exception) -> Exception:
+def explained_error(directory: Path, error: Exception) -> Exception:
     """Returns a one-line RunFailed if `error` is an OSError for a file in the run directory; else the error itself."""
     if not isinstance(error, OSError) or not error.filename:
         return error
@@ -240,7 +242,7 @@ def record_failure(directory: Path, rank: int, error: BaseException, first: bool
     return True
 
 
-def failure(directory: Path) -> dict[str, Any] | None:
+def read_failure(directory: Path) -> dict[str, Any] | None:
     with suppress(Damaged):
         return read_json(directory / FAILURE) or None
     return None
@@ -263,5 +265,5 @@ def forget_failure(directory: Path) -> None:
 def keep_failure(directory: Path, attempt: int) -> None:
     """Before a restart: append the failure's record to failures.jsonl."""
     with open(directory / FAILURES, "a", opener=no_links) as file:
-        file.write(json.dumps({"attempt": attempt, "time": time.time(), **(failure(directory) or {})}) + "\n")
+        file.write(json.dumps({"attempt": attempt, "time": time.time(), **(read_failure(directory) or {})}) + "\n")
     forget_failure(directory)

@@ -10,6 +10,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine.files import read_json, write_json
+from engine.host import machine_changes
+
+FILE = "environment.json"
 PROJECT = Path(__file__).resolve().parents[3]
 MOST_OF_ONE, MOST_OF_ALL = 1 << 20, 8 << 20  # bytes of a new file, and of all, in uncommitted.diff
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")
@@ -79,6 +83,16 @@ def environment() -> dict[str, Any]:
         "git_dirty": bool(_git("status", "--porcelain").strip()),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
     }
+
+
+def record_machine(run_dir: Path, found: dict[str, Any]) -> str:
+    """Keep what a run began on in environment.json. found: engine.host.machine_facts. Returns in what this machine
+    differs from it, where that may change rounding; else empty."""
+    known = read_json(run_dir / FILE)
+    if "machine" in known:
+        return machine_changes(known["machine"], found)
+    write_json(run_dir / FILE, known | {"machine": found})
+    return ""
 
 
 def _git(*arguments: str) -> str:

@@ -1,6 +1,6 @@
-"""Logging: metrics.jsonl (the complete record), Weights & Biases (a copy), the terminal (the latest values).
+"""Logging: metrics.jsonl (the complete record), W&B, TensorBoard, MLflow (copies), the terminal (the latest values).
 
-All W&B calls are made in order by one background thread (engine.runs.wandb_log): training never waits for them.
+All calls of one of these libraries are made in order by a thread of its own (engine.runs.background).
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from typing import Any
 from tqdm import tqdm
 
 from engine.files import as_json, no_links, records, replace_text
-from engine.runs.directory import METRICS, read_status, settle
+from engine.runs.background import Background
+from engine.runs.directory import METRICS, read_status, settle_resume
+from engine.runs.media import save
+from engine.runs.mlflow_log import MLflowThread
 from engine.runs.options import LoggerConfig
+from engine.runs.tensorboard_log import TensorBoardThread
 from engine.runs.wandb_log import WandbThread
 
 log = logging.getLogger("lab")
 TRAIN_LOG = "train.log"
-GIVE_UP_S = 5.0  # time for W&B to send data when a run has failed
+GIVE_UP_S = 5.0  # time to send data when a run hangs
 
 
 class Logger:
@@ -39,6 +43,10 @@ class Logger:
 
     def warn(self, text: str) -> None: ...
 
+    def show(self, step: int, name: str, value: Any) -> None:
+        """Log a picture, a figure, a text, a Histogram, Audio or Table (engine.runs), also as a file of the run:
+        media/<name>/<step>.png and so on."""
+
     def summary(self, values: dict[str, Any]) -> None:
         """Values of the whole run (W&B's summary)."""
 
@@ -50,7 +58,7 @@ class Logger:
         return {}
 
     def begin(self, step: int, total_steps: int) -> None:
-        """Called when training begins, after workers are forked: starts W&B's thread and, in a terminal, a bar."""
+        """Called when training begins, after workers are forked: starts W&B's and others' threads, and a bar."""
 
     def progress(self, step: int) -> None:
         """Called after each step."""
@@ -58,7 +66,7 @@ class Logger:
     def end_bar(self) -> None: ...
 
     def give_up(self) -> None:
-        """Mark the W&B run as failed; called by the hang watchdog's thread before it ends the process."""
+        """End the copies (W&B, ...) as failed; called by the hang watchdog's thread before it ends the process."""
 
     def __enter__(self) -> Logger:
         return self
@@ -66,7 +74,7 @@ class Logger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the W&B run as status.json says or, where an exception passes, as failed."""
+        """Ends the copies as status.json says or, where an exception passes, as failed."""
 
 
 class RunLogger(Logger):
@@ -77,6 +85,7 @@ class RunLogger(Logger):
         self._metrics, self._from_step = directory / METRICS, from_step
         self._file: int | None = None
         self._wandb: WandbThread | None = None
+        self._copies: list[Background] = []  # W&B's among them
         self._directory, self._config, self._most_s = directory, config, most_s
         self._bar: Any = None
         self._latest: dict[str, float] = {}
@@ -92,12 +101,17 @@ class RunLogger(Logger):
         if self._file is None:
             cut_metrics(self._metrics, self._from_step)
             self._file = os.open(self._metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-            settle(self._directory)
+            settle_resume(self._directory)
         return self._file
 
     def begin(self, step: int, total_steps: int) -> None:
         if self._config.kind == "wandb":
             self._wandb = WandbThread(self._directory, self._config, self._most_s)
+            self._copies.append(self._wandb)
+        if self._config.tensorboard:
+            self._copies.append(TensorBoardThread(self._directory, self._from_step, self._most_s))
+        if self._config.mlflow is not None:
+            self._copies.append(MLflowThread(self._directory, self._config.mlflow, self._from_step, self._most_s))
         if sys.stderr.isatty():
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 
@@ -109,8 +123,8 @@ class RunLogger(Logger):
         except OSError as error:
             error.filename = str(self._metrics)
             raise
-        if self._wandb:
-            self._wandb.log(step, values)
+        for copy in self._copies:
+            copy.log(step, values)
         self._latest |= values
         if self._bar is not None:
             wanted = [k for k in self._latest if k == "train/loss" or (k.startswith("val") and k.count("/") == 1)]
@@ -136,15 +150,19 @@ class RunLogger(Logger):
         with tqdm.external_write_mode():
             log.log(level, text)
 
+    def show(self, step: int, name: str, value: Any) -> None:
+        media = save(self._directory, step, name, value)
+        for copy in self._copies:
+            copy.show(step, name, media)
+
     def summary(self, values: dict[str, Any]) -> None:
-        if self._wandb:
-            self._wandb.summary(values)
+        for copy in self._copies:
+            copy.summary(values)
 
     def result(self, result: dict[str, Any]) -> None:
-        if self._wandb:
-            self._wandb.summary({f"final/{key}": value for key, value in result.items() if "/" in key})
-            if self._config.artifact and "best_checkpoint" in result:
-                self._wandb.artifact(result)
+        self.summary({f"final/{key}": value for key, value in result.items() if "/" in key})
+        if self._wandb and self._config.artifact and "best_checkpoint" in result:
+            self._wandb.artifact(result)
 
     def end_bar(self) -> None:
         if self._bar is not None:
@@ -152,8 +170,8 @@ class RunLogger(Logger):
             self._bar = None
 
     def give_up(self) -> None:
-        if self._wandb:
-            self._wandb.finish("failed", GIVE_UP_S)
+        for copy in self._copies:
+            copy.finish("failed", GIVE_UP_S)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -161,9 +179,9 @@ class RunLogger(Logger):
         self.end_bar()
         if self._file is not None:
             os.close(self._file)
-        if self._wandb:
-            failed = "interrupted" if kind is KeyboardInterrupt else "failed"
-            self._wandb.finish(str(read_status(self._directory).get("status")) if kind is None else failed)
+        failed = "interrupted" if kind is KeyboardInterrupt else "failed"
+        for copy in self._copies:
+            copy.finish(str(read_status(self._directory).get("status")) if kind is None else failed)
 
 
 class _File(logging.FileHandler):

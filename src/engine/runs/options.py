@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Annotated
 
-from engine.config.schema import Rule, option
+from engine.config import Rule, option
+from engine.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class MLflowConfig:
+    """tracking_uri: of a server, or of a folder (file:/...). experiment: made where it does not exist."""
+
+    tracking_uri: str | None = None
+    experiment: str = "default"
 
 
 @dataclass(frozen=True)
 class LoggerConfig:
+    """kind: whether W&B is used; the values after it are W&B's, but for the last two."""
+
     kind: Annotated[str, option("wandb", "none")] = "wandb"
     project: str = "default"
     entity: str | None = None
@@ -19,3 +31,18 @@ class LoggerConfig:
     mode: Annotated[str, option("auto", "online", "offline")] = "auto"
     timeout_s: Annotated[float, Rule(above=0)] = 20
     artifact: bool = False
+    tensorboard: bool = False
+    mlflow: MLflowConfig | None = None
+
+
+def check_installed(config: LoggerConfig) -> None:
+    """Raise a ConfigError that names the extra to install for a logger whose library is missing."""
+    for wanted, module in (
+        (config.kind == "wandb", "wandb"),
+        (config.tensorboard, "tensorboard"),
+        (config.mlflow is not None, "mlflow"),
+    ):
+        if wanted and find_spec(module) is None:
+            raise ConfigError(
+                f"logger={module}: the package is not installed - pip install 'lab[{module}]', or leave it out"
+            )

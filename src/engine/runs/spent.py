@@ -13,7 +13,7 @@ from engine.runs.logger import METRICS
 SAME_S = 0.05  # `began` of one command is computed to within this; two commands start further apart
 
 
-def begin(run_dir: Path, began: float) -> None:
+def record_start(run_dir: Path, began: float) -> None:
     """Write status running, with the seconds of earlier commands. began: time.monotonic() at this command's start."""
     since = time.time() - (time.monotonic() - began)
     directory.write_status(run_dir, "running", seconds=round(before(run_dir, since), 2), began=since)

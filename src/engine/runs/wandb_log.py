@@ -6,31 +6,30 @@ Training never waits for the network. src/sync.py uploads runs that were logged 
 from __future__ import annotations
 
 import configparser
+import html
 import logging
 import netrc
 import os
 import socket
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
 
-from engine.config.saved import read_config, read_overrides
-from engine.config.schema import typed
+from engine.config import read_config, read_overrides, typed
 from engine.runs import directory
+from engine.runs.background import Background
+from engine.runs.media import Media
 from engine.runs.options import LoggerConfig
 
 log = logging.getLogger("lab")
-FINISH_S, ARTIFACT_S = 60.0, 900.0  # time for unsent data at the end; src/sync.py sends the rest
+ARTIFACT_S = 900.0  # time for unsent data at the end; src/sync.py sends the rest
 # W&B shows 255 as killed by the user, others except 0 as failed, or as preempted after mark_preempting()
 EXIT_CODES = {"finished": 0, "pruned": 0, "interrupted": 255, "preempted": 75}
 
 
-def describe_run(run_dir: Path) -> tuple[LoggerConfig, dict[str, Any]]:
+def wandb_arguments(run_dir: Path) -> tuple[LoggerConfig, dict[str, Any]]:
     """Returns (logger config, arguments of wandb.init) of a run, read from its directory.
 
     A sweep's job gets the sweep's name as its group, and a name made of its overrides.
@@ -66,73 +65,62 @@ def run_name(run_dir: Path) -> str:
     return " ".join(s if lasts.count(last) == 1 else o for o, s, last in zip(overrides, short, lasts))[:128]
 
 
-class WandbThread:
-    """One W&B run: calls are queued and made in order by one thread. An error is logged once and ends the logging to
-    W&B, not the training."""
+class WandbThread(Background):
+    """One W&B run."""
+
+    title = "W&B"
 
     def __init__(self, run_dir: Path, config: LoggerConfig, most_s: float) -> None:
         self._directory, self._config = run_dir, config
-        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._calls.put(self._start)
         self._run: Any = None
-        self._limit_s, self._most_s = FINISH_S, most_s
-        # a daemon: if wandb hangs, the process can still end and free its GPU and its directory's lock
-        self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
-        self._thread.start()
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        self._calls.put(lambda: log_step(self._run, step, values))
-
-    def summary(self, values: dict[str, Any]) -> None:
-        self._calls.put(lambda: self._run.summary.update(values))
+        super().__init__(most_s, config.timeout_s)
 
     def artifact(self, result: dict[str, Any]) -> None:
         """Queue the upload of the best checkpoint, as named in result.json; done while `finish` waits."""
         self._limit_s = ARTIFACT_S
-        self._calls.put(lambda: log_artifact(self._run, result))
+        self._calls.put(lambda: log_wandb_artifact(self._run, result))
 
-    def finish(self, status: str, limit_s: float | None = None) -> None:
-        """End the W&B run; waits at most limit_s (default: `_limit_s`) + timeout_s, never more than most_s. status:
-        as in status.json. Data not sent in time stay in the run directory."""
-        self._calls.put(lambda: end(self._run, status))
-        self._calls.put(None)
-        limit_s = min((limit_s or self._limit_s) + self._config.timeout_s, self._most_s)
-        self._thread.join(limit_s)
-        if self._thread.is_alive():
-            log.warning("W&B is still busy after %.0f s; send the rest with: %s", limit_s, self._sync_command())
+    def _log(self, step: int, values: dict[str, float]) -> None:
+        log_wandb_step(self._run, step, values)
 
-    def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            try:
-                call()
-            except Exception as error:
-                what, later = f"{type(error).__name__}: {error}", f"{self._sync_command()} --replay"
-                log.warning("W&B stopped (%s); metrics.jsonl goes on, to be uploaded later: %s", what, later)
-                return
+    def _summary(self, values: dict[str, Any]) -> None:
+        self._run.summary.update(values)
+
+    def _show(self, step: int, name: str, media: Media) -> None:
+        log_wandb_step(self._run, step, {name: shown(media)})
+
+    def _end(self, status: str) -> None:
+        end_wandb(self._run, status)
+
+    def _unsent(self) -> str:
+        return f"; send the rest with: {self._sync_command()}"
+
+    def _lost(self) -> str:
+        return f", to be uploaded later: {self._sync_command()} --replay"
 
     def _start(self) -> None:
-        mode = choose_mode(self._config)
-        if mode == "online" and not reachable(3.0):
+        mode = choose_wandb_mode(self._config)
+        if mode == "online" and not wandb_reachable(3.0):
             log.warning("W&B's server cannot be reached: this run is logged offline; later: %s", self._sync_command())
             mode = "offline"
         import wandb
 
-        _, arguments = describe_run(self._directory)
+        _, arguments = wandb_arguments(self._directory)
         resume = {"resume": "allow"} if mode == "online" else {}
         try:
-            self._run = begin(arguments | resume, self._directory, mode, self._config.timeout_s)
+            self._run = begin_wandb(arguments | resume, self._directory, mode, self._config.timeout_s)
         except Exception as error:
             if mode != "online":
                 raise
             log.warning("W&B did not start (%s): this run is logged offline; later: %s", error, self._sync_command())
             wandb.teardown()  # wandb's service process still holds the run's id, and would refuse it
-            self._run = begin(arguments, self._directory, "offline", self._config.timeout_s)
+            self._run = begin_wandb(arguments, self._directory, "offline", self._config.timeout_s)
 
     def _sync_command(self) -> str:
         return f"python src/sync.py {directory.shown(self._directory)}"
 
 
-def begin(arguments: dict[str, Any], folder: Path, mode: str, timeout_s: float) -> Any:
+def begin_wandb(arguments: dict[str, Any], folder: Path, mode: str, timeout_s: float) -> Any:
     """wandb.init, with the optimizer step as the x axis of all charts."""
     import wandb
 
@@ -142,13 +130,29 @@ def begin(arguments: dict[str, Any], folder: Path, mode: str, timeout_s: float) 
     return run
 
 
-def log_step(run: Any, step: int, values: dict[str, Any]) -> None:
+def log_wandb_step(run: Any, step: int, values: dict[str, Any]) -> None:
     """Log a step unless W&B has it already: a resumed run repeats steps since its checkpoint, bit for bit the same."""
     if step >= run.step:
         run.log({"step": step, **values}, step=step)
 
 
-def log_artifact(run: Any, result: dict[str, Any]) -> None:
+def shown(media: Media) -> Any:
+    """The media as an object of wandb."""
+    import wandb
+
+    content = media.content
+    if media.kind == "image":
+        return wandb.Image(str(media.path))
+    if media.kind == "histogram":
+        return wandb.Histogram(np_histogram=content)
+    if media.kind == "audio":
+        return wandb.Audio(str(media.path), sample_rate=content.rate)
+    if media.kind == "table":
+        return wandb.Table(columns=list(content.columns), data=[list(row) for row in content.rows])
+    return wandb.Html(f"<pre>{html.escape(content)}</pre>")
+
+
+def log_wandb_artifact(run: Any, result: dict[str, Any]) -> None:
     """Upload the best checkpoint, if one was kept. policy=immutable: W&B reads the file itself, not a copy."""
     import wandb
 
@@ -164,18 +168,18 @@ def log_artifact(run: Any, result: dict[str, Any]) -> None:
     run.log_artifact(artifact, aliases=["best"])
 
 
-def end(run: Any, status: str) -> None:
+def end_wandb(run: Any, status: str) -> None:
     run.summary["status"] = status
     if status == "preempted":
         run.mark_preempting()  # W&B shows it as preempted, and a sweep of W&B's may queue it again
     run.finish(exit_code=EXIT_CODES.get(status, 1))
 
 
-def choose_mode(config: LoggerConfig) -> str:
-    return auto_mode() if config.mode == "auto" else config.mode
+def choose_wandb_mode(config: LoggerConfig) -> str:
+    return auto_wandb_mode() if config.mode == "auto" else config.mode
 
 
-def auto_mode() -> str:
+def auto_wandb_mode() -> str:
     """Returns WANDB_MODE if set; else online if there is an API key or an identity token, else offline."""
     if os.environ.get("WANDB_MODE"):
         return os.environ["WANDB_MODE"]
@@ -212,7 +216,7 @@ def _server() -> tuple[str, int]:
     return url.hostname or "", url.port or (80 if url.scheme == "http" else 443)
 
 
-def reachable(timeout_s: float) -> bool:
+def wandb_reachable(timeout_s: float) -> bool:
     """Whether the server accepts a connection: without a network wandb.init tries for far longer than its timeout."""
     if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
         return True

@@ -1,16 +1,47 @@
 """Sweeps: many runs under one name, which can be killed, restarted, extended and reported on.
 
-identity.py   a job's identity: its overrides, independent of order and spelling
-alike.py      config differences between jobs that were not swept
-ledger.py     the sweep's directory: its jobs and their states
-plan.py       the command line -> jobs, composed, checked and written before the first starts
-threads.py    CPU threads of each job
-job.py        one job, in a process of its own, from its directory alone
-job_process.py   such a process below the pool: its output file, the record when it dies
-lease.py      which GPUs and how many cores a job gets
-pool.py       local launcher: several jobs at once on this machine
-slurm.py      SLURM launcher: one batch job per job
-screen.py     progress display while the sweep runs, the table at its end
-drive.py      due jobs -> launcher -> table -> exit status
-preflight.py  build every job, run one batch of each shape
+Given: the sweep's command line (Hydra's multirun) and a launcher. Returned: a directory with a ledger of jobs, each a
+run directory, and their report (csv, md, png, html). A launcher has `run_jobs(work: Work)`, or is any launcher of
+Hydra's.
+
+Promised: the same command run again trains only what is missing: a job is its overrides, independent of order and
+spelling. All jobs are composed, checked and written before the first starts; each is one process, from its directory
+alone (`run_job`). Jobs that differ in what was not swept are told apart. A job that dies ends no other.
+
+Raised: ConfigError for the whole sweep before it starts; RunFailed, with the
+count of failed jobs, at its end.
+
+    identity, ledger, plan        what a job is; the sweep's directory; the command line -> jobs
+    drive, screen                 due jobs -> launcher -> table -> exit status
+    pool, lease, threads, slurm   launchers: several jobs at once on this machine, one batch job each
+    job, job_process, preflight   one job; building each and timing its steps before the start
+    search/                       Optuna asks and tells; pruning
+    report/, wandb_sync           reports of any runs; uploading runs and sweeps to W&B
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.pages import lazy
+
+if TYPE_CHECKING:
+    from engine.sweeps.drive import Work, run_sweep, sweep
+    from engine.sweeps.job import run_job
+    from engine.sweeps.lease import Leases
+    from engine.sweeps.ledger import Ledger
+    from engine.sweeps.options import PoolConfig, SlurmConfig, SweepConfig
+    from engine.sweeps.plan import Composer
+    from engine.sweeps.pool import run_in_pool
+    from engine.sweeps.preflight import Trial
+    from engine.sweeps.report import write_study
+    from engine.sweeps.report.analyse import best_group, groups
+    from engine.sweeps.report.best import best_command, save_best
+    from engine.sweeps.report.read import SWEEP, Objective, read_study, runs_below
+    from engine.sweeps.report.text import score_text
+    from engine.sweeps.search.drive import run_search
+    from engine.sweeps.search.pruning import Pruning
+    from engine.sweeps.slurm import run_on_slurm
+    from engine.sweeps.wandb_sync import offline_parts, replay_run, upload_parts, upload_plan, upload_summary
+else:
+    __getattr__ = lazy(__name__, __file__)

@@ -13,11 +13,10 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 
-from engine.config.saved import read_config
-from engine.config.schema import plain, typed
+from engine.config import plain, read_config, typed
 from engine.errors import PREEMPTED, ConfigError, RunFailed
-from engine.ranks.rendezvous import followers
-from engine.runs.directory import shown
+from engine.ranks import followers
+from engine.runs import shown
 from engine.sweeps import plan
 from engine.sweeps.ledger import Job, Ledger, NewJob, Share, differing
 from engine.sweeps.options import SweepConfig
@@ -27,19 +26,16 @@ from engine.sweeps.threads import decide, share_of
 HYDRAS_SUBDIR = "${hydra.job.num}"  # Hydra's default; only its basic sweeper uses it
 
 
-def _nothing(job: Job, state: str) -> None: ...
-
-
 @dataclass(frozen=True)
 class Work:
     """What a launcher is given. jobs: those to run, drawn lazily when one can start. total: all jobs of the command,
-    as far as known. on_end(job, state): called in this process after each job."""
+    as far as known. on_end(job): called in this process after each job."""
 
     ledger: Ledger
     jobs: Iterable[Job]
     total: Sequence[Job]
     options: SweepConfig
-    on_end: Callable[[Job, str], None] = _nothing
+    on_end: Callable[[Job], object] = lambda job: None
 
 
 def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, arguments: Sequence[str]) -> None:
@@ -64,7 +60,7 @@ def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, argument
     chosen = {job.key for job in due}
     plan.adapt(ledger, [c for c, job in zip(combinations, jobs) if job.key in chosen], due, composer)
     say(f"sweep {ledger.name}: {outlook(ledger, jobs, due)}\n  {shown(ledger.directory)}")
-    stopped = run(launcher, Work(ledger, due, jobs, options)) if due else None
+    stopped = run_sweep(launcher, Work(ledger, due, jobs, options)) if due else None
     conclude(ledger, jobs, stopped, changed=bool(due))
 
 
@@ -137,7 +133,7 @@ def outlook(ledger: Ledger, jobs: Sequence[Job], due: Sequence[Job]) -> str:
     return ", ".join(parts)
 
 
-def run(launcher: Launcher, work: Work) -> signal.Signals | None:
+def run_sweep(launcher: Launcher, work: Work) -> signal.Signals | None:
     """Run the work's jobs to their ends. Returns the signal that stopped them early; None: none did.
 
     A launcher of this project has `run_jobs(work)`. Any other Hydra launcher is given the run directories as overrides;
@@ -151,7 +147,7 @@ def run(launcher: Launcher, work: Work) -> signal.Signals | None:
     except Exception as error:  # some raise for a job that was lost; each job's state is in its directory
         say(f"hydra/launcher: {type(error).__name__}: {error}")
     for job in jobs:
-        work.on_end(job, job.state())
+        work.on_end(job)
     return None
 
 
@@ -162,17 +158,20 @@ def conclude(ledger: Ledger, jobs: Sequence[Job], stopped: signal.Signals | None
     states = [job.state() for job in jobs]
     say(f"\n{table(ledger, jobs)}\n\nsweep {ledger.name}: {counted(states)}")
     report(ledger, changed)
+    stop_here(ledger, stopped, unfinished=stopped is not None)
+    if failed := states.count("failed"):
+        retry = f"add sweep={ledger.name} sweep.retry_failed=true to run them again"
+        raise RunFailed(f"{failed} of {len(states)} jobs failed; {retry}")
+    stop_here(ledger, None, bool({"preempted", "interrupted", "queued", "running"} & set(states)))
+
+
+def stop_here(ledger: Ledger, stopped: signal.Signals | None, unfinished: bool) -> None:
+    """Raise KeyboardInterrupt after Ctrl-C, SystemExit(75) if the sweep is unfinished; say how to go on."""
     again = f"the same command with sweep={ledger.name} goes on"
     if stopped == signal.SIGINT:
         say(f"stopped by Ctrl-C; {again}")
         raise KeyboardInterrupt
-    if stopped is not None:
-        say(f"stopped before its end; {again}")
-        raise SystemExit(PREEMPTED)
-    if failed := states.count("failed"):
-        retry = f"add sweep={ledger.name} sweep.retry_failed=true to run them again"
-        raise RunFailed(f"{failed} of {len(states)} jobs failed; {retry}")
-    if {"preempted", "interrupted", "queued", "running"} & set(states):
+    if unfinished:
         say(f"stopped before its end; {again}")
         raise SystemExit(PREEMPTED)
 

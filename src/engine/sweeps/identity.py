@@ -13,8 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from engine.config.compose import absolute
-from engine.sweeps.alike import AROUND, NEVER
+from engine.config import COMPARED_IF_SWEPT, NEVER_COMPARED, absolute
 
 NAME_DIGITS, SLUG_LENGTH, VALUE_LENGTH = 16, 80, 24
 OLD_DIGITS = 8  # in directory names of the first version, whose sweep.json has no `identity`
@@ -42,7 +41,7 @@ def differing_keys(jobs: Sequence[Sequence[str]]) -> list[str]:
 def counts(key: str, swept: Collection[str]) -> bool:
     """Whether an override of this key tells jobs apart."""
     top = re.split(r"[./@]", key.lstrip("~"), maxsplit=1)[0]
-    return top not in NEVER and (top not in AROUND or key in swept)
+    return top not in NEVER_COMPARED and (top not in COMPARED_IF_SWEPT or key in swept)
 
 
 def keyed(override: Override, cwd: Path) -> tuple[str, Any]:

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from engine.app import app
-from engine.config.saved import read_config, read_overrides
+from engine.config import CONFIG, read_config, read_overrides
 from engine.errors import Claimed, ConfigError, RunFailed
-from engine.runs import directory as run_directory
+from engine.runs import holds_run, read_failure, record_failure
 from engine.sweeps.ledger import ENDED
 
 ELSEWHERE = 73  # EX_CANTCREAT: another process runs this job
@@ -23,15 +23,15 @@ def run_job(directory: Path) -> int:
 
     A job that has ended is not run again: 0. The outcome is in the directory's status.json.
     """
-    if not run_directory.holds_run(directory):
-        raise ConfigError(f"{directory}: no run directory (it has no {run_directory.CONFIG})")
+    if not holds_run(directory):
+        raise ConfigError(f"{directory}: no run directory (it has no {CONFIG})")
     try:
         app().start(read_config(directory), directory, read_overrides(directory), own_process=False, leave=ENDED)
     except Claimed:
         return ELSEWHERE
     except ConfigError as error:
-        if run_directory.failure(directory) is None:  # before the run itself began: more ranks than GPUs
-            run_directory.record_failure(directory, 0, error)
+        if read_failure(directory) is None:  # before the run itself began: more ranks than GPUs
+            record_failure(directory, 0, error)
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RunFailed as error:

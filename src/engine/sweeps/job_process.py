@@ -11,11 +11,9 @@ from typing import Any
 
 from engine.app import App, register
 from engine.errors import Claimed, RankLost, RunFailed
-from engine.ranks import heartbeat
-from engine.ranks.parent import die_with
-from engine.ranks.stop import SIGNALS, heeded
-from engine.runs import directory as run_directory
-from engine.runs.directory import no_links
+from engine.files import no_links
+from engine.host import STOP_SIGNALS, die_with, heeded_signals, readable_stack, say_ended, take_heart
+from engine.runs import claimed, record_failure, write_status
 from engine.sweeps.job import run_job
 from engine.sweeps.ledger import Job
 
@@ -26,15 +24,15 @@ def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None,
     """Record the end of a job that died without recording it. stopped: the signal that asked it to end, if any; hung:
     the reason if it was ended as hung, else empty."""
     try:
-        with run_directory.claimed(job.directory):
+        with claimed(job.directory):
             if job.state() not in ("queued", "running"):
                 return
             if stopped is not None:
                 state = "interrupted" if stopped == signal.SIGINT else "preempted"
-                run_directory.write_status(job.directory, state, signal=stopped.name)
+                write_status(job.directory, state, signal=stopped.name)
                 return
             fault = job.directory / FAULT
-            trace = heartbeat.readable(fault.read_text(errors="replace")).strip() if fault.exists() else ""
+            trace = readable_stack(fault.read_text(errors="replace")).strip() if fault.exists() else ""
             if hung:
                 error: RunFailed = RankLost(hung)
             elif exit_code < 0:
@@ -43,7 +41,7 @@ def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None,
                 error = RunFailed(f"the job was killed by {name}{memory}")
             else:
                 error = RunFailed(f"the job ended with status {exit_code} and left no word; see {OUTPUT}")
-            run_directory.record_failure(job.directory, 0, error, first=True, stack=f"{error}\n{trace}\n")
+            record_failure(job.directory, 0, error, first=True, stack=f"{error}\n{trace}\n")
     except Claimed:  # another process has resumed it already
         return
 
@@ -51,11 +49,11 @@ def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None,
 def job_main(project: App, directory: Path, environment: dict[str, str], quiet: bool, parent: int, hearts: Any) -> None:
     register(project)
     os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, which passes it on once
-    for number in heeded():
+    for number in heeded_signals():
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     die_with(parent)
-    heartbeat.take(hearts, 0)
+    take_heart(hearts, 0)
     os.environ.update(environment)
     code = 1
     try:
@@ -69,7 +67,7 @@ def job_main(project: App, directory: Path, environment: dict[str, str], quiet: 
         code = 130
     sys.stdout.flush()
     sys.stderr.flush()
-    heartbeat.say_ended()
+    say_ended()
     raise SystemExit(code)
 
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.config.saved import read_config
+from engine.config import read_config
 from engine.errors import ConfigError
-from engine.ranks.cores import CORES_LIMIT, cores
-from engine.ranks.cuda import count_gpus
+from engine.host import CORES_LIMIT, cores, count_gpus
 
 
 @dataclass(frozen=True)

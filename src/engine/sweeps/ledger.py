@@ -21,10 +21,11 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from engine.config.saved import check_links
+from engine.config import check_links
 from engine.errors import ConfigError
+from engine.files import read_json, write_json
 from engine.locks import Lock
-from engine.runs import directory as run_directory
+from engine.runs import RESULT, STATUS, Surroundings, fill_directory, holds_run, is_claimed, surroundings
 from engine.sweeps.identity import OLD_DIGITS, differing_keys, digest, directory_name
 
 SWEEP = "sweep.json"
@@ -45,18 +46,18 @@ class Job:
 
     def status(self) -> dict[str, Any]:
         """status.json; its `status` is queued, running, finished, failed, interrupted, preempted or pruned."""
-        return run_directory.read_json(self.directory / run_directory.STATUS)
+        return read_json(self.directory / STATUS)
 
     def state(self) -> str:
         return str(self.status().get("status", "queued"))
 
     def result(self) -> dict[str, Any]:
         """result.json; empty until the job has finished."""
-        return run_directory.read_json(self.directory / run_directory.RESULT)
+        return read_json(self.directory / RESULT)
 
     def claimed(self) -> bool:
         """Whether some process is running it now."""
-        return run_directory.is_claimed(self.directory)
+        return is_claimed(self.directory)
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class Ledger:
 
     def refresh(self) -> None:
         """Read what other processes have added."""
-        self._book = run_directory.read_json(self.directory / SWEEP)
+        self._book = read_json(self.directory / SWEEP)
         self._jobs: list[Job] = []
         self._by_key: dict[str, Job] = {}
         self._by_identity: dict[str, Job] = {}
@@ -170,7 +171,7 @@ class Ledger:
         """
         with self._exclusive():
             all_swept = list(dict.fromkeys([*self.swept, *swept]))
-            known = run_directory.surroundings()
+            known = surroundings()
             entries, added = list(self._book.get("jobs", [])), []
             compared = [job.overrides for job in self._jobs[:1]]  # one known job is enough: all_swept has the rest
             for one in new:
@@ -197,15 +198,15 @@ class Ledger:
                 "objectives": [dict(objective) for objective in objectives],
                 "jobs": entries,
             }
-            run_directory.write_json(self.directory / SWEEP, self._book)  # last: the directories it names are complete
+            write_json(self.directory / SWEEP, self._book)  # last: the directories it names are complete
         return added
 
-    def _write_job(self, job: Job, new: NewJob, known: run_directory.Surroundings) -> None:
-        if run_directory.holds_run(job.directory) and job.state() != "queued":
+    def _write_job(self, job: Job, new: NewJob, known: Surroundings) -> None:
+        if holds_run(job.directory) and job.state() != "queued":
             return  # sweep.json was removed: keep what has run
         job.directory.mkdir(exist_ok=True)
         facts = {"sweep": self.name, "job": job.number, **new.facts}
-        run_directory.fill(job.directory, new.cfg, list(new.overrides), "queued", known, sweep=facts)
+        fill_directory(job.directory, new.cfg, list(new.overrides), "queued", known, sweep=facts)
 
     def due(self, jobs: Iterable[Job], retry_failed: bool) -> list[Job]:
         """The jobs to run: not ended; failed ones only with retry_failed. Includes jobs that another process runs now:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from engine.config.schema import Rule
+from engine.config import Rule
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,25 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from engine import early
 from engine.app import app
-from engine.config.compose import CONF, composed, resolved
-from engine.config.explain import explain
-from engine.config.resume import SURROUNDINGS, change
-from engine.config.saved import read_config
-from engine.config.schema import MISSING, plain, show
+from engine.config import (
+    CONF,
+    CONFIG,
+    JOBS_OWN,
+    MISSING,
+    NEVER_COMPARED,
+    composed,
+    dependents,
+    explain,
+    flat,
+    load_flat,
+    plain,
+    read_config,
+    resolved,
+    show,
+    unswept,
+)
 from engine.errors import Claimed, ConfigError
-from engine.runs import directory as run_directory
-from engine.sweeps.alike import NEVER, OWN, dependents, flat, load_config, unswept
+from engine.runs import REPLACEABLE, change_value, claimed, write_config
 from engine.sweeps.identity import counts, differing_keys, digest, directory_name, keyed
 from engine.sweeps.ledger import Job, Ledger, NewJob, Share, differing
 from engine.sweeps.threads import decide
@@ -101,7 +112,7 @@ class Composer:
             base = self._bases[kind] = self.loader.load_sweep_config(self.master, list(overrides))
             without_hydra = OmegaConf.masked_copy(base, [str(key) for key in base if key != "hydra"])
             raw = flat(OmegaConf.to_container(without_hydra, resolve=False))
-            for key in (*keys, OWN):  # also keys not swept now: another command may give another value
+            for key in (*keys, JOBS_OWN):  # also keys not swept now: another command may give another value
                 self.follows.setdefault(key, set()).update(dependents(raw, key))
         cfg = copy.deepcopy(base)
         for override in values.values():
@@ -129,7 +140,7 @@ def expand(arguments: Sequence[str], loader: ConfigLoader, known: Sequence[str],
     choices: dict[str, list[str]] = {}
     for override in parser.parse_overrides(list(arguments)):
         key = override.get_key_element()
-        if key.lstrip("+~").partition(".")[0] not in NEVER:
+        if key.lstrip("+~").partition(".")[0] not in NEVER_COMPARED:
             choices[key] = _alternatives(override)
         elif override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: a sweep has one value of this; write text with commas in quotes")
@@ -181,10 +192,10 @@ def compose(ledger: Ledger, combinations: Sequence[Combination], composer: Compo
 
 def unlike(ledger: Ledger, before: Sequence[Job], new: Sequence[NewJob], composer: Composer) -> str:
     """A message if new jobs differ from earlier ones in keys that were not overridden, as after an edit of conf/; else
-    "". The report uses the same rule (engine.sweeps.alike)."""
+    "". The report uses the same rule (engine.config.alike)."""
     if not before or not new:
         return ""
-    known = [(load_config(j.directory / run_directory.CONFIG), j.overrides, j.key) for j in before]
+    known = [(load_flat(j.directory / CONFIG), j.overrides, j.key) for j in before]
     added = [(flat(plain(j.cfg)), j.overrides, j.key or directory_name(j.values, composer.swept)) for j in new]
     configs, overrides, names = zip(*known, *added)
     given = differing_keys([before[0].overrides, *(one.overrides for one in new)])
@@ -220,13 +231,13 @@ def adapt(ledger: Ledger, combinations: Sequence[Combination], jobs: Sequence[Jo
     that this command gives, and the command that wrote the job did not, replace the saved ones."""
     for combination, job in zip(combinations, jobs):
         keys = {text: text.partition("=")[0] for text in combination.overrides if text not in job.overrides}
-        given = {text: key for text, key in keys.items() if re.split(r"[./@]", key)[0] in SURROUNDINGS}
+        given = {text: key for text, key in keys.items() if re.split(r"[./@]", key)[0] in REPLACEABLE}
         if not given:
             continue
         cfg = composer.job(job.number, job.key, combination.overrides)
-        with contextlib.suppress(Claimed), run_directory.claimed(job.directory):
+        with contextlib.suppress(Claimed), claimed(job.directory):
             saved = read_config(job.directory)
             for text, key in given.items():
-                change(saved, cfg, key, text, job.directory)
+                change_value(saved, cfg, key, text, job.directory)
             decide(saved, ledger.share)
-            run_directory.write_config(job.directory, saved)
+            write_config(job.directory, saved)

@@ -23,11 +23,8 @@ from typing import TYPE_CHECKING, Any
 from engine import early
 from engine.app import app
 from engine.errors import Claimed, ConfigError
-from engine.ranks import heartbeat
-from engine.ranks.cuda import start_method
-from engine.ranks.heartbeat import Hearts
-from engine.ranks.stop import handling, held_signals
-from engine.runs import directory as run_directory
+from engine.host import Hearts, abort_hung, handling_signals, held_signals, start_method
+from engine.runs import claimed, record_failure
 from engine.sweeps.job import ELSEWHERE
 from engine.sweeps.job_process import FAULT, job_main, record_unexplained
 from engine.sweeps.lease import Lease, Leases
@@ -54,9 +51,7 @@ class Running:
 class Pool:
     """Runs jobs in parallel. stopped: the signal that ended it early; None: none did."""
 
-    def __init__(
-        self, leases: Leases, screen: Screen, options: SweepConfig, on_end: Callable[[Job, str], None]
-    ) -> None:
+    def __init__(self, leases: Leases, screen: Screen, options: SweepConfig, on_end: Callable[[Job], object]) -> None:
         self.stopped: signal.Signals | None = None
         self._leases, self._screen, self._options, self._on_end = leases, screen, options, on_end
         self._running: dict[int, Running] = {}
@@ -102,8 +97,8 @@ class Pool:
         try:
             lease = self._leases.take(job.directory)
         except ConfigError as error:  # more GPUs than there are
-            with contextlib.suppress(Claimed), run_directory.claimed(job.directory):
-                run_directory.record_failure(job.directory, 0, error, first=True)
+            with contextlib.suppress(Claimed), claimed(job.directory):
+                record_failure(job.directory, 0, error, first=True)
             self._tell(job, 0.0)
             return True
         if lease is None:
@@ -127,7 +122,7 @@ class Pool:
         for running in self._running.values():
             if running.hearts.overdue() and running.process.is_alive():
                 running.hung.append(f"the job hung: {running.hearts.why(0, running.process.pid)}")
-                heartbeat.abort(running.process)  # its stack goes to its FAULT file
+                abort_hung(running.process)  # its stack goes to its FAULT file
 
     def _ended(self, running: Running) -> None:
         running.process.join()
@@ -148,7 +143,7 @@ class Pool:
     def _tell(self, job: Job, seconds: float | None) -> None:
         state = job.state()
         self._screen.end(job, state, seconds)
-        self._on_end(job, state)
+        self._on_end(job)
         if state == "failed" and self._options.fail_fast and not self._ending:
             self._screen.say("sweep.fail_fast: the other jobs save and end")
             self._end(signal.SIGTERM)
@@ -192,7 +187,7 @@ class Pool:
                 self._end(self.stopped)
 
         try:
-            with handling(handle):
+            with handling_signals(handle):
                 if asked := early.asked():
                     handle(signal.Signals[asked], None)
                 yield
@@ -202,7 +197,7 @@ class Pool:
                     os.killpg(running.process.pid, signal.SIGKILL)
 
 
-def run_jobs(work: Work, config: PoolConfig) -> signal.Signals | None:
+def run_in_pool(work: Work, config: PoolConfig) -> signal.Signals | None:
     """The local launcher: run the work's jobs to their ends. Returns the signal that stopped them early, or None."""
     import torch  # noqa: F401 - once, for all jobs
 

@@ -6,23 +6,16 @@ without communication, and a model that would be sharded is whole.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 from omegaconf import DictConfig
 
 from engine import early
 from engine.app import App, app
-from engine.config.explain import one_line
-from engine.errors import ConfigError, RunFailed
-from engine.ranks.cores import CORES_LIMIT, cores
-from engine.ranks.cuda import start_method
-from engine.ranks.parent import die_with
+from engine.host import CORES_LIMIT, cores, in_a_child
 from engine.sweeps.screen import aligned, clock
 
 
@@ -73,42 +66,13 @@ def preflight(candidates: Sequence[Candidate], at_once: int) -> str:
 
 
 def in_a_process(candidate: Candidate, known: Sequence[str], num_cores: int) -> Trial:
-    context: Any = multiprocessing.get_context(start_method())
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(app(), candidate.cfg, num_cores, list(known), send, os.getpid()))
-    process.start()
-    send.close()
-    try:
-        kind, value = receive.recv()
-    except EOFError:
-        process.join()
-        kind, value = (
-            "failed",
-            f"it ended with status {process.exitcode} (below 0: by that signal; -9: no memory left?)",
-        )
-    finally:
-        receive.close()
-        process.join()
-    where = f"preflight: job {candidate.number} ({candidate.label}): "
-    if kind == "mistake":
-        raise ConfigError(where + value)
-    if kind == "failed":
-        raise RunFailed(where + value)
-    return Trial(**value)
+    where = f"preflight: job {candidate.number} ({candidate.label})"
+    return Trial(**in_a_child(where, _try_out, app(), candidate.cfg, num_cores, list(known)))
 
 
-def _child(project: App, cfg: DictConfig, num_cores: int, known: list[str], send: Connection, parent: int) -> None:
-    die_with(parent)
+def _try_out(project: App, cfg: DictConfig, num_cores: int, known: list[str]) -> dict[str, Any]:
     os.environ[CORES_LIMIT] = str(num_cores)
-    try:
-        send.send(("good", project.try_out(cfg, known)))
-    except ConfigError as error:
-        send.send(("mistake", str(error)))
-    except Exception as error:
-        at = traceback.extract_tb(error.__traceback__)[-1]  # a run of this job alone shows the rest
-        send.send(("failed", f"{type(error).__name__}: {one_line(error)} ({at.filename}:{at.lineno})"))
-    except KeyboardInterrupt:
-        os._exit(130)
+    return project.try_out(cfg, known)
 
 
 def megabytes(size: int) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from engine.runs.logger import METRICS
+from engine.runs import METRICS
 from engine.sweeps.ledger import ENDED, Job, Ledger, differing
 
 TAIL_BYTES = 4096

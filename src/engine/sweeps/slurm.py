@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from engine.app import App, app, register
 from engine.errors import PREEMPTED, Claimed, ConfigError, RunFailed
-from engine.ranks.cluster import become_rank
-from engine.ranks.rendezvous import follows, release_followers
-from engine.ranks.stop import heeded
-from engine.runs import directory as run_directory
+from engine.files import read_json, replace_text
+from engine.host import heeded_signals
+from engine.ranks import become_rank, follows, release_followers
+from engine.runs import STATUS, claimed, record_failure
 from engine.sweeps.job import run_job
 from engine.sweeps.job_process import OUTPUT, print_to
 from engine.sweeps.ledger import Job
@@ -72,7 +72,7 @@ class RunDirectory:
 
 def must_requeue(directory: Path) -> bool:
     """False after SIGTERM: then SLURM requeues the job itself (preemption), or the user wants it to end (scancel)."""
-    return run_directory.read_json(directory / run_directory.STATUS).get("signal") != "SIGTERM"
+    return read_json(directory / STATUS).get("signal") != "SIGTERM"
 
 
 def requeue_signal() -> signal.Signals:
@@ -135,7 +135,7 @@ class Batch:
             raise RunFailed(f"hydra/launcher=slurm: {str(error).strip().splitlines()[-1]}") from None
         numbers = [one.job_id for one in batch]
         for job, number in zip(jobs, numbers):
-            run_directory.replace_text(job.directory / NUMBER, number)
+            replace_text(job.directory / NUMBER, number)
             self._running.append(Submitted(job, number, time.monotonic()))
         self._screen.say(f"{len(jobs)} batch jobs submitted, {numbers[0]} to {numbers[-1]}; squeue --me shows them")
 
@@ -167,7 +167,7 @@ class Batch:
         record_silence(one.job, one.number)
         state = one.job.state()
         self._screen.end(one.job, state, time.monotonic() - one.began)
-        self._work.on_end(one.job, state)
+        self._work.on_end(one.job)
         if state == "failed" and self._work.options.fail_fast and not self._ending:
             self._screen.say("sweep.fail_fast: the other jobs save and end")
             self._cancel()
@@ -188,7 +188,7 @@ class Batch:
             self._cancel()
 
         before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        for number in set(heeded()) - set(before):  # the batch jobs do not need this process
+        for number in set(heeded_signals()) - set(before):  # the batch jobs do not need this process
             before[number] = signal.signal(number, signal.SIG_DFL)
         try:
             yield
@@ -200,15 +200,15 @@ class Batch:
 def record_silence(job: Job, number: str) -> None:
     """Record a failure for a job that left the queue without a final status: SLURM killed it, or it never began."""
     try:
-        with run_directory.claimed(job.directory):
+        with claimed(job.directory):
             if job.state() in ("queued", "running"):
                 text = f"batch job {number} ended without a word; sacct -j {number} may tell, or {FOLDER}/ and {OUTPUT}"
-                run_directory.record_failure(job.directory, 0, RunFailed(text), first=True, stack=text)
+                record_failure(job.directory, 0, RunFailed(text), first=True, stack=text)
     except Claimed:  # another process has resumed it
         return
 
 
-def run_jobs(work: Work, config: SlurmConfig) -> signal.Signals | None:
+def run_on_slurm(work: Work, config: SlurmConfig) -> signal.Signals | None:
     """The launcher: run the work's jobs to their ends. Returns the signal that stopped them early, or None."""
     # sbatch passes on environment variables, but not this script's entry in sys.path
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SRC), *filter(None, [os.environ.get("PYTHONPATH")])])

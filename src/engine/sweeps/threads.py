@@ -9,10 +9,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from engine.app import app
-from engine.config.schema import typed
+from engine.config import typed
 from engine.errors import ConfigError, RunFailed
-from engine.ranks.cores import cores_each
-from engine.ranks.options import ONE_PROCESS
+from engine.host import cores_each
+from engine.ranks import ONE_PROCESS
 from engine.sweeps.ledger import Ledger, Share
 
 
@@ -44,8 +44,8 @@ def decide(cfg: DictConfig, share: Share | None) -> None:
 def _known(cfg: DictConfig, cores: int) -> tuple[int, int] | None:
     """(threads of a rank, 0: to be measured; most threads of a rank). None: this machine cannot run the job, which will
     fail with the reason when it starts."""
-    from engine.ranks.hardware import choose_device, count_processes
-    from engine.ranks.threads import decide as decide_for_run
+    from engine.ranks import choose_device, count_processes
+    from engine.ranks import decide_threads as decide_for_run
 
     root: Any = typed(app().schema, cfg)
     hardware, trainer = root.hardware, root.trainer

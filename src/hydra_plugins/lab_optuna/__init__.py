@@ -25,8 +25,8 @@ class OptunaSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        from engine.config.compose import as_started
-        from engine.sweeps.search.drive import search
+        from engine.config import as_started
+        from engine.sweeps import run_search
 
         with as_started():
-            search(self.master, self.loader, self.chosen, arguments, self.options)
+            run_search(self.master, self.loader, self.chosen, arguments, self.options)

@@ -19,9 +19,9 @@ class SlurmLauncher(Launcher):
         from importlib.util import find_spec
         from shutil import which
 
-        from engine.config.schema import typed
+        from engine.config import typed
         from engine.errors import ConfigError
-        from engine.sweeps.options import SlurmConfig
+        from engine.sweeps import SlurmConfig
 
         self.config = typed(SlurmConfig, self.options, "hydra.launcher")
         if find_spec("submitit") is None:
@@ -30,9 +30,9 @@ class SlurmLauncher(Launcher):
             raise ConfigError("hydra/launcher=slurm: there is no sbatch here - start it where SLURM is")
 
     def run_jobs(self, work: Any) -> Any:
-        from engine.sweeps.slurm import run_jobs
+        from engine.sweeps import run_on_slurm
 
-        return run_jobs(work, self.config)
+        return run_on_slurm(work, self.config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from engine.errors import ConfigError

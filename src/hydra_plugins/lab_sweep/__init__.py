@@ -33,8 +33,8 @@ class LedgerSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        from engine.config.compose import as_started
-        from engine.sweeps.drive import sweep
+        from engine.config import as_started
+        from engine.sweeps import sweep
 
         given = [f"{key}={value}" for key, value in self.params.items()]
         with as_started():
@@ -48,20 +48,20 @@ class PoolLauncher(Launcher):
         self.options = options
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from engine.config.schema import typed
-        from engine.sweeps.options import PoolConfig
+        from engine.config import typed
+        from engine.sweeps import PoolConfig
 
         self.config = typed(PoolConfig, self.options, "hydra.launcher")
 
     def at_once(self, num_jobs: int) -> int:
-        from engine.sweeps.lease import Leases
+        from engine.sweeps import Leases
 
         return Leases(self.config.jobs_at_once, self.config.gpus_per_job, num_jobs).at_once
 
     def run_jobs(self, work: Any) -> Any:
-        from engine.sweeps.pool import run_jobs
+        from engine.sweeps import run_in_pool
 
-        return run_jobs(work, self.config)
+        return run_in_pool(work, self.config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from engine.errors import ConfigError

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config.schema import Count
+from engine.config import Count
 from engine.errors import ConfigError
 
 SPLITS = ("train", "val", "test")

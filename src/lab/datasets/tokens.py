@@ -14,12 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config.schema import Count, NotNegativeInt
-from engine.data.reading.copies import files_of
-from engine.data.reading.fields import Fixed, open_field
-from engine.data.reading.opening import open_h5, split_of
-from engine.data.reading.raw import ChunkCache
-from engine.data.reading.readers import Mapped
+from engine.config import Count, NotNegativeInt
+from engine.data import ChunkCache, Fixed, Mapped, files_of, open_field, open_h5, split_of
 from engine.errors import ConfigError
 
 
@@ -68,6 +64,7 @@ class TokenWindows:
                 f"data.window={window}: the longest stream has {longest} tokens, and {window + 1} are needed"
             )
         self.spec = {self._field: ((window + 1,), torch.int64)}
+        self.tokens_per_sample = window  # the speed is logged in tokens/s too
         self.chunk_rows = None
 
     def __len__(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.config.schema import Share
+from engine.config import Share
 from engine.errors import ConfigError
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from engine.config.schema import Count
+from engine.config import Count
 from engine.errors import ConfigError
-from engine.ranks.distributed import World, all_gather
+from engine.ranks import World, all_gather, on_host
 
 
 class AUROC:
@@ -53,7 +53,7 @@ class AUROC:
         first = 1 if self.num_classes <= 2 else 0  # with two classes both AUROCs are equal: take label 1's
         classes = range(first, max(2, self.num_classes))
         empty = torch.zeros(0, dtype=torch.int64, device=world.device)
-        labels = torch.cat(all_gather(torch.cat(self.labels) if self.labels else empty, world)).cpu()
+        labels = on_host(torch.cat(all_gather(torch.cat(self.labels) if self.labels else empty, world)))
         if labels.numel() and not 0 <= labels.min() <= labels.max() < max(2, self.num_classes):
             raise ConfigError(
                 f"AUROC of {self.num_classes} classes: labels from {int(labels.min())} to {int(labels.max())}; set "

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.ranks.distributed import World, all_gather, all_sum
+from engine.ranks import World, all_gather, all_sum, on_host
 
 Score = float | Mapping[str, float]  # several are logged as val/<metric>/<name>
 
@@ -44,7 +44,7 @@ class SummedMetric:
     def compute(self, world: World) -> Score:
         """All ranks must call this, those without a sample too."""
         total = torch.zeros(self.shape, dtype=self.dtype, device=world.device) + self.total
-        return self.score(all_sum(total, world).cpu())
+        return self.score(on_host(all_sum(total, world)))
 
 
 class Torchmetric:

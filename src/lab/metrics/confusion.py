@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.config.schema import Count
+from engine.config import Count
 from engine.errors import ConfigError
 from engine.files import replace_text
 from lab.metrics.base import Score, SummedMetric

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.config.schema import Count, Share
+from engine.config import Count, Share
 from engine.errors import ConfigError
+from lab.losses.next_token import Unprojected
 
 
 class Block(nn.Module):
@@ -38,7 +39,12 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """(B, T) int64 token ids -> (B, T, num_outputs) logits of the next token; T up to input_shape[0]."""
+    """(B, T) int64 token ids -> (B, T, V) logits of the next token; T up to input_shape[0].
+
+    V: num_outputs rounded up to a multiple of vocab_multiple, as tensor cores want rows of aligned length; logits of
+    the added tokens are -inf. chunked_logits: in training return lab.losses.next_token.Unprojected instead, from which
+    the loss is computed without ever holding all logits (torch 2.13).
+    """
 
     def __init__(
         self,
@@ -48,6 +54,8 @@ class GPT(nn.Module):
         heads: Count,
         layers: Count,
         dropout: Share,
+        vocab_multiple: Count = 1,
+        chunked_logits: bool = False,
     ) -> None:
         super().__init__()
         if len(input_shape) != 1:
@@ -56,8 +64,9 @@ class GPT(nn.Module):
             )
         if width % heads:
             raise ConfigError(f"model.width={width} is not a multiple of model.heads={heads}")
-        self.dropout = dropout
-        self.token, self.position = nn.Embedding(num_outputs, width), nn.Embedding(input_shape[0], width)
+        self.dropout, self.num_tokens, self.chunked_logits = dropout, num_outputs, chunked_logits
+        rows = -(-num_outputs // vocab_multiple) * vocab_multiple
+        self.token, self.position = nn.Embedding(rows, width), nn.Embedding(input_shape[0], width)
         self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(layers)))
         self.norm = nn.LayerNorm(width, bias=False)
         for name, p in self.named_parameters():
@@ -65,7 +74,7 @@ class GPT(nn.Module):
                 last = name.endswith(("out.weight", "mlp.2.weight"))
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if last else 0.02)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor | Unprojected:
         if tokens.shape[1] > self.position.num_embeddings:
             raise ConfigError(
                 f"GPT got {tokens.shape[1]} tokens and has positions for {self.position.num_embeddings}: raise "
@@ -73,4 +82,11 @@ class GPT(nn.Module):
             )
         x = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
         x = self.blocks(F.dropout(x, self.dropout, self.training))
-        return F.linear(self.norm(x), self.token.weight)
+        x, weight = self.norm(x), self.token.weight
+        bias = None
+        if len(weight) > self.num_tokens:  # as a bias: masking or slicing logits would read and write them once more
+            bias = torch.zeros(len(weight), device=x.device)
+            bias[self.num_tokens :] = -math.inf
+        if self.chunked_logits and self.training:
+            return Unprojected(x, weight.view_as(weight), bias)  # a view: FSDP puts hooks on what it is given
+        return F.linear(x, weight, bias)

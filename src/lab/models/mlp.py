@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from engine.config.schema import Count, Share
+from engine.config import Count, Share
 from engine.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.config.schema import Count, Share
+from engine.config import Count, Share
 from engine.errors import ConfigError
 
 LARGEST_FIRST_STAGE = 64  # pixels of the shorter side

@@ -17,7 +17,7 @@ class Task(nn.Module):
 
     A task is a module: the parameters and buffers that it holds (a teacher, a temperature, a critic, a queue) are on
     the device, trained where they require a gradient, averaged over the ranks, saved and restored with the model.
-    Random numbers: torch's generators differ by rank and are restored at a resume. engine.data.counter.Draws(seed,
+    Random numbers: torch's generators differ by rank and are restored at a resume. engine.data.Draws(seed,
     stream), indexed by batch["number"], gives the same for any number of ranks and micro-batches (set `numbered`).
     """
 
@@ -36,6 +36,11 @@ class Task(nn.Module):
         Evaluations call this too, without gradients and with other batch sizes.
         """
         raise NotImplementedError
+
+    def predict(self, model: nn.Module, batch: Batch) -> Any:
+        """Returns what predict.py writes: a tensor (B, ...) or {name: tensor}. As it stands the output of `losses`,
+        which needs the labels; write it where the model does without."""
+        return self.losses(model, batch)[1]
 
     def weights(self, batch: Batch) -> Tensor | None:
         """Returns (B,) weights of the samples in means of losses and metrics, such as token counts; None: all 1."""

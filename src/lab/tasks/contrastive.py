@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.config.schema import Positive
-from engine.ranks.distributed import gather_rows
+from engine.config import Positive
+from engine.ranks import gather_rows
 from lab.tasks.base import Batch, Losses, Metric, Task
 from lab.transforms.fields import Transform
 from lab.transforms.views import Views

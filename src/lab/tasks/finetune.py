@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from engine.config.schema import regex
+from engine.checkpoints import find_weights, load_fitting, some_keys
+from engine.config import regex
 from engine.errors import ConfigError
-from engine.runs import checkpoint
 from lab.tasks.base import Batch, Metric
 from lab.tasks.supervised import Supervised
 
@@ -36,8 +36,8 @@ class Finetune(Supervised):
         self.still: Callable[[], Iterator[nn.Module]] = lambda: iter(())
 
     def initialize(self, model: nn.Module) -> str | None:
-        file, state = checkpoint.find_weights(Path(self.source))
-        return checkpoint.fill(model, self.renamed(state), file)
+        file, state = find_weights(Path(self.source))
+        return load_fitting(model, self.renamed(state), file)
 
     def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
@@ -52,16 +52,14 @@ class Finetune(Supervised):
             if new:
                 found[new] = value
         for pattern in self.rename.keys() - used:
-            raise ConfigError(
-                f"task.rename: no name holds {pattern.pattern!r}; names are {checkpoint.some(list(state))}"
-            )
+            raise ConfigError(f"task.rename: no name holds {pattern.pattern!r}; names are {some_keys(list(state))}")
         return found
 
     def attach(self, model: nn.Module) -> None:
         names = list(model.state_dict())
         for pattern in self.frozen:
             if not any(map(pattern.search, names)):
-                raise ConfigError(f"task.frozen: no name holds {pattern.pattern!r}; names are {checkpoint.some(names)}")
+                raise ConfigError(f"task.frozen: no name holds {pattern.pattern!r}; names are {some_keys(names)}")
         stays = {name for name in names if any(pattern.search(name) for pattern in self.frozen)}
         for name, p in model.named_parameters():
             p.requires_grad_(p.requires_grad and name not in stays)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.config.schema import Count, NotNegative
-from engine.data.counter import Draws
+from engine.config import Count, NotNegative
+from engine.data import Draws
 from engine.errors import ConfigError
 from lab.tasks.base import Batch, Descend, Losses, Metric, Task
 

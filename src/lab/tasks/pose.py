@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 
-from engine.config.schema import NotNegative
+from engine.config import NotNegative
 from engine.errors import ConfigError
 from lab.tasks.base import Batch, Losses, Metric, Task
 

@@ -22,5 +22,8 @@ class Supervised(Task):
         self.criterion, self.metrics = criterion, metrics
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
-        output = model(batch["x"])
+        output = self.predict(model, batch)
         return applied(self.criterion, "task.criterion", output, batch), output
+
+    def predict(self, model: nn.Module, batch: Batch) -> Any:
+        return model(batch["x"])

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.config.schema import NotNegative
-from engine.data.counter import Draws
+from engine.config import NotNegative
+from engine.data import Draws
 from engine.errors import ConfigError
 from lab.tasks.base import Batch, Losses, Task
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from engine.config.schema import Count, NotNegativeInt, Positive, Share
-from engine.data.counter import Draws
+from engine.config import Count, NotNegativeInt, Positive, Share
+from engine.data import Draws
 from engine.errors import ConfigError
 
 Batch = dict[str, Tensor]

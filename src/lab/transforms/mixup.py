@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config.schema import Count, Positive
-from engine.data.counter import Draws
+from engine.config import Count, Positive
+from engine.data import Draws
 from engine.errors import ConfigError
 from lab.transforms.fields import Batch
 

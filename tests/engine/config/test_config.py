@@ -22,11 +22,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from engine.config.compose import CONF, ROOT, composed, missing_keys, resolved
 from engine.config.schema import Rule, option, parse_interval
-from engine.config.targets import build, check_targets
+from engine.config.targets import build_target, check_targets
 from engine.errors import ConfigError
 from engine.ranks.options import check_share
-from lab.build import Config, make_task
 from lab.groups import DataConfig, OptimConfig, TrainerConfig, check, split_own, typed
+from lab.make import Config, make_task
 
 OPTIONS = sorted(
     f"{path.parent.relative_to(CONF)}={path.stem}" for path in CONF.rglob("*/*.yaml") if "hydra" not in path.parts
@@ -112,14 +112,14 @@ def test_every_yaml_composes_and_builds(choice: str, tmp_path: Path) -> None:
     assert cfg == before  # the check changes nothing
 
     data, dataset = split_own(cfg.data, DataConfig, "data")
-    assert len(build(dataset, split="val")) > 0
+    assert len(build_target(dataset, split="val")) > 0
     for node in (data.order, *data.transforms.values(), *cfg.callback.values()):
-        assert build(node) is not None
+        assert build_target(node) is not None
     assert make_task(Config.of(cfg)) is not None
-    model = build(cfg.model)
+    model = build_target(cfg.model)
     optim, optimizer = split_own(cfg.optim, OptimConfig, "optim")
-    assert build(optimizer)(model.parameters()).param_groups
-    schedule = build(optim.schedule)
+    assert build_target(optimizer)(model.parameters()).param_groups
+    schedule = build_target(optim.schedule)
     assert all(math.isfinite(schedule(step, 100)) for step in range(101))
 
 
@@ -130,7 +130,7 @@ def test_debug_overfit_takes_the_place_of_any_order(tmp_path: Path) -> None:
     for keys in ({}, before):  # what a yaml had before stays beside what a later one says
         cfg.data.order = {**keys, **cfg.data.order}
         check(cfg)
-        order = build(cfg.data.order)(range(50), seed=0)
+        order = build_target(cfg.data.order)(range(50), seed=0)
         assert order(np.arange(64)).tolist() == [*range(32), *range(32)]
 
 

@@ -22,10 +22,8 @@ from engine.errors import ConfigError, RunFailed
 from lab.groups import TrainerConfig
 
 Call = Callable[..., tuple[int, list[str]]]
-ROOT_HAS = "(the config has: name, seed, resume, sweep, monitor, data, model, task, optim, trainer, hardware, logger, callback)"
-GROUPS = (
-    "(the config has: data, model, task, optim, trainer, hardware, logger, callback, name, seed, resume, sweep, monitor"
-)
+ROOT_HAS = "(the config has: name, seed, resume, sweep, monitor, data, model, task, optim, trainer, hardware, logger, profiler, callback)"
+GROUPS = "(the config has: data, model, task, optim, trainer, hardware, logger, callback, profiler, name, seed, resume, sweep, monitor"
 MODEL_HAS, SCHEDULE_HAS = (
     f"({group} has: {', '.join(sorted(path.stem for path in (CONF / group).glob('*.yaml')))})"
     for group in ("model", "optim/schedule")
@@ -98,8 +96,8 @@ def call(
         (["optim.lr=abc"], "optim.lr: expected a number, got 'abc'"),
         (["optim.lr=???"], "optim.lr: a value is missing here (???) - give one, optim.lr=..."),
         (["optim.lr=${optm.lr}"], "optim.lr: there is no key optm.lr for ${optm.lr} to point to"),
-        (["optim.lr=${oc.env:NO_SUCH_VARIABLE}"], "optim.lr: \"Environment variable 'NO_SUCH_VARIABLE' not found\""),
-        (["hardware.precision=fp8"], "hardware.precision: no option 'fp8' (options: auto, fp32, tf32, bf16, fp16)"),
+        (["optim.lr=${oc.env:NO_SUCH_VARIABLE}"], "optim.lr: Environment variable 'NO_SUCH_VARIABLE' not found"),
+        (["hardware.precision=fp8"], "hardware.precision: no option 'fp8' (options: auto, fp32, tf32, bf16, fp16, bf16-weights)"),
         (["hardware.device=gpu"], "hardware.device: no option 'gpu' - did you mean cpu? (options: auto, cpu, cuda, mps)"),
         (["trainer.strategy=dpp"], "trainer.strategy: no option 'dpp' - did you mean dp? (options: single, ddp, dp, fsdp)"),
         (["monitor.mode=mx"], "monitor.mode: no option 'mx' - did you mean max? (options: min, max)"),

@@ -29,19 +29,19 @@ import yaml
 from conftest import QUICK, compose
 from omegaconf import OmegaConf
 
+from engine.checkpoints import shards
 from engine.config.compose import ROOT
-from engine.config.resume import choose
 from engine.config.saved import read_config, read_overrides
-from engine.config.targets import build, locate
+from engine.config.targets import build_target, locate
 from engine.errors import ConfigError
-from engine.runs import shards
 from engine.runs.directory import claimed
-from engine.runs.wandb_sync import own_checkpoint
+from engine.runs.resume import choose_run
 from engine.sweeps.ledger import Ledger
 from engine.sweeps.report import escape
-from engine.sweeps.report.read import read
+from engine.sweeps.report.read import read_study
 from engine.sweeps.report.text import groups_csv, jobs_csv, markdown
 from engine.sweeps.search.methods import ALLOWED
+from engine.sweeps.wandb_sync import own_checkpoint
 from lab import load_run
 from lab.groups import TARGETS_ALLOWED, check
 
@@ -93,7 +93,7 @@ def test_nothing_but_components_can_be_named(allowed: tuple[str, ...]) -> None:
             assert not target.__module__.startswith(("engine.data.reading", "engine.data.loading")), path
             if inspect.isfunction(target) and not path.startswith("lab.models."):
                 with pytest.raises(ConfigError, match="is a function"):
-                    build({"_target_": path}, "x", allowed)
+                    build_target({"_target_": path}, "x", allowed)
             for attribute in ("__init__", "__class__", "mro", "load_state_dict", "__globals__"):
                 with pytest.raises(ConfigError):
                     locate(f"{path}.{attribute}", "x", allowed)
@@ -109,7 +109,7 @@ def attacks(folder: Path) -> dict[str, dict[str, Any]]:
     system = {"_target_": "os.system", "_args_": [f"touch {pwned}"]}
     return {
         "hub": {"_target_": "torch.hub.load", "repo_or_dir": str(folder / "code"), "source": "local", "model": "x"},
-        "git alias": {"_target_": "engine.runs.directory._git", "_args_": ["-c", f"alias.x=!touch {pwned}", "x"]},
+        "git alias": {"_target_": "engine.runs.environment._git", "_args_": ["-c", f"alias.x=!touch {pwned}", "x"]},
         "write": {"_target_": "engine.runs.directory.replace_text", "path": path, "text": "x"},
         "write json": {"_target_": "engine.runs.directory.write_json", "path": path, "value": 1},
         "delete": {
@@ -178,7 +178,7 @@ def test_a_strangers_target_is_refused_everywhere(
     error = capsys.readouterr().err
     assert error.startswith("error: model.")
     assert error.count("\n") == 1
-    saved, _ = choose(OmegaConf.create({"resume": str(run_dir), "data": {}}), tmp_path, [], tmp_path)
+    saved, _ = choose_run(OmegaConf.create({"resume": str(run_dir), "data": {}}), tmp_path, [], tmp_path)
     with pytest.raises(ConfigError, match=r"^model\."):
         check(saved)
     assert main("export.py", run_dir, tmp_path / "weights.pt") == 0  # the weights alone, which build nothing
@@ -191,7 +191,7 @@ def test_build_checks_whatever_it_is_given(tmp_path: Path) -> None:
     made, whole = [], OmegaConf.to_container(compose(*QUICK, "trainer.max_steps=1"))
     for name, node in attacks(tmp_path).items():
         with pytest.raises(ConfigError) as error:
-            build([{"_target_": "torch.nn.ReLU"}, {"x": node}], "here")
+            build_target([{"_target_": "torch.nn.ReLU"}, {"x": node}], "here")
         assert str(error.value).startswith("here.1.x"), name
         assert "\n" not in str(error.value)
         made.append(name)
@@ -200,24 +200,24 @@ def test_build_checks_whatever_it_is_given(tmp_path: Path) -> None:
     assert made == NAMES
     root = OmegaConf.create({"t": "os.system", "node": {"_target_": "${t}", "_args_": ["true"]}})
     with pytest.raises(ConfigError, match=r"^node._target_: os.system is not allowed"):
-        build(root.node, "node")
+        build_target(root.node, "node")
     with pytest.raises(ConfigError, match=r"x.hidden: '\$\{oc.env:HOME\}' is an interpolation"):
-        build({**MLP, "hidden": "${oc.env:HOME}"}, "x")
+        build_target({**MLP, "hidden": "${oc.env:HOME}"}, "x")
     for flag in ({"_partial_": 1}, {"_args_": "ab"}, {"_recursive_": "no"}, {"_convert_": 3}):
         with pytest.raises(ConfigError, match=f"x.{next(iter(flag))}: expected"):
-            build({**MLP, **flag}, "x")
+            build_target({**MLP, **flag}, "x")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_fork_allows_its_own_library_in_one_place() -> None:
     node = {"_target_": "collections.Counter", "_args_": ["abb"]}
     with pytest.raises(ConfigError, match=r"add its library to TARGETS_ALLOWED in lab/groups\.py"):
-        build(node)
-    assert build(node, "x", ("collections.*",)) == {"a": 1, "b": 2}
+        build_target(node)
+    assert build_target(node, "x", ("collections.*",)) == {"a": 1, "b": 2}
     method = {"_target_": "collections.OrderedDict.fromkeys", "_args_": [[1]]}
-    assert build(method, "x", ("collections.OrderedDict.fromkeys",)) == {1: None}
+    assert build_target(method, "x", ("collections.OrderedDict.fromkeys",)) == {1: None}
     with pytest.raises(ConfigError, match=r"is part of collections\.OrderedDict"):
-        build(method, "x", ("collections.*",))
+        build_target(method, "x", ("collections.*",))
 
 
 @pytest.mark.slow
@@ -228,7 +228,7 @@ def test_resume_of_a_strangers_run_says_one_line(
     before = {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()}
     done = train_command(f"resume={run_dir}", "trainer.max_steps=3")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: model._target_: engine.runs.directory._git is not allowed")
+    assert done.stderr.startswith("error: model._target_: engine.runs.environment._git is not allowed")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "pwned").exists()
     assert {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()} == before
@@ -243,7 +243,11 @@ def test_a_saved_config_is_not_resolved(
     monkeypatch.setenv("SECRET", "hunter2")
     run_dir = stranger(name="${oc.env:SECRET}")
     line = f"{run_dir}/config.yaml: name: '${{oc.env:SECRET}}' is an interpolation"
-    for use in (load_run, read_config, lambda d: choose(OmegaConf.create({"resume": str(d)}), tmp_path, [], tmp_path)):
+    for use in (
+        load_run,
+        read_config,
+        lambda d: choose_run(OmegaConf.create({"resume": str(d)}), tmp_path, [], tmp_path),
+    ):
         with pytest.raises(ConfigError) as error:
             use(run_dir)
         assert str(error.value).startswith(line)
@@ -327,8 +331,8 @@ def test_a_pipe_is_no_file_of_a_run(tmp_path: Path) -> None:
 
 def test_files_are_opened_without_following_links(tmp_path: Path) -> None:
     """Also where a link appears after the directory was claimed."""
-    from engine.runs.checkpoint import save
-    from engine.runs.directory import fill, replace_text
+    from engine.checkpoints.checkpoint import save_checkpoint
+    from engine.runs.directory import fill_directory, replace_text
     from engine.runs.logger import log_to
 
     target = foreign(tmp_path)
@@ -336,9 +340,9 @@ def test_files_are_opened_without_following_links(tmp_path: Path) -> None:
     run_dir.mkdir()
     for name in ("overrides.yaml", "config.yaml", "uncommitted.diff", "train.log", ".a.pt.tmp"):
         (run_dir / name).symlink_to(target)
-    fill(run_dir, compose(*QUICK, "trainer.max_steps=1"), ["a=1"])
+    fill_directory(run_dir, compose(*QUICK, "trainer.max_steps=1"), ["a=1"])
     replace_text(run_dir / "uncommitted.diff", "x")
-    save({"a": torch.zeros(1)}, run_dir / "a.pt")
+    save_checkpoint({"a": torch.zeros(1)}, run_dir / "a.pt")
     with pytest.raises(OSError), log_to(run_dir):
         raise AssertionError("opened")
     assert target.read_text() == "precious\n"
@@ -441,7 +445,7 @@ def test_a_report_shows_values_and_interprets_none(tmp_path: Path) -> None:
         cfg["model"] |= {"dropout": -0.5 * number, "hidden": [16, 16], "note": value, value: name}
         (run_dir / "config.yaml").write_text(yaml.safe_dump(cfg))
         (run_dir / "status.json").write_text(json.dumps({"status": "failed" if number else "finished", "error": value}))
-    study = read(sorted(tmp_path.iterdir()))
+    study = read_study(sorted(tmp_path.iterdir()))
     for text in (jobs_csv(study), groups_csv(study)):
         rows = list(csv.reader(io.StringIO(text)))
         for cell in (cell for row in rows for cell in row):

@@ -14,9 +14,9 @@ import pytest
 import torch
 from conftest import ROOT, assert_equal
 
+from engine.checkpoints import checkpoint, shards
 from engine.errors import ConfigError, Damaged
 from engine.ranks.distributed import World
-from engine.runs import checkpoint, shards
 from lab import load_run
 
 RUNS = ROOT / "tests" / "runs"
@@ -24,8 +24,8 @@ RUNS = ROOT / "tests" / "runs"
 
 def in_parts(path: Path) -> Path:
     """A checkpoint of this version, in parts."""
-    payload = checkpoint.load(RUNS / "whole-stopped/checkpoints/last_000000005.pt")
-    shards.save(payload, path, World(0, 1, 0, torch.device("cpu")), checkpoint.save)
+    payload = checkpoint.load_checkpoint(RUNS / "whole-stopped/checkpoints/last_000000005.pt")
+    shards.save(payload, path, World(0, 1, 0, torch.device("cpu")), checkpoint.save_checkpoint)
     return path
 
 
@@ -68,7 +68,7 @@ def test_damage_is_seen_or_harmless(tmp_path: Path, kind: str) -> None:
         path = in_parts(tmp_path / "last_000000005.dcp")
         files = sorted(path.iterdir())
         assert {".metadata", "rest.pt", "__0_0.distcp"} <= {file.name for file in files}
-    whole, count = checkpoint.load(path), 120 if kind == "file" else 50  # DCP is slow
+    whole, count = checkpoint.load_checkpoint(path), 120 if kind == "file" else 50  # DCP is slow
     said: list[str] = []
     for file in files:
         raw = file.read_bytes()
@@ -76,7 +76,7 @@ def test_damage_is_seen_or_harmless(tmp_path: Path, kind: str) -> None:
         for place, what in damages(len(raw), places, count // len(files), rng):
             file.write_bytes(damage(raw, place, what, rng.randrange(8)))
             try:
-                loaded = checkpoint.load(path)
+                loaded = checkpoint.load_checkpoint(path)
             except Damaged as error:
                 said.append(str(error))
             else:
@@ -84,7 +84,7 @@ def test_damage_is_seen_or_harmless(tmp_path: Path, kind: str) -> None:
         file.write_bytes(raw)
     assert len(said) > count / 4
     assert all(str(path) in line and "\n" not in line for line in said)
-    assert_equal(checkpoint.load(path), whole)
+    assert_equal(checkpoint.load_checkpoint(path), whole)
 
 
 FOREIGN: list[Any] = [[1, 2], {"a": torch.zeros(2)}, {"model": [], "ema": None}, torch.zeros(3), "text"]
@@ -148,8 +148,8 @@ def test_a_disk_that_cannot_be_read_is_no_damage(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".dcp"])
-def test_what_a_killed_process_had_half_written_is_removed_by_the_next_save(tmp_path: Path, suffix: str) -> None:
-    payload = checkpoint.load(RUNS / "whole-stopped/checkpoints/last_000000005.pt")
+def test_what_a_killed_process_had_half_written_is_removed_by_a_resume(tmp_path: Path, suffix: str) -> None:
+    payload = checkpoint.load_checkpoint(RUNS / "whole-stopped/checkpoints/last_000000005.pt")
     half = tmp_path / f".last_000000003{suffix}.tmp"  # a resume may save at other steps
     if suffix == ".pt":
         half.write_bytes(b"half")
@@ -157,4 +157,7 @@ def test_what_a_killed_process_had_half_written_is_removed_by_the_next_save(tmp_
     else:
         half.mkdir()
         in_parts(tmp_path / "last_000000005.dcp")
+    checkpoint.Checkpoints(tmp_path).newest_valid()
+    assert half.exists()  # only the run itself removes it: another process may be writing
+    checkpoint.Checkpoints(tmp_path).newest_valid(put_aside=True)
     assert [path.name for path in tmp_path.iterdir()] == [f"last_000000005{suffix}"]

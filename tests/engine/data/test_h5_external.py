@@ -19,9 +19,9 @@ from conftest import slow
 from engine.data import probe
 from engine.data.h5 import H5Dataset
 from engine.errors import ConfigError
-from engine.packing.inspect import inspect
+from engine.packing.inspect import inspect_file
 from engine.packing.options import PackOptions
-from engine.packing.repack import Encoding, repack
+from engine.packing.repack import Encoding, repack_file
 from lab.datasets.tokens import TokenWindows
 
 ALL = {"all": {"group": "/"}}
@@ -142,14 +142,14 @@ def test_a_member_of_a_table_elsewhere_is_refused(home: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in ATTACKS if "raw" in name or "virtual" in name or "values" in name])
 def test_repack_copies_no_foreign_bytes(name: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, new = strangers(home, name), home / "new.h5"
-    inspect(str(path), 0.01)  # it says where the values lie, and reads none
+    inspect_file(str(path), 0.01)  # it says where the values lie, and reads none
     shown = capsys.readouterr().out
     assert any(f"in other files: {other}" in shown for other in ("../", str(home), "next.h5")) or "virtual" in shown
     if "link to" not in name:
         with pytest.raises(ConfigError, match="--external allow"):
-            repack(str(path), str(new), PackOptions(quiet=True), Encoding(), {})
+            repack_file(str(path), str(new), PackOptions(quiet=True), Encoding(), {})
         assert [p.name for p in home.glob("*new*")] == []
-        repack(str(path), str(new), PackOptions(quiet=True), Encoding(), {}, external="allow")
+        repack_file(str(path), str(new), PackOptions(quiet=True), Encoding(), {}, external="allow")
         with h5py.File(new) as file:
             assert file["x/values" if "values" in name else "x"].shape == (64,)
 
@@ -288,4 +288,4 @@ def test_the_default_is_one(name: str) -> None:
     assert yaml.safe_load((PROJECT / f"conf/data/{name}.yaml").read_text())["external"] == "refuse"
     for kind in (H5Dataset, TokenWindows):
         assert signatures.signature(kind).parameters["external"].default == "refuse"
-    assert sys.modules[repack.__module__].REFUSE == "refuse"
+    assert sys.modules[repack_file.__module__].REFUSE_EXTERNAL == "refuse"

@@ -30,8 +30,8 @@ from engine.data import probe
 from engine.data.h5 import H5Dataset
 from engine.data.reading import remote, sources
 from engine.errors import ConfigError
-from engine.packing.inspect import inspect
-from engine.ranks import heartbeat
+from engine.host import heartbeat
+from engine.packing.inspect import inspect_file
 from engine.ranks.watch import Watch
 from lab import load_run
 from lab.datasets.tokens import TokenWindows
@@ -431,7 +431,7 @@ def test_what_fsspec_knows(tmp_path: Path, cache: Path, monkeypatch: pytest.Monk
         assert len(list(cache.glob("*/*/f.h5"))) == count
         assert_equal(opened(url).gather(np.arange(9)), opened(str(tmp_path / "f.h5")).gather(np.arange(9)))
     capsys.readouterr()
-    inspect(url, 0)
+    inspect_file(url, 0)
     assert "contiguous" in capsys.readouterr().out
 
 
@@ -544,8 +544,8 @@ def test_what_is_fetched_is_not_taken_for_hung(tmp_path: Path, server: Server) -
     server.files["/f.h5"] = made(tmp_path / "f.h5")
     began = time.monotonic()
     opened(server.url())
-    assert watch._latest().at >= began
-    assert heartbeat.moved_at() >= began
+    assert watch.latest().at >= began
+    assert heartbeat.progress_at() >= began
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

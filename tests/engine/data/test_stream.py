@@ -12,8 +12,8 @@ import torch
 from conftest import QUICK, assert_equal, last_checkpoint, metrics, result, slow, start_run
 from torch.utils.data import IterableDataset
 
-import lab.build
 import lab.loop
+import lab.make
 from engine.data.loading.samples import check_indexed
 from engine.data.stream import Stream, is_stream
 from engine.errors import ConfigError
@@ -58,12 +58,12 @@ class Fresh(Numbers):
 
 
 def stream_runs(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    original = lab.build.construct
+    original = lab.make.construct
 
     def construct(key: str, *args: Any, **named: Any) -> Any:
         return kind() if key == "data" else original(key, *args, **named)
 
-    monkeypatch.setattr(lab.build, "construct", construct)
+    monkeypatch.setattr(lab.make, "construct", construct)
 
 
 def test_samples_by_number() -> None:

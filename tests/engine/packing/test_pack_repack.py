@@ -18,7 +18,7 @@ from engine.errors import ConfigError
 from engine.packing.encode import Encoding
 from engine.packing.importers.base import ArraySource
 from engine.packing.options import PackOptions
-from engine.packing.repack import pack_encoded, repack
+from engine.packing.repack import pack_encoded, repack_file
 
 H5 = ROOT / "src" / "h5.py"
 RECORD = {"created": "now", "command": "repack it"}
@@ -84,7 +84,9 @@ def test_values_and_all_else_are_kept(tmp_path: Path, codec: str, rows_per_chunk
     if codec not in ("none", "gzip"):
         pytest.importorskip("hdf5plugin")
     plain = make(tmp_path / "a.h5")
-    repack(str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), options(), Encoding(codec, None, rows_per_chunk), RECORD)
+    repack_file(
+        str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), options(), Encoding(codec, None, rows_per_chunk), RECORD
+    )
     check(tmp_path / "b.h5", plain)
     with h5py.File(tmp_path / "b.h5") as file:
         chunks = file["train/image"].chunks
@@ -94,7 +96,7 @@ def test_values_and_all_else_are_kept(tmp_path: Path, codec: str, rows_per_chunk
         assert file["train/label"].chunks is None
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.h5", "b.h5"]
     # and back again
-    repack(str(tmp_path / "b.h5"), str(tmp_path / "c.h5"), options(), Encoding(), RECORD)
+    repack_file(str(tmp_path / "b.h5"), str(tmp_path / "c.h5"), options(), Encoding(), RECORD)
     check(tmp_path / "c.h5", plain)
 
 
@@ -103,7 +105,7 @@ def test_shuffle_keeps_rows_of_a_group_together(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for split in ("train", "val"):
             file[f"{split}/x"], file[f"{split}/y"] = x, np.arange(200)
-    repack(str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), options(shuffle=True), Encoding(), RECORD)
+    repack_file(str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), options(shuffle=True), Encoding(), RECORD)
     with h5py.File(tmp_path / "b.h5") as file:
         orders = [file[f"{split}/y"][:] for split in ("train", "val")]
         for split, order in zip(("train", "val"), orders, strict=True):
@@ -122,7 +124,7 @@ def test_shuffle_refuses_what_it_would_tear_apart(tmp_path: Path) -> None:
             for path, values in made.items():
                 file[path] = values
         with pytest.raises(ConfigError, match=message):
-            repack(str(tmp_path / f"{name}.h5"), str(tmp_path / "o.h5"), options(shuffle=True), Encoding(), RECORD)
+            repack_file(str(tmp_path / f"{name}.h5"), str(tmp_path / "o.h5"), options(shuffle=True), Encoding(), RECORD)
 
 
 def test_flatten(tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_flatten(tmp_path: Path) -> None:
         dset.attrs["unit"] = "m"
         file["t/words"] = words
         file["t/y"] = np.arange(500)
-    repack(str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), options(), Encoding(), RECORD, flatten=True)
+    repack_file(str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), options(), Encoding(), RECORD, flatten=True)
     with h5py.File(tmp_path / "b.h5") as file:
         np.testing.assert_array_equal(file["t/x/values"][:], np.concatenate(samples))
         np.testing.assert_array_equal(np.diff(file["t/x/offsets"][:]), lengths)
@@ -150,14 +152,14 @@ def test_refuses_its_own_file_and_bad_files(tmp_path: Path) -> None:
     make(tmp_path / "a.h5", 20)
     for kwargs in ({}, {"overwrite": True}):
         with pytest.raises(ConfigError, match="name another file"):
-            repack(str(tmp_path / "a.h5"), str(tmp_path / "a.h5"), options(**kwargs), Encoding(), RECORD)
+            repack_file(str(tmp_path / "a.h5"), str(tmp_path / "a.h5"), options(**kwargs), Encoding(), RECORD)
     whole = (tmp_path / "a.h5").read_bytes()
     for data, message in ((whole[:-100], "cut short"), (b"text", "not an HDF5 file"), (b"", "not an HDF5 file")):
         (tmp_path / "bad.h5").write_bytes(data)
         with pytest.raises(ConfigError, match=message):
-            repack(str(tmp_path / "bad.h5"), str(tmp_path / "o.h5"), options(), Encoding(), RECORD)
+            repack_file(str(tmp_path / "bad.h5"), str(tmp_path / "o.h5"), options(), Encoding(), RECORD)
     with pytest.raises(ConfigError, match="levels 1 to 9"):
-        repack(str(tmp_path / "a.h5"), str(tmp_path / "o.h5"), options(), Encoding("gzip", 10), RECORD)
+        repack_file(str(tmp_path / "a.h5"), str(tmp_path / "o.h5"), options(), Encoding("gzip", 10), RECORD)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.h5", "bad.h5"]
 
 
@@ -165,7 +167,7 @@ def test_wrong_bytes_are_found_by_reading_back(tmp_path: Path, monkeypatch: pyte
     make(tmp_path / "a.h5")
     monkeypatch.setattr("engine.packing.encode.byte_shuffle", lambda chunk: bytes(chunk.nbytes))
     with pytest.raises(ConfigError, match="read back is not what was written"):
-        repack(str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), options(), Encoding("gzip"), RECORD)
+        repack_file(str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), options(), Encoding("gzip"), RECORD)
     assert [p.name for p in tmp_path.iterdir()] == ["a.h5"]
 
 

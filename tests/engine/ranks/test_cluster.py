@@ -100,7 +100,7 @@ def test_what_says_nothing_by_itself_is_left_alone(env: dict[str, str], monkeypa
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert cluster_role() is None
-    assert (distributed.rank(), distributed.started_ranks(), distributed.local_ranks()) == (0, None, 1)
+    assert (distributed.own_rank(), distributed.started_ranks(), distributed.local_ranks()) == (0, None, 1)
 
 
 def test_slurm_notation() -> None:

@@ -14,7 +14,7 @@ import torch
 from conftest import QUICK, compose, last_checkpoint, metrics, result, slow, start_run
 from torch import nn
 
-import lab.build
+import lab.make
 import lab.run
 from engine.errors import ConfigError
 from engine.ranks.ddp import with_sync_batchnorm
@@ -110,8 +110,8 @@ class Spare(nn.Module):
 
 
 def give_spare(monkeypatch: pytest.MonkeyPatch, late: bool = False) -> None:
-    original = lab.build.make_model
-    monkeypatch.setattr(lab.build, "make_model", lambda config: Spare(original(config), late))
+    original = lab.make.make_model
+    monkeypatch.setattr(lab.make, "make_model", lambda config: Spare(original(config), late))
 
 
 def test_an_unused_parameter_ends_a_ddp_run_at_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

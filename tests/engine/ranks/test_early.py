@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import QUICK, ROOT, TRAIN, last_checkpoint, limit, processes_with, status, wait_for
 
-from engine.ranks.stop import heeded
+from engine.host.signals import heeded_signals
 
 ENDLESS = (*QUICK, "trainer.max_steps=1000000", "trainer.eval_every=null", "trainer.save_every=20")
 
@@ -92,10 +92,10 @@ def test_a_terminal_that_goes_away_stops_the_run_with_a_checkpoint(tmp_path: Pat
 def test_nohup_is_respected() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert signal.SIGHUP not in heeded()
+        assert signal.SIGHUP not in heeded_signals()
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert signal.SIGHUP in heeded()
+    assert signal.SIGHUP in heeded_signals()
 
 
 def test_the_module_that_comes_first_is_light() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pickle
@@ -34,11 +35,12 @@ from torch import nn
 
 import lab.loop
 import lab.run
+from engine.checkpoints import checkpoint, shards
+from engine.checkpoints.intact import file_sum
 from engine.errors import ConfigError, Damaged, RunFailed
-from engine.runs import checkpoint, shards
-from engine.runs.intact import file_sum
 from lab import load_run
 from lab.callbacks.base import Callback
+from lab.models.mlp import MLP
 
 FSDP = ("trainer=fsdp", "hardware.num_procs=2")
 PLAIN = [o for o in QUICK if not o.startswith("model.")]
@@ -68,7 +70,7 @@ def model_overrides(model: str, tokens: Path) -> tuple[str, ...]:
 def newest(run_dir: Path) -> dict[str, Any]:
     """The newest checkpoint, whole."""
     found = [path for path in (run_dir / "checkpoints").glob("last_*") if path.suffix in (".pt", ".dcp")]
-    return checkpoint.load(max(found, key=lambda path: path.stem))
+    return checkpoint.load_checkpoint(max(found, key=lambda path: path.stem))
 
 
 def losses(run_dir: Path, key: str = "train/loss") -> torch.Tensor:
@@ -139,18 +141,70 @@ def test_sharded_steps_equal_the_others(tmp_path: Path, tokens: Path, model: str
             torch.testing.assert_close(payload["optimizer"]["state"][number]["step"], values["step"])
 
 
+class AtStart(Callback):
+    """Writes the first weights and their average, whole."""
+
+    def on_start(self, state: Any) -> None:
+        parts = {"model": state.model.state_dict(), "ema": state.ema.state_dict()}
+        for part, held in parts.items():
+            values = {name: getattr(value, "full_tensor", lambda v=value: v)() for name, value in held.items()}
+            if self.run.world.is_main:
+                torch.save(values, self.run.directory / f"{part}.pt")
+
+
+@pytest.mark.parametrize("model", ["mlp", slow("resnet"), "numpy"])
+def test_first_weights_are_those_of_ddp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], model: str
+) -> None:
+    monkeypatch.setattr(lab.run, "make_callbacks", lambda config: [AtStart()])
+    common = model_overrides("mlp" if model == "numpy" else model, tmp_path)
+    original = MLP.__init__
+
+    @functools.wraps(original)
+    def by_numpy(self: MLP, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        with torch.no_grad():
+            self[0].weight.copy_(torch.from_numpy(np.tanh(self[0].weight.numpy())))
+
+    if model == "numpy":  # which no tape records
+        monkeypatch.setattr(MLP, "__init__", by_numpy)
+    runs = [
+        start_run(tmp_path / way, *common, f"trainer={way}", "hardware.num_procs=2", "trainer.max_steps=1",
+                  "trainer.ema_decay=0.9", "seed=5")
+        for way in ("ddp", "fsdp")
+    ]  # fmt: skip
+    for part in ("model.pt", "ema.pt"):
+        assert_equal(*(torch.load(run / part, weights_only=True) for run in runs))
+    told = "each process builds the whole MLP in host memory first" in capfd.readouterr().err
+    assert told == (model == "numpy")
+
+
+def test_first_weights_that_cannot_be_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, outside = MLP.__init__, torch.zeros(16)
+
+    @functools.wraps(original)
+    def with_a_table(self: MLP, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        self[0].bias.data.copy_(outside)
+        outside.add_(1)
+
+    monkeypatch.setattr(MLP, "__init__", with_a_table)
+    with pytest.raises(ConfigError, match=r"first weights of MLP one by one, and cannot: aten\.copy_.* changed"):
+        start_run(tmp_path / "run", *QUICK, *FSDP, "trainer.max_steps=1")
+
+
 def test_each_rank_holds_its_share(tmp_path: Path) -> None:
     """Half the weights, the gradients, the average and the optimizer's state, and all of them again after a forward."""
 
     def work(world: Any, folder: Path) -> None:
         from engine.ranks.fsdp import local_share
-        from engine.ranks.hardware import resolve
-        from lab.build import Config, make_model, make_state, make_task
+        from engine.ranks.hardware import resolve_hardware
         from lab.loop import update
+        from lab.make import Config, make_model, make_state, make_task
 
         cfg = compose(*QUICK, *FSDP, "trainer.max_steps=1", "model.hidden=[32,32]", "trainer.ema_decay=0.9")
         config = Config.of(cfg)
-        machine = resolve(config.hardware, config.trainer)
+        machine = resolve_hardware(config.hardware, config.trainer)
         model = make_model(config)
         whole = sum(p.numel() for p in model.parameters())
         state = make_state(config, machine, model, make_task(config), 10, world)
@@ -173,15 +227,18 @@ def test_each_rank_holds_its_share(tmp_path: Path) -> None:
             assert whole * 0.49 <= count <= whole * 0.51, (rank, what, count, whole)
 
 
-def test_the_clipped_norm_is_that_of_the_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 2)])
+def test_shards_are_clipped_as_the_whole(tmp_path: Path, ranks: int, replicas: int) -> None:
+    """Some ranks hold unequal parts of a weight, or none. All ranks have the same bits of the norm."""
+
     def work(world: Any, folder: Path) -> None:
         from engine.ranks.fsdp import shard
         from lab.loop import clip
 
         torch.manual_seed(0)
-        whole, parts = (nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3)) for _ in range(2))
+        whole, parts = (nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 1)) for _ in range(2))
         parts.load_state_dict(whole.state_dict())
-        shard(parts, fsdp_config(), "fp32", world, compiled=False)
+        shard(parts, fsdp_config(replicas=replicas), "fp32", world, compiled=False)
         x = torch.randn(6, 7)
         for model in (whole, parts):
             model(x).square().sum().backward()
@@ -190,6 +247,49 @@ def test_the_clipped_norm_is_that_of_the_whole(tmp_path: Path) -> None:
         assert type(norms[1]) is torch.Tensor
         for one, part in zip(whole.parameters(), parts.parameters()):
             torch.testing.assert_close(part.grad.full_tensor(), one.grad)  # type: ignore[union-attr]
+        (folder / f"{world.rank}").write_text(float(norms[1]).hex())
+
+    on_ranks(work, tmp_path / "ranks", ranks)
+    assert len({path.read_text() for path in (tmp_path / "ranks").glob("[0-9]")}) == 1
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Adam", "SGD", "Adagrad"])
+def test_fused_kernels_are_given_the_shards(tmp_path: Path, kind: str) -> None:
+    """Bit for bit what they make of plain tensors; the state is sharded like the weights."""
+
+    def work(world: Any, folder: Path) -> None:
+        from torch.distributed.tensor import DTensor
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        from engine.private import lean_step
+        from engine.ranks.fsdp import on_shards, shard
+
+        class Spy(TorchDispatchMode):
+            def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if "fused" in str(function):
+                    seen.append(type(args[0][0]))
+                return function(*args, **kwargs or {})
+
+        torch.manual_seed(0)
+        model, seen = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 1)), list[type]()
+        shard(model, fsdp_config(), "fp32", world, compiled=False)
+        plain = [nn.Parameter(p.to_local().clone()) for p in model.parameters()]  # type: ignore[attr-defined]
+        more = {"momentum": 0.9} if kind == "SGD" else {}
+        optimizers = [getattr(torch.optim, kind)(p, lr=0.1, fused=True, **more) for p in (plain, model.parameters())]
+        for _ in range(3):
+            model(torch.randn(6, 7)).square().sum().backward()
+            for one, part in zip(plain, model.parameters()):
+                one.grad = part.grad.to_local().clone()  # type: ignore[union-attr]
+            for optimizer in optimizers:
+                with Spy(), on_shards(optimizer):
+                    lean_step(optimizer)
+                optimizer.zero_grad()
+        assert len(seen) == 6
+        assert DTensor not in seen
+        assert_equal([p.to_local() for p in model.parameters()], plain)  # type: ignore[attr-defined]
+        for a, b in zip(*(optimizer.state.values() for optimizer in optimizers)):
+            assert all(isinstance(value, DTensor) == (name != "step") for name, value in b.items())
+            assert_equal([getattr(b[name], "_local_tensor", b[name]) for name in a], [*a.values()])
 
     on_ranks(work, tmp_path / "ranks")
 
@@ -197,7 +297,7 @@ def test_the_clipped_norm_is_that_of_the_whole(tmp_path: Path) -> None:
 @NEEDS_GPT
 def test_activation_checkpointing_changes_no_gradient() -> None:
     """Bit for bit, dropout drawn again as it was; and less is kept."""
-    from engine.ranks.blocks import checkpoint_activations, find
+    from engine.ranks.blocks import checkpoint_activations, find_blocks
     from lab.models.gpt import GPT
 
     gradients, kept = [], []
@@ -205,7 +305,7 @@ def test_activation_checkpointing_changes_no_gradient() -> None:
         torch.manual_seed(0)
         model = GPT([8], 11, width=16, heads=2, layers=3, dropout=0.3)
         if again:
-            checkpoint_activations(find(model, "auto", "key").values(), compiled=False)
+            checkpoint_activations(find_blocks(model, "auto", "key").values(), compiled=False)
         sizes: list[int] = []
 
         def pack(value: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
@@ -395,8 +495,6 @@ def test_whatever_reads_a_run_reads_parts(tmp_path: Path) -> None:
     again = subprocess.run(export, capture_output=True, text=True, timeout=limit(60))
     assert again.returncode == 2
     assert "--overwrite" in again.stderr
-    from lab.models.mlp import MLP
-
     bare = MLP((1, 8, 8), 10, [16], 0.0)
     bare.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
     for source in (moved, parts):
@@ -462,7 +560,7 @@ def test_an_index_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         rest["sums"][".metadata"] = file_sum(path / ".metadata")
         torch.save(rest, path / "rest.pt")
         with pytest.raises(Damaged, match="mkdir"):
-            checkpoint.load(path)
+            checkpoint.load_checkpoint(path)
     assert not (tmp_path / "evil").exists()
 
 
@@ -477,7 +575,6 @@ def test_an_index_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (["hardware.activation_checkpointing=[Bloc]"], r"hardware\.activation_checkpointing: MLP has no .*'Bloc'"),
         (["trainer.fsdp.replicas=2"], r"trainer\.fsdp\.replicas=2: 2 processes cannot be shared"),
         (["hardware.num_procs=1", "trainer.fsdp.cpu_offload=true"], r"cpu_offload=true: wants two processes"),
-        (["optim=sgd", "+optim.fused=true"], r"optim\.fused=true: torch has no fused SGD for trainer=fsdp"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, overrides: list[str], message: str) -> None:
@@ -526,10 +623,10 @@ def test_tied_weights_cannot_be_wrapped(tmp_path: Path, tokens: Path) -> None:
     ],
 )
 def test_modules_by_class_and_name(patterns: str | list[str], names: list[str]) -> None:
-    from engine.ranks.blocks import find
+    from engine.ranks.blocks import find_blocks
     from lab.models.gpt import GPT
 
-    assert list(find(GPT([8], 11, width=16, heads=2, layers=2, dropout=0.0), patterns, "key")) == names
+    assert list(find_blocks(GPT([8], 11, width=16, heads=2, layers=2, dropout=0.0), patterns, "key")) == names
 
 
 @pytest.mark.parametrize(
@@ -544,6 +641,102 @@ def test_other_optimizers_and_ranks_go_on_exactly(tmp_path: Path, optim: list[st
     cut_at(run, 4)
     go_on(run)
     assert_equal(newest(run), straight)
+
+
+def test_a_block_is_gathered_while_the_one_before_computes(tmp_path: Path) -> None:
+    """And the last one once for forward and backward."""
+
+    def work(world: Any, folder: Path) -> None:
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        from engine.ranks.fsdp import shard
+
+        class Count(TorchDispatchMode):
+            def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                gathers[0] += "c10d._allgather_base_" in str(function) or "c10d::_allgather_base_" in str(function)
+                return function(*args, **kwargs or {})
+
+        class Block(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.norm, self.linear = nn.LayerNorm(4), nn.Linear(4, 4)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                seen.append(gathers[0])
+                y: torch.Tensor = self.linear(self.norm(x))
+                inside.append(gathers[0])
+                return y
+
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.blocks = nn.Linear(4, 4), nn.Sequential(*(Block() for _ in range(4)))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.blocks(self.first(x))  # type: ignore[no-any-return]
+
+        gathers = [0]
+        for precision, each in (("fp32", 1), ("bf16", 2)):  # of a block in bf16 the norms apart
+            model = Net()
+            shard(model, fsdp_config(), precision, world, compiled=False)
+            for _ in range(2):
+                gathers[0], seen, inside = 0, list[int](), list[int]()
+                with Count(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                    loss = model(torch.rand(2, 4)).sum()
+                # the first layer, then in each block all of this block's and the next one's
+                assert seen == inside == [1 + 2 * each, 1 + 3 * each, 1 + 4 * each, 1 + 4 * each], (precision, seen)
+                with Count():
+                    loss.backward()
+                assert gathers[0] == 1 + 4 * each + 3, (precision, gathers)
+
+    on_ranks(work, tmp_path / "ranks")
+
+
+@NEEDS_GPT
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [False, True])
+def test_a_compiled_block_is_one_graph(tmp_path: Path, again: bool) -> None:
+    """For all blocks the same; without breaks; what goes from block to block is fp32 in bf16 too."""
+
+    def work(world: Any, folder: Path) -> None:
+        from torch._dynamo.utils import counters
+
+        from engine.ranks.blocks import checkpoint_activations, find_blocks
+        from engine.ranks.fsdp import shard
+        from lab.models.gpt import GPT
+
+        model = GPT([8], 11, width=16, heads=2, layers=3, dropout=0.1)
+        if again:
+            checkpoint_activations(find_blocks(model, "auto", "key").values(), compiled=True)
+        shard(model, fsdp_config(), "bf16", world, compiled=True)
+        types: list[torch.dtype] = []
+        for block in model.blocks:
+            block.register_forward_hook(lambda module, inputs, output: types.append(output.dtype))
+        with torch.autocast("cpu", torch.bfloat16):
+            model(torch.arange(16).reshape(2, 8) % 11).square().mean().backward()
+        assert counters["stats"]["unique_graphs"] == 1
+        assert not counters["graph_break"]
+        assert types == [torch.float32] * 3
+
+    on_ranks(work, tmp_path / "ranks")
+
+
+@pytest.mark.slow
+def test_a_block_that_is_no_graph_is_named(tmp_path: Path) -> None:
+    def work(world: Any, folder: Path) -> None:
+        from engine.ranks.fsdp import shard
+
+        class Breaks(nn.Linear):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                torch._dynamo.graph_break()
+                return super().forward(x)
+
+        model = nn.Sequential(Breaks(4, 4), Breaks(4, 4))
+        shard(model, fsdp_config(), "fp32", world, compiled=True)
+        with pytest.raises(ConfigError, match=r"hardware\.compile: .* the forward of Breaks must be one graph"):
+            model(torch.rand(2, 4))
+
+    on_ranks(work, tmp_path / "ranks")
 
 
 @NEEDS_GPT

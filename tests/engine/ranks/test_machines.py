@@ -20,7 +20,8 @@ from conftest import QUICK, assert_equal, compose, start_run
 from torch import nn
 
 from engine.data.loader import Loader
-from engine.ranks import cores, threads
+from engine.host import cpu as cores
+from engine.ranks import threads
 from engine.ranks.distributed import World
 from lab.loop import Objective
 from lab.tasks.supervised import Supervised
@@ -100,7 +101,7 @@ def test_cores_and_threads_are_the_least_of_what_is_granted(monkeypatch: pytest.
 
 
 def decided(asked: int | str, device: str = "cpu", deterministic: bool = False, ranks: int = 1) -> tuple[int, str]:
-    found = threads.decide(asked, device, deterministic, ranks)
+    found = threads.decide_threads(asked, device, deterministic, ranks)
     return found.count, found.why
 
 
@@ -182,7 +183,7 @@ def test_measuring_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, fails: bool)
         (model.state_dict(), batch, random.getstate(), np.random.get_state()[1], torch.get_rng_state())
     )
 
-    found = threads.measure(
+    found = threads.measure_threads(
         2, Objective(model, Even(lambda out, batch: out.square().sum(1), {})), lambda: batch, nullcontext
     )
     assert (found.count, found.why) == (1, "not measured: ValueError") if fails else found.why.startswith("measured")
@@ -197,19 +198,19 @@ def test_one_rank_of_several_measures_without_the_criterion(monkeypatch: pytest.
     """A criterion that gathers from all ranks would wait for ever on the one that measures."""
     from engine.ranks import hardware
     from lab import run
-    from lab.build import Config
+    from lab.make import Config
     from lab.tasks.base import Task
 
     config = Config.of(compose(*QUICK, "trainer.max_steps=1"))
-    machine = hardware.resolve(config.hardware, config.trainer)
-    monkeypatch.setattr(threads, "settle", lambda decided, run_dir, world, measure: measure(2))
-    monkeypatch.setattr(threads, "measure", lambda most, net, first, autocast: type(net))
+    machine = hardware.resolve_hardware(config.hardware, config.trainer)
+    monkeypatch.setattr(run, "settle_threads", lambda decided, run_dir, world, measure: measure(2))
+    monkeypatch.setattr(run, "measure_threads", lambda most, net, first, autocast: type(net))
     gathering = Task()
     gathering.across_samples = True
     loader: Any = SimpleNamespace(first=None)
     for size, task, measured in (
-        (1, Supervised(print, {}), Objective), (2, Supervised(print, {}), threads.Alone), (1, gathering, Objective),
-        (2, gathering, threads.Alone), (2, Task(), Objective),
+        (1, Supervised(print, {}), Objective), (2, Supervised(print, {}), threads.ModelAlone),
+        (1, gathering, Objective), (2, gathering, threads.ModelAlone), (2, Task(), Objective),
     ):  # fmt: skip
         world, net = World(0, size, 0, torch.device("cpu")), Objective(nn.Linear(4, 2), task)
         assert run.with_threads(machine, net, loader, world, Path()).threads is measured  # type: ignore[comparison-overlap]
@@ -222,7 +223,7 @@ def test_the_forward_pass_alone_reaches_every_output() -> None:
         def forward(self, x: torch.Tensor) -> dict[str, Any]:
             return {"a": layers[0](x), "more": [layers[1](x), (layers[2](x), None)], "size": torch.tensor(len(x))}
 
-    threads.Alone(Model())({"x": torch.ones(5, 3)})[0]["loss"].sum().backward()
+    threads.ModelAlone(Model())({"x": torch.ones(5, 3)})[0]["loss"].sum().backward()
     assert all((p.grad != 0).all() for p in layers.parameters())
 
 

@@ -24,7 +24,8 @@ import engine.ranks.launch
 from engine.config.schema import typed
 from engine.data.loading.choose import _free_bytes
 from engine.errors import ConfigError
-from engine.ranks import cluster, cuda, distributed, dynamo, hardware
+from engine.host import gpu as cuda
+from engine.ranks import cluster, distributed, dynamo, hardware
 from engine.ranks.options import HardwareConfig
 from engine.sweeps.lease import visible_gpus
 from lab.groups import TrainerConfig
@@ -106,10 +107,10 @@ def test_gpus_are_counted_without_starting_cuda_here(nvml: int, monkeypatch: pyt
 def test_no_file_asks_cuda_how_many_gpus_there_are() -> None:
     """One function knows how to ask; torch's own start CUDA where NVML does not answer."""
     for file in (ROOT / "src").rglob("*.py"):
-        if file.name != "cuda.py":
+        if file.name != "gpu.py":
             found = re.search(r"cuda\.(device_count|is_available)\(", file.read_text())
-            assert found is None, f"{file}: {found and found.group()} - use engine.ranks.cuda.count_gpus()"
-            assert '"fork" if sys.platform' not in file.read_text(), f"{file}: use engine.ranks.cuda.start_method()"
+            assert found is None, f"{file}: {found and found.group()} - use engine.host.gpu.count_gpus()"
+            assert '"fork" if sys.platform' not in file.read_text(), f"{file}: use engine.host.gpu.start_method()"
 
 
 def test_processes_are_spawned_where_cuda_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,12 +129,12 @@ def test_a_run_on_the_cpu_leaves_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> 
     asked = cuda_built(monkeypatch, nvml=2, found=2)
     cfg = compose("hardware=cpu")
     options = typed(HardwareConfig, cfg.hardware, "hardware"), typed(TrainerConfig, cfg.trainer, "trainer")
-    hardware.resolve(*options)
+    hardware.resolve_hardware(*options)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
     assert asked == []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)  # a notebook that has used a GPU goes on doing so
-    hardware.resolve(*options)
+    hardware.resolve_hardware(*options)
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
@@ -208,8 +209,8 @@ def test_gloo_and_nccl_use_one_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 MEET = """
 import torch
-from engine.ranks.distributed import all_sum, world
-with world("cpu", 60.0) as here:
+from engine.ranks.distributed import all_sum, process_group
+with process_group("cpu", 60.0) as here:
     print(all_sum(torch.ones(1), here).item())
 """
 
@@ -235,7 +236,7 @@ def test_ranks_meet_over_ipv6() -> None:
 
 
 def test_compiled_ddp_refuses_what_torch_cannot_cut() -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.ddp\.bucket_cap_mb=0\.5: with hardware\.compile=true .* give 1"):
+    with pytest.raises(ConfigError, match=r"trainer\.ddp\.bucket_cap_mb=0\.5: with hardware\.compile .* give 1"):
         compose("trainer=ddp", "hardware.compile=true", "trainer.ddp.bucket_cap_mb=0.5")
     compose("trainer=ddp", "hardware.compile=true", "trainer.ddp.bucket_cap_mb=1")
     compose("trainer=ddp", "trainer.ddp.bucket_cap_mb=0.5")
@@ -253,16 +254,17 @@ def test_checkpointed_modules_are_compiled_whole_where_torch_cannot_cut_them(
     class New:
         def compile_fn(self, graph: Any) -> None: ...
 
-    config = SimpleNamespace(optimize_ddp=True)
+    config = SimpleNamespace(optimize_ddp=True, recompile_limit=8)
     fakes = {"torch._dynamo": SimpleNamespace(config=config), "torch._dynamo.backends": SimpleNamespace(),
              "torch._dynamo.backends.distributed": SimpleNamespace(DDPOptimizer=Old if raises else New)}  # fmt: skip
     for name, fake in fakes.items():
         monkeypatch.setitem(sys.modules, name, fake)  # type: ignore[arg-type]
-    monkeypatch.setattr(torch, "compile", lambda net: net)
+    monkeypatch.setattr(torch, "compile", lambda net, mode: net)
     net = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
     nn.Module.__init__(net)
     for checkpointing, whole in (([], False), (["auto"], raises)):
-        dynamo.compiled(net, SimpleNamespace(activation_checkpointing=checkpointing))  # type: ignore[arg-type]
+        machine: Any = SimpleNamespace(compile="default", device="cpu", micro_batch_sizes=[1])
+        dynamo.compiled(net, SimpleNamespace(activation_checkpointing=checkpointing), machine)  # type: ignore[arg-type]
         assert config.optimize_ddp is not whole
     assert inspect.isfunction(Old.compile_fn)
 
@@ -289,8 +291,8 @@ from omegaconf import OmegaConf
 sys.path.insert(0, {str(ROOT / "src")!r})
 done, folder = threading.Event(), Path({str(tmp_path)!r})
 threading.Thread(target=done.wait).start()
-from engine.ranks import cuda
-assert cuda.start_method() == "spawn"
+from engine.host import start_method
+assert start_method() == "spawn"
 start(OmegaConf.load(folder / "config.yaml"), folder / "run", [], False)
 done.set()
 """

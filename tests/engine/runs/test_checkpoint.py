@@ -15,10 +15,19 @@ import torch
 from conftest import assert_equal
 from torch import nn
 
+from engine.checkpoints import checkpoint, shards
+from engine.checkpoints.checkpoint import (
+    Checkpoints,
+    check_content,
+    find_checkpoint,
+    load_checkpoint,
+    load_weights,
+    peek,
+    save_checkpoint,
+    weights_of,
+)
 from engine.errors import ConfigError, Damaged, RunFailed
 from engine.ranks.distributed import World
-from engine.runs import checkpoint, shards
-from engine.runs.checkpoint import Checkpoints, check_content, find, load, load_weights, peek, save, weights
 
 CPU = torch.device("cpu")
 MAIN, OTHER = World(0, 1, 0, CPU), World(1, 2, 1, CPU)
@@ -37,7 +46,7 @@ def names(directory: Path) -> list[str]:
 
 
 def in_parts(path: Path, content: dict[str, Any]) -> Path:
-    shards.save(content, path, MAIN, save)
+    shards.save(content, path, MAIN, save_checkpoint)
     return path
 
 
@@ -55,10 +64,10 @@ def test_a_file_is_whole_on_the_disk_before_it_has_its_name(tmp_path: Path, monk
         synced.append(os.fstat(handle).st_size)
 
     monkeypatch.setattr(checkpoint.os, "fsync", fsync)
-    save(payload(), path)
+    save_checkpoint(payload(), path)
     assert synced == [path.stat().st_size], "what is still in a buffer is not synced"
     assert names(tmp_path) == [path.name]
-    assert_equal(load(path), payload())
+    assert_equal(load_checkpoint(path), payload())
 
 
 def full_disk() -> None:
@@ -105,7 +114,7 @@ def test_what_could_not_be_written_leaves_the_one_before(
     else:
         monkeypatch.setattr(checkpoint.torch, "save", lambda content, file: (file.write(b"half"), fail()))
     with pytest.raises(error, match=says) as caught:
-        save(payload(), path)
+        save_checkpoint(payload(), path)
     assert caught.type is error
     assert names(tmp_path) == [path.name]
     assert path.read_bytes() == b"the one before"
@@ -135,7 +144,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path, content: Any, says: str)
     with pytest.raises(ValueError, match=f"^it is no checkpoint of a run.*{says}"):
         check_content(content)
     torch.save(content, tmp_path / "a.pt")
-    for read in (load, peek):
+    for read in (load_checkpoint, peek):
         with pytest.raises(Damaged, match=rf"^{tmp_path}/a\.pt does not load: it is no checkpoint of a run.*{says}"):
             read(tmp_path / "a.pt")
 
@@ -152,24 +161,73 @@ class Foreign:
 def test_loading_runs_no_code(tmp_path: Path) -> None:
     torch.save(payload(schedule={"updates": Foreign()}), tmp_path / "a.pt")
     with pytest.raises(Damaged, match="does not load"):
-        load(tmp_path / "a.pt")
+        load_checkpoint(tmp_path / "a.pt")
 
 
 def test_the_average_counts_where_there_is_one() -> None:
-    assert weights(payload(ema={"w": 1}))["w"] == 1
-    assert weights(payload(7))["w"].tolist() == [7.0, 7.0]
+    assert weights_of(payload(ema={"w": 1}))["w"] == 1
+    assert weights_of(payload(7))["w"].tolist() == [7.0, 7.0]
 
 
 def test_a_checkpoint_in_parts(tmp_path: Path) -> None:
     path = in_parts(tmp_path / "last_000000005.dcp", payload())
-    assert_equal(load(path), payload())
+    assert_equal(load_checkpoint(path), payload())
     head = peek(path)
     assert (head["step"], head["shards"], "model" in head) == (5, str(path), False)
-    assert load(path, ("model",))["optimizer"] == {"state": {}, "param_groups": []}
+    assert load_checkpoint(path, ("model",))["optimizer"] == {"state": {}, "param_groups": []}
     lacking = in_parts(tmp_path / "lacking.dcp", {k: v for k, v in payload().items() if k != "samples"})
-    for read in (load, peek):
+    for read in (load_checkpoint, peek):
         with pytest.raises(Damaged, match=r"lacking\.dcp does not load: .*in it: samples$"):
             read(lacking)
+
+
+# ---- reading: pages of the file, until they are used
+
+
+def mapped() -> list[str]:
+    """Files under a temporary directory that this process has mapped."""
+    return [line.split()[5] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(".pt")]
+
+
+def test_a_file_is_mapped_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "last_000000005.pt"
+    save_checkpoint(payload(), path)
+    for read in (load_checkpoint, peek):
+        content = read(path)
+        assert mapped() == [str(path)] * len(mapped())
+        assert mapped()
+        del content
+        assert not mapped()
+    before = path.read_bytes()
+    peek(path)["model"]["w"].zero_()
+    assert path.read_bytes() == before, "what a loaded tensor becomes is not written into the file"
+    original = torch.load
+
+    def unable(file: Any, mmap: bool = False, **options: Any) -> Any:
+        if mmap:
+            raise RuntimeError(f"unable to mmap 1216 bytes from file <{file}>: No such device (19)")
+        return original(file, **options)
+
+    monkeypatch.setattr(checkpoint.torch, "load", unable)
+    assert_equal(peek(path), payload())
+    assert not mapped()
+
+
+def test_an_optimizer_does_not_hold_the_file(tmp_path: Path) -> None:
+    """A checkpoint that is deleted would keep its place on the disk as long as the run goes on."""
+    path = tmp_path / "last_000000005.pt"
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    save_checkpoint(payload(optimizer=optimizer.state_dict()), path)
+    for device, wanted in ((CPU, {"step", "exp_avg", "exp_avg_sq"}), (torch.device("cuda"), {"step"})):
+        state = peek(path)["optimizer"]
+        own = checkpoint.unmapped(state, device)
+        assert_equal(own, state)
+        for number, held in state["state"].items():
+            copied = {key for key, value in held.items() if value.data_ptr() != own["state"][number][key].data_ptr()}
+            assert copied == wanted
 
 
 # ---- loading weights
@@ -204,7 +262,6 @@ def test_two_last_ones_are_kept_and_nothing_of_somebody_else(tmp_path: Path) -> 
     own = ("last_5.txt", "last_final.pt", "best_000000001.pt", ".hidden.pt", "notes")
     for name in own:
         (tmp_path / name).write_bytes(b"")
-    (tmp_path / ".last_000000009.pt.tmp").write_bytes(b"half, of a process that was killed")
     in_parts(tmp_path / "last_000000001.dcp", payload(1))  # of the same run, when it was sharded
     kept = Checkpoints(tmp_path, MAIN)
     for step, there in ((3, {1, 3}), (7, {3, 7}), (10, {7, 10})):
@@ -212,7 +269,7 @@ def test_two_last_ones_are_kept_and_nothing_of_somebody_else(tmp_path: Path) -> 
         found = {int(path.stem[5:]) for path in tmp_path.glob("last_0*")}
         assert found == there
     assert names(tmp_path) == sorted([*own, "last_000000007.pt", "last_000000010.pt"])
-    assert_equal(load(tmp_path / "last_000000010.pt"), payload(10))
+    assert_equal(load_checkpoint(tmp_path / "last_000000010.pt"), payload(10))
 
 
 def test_the_best_are_those_that_the_state_names(tmp_path: Path) -> None:
@@ -239,16 +296,19 @@ def test_a_rank_writes_only_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (tmp_path / f"last_{step:09d}.pt").write_bytes(b"")
     before = names(tmp_path)
     (tmp_path / ".last_000000009.pt.tmp").write_bytes(b"of rank 0, which writes now")
+    monkeypatch.setattr(checkpoint, "meet", lambda world: None)
     Checkpoints(tmp_path, OTHER).save_last(payload(4))
     assert names(tmp_path) == [".last_000000009.pt.tmp", *before]
     parts: list[Any] = []
     monkeypatch.setattr(checkpoint, "is_part", lambda value: value.numel() == 2)
-    monkeypatch.setattr(checkpoint.shards, "save", lambda content, path, world, how: parts.append((path, world, how)))
+    monkeypatch.setattr(
+        checkpoint.shards, "save", lambda content, path, world, how, group: parts.append((path, world, how))
+    )
     Checkpoints(tmp_path, OTHER).save_last(payload(4))
-    assert parts == [(tmp_path / "last_000000004.dcp", OTHER, save)]
+    assert parts == [(tmp_path / "last_000000004.dcp", OTHER, save_checkpoint)]
     assert names(tmp_path) == [".last_000000009.pt.tmp", *before]
     Checkpoints(tmp_path, MAIN).save_last(payload(4))
-    assert parts[1:] == [(tmp_path / "last_000000004.dcp", MAIN, save)]
+    assert parts[1:] == [(tmp_path / "last_000000004.dcp", MAIN, save_checkpoint)]
     assert names(tmp_path) == [".last_000000009.pt.tmp", "last_000000002.pt", "last_000000003.pt"]
 
 
@@ -279,8 +339,8 @@ def test_the_best_that_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         assert [line.split(" does")[0] for line in told(caplog)] == [
             f"passing over: {tmp_path}/best_00000000{step}.pt" for step in (2, 4)
         ]
-    save(payload(4), tmp_path / "best_000000004.pt")
-    save(payload(6), tmp_path / "best_000000006.pt")
+    save_checkpoint(payload(4), tmp_path / "best_000000004.pt")
+    save_checkpoint(payload(6), tmp_path / "best_000000006.pt")
     for world in (None, MAIN):
         best = Checkpoints(tmp_path, world).load_best([[0.1, 2], [0.2, 4], [0.3, 6]])
         assert best is not None
@@ -294,7 +354,7 @@ def test_the_newest_that_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     for world in (None, MAIN):
         assert Checkpoints(tmp_path, world).newest_valid() is None
     for name, step in (("last", 2), ("best", 4), ("last", 3)):
-        save(payload(step), tmp_path / f"{name}_{step:09d}.pt")
+        save_checkpoint(payload(step), tmp_path / f"{name}_{step:09d}.pt")
     for name in ("last_000000010.pt", "best_000000011.pt"):
         (tmp_path / name).write_bytes(b"damaged")
     before = names(tmp_path)
@@ -315,6 +375,25 @@ def test_the_newest_that_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert len(told(caplog)) == 2
 
 
+def test_a_resume_removes_what_a_killed_process_left(tmp_path: Path) -> None:
+    """Half a file, half a directory, one that was being deleted; by rank 0 of the run alone, and nothing else."""
+    own = [".hidden.pt", ".notes.tmp", ".lock", "last_000000003.pt"]
+    for name in (*own[:-1], ".last_000000009.pt.tmp", ".best_000000009.pt.tmp"):
+        (tmp_path / name).write_bytes(b"half")
+    save_checkpoint(payload(3), tmp_path / own[-1])
+    for name in (".last_000000012.dcp.tmp", ".best_000000002.dcp.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__0_0.distcp").write_bytes(b"half")
+    before = names(tmp_path)
+    for world, put_aside in ((None, False), (MAIN, False)):
+        Checkpoints(tmp_path, world).newest_valid(put_aside)
+        assert names(tmp_path) == before
+    found = Checkpoints(tmp_path, MAIN).newest_valid(put_aside=True)
+    assert found is not None
+    assert found[0].name == own[-1]
+    assert names(tmp_path) == sorted(own)
+
+
 def test_where_none_loads_the_user_decides(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         (tmp_path / f"last_{step:09d}.pt").write_bytes(b"damaged")
@@ -328,7 +407,7 @@ def test_ranks_check_together(
     """Each its share; what one of them finds damaged is damaged for all, and rank 0 says so and renames it."""
     caplog.set_level(logging.WARNING, "lab")
     for step in (3, 4):
-        save(payload(step), tmp_path / f"last_{step:09d}.pt")
+        save_checkpoint(payload(step), tmp_path / f"last_{step:09d}.pt")
     shares: list[Any] = []
     original = checkpoint.peek
     monkeypatch.setattr(checkpoint, "peek", lambda path, share: (shares.append(share), original(path, share))[1])
@@ -359,7 +438,7 @@ def run_with(directory: Path, **files: dict[str, Any]) -> Path:
     for name, content in files.items():
         kind, step, *suffix = name.split("_")
         path = directory / "checkpoints" / f"{kind}_{int(step):09d}"
-        in_parts(path.with_suffix(".dcp"), content) if suffix else save(content, path.with_suffix(".pt"))
+        in_parts(path.with_suffix(".dcp"), content) if suffix else save_checkpoint(content, path.with_suffix(".pt"))
     return directory
 
 
@@ -367,14 +446,14 @@ def test_a_run_stands_for_its_best_or_newest_weights(tmp_path: Path) -> None:
     best = [[0.1, 9], [0.2, 4]]  # the best of all is damaged
     run = run_with(tmp_path / "a", best_4=payload(4), last_8=payload(8, best=best), last_6=payload(6, best=best))
     (run / "checkpoints/best_000000009.pt").write_bytes(b"damaged")
-    path, content = find(run)
+    path, content = find_checkpoint(run)
     assert path == run / "checkpoints/best_000000004.pt"
     assert_equal(content, payload(4))
     (run / "checkpoints/best_000000004.pt").unlink()
-    path, content = find(run)
+    path, content = find_checkpoint(run)
     assert path == run / "checkpoints/last_000000008.pt"
     assert_equal(content, payload(8, best=best))
-    path, content = find(run / "checkpoints/last_000000006.pt")
+    path, content = find_checkpoint(run / "checkpoints/last_000000006.pt")
     assert path == run / "checkpoints/last_000000006.pt"
     assert content["step"] == 6
 
@@ -382,7 +461,7 @@ def test_a_run_stands_for_its_best_or_newest_weights(tmp_path: Path) -> None:
 def test_a_run_in_parts_is_read_as_far_as_weights(tmp_path: Path) -> None:
     run = run_with(tmp_path / "a", last_8_dcp=payload(8, best=[[0.2, 4]]), best_4_dcp=payload(4))
     for given in (run, run / "checkpoints/best_000000004.dcp"):
-        path, content = find(given)
+        path, content = find_checkpoint(given)
         assert path == run / "checkpoints/best_000000004.dcp"
         assert content["model"]["w"].tolist() == [4.0, 4.0]
         assert content["optimizer"] == {"state": {}, "param_groups": []}
@@ -390,11 +469,11 @@ def test_a_run_in_parts_is_read_as_far_as_weights(tmp_path: Path) -> None:
 
 def test_what_stands_for_nothing_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"/nowhere is neither a checkpoint nor a run directory with checkpoints$"):
-        find(tmp_path / "nowhere")
+        find_checkpoint(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"/empty/checkpoints holds no checkpoint$"):
-        find(run_with(tmp_path / "empty"))
+        find_checkpoint(run_with(tmp_path / "empty"))
     with pytest.raises(Damaged, match=r"^\S+/none\.dcp does not load"):
-        find(tmp_path / "none.dcp")
+        find_checkpoint(tmp_path / "none.dcp")
 
 
 class Looked:

@@ -15,11 +15,11 @@ import yaml
 from conftest import ROOT, compose, result, status
 from omegaconf import OmegaConf
 
+from engine.checkpoints import checkpoint
 from engine.config import saved
 from engine.config.saved import read_config
 from engine.config.schema import plain, split_own
 from engine.errors import ConfigError
-from engine.runs import checkpoint
 from lab import groups as config
 from lab import load_run
 from lab.restore import change_value, export, score_checkpoint
@@ -42,7 +42,7 @@ def old(name: str, tmp_path: Path) -> Path:
 
 def newest(run: Path) -> dict[str, Any]:
     files = [path for path in (run / "checkpoints").glob("last_*") if path.suffix in (".pt", ".dcp")]
-    return checkpoint.load(max(files, key=lambda path: path.name))
+    return checkpoint.load_checkpoint(max(files, key=lambda path: path.name))
 
 
 def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:

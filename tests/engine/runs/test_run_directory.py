@@ -17,10 +17,10 @@ from conftest import QUICK, compose, last_checkpoint, metrics, result, slow, sta
 from omegaconf import OmegaConf
 
 import lab.loop
-from engine.config.resume import check_followers, choose
 from engine.errors import ConfigError, RunFailed
 from engine.files import as_json
 from engine.runs import directory, environment
+from engine.runs.resume import check_followers, choose_run
 from lab.start import start
 
 SHORT = (*QUICK, "trainer.max_steps=6", "trainer.log_every=2", "trainer.eval_every=3", "trainer.save_every=3")
@@ -92,11 +92,11 @@ def test_a_resume_that_was_killed_before_its_first_step_is_undone_by_the_next(ru
     changed: Any = OmegaConf.load(run / "config.yaml")
     changed.trainer.max_steps = 50
     with directory.claimed(run):
-        directory.reopen(run, changed, ["trainer.max_steps=50"])
+        directory.reopen_directory(run, changed, ["trainer.max_steps=50"])
         directory.write_status(run, "running")
         with pytest.raises(ConfigError, match="another process"):
-            choose(compose(*SHORT, f"resume={run}"), run, [], Path.cwd())
-    cfg, _ = choose(compose(*SHORT, f"resume={run}"), run, [], Path.cwd())
+            choose_run(compose(*SHORT, f"resume={run}"), run, [], Path.cwd())
+    cfg, _ = choose_run(compose(*SHORT, f"resume={run}"), run, [], Path.cwd())
     assert cfg.trainer.max_steps == 6
     assert files(run) == before
 
@@ -122,13 +122,13 @@ def test_a_new_run_does_not_go_on_from_foreign_files(run: Path, tmp_path: Path) 
         before = files(target)
         for resume in ((), ("resume=auto",)):
             with pytest.raises(ConfigError, match=f"{target}: it has no config.yaml but {names[0]}") as caught:
-                choose(compose(*SHORT, *resume), target, [], Path.cwd())
+                choose_run(compose(*SHORT, *resume), target, [], Path.cwd())
             assert "\n" not in str(caught.value)
         assert files(target) == before
     new = tmp_path / "new"
     (new / "checkpoints").mkdir(parents=True)
     (new / "notes.txt").write_text("mine")
-    choose(compose(*SHORT), new, [], Path.cwd())
+    choose_run(compose(*SHORT), new, [], Path.cwd())
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\x00\xfe", b"3", b"[" * 100_000], ids=range(6))
@@ -334,8 +334,8 @@ def test_new_files_are_in_the_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("epochs", [0.5, 1, 1.5, 2.5])
 def test_a_run_that_goes_on_has_as_many_steps_as_before(epochs: float) -> None:
-    from lab.build import count_steps
     from lab.groups import TrainerConfig
+    from lab.make import count_steps
 
     for samples in (1280, 1297, 896, 100):
         trainer = TrainerConfig(max_epochs=epochs, global_batch_size=256)

@@ -127,26 +127,26 @@ def refuse(listener: socket.socket, status: int) -> None:
 
 
 def test_a_key_is_found_where_wandb_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.runs.wandb_log import _server, auto_mode
+    from engine.runs.wandb_log import _server, auto_wandb_mode
 
     for name in ("MODE", "API_KEY", "BASE_URL", "IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(f"WANDB_{name}", raising=False)
     monkeypatch.delenv("NETRC", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
-    assert auto_mode() == "offline"
+    assert auto_wandb_mode() == "offline"
     (tmp_path / "mine").write_text("machine api.wandb.ai login user password " + "0" * 40)
     with monkeypatch.context() as patch:
         patch.setenv("NETRC", str(tmp_path / "mine"))
-        assert auto_mode() == "online"
+        assert auto_wandb_mode() == "online"
     with monkeypatch.context() as patch:
         patch.setenv("WANDB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
-        assert auto_mode() == "online"
+        assert auto_wandb_mode() == "online"
     (tmp_path / ".netrc").write_text("machine my.server:8080 login user password " + "0" * 40)
-    assert auto_mode() == "offline"
+    assert auto_wandb_mode() == "offline"
     (tmp_path / "config").mkdir()
     (tmp_path / "config/settings").write_text("[default]\nbase_url = http://my.server:8080\n")  # wandb login --host
-    assert (auto_mode(), _server()) == ("online", ("my.server", 8080))
+    assert (auto_wandb_mode(), _server()) == ("online", ("my.server", 8080))
 
 
 @pytest.mark.slow

@@ -211,7 +211,7 @@ def test_nothing_that_has_run_is_lost(tmp_path: Path) -> None:
 def test_the_book_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it names is whole; a job that could not be written is not in it."""
     written: list[Path] = []
-    original = directory.fill
+    original = directory.fill_directory
 
     def fill(folder: Path, *rest: Any, **facts: Any) -> None:
         assert is_locked(tmp_path / "s" / ".lock")
@@ -220,7 +220,7 @@ def test_the_book_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         written.append(folder)
         original(folder, *rest, **facts)
 
-    monkeypatch.setattr(directory, "fill", fill)
+    monkeypatch.setattr("engine.sweeps.ledger.fill_directory", fill)
     with pytest.raises(OSError, match="no room"):
         added(tmp_path / "s", one("seed=0"), one("seed=1"))
     assert not (tmp_path / "s/sweep.json").exists()

@@ -22,7 +22,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from engine.sweeps.search.methods import Methods  # noqa: E402
 from engine.sweeps.search.objectives import Objective, choose, read  # noqa: E402
 from engine.sweeps.search.space import parse  # noqa: E402
-from engine.sweeps.search.storage import create_study  # noqa: E402
+from engine.sweeps.search.storage import open_study  # noqa: E402
 from engine.sweeps.search.study import Search  # noqa: E402
 
 LOSS = [Objective("val/loss", "min")]
@@ -101,9 +101,9 @@ def test_every_value_of_a_space_is_an_override_that_reads_as_itself() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("a=interval(3,1)", "a=interval(3,1): an interval goes from a smaller to a larger number"),
-        ("a=tag(log,interval(0,1))", "a logarithmic scale begins above 0"),
-        ("a=tag(lgo,interval(1,2))", "no tag 'lgo' (tags: log, int)"),
+        ("a=interval(3,1)", "a=interval(3,1): `low <= high` must hold"),
+        ("a=tag(log,interval(0,1))", "`low > 0` must hold for `log=True`"),
+        ("a=tag(lgo,interval(1,2))", "no tag 'lgo' (tags: log, int, 'if key=value')"),
         ("a=range(3,3)", "this range is empty"),
         ("a=tag(log,choice(1,2))", "a choice has no scale"),
         ("hydra.sweeper.seed=1,2", "a search varies the experiment, not Hydra"),
@@ -113,6 +113,104 @@ def test_mistakes_in_a_space(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse([override])
     assert message in str(caught.value)
+
+
+# ---- keys that are searched only where another has a certain value
+OPTIM = ["optim.momentum=tag('if optim=sgd',interval(0.5,0.99))", "optim=sgd,adamw,muon"]
+
+
+def drawn(space: Any, trials: int = 40) -> list[dict[str, Any]]:
+    from functools import partial
+
+    from engine.sweeps.search.study import _suggest
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    return [space.draw(partial(_suggest, study.ask())) for _ in range(trials)]
+
+
+def test_a_key_is_drawn_only_where_its_condition_holds() -> None:
+    space = parse([*OPTIM, "x=range(0.1,0.5,0.1)", "deep=tag('if x=0.3,4e-1','if optim=sgd',log,int,interval(1,64))"])
+    assert list(space.swept) == ["optim", "x", "optim.momentum", "deep"]
+    seen = set()
+    for params in drawn(space):
+        assert ("optim.momentum" in params) == (params["optim"] == "sgd")
+        assert ("deep" in params) == (params["optim"] == "sgd" and params["x"] > 0.25)
+        assert [text.partition("=")[0] for text in space.overrides(params)] == list(params)
+        seen.add(len(params))
+    assert seen == {2, 3, 4}
+
+
+def test_a_condition_on_a_value_of_all_trials_holds_for_all_or_none() -> None:
+    assert list(parse([OPTIM[0], "x=1,2", "optim=sgd"]).swept) == ["optim.momentum", "x"]
+    momentum = "optim.momentum=tag('if optim=sgd',range(0.8,1,0.1))"
+    space = parse([momentum, "x=1,2", "optim=adamw", "nesterov=tag('if optim.momentum=0.9',choice(true))"])
+    assert list(space.swept) == ["x"]
+    assert space.overrides({"x": "1"}) == ["optim=adamw", "x=1"]
+
+
+def test_corners_and_combinations_follow_the_conditions() -> None:
+    space = parse(["a=range(3)", "b=tag('if a=1,2',choice(x,y))", "c=tag('if b=y',interval(1,2))"])
+    assert list(space.corners()) == [
+        {"a": 0}, {"a": 2, "b": "x"}, {"a": 1, "b": "x"}, {"a": 1, "b": "y", "c": 1.0}, {"a": 1, "b": "y", "c": 2.0}
+    ]  # fmt: skip
+    space = parse(["a=range(3)", "b=tag('if a=1,2',choice(x,y))", "c=tag('if b=y',range(2))"])
+    found = list(space.combinations())
+    assert len(found) == 1 + 2 * (1 + 2)
+    assert {"a": 2, "b": "y", "c": 1} in found
+    assert {"a": 2, "b": "x"} in found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (OPTIM[:1], "'if optim=sgd': optim is neither searched nor set here - give it too, optim=..."),
+        ([OPTIM[0], "optm=1,2"], "'if optim=sgd': optim is neither searched nor set here - did you mean optm?"),
+        (["a=tag('if b=z',range(3))", "b=x,y"], "'if b=z': b is never z here (it is one of: x, y)"),
+        (["a=tag('if b=7',range(3))", "b=range(5)"], "'if b=7': b is never 7 here (it is one of: 0, 1, 2, 3, 4)"),
+        (["a=tag('if b=0.5',range(3))", "b=interval(0,1)"], "'if b=0.5': an interval has no end of values"),
+        (["a=tag('if b=interval(0,1)',range(3))", "b=1,2"], "is no condition - write 'if key=value'"),
+        (["a=tag('if b',range(3))", "b=1,2"], "is no condition - write 'if key=value'"),
+        (["a=tag('if b=1',range(3))", "b=tag('if a=1',range(3))"], "leads back to itself (a -> b -> a)"),
+        (["a=tag('if b=1','if c=1',range(3))", "b=1,2", "c=tag('if b=2',choice(1,2))"], "exclude each other"),
+    ],
+)
+def test_mistakes_in_a_condition(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(overrides)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["TPESampler", slow("CmaEsSampler"), slow("QMCSampler"), slow("NSGAIISampler")])
+def test_a_conditional_search_is_drawn_again_exactly(tmp_path: Path, kind: str) -> None:
+    """Killed with a trial begun, and started again: the same draws as undisturbed, none where the condition is off."""
+    arguments = [*OPTIM, "optim.lr=tag(log,interval(1e-4,1e-1))"]
+
+    def trials(name: str, until: int, killed: bool = False) -> list[dict[str, Any]]:
+        (tmp_path / name).mkdir(exist_ok=True)
+        search = a_search(settings(sampler=sampler(kind)), arguments, LOSS, "s", tmp_path / name)
+        waiting = search.running()
+        while waiting or len(search.trials()) < until:
+            trial = waiting.pop() if waiting else search.ask()
+            search.tell(trial.number, "complete", [trial.params["optim.lr"] + trial.params.get("optim.momentum", 0)])
+        if killed:
+            search._study.ask()
+        return [t.params for t in search.trials()]
+
+    straight = trials("straight", 14)
+    trials("killed", 7, killed=True)
+    assert trials("killed", 14) == straight
+    assert {len(params) for params in straight} == {2, 3}
+    with pytest.raises(ConfigError, match="holds another search"):
+        a_search(settings(), [OPTIM[0].replace("sgd", "muon"), *arguments[1:]], LOSS, "s", tmp_path / "straight")
+
+
+def test_every_combination_of_a_conditional_space_once(tmp_path: Path) -> None:
+    arguments = ["a=range(3)", "b=tag('if a=1,2',choice(x,y))", "c=tag('if b=y',range(2))"]
+    search = a_search(settings(sampler=sampler("BruteForceSampler"), n_trials=50), arguments, LOSS, "s", tmp_path)
+    while search.has_room():
+        search.tell(search.ask().number, "complete", [0.0])
+    assert len({json.dumps(t.params) for t in search.ended()}) == len(search.ended()) == 7
 
 
 # ---- objectives
@@ -171,7 +269,7 @@ def test_the_seed_says_what_is_drawn_and_a_restart_changes_nothing(tmp_path: Pat
 
 
 def test_a_trial_killed_while_it_was_drawn_is_drawn_to_its_end(tmp_path: Path) -> None:
-    study = create_study(None, "s", tmp_path, ["min"])
+    study = open_study(None, "s", tmp_path, ["min"])
     study.set_user_attr("space", None)
     a_search(settings(), SPACE, LOSS, "s", tmp_path)
     trial = study.ask()
@@ -203,7 +301,7 @@ def test_every_combination_once_and_no_more(tmp_path: Path) -> None:
         "s",
         tmp_path,
     )
-    assert search.limit == 12
+    assert search.methods.limit == 12
     for _ in range(12):
         search.tell(search.ask().number, "complete", [0.0])
     assert len({json.dumps(t.params) for t in search.ended()}) == 12
@@ -271,7 +369,7 @@ def test_pruning_needs_one_score_that_is_known_on_the_way() -> None:
 # ---- pruning inside a run
 def study_with_good_trials(sweep_dir: Path, evaluations: int = 20) -> Any:
     """A study whose one complete trial had no loss at all, at every evaluation."""
-    study = create_study(None, "s", sweep_dir, ["min"])
+    study = open_study(None, "s", sweep_dir, ["min"])
     trial = study.ask()
     for evaluation in range(evaluations):
         trial.report(0.0, evaluation)
@@ -327,7 +425,7 @@ def test_wandb_is_told_of_the_trial_and_its_pruning(tmp_path: Path, monkeypatch:
             ended.append((exit_code, self.summary["status"]))
 
     begun: dict[str, Any] = {}
-    monkeypatch.setattr(wandb_log, "begin", lambda arguments, *rest: begun.update(arguments) or Told())
+    monkeypatch.setattr(wandb_log, "begin_wandb", lambda arguments, *rest: begun.update(arguments) or Told())
     run_dir, _ = trial_directory(tmp_path)
     facts = {"status": "queued", "wandb_id": "abc", "sweep": {"sweep": "s", "job": 1, "trial": 1}}
     (run_dir / "status.json").write_text(json.dumps(facts))

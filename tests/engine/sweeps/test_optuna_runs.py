@@ -105,6 +105,30 @@ def test_trials_that_fail_or_end_without_a_number_are_recorded(tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_a_key_is_searched_only_with_the_option_that_has_it(tmp_path: Path) -> None:
+    """optim=adamw has no momentum: a trial with it does not set one, and no message is about it. Killed in between."""
+    momentum = "optim.momentum=tag('if optim=sgd',choice(0.5,0.9))"
+    command = [*SEARCH, "hydra/sweeper/sampler=grid", momentum, "optim=sgd,adamw", f"hydra.sweep.dir={tmp_path}/s"]
+    process = subprocess.Popen([*TRAIN, *command], stderr=subprocess.DEVNULL, start_new_session=True)
+    wait_for(lambda: (tmp_path / "s" / "trial_0001").exists())
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_for(lambda: not processes_with(str(tmp_path / "s")))
+    done = call(*command)
+    assert done.returncode == 0, done.stderr
+    found = {tuple(job["overrides"][-2:]) for job in book(tmp_path / "s")["jobs"]}
+    sgd = {("optim=sgd", "optim.momentum=0.5"), ("optim=sgd", "optim.momentum=0.9")}
+    assert found - sgd == {next(one for one in found if one[-1] == "optim=adamw")}
+    assert len(book(tmp_path / "s")["jobs"]) == 3
+    assert book(tmp_path / "s")["swept"] == ["optim", "optim.momentum"]
+    assert trial_states(tmp_path / "s") == ["COMPLETE"] * 3
+    assert "| adamw | - |" in (tmp_path / "s" / "report.md").read_text()
+    other = call(*[text.replace("if optim=sgd", "if optim=adamw") for text in command])
+    assert other.returncode == 2
+    assert "holds another search" in other.stderr or "no such key" in other.stderr
+
+
+@pytest.mark.slow
 def test_a_choice_that_cannot_be_run_stops_the_search_before_it_starts(tmp_path: Path) -> None:
     done = call(
         *SEARCH, "hydra/sweeper/sampler=grid", "trainer=single,ddp", "hardware.num_procs=1,2",
@@ -180,10 +204,11 @@ def test_one_process_drives_a_search(tmp_path: Path) -> None:
     ("arguments", "line"),
     [
         slow((LR, "hydra.sweeper.objectives={val/acuracy: max}"), "did you mean val/accuracy?"),
-        slow((LR, "hydra/sweeper/sampler=grid"), f"error: {LR}: BruteForceSampler takes every combination"),
+        slow((LR, "hydra/sweeper/sampler=grid"), f"error: {LR}: this sampler takes every combination"),
         slow((LR, "hydra.sweeper.n_trial=3"), "did you mean hydra.sweeper.n_trials?"),
         (("model.hiden=choice([1],[2])",), "model.hiden: no such key - did you mean model.hidden?"),
         slow(("trainer.max_steps=5",), "there is nothing to search"),
+        slow(("optim.momentum=tag('if optim=sgd',interval(0.5,0.99))",), "optim is neither searched nor set here"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path, arguments: tuple[str, ...], line: str) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from conftest import QUICK, ROOT, TRAIN, compose, limit, result
 from engine.config.compose import CONF
 from engine.errors import ConfigError
 from engine.runs.directory import claimed, write_json
-from engine.sweeps.report import Objective, best_group, groups, read, save_best, write, write_study
+from engine.sweeps.report import Objective, best_group, groups, read_study, save_best, write, write_study
 from engine.sweeps.report.analyse import axis_kind, names_fit, pareto
 from engine.sweeps.report.best import override_list
 from engine.sweeps.report.curves import band
@@ -97,7 +98,7 @@ def test_jobs_in_every_state_are_shown(copy: Path) -> None:
     (job_dirs(copy)[0] / "metrics.jsonl").write_text('{"step": 4, "time": 1.0, "val/loss": 2.5}\n{"step": 8, "ti')
     shutil.rmtree(job_dirs(copy)[2])  # not even its directory
     with claimed(job_dirs(copy)[1]):
-        study = read([copy])
+        study = read_study([copy])
         write_study(study, print)
     assert [job.status for job in study.jobs[:6]] == ["killed", *states[1:]]
     assert study.jobs[0].so_far(LOSS) == 2.5
@@ -114,7 +115,7 @@ def test_a_lucky_seed_is_not_the_best(copy: Path) -> None:
     write_json(one / "result.json", {**result(one), "val/loss": 1e-9})
     for path in job_dirs(copy)[1:3]:
         write_json(path / "status.json", {"status": "queued"})
-    study = read([copy])
+    study = read_study([copy])
     best = best_group(study)
     assert best is not None
     assert best.values == {"optim.lr": 0.1}
@@ -123,7 +124,7 @@ def test_a_lucky_seed_is_not_the_best(copy: Path) -> None:
 
 
 def test_the_override_list_gives_the_best_run_s_config(sweep: Path) -> None:
-    best = best_group(read([sweep]))
+    best = best_group(read_study([sweep]))
     assert best is not None
     overrides = override_list(best)
     assert "optim.lr=0.1" in overrides
@@ -161,10 +162,10 @@ def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path
     assert "train.py experiment=best_lr" in said.stdout
     assert experiment.read_text().startswith("# @package _global_\n# ./run train experiment=best_lr\n")
     assert "seed" not in yaml.safe_load(experiment.read_text())
-    best = best_group(read([tmp_path / "lr"]))
+    best = best_group(read_study([tmp_path / "lr"]))
     assert best is not None
     text = experiment.read_text()
-    study = read([tmp_path / "lr"])
+    study = read_study([tmp_path / "lr"])
     save_best(study, best)  # its own file is written anew
     for other in (f"{text}trainer: {{ max_steps: 5 }}\n", "seed: 1\n"):
         experiment.write_text(other)
@@ -188,7 +189,7 @@ def test_save_best_refuses_what_a_yaml_cannot_say(copy: Path, experiment: Path) 
         config = yaml.safe_load((best / "config.yaml").read_text())
         del config["data"]["transforms"]  # a deletion
         (best / "config.yaml").write_text(yaml.safe_dump(config))
-    group = best_group(study := read([copy]))
+    group = best_group(study := read_study([copy]))
     assert group is not None
     with pytest.raises(ConfigError, match=r"data\.transforms.*list of overrides"):
         save_best(study, group)
@@ -205,7 +206,7 @@ def test_a_comparison_of_any_runs(sweep: Path, tmp_path: Path) -> None:
     assert re.search(r"`optim.lr` \| 0.001 \| 0.001 \| 0.1", text)
     assert "| optim.lr=0.001 |" in text
     assert "2 seeds" not in text.split("## Configurations")[0]  # of runs, the best is the best
-    study = read([Path(path) for path in runs])
+    study = read_study([Path(path) for path in runs])
     assert study.swept == ("seed", "optim.lr") or set(study.swept) == {"seed", "optim.lr"}
     assert len(groups(study)) == 2
 
@@ -252,7 +253,9 @@ sys.exit(status)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("\n") == 1
     assert "pip install -e '.[report]'" in done.stderr
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["groups.csv", "report.csv", "report.md"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "groups.csv", "report.csv", "report.md", "table.tex"
+    ]  # fmt: skip
     assert "pip install" in (tmp_path / "out/report.md").read_text()
 
 
@@ -280,7 +283,7 @@ def test_a_report_is_made_anew_only_where_something_has_happened(copy: Path) -> 
 
 def test_the_page_asks_no_network_and_holds_the_numbers(sweep: Path) -> None:
     pytest.importorskip("plotly", reason="extra `report`")
-    study = read([sweep])
+    study = read_study([sweep])
     text = page(study, None)
     plotly = Path(sys.modules["plotly"].__file__ or "").parent / "package_data/plotly.min.js"
     own = text.replace(plotly.read_text().replace("</script", "<\\/script"), "")
@@ -309,25 +312,28 @@ def test_pictures_are_drawn(sweep: Path, tmp_path: Path) -> None:
     study = made("grid", columns, [float(i) for i in range(12)], folder=tmp_path)
     write_study(study, print)
     pictures = {path.name: path.read_bytes() for path in (tmp_path / "report").iterdir()}
-    assert set(pictures) == {"scores.png", "parallel.png", "importance.png"}  # nothing was logged: no curves
-    assert all(data.startswith(b"\x89PNG") and len(data) > 5000 for data in pictures.values())
+    names = ("scores", "parallel", "importance")  # nothing was logged: no curves
+    assert set(pictures) == {f"{name}{ending}" for name in names for ending in (".png", ".pdf")}
+    begin = {".png": b"\x89PNG", ".pdf": b"%PDF"}
+    assert all(data.startswith(begin[name[-4:]]) and len(data) > 5000 for name, data in pictures.items())
     assert (sweep / "report/curves.png").stat().st_size > 10_000
 
 
 def test_a_report_of_nine_jobs_is_quick(sweep: Path) -> None:
-    read([sweep])
+    read_study([sweep])
     began = time.perf_counter()
-    write_study(read([sweep]), print)
+    write_study(read_study([sweep]), print)
     assert time.perf_counter() - began < limit(6)  # 1 s where nothing else runs; the imports came with the tests before
 
 
 def made(name: str, columns: dict[str, list[Any]], scores: list[float | None], folder: Path = Path("/none")) -> Study:
-    """A study as `read` would make it, from values and scores."""
+    """A study as `read` would make it, from values and scores. A value of ...: the job has no such key."""
+    configs = [{k: column[i] for k, column in columns.items() if column[i] is not ...} for i in range(len(scores))]
     jobs = tuple(
         Job(
-            str(i), i, folder / str(i), tuple(f"{key}={column[i]}" for key, column in columns.items()),
+            str(i), i, folder / str(i), tuple(f"{key}={value}" for key, value in configs[i].items()),
             "finished" if score is not None else "failed", None if score is not None else "ValueError: no", None,
-            {key: column[i] for key, column in columns.items()}, {} if score is None else {"val/loss": score}, {}, [],
+            configs[i], {} if score is None else {"val/loss": score}, {}, [],
         )
         for i, score in enumerate(scores)
     )  # fmt: skip
@@ -391,6 +397,36 @@ def test_importance_of_a_search_is_optuna_s() -> None:
     assert next(iter(found.shares)) == "optim.lr"
 
 
+@pytest.mark.parametrize("num_jobs", [16, 40])  # epsilon squared, PED-ANOVA
+def test_a_key_that_only_some_jobs_have_is_shown_for_these(num_jobs: int, tmp_path: Path) -> None:
+    """optim.momentum, searched with sgd alone: its axis stays one of numbers, and the other jobs' lines pass it by."""
+    pytest.importorskip("optuna", reason="a search needs it")
+    pytest.importorskip("plotly", reason="needs the extra report")
+    sgd = [i % 2 == 0 for i in range(num_jobs)]
+    columns = {
+        "optim": ["sgd" if one else "adamw" for one in sgd],
+        "optim.momentum": [0.5 + i / 100 if one else ... for i, one in enumerate(sgd)],
+        "optim.lr": [10 ** (-1 - i % 5) * (1 + i / 1000) for i in range(num_jobs)],
+    }
+    study = made("x", columns, [abs(i - 20) + 5.0 * one for i, one in enumerate(sgd)], tmp_path)
+    assert axis_kind(study, "optim.momentum") == "linear"
+    found = importance(study, LOSS)
+    assert found is not None
+    assert ("PED-ANOVA" in found.method) == (num_jobs == 40)
+    assert set(found.shares) == {"optim", "optim.momentum", "optim.lr"}
+    assert all(0 <= share <= 1 for share in found.shares.values())
+    assert found.method.endswith("optim.momentum: of the jobs that have it")
+    shown = data(study, found)
+    assert shown["axes"][1]["values"] == [value for value in columns["optim.momentum"] if value is not ...]
+    assert shown["jobs"][1]["values"]["optim.momentum"] == {"value": None, "text": "-"}
+    assert {group.label for group in groups(study)} >= {"optim=adamw lr=0.01001", "optim=sgd momentum=0.5 lr=0.1"}
+    assert "| adamw | - | " in markdown(study, found, [], None)
+    files = {path.name for path in write_study(study, print)}
+    assert {"parallel.png", "scores.png", "report.html", "groups.csv"} <= files
+    momenta = [row["optim.momentum"] for row in rows(tmp_path / "report.csv")]
+    assert [bool(text) for text in momenta] == sgd
+
+
 def test_pareto_holds_those_that_nothing_beats() -> None:
     study = made("x", {"a": [1, 2, 3, 4]}, [1.0, 2.0, 3.0, 4.0])
     accuracy = Objective("val/accuracy", "max")
@@ -445,6 +481,49 @@ def in_a_browser(text: str, script: str, tmp_path: Path, *options: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+NODE = shutil.which("node")
+PRELUDE = """
+const nodes = {}, drawn = {}, redraws = [], PLOT_TOOLS = {};
+const $ = (id) => (nodes[id] ??= { hidden: true, value: "", append() {}, addEventListener() {} });
+const Plotly = { react: (id, traces, layout) => { drawn[id] = { traces, layout }; } };
+const shownJob = () => true, css = () => "", faintColor = css, plain = String, round = String, layout = (l) => l;
+const element = () => ({});
+"""
+LOOK = """
+const firstTwo = [contourAxis("x").key, contourAxis("y").key];
+nodes["contour-x"].value = "optim.lr"; nodes["contour-y"].value = "optim.momentum";
+redraws.forEach((draw) => draw());
+const [area, dots] = drawn.contour.traces, kind = drawn.contour.layout.xaxis.type;
+console.log(JSON.stringify({ history: drawn.history.traces.map((t) => t.y), firstTwo, kind, dots: dots.x.length,
+  shown: ["history", "contour"].map((name) => !nodes[`${name}-section`].hidden), z: area.z }));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="no node here")
+def test_the_page_of_a_search_has_its_history_and_a_contour_of_two_keys(tmp_path: Path) -> None:
+    """20 trials, the last without a score; every other one has a momentum. The functions draw the page's data."""
+    columns = {
+        "optim": ["sgd", "adamw"] * 10,
+        "optim.momentum": [0.5 + i / 100 if i % 2 == 0 else ... for i in range(20)],
+        "optim.lr": [10 ** (-1 - i % 5) * (1 + i / 1000) for i in range(20)],
+    }
+    scores = [float((7 * i) % 19) for i in range(19)]
+    study = replace(made("s", columns, [*scores, None], folder=tmp_path), is_search=True)
+    web = ROOT / "src/engine/sweeps/report/web"
+    helpers = (web / "scores.js").read_text().partition("function scoreTraces")[0]
+    parts = [f"const D = {json.dumps(data(study, None))};", PRELUDE, helpers, (web / "search.js").read_text(), LOOK]
+    (tmp_path / "page.js").write_text("\n".join(parts).replace('"use strict";', ""))
+    done = subprocess.run([str(NODE), str(tmp_path / "page.js")], capture_output=True, text=True, timeout=limit(60))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["history"] == [[], scores, [min(scores[: i + 1]) for i in range(19)]]
+    assert (found["firstTwo"], found["kind"], found["dots"]) == (["optim", "optim.momentum"], "log", 10)
+    assert found["shown"] == [True, True]
+    measured = sorted(z for row in found["z"] for z in row if z is not None)
+    assert measured == sorted(scores[::2])
+    assert len(found["z"]) == len(found["z"][0]) == 10
 
 
 @pytest.mark.slow

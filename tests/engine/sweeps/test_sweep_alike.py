@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from conftest import QUICK, compose
 
+from engine.config.alike import dependents, unswept
 from engine.config.compose import CONF, register_resolvers
 from engine.runs import directory
 from engine.sweeps import drive
-from engine.sweeps.alike import dependents, unswept
 from engine.sweeps.identity import digest, values_of
 from engine.sweeps.ledger import Ledger
-from engine.sweeps.report import best_group, groups, read
+from engine.sweeps.report import best_group, groups, read_study
 from engine.sweeps.report.best import override_list
 from engine.sweeps.report.page import data
 from engine.sweeps.report.text import groups_csv, jobs_csv, markdown
@@ -87,7 +87,7 @@ def test_jobs_of_an_edited_default_are_no_seeds_of_one_configuration(
     change(conf / "trainer/single.yaml", "clip_norm: ", "clip_norm: 7 # ")
     assert "trainer.clip_norm" in command("seed=0,1,2,3")
 
-    study = read([tmp_path / "s"])
+    study = read_study([tmp_path / "s"])
     assert [[job.number for job in group.jobs] for group in groups(study)] == [[0, 1], [2], [3]]
     best = best_group(study)
     assert best is not None
@@ -118,7 +118,7 @@ def test_what_the_jobs_were_told_is_no_difference(command: Command, conf: Path, 
         ["optim=sgd", "optim.lr=1e-1", "seed=2", "trainer.max_steps=9"],
     ):
         assert "not swept" not in command("experiment=own", *arguments)
-    study = read([tmp_path / "s"])
+    study = read_study([tmp_path / "s"])
     assert study.unswept == ()
     assert sorted(len(group.jobs) for group in groups(study)) == [1, 2, 2]
     # the same edit is seen where it may have changed what the option of a swept group has set, or another group
@@ -230,11 +230,11 @@ def test_a_job_keeps_the_threads_it_was_written_with(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is due with it, and whatever the machine says later; OMP_NUM_THREADS holds, the sweep's share too."""
-    from engine.ranks import cores
+    from engine.host import cpu as cores
     from engine.sweeps import threads as of_sweep
 
     def threads() -> list[int]:
-        return [job.config["hardware.num_threads"] for job in read([tmp_path / "s"]).jobs]
+        return [job.config["hardware.num_threads"] for job in read_study([tmp_path / "s"]).jobs]
 
     monkeypatch.setattr(cores, "cores", lambda: 16)
     monkeypatch.delenv("OMP_NUM_THREADS")
@@ -242,7 +242,7 @@ def test_a_job_keeps_the_threads_it_was_written_with(
     auto = "hardware.num_threads=auto"
     command(auto, "seed=range(3)")
     assert threads() == [4, 4, 4]
-    (last,) = (job.path for job in read([tmp_path / "s"]).jobs if job.number == 2)
+    (last,) = (job.path for job in read_study([tmp_path / "s"]).jobs if job.number == 2)
     directory.write_status(last, "preempted")
     monkeypatch.setattr(cores, "cores", lambda: 8)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")

@@ -10,7 +10,7 @@ from sweeps import SWEEP, call_faulty, states
 
 from engine.config.saved import GROUPS
 from engine.errors import ConfigError
-from engine.ranks.cores import cores
+from engine.host.cpu import cores
 from engine.sweeps.lease import Leases
 
 

@@ -149,3 +149,12 @@ def _size(nbytes: float) -> str:
             return f"{nbytes:.3g} {unit}"
         nbytes /= 1000
     return f"{nbytes:,.3g} GB"
+
+
+def loader_ways(dataset: Any, cores: int) -> list[tuple[str, int]]:
+    """(data.loader, data.num_workers) that this data set can be delivered by. 0 workers: this process."""
+    counts = sorted({*(2**i for i in range(8) if 2**i < cores), cores})
+    if not is_batch_dataset(dataset):
+        return [("workers", count) for count in (0, *counts)]
+    held = [] if is_ragged(dataset.spec) else [("device", 0)]
+    return [*held, *(("threads", count) for count in counts), *(("workers", count) for count in counts)]

@@ -25,7 +25,7 @@ class Resident:
         self.dataset, self.device = dataset, device
         self._held: Batch | None = None
         self._row_bytes = sample_bytes(dataset.spec)
-        self._slots = Slots(dataset.spec, pin=False, most=4) if device.type == "cpu" else None
+        self._slots = Slots(dataset.spec, most=4) if device.type == "cpu" else None
 
     def _load(self) -> Batch:
         size, spec = len(self.dataset), self.dataset.spec

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.data.loading.side_stream import Sent, SideStream, locked_bytes
 from engine.data.loading.slots import Batch, Slots, Spec, is_ragged, sample_bytes, split, to_device
 from engine.data.order import Plan
 
@@ -30,6 +31,7 @@ from engine.data.order import Plan
 GROUP_BYTES = 4 * 1024 * 1024
 GROUP_MOST = 64
 _WINDOW_BYTES = 256 * 1024 * 1024  # a window of chunks is gathered together up to this
+_LOCKED_BYTES = 1 << 30  # page-locked memory of the jobs ahead; two are ahead in any case
 
 
 @dataclass
@@ -42,7 +44,7 @@ class _Job:
     sizes: list[int] = field(default_factory=list)
     numbers: Tensor | None = None
     batch: Batch | None = None
-    copied: torch.cuda.Event | None = None
+    sent: Sent | None = None  # on its way to the GPU
     error: BaseException | None = None
     ready: Any = field(default_factory=threading.Lock)
 
@@ -62,14 +64,13 @@ class _Filler:
     def __init__(self, dataset: Any, device: torch.device, num_threads: int) -> None:
         self.dataset, self.device = dataset, device
         self.ragged = is_ragged(dataset.spec)
-        self.on_gpu = device.type == "cuda"
-        self.slots = Slots(dataset.spec, self.on_gpu, most=2 * num_threads + 4)
-        self.stream = torch.cuda.Stream(device) if self.on_gpu else None
+        self.side = SideStream.of(device)
+        self.slots = Slots(dataset.spec, 2 * num_threads + 4, None if self.side is None else self.side.cuda)
         self.tasks: SimpleQueue[_Job | None] = SimpleQueue()
 
     def work(self) -> None:
         _never_preempt()
-        with torch.cuda.device(self.device) if self.on_gpu else contextlib.nullcontext():
+        with self.side.cuda.here() if self.side else contextlib.nullcontext():
             while (job := self.tasks.get()) is not None:
                 try:
                     if not job.cancelled:
@@ -92,17 +93,13 @@ class _Filler:
         else:
             job.batch, slot = self.slots.take(len(rows))
             self.dataset.gather(rows, job.batch)
-        if self.stream is not None:
-            with torch.cuda.stream(self.stream):
-                job.numbers = job.numbers.to(self.device, non_blocking=True)
-                on_gpu = to_device(job.batch, self.device)
-                job.copied = torch.cuda.Event()
-                job.copied.record()
+        if self.side is not None:
+            job.sent = self.side.send(job.batch, self.side.cuda.locked(job.numbers))
             if slot is None:
-                job.copied.synchronize()  # memory of the dataset's own: nothing else keeps it until the copy is done
+                job.sent.copied.synchronize()  # memory of the dataset's own: nothing else keeps it until then
             else:
-                slot.copied = job.copied
-            job.batch = on_gpu
+                slot.copied = job.sent.copied
+            job.batch = job.numbers = None
 
 
 def _never_preempt() -> None:
@@ -151,8 +148,8 @@ class Ring:
         """(micro-batch, its sample numbers) on the device, in order, until the plan ends."""
         self._start()
         jobs: deque[_Job] = deque()
-        jobs_ahead = self.num_threads + 2
         group = _group(plan, self.dataset.spec)
+        jobs_ahead = self._jobs_ahead(plan, group(0))
         begin = 0
         try:
             while True:
@@ -164,10 +161,36 @@ class Ring:
                     raise job.error
                 if not job.sizes:
                     return
-                yield from _split(job, self.device)
+                yield from self._split(job)
         finally:
             for job in jobs:
                 job.cancelled = True
+
+    def _jobs_ahead(self, plan: Plan, end: int) -> int:
+        """How many jobs the threads get before they are needed. end: of the first job."""
+        count, part = self.num_threads + 2, plan(0)
+        if self._filler.side is None or part is None or is_ragged(self.dataset.spec):
+            return count
+        rows = end * len(part[0])
+        locked = sum(locked_bytes(rows * sample_bytes({"": field})) for field in self.dataset.spec.values())
+        return max(2, min(count, _LOCKED_BYTES // locked))
+
+    def _split(self, job: _Job) -> Iterator[tuple[Batch, Tensor]]:
+        """The micro-batches of a job; keeps no batch that it has handed out, nor, after the last, the job's memory."""
+        if job.sent is not None:
+            assert self._filler.side is not None
+            batch, numbers = self._filler.side.receive(job.sent)
+        else:
+            assert job.batch is not None
+            assert job.numbers is not None
+            batch, numbers = job.batch, job.numbers
+            if self.device.type != "cpu":
+                batch, numbers = to_device(batch, self.device), numbers.to(self.device)
+        job.batch = job.sent = None
+        parts = split(batch, numbers, job.sizes)
+        del batch, numbers
+        while parts:
+            yield parts.pop()
 
     def _submit(self, plan: Plan, begin: int, end: int, jobs: deque[_Job]) -> int:
         ahead = (end - begin) * (self.num_threads + 2) if hasattr(self.dataset, "advise") else 0
@@ -202,25 +225,3 @@ def _group(plan: Plan, spec: Spec) -> Callable[[int], int]:
         return end
 
     return window_end
-
-
-def _split(job: _Job, device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
-    """The micro-batches of a job; keeps no batch that it has handed out, nor, after the last, the job's memory."""
-    batch, numbers = job.batch, job.numbers
-    job.batch = None
-    assert batch is not None
-    assert numbers is not None
-    if job.copied is not None:
-        here = torch.cuda.current_stream(device)
-        here.wait_event(job.copied)
-        for tensor in (*batch.values(), numbers):
-            if isinstance(tensor, Tensor):
-                tensor.record_stream(
-                    here
-                )  # allocated on the side stream: not to be given out before this one is through
-    elif device.type != "cpu":
-        batch, numbers = to_device(batch, device), numbers.to(device)
-    parts = split(batch, numbers, job.sizes)
-    del batch, numbers
-    while parts:
-        yield parts.pop()

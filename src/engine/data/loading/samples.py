@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.data.loading.side_stream import SideStream
 from engine.data.loading.slots import Batch, Spec, to_device
 from engine.data.order import Plan
 from engine.data.permutation import hashed
@@ -104,6 +105,7 @@ class InProcess:
 
     def __init__(self, dataset: Any, device: torch.device, seed: int) -> None:
         self.dataset, self.device, self._seed = dataset, device, seed
+        self._side = SideStream.of(device)
 
     def stream(self, plan: Plan) -> Iterator[tuple[Batch, Tensor]]:
         """(micro-batch, its sample numbers) on the device, in order, until the plan ends."""
@@ -111,10 +113,17 @@ class InProcess:
         while (part := plan(k)) is not None:
             with own_random_numbers():
                 batch = self._make(*part)
-            pair = [(to_device(batch, self.device), torch.from_numpy(part[0]).to(self.device))]
+            pair = [self._deliver(batch, torch.from_numpy(part[0]))]
             del batch
             yield pair.pop()
             k += 1
+
+    def _deliver(self, batch: Batch, numbers: Tensor) -> tuple[Batch, Tensor]:
+        if self._side is None:
+            return to_device(batch, self.device), numbers.to(self.device)
+        locked = self._side.cuda.locked
+        batch = {field: locked(value) if isinstance(value, Tensor) else value for field, value in batch.items()}
+        return self._side.receive(self._side.send(batch, locked(numbers)))
 
     def _make(self, numbers: np.ndarray, rows: np.ndarray) -> Batch:
         if hasattr(self.dataset, "collate"):
@@ -128,7 +137,8 @@ class InProcess:
         else:
             seed_sample(self._seed, int(numbers[0]))
             spec = spec_of(self.dataset[int(rows[0])])
-        batch = {field: torch.empty((len(rows), *shape), dtype=dtype) for field, (shape, dtype) in spec.items()}
+        empty: Any = torch.empty if self._side is None else self._side.cuda.empty
+        batch = {field: empty((len(rows), *shape), dtype=dtype) for field, (shape, dtype) in spec.items()}
         fill(self.dataset, self._seed, numbers.tolist(), rows, spec, batch)
         return batch
 

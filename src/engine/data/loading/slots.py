@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.private import storage_use_count
+
+if TYPE_CHECKING:
+    from engine.data.loading.side_stream import Cuda
 
 Batch = dict[str, Tensor]
 Spec = dict[str, "tuple[tuple[int, ...], torch.dtype]"]
@@ -35,13 +39,12 @@ def is_ragged(spec: Spec) -> bool:
 
 
 class _Slot:
-    def __init__(self, spec: Spec, rows: int, pin: bool) -> None:
+    def __init__(self, spec: Spec, rows: int, cuda: Cuda | None) -> None:
         self.rows = rows
-        self.tensors = {
-            name: torch.empty((rows, *shape), dtype=dtype, pin_memory=pin) for name, (shape, dtype) in spec.items()
-        }
+        empty: Any = torch.empty if cuda is None else cuda.empty
+        self.tensors = {name: empty((rows, *shape), dtype=dtype) for name, (shape, dtype) in spec.items()}
         self._idle = {name: users(tensor) for name, tensor in self.tensors.items()} if CAN_REUSE else {}
-        self.copied: torch.cuda.Event | None = None  # recorded behind the copy to the GPU
+        self.copied: Any = None  # an event, recorded behind the copy to the GPU
 
     def free(self) -> bool:
         if self.copied is not None and not self.copied.query():
@@ -50,10 +53,10 @@ class _Slot:
 
 
 class Slots:
-    """A pool of buffers of one spec. `allocated` counts how many were ever made."""
+    """A pool of buffers of one spec, page-locked by `cuda`. `allocated` counts how many were ever made."""
 
-    def __init__(self, spec: Spec, pin: bool, most: int) -> None:
-        self._spec, self._pin, self._most = spec, pin, most
+    def __init__(self, spec: Spec, most: int, cuda: Cuda | None = None) -> None:
+        self._spec, self._cuda, self._most = spec, cuda, most
         self._slots: deque[_Slot] = deque()
         self._lock = threading.Lock()
         self.allocated = 0
@@ -63,7 +66,7 @@ class Slots:
         with self._lock:
             slot = next((slot for slot in self._slots if slot.rows >= rows and CAN_REUSE and slot.free()), None)
             if slot is None:
-                slot = _Slot(self._spec, rows, self._pin)
+                slot = _Slot(self._spec, rows, self._cuda)
                 self.allocated += 1
                 if CAN_REUSE:
                     self._slots.append(slot)
@@ -85,8 +88,5 @@ def split(batch: Batch, numbers: Tensor, sizes: list[int]) -> list[tuple[Batch, 
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Lists (of strings) stay where they are."""
-    return {
-        name: value.to(device, non_blocking=device.type == "cuda") if isinstance(value, Tensor) else value
-        for name, value in batch.items()
-    }
+    """For devices without side streams. Lists (of strings) stay where they are."""
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}

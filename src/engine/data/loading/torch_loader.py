@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from engine.data.loading.samples import seed_sample
+from engine.data.loading.side_stream import SideStream
 from engine.data.loading.slots import Batch, to_device
 from engine.data.loading.worker import belong_to_the_run
 from engine.data.order import Plan
@@ -72,8 +73,12 @@ class TorchLoader:
         if self._loader is None:
             raise RuntimeError("this loader is closed")
         self._batches.plan = plan
+        side = SideStream.of(self.device)
         for batch, numbers in self._loader:
-            yield to_device(batch, self.device), numbers.to(self.device, non_blocking=True)
+            if side is None:
+                yield to_device(batch, self.device), numbers.to(self.device)
+            else:  # a thread of PyTorch's has page-locked them
+                yield side.receive(side.send(batch, numbers))
 
     def close(self) -> None:
         """End the workers; safe to call twice."""

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from engine.data.loading.samples import fill
 from engine.data.loading.slots import Batch, Spec
-from engine.ranks.parent import die_with_starter
-from engine.ranks.stop import SIGNALS
+from engine.host import STOP_SIGNALS, die_with_starter
 
 _ALIGN = 64
 
@@ -48,7 +47,7 @@ class WorkerTraceback(Exception):
 
 def belong_to_the_run(by_main_thread: bool, worker: int = 0) -> None:
     """First of all in a worker: it leaves signals to the run, whose process ends it, and it never outlives that."""
-    for number in SIGNALS:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     die_with_starter(by_main_thread)
 

@@ -16,8 +16,9 @@ import pickle
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from multiprocessing import util
 from multiprocessing.connection import Connection
 from typing import Any
@@ -27,6 +28,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
+from engine.data.loading.side_stream import SideStream
 from engine.data.loading.slots import CAN_REUSE, Batch, Spec, to_device, users
 from engine.data.loading.worker import Layout, WorkerTraceback, work
 from engine.data.order import Plan
@@ -57,19 +59,20 @@ class Workers:
         # each slot as a storage of its own, so that the holders of each can be counted
         self._slots = [torch.from_numpy(row) for row in self._shared.numpy()]
         self._idle = [users(slot) for slot in self._slots] if CAN_REUSE else []
-        self._copied: list[torch.cuda.Event | None] = [None] * count
+        self._copied: list[Any] = [None] * count  # events, recorded behind the copies to the GPU
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         self._unanswered = [0] * num_workers
         self._working: set[int] = set()  # slots that a worker may be writing to
         self._stream_number = 0
         # before multiprocessing's own end, which would wait for workers that ignore its signal
-        self._end = util.Finalize(self, _stop, (self._pipes, self._processes), exitpriority=100)
+        then: list[Callable[[], None]] = []
+        self._end = util.Finalize(self, _stop, (self._pipes, self._processes, then), exitpriority=100)
         self._start(dataset, seed, start_method)
-        if device.type == "cuda":  # pinned after the start: the workers need not know
-            status = torch.cuda.cudart().cudaHostRegister(self._shared.data_ptr(), self._shared.nbytes, 0)
-            if int(status) != 0:
-                raise RuntimeError(f"cudaHostRegister of {self._shared.nbytes} bytes failed with status {int(status)}")
+        self._side = SideStream.of(device)
+        if self._side is not None:  # page-locked after the start: the workers need not know
+            self._side.cuda.register(self._shared)
+            then.append(partial(_unlock, self._side, self._shared, self._copied))
 
     def _start(self, dataset: Any, seed: int, start_method: str | None) -> None:
         context: Any = mp.get_context(start_method)
@@ -163,13 +166,11 @@ class Workers:
 
     def _deliver(self, slot: int, rows: int) -> tuple[Batch, Tensor]:
         indices, batch = self._layout.views(self._slots[slot], rows)
+        if self._side is not None:
+            sent = self._side.send(batch, indices[0])
+            self._copied[slot] = sent.copied
+            return self._side.receive(sent)
         numbers = indices[0].clone()
-        if self.device.type == "cuda":
-            on_gpu = to_device(batch, self.device)
-            event = torch.cuda.Event()
-            event.record()
-            self._copied[slot] = event
-            return on_gpu, numbers.to(self.device, non_blocking=True)
         if self.device.type != "cpu":
             return to_device(batch, self.device), numbers.to(self.device)
         held = sum(not self._free(i) for i in range(len(self._slots)) if i not in self._working and i != slot)
@@ -196,7 +197,14 @@ class Workers:
         self._end()
 
 
-def _stop(pipes: list[Connection], processes: list[Any]) -> None:
+def _unlock(side: SideStream, shared: Tensor, copied: list[Any]) -> None:
+    for event in copied:
+        if event is not None:
+            event.synchronize()
+    side.cuda.unregister(shared)
+
+
+def _stop(pipes: list[Connection], processes: list[Any], then: list[Callable[[], None]]) -> None:
     for pipe in pipes:
         with suppress(OSError):
             pipe.send(None)  # the end of the pipe does not tell where processes forked later hold it too
@@ -209,6 +217,8 @@ def _stop(pipes: list[Connection], processes: list[Any]) -> None:
         process.close()
     pipes.clear()
     processes.clear()
+    while then:
+        then.pop()()
 
 
 def _check_shared_memory(nbytes: int) -> None:

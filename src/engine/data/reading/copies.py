@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from engine.data.reading.opening import is_remote, names_of
 
 
-def local(name: str) -> str:
+def local_copy(name: str) -> str:
     """A remote file's local copy, fetched if need be."""
     if not is_remote(name):
         return name
@@ -19,4 +19,4 @@ def local(name: str) -> str:
 
 def files_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
     """As names_of, with the local copies of remote files."""
-    return [local(name) for name in names_of(path)]
+    return [local_copy(name) for name in names_of(path)]

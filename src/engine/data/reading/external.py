@@ -19,7 +19,7 @@ import h5py
 from engine.data.reading.opening import check_regular, open_h5
 from engine.errors import ConfigError
 
-ALLOW, REFUSE = "allow", "refuse"
+ALLOW_EXTERNAL, REFUSE_EXTERNAL = "allow", "refuse"
 EXT, VDS = "HDF5_EXT_PREFIX", "HDF5_VDS_PREFIX"  # the user's own folders for what files lead to
 _MOST_LINKS = 16  # that follow each other, as in HDF5
 _Seen = set[tuple[str, str]]
@@ -27,7 +27,7 @@ _Seen = set[tuple[str, str]]
 
 def check_external(item: Any, file: h5py.File, external: str) -> None:
     """item: a group or dataset that was found in `file`. Raise a ConfigError where reading it leads elsewhere."""
-    if external != ALLOW:
+    if external != ALLOW_EXTERNAL:
         where = f"{file.filename}: {item.name}"
         if not _within(item.file.filename, _folders(file, EXT)):
             raise _refused(f"{where} lies in {item.file.filename}, which is outside of the file's folder")
@@ -37,7 +37,7 @@ def check_external(item: Any, file: h5py.File, external: str) -> None:
 
 def check_link(link: Any, file: h5py.File, where: str, external: str) -> None:
     """The same for a link, before it is followed."""
-    if external != ALLOW and isinstance(link, h5py.ExternalLink):
+    if external != ALLOW_EXTERNAL and isinstance(link, h5py.ExternalLink):
         for path in candidates(file, link.filename, EXT):
             if not _within(path, _folders(file, EXT)):
                 raise _refused(f"{where} links to {link.filename}, which is outside of the file's folder")
@@ -59,13 +59,13 @@ def check_way(group: h5py.Group, path: str, depth: int = 0) -> None:
             item = item.get(part)
 
 
-def leads_to(dset: h5py.Dataset) -> list[str]:
+def external_files(dset: h5py.Dataset) -> list[str]:
     """The other files in which values of a dataset lie, as it names them."""
     names = [source.file_name for source in dset.virtual_sources()] if dset.is_virtual else []
     return list(dict.fromkeys([*(name for name in names if name != "."), *(part[0] for part in dset.external or ())]))
 
 
-def below(group: h5py.Group) -> Iterator[tuple[str, Any]]:
+def items_below(group: h5py.Group) -> Iterator[tuple[str, Any]]:
     """(path, group or dataset; None: it cannot be opened) of what lies below a group, each object once, links left out.
 
     For h5py's visit, which crashes on an object that is damaged."""

@@ -8,16 +8,17 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 import h5py
+import numpy as np
 
 from engine.data.reading import filters
 from engine.data.reading.external import (
     EXT,
     VDS,
-    below,
     candidates,
     check_external,
     check_link,
     check_way,
+    items_below,
     own_name,
     source_names,
 )
@@ -29,7 +30,7 @@ def listing(group: h5py.Group, limit: int = 24) -> list[str]:
     """Names of the datasets below a group, with shape and type."""
     found: list[str] = []
     with suppress(OSError, RuntimeError, KeyError, ValueError):  # what is damaged ends the list
-        for name, item in below(group):
+        for name, item in items_below(group):
             if isinstance(item, h5py.Dataset):
                 found.append(f"{name} {item.shape} {type_name(item)}")
             if len(found) >= limit:
@@ -57,6 +58,22 @@ def find(
             raise ConfigError(f"{key}: expected the name of a {what}, got {text}")
     with named(f"{file.filename}: {name} ({key})"):
         return _find(file, group, name, key, external)
+
+
+def stated_classes(item: h5py.Dataset | h5py.Group) -> Any:
+    """The attribute `classes` of a dataset, its group or its file: names, (N,), or how many they are; None: neither."""
+    owners = (item, item.parent, item.file)
+    return next((owner.attrs["classes"] for owner in owners if "classes" in owner.attrs), None)
+
+
+def class_names(item: h5py.Dataset | h5py.Group) -> list[str] | None:
+    """Names in the attribute `classes`; None where it holds none, or none that can be read: reading the data must not
+    fail by what only describes them."""
+    try:
+        classes = stated_classes(item)
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError):
+        return None
+    return [str(name) for name in classes] if np.ndim(classes) == 1 else None
 
 
 def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tuple[Any, str | None]:

@@ -17,7 +17,7 @@ from engine.data.reading.cut import Mapping
 from engine.data.reading.opening import Identity, check_same
 from engine.data.reading.opening import identity as identity_of
 from engine.errors import ConfigError
-from engine.ranks.cores import cores
+from engine.host import cores
 
 
 class RawFile:

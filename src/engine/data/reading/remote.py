@@ -27,12 +27,12 @@ from weakref import finalize
 
 import h5py
 
-from engine.config.targets import locate
+from engine.config import locate
 from engine.data.reading.opening import is_remote, named, names_of, open_h5
 from engine.data.reading.sources import TRIES, Failed, Source, pause, read, shown, source_of
 from engine.errors import ConfigError
+from engine.host import note_progress
 from engine.locks import Busy, Lock
-from engine.ranks import heartbeat
 
 SPAN, AHEAD = 8 << 20, 4  # bytes that are asked for at once, so many times
 BLOCK = 256 << 10  # bytes, of a file that is looked at; one that is not larger than a SPAN is fetched instead
@@ -220,7 +220,7 @@ class _Blocks:
 
 def _idle(between: Between) -> None:
     between()
-    heartbeat.moved()
+    note_progress()
 
 
 def _plain(text: str) -> str:

@@ -12,8 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from engine.data.reading.external import check_external
-from engine.data.reading.layout import plan_reader
+from engine.data import check_external, plan_reader
 from engine.errors import ConfigError
 from engine.packing.importers.base import Bad, Field, Rows, Source
 

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from engine.runs.directory import STATUS, read_json, replace_text, shown, write_json
+from engine.files import read_json, replace_text, write_json
+from engine.runs import STATUS, shown
 from engine.sweeps.report.analyse import best_group, groups
 from engine.sweeps.report.best import save_best
 from engine.sweeps.report.importance import importance
-from engine.sweeps.report.read import METRICS, SWEEP, Objective, Study, read
-from engine.sweeps.report.text import groups_csv, jobs_csv, markdown
+from engine.sweeps.report.read import METRICS, SWEEP, Objective, Study, read_study
+from engine.sweeps.report.text import groups_csv, jobs_csv, latex, markdown
 
 __all__ = ["Objective", "best_group", "groups", "read", "save_best", "write", "write_study"]
 
@@ -35,7 +36,7 @@ def write(sweep_dir: Path) -> list[Path]:
         before = read_json(made)
         if before.get("state") == now and all((sweep_dir / name).exists() for name in before["files"]):
             return [sweep_dir / name for name in before["files"]]
-        study = read([sweep_dir])
+        study = read_study([sweep_dir])
         files = write_study(study, say)
         made.parent.mkdir(exist_ok=True)
         write_json(made, {"state": now, "files": [str(path.relative_to(sweep_dir)) for path in files]})
@@ -43,7 +44,7 @@ def write(sweep_dir: Path) -> list[Path]:
         say(f"no report ({type(error).__name__}: {error}); later: python src/report.py {shown(sweep_dir)}")
         return []
     if study.jobs[0].config.get("logger.kind") == "wandb":
-        from engine.runs.wandb_sync import summarise_apart
+        from engine.sweeps.wandb_sync import summarise_apart
 
         if trouble := summarise_apart(sweep_dir, SUMMARY_S):
             say(f"no summary in W&B ({trouble}); later: python src/sync.py --summary {shown(sweep_dir)}")
@@ -65,9 +66,9 @@ def state_of(sweep_dir: Path) -> str:
 
 
 def write_study(study: Study, say: Callable[[str], object] = say) -> list[Path]:
-    """Write report.csv, groups.csv, report.md, and with the extra `report` pictures and report.html. Returns the files.
+    """Write report.csv, groups.csv, report.md, table.tex; with the extra `report` also pictures and report.html.
 
-    say: called with one line if the extra is not installed.
+    Returns the files. say: called with one line if the extra is not installed.
     """
     folder = study.directory
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,6 +89,7 @@ def write_study(study: Study, say: Callable[[str], object] = say) -> list[Path]:
         "report.csv": jobs_csv(study),
         "groups.csv": groups_csv(study),
         "report.md": markdown(study, found, names, note),
+        "table.tex": latex(study),
     }
     if not missing:
         texts["report.html"] = page(study, found)

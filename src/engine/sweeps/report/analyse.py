@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from engine.sweeps.alike import is_seed
+from engine.config import is_seed
 from engine.sweeps.report.read import FAILED, Job, Objective, Study
 
 FEW = 6  # most numbers of a key that get a tick label each
@@ -26,7 +26,13 @@ class Group:
     unswept: Mapping[str, Any] = field(default_factory=dict)  # those of `values` that come from no override
 
     def scores(self, objective: Objective) -> list[float]:
-        return [score for job in self.jobs if (score := job.score(objective)) is not None]
+        """One for each seed: a search may draw the same values twice, and a job repeated with its seed says nothing."""
+        found: dict[Any, float] = {}
+        for job in self.jobs:
+            if (score := job.score(objective)) is not None:
+                seeds = [(key, value) for key, value in sorted(job.config.items()) if is_seed(key)]
+                found.setdefault(repr(seeds) if seeds else job.key, score)
+        return list(found.values())
 
     def mean(self, objective: Objective) -> float | None:
         scores = self.scores(objective)
@@ -61,7 +67,7 @@ def groups(study: Study, objective: Objective | None = None) -> list[Group]:
     common = set.intersection(*(set(job.overrides) for job in study.jobs))
     made = []
     for jobs in found.values():
-        values = {key: study.value(jobs[0], key) for key in keys}
+        values = {key: study.value(jobs[0], key) for key in keys if not study.lacks(jobs[0], key)}
         name = _sweep_label(values, jobs) if study.is_sweep else _run_label(jobs, common)
         silent = {key: jobs[0].config[key] for key in study.unswept if key in jobs[0].config}
         made.append(Group(values, tuple(jobs), name, silent))
@@ -151,6 +157,11 @@ def _run_label(jobs: Sequence[Job], common: set[str]) -> str:
     return " ".join(own) or jobs[0].key
 
 
+def value_text(study: Study, job: Job, key: str) -> str:
+    """A job's value of a swept key as text; "-" where it has no such key."""
+    return "-" if study.lacks(job, key) else show(study.value(job, key))
+
+
 def show(value: Any) -> str:
     """A value as text: floats with 4 digits, all else as in yaml."""
     if value is None:
@@ -198,7 +209,7 @@ def wants_log(values: Iterable[float]) -> bool:
 def axis_kind(study: Study, key: str) -> str:
     """Scale of a swept key's axis: linear, log or category."""
     known = numbers(study.value(job, key) for job in study.jobs)
-    if known is None or any(study.value(job, key) is None for job in study.jobs):
+    if known is None or any(study.value(job, key) is None and not study.lacks(job, key) for job in study.jobs):
         return "category"
     return "log" if is_log(known, key in study.log_keys) else "linear"
 
@@ -212,9 +223,9 @@ def names_fit(values: Sequence[Any], kind: str) -> bool:
 
 
 def distinct_values(study: Study, key: str) -> list[Any]:
-    """Distinct values of a key over all jobs, numbers sorted. In a sweep null counts; among runs it may be a lack."""
-    found = {repr(value): value for job in study.jobs if job.config for value in [study.value(job, key)]}
-    values = [value for value in found.values() if value is not None or study.is_sweep]
+    """Distinct values of a key over the jobs that have it, numbers sorted."""
+    with_it = [job for job in study.jobs if job.config and not study.lacks(job, key)]
+    values = list({repr(value): value for job in with_it for value in [study.value(job, key)]}.values())
     return sorted(values) if all(map(is_number, values)) else values
 
 

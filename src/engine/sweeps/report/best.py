@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import yaml
 
+from engine.config import flat, is_seed
 from engine.errors import ConfigError
-from engine.runs.directory import shown
-from engine.sweeps.alike import flat, is_seed
+from engine.runs import shown
 from engine.sweeps.report.analyse import Group, show
 from engine.sweeps.report.read import CONFIG, SURROUNDINGS, Job, Study
 
@@ -41,7 +41,7 @@ def _written(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def command(group: Group) -> str:
+def best_command(group: Group) -> str:
     return shlex.join(["python", "src/train.py", *override_list(group)])
 
 
@@ -51,7 +51,7 @@ def save_best(study: Study, group: Group, overwrite: bool = False) -> Path:
     It holds the resolved values that differ from the default config, without seed and logger. Raises ConfigError if no
     yaml can express the config, or if a file exists that was written for another sweep or edited since.
     """
-    from engine.config.compose import CONF
+    from engine.config import CONF
 
     job = group.jobs[0]
     left_out = NOT_PART if any(key.split(".")[0] == MACHINE for key in group.values) else (*NOT_PART, MACHINE)
@@ -83,7 +83,7 @@ def save_best(study: Study, group: Group, overwrite: bool = False) -> Path:
 
 def _sealed(study: Study, body: str) -> str:
     """`body` with a last line that marks it as ours: a digest of the sweep's path and of `body`."""
-    from engine.config.compose import ROOT
+    from engine.config import ROOT
 
     place = os.path.relpath(study.jobs[0].path.parent, ROOT)  # relative: the same in a copy of the project
     digest = hashlib.sha256(f"{place}\n{body}".encode()).hexdigest()[:16]
@@ -138,7 +138,7 @@ def _difference(base: Any, wanted: dict[str, Any], always: Sequence[Sequence[str
 
 def _choices(overrides: list[str]) -> dict[str, Any]:
     """{group: option} that these overrides choose."""
-    from engine.config.compose import composed
+    from engine.config import composed
 
     found = composed([o for o in overrides if not _key(o).startswith("hydra.")])["hydra"]["runtime"]["choices"]
     return {group: option for group, option in found.items() if not group.startswith("hydra/")}
@@ -147,7 +147,7 @@ def _choices(overrides: list[str]) -> dict[str, Any]:
 def _resolved(overrides: list[str]) -> dict[str, Any]:
     from omegaconf import DictConfig, OmegaConf
 
-    from engine.config.compose import composed, resolved
+    from engine.config import composed, resolved
 
     cfg = composed(overrides)
     cfg.pop("hydra")
@@ -157,7 +157,7 @@ def _resolved(overrides: list[str]) -> dict[str, Any]:
 def _whole(job: Job) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
-    from engine.config.saved import read_config
+    from engine.config import read_config
 
     return cast("dict[str, Any]", OmegaConf.to_container(read_config(job.path)))
 

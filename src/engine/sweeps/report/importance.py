@@ -29,23 +29,31 @@ class Importance:
 
 
 def importance(study: Study, objective: Objective) -> Importance | None:
-    """None: fewer than MIN_JOBS scores, or fewer than two keys that vary."""
+    """None: fewer than MIN_JOBS scores, or fewer than two keys that vary. A key that some jobs lack counts among those
+    that have it."""
     rows = [(job, score) for job in study.jobs if (score := job.score(objective)) is not None]
-    keys = [key for key in config_keys(study) if len({repr(study.value(job, key)) for job, _ in rows}) > 1]
-    if len(rows) < MIN_JOBS or len(keys) < 2:
+    keys = config_keys(study)
+    params = [{key: study.value(job, key) for key in keys if not study.lacks(job, key)} for job, _ in rows]
+    columns = {key: [one[key] for one in params if key in one] for key in keys}
+    columns = {key: values for key, values in columns.items() if len(set(map(repr, values))) > 1}
+    if len(rows) < MIN_JOBS or len(columns) < 2:
         return None
     scores = [score for _, score in rows]
-    columns = {key: [study.value(job, key) for job, _ in rows] for key in keys}
     shares, method = None, ""
     if len(rows) >= MIN_TRIALS and any(len(set(numbers(c) or ())) > BINS for c in columns.values()):
-        shares = _ped_anova(columns, scores, objective, study)
+        shares = _ped_anova(columns, params, scores, objective, study)
         method = "PED-ANOVA of Optuna: how differently a value is spread among the best tenth and among all"
     if shares is None:
-        shares = {key: epsilon_squared(_bins(values), ranks(scores)) for key, values in columns.items()}
+        shares = {
+            key: epsilon_squared(_bins(values), ranks([score for one, score in zip(params, scores) if key in one]))
+            for key, values in columns.items()
+        }
         method = (
             "share of the variance of the scores' ranks that is between the key's values, corrected for chance "
             "(epsilon squared of a one-way ANOVA)"
         )
+    if some := [key for key, values in columns.items() if len(values) < len(rows)]:
+        method += f"; {', '.join(some)}: of the jobs that have it"
     ordered = dict(sorted(shares.items(), key=lambda item: -item[1]))
     return Importance(ordered, method, len(rows))
 
@@ -81,7 +89,11 @@ def _bins(values: Sequence[Any]) -> list[Any]:
 
 
 def _ped_anova(
-    columns: dict[str, list[Any]], scores: list[float], objective: Objective, study: Study
+    columns: dict[str, list[Any]],
+    params: list[dict[str, Any]],
+    scores: list[float],
+    objective: Objective,
+    study: Study,
 ) -> dict[str, float] | None:
     """None without Optuna. The jobs become trials of an in-memory study, so this works for any kind of sweep."""
     try:
@@ -98,10 +110,11 @@ def _ped_anova(
             log = is_log(known, key in study.log_keys)
             kinds[key] = optuna.distributions.FloatDistribution(min(known), max(known), log=log)
     memory = optuna.create_study(direction="minimize" if objective.mode == "min" else "maximize")
-    for i, score in enumerate(scores):
-        numeric = {key: isinstance(kind, optuna.distributions.FloatDistribution) for key, kind in kinds.items()}
-        params = {k: float(v[i]) if numeric[k] else repr(v[i]) for k, v in columns.items()}
-        memory.add_trial(optuna.trial.create_trial(params=params, distributions=kinds, value=score))
+    for one, score in zip(params, scores, strict=True):
+        mine = {key: kind for key, kind in kinds.items() if key in one}  # Optuna takes the others for inactive
+        numeric = {key: isinstance(kind, optuna.distributions.FloatDistribution) for key, kind in mine.items()}
+        given = {key: float(one[key]) if numeric[key] else repr(one[key]) for key in mine}
+        memory.add_trial(optuna.trial.create_trial(params=given, distributions=mine, value=score))
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()
     found = optuna.importance.get_param_importances(memory, evaluator=evaluator)
     return {key: float(found.get(key, 0.0)) for key in columns}

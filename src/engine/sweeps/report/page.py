@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from engine.config import is_seed
 from engine.errors import ConfigError
-from engine.sweeps.alike import is_seed
 from engine.sweeps.report import style
 from engine.sweeps.report.analyse import (
     Group,
@@ -25,17 +25,18 @@ from engine.sweeps.report.analyse import (
     names_fit,
     short_names,
     show,
+    value_text,
     varied,
     wants_log,
 )
-from engine.sweeps.report.best import command
+from engine.sweeps.report.best import best_command
 from engine.sweeps.report.curves import keys_of
 from engine.sweeps.report.importance import Importance
 from engine.sweeps.report.read import Job, Study
 from engine.sweeps.report.text import NOT_SWEPT, NOT_SWEPT_NOTE, better_but_fewer, score_text
 
 WEB = Path(__file__).with_name("web")
-SCRIPTS = ("core.js", "curves.js", "scores.js", "parallel.js", "tables.js")
+SCRIPTS = ("core.js", "curves.js", "scores.js", "parallel.js", "search.js", "tables.js")
 POINTS = 400_000  # most points of all curves together: above it they are thinned
 MAX_CURVE = 1500
 
@@ -68,6 +69,7 @@ def data(study: Study, importance: Importance | None) -> dict[str, Any]:
     return {
         "name": study.name,
         "isSweep": study.is_sweep,
+        "isSearch": study.is_search,
         "created": study.created,
         "typed": study.typed,
         "unlike": (found := difference(study)) and {"title": NOT_SWEPT, "what": found, "note": NOT_SWEPT_NOTE},
@@ -107,13 +109,13 @@ def _groups(study: Study, ranked: Sequence[Group]) -> list[dict[str, Any]]:
     return [
         {
             "label": group.label,
-            "values": _values(group.values),
+            "values": _values(study, group.jobs[0], [key for key in study.swept if not is_seed(key)]),
             "jobs": [number[job.key] for job in group.jobs],
             "means": [group.mean(o) for o in study.objectives],
             "texts": [score_text(group, o) for o in study.objectives],
             "n": len(group.scores(study.objective)),
             "failures": len(group.failures(study.objective)),
-            "command": command(group),
+            "command": best_command(group),
         }
         for group in ranked
     ]
@@ -135,7 +137,7 @@ def _job(study: Study, job: Job, group: int, strides: Mapping[str, int]) -> dict
         "group": group,
         "failed": failed,
         "status": "not finite" if failed and job.status == "finished" else job.status,
-        "values": _values({key: study.value(job, key) for key in study.swept}),
+        "values": _values(study, job, study.swept),
         "scores": [job.score(o) for o in study.objectives],
         "provisional": job.provisional(study.objective),
         "soFar": [job.so_far(o) for o in study.objectives],
@@ -173,7 +175,7 @@ def _best(study: Study) -> list[dict[str, Any]]:
             "label": best.label,
             "score": score_text(best, objective),
             "n": len(best.scores(objective)),
-            "command": command(best),
+            "command": best_command(best),
             "note": note,
         })  # fmt: skip
     return found
@@ -187,8 +189,8 @@ def _common(study: Study) -> list[list[str]]:
     return [[k, show(v)] for k, v in first.items() if all(config.get(k, absent) == v for config in configs)]
 
 
-def _values(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: {"value": _plain(value), "text": show(value)} for key, value in values.items()}
+def _values(study: Study, job: Job, keys: Sequence[str]) -> dict[str, Any]:
+    return {key: {"value": _plain(study.value(job, key)), "text": value_text(study, job, key)} for key in keys}
 
 
 def _plain(value: Any) -> Any:

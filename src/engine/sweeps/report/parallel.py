@@ -65,13 +65,14 @@ def parallel(study: Study) -> Figure | None:
 
     drawn = [(job, y) for job in study.jobs if (y := end(job)) is not None]
     for job, y in sorted(drawn, key=lambda pair: -abs(pair[1] - good_end)):  # the best ones on top
-        heights = [s.place(study.value(job, key)) for s, key in zip(scales, keys)]  # a gap where a job has no value
+        heights = [s.place(study.value(job, key)) for s, key in zip(scales, keys)] + [y]
+        points = [(x, height) for x, height in enumerate(heights) if height is not None]  # past axes of keys it lacks
         look: dict[str, Any] = {"color": colors(0.95 * abs(y - good_end)), "lw": 1.3, "alpha": 0.85}
         if job.key not in scored:
             look |= {"color": FAILED, "ls": "--"}
         elif job.status != "finished":
             look |= {"color": FAINT, "lw": 0.8, "zorder": 1}
-        axes.plot(range(len(keys) + 1), [math.nan if height is None else height for height in heights] + [y], **look)
+        axes.plot(*zip(*points), **look)
     for x, (key, found) in enumerate([*zip(keys, scales), (objective.key, last)]):
         _axis(axes, x, key, found)
     if any(job.key not in scored for job, _ in drawn):

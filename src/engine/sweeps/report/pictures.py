@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from engine.sweeps.alike import is_seed
+from engine.config import is_seed
 from engine.sweeps.report.analyse import (
     Group,
     axis_kind,
@@ -55,11 +55,13 @@ def draw(study: Study, importance: Importance | None, folder: Path) -> list[Path
         }
         files = []
         for name, figure in figures.items():
-            path = folder / f"{name}.png"
-            path.unlink(missing_ok=True)  # an earlier report may have drawn it
+            for ending in (".png", ".pdf"):  # pdf: for a paper
+                path = folder / f"{name}{ending}"
+                path.unlink(missing_ok=True)  # an earlier report may have drawn it
+                if figure is not None:
+                    figure.savefig(path, dpi=130)
             if figure is not None:
-                figure.savefig(path, dpi=130)
-                files.append(path)
+                files.append(folder / f"{name}.png")
     return files
 
 

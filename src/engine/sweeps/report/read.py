@@ -8,22 +8,24 @@ from __future__ import annotations
 import math
 import os
 import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from engine.config import CONFIG, OVERRIDES, flat, unswept
 from engine.errors import ConfigError
 from engine.files import read_json, records
-from engine.runs.directory import CONFIG, ENVIRONMENT, OVERRIDES, RESULT, STATUS, is_claimed
-from engine.sweeps.alike import flat, unswept
+from engine.runs import ENVIRONMENT, RESULT, STATUS, is_claimed
 
 SWEEP = "sweep.json"
 METRICS = "metrics.jsonl"
 FAILED = ("failed", "killed")
-SURROUNDINGS = ("logger", "resume", "sweep")  # groups that do not change what is computed
+SURROUNDINGS = ("logger", "profiler", "resume", "sweep")  # groups that do not change what is computed
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's loader: 1 ms per config, not 10
 
 
@@ -104,6 +106,7 @@ class Study:
     commands: tuple[tuple[str, ...], ...] = ()  # the overrides of each command that has added jobs
     unswept: tuple[str, ...] = ()  # those of `swept` that differ without having been swept
     log_keys: frozenset[str] = field(default_factory=frozenset)  # keys swept with tag(log, ...)
+    is_search: bool = False  # its jobs are trials
 
     @property
     def objective(self) -> Objective:
@@ -114,6 +117,14 @@ class Study:
         """The commands, one line each."""
         return [" ".join(overrides) for overrides in self.commands if overrides]
 
+    def lacks(self, job: Job, key: str) -> bool:
+        """Whether the job has no such key where others have it: optim.momentum with optim=adamw."""
+        return key not in job.config and key in self._config_keys
+
+    @cached_property
+    def _config_keys(self) -> frozenset[str]:
+        return frozenset(key for job in self.jobs for key in job.config)
+
     def value(self, job: Job, key: str) -> Any:
         """A job's value of a swept key, or its option of a swept config group; None: it has none."""
         if key in job.config:
@@ -123,7 +134,7 @@ class Study:
         )
 
 
-def read(paths: Sequence[Path], out: Path | None = None, objective: Objective | None = None) -> Study:
+def read_study(paths: Sequence[Path], out: Path | None = None, objective: Objective | None = None) -> Study:
     """Read directories into a study: one sweep, or runs (or folders of runs) to compare. ConfigError: none found."""
     for path in paths:
         if not path.is_dir():
@@ -154,13 +165,14 @@ def _sweep(path: Path, out: Path | None, objective: Objective | None) -> Study:
     given = facts.get("commands") or [facts.get("overrides") or ()]  # the first version kept the last command's
     commands = tuple(tuple(o for o in one if not o.startswith(("sweep=", "sweep.name="))) for one in given)
     typed = [override for command in commands for override in command]
-    log_keys = frozenset(o.partition("=")[0].lstrip("+") for o in typed if "log" in o.partition("=")[2])
+    log_keys = frozenset(o.partition("=")[0].lstrip("+") for o in typed if re.search(r"\blog\b", o.partition("=")[2]))
     swept = tuple(facts.get("swept") or differing(jobs))
     configs, overrides, keys = zip(*((job.config, job.overrides, job.key) for job in jobs))
     more = tuple(unswept(configs, overrides, keys, swept, facts.get("follows") or {}))
     return Study(
         facts.get("name") or path.name, out or path, jobs, (*swept, *more),
         (objective,) if objective else asked or _monitored(jobs), True, facts.get("created"), commands, more, log_keys,
+        is_search=all(job.key.startswith("trial_") for job in jobs),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""report.csv, groups.csv and report.md; needs only the standard library."""
+"""report.csv, groups.csv, report.md and table.tex, without matplotlib and plotly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from engine.sweeps.alike import is_seed
+from engine.config import is_seed
 from engine.sweeps.report.analyse import (
     Group,
     best_group,
@@ -19,8 +19,10 @@ from engine.sweeps.report.analyse import (
     pareto,
     short_names,
     show,
+    value_text,
 )
-from engine.sweeps.report.best import command
+from engine.sweeps.report.best import best_command
+from engine.sweeps.report.compare import Comparison, comparisons
 from engine.sweeps.report.escape import Markdown, block, cell, code, text
 from engine.sweeps.report.importance import Importance
 from engine.sweeps.report.read import Job, Objective, Study
@@ -52,7 +54,7 @@ def groups_csv(study: Study) -> str:
     keys = config_keys(study)
     columns = [f"{o.key} {what}" for o in study.objectives for what in ("mean", "std", "n")]
     rows = [
-        [group.values[key] for key in keys]
+        [group.values.get(key) for key in keys]
         + [cell for o in study.objectives for cell in (group.mean(o), group.std(o), len(group.scores(o)))]
         + [len(group.failures(study.objective)), len(group.jobs)]
         for group in groups(study)
@@ -70,6 +72,9 @@ def markdown(study: Study, importance: Importance | None, pictures: Sequence[str
             parts.append(_best(study, best, objective))
     parts += [f"![{name}]({name})" for name in pictures]
     parts += ["## Configurations", _group_table(study)]
+    for objective in study.objectives:
+        if compared := comparisons(study, objective):
+            parts += [f"## More than seeds? {text(objective.key)}", _comparison_table(compared)]
     if len(study.objectives) > 1:
         names = [f"- {text(group.label)}" for group in pareto(study)]
         parts += ["## No other is better in every objective", "\n".join(names)]
@@ -109,7 +114,7 @@ def _best(study: Study, best: Group, objective: Objective) -> str:
     n = len(best.scores(objective))
     seeds = f"{n} seeds" if n > 1 else "n = 1"
     found = f"**Best: {text(best.label)}**, {text(objective.key)} {score_text(best, objective)} ({seeds})\n\n"
-    found += block(command(best), "bash")
+    found += block(best_command(best), "bash")
     if other := better_but_fewer(study, best, objective):
         had = len(other.scores(objective))
         better = score_text(other, objective)
@@ -125,11 +130,66 @@ def _group_table(study: Study) -> str:
     for group in groups(study):
         n, failed = len(group.scores(study.objective)), len(group.failures(study.objective))
         rows.append(
-            [*(show(group.values[key]) for key in keys), *(() if study.is_sweep else (group.label,))]
+            [*(value_text(study, group.jobs[0], key) for key in keys), *(() if study.is_sweep else (group.label,))]
             + [score_text(group, o) for o in study.objectives]
             + [n, failed or "", len(group.jobs) - n - failed or ""]
         )
     return _table([*head, *(o.key for o in study.objectives), "n", "failures", "pruned, unfinished"], rows)
+
+
+def _comparison_table(compared: Sequence[Comparison]) -> str:
+    best = compared[0].best
+    head = ["configuration", "difference", "95 % interval", "p", "n", "", "seeds needed"]
+    rows: list[list[Any]] = []
+    for each in compared:
+        interval, counted = f"{each.low:+.3g} to {each.high:+.3g}", f"{each.n} {'pairs' if each.paired else 'each'}"
+        numbers = [f"{each.difference:+.3g}", interval, f"{each.p:.2g}", counted]
+        rows.append([each.group.label, *numbers, each.verdict, each.needed])
+    return (
+        f"Against {text(best.label)}, which has the best mean. Interval: bootstrap over seeds. p: sign flips of the "
+        "pairs of one seed (permutations where seeds differ), after Holm's correction for the rows of this table. "
+        f"Seeds needed: to find such a difference with a power of 80 %.\n\n{_table(head, rows)}"
+    )
+
+
+def latex(study: Study) -> str:
+    """A table for a paper, with booktabs: means and standard deviations over seeds, the best in bold, daggers
+    where a configuration is not told from the best by its seeds."""
+    keys = config_keys(study) if study.is_sweep else ()
+    names = short_names(keys)
+    verdicts = {(each.group.label, o.key): each.verdict for o in study.objectives for each in comparisons(study, o)}
+    best = {(found.label, o.key) for o in study.objectives if (found := best_group(study, o)) is not None}
+    head = [
+        *(names[key] for key in keys),
+        *(() if study.is_sweep else ("run",)),
+        *(o.key for o in study.objectives),
+        "n",
+    ]
+    lines = [" & ".join(map(tex, head)) + r" \\"]
+    for group in groups(study):
+        cells = [tex(value_text(study, group.jobs[0], key)) for key in keys] if study.is_sweep else [tex(group.label)]
+        for o in study.objectives:
+            mean, std = group.mean(o), group.std(o)
+            number = "--" if mean is None else show(mean) + (rf" \pm {show(std)}" if std is not None else "")
+            number = rf"\mathbf{{{number}}}" if (group.label, o.key) in best else number
+            mark = {"not told from seeds": r"^\dagger", "too few seeds to tell": r"^\ddagger"}.get(
+                verdicts.get((group.label, o.key), ""), ""
+            )
+            cells.append("--" if mean is None else f"${number}{mark}$")
+        lines.append(" & ".join([*cells, str(len(group.scores(study.objective)))]) + r" \\")
+    layout = "l" * (len(head) - len(study.objectives) - 1) + "r" * (len(study.objectives) + 1)
+    body = "\n".join([lines[0], r"\midrule", *lines[1:]])
+    note = (
+        "% mean and standard deviation over n seeds; dagger: not told from the best (p >= 0.05, Holm); double dagger: "
+    )
+    note += "too few seeds to tell"
+    return f"{note}\n\\begin{{tabular}}{{{layout}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
+
+
+def tex(value: str) -> str:
+    """Plain text for LaTeX."""
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return "".join(special.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in value)
 
 
 def _job_table(study: Study) -> str:
@@ -137,7 +197,7 @@ def _job_table(study: Study) -> str:
     names = short_names(keys)
     head = ["job", *(names[key] for key in keys), "status", *(o.key for o in study.objectives), "step", "directory"]
     rows = [
-        [job.number, *(show(study.value(job, key)) for key in keys), job.status]
+        [job.number, *(value_text(study, job, key) for key in keys), job.status]
         + [_job_score(job, o) for o in study.objectives]
         + [job.step, code(job.key)]
         for job in study.jobs
@@ -162,7 +222,7 @@ def _failures(study: Study) -> list[str]:
 
     def item(reason: str, jobs: list[Job]) -> str:
         shown = [
-            " ".join(f"{names[key]}={show(study.value(job, key))}" for key in study.swept)
+            " ".join(f"{names[key]}={value_text(study, job, key)}" for key in study.swept)
             if study.is_sweep
             else job.key
             for job in jobs[:12]

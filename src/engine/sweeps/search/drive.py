@@ -11,37 +11,40 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 
-from engine.config.compose import remove_if_empty
-from engine.config.explain import one_line
-from engine.config.schema import plain, typed
+from engine.config import NEVER_COMPARED, one_line, plain, remove_if_empty, typed
 from engine.errors import ConfigError, RunFailed
+from engine.files import write_json
 from engine.locks import Busy, Lock
-from engine.runs.directory import shown, write_json
-from engine.sweeps.alike import NEVER
-from engine.sweeps.drive import Work, opened, run, say
-from engine.sweeps.ledger import ENDED, SWEEP, Job, Ledger, NewJob, Share
+from engine.runs import shown
+from engine.sweeps.drive import Work, counted, opened, report, run_sweep, say, stop_here
+from engine.sweeps.ledger import SWEEP, Job, Ledger, NewJob, Share
 from engine.sweeps.options import SearchConfig
 from engine.sweeps.plan import Combination, Composer, adapt, unlike
-from engine.sweeps.preflight import Candidate
+from engine.sweeps.preflight import Candidate, preflight
+from engine.sweeps.screen import table
 from engine.sweeps.search import objectives as objective_values
 from engine.sweeps.search.methods import Methods
 from engine.sweeps.search.pruning import TRIAL
 from engine.sweeps.search.space import Space, parse
-from engine.sweeps.search.storage import quiet, storage_errors
-from engine.sweeps.search.study import Asked, Search
-from engine.sweeps.search.summary import conclude, outlook
+from engine.sweeps.search.storage import quiet
+from engine.sweeps.search.study import WHY, Search
 from engine.sweeps.threads import decide, share_of
 
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial, Trial
+
 LOCK, TRIAL_KEY = ".search.lock", "trial_"
+OUTCOME = {"finished": "complete", "pruned": "pruned", "failed": "fail"}  # a run's status -> its trial's state
+BEST_AT_MOST = 10  # trials of a Pareto front that are printed
 
 
-def search(
+def run_search(
     master: DictConfig, loader: ConfigLoader, launcher: Launcher, arguments: Sequence[str], options: Mapping[str, Any]
 ) -> None:
     """Run trials until hydra.sweeper.n_trials have ended, including those of earlier starts.
@@ -50,9 +53,13 @@ def search(
     what `conclude` raises.
     """
     quiet()
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
     sweep_options, ledger = opened(master)
     config = typed(SearchConfig, {k: plain(v) for k, v in options.items()}, "hydra.sweeper")
-    space = parse([*(f"{k}={v}" for k, v in (config.params or {}).items()), *_of_the_experiment(arguments)], loader)
+    own = [text for text in arguments if text.lstrip("+~").partition("=")[0].partition(".")[0] not in NEVER_COMPARED]
+    space = parse([*(f"{k}={v}" for k, v in (config.params or {}).items()), *own], loader)
     composer = Composer(loader, master, Path(master.hydra.runtime.cwd), ledger.directory, space.keys)
     methods = Methods(config, space)
     if any(not job.key.startswith(TRIAL_KEY) for job in ledger.jobs):
@@ -62,8 +69,6 @@ def search(
     objectives = objective_values.choose(config.objectives, base)
     methods.check_pruning(objectives, base)
     if sweep_options.preflight:
-        from engine.sweeps.preflight import preflight
-
         at_once = launcher.at_once(methods.limit) if hasattr(launcher, "at_once") else 1
         say(f"every choice and both ends of every range, one after the other:\n{preflight(corners, at_once)}")
     with driving(ledger.directory):
@@ -71,13 +76,13 @@ def search(
             study = Search(config, space, methods, objectives, f"{base['name']}/{ledger.name}", ledger.directory)
             if sweep_options.retry_failed:
                 study.retry_failed()
-            share = share_of(launcher, study.limit, ledger, [corners[0].cfg])
+            share = share_of(launcher, methods.limit, ledger, [corners[0].cfg])
             drive = Drive(study, ledger, composer, list(space.typed.values()), share)
             waiting = drive.left_over()
             say(f"{outlook(study, len(waiting))}\n  {shown(ledger.directory)}")
             to_run = bool(waiting) or study.has_room()
             stopped = drive.run(launcher, sweep_options, waiting) if to_run else None
-        except storage_errors() as error:
+        except (StorageInternalError, SQLAlchemyError) as error:  # the database is unreachable or full
             reason = one_line(getattr(error, "orig", None) or error)
             raise RunFailed(f"hydra.sweeper.storage: {reason}; the same command goes on") from error
         conclude(study, ledger, stopped, changed=to_run)
@@ -90,11 +95,6 @@ def corners_of(space: Space, composer: Composer, all_of_them: bool) -> list[Cand
     return [Candidate(n, label, composer.job(n, trial_key(n), texts)) for n, (texts, label) in enumerate(found)]
 
 
-def _of_the_experiment(arguments: Sequence[str]) -> list[str]:
-    """The overrides of the experiment: those of the groups NEVER (hydra, sweep, resume) left out."""
-    return [text for text in arguments if text.lstrip("+~").partition("=")[0].partition(".")[0] not in NEVER]
-
-
 class Drive:
     """Hands trials to a launcher one by one. command: the overrides as typed. share: of the machine, for each trial."""
 
@@ -105,80 +105,75 @@ class Drive:
         self.share = share
         self._said: set[str] = set()
 
-    def left_over(self) -> list[Asked]:
+    def left_over(self) -> list[Trial]:
         """Trials of an earlier start that must be resumed; those that have ended since are reported to the study."""
-        running = self.study.running()
-        return [asked for asked in running if not self._tell(asked.number, self._job_of(asked.number).state())]
+        return [trial for trial in self.study.running() if not self._ended(self._job(trial.number))]
 
-    def run(self, launcher: Launcher, options: Any, waiting: list[Asked]) -> signal.Signals | None:
+    def run(self, launcher: Launcher, options: Any, waiting: list[Trial]) -> signal.Signals | None:
         """Run the trials to the end of the search. Returns the signal that stopped it early; None: none did."""
-        expected = [self._job_of(number) for number in range(self.study.expected())]
-        total = [self.ledger.named(job.key) or job for job in expected]
+        total = [self._job(number) for number in range(self.study.expected())]
         jobs = self._jobs(waiting)
         if hasattr(launcher, "run_jobs"):
-            return run(launcher, Work(self.ledger, jobs, total, options, self._ended))
+            return run_sweep(launcher, Work(self.ledger, jobs, total, options, self._ended))
         # other launchers take a batch, and return only when its last job has ended
         while batch := list(islice(jobs, self.study.config.n_jobs or 1)):
-            if stopped := run(launcher, Work(self.ledger, batch, total, options, self._ended)):
-                return stopped
+            run_sweep(launcher, Work(self.ledger, batch, total, options, self._ended))
         return None
 
-    def _jobs(self, waiting: list[Asked]) -> Iterator[Job]:
+    def _jobs(self, waiting: list[Trial]) -> Iterator[Job]:
         """Draws each trial only when it can start, so that the sampler knows all results until then."""
         while waiting or self.study.has_room():
             job = self._written(waiting.pop(0) if waiting else self.study.ask())
             if job is not None:
                 yield job
 
-    def _written(self, asked: Asked) -> Job | None:
+    def _written(self, trial: Trial) -> Job | None:
         """The trial's job, its run directory written unless an earlier start did; None: its config has a mistake."""
-        overrides, key = self.study.space.overrides(asked.params), trial_key(asked.number)
+        overrides, key = self.study.space.overrides(trial.params), trial_key(trial.number)
         try:
             job = self.ledger.named(key)
             if job is not None:
                 adapt(self.ledger, [Combination(tuple(overrides), {})], [job], self.composer)
             else:
-                cfg = self.composer.job(asked.number, key, overrides)
+                cfg = self.composer.job(trial.number, key, overrides)
                 decide(cfg, self.share)
-                job = self._add(NewJob(overrides, cfg, {}, key, {"trial": asked.number}), self.study.space)
+                job = self._add(NewJob(overrides, cfg, {}, key, {"trial": trial.number}))
         except ConfigError as error:  # two values that do not fit together
             say(f"error: {error}")
-            self.study.tell(asked.number, "fail", why=str(error))
+            self.study.tell(trial.number, "fail", why=str(error))
             return None
-        write_json(job.directory / TRIAL, self.study.facts(asked))
-        self.study.note_directory(asked.number, job.directory)
+        write_json(job.directory / TRIAL, self.study.facts(trial))
+        trial.set_user_attr("directory", str(job.directory))  # for dashboards
         return job
 
-    def _add(self, new: NewJob, space: Space) -> Job:
+    def _add(self, new: NewJob) -> Job:
         difference = unlike(self.ledger, self.ledger.jobs[:1], [new], self.composer)
         if difference and difference not in self._said:
             self._said.add(difference)
             say(difference)
         objectives = [{"key": o.key, "mode": o.mode} for o in self.study.objectives]
         more = self.composer.follows, self.share
-        return self.ledger.add([new], self.command, space.keys, objectives, *more)[0]
+        return self.ledger.add([new], self.command, self.study.space.keys, objectives, *more)[0]
 
-    def _ended(self, job: Job, state: str) -> None:
-        self._tell(int(job.key.removeprefix(TRIAL_KEY)), state)
-
-    def _tell(self, number: int, state: str) -> bool:
+    def _ended(self, job: Job) -> bool:
         """Report a trial's state and scores to the study. Returns whether it has ended."""
-        job = self._job_of(number)
-        if state in (*ENDED, "failed") and len(self.study.objectives) == 1:
-            self.study.report(number, objective_values.evaluations(job.directory, self.study.objectives[0]))
-        if state == "finished":
-            values, why = objective_values.read(job.result(), self.study.objectives)
-            self.study.tell(number, "fail" if why else "complete", values, why)
-        elif state == "pruned":
-            self.study.tell(number, "pruned")
-        elif state == "failed":
-            self.study.tell(number, "fail", why=str(job.status().get("error", "")))
-        else:
+        number, state, study = int(job.key.removeprefix(TRIAL_KEY)), job.state(), self.study
+        if state not in OUTCOME:
             return False
+        if len(study.objectives) == 1:
+            study.report(number, objective_values.evaluations(job.directory, study.objectives[0]))
+        values: Sequence[float] = ()
+        why = ""
+        if state == "finished":
+            values, why = objective_values.read(job.result(), study.objectives)
+        elif state == "failed":
+            why = str(job.status().get("error", ""))
+        study.tell(number, "fail" if why else OUTCOME[state], values, why)
         return True
 
-    def _job_of(self, number: int) -> Job:
-        return Job(number, (), self.ledger.directory / trial_key(number))
+    def _job(self, number: int) -> Job:
+        key = trial_key(number)
+        return self.ledger.named(key) or Job(number, (), self.ledger.directory / key)
 
 
 def trial_key(number: int) -> str:
@@ -206,3 +201,44 @@ def driving(sweep_dir: Path) -> Iterator[None]:
                     (sweep_dir / LOCK).unlink()
                     remove_if_empty(sweep_dir)
             raise
+
+
+# ---- messages
+def outlook(study: Search, num_left_over: int) -> str:
+    """The line before the start: numbers of trials, to run and ended before."""
+    states = _states(study.ended())
+    to_run = max(0, study.methods.limit - len(states))
+    parts = [f"{study.methods.limit} trials", f"{to_run} to run"]
+    parts[1] += f" ({num_left_over} go on)" if num_left_over else ""
+    parts += [f"{states.count(state)} {state} before" for state in dict.fromkeys(states)]
+    return f"search {study.sweep_dir.name}: {', '.join(parts)}"
+
+
+def _states(trials: Sequence[FrozenTrial]) -> list[str]:
+    return [{"FAIL": "failed"}.get(trial.state.name, trial.state.name.lower()) for trial in trials]
+
+
+def conclude(study: Search, ledger: Ledger, stopped: signal.Signals | None, changed: bool) -> None:
+    """Print the table and the best trials, write the report. Raises KeyboardInterrupt (Ctrl-C), SystemExit(75) (stopped
+    early) or RunFailed (no trial gave a score; some may fail). changed: whether any trial has run."""
+    trials, best = study.trials(), study.best_trials()
+    states = _states(trials)
+    if ledger.jobs:
+        say(f"\n{table(ledger, ledger.jobs)}")
+    say(f"\nsearch {ledger.name}: {counted(states)}")
+    explained = {job.status().get("sweep", {}).get("trial") for job in ledger.jobs if job.state() == "failed"}
+    for trial in trials:
+        if (why := trial.user_attrs.get(WHY)) and trial.number not in explained:  # by the table
+            say(f"  trial {trial.number} failed: {why.splitlines()[0]}")
+    if len(study.objectives) > 1 and best:
+        first = f", the first {BEST_AT_MOST} of {len(best)}" if len(best) > BEST_AT_MOST else ""
+        say(f"best, no other is better in every objective{first}:")
+    for trial in best[:BEST_AT_MOST]:
+        scores = ", ".join(f"{o.key} {value:.4g}" for o, value in zip(study.objectives, trial.values))
+        line = f"trial {trial.number}, {scores}:  {' '.join(study.space.drawn(trial.params))}"
+        say(f"best: {line}" if len(study.objectives) == 1 else f"  {line}")
+    if ledger.jobs:
+        report(ledger, changed)
+    stop_here(ledger, stopped, len(study.ended()) < study.methods.limit)
+    if "complete" not in states:
+        raise RunFailed(f"none of {len(states)} trials gave a score")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.app import app
-from engine.config.schema import did_you_mean, show
+from engine.config import did_you_mean, show
 from engine.errors import ConfigError
-from engine.runs.logger import METRICS
+from engine.files import records
+from engine.runs import METRICS
 
 MODES = ("min", "max")
 # numbers in result.json beside the scores; a fork whose runs write more adds their keys here
@@ -44,23 +43,15 @@ def choose(node: Mapping[str, Any] | None, cfg: Mapping[str, Any]) -> list[Objec
 
 def read(result: Mapping[str, Any], objectives: Sequence[Objective]) -> tuple[list[float], str]:
     """(values (objectives,), ""), or ([], reason) if one is missing or NaN. result: result.json of a finished run."""
-    values = [result.get(objective.key) for objective in objectives]
-    for objective, value in zip(objectives, values):
-        if objective.key in result and (value is None or math.isnan(value)):  # JSON has no NaN: null
-            return [], f"{objective.key} is not a number (NaN)"
+    values = {objective.key: result.get(objective.key, "none") for objective in objectives}
+    for key, value in values.items():
+        if value is None or value != value:  # JSON has no NaN: null
+            return [], f"{key} is not a number (NaN)"
         if not isinstance(value, (int, float)):
-            return [], f"result.json has no number for {objective.key}"
-    return [float(value) for value in values if value is not None], ""
+            return [], f"result.json has no number for {key}"
+    return [float(value) for value in values.values()], ""
 
 
 def evaluations(run_dir: Path, objective: Objective) -> list[float | None]:
     """The objective's logged values in order; None: not finite."""
-    found = []
-    for line in (run_dir / METRICS).read_text().splitlines() if (run_dir / METRICS).exists() else ():
-        try:
-            record = json.loads(line)
-        except ValueError:  # the half line of a killed process
-            continue
-        if objective.key in record:
-            found.append(record[objective.key])
-    return found
+    return [record[objective.key] for _, record in records(run_dir / METRICS) if objective.key in record]

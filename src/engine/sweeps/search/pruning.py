@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.config.targets import build
-from engine.ranks.distributed import share_from_main
-from engine.runs.directory import read_json
-from engine.sweeps.search.storage import load_study
+from engine.config import build_target
+from engine.files import read_json
+from engine.ranks import share_from_main
+from engine.sweeps.search.storage import attached, open_study
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -57,7 +57,10 @@ class Pruning:
             return False
         try:
             if self._trial is None:
-                self._trial = self._open()
+                facts = self._facts
+                study = open_study(facts["storage"], facts["study"], self._run_dir.parent)
+                study.pruner = build_target(facts["pruner"], "trial.json: pruner", PRUNERS_ALLOWED)
+                self._trial = attached(study, facts["trial"])
             with warnings.catch_warnings():  # a resumed run reports some values again
                 warnings.filterwarnings("ignore", message=".*already reported")
                 self._trial.report(value, evaluation)
@@ -66,10 +69,3 @@ class Pruning:
             log.warning("this run goes on without pruning (%s: %s)", type(error).__name__, error)
             self._given_up = True
             return False
-
-    def _open(self) -> Trial:
-        from optuna.trial import Trial
-
-        study = load_study(self._facts["storage"], self._facts["study"], self._run_dir.parent)
-        study.pruner = build(self._facts["pruner"], "trial.json: pruner", PRUNERS_ALLOWED)
-        return Trial(study, study.get_trials(deepcopy=False)[self._facts["trial"]]._trial_id)

@@ -2,78 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.config.explain import one_line
+from engine.config import one_line
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from optuna.storages import RDBStorage
     from optuna.study import Study
+    from optuna.trial import Trial
 
-STUDY_FILE = "study.db"
+DIRECTIONS: dict[str, Any] = {"min": "minimize", "max": "maximize"}
 BUSY_S = 60  # longest wait for another process that writes to the sqlite file
-
-
-def open_storage(url: str | None, sweep_dir: Path) -> RDBStorage:
-    """Open the database. url: None: the sqlite file in the sweep's directory. ConfigError if it cannot be opened."""
-    quiet()
-    from optuna.storages import RDBStorage
-    from sqlalchemy.exc import SQLAlchemyError
-    from sqlalchemy.pool import NullPool
-
-    full = url or f"sqlite:///{sweep_dir / STUDY_FILE}"
-    # no pooled connections: jobs are forked from this process, and must not inherit one
-    options: dict[str, Any] = {"poolclass": NullPool}
-    if full.startswith("sqlite"):
-        options["connect_args"] = {"timeout": BUSY_S}
-    try:
-        return RDBStorage(full, engine_kwargs=options)
-    except ImportError as error:
-        reason = f"{one_line(error.__cause__ or error)} - install the database's driver, such as psycopg[binary]"
-    except (SQLAlchemyError, RuntimeError, ValueError) as error:  # RuntimeError: tables of another version of Optuna
-        reason = one_line(getattr(error, "orig", None) or error)
-    raise ConfigError(f"hydra.sweeper.storage={shown(full)}: {reason}")
-
-
-def create_study(url: str | None, name: str, sweep_dir: Path, modes: Sequence[str]) -> Study:
-    """Load the study of this name, or create it. modes: min or max, one per objective."""
-    storage = open_storage(url, sweep_dir)
-    import optuna
-    from optuna.study import StudyDirection
-
-    directions = [StudyDirection.MINIMIZE if mode == "min" else StudyDirection.MAXIMIZE for mode in modes]
-    return optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
-
-
-def load_study(url: str | None, name: str, sweep_dir: Path) -> Study:
-    """Load the study for a trial's reports, with a sampler that reads nothing from the storage."""
-    storage = open_storage(url, sweep_dir)
-    import optuna
-
-    return optuna.load_study(study_name=name, storage=storage, sampler=optuna.samplers.RandomSampler())
-
-
-def storage_errors() -> tuple[type[Exception], ...]:
-    """Exception classes for a database that is unreachable or full."""
-    quiet()
-    from optuna.exceptions import StorageInternalError
-    from sqlalchemy.exc import SQLAlchemyError
-
-    return StorageInternalError, SQLAlchemyError
-
-
-def shown(url: str) -> str:
-    """The url without its password."""
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        return make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
-        return url
 
 
 def quiet() -> None:
@@ -89,7 +31,49 @@ def quiet() -> None:
             "hydra/sweeper=optuna: Optuna is not installed - pip install 'optuna>=5' (or this project's extra: "
             "pip install -e '.[optuna]')"
         ) from None
-    from optuna.exceptions import ExperimentalWarning
-
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    warnings.filterwarnings("ignore", category=ExperimentalWarning)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+
+
+def url_of(storage: str | None, sweep_dir: Path) -> str:
+    return storage or f"sqlite:///{sweep_dir / 'study.db'}"
+
+
+def open_study(storage: str | None, name: str, sweep_dir: Path, modes: Sequence[str] = ()) -> Study:
+    """Load the study of this name; with modes (min or max, one per objective), create it if there is none.
+
+    storage: the database's url; None: a sqlite file in the sweep's directory. ConfigError if it cannot be opened.
+    """
+    quiet()
+    import optuna
+    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.pool import NullPool
+
+    url = url_of(storage, sweep_dir)
+    # no pooled connections: jobs are forked from this process, and must not inherit one
+    options: dict[str, Any] = {"poolclass": NullPool}
+    if url.startswith("sqlite"):
+        options["connect_args"] = {"timeout": BUSY_S}
+    try:
+        opened = optuna.storages.RDBStorage(url, engine_kwargs=options)
+    # ImportError: no driver for this database. RuntimeError: its tables are of another version of Optuna
+    except (ImportError, SQLAlchemyError, RuntimeError, ValueError) as error:
+        reason = one_line(getattr(error, "orig", None) or error.__cause__ or error)
+        remedy = " - install the database's driver, such as psycopg[binary]" if isinstance(error, ImportError) else ""
+        raise ConfigError(f"hydra.sweeper.storage={shown(url)}: {reason}{remedy}") from None
+    given: Any = {"study_name": name, "storage": opened, "sampler": optuna.samplers.RandomSampler()}
+    if not modes:
+        return optuna.load_study(**given)
+    return optuna.create_study(**given, directions=[DIRECTIONS[mode] for mode in modes], load_if_exists=True)
+
+
+def attached(study: Study, number: int) -> Trial:
+    """A trial that another process, or an earlier start, has begun: Optuna has no public way to go on with one."""
+    from optuna.trial import Trial
+
+    return Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
+
+
+def shown(url: str) -> str:
+    """The url without its password."""
+    return re.sub(r"://([^:/@]*):.*@", r"://\1:***@", url)

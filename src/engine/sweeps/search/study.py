@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,22 +19,14 @@ from engine.sweeps.options import SearchConfig
 from engine.sweeps.search.methods import Methods
 from engine.sweeps.search.objectives import Objective
 from engine.sweeps.search.space import Space
-from engine.sweeps.search.storage import STUDY_FILE, create_study, shown
+from engine.sweeps.search.storage import attached, open_study, shown, url_of
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial, Trial
 
-SPACE, WHY, RETRY_OF, DIRECTORY = "space", "why", "retry_of", "directory"
+SPACE, WHY, RETRY_OF = "space", "why", "retry_of"  # user attributes of the study and of trials
 REPORTED_AT_MOST = 100  # only a trial's last evaluations are reported at its end, as each is a database write
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A trial that is to run: its number and the parameters drawn for it."""
-
-    number: int
-    params: dict[str, Any]
 
 
 class Search:
@@ -51,7 +43,7 @@ class Search:
     ) -> None:
         self.config, self.space, self.methods, self.objectives = config, space, methods, list(objectives)
         self.name, self.sweep_dir = config.study or name, sweep_dir
-        self._study = create_study(config.storage, self.name, sweep_dir, [o.mode for o in objectives])
+        self._study = open_study(config.storage, self.name, sweep_dir, [o.mode for o in objectives])
         self._check_same_search()
         self._study.pruner = methods.pruner()
 
@@ -64,117 +56,93 @@ class Search:
             "space": {key: json.loads(distribution_to_json(d)) for key, d in sorted(self.space.swept.items())},
             "values": values_of(list(self.space.fixed.values())),
             "objectives": {o.key: o.mode for o in self.objectives},
+            "conditions": {key: given for key, given in self.space.conditions.items() if key in self.space.swept},
         }
         known = self._study.user_attrs.get(SPACE)
-        if known is None and not self._study.get_trials(deepcopy=False):
+        if known is None and not self.trials():
             self._study.set_user_attr(SPACE, {**now, "typed": self.space.typed})
-            return
-        if known is None or any(known[part] != now[part] for part in now):
+        elif known is None or any(known.get(part, {}) != now[part] for part in now):
             was = "another program's trials" if known is None else _shortly(known)
-            url = shown(self.config.storage or f"sqlite:///{self.sweep_dir / STUDY_FILE}")
+            url = shown(url_of(self.config.storage, self.sweep_dir))
             raise ConfigError(
                 f"sweep={self.sweep_dir.name}: its storage {url} holds another search ({was}) - "
                 "give this one another name, sweep=..."
             )
 
     # ---- trials
-    @property
-    def limit(self) -> int:
-        """Number of trials at which the search ends."""
-        return self.methods.limit
-
-    def has_room(self) -> bool:
-        """Whether another trial may be drawn. Interrupted trials count, as the next start resumes them."""
-        return len(self.ended()) + len(self._in_state("RUNNING")) < self.limit
-
-    def expected(self) -> int:
-        """Number of trials at the end, including failed ones that are tried again."""
-        return max(self.limit + len(self.trials()) - len(self.ended()) - len(self._in_state("RUNNING", "WAITING")), 0)
-
-    def trials(self) -> list[FrozenTrial]:
-        return self._study.get_trials(deepcopy=False)
+    def trials(self, *states: str) -> list[FrozenTrial]:
+        """Those in one of these states; without any, all."""
+        return [t for t in self._study.get_trials(deepcopy=False) if not states or t.state.name in states]
 
     def ended(self) -> list[FrozenTrial]:
         """Trials that are complete, pruned or failed, without failed ones that are tried again."""
-        trials = self.trials()
-        again = {t.user_attrs.get(RETRY_OF) for t in trials}
-        return [t for t in trials if t.state.is_finished() and t.number not in again]
+        retried = self._retried()
+        return [t for t in self.trials("COMPLETE", "PRUNED", "FAIL") if t.number not in retried]
+
+    def _retried(self) -> set[int]:
+        return {t.user_attrs[RETRY_OF] for t in self.trials() if RETRY_OF in t.user_attrs}
+
+    def has_room(self) -> bool:
+        """Whether another trial may be drawn. Interrupted trials count, as the next start resumes them."""
+        return len(self.ended()) + len(self.trials("RUNNING")) < self.methods.limit
+
+    def expected(self) -> int:
+        """Number of trials at the end, including failed ones that are tried again."""
+        return self.methods.limit + len(self._retried())
 
     def best_trials(self) -> list[FrozenTrial]:
         """The best trial; with several objectives, the Pareto front."""
-        complete = self._in_state("COMPLETE")
-        if not complete:
-            return []
-        return [self._study.best_trial] if len(self.objectives) == 1 else self._study.best_trials
+        return self._study.best_trials
 
     def retry_failed(self) -> None:
         """Enqueue a new trial with the same parameters for each failed one: Optuna never changes an ended trial."""
-        failed = {trial.number for trial in self._in_state("FAIL")}
         for trial in self.ended():
-            if trial.number in failed and trial.params:
+            if trial.state.name == "FAIL" and trial.params:
                 self._study.enqueue_trial(dict(trial.params), user_attrs={RETRY_OF: trial.number})
 
-    def running(self) -> list[Asked]:
+    def running(self) -> list[Trial]:
         """Trials that an earlier start began but did not end. Parameters missing because that start was killed while
         drawing are drawn now."""
-        return [self._drawn(trial.number) for trial in self._in_state("RUNNING")]
+        return [self._drawn(trial.number) for trial in self.trials("RUNNING")]
 
-    def _in_state(self, *names: str) -> list[FrozenTrial]:
-        return [trial for trial in self.trials() if trial.state.name in names]
-
-    def ask(self) -> Asked:
+    def ask(self) -> Trial:
         """The next trial; queued ones first."""
-        number = len(self.trials())
-        self._study.sampler = self.methods.sampler(number)
         return self._drawn(self._study.ask().number)
 
-    def _drawn(self, number: int) -> Asked:
-        trial = self._trial(number)
-        return Asked(number, {key: _suggest(trial, key, d) for key, d in self.space.swept.items()})
-
-    def _trial(self, number: int) -> Trial:
-        """The trial as a running one, which can draw parameters."""
-        from optuna.trial import Trial
-
+    def _drawn(self, number: int) -> Trial:
         self._study.sampler = self.methods.sampler(number)
-        return Trial(self._study, self.trials()[number]._trial_id)
-
-    def note_directory(self, number: int, directory: Path) -> None:
-        """Store the run directory as a user attribute of the trial, for dashboards."""
-        trial = self.trials()[number]
-        if trial.user_attrs.get(DIRECTORY) != str(directory):
-            self._study._storage.set_trial_user_attr(trial._trial_id, DIRECTORY, str(directory))
+        trial = attached(self._study, number)
+        self.space.draw(partial(_suggest, trial))
+        return trial
 
     def report(self, number: int, values: Sequence[float | None]) -> None:
         """Report the value of each evaluation that the run has not reported (with a pruner, it reports all but the
         last). values: (evaluations,), None: not finite."""
-        trial = self.trials()[number]
-        if trial.state.is_finished():
-            return
+        trial, known = attached(self._study, number), self.trials()[number]
         for step in range(max(0, len(values) - REPORTED_AT_MOST), len(values)):
             value = values[step]
-            if value is not None and step not in trial.intermediate_values:
-                self._study._storage.set_trial_intermediate_value(trial._trial_id, step, value)
+            if value is not None and step not in known.intermediate_values and not known.state.is_finished():
+                trial.report(value, step)
 
     def tell(self, number: int, state: str, values: Sequence[float] = (), why: str = "") -> None:
         """End a trial in the study. state: complete, pruned or fail; why: the reason of a failure."""
         from optuna.trial import TrialState
 
         if why:
-            self._trial(number).set_user_attr(WHY, why[:2000])
+            attached(self._study, number).set_user_attr(WHY, why[:2000])
         try:
             self._study.tell(number, list(values) or None, TrialState[state.upper()])
         except RuntimeError:  # an exhaustive sampler stops the study after the last combination
             if not self.trials()[number].state.is_finished():
                 raise
 
-    def facts(self, asked: Asked) -> dict[str, Any]:
+    def facts(self, trial: Trial) -> dict[str, Any]:
         """Content of trial.json in the run's directory, see engine.sweeps.search.pruning."""
         return {
             "study": self.name,
             "storage": self.config.storage,
-            "trial": asked.number,
-            "params": asked.params,
+            "trial": trial.number,
+            "params": trial.params,
             "objective": self.objectives[0].key,
             "pruner": self.config.pruner if self.methods.prunes else None,
         }
@@ -182,15 +150,13 @@ class Search:
 
 def _suggest(trial: Trial, key: str, distribution: BaseDistribution) -> Any:
     """The value of a parameter: drawn now, or the one drawn before."""
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+    from optuna.distributions import CategoricalDistribution, IntDistribution
 
     if isinstance(distribution, CategoricalDistribution):
         return trial.suggest_categorical(key, distribution.choices)
-    if isinstance(distribution, IntDistribution):
-        d = distribution
-        return trial.suggest_int(key, d.low, d.high, step=d.step, log=d.log)
-    assert isinstance(distribution, FloatDistribution)
-    return trial.suggest_float(key, distribution.low, distribution.high, step=distribution.step, log=distribution.log)
+    suggest: Any = trial.suggest_int if isinstance(distribution, IntDistribution) else trial.suggest_float
+    d: Any = distribution
+    return suggest(key, d.low, d.high, step=d.step, log=d.log)
 
 
 def _shortly(known: Mapping[str, Any]) -> str:

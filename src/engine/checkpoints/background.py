@@ -1,0 +1,133 @@
+"""Writing beside the loop: the state is copied in host memory, and one thread writes the copy while training goes on.
+
+    main thread   copy, ready = copies.of(payload)    one memcpy, into memory that is reused from save to save
+    thread        serialise, checksum, fsync, rename, delete what is outdated
+
+A thread, as a process with threads or a CUDA context cannot be forked. It holds the GIL while the structure of the
+payload is pickled; writing, checksums and fsync release it.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.ranks import is_part
+
+
+class Copies:
+    """Copies of payloads in host memory (pinned for tensors of a GPU), which the next copy reuses."""
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[int, bool], list[Tensor]] = {}  # (bytes, pinned) -> buffers, uint8
+
+    @torch.no_grad()
+    def of(self, payload: Any) -> tuple[Any, Callable[[], None]]:
+        """Returns (a copy of the payload, a function that waits until the device has filled it). The one before is
+        overwritten. Tensors that share memory share it in the copy too, so torch.save writes the same bytes."""
+        free, self._memory = self._memory, {}
+        sources: list[Tensor] = []
+        targets: list[Tensor] = []
+        copied: dict[tuple[torch.device, int], Tensor] = {}  # storage's address -> its copy
+
+        def buffer(size: int, pinned: bool) -> Tensor:
+            spare = free.get((size, pinned))
+            found = spare.pop() if spare else torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+            self._memory.setdefault((size, pinned), []).append(found)
+            return found
+
+        def of_tensor(value: Tensor) -> Tensor:
+            if is_part(value):
+                shard = torch.empty_like(value, device="cpu")  # memory that is never touched takes none
+                shard._local_tensor = of_tensor(value.to_local())  # type: ignore[attr-defined]
+                return shard
+            storage = value.untyped_storage()
+            if not storage.nbytes():
+                return torch.empty_like(value, device="cpu")
+            key = (value.device, storage.data_ptr())
+            if key not in copied:
+                copied[key] = buffer(storage.nbytes(), value.device.type == "cuda")
+                sources.append(torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage))
+                targets.append(copied[key])
+            own = torch.empty(0, dtype=value.dtype)
+            return own.set_(copied[key].untyped_storage(), value.storage_offset(), value.size(), value.stride())
+
+        def of_value(value: Any) -> Any:
+            if _is_plain(value):
+                return of_tensor(value)
+            if isinstance(value, dict):
+                new = copy.copy(value)  # of the same class; a model's state dict has attributes
+                new.update((key, of_value(held)) for key, held in value.items())
+                return new
+            if type(value) in (list, tuple):
+                return type(value)(map(of_value, value))
+            return copy.deepcopy(value)
+
+        content = of_value(payload)
+        for target, source in zip(targets, sources):
+            if source.device.type == "cpu":
+                target.numpy()[:] = source.numpy()  # memcpy; torch's threads are slow where they share their cores
+            else:
+                target.copy_(source, non_blocking=source.is_cuda)
+        if not any(source.is_cuda for source in sources):
+            return content, lambda: None
+        copied_event = torch.cuda.Event()
+        copied_event.record()  # type: ignore[no-untyped-call]
+        return content, copied_event.synchronize
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a tensor is fully described by its storage, offset, shape and strides."""
+    kind = type(value) in (Tensor, torch.nn.Parameter) or (isinstance(value, Tensor) and is_part(value))
+    return kind and value.layout == torch.strided and not (value.is_quantized or value.is_conj() or value.is_neg())
+
+
+class Work(threading.Thread):
+    """awaited: the main thread waits for this thread, which the hang watchdog (engine.ranks.watch) shows then."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(name="saving")  # not a daemon: Python ends no process in the middle of a collective
+        self._work, self.awaited = work, False
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self.error = error
+
+
+class Background:
+    """Does one piece of work at a time in a thread. `check` and `wait` raise its error in the main thread."""
+
+    def __init__(self) -> None:
+        self._thread: Work | None = None
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Waits for the work before, if that is not done."""
+        self.wait()
+        self._thread = Work(work)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raise the error of work that has failed; does not wait."""
+        if not self.busy:
+            self.wait()
+
+    def wait(self) -> None:
+        if self._thread is None:
+            return
+        self._thread.awaited = True
+        self._thread.join()
+        error, self._thread = self._thread.error, None
+        if error is not None:
+            raise error

@@ -1,0 +1,379 @@
+"""Checkpoints: written to a temporary name and renamed; checked, and loaded with weights_only=True.
+
+A checkpoint is one file, or for a sharded model a directory (shards.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import time
+import zipfile
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.checkpoints import shards
+from engine.checkpoints.background import Background, Copies
+from engine.checkpoints.intact import WHOLE, Share, check_zip, reading
+from engine.errors import ConfigError, Damaged, RunFailed
+from engine.ranks import World, gather, group_for_threads, is_part, meet, share_from_main
+
+log = logging.getLogger("lab")
+WEIGHTS = ("model", "ema")
+KEEP_LAST = 2  # the newest may turn out damaged
+NAME = re.compile(r"(last|best)_(\d+)(\.pt|\.dcp)")
+# keys and types in checkpoints of all versions; keys that later versions added may be missing
+KEYS = {
+    "model": dict, "ema": dict | None, "optimizer": dict, "schedule": dict, "step": int, "samples": int, "best": list,
+    "stale": int, "logged_step": int, "scored_step": int, "ranks": list,
+}  # fmt: skip
+
+
+def save_checkpoint(payload: dict[str, Any], path: Path) -> None:
+    """Atomic: if the process is killed at any moment, `path` is the old file or the complete new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)  # left by a killed process
+        with open(temporary, "xb") as file:
+            torch.save(payload, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        cause = _disk_error(error)
+        if cause is not None and not isinstance(cause, FileNotFoundError):  # else the directory was removed
+            raise RunFailed(f"{path} could not be written: {cause.strerror}; those written before are whole") from error
+        raise
+
+
+def _disk_error(error: BaseException | None) -> OSError | None:
+    """Returns the OSError (full disk) behind an error of torch.save's zip writer; None if there is none."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__context__
+    return error
+
+
+def load_checkpoint(path: Path, parts: Collection[str] = shards.PARTS) -> dict[str, Any]:
+    """Returns the payload, on the CPU. Raises Damaged. parts: what to load of a sharded checkpoint."""
+    if not path.is_dir():
+        return peek(path)
+    with reading(path):
+        payload = shards.load(path, parts)
+        check_content(payload)
+    return payload
+
+
+def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
+    """Returns the payload; of a sharded checkpoint its `head`, without tensors (shards.laid_out). Raises Damaged.
+
+    share: (rank, ranks) if several ranks check the same checkpoint, each its part of the files or records.
+    """
+    with reading(path):
+        if path.is_dir():
+            payload = shards.head(path, share)
+            check_content({"model": {}, "ema": None, **payload})
+            return payload
+        check_zip(path, share)
+        payload = _mapped(path)
+        check_content(payload)
+        return payload
+
+
+def _mapped(path: Path) -> Any:
+    """Returns what torch.save wrote. Tensors are pages of the file, read when they are used: the ranks of a host share
+    them, and what is never used (an optimizer's state, for scores) takes no memory."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError as error:
+        if "unable to mmap" not in str(error):
+            raise
+        return torch.load(path, map_location="cpu", weights_only=True)  # a file system that maps no files
+
+
+def unmapped(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Returns an optimizer's state dict for an optimizer on `device`. What load_state_dict takes as it is, all on a CPU
+    and single numbers elsewhere, is copied: it would keep the file mapped, so on the disk, when it is deleted."""
+
+    def own(value: Any) -> Any:
+        taken = isinstance(value, torch.Tensor) and (device.type == "cpu" or not value.dim())
+        return value.clone() if taken else value
+
+    kept = {number: {key: own(value) for key, value in held.items()} for number, held in state["state"].items()}
+    return state | {"state": kept}
+
+
+def check_content(payload: Any) -> None:
+    """Raise a ValueError if the payload lacks a key of a run's checkpoint or has another type for it."""
+    if not isinstance(payload, dict):
+        raise ValueError(f"it is no checkpoint of a run but holds a {type(payload).__name__}")
+    wrong = [key for key, kind in KEYS.items() if key not in payload or not isinstance(payload[key], kind)]
+    for part in WEIGHTS:
+        if part not in wrong and not all(isinstance(value, torch.Tensor) for value in (payload[part] or {}).values()):
+            wrong.append(part)
+    if wrong:
+        raise ValueError(f"it is no checkpoint of a run: missing or of another kind in it: {some_keys(wrong)}")
+
+
+def weights_of(payload: dict[str, Any]) -> dict[str, Any]:
+    """Returns the state dict to evaluate: the EMA's if the run kept one, else the model's."""
+    return payload["ema"] or payload["model"]
+
+
+def load_weights(model: nn.Module, state: dict[str, Any], source: str, what: str = "model") -> None:
+    """Load `state` or raise a ConfigError that says which keys and shapes differ."""
+    own = model.state_dict()
+    shapes = [
+        f"{k}: {tuple(state[k].shape)} in the checkpoint, {tuple(own[k].shape)} in the {what}"
+        for k in own
+        if k in state and state[k].shape != own[k].shape
+    ]
+    parts = {
+        "missing in the checkpoint": [k for k in own if k not in state],
+        f"not in the {what}": [k for k in state if k not in own],
+        "of another shape": shapes,
+    }
+    wrong = "; ".join(f"{what}: {some_keys(keys)}" for what, keys in parts.items() if keys)
+    if wrong:
+        raise ConfigError(
+            f"{source} does not fit the {what}: {wrong}; use the model and data settings it was trained with"
+        )
+    model.load_state_dict(state)
+
+
+def load_fitting(model: nn.Module, state: Mapping[str, torch.Tensor], source: object) -> str:
+    """Load the entries of `state` that fit the model by name and shape. Returns a report of a few lines; ConfigError if
+    no parameter fits."""
+    own = model.state_dict()
+    fits = {name: value for name, value in state.items() if name in own and value.shape == own[name].shape}
+    if not any(name in fits for name, _ in model.named_parameters()):
+        raise ConfigError(
+            f"{source}: none of its weights fits the model: it has {some_keys(list(state))}, "
+            f"the model {some_keys(list(own))}"
+        )
+    model.load_state_dict(fits, strict=False)
+    others = [name for name in own if name in state and name not in fits]
+    parts = {
+        "of another shape, not taken": [f"{k} {tuple(state[k].shape)}, here {tuple(own[k].shape)}" for k in others],
+        "not in the file": [name for name in own if name not in state],
+        "not in the model": [name for name in state if name not in own],
+    }
+    lines = [f"{len(fits)} of the model's {len(own)} weights and buffers are those of {source}"]
+    return "\n  ".join([*lines, *(f"{what}: {some_keys(names)}" for what, names in parts.items() if names)])
+
+
+def some_keys(keys: list[str], limit: int = 4) -> str:
+    return ", ".join(keys[:limit]) + (f" and {len(keys) - limit} more" if len(keys) > limit else "") or "none"
+
+
+class Checkpoints:
+    """The checkpoints of one run: two last_<step> and keep_best best_<step>, each a .pt file or a .dcp directory.
+
+    world: the ranks of the run that writes here; None for read-only use. beside: a save returns once the payload is
+    copied, and a thread writes the copy; the next save, and `wait`, wait for it. saved: called with the seconds that a
+    save took, when it is durable.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        world: World | None = None,
+        beside: bool = False,
+        saved: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        self.directory, self.world = directory, world
+        self._leads = world is None or world.is_main
+        self._beside, self._saved = beside, saved
+        self._copies, self._background = Copies(), Background()
+
+    def save_last(self, payload: dict[str, Any]) -> None:
+        """All ranks call this. A sharded payload is written by all ranks, any other by rank 0."""
+        self._save("last", payload, lambda files: files[KEEP_LAST:])
+
+    def save_best(self, payload: dict[str, Any]) -> None:
+        """Save, and delete the best_ checkpoints that are not in payload["best"], a list of [score, step]."""
+        kept = {int(step) for _, step in payload["best"]}
+        self._save("best", payload, lambda files: [file for file in files if _step(file) not in kept])
+
+    def _save(self, kind: str, payload: dict[str, Any], outdated: Callable[[list[Path]], list[Path]]) -> None:
+        assert self.world is not None
+        began = time.monotonic()
+        in_parts = any(is_part(value) for value in payload["model"].values())
+        if not self._beside:
+            self._write(kind, payload, in_parts, outdated, began)
+            meet(self.world)  # barrier: the other ranks wait here while rank 0 writes
+        elif in_parts or self.world.is_main:
+            self._background.wait()  # it writes the copy that is overwritten now
+            group = group_for_threads(self.world) if in_parts else None
+            copy, ready = self._copies.of(payload)
+
+            def work() -> None:
+                ready()
+                self._write(kind, copy, in_parts, outdated, began, group)
+
+            self._background.start(work)
+
+    def _write(
+        self,
+        kind: str,
+        payload: dict[str, Any],
+        in_parts: bool,
+        outdated: Callable[[list[Path]], list[Path]],
+        began: float,
+        group: Any = None,
+    ) -> None:
+        """Write the checkpoint; when it is durable, delete the outdated ones. group: the ranks' process group."""
+        assert self.world is not None
+        path = self._path(kind, payload["step"], shards.SUFFIX if in_parts else ".pt")
+        if in_parts:
+            shards.save(payload, path, self.world, save_checkpoint, group)
+        elif self.world.is_main:
+            save_checkpoint(payload, path)
+        if self.world.is_main:
+            for old in outdated(self._files(kind)):
+                shards.delete(old) if old.is_dir() else old.unlink(missing_ok=True)
+        self._saved(time.monotonic() - began)
+
+    @property
+    def saving(self) -> bool:
+        """Whether a save goes on beside the loop."""
+        return self._background.busy
+
+    def check(self) -> None:
+        """Raise the error of a save that has failed beside the loop; does not wait."""
+        self._background.check()
+
+    def wait(self) -> None:
+        """Wait until the last save is durable, on all ranks; all ranks call this."""
+        assert self.world is not None
+        self._background.wait()
+        meet(self.world)
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """The run has failed: what is being written is completed all the same."""
+        try:
+            self._background.wait()
+        except Exception as own:
+            if error is None:
+                raise
+            if isinstance(own, RunFailed):  # others follow from the failure, such as a lost connection
+                log.warning("%s", own)
+
+    def best_path(self, entry: list[float]) -> Path:
+        """Returns the path of the best checkpoint [score, step]."""
+        paths = [self._path("best", int(entry[1]), suffix) for suffix in (".pt", shards.SUFFIX)]
+        return next((path for path in paths if path.exists()), paths[0])
+
+    def load_best(self, best: list[list[float]]) -> tuple[list[float], dict[str, Any]] | None:
+        """Returns the first entry [score, step] whose checkpoint loads, and its payload (see peek); warns of damaged or
+        missing ones. All ranks call this with the same list."""
+        for entry in best:
+            try:
+                return entry, self._peek(self.best_path(entry))
+            except Damaged as error:
+                if self._leads:
+                    log.warning("passing over: %s", error)
+        return None
+
+    def _peek(self, path: Path) -> dict[str, Any]:
+        """Returns the payload (see peek). Each rank checks its share of the file; if one finds damage, all raise."""
+        if self.world is None:
+            return peek(path)
+        payload, wrong = {}, None
+        try:
+            payload = peek(path, (self.world.rank, self.world.size))
+        except Damaged as error:
+            wrong = str(error)
+        wrong = share_from_main(next((found for found in gather(wrong, self.world) if found), None), self.world)
+        if wrong is not None:
+            raise Damaged(wrong)
+        return payload
+
+    def newest_valid(self, put_aside: bool = False) -> tuple[Path, dict[str, Any]] | None:
+        """Returns the newest checkpoint that loads, and its payload (see peek); None if there are no checkpoints. Warns
+        of damaged ones. All ranks call this.
+
+        put_aside: rename damaged ones to .damaged, so that they no longer count as kept, and delete what killed
+        processes left half written; only for the run itself.
+        ConfigError if there are checkpoints and none loads: the user decides whether to begin anew.
+        """
+        if put_aside and self._leads:
+            remove_leftovers(self.directory)
+        files = sorted(self._files("last") + self._files("best"), key=_step, reverse=True)
+        if self.world is not None:
+            files = share_from_main(files, self.world)
+        for path in files:
+            try:
+                return path, self._peek(path)
+            except Damaged as error:
+                if self._leads:
+                    log.warning("skipping damaged checkpoint: %s", error)
+                    if put_aside:
+                        path.rename(path.with_suffix(".damaged"))
+        if files:
+            raise ConfigError(
+                f"{self.directory}: none of its {len(files)} checkpoints loads; move them away to begin anew"
+            )
+        return None
+
+    def _path(self, kind: str, step: int, suffix: str) -> Path:
+        return self.directory / f"{kind}_{step:09d}{suffix}"
+
+    def _files(self, kind: str) -> list[Path]:
+        """Returns this run's checkpoints, newest first; files with other names are not ours."""
+        found = [path for path in self.directory.glob(f"{kind}_*") if NAME.fullmatch(path.name)]
+        return sorted(found, key=_step, reverse=True)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete what a killed process was writing or deleting (shards.py)."""
+    for left in directory.glob(".*"):
+        if left.suffix in (".tmp", ".old") and NAME.fullmatch(left.stem.removeprefix(".")):
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.rsplit("_", 1)[1])
+
+
+def find_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
+    """path: a checkpoint or a run directory (its best one, else its newest valid one). Returns (checkpoint, payload
+    with the weights)."""
+    if path.is_file() or path.suffix == shards.SUFFIX:
+        return path, load_checkpoint(path, WEIGHTS)
+    checkpoints = Checkpoints(path / "checkpoints")
+    if not checkpoints.directory.is_dir():
+        raise ConfigError(f"{path} is neither a checkpoint nor a run directory with checkpoints")
+    newest = checkpoints.newest_valid()
+    if newest is None:
+        raise ConfigError(f"{checkpoints.directory} holds no checkpoint")
+    best = checkpoints.load_best(newest[1]["best"])
+    file, payload = (checkpoints.best_path(best[0]), best[1]) if best else newest
+    return file, load_checkpoint(file, WEIGHTS) if "shards" in payload else payload
+
+
+def find_weights(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """Returns (file, state dict). path: as for `find`, or a file with a state dict that any program saved."""
+    if not path.exists():
+        raise ConfigError(f"{path}: no such run directory, checkpoint or file with weights")
+    if path.is_dir():
+        file, payload = find_checkpoint(path)
+        return file, weights_of(payload)
+    with reading(path):
+        if zipfile.is_zipfile(path):  # torch < 1.6 wrote no zip files
+            check_zip(path)
+        payload = torch.load(path, map_location="cpu", weights_only=True)
+        within = [payload.get(key) for key in ("ema", "model", "state_dict")] if isinstance(payload, dict) else []
+        for state in (payload, *within):
+            if isinstance(state, dict) and state and all(isinstance(v, torch.Tensor) for v in state.values()):
+                return path, state
+        raise ValueError("it holds no weights: no state dict, and none under 'model' or 'state_dict'")

@@ -1,0 +1,52 @@
+"""One process and its machine: cores, GPUs, signals, parent and child. Knows nothing of ranks, runs and configs.
+
+Given: nothing but the environment (affinity, cgroup, OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES). Imports no torch, and asks
+for GPUs without initializing CUDA, so that processes can still be forked afterwards.
+
+Cores and GPUs: `cores()` is what this process may use, of which `cores_each(n)` and `threads_each(n)` are one of n
+processes' shares; `start_method()` is fork where that is safe, else spawn. `bind_to_gpus` puts a process on the cores
+beside its GPU; `machine_facts` is what environment.json keeps. (These, and what is asked of one GPU, initialize CUDA.)
+
+Signals: STOP_SIGNALS ask a process to stop; in a block they are handled (`handling_signals`) or held back.
+
+Processes: a child that calls `die_with(parent)` ends with its parent, even if that was killed. `Hearts` are
+heartbeats in shared memory: the parent finds a child that is stopped, or whose native code holds the GIL, and ends it
+(`abort_hung`). `in_a_child` runs one function in a process of its own.
+
+Garbage: in a block, Python's collector runs where it is called alone.
+
+Raises nothing of its own; OSError where the system refuses.
+
+    cpu, gpu, numa, machine    what there is       signals    stopping       parent, heartbeat, child    child processes
+    garbage     its collector
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.pages import lazy
+
+if TYPE_CHECKING:
+    from engine.host.child import in_a_child
+    from engine.host.cpu import CORES_LIMIT, cores, cores_each, omp_num_threads, threads_each, threads_of
+    from engine.host.garbage import collect_garbage, no_garbage_collection
+    from engine.host.gpu import count_gpus, hide_gpus, memory_of_process, pci_address, start_method
+    from engine.host.heartbeat import (
+        Hearts,
+        abort_hung,
+        beat,
+        has_starter,
+        note_progress,
+        note_step,
+        progress_at,
+        readable_stack,
+        say_ended,
+        take_heart,
+    )
+    from engine.host.machine import machine_changes, machine_facts, machine_line
+    from engine.host.numa import bind_to_gpus
+    from engine.host.parent import die_with, die_with_starter
+    from engine.host.signals import SAME_SIGNAL_S, STOP_SIGNALS, handling_signals, heeded_signals, held_signals
+else:
+    __getattr__ = lazy(__name__, __file__)

@@ -1,0 +1,92 @@
+"""How many cores, and threads, a process may use. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Set
+from functools import lru_cache
+from pathlib import Path
+
+CORES_LIMIT = "LAB_CORES"  # set by a sweep's pool: the cores of one job
+_before: list[int] = []  # cores() before `bind`
+
+
+def cores() -> int:
+    """Cores that this process may use: the least of its CPU affinity (a scheduler, taskset), the CPU limit of its
+    cgroup (a container) and LAB_CORES; at least 1."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    granted = cgroup_cores()
+    limits = [here, int(os.environ.get(CORES_LIMIT, here)), here if granted is None else int(granted)]
+    return max(1, min(limits))
+
+
+def cores_each(processes: int) -> int:
+    """Cores for each of `processes` processes that share this machine, bound to parts of it or not."""
+    shared = _before[0] if _before else cores()
+    return max(1, min(cores(), shared // processes))
+
+
+def bind(own: Set[int]) -> None:
+    """This process, and the threads and processes that it starts from now on, run on these cores only."""
+    if not _before:
+        _before.append(cores())
+    os.sched_setaffinity(0, own)
+
+
+def threads_each(processes: int = 1) -> int:
+    """Most compute threads for each of `processes` processes: its cores, or OMP_NUM_THREADS if that is less."""
+    return threads_of(cores_each(processes))
+
+
+def threads_of(num_cores: int) -> int:
+    """Most compute threads on `num_cores` cores."""
+    return min(num_cores, omp_num_threads() or num_cores)
+
+
+def omp_num_threads() -> int | None:
+    """OMP_NUM_THREADS; its first value where it is a list for nested regions (4,2). None: not set, or no number > 0."""
+    text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(text) if text.isdecimal() and int(text) > 0 else None
+
+
+@lru_cache(maxsize=1)  # called at each read of a file, and a process stays in its cgroup
+def cgroup_cores(proc: Path = Path("/proc/self")) -> float | None:
+    """The cgroup CPU limit in cores (quota / period), the least of all levels; None: no limit is known. proc: folder
+    with this process's `cgroup` and `mountinfo`."""
+    try:
+        groups = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
+        mounts = [line.split(" ") for line in (proc / "mountinfo").read_text().splitlines()]
+    except OSError:
+        return None
+    limits = []
+    for mount in mounts:
+        root, point, (kind, _, options) = mount[3], Path(mount[4]), mount[mount.index("-") + 1 :][:3]
+        for _, controllers, path in groups:
+            if (kind, controllers) == ("cgroup2", ""):
+                read = _limit_v2
+            elif kind == "cgroup" and "cpu" in options.split(",") and "cpu" in controllers.split(","):
+                read = _limit_v1
+            else:
+                continue
+            # in a container, the path may be the host's while the mount shows the container's own cgroup as the root
+            inside = os.path.relpath(path, root)
+            folder = point if inside.startswith("..") else point / inside
+            levels = [folder, *folder.parents][: len(folder.parts) - len(point.parts) + 1]
+            limits += [limit for level in levels if (limit := read(level)) is not None]
+    return min(limits, default=None)
+
+
+def _limit_v2(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _limit_v1(folder: Path) -> float | None:
+    try:
+        quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+    except (OSError, ValueError):
+        return None
+    return quota / period if quota > 0 else None

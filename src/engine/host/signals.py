@@ -1,0 +1,39 @@
+"""Signals that ask a process to stop: which, holding them back, handling them. Imports no torch."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from engine import early
+
+STOP_SIGNALS = (signal.SIGINT, *early.SIGNALS)
+SAME_SIGNAL_S = 0.5  # a terminal and the parent send one Ctrl-C twice
+
+
+@contextmanager
+def held_signals() -> Iterator[None]:
+    """Hold stop signals back until the block ends; a process forked in it holds them until it unblocks them itself."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def handling_signals(handle: Callable[[int, Any], None]) -> Iterator[None]:
+    """Install `handle` for the stop signals for the length of the block."""
+    before = {number: signal.signal(number, handle) for number in heeded_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def heeded_signals() -> list[signal.Signals]:
+    """The stop signals; without SIGHUP where it is ignored already (nohup)."""
+    return [n for n in STOP_SIGNALS if n != getattr(signal, "SIGHUP", None) or signal.getsignal(n) != signal.SIG_IGN]

@@ -1,0 +1,26 @@
+"""Where a run's time goes, how fast it is, and what to change. (Importing it imports no torch.)
+
+Given: the objects of the loop, a device, a directory to write to. Promised: where nothing is asked for, nothing is
+wrapped, so nothing is paid; the device is never waited for at a step; times are those of the device, which a GPU's
+host runs ahead of.
+
+    timeline    spans on the device's clock, added up by part       report    the table, and what bounds the run
+    trace       torch.profiler: a chrome trace, a kernel table      memory    what to change where memory is full
+    work        tokens and FLOP of a sample, peak FLOP/s            options   the group `profiler`
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.pages import lazy
+
+if TYPE_CHECKING:
+    from engine.profiling.memory import explained, is_out_of_memory, limit_memory
+    from engine.profiling.options import ProfilerConfig
+    from engine.profiling.report import as_dict, bound, table
+    from engine.profiling.timeline import Batches, Timeline, wrapped
+    from engine.profiling.trace import Trace, dump_memory
+    from engine.profiling.work import Work, count_flop, peak_tflops
+else:
+    __getattr__ = lazy(__name__, __file__)

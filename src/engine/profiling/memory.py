@@ -1,0 +1,97 @@
+"""Where memory is full: one line that says what to change."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from engine.errors import OutOfMemory, first_line
+from engine.ranks import Hardware
+
+# torch's message where the CPU's allocator gets nothing is no class of its own; MPS and cuDNN say it in other words
+TELLING = ("can't allocate memory", "out of memory", "not enough memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    if isinstance(error, RuntimeError) and any(text in str(error).lower() for text in TELLING):
+        return True
+    return error.__cause__ is not None and is_out_of_memory(error.__cause__)  # what could not be built says so
+
+
+USED = 0.9  # share of the free memory that a trial may take: fragments, other data, libraries
+
+
+def limit_memory(device: torch.device, processes: int) -> None:
+    """Let allocations of this process fail beyond its part of what is free now, as they would where none is left.
+
+    processes: that share the host's memory with this one; each GPU has one."""
+    free = free_memory(device)
+    if device.type == "cuda":
+        whole = torch.cuda.mem_get_info(device)[1]
+        torch.cuda.set_per_process_memory_fraction(min(1.0, USED * free / whole), device)
+        return
+    import resource
+
+    limit = data_bytes() + int(USED * free / processes)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes: of the GPU, or of the host, within the container's limit."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = [_kilobytes(Path("/proc/meminfo"), "MemAvailable")]
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    return max(0, min(free))
+
+
+def data_bytes() -> int:
+    """What RLIMIT_DATA counts of this process: private memory that it may write to."""
+    return _kilobytes(Path("/proc/self/status"), "VmData")
+
+
+def _kilobytes(file: Path, name: str) -> int:
+    line = next(line for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
+
+
+@contextmanager
+def explained(
+    machine: Hardware, where: Callable[[], str], snapshot: Callable[[], str | None] = lambda: None
+) -> Iterator[None]:
+    """In this block an error of full memory becomes an OutOfMemory that names the key to change.
+
+    where: what the rank does, "training, at step 12". snapshot: writes the memory's history; where it lies, if it does.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OutOfMemory) or not is_out_of_memory(error):
+            raise
+        place, written = where(), snapshot()
+        text = f"out of memory ({place}; {first_line(error)}): {advice(machine, place.startswith('evaluating'))}"
+        raise OutOfMemory(text + (f"; what held it: {written}" if written else "")) from error
+
+
+def advice(machine: Hardware, evaluating: bool) -> str:
+    if evaluating and machine.eval_batch_size > 1:
+        size = machine.eval_batch_size
+        return f"evaluation has {size} samples at once - hardware.eval_batch_size={max(1, size // 2)}"
+    size = max(machine.micro_batch_sizes)
+    if size > 1:
+        return (
+            f"a micro-batch has {size} samples - hardware.micro_batch_size={size // 2} computes the same step in "
+            "smaller parts (auto finds the largest), hardware.activation_checkpointing=auto keeps less of each"
+        )
+    return (
+        "hardware.micro_batch_size is 1 already - hardware.activation_checkpointing=auto, trainer=fsdp on more ranks, "
+        "or a smaller model"
+    )

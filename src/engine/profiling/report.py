@@ -1,0 +1,87 @@
+"""The table of a profile, and one sentence: what bounds the run, and which key to change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.data import remedy
+from engine.profiling.timeline import Figures
+
+PARTS = ("data wait", "copy", "transform", "forward", "backward", "clip", "optimizer", "log", "evaluation", "save")
+DATA_SHARE, COPY_SHARE, SMALL_SHARE, IDLE_SHARE = 0.1, 0.1, 0.25, 0.5
+
+
+def ordered(figures: Figures) -> list[str]:
+    """The table's rows: every part of the loop, then what is none of them."""
+    return [*PARTS, *sorted(set(figures.seconds) - {*PARTS, "other"}), "other"]
+
+
+def table(figures: Figures) -> str:
+    rows = [("", "ms a step", "total s", "share")]
+    for part in ordered(figures):
+        seconds = figures.seconds.get(part, 0.0)
+        rows.append(
+            (part, f"{1e3 * seconds / max(figures.steps, 1):.3f}", f"{seconds:.2f}", f"{figures.share(part):.1%}")
+        )
+    rows.append(("whole", f"{1e3 * figures.total / max(figures.steps, 1):.3f}", f"{figures.total:.2f}", "100.0%"))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join(
+        "  " + "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
+        for row in rows
+    )
+
+
+def bound(figures: Figures, device: str, precision: str, compiles: bool, loader: str) -> tuple[str, str]:
+    """Returns (what bounds the run, the sentence). loader: Loader.why."""
+    share = figures.share
+    if share("data wait") > DATA_SHARE:
+        return "data", f"{share('data wait'):.0%} of the time was spent waiting for data ({loader}): {remedy(loader)}"
+    if share("copy") > COPY_SHARE:
+        return "copy", (
+            f"{share('copy'):.0%} of the time the device waited for batches to be copied to it: data.loader=device "
+            "where the set fits, or smaller samples (uint8, transforms on the device)"
+        )
+    aside = {
+        "evaluation": "raise trainer.eval_every, or set trainer.max_eval_batches",
+        "save": "raise trainer.save_every",
+        "log": "raise trainer.log_every",
+        "transform": "compute less in data.transforms, or once, when the file is packed",
+    }
+    for part, what in aside.items():
+        if share(part) > SMALL_SHARE:
+            return part, f"{share(part):.0%} of the time went into {part}: {what}"
+    if device == "cuda" and figures.steps and figures.idle / figures.steps > IDLE_SHARE:
+        more = "raise hardware.micro_batch_size" if compiles else "hardware.compile=default, or larger micro-batches"
+        return "host", (
+            f"the GPU had run out of work at {figures.idle / figures.steps:.0%} of the steps: Python launches kernels "
+            f"too slowly for it - {more}"
+        )
+    if share("optimizer", "clip") > SMALL_SHARE:
+        return "optimizer", (
+            f"{share('optimizer', 'clip'):.0%} of the time went into the update of the weights: a larger "
+            "trainer.global_batch_size does it less often"
+        )
+    both = share("forward", "backward")
+    return "model", f"the model bounds the run, forward and backward {both:.0%}: {faster(device, precision, compiles)}"
+
+
+def faster(device: str, precision: str, compiles: bool) -> str:
+    ways = []
+    if device == "cuda" and precision in ("fp32", "tf32"):
+        ways.append("hardware.precision=bf16")
+    if not compiles:
+        ways.append("hardware.compile=default")
+    ways.append("more ranks (trainer=ddp)" if device == "cuda" else "a GPU, or more hardware.num_threads")
+    return ", ".join(ways)
+
+
+def as_dict(figures: Figures, bound_by: str, sentence: str) -> dict[str, Any]:
+    """For profile.json: seconds of all measured steps together."""
+    return {
+        "steps": figures.steps,
+        "seconds": {part: figures.seconds.get(part, 0.0) for part in ordered(figures)},
+        "host_seconds": figures.host_seconds,
+        "steps_begun_with_an_idle_device": figures.idle,
+        "bound_by": bound_by,
+        "sentence": sentence,
+    }

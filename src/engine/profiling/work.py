@@ -1,0 +1,87 @@
+"""How much work a training sample is: tokens and FLOP, for the speeds that are logged."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Dense peak in TFLOP/s, from NVIDIA's data sheets (where those give figures with sparsity: half of them), by a part of
+# torch.cuda.get_device_name; the first that is found holds. fp32: without tensor cores, as precision=fp32 computes.
+PEAKS: dict[str, dict[str, float]] = {
+    "B200": {"bf16": 2250, "fp16": 2250, "tf32": 1125, "fp32": 75},
+    "H200 NVL": {"bf16": 835, "fp16": 835, "tf32": 417, "fp32": 60},
+    "H200": {"bf16": 989, "fp16": 989, "tf32": 494, "fp32": 67},
+    "GH200": {"bf16": 989, "fp16": 989, "tf32": 494, "fp32": 67},
+    "H100 NVL": {"bf16": 835, "fp16": 835, "tf32": 417, "fp32": 60},
+    "H100 PCIe": {"bf16": 756, "fp16": 756, "tf32": 378, "fp32": 51},
+    "H100": {"bf16": 989, "fp16": 989, "tf32": 494, "fp32": 67},
+    "H800": {"bf16": 989, "fp16": 989, "tf32": 494, "fp32": 67},
+    "A100": {"bf16": 312, "fp16": 312, "tf32": 156, "fp32": 19.5},
+    "A800": {"bf16": 312, "fp16": 312, "tf32": 156, "fp32": 19.5},
+    "L40S": {"bf16": 362, "fp16": 362, "tf32": 183, "fp32": 91.6},
+    "A10": {"bf16": 125, "fp16": 125, "tf32": 62.5, "fp32": 31.2},
+    "L4": {"bf16": 121, "fp16": 121, "tf32": 60, "fp32": 30.3},
+    "V100": {"fp16": 125, "fp32": 15.7},
+    "T4": {"fp16": 65, "fp32": 8.1},
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one training sample: tokens, floating-point operations forward and backward; None: not known. peak_flop_per_s:
+    of all devices of the run together."""
+
+    tokens: int | None = None
+    flop: float | None = None
+    peak_flop_per_s: float | None = None
+
+    def speeds(self, samples_per_s: float) -> dict[str, float]:
+        found = {}
+        if self.tokens:
+            found["perf/tokens_per_s"] = self.tokens * samples_per_s
+        if self.flop:
+            found["perf/tflop_per_s"] = self.flop * samples_per_s / 1e12
+            if self.peak_flop_per_s:
+                found["perf/mfu"] = self.flop * samples_per_s / self.peak_flop_per_s
+        return found
+
+
+def peak_tflops(device_name: str, precision: str) -> float | None:
+    """Of one device; None: it is not known here."""
+    words = device_name.replace("-", " ")
+    for name, by_precision in PEAKS.items():
+        if f" {name} " in f" {words} ":
+            return by_precision.get(precision)
+    return None
+
+
+def count_flop(modules: list[nn.Module], batch: dict[str, Any], losses: list[Callable[..., Tensor]]) -> float:
+    """FLOP of forward and backward of a micro-batch by torch's own counter, on the device `meta`: nothing is computed,
+    and nothing of the model is touched. What is computed again (activation checkpointing) does not count.
+
+    losses: each called with (a copy of `modules`, a batch on meta), returns the sum to be minimised.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    own = on_meta(modules)
+    given = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in batch.items()}
+    with FlopCounterMode(display=False) as counter, torch.device("meta"), torch.enable_grad():
+        for loss in losses:
+            loss(own, given).backward()
+    return float(counter.get_total_flops())
+
+
+def on_meta(modules: list[nn.Module]) -> list[nn.Module]:
+    """A copy without memory of its own: parameters and buffers are on the device `meta`."""
+    memo: dict[int, Any] = {}
+    for module in modules:
+        for p in module.parameters():
+            memo[id(p)] = nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+        for buffer in module.buffers():
+            memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(modules, memo)

@@ -1,0 +1,131 @@
+"""Pictures, figures, histograms, audio, text and tables that a run logs: each is a file of the run first.
+
+media/<name>/<step>.png .csv .wav .txt
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import wave
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.errors import ConfigError
+from engine.files import replace_text
+
+FOLDER = "media"
+NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """values: of any shape."""
+
+    values: Any
+    bins: int = 64
+
+
+@dataclass(frozen=True)
+class Audio:
+    """samples: (T,) or (T, channels), floats in [-1, 1]; rate: samples per second."""
+
+    samples: Any
+    rate: int
+
+
+@dataclass(frozen=True)
+class Table:
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Media:
+    """What a logging library is given. kind: image, histogram, audio, text or table. path: the run's file of it."""
+
+    kind: str
+    path: Path
+    content: Any = field(repr=False)
+
+
+def save(run_dir: Path, step: int, name: str, value: Any) -> Media:
+    """Write `value` into the run directory.
+
+    value: a matplotlib figure; an image, (H, W), (H, W, 3) or (3, H, W), uint8 or floats in [0, 1], an array or a
+    tensor; a text; a Histogram, an Audio or a Table. Raises ConfigError for anything else.
+    """
+    if not NAME.fullmatch(name) or ".." in name:
+        raise ConfigError(f"show({name!r}): a name is made of letters, digits, - _ . and /, such as val/samples")
+    folder = run_dir / FOLDER / name
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{step:08d}"
+    if isinstance(value, str):
+        replace_text(path := path.with_suffix(".txt"), value)
+        return Media("text", path, value)
+    if isinstance(value, Table):
+        replace_text(path := path.with_suffix(".csv"), _csv([list(value.columns), *value.rows]))
+        return Media("table", path, value)
+    if isinstance(value, Histogram):
+        values = _array(value.values).ravel()
+        counts, edges = np.histogram(values[np.isfinite(values)], value.bins)
+        rows = [["from", "to", "count"], *zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist())]
+        replace_text(path := path.with_suffix(".csv"), _csv(rows))
+        return Media("histogram", path, (counts, edges))
+    if isinstance(value, Audio):
+        _write_wav(path := path.with_suffix(".wav"), value)
+        return Media("audio", path, value)
+    if hasattr(value, "savefig"):
+        value.savefig(path := path.with_suffix(".png"), dpi=120, bbox_inches="tight")
+        return Media("image", path, None)
+    _write_png(path := path.with_suffix(".png"), _array(value), name)
+    return Media("image", path, None)
+
+
+def _array(value: Any) -> np.ndarray:
+    """A tensor on any device, or anything that NumPy takes."""
+    if hasattr(value, "detach"):
+        value = value.detach().float().cpu() if value.is_floating_point() else value.detach().cpu()
+    return np.asarray(value)
+
+
+def _csv(rows: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _write_png(path: Path, image: np.ndarray, name: str) -> None:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ConfigError(f"show({name!r}): writing a picture needs pillow; pip install 'lab[images]'") from None
+    given = f"{image.dtype} {image.shape}"
+    if image.ndim == 3 and image.shape[0] in (1, 3) and image.shape[2] not in (1, 3):
+        image = image.transpose(1, 2, 0)
+    if image.ndim == 3 and image.shape[2] == 1:
+        image = image[..., 0]
+    if image.dtype.kind == "f":
+        image = (np.nan_to_num(image).clip(0, 1) * 255).round().astype(np.uint8)
+    if image.dtype != np.uint8 or not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)):
+        raise ConfigError(
+            f"show({name!r}): {given} is no picture: give (H, W), (H, W, 3) or (3, H, W) of uint8 or floats in [0, 1], "
+            "a matplotlib figure, a text, or a Histogram, Audio or Table of engine.runs"
+        )
+    Image.fromarray(image).save(path)
+
+
+def _write_wav(path: Path, audio: Audio) -> None:
+    samples = _array(audio.samples)
+    if samples.ndim not in (1, 2):
+        raise ConfigError(f"Audio: samples have the shape {samples.shape}; give (T,) or (T, channels)")
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1 if samples.ndim == 1 else samples.shape[1])
+        file.setsampwidth(2)
+        file.setframerate(audio.rate)
+        file.writeframes((np.nan_to_num(samples).clip(-1, 1) * 32767).astype("<i2").tobytes())

@@ -1,0 +1,91 @@
+"""Text that a language model writes at each evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.config import Count, NotNegativeInt, Positive
+from engine.data import Draws, files_of, open_h5
+from engine.errors import ConfigError
+from engine.ranks import make_autocast
+from lab.callbacks.base import Callback
+from lab.state import averaged
+
+
+class SampleText(Callback):
+    """After each evaluation: `length` tokens that continue `prompt`, to the log and to the run's samples/<step>.txt.
+
+    path, dataset: a file of `h5.py pack TEXT --tokenizer chars` or bytes, whose attributes have the vocabulary. window:
+    tokens that the model sees, as [T]. The text is a pure function of the weights, the seed and the step; torch's
+    random numbers are not touched.
+    """
+
+    def __init__(
+        self,
+        path: str | Sequence[str],
+        dataset: str,
+        window: Sequence[Count],
+        prompt: str,
+        length: Count,
+        temperature: Positive,
+        seed: NotNegativeInt,
+    ) -> None:
+        self.path, self.dataset, self.text = path, dataset, prompt
+        self.window, self.length, self.temperature = window[0], length, temperature
+        self.draws = Draws(seed, "SampleText")
+
+    def on_start(self, state: Any) -> None:
+        with open_h5(files_of(self.path)[0]) as file:
+            if self.dataset not in file:
+                raise ConfigError(f"callback.sample_text.dataset: {file.filename} has no {self.dataset!r}")
+            attrs = dict(file[self.dataset].attrs)
+        kind = str(attrs.get("tokenizer"))
+        if kind not in ("chars", "bytes"):
+            raise ConfigError(
+                f"callback.sample_text: {self.dataset} has the tokenizer {kind}, whose tokens cannot be read back as "
+                "text: pack it with --tokenizer chars or bytes, or set callback=none"
+            )
+        self.vocabulary = [str(c) for c in attrs["vocab"]] if kind == "chars" else None
+        self.prompt = self.encoded(self.text)
+
+    def encoded(self, text: str) -> list[int]:
+        if self.vocabulary is None:
+            return list(text.encode())
+        if not text or (strange := sorted(set(text) - set(self.vocabulary))):
+            wrong = f"{strange[0]!r} is none of its {len(self.vocabulary)} characters" if text else "it is empty"
+            raise ConfigError(f"callback.sample_text.prompt={text!r}: {wrong} - give text that the data could have")
+        return [self.vocabulary.index(c) for c in text]
+
+    def decoded(self, tokens: list[int]) -> str:
+        if self.vocabulary is None:
+            return bytes(token % 256 for token in tokens).decode(errors="replace")
+        return "".join(self.vocabulary[token] for token in tokens)
+
+    @torch.no_grad()
+    def sampled(self, model: nn.Module, step: int, device: torch.device) -> list[int]:
+        """Token ids, the prompt's first. All stay on the device until the end."""
+        drawn = self.draws.uniform(torch.tensor([step], device=device), self.length)[0]
+        tokens = torch.tensor([self.prompt], device=device)
+        for number in drawn:
+            logits: Tensor = model(tokens[:, -self.window :])[:, -1].float() / self.temperature
+            shares = logits.softmax(-1).cumsum(-1)
+            token = torch.searchsorted(shares, (number * shares[0, -1]).view(1, 1), right=True)
+            tokens = torch.cat([tokens, token.clamp(max=logits.shape[-1] - 1)], 1)
+        return tokens[0].tolist()
+
+    def on_eval(self, state: Any, scores: dict[str, float]) -> None:
+        model = averaged(state)  # on all ranks: a sharded model's forward needs them
+        was_training = model.training
+        model.eval()
+        with make_autocast(self.run.machine)():
+            text = self.decoded(self.sampled(model, state.step, self.run.world.device))
+        model.train(was_training)
+        if self.run.world.is_main:
+            folder = self.run.directory / "samples"
+            folder.mkdir(exist_ok=True)
+            (folder / f"{state.step:09d}.txt").write_text(text, encoding="utf-8")
+            self.run.logger.say(f"text at step {state.step}: {text!r}")

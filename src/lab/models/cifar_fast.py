@@ -1,0 +1,94 @@
+"""A network that learns CIFAR-10 in few epochs, after airbench (Jordan 2024, github.com/KellerJordan/cifar10-airbench).
+
+    whiten   2x2 convolution with the principal components of the images' patches, not trained; 31x31
+    group    3x3 convolution, max-pool, norm, GELU, 3x3 convolution, norm, GELU; three of them: 15x15, 7x7, 3x3
+    head     max over the image, linear, divided by a constant
+
+Weights of the 3x3 convolutions are stored as matrices (out, in * 9), so that optim=muon takes them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.config import Count, Positive
+from engine.errors import ConfigError
+
+
+class MatrixConv(nn.Module):
+    """(B, channels_in, H, W) -> (B, channels_out, H, W): 3x3, without bias."""
+
+    def __init__(self, channels_in: int, channels_out: int) -> None:
+        super().__init__()
+        self.shape = (channels_out, channels_in, 3, 3)
+        kernels = torch.empty(self.shape)
+        nn.init.kaiming_uniform_(kernels, a=5**0.5)
+        nn.init.dirac_(kernels[:channels_in])  # the first outputs begin as the inputs
+        kernels *= channels_out**0.5 / kernels.norm()  # the norm of Muon's updates
+        self.weight = nn.Parameter(kernels.flatten(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight.view(self.shape), padding=1)
+
+
+def norm(channels: int) -> nn.BatchNorm2d:
+    """BatchNorm with a bias and no factor, which the next layer's weights would have anyway."""
+    made = nn.BatchNorm2d(channels, momentum=0.4)
+    made.weight.requires_grad_(False)
+    return made
+
+
+class Group(nn.Module):
+    """(B, channels_in, H, W) -> (B, channels_out, H // 2, W // 2); a side of 1 stays."""
+
+    def __init__(self, channels_in: int, channels_out: int) -> None:
+        super().__init__()
+        self.first, self.second = MatrixConv(channels_in, channels_out), MatrixConv(channels_out, channels_out)
+        self.norm_first, self.norm_second = norm(channels_out), norm(channels_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = F.max_pool2d(x, [min(2, side) for side in x.shape[-2:]])
+        x = F.gelu(self.norm_first(x))
+        return F.gelu(self.norm_second(self.second(x)))
+
+
+class CifarFast(nn.Module):
+    """x: (B, C, H, W), floating point -> (B, num_outputs). widths: channels of the three groups.
+
+    head_scale: factor of the logits. `whiten` sets the first layer from images; task=whitened does so in a new run.
+    """
+
+    whiten_weight: Tensor
+
+    def __init__(
+        self, input_shape: Sequence[Count], num_outputs: Count, widths: Sequence[Count], head_scale: Positive
+    ) -> None:
+        super().__init__()
+        if len(input_shape) != 3 or min(input_shape[1:]) < 2:
+            raise ConfigError(f"model.input_shape={list(input_shape)}: CifarFast takes images, (C, H, W)")
+        if len(widths) != 3:
+            raise ConfigError(f"model.widths={list(widths)}: CifarFast has three groups")
+        channels = input_shape[0]
+        filters = 2 * 4 * channels  # each component of a patch, and its negative
+        self.register_buffer("whiten_weight", torch.zeros(filters, channels, 2, 2))
+        self.whiten_bias = nn.Parameter(torch.zeros(filters))
+        before = [filters, *widths[:-1]]
+        self.groups = nn.Sequential(*(Group(a, b) for a, b in zip(before, widths, strict=True)))
+        self.head, self.head_scale = nn.Linear(widths[-1], num_outputs, bias=False), head_scale
+
+    @torch.no_grad()
+    def whiten(self, images: Tensor) -> None:
+        """images: (N, C, H, W), as the model gets them. Patches come out uncorrelated, with variance 1."""
+        patches = F.unfold(images, 2).transpose(1, 2).flatten(0, 1).double()  # (N * places, 4 C)
+        values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
+        filters = (vectors / (values + 5e-4).sqrt()).T.to(self.whiten_weight)
+        self.whiten_weight.copy_(torch.cat([filters, -filters]).view_as(self.whiten_weight))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(F.conv2d(x, self.whiten_weight, self.whiten_bias))
+        return self.head(self.groups(x).amax((2, 3))) * self.head_scale

@@ -1,0 +1,169 @@
+"""What a notebook uses, without a command line: compose, build, fit, load_run."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from engine.config import ROOT, compose_here, remove_if_empty
+from engine.data import Loader
+from engine.errors import ConfigError
+from engine.files import read_json
+from engine.ranks import Hardware, World, resolve_hardware
+from engine.runs import CLASSES, METRICS, Logger
+from lab.groups import check, share_evaluation
+from lab.make import (
+    Config,
+    make_datasets,
+    make_eval_loader,
+    make_method,
+    make_task,
+    make_train_loader,
+    make_transform,
+)
+from lab.restore import restore_model
+from lab.start import start
+from lab.tasks.base import Task
+
+
+def compose(overrides: Sequence[str] = ()) -> DictConfig:
+    """Returns the config that `src/train.py <overrides>` would run, resolved and checked. Raises ConfigError."""
+    if isinstance(overrides, str):
+        raise ConfigError(f"compose({overrides!r}): give a list of overrides, compose([{overrides!r}])")
+    cfg = compose_here(overrides, Path.cwd())
+    check(cfg)
+    return cfg
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A config's model and task, on `world.device`, and a loader for each split: `next(iter(parts.loaders["train"]))`
+    is a batch as the loop gets it."""
+
+    model: nn.Module
+    task: Task
+    loaders: dict[str, Loader]
+    machine: Hardware
+    world: World
+
+    def close(self) -> None:
+        """End the loaders' threads and processes."""
+        for loader in self.loaders.values():
+            loader.close()
+
+
+def build(cfg: DictConfig) -> Parts:
+    """Build in this process what a run of `cfg` would train, for one device, whatever trainer.strategy says."""
+    cfg = checked(cfg)
+    share_evaluation(cfg, 1)
+    config = Config.of(cfg)
+    machine = resolve_hardware(config.hardware, config.trainer)
+    world = World(0, 1, 0, torch.device(machine.device))
+    torch.manual_seed(cfg.seed)
+    model, task = make_method(config, machine, begins=True, logger=Logger())
+    sets = make_datasets(config)
+    train = make_train_loader(config, machine, sets["train"], world, 0)
+    others = {split: make_eval_loader(config, machine, data, world, train) for split, data in sets.items()
+              if split != "train"}  # fmt: skip
+    return Parts(model.to(world.device), task.to(world.device), {"train": train, **others}, machine, world)
+
+
+def checked(cfg: DictConfig) -> DictConfig:
+    """A copy of what `compose` has returned, which may have been changed since. Raises ConfigError."""
+    if not isinstance(cfg, DictConfig):
+        raise ConfigError(f"expected what compose([...]) returns, not a {type(cfg).__name__}")
+    check(cfg)
+    return cfg.copy()
+
+
+def fit(cfg: DictConfig, run_dir: str | Path | None = None) -> Path:
+    """Train `cfg` as `src/train.py` does, in this process if it is one rank. Returns the run directory.
+
+    run_dir: default outputs/<name>/<time>-<suffix>; if it holds a run of this config, that is gone on with.
+    """
+    cfg = checked(cfg)
+    if run_dir is None:
+        run_dir = ROOT / "outputs" / cfg.name / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
+    folder = Path(run_dir).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        start(cfg, folder, [], own_process=False)
+    except ConfigError:
+        remove_if_empty(folder)
+        raise
+    return folder
+
+
+def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
+    """Returns what the run has logged: [{"step": 50, "train/loss": 0.3, ...}, {"step": 100, "val/loss": ...}, ...]."""
+    file = Path(run_dir) / METRICS
+    if not file.exists():
+        raise ConfigError(f"{file}: no such file; give the directory of a run that has logged something")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+class TrainedRun:
+    """A run's model with its preprocessing. `model, cfg = load_run(...)` takes the first two apart.
+
+    model: on the CPU, in eval mode, with the weights that were evaluated (the EMA if the run kept one). classes:
+    names of the classes of the field y; None where the data name none.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.model, self.cfg, self.file, payload = restore_model(Path(path))
+        self._config = Config.of(self.cfg)
+        self._payload = payload
+        names = read_json(self.file.parent.parent / CLASSES)
+        self.classes: list[str] | None = names.get("y") if isinstance(names, Mapping) else None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.model, self.cfg))
+
+    def __getitem__(self, index: int) -> Any:
+        return (self.model, self.cfg)[index]
+
+    def __repr__(self) -> str:
+        return f"TrainedRun({self.file}, {type(self.model).__name__})"
+
+    @torch.no_grad()
+    def predict(self, x: Any) -> Any:
+        """x: one sample or a batch of the field x as the data hold it, before data.transforms: an array or tensor.
+        Returns the task's prediction for the batch, such as logits (B, num_outputs)."""
+        values = torch.as_tensor(x)
+        shape = tuple(self._config.data.input_shape)
+        if values.ndim == len(shape):
+            values = values[None]
+        if values.ndim != len(shape) + 1:
+            raise ConfigError(
+                f"predict: x has the shape {tuple(torch.as_tensor(x).shape)}; give one sample of {len(shape)} axes, "
+                f"such as {shape}, or a batch of them"
+            )
+        transform = make_transform(self._config, random=False)
+        batch = {"x": values}
+        return self._task.predict(self.model, transform(batch, torch.arange(len(values))) if transform else batch)
+
+    def name(self, x: Any) -> list[str]:
+        """The most likely class of each sample, by name; by number where the data name none."""
+        output = self.predict(x)
+        if not isinstance(output, Tensor) or output.ndim != 2:
+            raise ConfigError("name: the task's prediction is not one row of class scores for each sample")
+        return [self.classes[k] if self.classes else str(k) for k in output.argmax(1).tolist()]
+
+    @property
+    def _task(self) -> Task:
+        if "task_" not in self.__dict__:
+            task = make_task(self._config)
+            task.attach(self.model)
+            if "task" in self._payload:
+                task.load_state_dict(self._payload["task"])
+            self.task_ = task.eval()
+        return self.task_

@@ -1,0 +1,292 @@
+"""Values found by trying: the largest micro-batch, the loader, the learning rate. src/tune.py shows them.
+
+Each works in a process of its own (engine.host.child) on one device, as a sweep's preflight does (lab.trial), and
+changes nothing of the run.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import nn
+
+from engine.data import loader_ways
+from engine.errors import ConfigError
+from engine.host import cores_each, in_a_child
+from engine.profiling import is_out_of_memory, limit_memory
+from engine.ranks import (
+    Hardware,
+    World,
+    apply_hardware,
+    choose_device,
+    count_processes,
+    resolve_hardware,
+    seed_everything,
+)
+from engine.runs import Logger
+from lab import make
+from lab.groups import HardwareConfig, TrainerConfig, share_evaluation, typed
+from lab.loop import evaluate, train_step
+from lab.optim import Schedule
+from lab.state import TrainState
+from lab.trial import step_s
+
+LR_RATES = [1e-6 * 10 ** (i / 20) for i in range(141)]  # to 10
+LR_SMOOTH, LR_DIVERGED = 0.9, 3.0
+LOADER_S, LOADER_ROUNDS, ENOUGH = 0.5, 3, 1.2
+
+
+@dataclass
+class Trial:
+    """What a trial needs of a config, on one device. world: one rank of the run's many; one: this process alone."""
+
+    config: make.Config
+    machine: Hardware
+    world: World
+    one: World
+    sets: dict[str, Any]
+
+    @staticmethod
+    def of(cfg: DictConfig) -> Trial:
+        config = make.Config.of(cfg)
+        machine = resolve_hardware(config.hardware, config.trainer)
+        apply_hardware(config.hardware, machine)
+        device = torch.device(machine.device)
+        sets = make.make_datasets(config)
+        return Trial(config, machine, World(0, machine.num_procs, 0, device), World(0, 1, 0, device), sets)
+
+    def begin(self, machine: Hardware) -> tuple[TrainState, dict[str, nn.Module]]:
+        """The state and the nets of a new run, whole and in this process alone."""
+        config = replace(self.config, trainer=replace(self.config.trainer, strategy="single"))
+        config = replace(config, hardware=replace(config.hardware, compile=False))
+        seed_everything(config.cfg.seed)
+        model, task = make.make_method(config, machine, begins=True, logger=Logger())
+        steps = make.count_steps(config.trainer, len(self.sets["train"]))
+        state = make.make_state(config, machine, model, task, steps, self.one)
+        nets = make.make_nets(config, machine, state, self.one)
+        for net in nets.values():
+            net.train()
+        return state, nets
+
+
+# ---- hardware.micro_batch_size=auto
+
+
+def settle_micro_batch(cfg: DictConfig) -> str | None:
+    """Replace hardware.micro_batch_size=auto in a checked config by the largest that fits; returns a line that says so.
+    Before the ranks start: all read the same config, and so does a resume."""
+    if cfg.hardware.micro_batch_size != "auto":
+        return None
+    key = "hardware.micro_batch_size=auto"
+    size, tried = in_a_child(key, largest_micro_batch, cfg)
+    cfg.hardware.micro_batch_size = size
+    failed = min((other for other, fits in tried.items() if not fits), default=None)
+    return f"{key}: {size} samples fit{f', {failed} do not' if failed else ', a whole share'}"
+
+
+def largest_micro_batch(cfg: DictConfig) -> tuple[int, dict[int, bool]]:
+    """Returns (size, {size tried: whether it fits}), of the sizes that a rank's share of a global batch is cut into."""
+    check_can_try(cfg)
+    trial = Trial.of(cfg)
+    share = sum(trial.machine.micro_batch_sizes)
+    limit_memory(trial.one.device, trial.world.size)
+    tried: dict[int, bool] = {}
+
+    def fits(parts: int) -> bool:
+        size = -(-share // parts)
+        if size not in tried:
+            tried[size] = step_fits(trial, share, parts)
+        return tried[size]
+
+    fail, good = 0, 1
+    while not fits(good):
+        if good == share:
+            raise ConfigError("one sample at a time finds no memory - a smaller model, or activation checkpointing")
+        fail, good = good, min(2 * good, share)
+    while good - fail > 1:  # fail parts do not fit, good parts do
+        middle = (fail + good) // 2
+        fail, good = (fail, middle) if fits(middle) else (middle, good)
+    return -(-share // good), tried
+
+
+def check_can_try(cfg: DictConfig) -> None:
+    trainer, machine = typed(TrainerConfig, cfg.trainer, "trainer"), typed(HardwareConfig, cfg.hardware, "hardware")
+    if trainer.strategy == "dp" or (trainer.strategy == "fsdp" and count_processes(machine, trainer) > 1):
+        raise ConfigError(
+            f"it is found with the whole model on one device, but trainer={trainer.strategy} uses more - give a number"
+        )
+    device = choose_device(machine)
+    if device == "mps" or (device == "cpu" and sys.platform != "linux"):
+        raise ConfigError(f"nothing limits the memory of a trial on {device} here - give a number, or null")
+
+
+def step_fits(trial: Trial, share: int, parts: int) -> bool:
+    """Two steps, the second with the optimizer's state, and a batch of evaluation. Two micro-batches are enough: the
+    second finds the gradients of the first."""
+    sizes = [share // parts + (i < share % parts) for i in range(parts)]
+    evaluated = trial.config.hardware.eval_batch_size or sizes[0]
+    whole = replace(trial.machine, micro_batch_sizes=sizes, eval_batch_size=evaluated)
+    machine = replace(whole, micro_batch_sizes=sizes[:2])
+    try:
+        two_steps(trial, whole, machine)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    finally:
+        gc.collect()  # what the traceback held
+        if trial.one.device.type == "cuda":
+            torch.cuda.empty_cache()
+    return True
+
+
+def two_steps(trial: Trial, whole: Hardware, machine: Hardware) -> None:
+    config, one = trial.config, trial.one
+    loader = make.make_train_loader(config, whole, trial.sets["train"], trial.world, 0)
+    val = next((data for split, data in trial.sets.items() if split != "train"), None)
+    scored = None if val is None else make.make_eval_loader(config, whole, val, trial.world, loader)
+    try:
+        state, nets = trial.begin(whole)
+        batches = iter(loader)
+        for _ in range(2):
+            train_step(nets, state, batches, config.trainer, machine, one)
+        if scored is not None:
+            evaluate(state.model, state.task, itertools.islice(scored, 1), one, machine, scored.lengths)
+    finally:
+        for each in (loader, scored):
+            if each is not None:
+                each.close()
+
+
+# ---- data.loader, data.num_workers
+
+
+def measure_loaders(cfg: DictConfig) -> tuple[float, dict[tuple[str, int], float]]:
+    """Returns (samples/s that the training steps of a rank take, {(data.loader, data.num_workers): samples/s that it
+    delivers alone}), medians of measurements in turns."""
+    trial = Trial.of(cfg)
+    ways = loader_ways(trial.sets["train"], cores_each(trial.machine.num_procs))
+    found: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
+    for _ in range(LOADER_ROUNDS):
+        for way in ways:
+            found[way].append(delivered(trial, *way))
+    state, nets = trial.begin(trial.machine)
+    with make.make_train_loader(trial.config, trial.machine, trial.sets["train"], trial.world, 0) as loader:
+        batches = list(itertools.islice(loader, len(trial.machine.micro_batch_sizes)))
+    again = itertools.cycle(batches)
+
+    def step() -> None:
+        train_step(nets, state, again, trial.config.trainer, trial.machine, trial.one)
+
+    taken = sum(trial.machine.micro_batch_sizes) / step_s(step, trial.one.device)
+    return taken, {way: statistics.median(speeds) for way, speeds in found.items()}
+
+
+def delivered(trial: Trial, kind: str, workers: int) -> float:
+    """Samples/s of the loader alone, once it runs."""
+    data = replace(trial.config.data, loader=kind, num_workers="auto" if kind == "device" else workers)
+    config = replace(trial.config, data=data)
+    with make.make_train_loader(config, trial.machine, trial.sets["train"], trial.world, 0) as loader:
+        batches = iter(loader)
+        size = len(next(iter(next(batches).values())))  # the first waits for workers to start
+        began, samples = time.perf_counter(), 0
+        while (passed := time.perf_counter() - began) < LOADER_S or not samples:
+            samples += len(next(iter(next(batches).values())))
+            if trial.one.device.type == "cuda":
+                torch.cuda.current_stream().synchronize()
+        assert size
+        return samples / max(passed, 1e-9)
+
+
+def best_loader(taken: float, found: dict[tuple[str, int], float]) -> tuple[str, int]:
+    """The way with the fewest workers that delivers ENOUGH times what the steps take; else the fastest."""
+    enough = [way for way, speed in found.items() if speed >= ENOUGH * taken]
+    if enough:
+        return min(enough, key=lambda way: (way[0] == "workers", way[1], -found[way]))
+    return max(found, key=found.__getitem__)
+
+
+# ---- optim.lr
+
+
+def lr_range_test(cfg: DictConfig) -> list[tuple[float, float]]:
+    """[(learning rate, loss)] of a run whose rate goes through LR_RATES, one a step, until the loss
+    diverges (Smith 2017, Cyclical Learning Rates, section 3.3). The global batch is the run's."""
+    cfg = cfg.copy()
+    num_procs = len_ranks(cfg)
+    if cfg.hardware.micro_batch_size in (None, "auto"):
+        cfg.hardware.micro_batch_size = max(1, cfg.trainer.global_batch_size // num_procs)
+    share_evaluation(cfg, 1)  # one process
+    trial = Trial.of(cfg)
+    state, nets = trial.begin(trial.machine)
+    state.schedule = ramp(state)
+    found: list[tuple[float, float]] = []
+    with make.make_train_loader(trial.config, trial.machine, trial.sets["train"], trial.one, 0) as loader:
+        batches = iter(loader)
+        for _ in LR_RATES:
+            lr = LR_RATES[state.schedule.updates]
+            values = train_step(nets, state, batches, trial.config.trainer, trial.machine, trial.one)
+            state.step += 1
+            loss = statistics.mean(float(v) for name, v in values.items() if name.rpartition("/")[2] == "loss")
+            found.append((lr, loss))
+            if diverged(found):
+                break
+    return found
+
+
+def len_ranks(cfg: DictConfig) -> int:
+    return count_processes(
+        typed(HardwareConfig, cfg.hardware, "hardware"), typed(TrainerConfig, cfg.trainer, "trainer")
+    )
+
+
+def ramp(state: TrainState) -> Schedule:
+    """A schedule over LR_RATES; groups keep what they have of it (lr_factor, an optimizer's own rate)."""
+    own = getattr(state.schedule, "schedule", state.schedule)
+    made = Schedule(state.optimizer, lambda step, total: LR_RATES[min(step, total - 1)], len(LR_RATES))
+    made.peaks, made.peak = [peak / own.peak for peak in own.peaks], 1.0
+    made.load_state_dict({"updates": 0})
+    return made
+
+
+def smoothed(losses: list[float]) -> Iterator[float]:
+    """Exponential moving average, corrected for its begin."""
+    mean = 0.0
+    for i, loss in enumerate(losses, 1):
+        mean = LR_SMOOTH * mean + (1 - LR_SMOOTH) * loss
+        yield mean / (1 - LR_SMOOTH**i)
+
+
+def diverged(found: list[tuple[float, float]]) -> bool:
+    means = list(smoothed([loss for _, loss in found]))
+    if not math.isfinite(means[-1]):
+        return True
+    # measured by the fall so far, so that losses of any sign will do
+    low, first = min(means), means[0]
+    return len(means) > 20 and means[-1] > low + LR_DIVERGED * max(first - low, 0.05 * abs(first))
+
+
+def suggested_lr(found: list[tuple[float, float]]) -> float:
+    """A tenth of the rate at which the smoothed loss is least, with two digits."""
+    means = list(smoothed([loss for _, loss in found]))
+    finite = [(mean, lr) for mean, (lr, _) in zip(means, found) if math.isfinite(mean)]
+    if not finite:
+        raise ConfigError("optim.lr: the loss is not finite from the first step on")
+    return float(f"{min(finite)[1] / 10:.1e}")
+
+
+STAGES: dict[str, Callable[..., Any]] = {
+    "micro_batch": largest_micro_batch,
+    "loader": measure_loaders,
+    "lr": lr_range_test,
+}

@@ -1,0 +1,52 @@
+"""Write a trained model's outputs for every sample of a split into one file, each sample once, in the split's order.
+
+    python src/predict.py outputs/default/2026-11-20_21-35-11-adaa11 --out predictions.h5
+    python src/predict.py RUN_DIR_OR_CHECKPOINT --split val --with y --out val.parquet data.path=other.h5
+    python src/predict.py RUN_1 RUN_2 RUN_3 --apply softmax --out ensemble.npz
+
+Several runs or checkpoints are an ensemble: the mean of their outputs is written. Overrides are values of the runs' own
+configs; data.fields.y=null leaves a field out that the data lack. Exit status: 0 done, 1 failed, 2 a mistake in what
+was asked.
+"""
+
+from __future__ import annotations
+
+import engine.interpreter  # noqa: F401 - first
+
+# isort: split
+import argparse
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write a model's outputs for every sample of a split into one file.")
+    parser.add_argument("runs", nargs="+", metavar="run", help="run directories or checkpoints, then key=value")
+    parser.add_argument("--out", type=Path, required=True, help="FILE.h5, .npz or .parquet")
+    parser.add_argument("--split", default="test", help="train, val, test or what else the data config names")
+    parser.add_argument("--with", dest="fields", default="", metavar="FIELD,...", help="fields of the batch to copy")
+    parser.add_argument("--apply", choices=("softmax", "sigmoid"), help="to each model's outputs, before their mean")
+    parser.add_argument("--procs", type=int, help="processes that share the samples; default: one for each GPU")
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE where it exists")
+    args = parser.parse_intermixed_args()
+    from engine.errors import ConfigError, RunFailed
+
+    overrides = [word for word in args.runs if "=" in word and not Path(word).exists()]
+    paths = [Path(word) for word in args.runs if word not in overrides]
+    fields = [name for name in args.fields.split(",") if name]
+    try:
+        from lab.predict import Prediction, predict
+
+        what = Prediction(paths, args.split, args.out, overrides, fields, args.apply)
+        spec = predict(what, args.procs, args.overwrite)
+    except (ConfigError, RunFailed) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        return 130
+    print(f"{args.out}: " + ", ".join(f"{name} {kind} {shape}" for name, (shape, kind) in spec.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

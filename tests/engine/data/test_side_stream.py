@@ -1,0 +1,208 @@
+"""Batches that cross to a GPU beside its work arrive as they were: on one that runs as late as it may."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_cuda import FakeCuda
+from torch import Tensor
+
+from engine.data.loader import Loader
+from engine.data.loading import ring, waits
+from engine.data.loading.side_stream import SideStream
+from engine.data.order import TrainPlan, shuffled
+
+CPU = torch.device("cpu")
+
+
+class Table:
+    """x[i] = i, 6 times; many samples, or one that is a lot of memory."""
+
+    spec: Any = {"x": ((6,), torch.int64)}  # noqa: RUF012
+
+    def __len__(self) -> int:
+        return 50
+
+    def gather(self, rows: np.ndarray, out: Any) -> Any:
+        out["x"].copy_(torch.from_numpy(rows)[:, None].expand(-1, 6))
+        return out
+
+
+class Ragged(Table):
+    spec: Any = {"x": ((-1,), torch.int64)}  # noqa: RUF012
+
+    def gather(self, rows: np.ndarray, out: Any) -> Any:
+        return {"x": torch.from_numpy(rows.copy()).repeat_interleave(6).view(-1, 6), "names": [str(r) for r in rows]}
+
+
+class Items:
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return {"x": torch.full((6,), i)}
+
+
+class Collated(Items):
+    def collate(self, samples: list[dict[str, Tensor]]) -> dict[str, Any]:
+        return {"x": torch.stack([sample["x"] for sample in samples]), "names": [len(samples)]}
+
+
+@pytest.fixture
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda(seed=getattr(request, "param", 0))
+    monkeypatch.setattr(SideStream, "of", classmethod(lambda cls, device: cls(fake)))
+    return fake
+
+
+CASES = {
+    "threads": (Table(), "threads", 2),
+    "threads, ragged": (Ragged(), "threads", 2),
+    "in this process": (Items(), "auto", 0),
+    "in this process, gathered": (Table(), "workers", 0),
+    "in this process, collated": (Collated(), "auto", 0),
+    "workers": (Items(), "auto", 2),
+    "workers, collated": (Collated(), "auto", 2),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("gpu", range(3), indirect=True)
+def test_every_batch_arrives_whole(case: str, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far the GPU is behind: no memory is written before it was copied, nothing is read before it has come."""
+    monkeypatch.setattr(ring, "GROUP_BYTES", 300)
+    dataset, kind, num_workers = CASES[case]
+    plan = TrainPlan(shuffled(range(50), seed=0), 8, [5, 3], 0, 1, 0)
+    seen = []
+    with Loader(dataset, plan, CPU, None, kind, num_workers, seed=0) as loader:
+        pick = random.Random(0)
+        for k, batch in zip(range(60), loader):
+            computed = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+            address = batch["x"].untyped_storage().data_ptr()
+            assert (address, id(gpu.main)) in gpu.recorded, "torch may give its memory out before it was read"
+            seen.append((gpu.read(computed), plan(k)))
+            if pick.random() < 0.1:
+                gpu.finish()
+            del batch, computed
+    assert gpu.registered == []  # a worker's slots are unlocked again
+    gpu.finish()
+    for values, part in seen:
+        assert part is not None
+        assert values["x"].tolist() == [[row] * 6 for row in part[1].tolist()]
+    if "ragged" not in case and case != "workers, collated":  # whose memory PyTorch's own thread locks
+        assert gpu.unlocked == 0, "a copy that the host waits for"
+
+
+def test_sample_numbers_arrive_too(gpu: FakeCuda) -> None:
+    plan = TrainPlan(shuffled(range(50), seed=0), 8, [8], 0, 1, 0)
+    for kind, num_workers in (("threads", 2), ("workers", 0), ("workers", 1)):
+        seen: list[Any] = []
+
+        def note(batch: Any, numbers: Tensor, seen: list[Any] = seen) -> Any:
+            seen.append(gpu.read({"numbers": numbers}))
+            return batch
+
+        with Loader(Table(), plan, CPU, note, kind, num_workers, seed=0) as loader:
+            for _ in zip(range(30), loader):
+                pass
+            gpu.finish()
+        for k, values in enumerate(seen[:30]):
+            part = plan(k)
+            assert part is not None
+            assert values["numbers"].tolist() == part[0].tolist()
+
+
+class Windowed(TrainPlan):
+    """All that is asked for is one window."""
+
+    def window(self, k: int) -> int | None:
+        return k // 1000
+
+
+@pytest.mark.parametrize("rows", [64, 100])
+def test_page_locked_memory_is_bounded(rows: int, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch locks powers of two; of large windows only few are gathered ahead."""
+    limit = 1 << 20
+    monkeypatch.setattr(ring, "_WINDOW_BYTES", limit // 4)
+    monkeypatch.setattr(ring, "_LOCKED_BYTES", limit)
+    plan = Windowed(shuffled(range(50), seed=0), rows, [rows], 0, 1, 0)
+    with Loader(Table(), plan, CPU, None, "threads", 8, seed=0) as loader:
+        for k, batch in zip(range(400), loader):
+            del batch
+            if k % 50 == 0:
+                gpu.finish()
+        slots = loader._source.slots
+        locked = sum(1 << (t.nbytes - 1).bit_length() for slot in slots._slots for t in slot.tensors.values())
+    assert locked <= limit + 2 * limit // 4  # and the one in use, and one whose copy is under way
+
+
+# ---- what counts as waiting
+
+
+class Timed:
+    """An event with the time at which the GPU passes it; the test drives both clocks."""
+
+    def __init__(self, gpu: Clocks) -> None:
+        self.gpu = gpu
+
+    def record(self, stream: Any) -> None:
+        self.gpu.busy_until = self.at = max(self.gpu.busy_until, self.gpu.now)
+
+    def query(self) -> bool:
+        return self.at <= self.gpu.now
+
+    def elapsed_time(self, end: Timed) -> float:
+        return 1e3 * (end.at - self.at)
+
+
+class Clocks(FakeCuda):
+    """now: of the host. busy_until: what the GPU has been given is done then."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.now = self.busy_until = 0.0
+
+    def event(self, timed: bool = False) -> Any:
+        assert timed
+        return Timed(self)
+
+    def kernel(self, seconds: float) -> None:
+        self.busy_until = max(self.busy_until, self.now) + seconds
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_only_an_idle_gpu_waits_for_data(seed: int) -> None:
+    """Random steps: host work, kernels, a loader that blocks, a copy that ends later; against the sum of the gaps."""
+    pick, gpu = random.Random(seed), Clocks()
+    clock = waits.DeviceWaits(gpu)
+    idle = 0.0
+    for _ in range(300):
+        gpu.now += pick.choice([0.0, 0.001, 0.02])  # the host launches the step
+        gpu.kernel(pick.choice([0.001, 0.01, 0.05]))
+        clock.begin()
+        asked, free = gpu.now, gpu.busy_until
+        gpu.now += pick.choice([0.0, 0.0, 0.005, 0.1])  # no batch yet
+        arrives = gpu.now + pick.choice([0.0, 0.0, 0.03])  # its copy
+        gpu.busy_until = max(gpu.busy_until, arrives)
+        idle += max(0.0, gpu.busy_until - max(asked, free))
+        clock.end()
+    gpu.now = gpu.busy_until
+    assert clock.seconds() == pytest.approx(idle)
+    assert len(clock._used) < 300, "events are used again"
+
+
+def test_a_healthy_gpu_run_does_not_wait_for_data() -> None:
+    """The host runs ahead and spends its time in the loader, as there is nowhere else to be: no advice is right."""
+    gpu = Clocks()
+    clock = waits.DeviceWaits(gpu)
+    for _ in range(100):
+        gpu.kernel(0.05)
+        clock.begin()
+        gpu.now = max(gpu.now, gpu.busy_until - 0.1)  # two steps ahead, and held there
+        clock.end()
+    gpu.now = gpu.busy_until
+    assert clock.seconds() == 0.0

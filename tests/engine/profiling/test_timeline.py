@@ -1,0 +1,148 @@
+"""Spans on a device's clock: a device that runs behind the host is imitated by a clock of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from engine.profiling import timeline as module
+from engine.profiling.report import PARTS, bound, table
+from engine.profiling.timeline import Figures, Timeline
+from engine.profiling.work import peak_tflops
+
+
+class Device:
+    """A host and a device with a queue: `host(s)` is time of the host alone, `launch(s)` work for the device."""
+
+    def __init__(self) -> None:
+        self.now_s = self.free_s = 0.0
+
+    def host(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def launch(self, seconds: float) -> None:
+        self.now_s += 0.01
+        self.free_s = max(self.free_s, self.now_s) + seconds
+
+    def wait(self) -> None:
+        self.now_s = max(self.now_s, self.free_s)
+
+    # -- the clock: a mark lies where the device's queue ended when it was set
+    def now(self) -> float:
+        return max(self.now_s, self.free_s)
+
+    def passed(self, mark: float) -> bool:
+        return mark <= self.now_s
+
+    def seconds(self, start: float, end: float) -> float:
+        return end - start
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device()
+    monkeypatch.setattr(module, "DeviceClock", lambda device: made)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: made.now_s)
+    return made
+
+
+def span(timeline: Timeline, part: str, work: Any) -> None:
+    timeline.begin(part)
+    work()
+    timeline.end()
+
+
+def run(device: Device, data_s: float, copy_s: float, forward_s: float, steps: int = 10) -> Figures:
+    timeline = Timeline(torch.device("cuda"))
+    for _ in range(steps):
+        timeline.step()
+
+        def data() -> None:
+            device.host(data_s)
+            device.free_s = max(device.free_s, device.now_s) + copy_s  # the stream waits for the copy
+
+        span(timeline, "data wait", data)
+        span(timeline, "forward", lambda: device.launch(forward_s))
+    timeline.step()
+    device.wait()
+    return timeline.collect()
+
+
+def test_a_busy_device_has_not_waited_for_data_that_the_host_has_waited_for(device: Device) -> None:
+    figures = run(device, data_s=0.4, copy_s=0.0, forward_s=1.0)
+    assert figures.seconds["forward"] == pytest.approx(10.0, abs=0.2)
+    assert figures.seconds["data wait"] == pytest.approx(0.4)  # before the first step
+    assert figures.host_seconds["data wait"] == pytest.approx(4.0)
+    assert figures.idle <= 1
+
+
+def test_an_idle_device_has_waited_for_data(device: Device) -> None:
+    figures = run(device, data_s=1.0, copy_s=0.0, forward_s=0.25)
+    assert figures.share("data wait") == pytest.approx(0.75, abs=0.05)
+    assert bound(figures, "cuda", "bf16", True, "threads: 2")[0] == "data"
+
+
+def test_a_copy_that_the_device_waits_for_is_told_from_data_that_are_late(device: Device) -> None:
+    figures = run(device, data_s=0.0, copy_s=0.5, forward_s=1.0)
+    assert figures.seconds["copy"] == pytest.approx(5.0, abs=0.1)
+    assert figures.seconds.get("data wait", 0.0) == pytest.approx(0.0, abs=0.1)
+    assert bound(figures, "cuda", "bf16", True, "threads: 2")[0] == "copy"
+
+
+def test_a_busy_device_waits_for_the_copy_alone_however_late_the_data_were(device: Device) -> None:
+    figures = run(device, data_s=0.4, copy_s=0.5, forward_s=1.0)
+    assert figures.seconds["copy"] == pytest.approx(5.0, abs=0.1)
+    assert figures.seconds["data wait"] == pytest.approx(0.4, abs=0.1)  # before the first step
+
+
+def test_a_host_that_launches_too_slowly_is_found(device: Device) -> None:
+    figures = run(device, data_s=0.0, copy_s=0.0, forward_s=0.001)
+    assert figures.idle == figures.steps - 1
+    assert bound(figures, "cuda", "bf16", False, "")[0] == "host"
+    assert "hardware.compile=default" in bound(figures, "cuda", "bf16", False, "")[1]
+
+
+def test_parts_add_up_and_inner_spans_are_not_counted_twice(device: Device) -> None:
+    timeline = Timeline(torch.device("cuda"))
+    timeline.step()
+    timeline.begin("evaluation")
+    device.host(1.0)
+    span(timeline, "save", lambda: device.host(2.0))
+    device.host(3.0)
+    timeline.end()
+    device.host(4.0)
+    timeline.step()
+    seconds = timeline.collect().seconds
+    assert seconds == {"evaluation": 4.0, "save": 2.0, "other": 4.0}
+
+
+def test_marks_that_the_device_has_not_passed_are_kept_for_later(device: Device) -> None:
+    timeline = Timeline(torch.device("cuda"))
+    span(timeline, "forward", lambda: device.launch(5.0))
+    assert timeline.collect().total == 0.0
+    device.wait()
+    assert timeline.collect().seconds == {"forward": pytest.approx(5.01)}
+
+
+@pytest.mark.parametrize("part", ["evaluation", "save", "log", "transform", "optimizer"])
+def test_what_takes_too_long_is_named_with_its_key(part: str) -> None:
+    kind, sentence = bound(Figures(10, 0, {"forward": 1.0, "backward": 1.0, part: 1.5}), "cpu", "fp32", False, "")
+    assert kind == part
+    assert "trainer." in sentence or "data." in sentence
+
+
+def test_the_table_has_every_part() -> None:
+    lines = table(Figures(4, 0, {"forward": 1.0, "mine": 3.0})).splitlines()
+    assert [line.split("  ")[1].strip() for line in lines[1:]] == [*PARTS, "mine", "other", "whole"]
+    assert "250.000" in lines[4]  # forward, ms a step
+
+
+def test_gpus_are_known_by_their_whole_names() -> None:
+    assert peak_tflops("NVIDIA H100 80GB HBM3", "bf16") == 989
+    assert peak_tflops("NVIDIA H100 PCIe", "bf16") == 756
+    assert peak_tflops("NVIDIA A100-SXM4-80GB", "tf32") == 156
+    assert peak_tflops("NVIDIA L40S", "bf16") == 362
+    assert peak_tflops("NVIDIA L40", "bf16") is None  # not an L4, not an L40S
+    assert peak_tflops("Tesla V100-SXM2-16GB", "bf16") is None  # it has none

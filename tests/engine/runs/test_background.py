@@ -1,0 +1,346 @@
+"""Checkpoints written beside the loop: the same bytes, of the state as it was, and never half of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import (
+    QUICK,
+    assert_equal,
+    last_checkpoint,
+    limit,
+    metrics,
+    result,
+    slow,
+    start_run,
+    status,
+)
+from omegaconf import OmegaConf
+from torch import nn
+
+from engine.checkpoints import checkpoint
+from engine.checkpoints.background import Background, Copies
+from engine.checkpoints.checkpoint import Checkpoints, load_checkpoint
+from engine.errors import RunFailed
+from engine.ranks.distributed import World
+
+MAIN = World(0, 1, 0, torch.device("cpu"))
+SAVE = torch.save
+
+
+def payload(step: int, best: list[list[float]] | None = None) -> dict[str, Any]:
+    """Tensors of all kinds; some share memory."""
+    torch.manual_seed(step)
+    model = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Linear(5, 5))
+    model[2].weight = model[0].weight
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 5)).sum().backward()
+    optimizer.step()
+    whole = torch.randn(6, 4)
+    task = OrderedDict(
+        row=whole[2], columns=whole.t(), whole=whole, nothing=torch.zeros(0, 3), one=torch.tensor(True),
+        half=torch.randn(3).bfloat16(), long=torch.tensor(2**40), complex=torch.randn(2, dtype=torch.complex64),
+    )  # fmt: skip
+    ranks = [{"rng": {"torch": torch.get_rng_state(), "python": (3, (1, 2), None)}, "totals": {"loss": whole.sum()}}]
+    plain = {"step": step, "samples": 8 * step, "best": best or [], "stale": 0, "logged_step": 0, "scored_step": 0}
+    state = {"model": model.state_dict(), "ema": None, "optimizer": optimizer.state_dict(), "schedule": {"updates": 1}}
+    return {**state, "task": task, "ranks": ranks, "counts": {"loss": 2}, **plain}
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+class Gate:
+    """torch.save that waits, and may fail then; `inside` is set when it is called."""
+
+    def __init__(self) -> None:
+        self.inside, self.open = threading.Event(), threading.Event()
+        self.error: Exception | None = None
+        self.at_once, self.most = 0, 0
+
+    def __call__(self, content: Any, file: Any) -> None:
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        self.inside.set()
+        assert self.open.wait(limit(30))
+        if self.error is not None:
+            file.write(b"half")
+            raise self.error
+        SAVE(content, file)
+        self.at_once -= 1
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate()
+    monkeypatch.setattr(checkpoint.torch, "save", gate)
+    yield gate
+    gate.open.set()
+
+
+# ---- the copy
+
+
+def test_the_file_is_the_one_that_a_waiting_loop_writes(tmp_path: Path) -> None:
+    """Byte for byte, so what shares memory shares it in the file, and again with the memory of the copy before."""
+    for name, beside in (("waits", False), ("beside", True)):
+        (tmp_path / name).mkdir()
+        with Checkpoints(tmp_path / name, MAIN, beside=beside) as checkpoints:
+            for step in (1, 2, 3):
+                checkpoints.save_last(payload(step))
+            checkpoints.save_best(payload(3, [[0.5, 3]]))
+            checkpoints.wait()
+    assert names(tmp_path / "beside") == names(tmp_path / "waits")
+    for name in names(tmp_path / "waits"):
+        assert (tmp_path / "beside" / name).read_bytes() == (tmp_path / "waits" / name).read_bytes(), name
+    assert_equal(load_checkpoint(tmp_path / "beside/last_000000003.pt"), payload(3))
+
+
+def test_it_is_the_state_of_the_save_whatever_the_loop_does_next(tmp_path: Path, gate: Gate) -> None:
+    state = payload(4)
+    with Checkpoints(tmp_path, MAIN, beside=True) as checkpoints:
+        checkpoints.save_last(state)
+        assert gate.inside.wait(limit(30))
+        for value in (*state["model"].values(), *state["task"].values(), state["ranks"][0]["totals"]["loss"]):
+            value.zero_()
+        for values in state["optimizer"]["state"].values():
+            values["exp_avg"].zero_()
+        state["counts"]["loss"] = 9
+        state["optimizer"]["param_groups"][0]["lr"] = 9.0
+        state["best"].append([0.0, 4])
+        gate.open.set()
+    assert_equal(load_checkpoint(tmp_path / "last_000000004.pt"), payload(4))
+
+
+def test_memory_is_used_again() -> None:
+    copies = Copies()
+    addresses = []
+    for step in (1, 2, 3):
+        content, ready = copies.of(payload(step))
+        ready()
+        assert_equal(content, payload(step))
+        addresses.append({buffer.data_ptr() for buffers in copies._memory.values() for buffer in buffers})
+        assert {value.untyped_storage().data_ptr() for value in content["model"].values()} <= addresses[-1]
+    assert addresses[0] == addresses[1] == addresses[2]
+
+
+def test_a_kind_of_tensor_that_is_not_a_view_of_memory_is_copied_too() -> None:
+    sparse = torch.eye(3).to_sparse()
+    given = {"sparse": sparse, "conjugate": torch.randn(3, dtype=torch.complex64).conj()}
+    content, _ = Copies().of(given)
+    assert torch.equal(content["sparse"].to_dense(), torch.eye(3))
+    assert content["sparse"] is not sparse
+    assert torch.equal(content["conjugate"], given["conjugate"])
+
+
+# ---- one at a time, and what happens when it is durable
+
+
+def test_a_save_before_the_last_is_written_waits(tmp_path: Path, gate: Gate) -> None:
+    """Two at once would need memory twice, and the older could come last. Also: what is outdated goes last."""
+    saved: list[float] = []
+    with Checkpoints(tmp_path, MAIN, beside=True, saved=saved.append) as checkpoints:
+        gate.open.set()
+        for step in (1, 2):
+            checkpoints.save_last(payload(step))
+        checkpoints.wait()
+        assert len(saved) == 2
+        gate.open.clear(), gate.inside.clear()
+        checkpoints.save_last(payload(3))
+        assert gate.inside.wait(limit(30))
+        assert checkpoints.saving
+        checkpoints.check()  # says nothing, and does not wait
+        kept = {name for name in names(tmp_path) if not name.startswith(".")}
+        assert kept == {"last_000000001.pt", "last_000000002.pt"}, "none is deleted before the new one is durable"
+        assert len(saved) == 2
+        threading.Timer(0.2, gate.open.set).start()
+        checkpoints.save_last(payload(4))  # waits for the one at 3
+        assert (tmp_path / "last_000000003.pt").exists()
+        assert len(saved) == 3
+    assert names(tmp_path) == ["last_000000003.pt", "last_000000004.pt"]
+    assert gate.most == 1
+    for step in (3, 4):
+        assert_equal(load_checkpoint(tmp_path / f"last_{step:09d}.pt"), payload(step))
+
+
+@pytest.mark.parametrize("notice", ["check", "wait", "save_last", "exit"])
+def test_a_failed_write_stops_the_run(tmp_path: Path, gate: Gate, notice: str) -> None:
+    says = r"last_000000002\.pt could not be written: No space left on device; those written before are whole"
+    checkpoints = Checkpoints(tmp_path, MAIN, beside=True)
+    with pytest.raises(RunFailed, match=says), checkpoints:  # noqa: PT012
+        gate.open.set()
+        checkpoints.save_last(payload(1))
+        checkpoints.wait()
+        gate.open.clear()
+        gate.error = OSError(28, "No space left on device")
+        checkpoints.save_last(payload(2))
+        checkpoints.check()
+        gate.open.set()
+        end = time.monotonic() + limit(30)
+        while notice == "check" and time.monotonic() < end:
+            checkpoints.check()
+        if notice == "wait":
+            checkpoints.wait()
+        if notice == "save_last":
+            checkpoints.save_last(payload(3))
+        assert notice == "exit"
+    assert names(tmp_path) == ["last_000000001.pt"]
+    assert_equal(load_checkpoint(tmp_path / "last_000000001.pt"), payload(1))
+
+
+def test_a_run_that_fails_completes_what_it_writes(
+    tmp_path: Path, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own error is the one that is told; of the write that failed beside it there is a warning."""
+    for error, left in ((None, ["last_000000001.pt"]), (OSError(28, "No space left on device"), [])):
+        folder = tmp_path / str(bool(error))
+        folder.mkdir()
+        gate.error = error
+        gate.open.clear()
+        with pytest.raises(ZeroDivisionError), Checkpoints(folder, MAIN, beside=True) as checkpoints:  # noqa: PT012
+            checkpoints.save_last(payload(1))
+            threading.Timer(0.2, gate.open.set).start()
+            raise ZeroDivisionError
+        assert names(folder) == left
+    assert [record.getMessage().split(": ")[1] for record in caplog.records if record.name == "lab"] == [
+        "No space left on device; those written before are whole"
+    ]
+
+
+def test_work_that_failed_is_told_once() -> None:
+    background = Background()
+    background.wait()
+    background.check()
+    background.start(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ZeroDivisionError):
+        background.wait()
+    background.wait()
+    assert not background.busy
+
+
+# ---- runs
+
+RUN = (*QUICK, "trainer.max_steps=9", "trainer.save_every=2", "trainer.eval_every=3", "trainer.ema_decay=0.9")
+RANKS = {
+    "1": ("trainer=single",),
+    "2": ("trainer=ddp", "hardware.num_procs=2"),
+    "3": ("trainer=ddp", "hardware.num_procs=3", "trainer.global_batch_size=66"),
+    "sharded": ("trainer=fsdp", "hardware.num_procs=2"),
+}
+
+
+def contents(run: Path) -> dict[str, Any]:
+    return {path.name: load_checkpoint(path) for path in sorted((run / "checkpoints").iterdir())}
+
+
+@pytest.mark.parametrize("ranks", ["1", *map(slow, ("2", "3", "sharded"))])
+def test_a_run_is_the_same_beside_and_waiting(tmp_path: Path, ranks: str) -> None:
+    beside = start_run(tmp_path / "beside", *RUN, *RANKS[ranks])
+    waits = start_run(tmp_path / "waits", *RUN, *RANKS[ranks], "trainer.save_async=false")
+    assert_equal(contents(beside), contents(waits))
+    assert metrics(beside) == metrics(waits)
+    assert result(beside)["val/loss"] == result(waits)["val/loss"]
+
+
+def stuck_at(monkeypatch: pytest.MonkeyPatch, step: int, rank: int, kill_at: int) -> None:
+    """That rank's write of the checkpoint of `step` never ends; the rank is killed in the loop in step `kill_at`."""
+    import torch.distributed.checkpoint.filesystem as filesystem
+
+    import lab.loop
+
+    train_step, write = lab.loop.train_step, Checkpoints._write
+    mine, stuck = threading.local(), threading.Event()
+
+    def written(self: Checkpoints, kind: str, content: dict[str, Any], *rest: Any) -> None:
+        mine.stuck = content["step"] == step and int(os.environ.get("RANK", "0")) == rank
+        write(self, kind, content, *rest)
+
+    def save(content: Any, file: Any, *more: Any, **options: Any) -> None:
+        if getattr(mine, "stuck", False):
+            file.write(b"half")
+            file.flush()
+            stuck.set()
+            time.sleep(1000)
+        SAVE(content, file, *more, **options)
+
+    def step_or_die(nets: Any, state: Any, *rest: Any) -> Any:
+        if state.step == kill_at - 1 and int(os.environ.get("RANK", "0")) == rank:
+            assert stuck.wait(limit(30))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return train_step(nets, state, *rest)
+
+    monkeypatch.setattr(Checkpoints, "_write", written)
+    monkeypatch.setattr(checkpoint.torch, "save", save)
+    monkeypatch.setattr(filesystem.torch, "save", save)
+    monkeypatch.setattr(lab.loop, "train_step", step_or_die)
+
+
+@pytest.mark.parametrize(("ranks", "rank"), [("1", 0), slow("2", 0), slow("sharded", 0), slow("sharded", 1)])
+def test_killed_while_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ranks: str, rank: int
+) -> None:
+    """SIGKILL in step 6 while the checkpoint of step 4 is half written: the one of step 3 is the newest that loads,
+    the half of a file is gone after the resume, and the run ends as if nothing had happened."""
+    from lab.start import start
+
+    straight = start_run(tmp_path / "straight", *RUN, *RANKS[ranks])
+    with monkeypatch.context() as patch:
+        stuck_at(patch, 4, rank, 6)
+        with pytest.raises(RunFailed):
+            start_run(tmp_path / "run", *RUN, *RANKS[ranks], own_process=True)
+    run, suffix = tmp_path / "run", ".dcp" if ranks == "sharded" else ".pt"
+    left = names(run / "checkpoints")
+    assert [n for n in left if not n.startswith(".")] == [f"best_000000003{suffix}", f"last_000000002{suffix}"]
+    assert [name for name in left if name.startswith(".last_000000004")], "half of it is there"
+    capfd.readouterr()
+    start(OmegaConf.load(run / "config.yaml"), run, [], own_process=False)  # type: ignore[arg-type]
+    assert "on from best_000000003" in capfd.readouterr().err
+    assert_equal(contents(run), contents(straight))
+    assert metrics(run) == metrics(straight)
+
+
+@pytest.mark.slow
+def test_a_full_disk_stops_several_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(content: Any, file: Any) -> None:
+        if content["step"] >= 4:
+            file.write(b"half")
+            raise OSError(28, "No space left on device")
+        SAVE(content, file)
+
+    monkeypatch.setattr(checkpoint.torch, "save", full)
+    with pytest.raises(RunFailed, match=r"last_000000004\.pt could not be written: No space left"):
+        start_run(tmp_path / "run", *RUN, *RANKS["2"])
+    assert "No space left" in status(tmp_path / "run")["error"]
+    assert status(tmp_path / "run")["rank"] == 0
+    assert last_checkpoint(tmp_path / "run")["step"] == 2
+    assert not [name for name in names(tmp_path / "run/checkpoints") if name.startswith(".")]
+
+
+def test_a_resumed_run_holds_nothing_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither mapped nor in memory: the payload is let go when the state has it."""
+    import lab.loop
+    from lab.start import start
+
+    run = start_run(tmp_path / "run", *RUN, "trainer.max_steps=4")
+    train_step, seen = lab.loop.train_step, []
+
+    def step(nets: Any, state: Any, *rest: Any) -> Any:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        seen.append([line for line in maps if str(tmp_path) in line and ".pt" in line])
+        return train_step(nets, state, *rest)
+
+    monkeypatch.setattr(lab.loop, "train_step", step)
+    config = OmegaConf.load(run / "config.yaml")
+    config.trainer.max_steps = 9
+    start(config, run, [], own_process=False)  # type: ignore[arg-type]
+    assert seen == [[]] * 5

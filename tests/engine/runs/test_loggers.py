@@ -1,0 +1,161 @@
+"""TensorBoard and MLflow hold what metrics.jsonl holds, once, after a resume too; media are files of the run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import QUICK, TRAIN, compose, kill_at, limit, metrics, start_run
+
+from engine.errors import ConfigError
+from engine.runs.directory import write_config
+from engine.runs.logger import RunLogger
+from engine.runs.media import Audio, Histogram, Table, save
+from engine.runs.options import LoggerConfig
+
+RUN = (*(text for text in QUICK if not text.startswith("logger=")), "trainer.max_steps=12", "trainer.log_every=2",
+       "trainer.eval_every=4", "trainer.save_every=4")  # fmt: skip
+
+
+def logged(run: Path) -> list[tuple[str, int, float]]:
+    """(name, step, value) of all that metrics.jsonl holds."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return sorted((k, line["step"], v) for line in lines for k, v in line.items() if "/" in k)
+
+
+def tensorboard(run: Path) -> list[tuple[str, int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    return sorted((tag, e.step, e.value) for tag in events.Tags()["scalars"] for e in events.Scalars(tag))
+
+
+def mlflow(run: Path, uri: str) -> tuple[Any, list[tuple[str, int, float]]]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("default")
+    [record] = client.search_runs([experiment.experiment_id])
+    points = [
+        (n, p.step, p.value) for n in record.data.metrics for p in client.get_metric_history(record.info.run_id, n)
+    ]
+    return record, sorted(points)
+
+
+def close(found: list[tuple[str, int, float]], expected: list[tuple[str, int, float]]) -> None:
+    assert [entry[:2] for entry in found] == [entry[:2] for entry in expected]
+    # TensorBoard holds float32
+    np.testing.assert_allclose([entry[2] for entry in found], [entry[2] for entry in expected], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_both_hold_what_metrics_holds_after_a_kill_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = f"file:{tmp_path}/mlruns"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # of this process, which reads
+    run = tmp_path / "run"
+    overrides = (*RUN, "logger=[tensorboard,mlflow]", "trainer.max_steps=400", "trainer.log_every=25",
+                 "trainer.eval_every=100", "trainer.save_every=40", f"hydra.run.dir={run}")  # fmt: skip
+    kill_at(run, 80, overrides)
+    done = subprocess.run([*TRAIN, *overrides, "resume=auto"], capture_output=True, text=True, timeout=limit(120))
+    assert done.returncode == 0, done.stderr
+    close(tensorboard(run), logged(run))
+    record, points = mlflow(run, uri)
+    close(points, logged(run))
+    assert record.info.status == "FINISHED"
+    assert record.data.params["optim.lr"] == str(compose(*overrides[:-1]).optim.lr)
+    assert "final/test/loss" in record.data.tags
+
+
+def test_each_kind_of_media_is_a_file_and_reaches_tensorboard(tmp_path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    write_config(tmp_path, compose(*RUN, "logger=none"))
+    figure = plt.figure()
+    plt.plot([0, 1])
+    ramp = torch.linspace(0, 1, 20).reshape(4, 5)
+    with RunLogger(tmp_path, LoggerConfig(kind="none", tensorboard=True), 0, 60.0) as logger:
+        logger.begin(0, 10)
+        logger.show(3, "val/figure", figure)
+        logger.show(3, "val/image", ramp)
+        logger.show(3, "val/colour", np.zeros((3, 8, 9), np.uint8))
+        logger.show(3, "weights", Histogram(torch.tensor([0.0, 1.0, 1.0, float("nan")], dtype=torch.bfloat16), bins=2))
+        logger.show(3, "voice", Audio(torch.tensor([0.0, 1.0, -1.0, 2.0]), 8000))
+        logger.show(3, "text", "said")
+        logger.show(3, "errors", Table(["image", "label"], [[7, "cat"]]))
+    plt.close(figure)
+    media = tmp_path / "media"
+    from PIL import Image
+
+    image = np.asarray(Image.open(media / "val/image/00000003.png"))
+    np.testing.assert_array_equal(image, (ramp * 255).round().numpy())
+    assert Image.open(media / "val/colour/00000003.png").size == (9, 8)
+    assert Image.open(media / "val/figure/00000003.png").size[0] > 100
+    assert (media / "text/00000003.txt").read_text() == "said"
+    assert list(csv.reader((media / "errors/00000003.csv").open())) == [["image", "label"], ["7", "cat"]]
+    assert list(csv.reader((media / "weights/00000003.csv").open()))[1:] == [["0.0", "0.5", "1"], ["0.5", "1.0", "2"]]
+    with wave.open(str(media / "voice/00000003.wav")) as file:
+        assert np.frombuffer(file.readframes(9), "<i2").tolist() == [0, 32767, -32767, 32767]
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()
+    assert sorted(tags["images"]) == ["val/colour", "val/figure", "val/image"]
+    assert tags["histograms"] == ["weights"]
+    assert tags["audio"] == ["voice"]
+    assert {"text/text_summary", "errors/text_summary", "config/text_summary"} <= set(tags["tensors"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("../out", "text", "a name is made of letters"),
+        ("a b", "text", "a name is made of letters"),
+        ("x", np.zeros((2, 2), np.int64), r"int64 \(2, 2\) is no picture"),
+        ("x", np.zeros(5, np.uint8), r"uint8 \(5,\) is no picture"),
+        ("x", Audio(np.zeros((1, 2, 3)), 8000), r"samples have the shape \(1, 2, 3\)"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(tmp_path: Path, name: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        save(tmp_path, 1, name, value)
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
+def test_a_library_that_is_missing_is_said_before_the_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr("engine.runs.options.find_spec", lambda module: None if module == name else True)
+    with pytest.raises(
+        ConfigError, match=rf"^logger={name}: the package is not installed - pip install 'lab\[{name}\]'"
+    ):
+        compose(*RUN, f"logger={name}")
+
+
+def test_an_error_of_a_library_does_not_stop_the_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mlruns").write_text("a file where MLflow's folder should be")
+    run = start_run(tmp_path / "run", *RUN, "logger=mlflow", f"logger.mlflow.tracking_uri=file:{tmp_path}/mlruns")
+    assert metrics(run)[-1]["step"] == 12
+    assert "MLflow stopped (" in capfd.readouterr().err
+
+
+def test_pictures_of_predictions_at_each_evaluation(tmp_path: Path) -> None:
+    overrides = (*RUN, "logger=none", "callback=pictures", "callback.pictures.count=3", "trainer.max_steps=8")
+    run = start_run(tmp_path / "run", *overrides)
+    pictures = sorted((run / "media/val/predictions").iterdir())
+    assert [path.name for path in pictures] == ["00000004.png", "00000008.png"]
+    two = start_run(tmp_path / "two", *overrides, "trainer=ddp", "hardware.num_procs=2")
+    assert len(list((two / "media/val/predictions").iterdir())) == 2

@@ -1,0 +1,85 @@
+"""benchmarks/gpu.py on a CPU, in small: all of its stages work. The figures mean nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import NEEDS_GPT, ROOT, limit, needs
+
+sys.path.append(str(ROOT / "benchmarks"))
+from gpu_common import Figure, as_table
+from gpu_stages import busy_share, launches
+
+EXPECTED = {
+    "cifar": {"CIFAR ResNet, eager", "time of ours / bare, eager", "launches a step, eager"},
+    "gpt2": {"GPT-2 124M, compiled", "ours / nanoGPT, compiled"},
+    "vocabulary": {"padded / odd"},
+    "loaders": {"threads / device", "workers / device"},
+    "precision": {"speed of bf16 / fp32", "memory of bf16 / fp32"},
+    "checkpoints": {"blocked / torch.save", "a resume, from the command to its end"},
+    "faults": {f"{name}: as it should be, of 1" for name in ("kill -9", "hang", "out of memory", "restart")},
+    "cifar94": {"CIFAR-10 to 94 %"},
+}
+
+
+@pytest.mark.slow
+@NEEDS_GPT
+@needs("conf/experiment/cifar10.yaml")
+@pytest.mark.parametrize("stage", EXPECTED)
+def test_a_stage_works(tmp_path: Path, stage: str) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks/gpu.py"), stage, "--dry", "--out", str(tmp_path)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # what it leaves running is found by it
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit(280))
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    figures = {figure["name"]: figure for figure in found["figures"]}
+    assert EXPECTED[stage] <= set(figures)
+    assert found["machine"]["small"] is True
+    if stage == "faults":
+        assert all(figure["met"] for figure in figures.values())
+    assert all(f"| {stage} | {name} |" in (tmp_path / "gpu.md").read_text() for name in figures)
+
+
+def test_a_stage_that_fails_is_named(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); import gpu\n"
+        "def broken(setting):\n"
+        "    'Breaks.'\n"
+        "    setting.add('before', 1.0)\n"
+        "    raise RuntimeError('no such kernel')\n"
+        "gpu.STAGES['faults'] = broken; sys.exit(gpu.main())"
+    )
+    given = [str(ROOT / "benchmarks"), "faults", "--dry", "--out", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, timeout=limit(60))
+    assert done.returncode == 1
+    figures = json.loads((tmp_path / "gpu.json").read_text())["figures"]
+    assert [(f["name"], f["value"]) for f in figures] == [("before", 1.0), ("failed", "no such kernel")]
+
+
+def event(ts: float, dur: float, cat: str = "kernel", name: str = "k") -> dict[str, Any]:
+    return {"ts": ts, "dur": dur, "cat": cat, "name": name}
+
+
+def test_a_gpu_is_busy_while_any_kernel_or_copy_runs() -> None:
+    events = [event(0, 10), event(5, 10), event(20, 5, "gpu_memcpy"), event(0, 100, "cpu_op"), event(30, 10)]
+    assert busy_share(events) == pytest.approx((15 + 5 + 10) / 40)
+    steps = [event(0, 50, "user_annotation", f"ProfilerStep#{i}") for i in (3, 4)]
+    assert launches([*events, *steps], cuda=True) == 1.5
+    assert launches([*events, *steps], cuda=False) == 0.5
+
+
+def test_a_figure_says_whether_its_target_is_met() -> None:
+    found = [
+        Figure("a", "x", 2.0, "s", ("<=", 1.0)),
+        Figure("a", "y", 2.0, "s", (">=", 1.0)),
+        Figure("a", "z", None, "s", (">=", 1.0)),
+    ]
+    assert [one.met for one in found] == [False, True, None]
+    lines = as_table(found).splitlines()[2:]
+    assert [line.split("|")[-2].strip() for line in lines] == ["**no**", "yes", ""]

@@ -1,0 +1,226 @@
+"""hardware.compile, mostly without torch's code generator, which takes minutes: the backend aot_eager traces the same
+graphs and runs them with eager kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import QUICK, compose, last_checkpoint, metrics, result, slow, start_run
+from torch import nn
+
+import engine.ranks.dynamo as dynamo
+from engine.data.order import EvalPlan
+from engine.errors import ConfigError
+from lab.transforms.fields import ChannelsFirst, Cutout, Normalize, RandomCrop, RandomErase, RandomFlip, ToFloat
+from lab.transforms.fields import compose as chain
+from lab.transforms.mixup import Mixup
+
+real = torch.compile
+
+
+@pytest.fixture
+def modes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """torch.compile by aot_eager; the modes that were asked for."""
+    asked: list[Any] = []
+
+    def compile(target: Any, mode: str | None = None, **options: Any) -> Any:
+        asked.append(mode)
+        return real(target, backend="aot_eager", **options)
+
+    monkeypatch.setattr(torch, "compile", compile)
+    torch._dynamo.reset()
+    dynamo.compile_report(lambda line: None)
+    yield asked
+    torch._dynamo.reset()
+
+
+SMALL = (*QUICK[:3], "trainer.max_epochs=null", "trainer.max_steps=6", "trainer.global_batch_size=24",
+         "trainer.log_every=2", "trainer.eval_every=3")  # fmt: skip
+
+
+def values(run: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if not k.startswith("perf/")} for line in metrics(run)]
+
+
+def said(run: Path) -> list[str]:
+    return [line for line in (run / "train.log").read_text().splitlines() if "compiled again" in line]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("model.hidden=[16]", "trainer.ema_decay=0.9"),
+        slow(("model.hidden=[16]", "hardware.micro_batch_size=10", "trainer.ema_decay=0.9")),
+        slow(("model=resnet", "model.width=4", "model.blocks=[1]", "hardware.channels_last=true")),
+    ],
+)
+def test_a_compiled_run_is_an_eager_one(tmp_path: Path, modes: list[Any], more: tuple[str, ...]) -> None:
+    """Losses, scores and weights: 250 samples of a split are scored in batches of 24, the last of which is filled up;
+    nothing is compiled for a second evaluation or split."""
+    eager = start_run(tmp_path / "eager", *SMALL, *more)
+    assert modes == []
+    compiled = start_run(tmp_path / "compiled", *SMALL, *more, "hardware.compile=true")
+    assert len(modes) > 3, "the losses, the transforms of three loaders, the evaluations"
+    for a, b in zip(values(compiled), values(eager), strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+    assert result(compiled)["test/accuracy"] == result(eager)["test/accuracy"]
+    for name, value in last_checkpoint(eager)["model"].items():
+        torch.testing.assert_close(last_checkpoint(compiled)["model"][name], value, rtol=1e-4, atol=1e-6)
+    again = [line for line in said(compiled) if "grad_mode" not in line]
+    sizes = [line for line in again if "size mismatch" in line]
+    assert len(again) == len(sizes) <= 2 * ("hardware.micro_batch_size=10" in more), again
+    assert any("perf/compile_s" in line for line in (compiled / "metrics.jsonl").read_text().splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_with_torch_s_code_generator(tmp_path: Path, mode: str) -> None:
+    eager = start_run(tmp_path / "eager", *SMALL, "model.hidden=[16]")
+    run = (*SMALL, "model.hidden=[16]", f"hardware.compile={mode}")
+    compiled = start_run(tmp_path / "compiled", *run, own_process=True)
+    for a, b in zip(values(compiled), values(eager), strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+
+
+TRANSFORMS: list[Any] = [
+    ChannelsFirst("x"), ToFloat("x"), Normalize("x", [0.4, 0.5, 0.6], [0.2, 0.3, 0.4]), RandomFlip("x", -1, 0),
+    RandomCrop("x", [6, 6], 1, 0), Cutout("x", 2, 0.0, 0), RandomErase("x", 0.7, [0.1, 0.3], [0.5, 2.0], 0.0, 0),
+    Mixup("x", "y", 3, 0.4, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", slow("inductor")])
+def test_a_chain_of_transforms_is_one_graph_to_the_bit(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    apply: Any = chain(TRANSFORMS, training=True)
+    monkeypatch.setattr(torch, "compile", lambda target: real(target, backend=backend, fullgraph=True))
+    torch._dynamo.reset()
+    compiled = dynamo.CompiledChain(apply)
+    torch.manual_seed(0)
+    for batch in range(3):
+        given = {"x": torch.randint(256, (8, 7, 7, 3), dtype=torch.uint8), "y": torch.randint(3, (8,))}
+        numbers = torch.arange(8) + 8 * batch
+        own, wanted = compiled(dict(given), numbers), apply(dict(given), numbers)
+        assert all(torch.equal(own[name], wanted[name]) for name in ("x", "y"))
+    assert compiled.transform is not apply
+
+
+def test_a_mistake_in_a_transform_is_told_in_its_own_words(modes: list[Any]) -> None:
+    compiled = dynamo.CompiledChain(chain([Normalize("x", [0.5], [0.5])], training=True))  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="put ToFloat before it"):
+            compiled({"x": torch.ones(2, 1, 4, 4, dtype=torch.uint8)}, torch.arange(2))
+
+
+def machine(**changed: Any) -> Any:
+    return SimpleNamespace(**{"compile": "reduce-overhead", "device": "cuda", "micro_batch_sizes": [3, 2], **changed})
+
+
+def test_with_cuda_graphs_each_replay_is_marked_and_gradients_are_kept(
+    monkeypatch: pytest.MonkeyPatch, modes: list[Any]
+) -> None:
+    """A replay writes gradients where the last one did: they are copied before the next micro-batch."""
+    marks, given = [], []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(1))
+    net = nn.Linear(3, 1)
+    for p in net.parameters():
+        p.register_hook(lambda g: given.append(g.data_ptr()))
+    hardware = compose(*QUICK, "trainer.max_steps=1").hardware
+    compiled = dynamo.compiled(net, hardware, machine())
+    kept = []
+    for size in (3, 2):
+        compiled(torch.ones(size, 3)).sum().backward()
+        kept += [p.grad.data_ptr() for p in net.parameters() if p.grad is not None]
+    assert len(marks) == 2
+    assert kept[:2] == kept[2:], "in the same place"
+    assert not set(kept) & set(given)
+    assert net.weight.grad is not None
+    assert net.weight.grad.tolist() == [[5.0, 5.0, 5.0]]
+    assert modes == ["reduce-overhead"]
+    dynamo.for_evaluation(net, machine())
+    dynamo.for_evaluation(net, machine(compile="max-autotune"))
+    assert modes[1:] == ["default", "max-autotune-no-cudagraphs"], "results of an evaluation are kept by metrics"
+    marks.clear()
+    dynamo.compiled(nn.Linear(3, 1), compose(*QUICK, "trainer.max_steps=1").hardware, machine(device="cpu"))(
+        torch.ones(2, 3)
+    )
+    assert marks == []
+    assert dynamo.for_evaluation(net, machine(compile=None)) is net
+
+
+def test_recompiles_are_named_and_seconds_counted(modes: list[Any]) -> None:
+    net = dynamo.for_evaluation(nn.Linear(3, 1), machine(device="cpu"))
+    lines: list[str] = []
+    net(torch.ones(2, 3))
+    assert dynamo.compile_report(lines.append) > 0
+    assert lines == []
+    net(torch.ones(5, 3))
+    assert dynamo.compile_report(lines.append) > 0
+    assert len(lines) == 1
+    assert "size mismatch at index 0. expected 2, actual 5" in lines[0]
+    net(torch.ones(7, 3))  # any size by now
+    assert dynamo.compile_report(lines.append) == 0.0
+
+
+@pytest.mark.parametrize("in_step", [False, True])
+@pytest.mark.parametrize(("size", "ranks"), [(10, 1), (11, 3), (1, 3), (12, 2)])
+def test_full_batches_hold_every_row_once(size: int, ranks: int, in_step: bool) -> None:
+    counted = []
+    for rank in range(ranks):
+        plan = EvalPlan(size, 4, rank, ranks, in_step, full=True)
+        k = 0
+        while (got := plan(k)) is not None:
+            numbers, rows = got
+            length, count = plan.lengths(k)
+            assert len(numbers) == len(rows) == length == 4
+            assert (numbers[count:] == -1).all()
+            assert (numbers[:count] == rows[:count]).all()
+            assert ((rows >= 0) & (rows < size)).all()
+            counted += rows[:count].tolist()
+            k += 1
+    assert sorted(counted) == list(range(size))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("hardware.compile=fast",), r"hardware\.compile: .*fast"),
+        (("trainer=dp", "hardware.device=cuda", "hardware.compile=default"), r"hardware\.compile=default: trainer=dp"),
+        (("trainer=fsdp", "hardware.compile=reduce-overhead"), r"hardware\.compile=reduce-overhead: .* use default"),
+        (("hardware.deterministic=true", "hardware.compile=max-autotune"), r"compile=max-autotune: .* use default"),
+        (("trainer=fsdp", "hardware.channels_last=true"), r"hardware\.channels_last=true: .* leave it false"),
+    ],
+)  # fmt: skip
+def test_what_torch_cannot_do_is_refused(overrides: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        compose(*overrides)
+
+
+def test_channels_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The convolutions' weights and the images are in that order, and results are those of a plain run to rounding."""
+    seen = []
+
+    def note(module: Any, inputs: Any) -> None:
+        if isinstance(module, nn.Conv2d):
+            order = torch.channels_last
+            seen.append([t.is_contiguous(memory_format=order) for t in (module.weight, inputs[0])])
+
+    data = ("data=synthetic", "data.shape=[3,8,8]", "data.size=200")  # one channel is in both orders
+    run = (*SMALL, *data, "model=resnet", "model.width=4", "model.blocks=[1]", "trainer.ema_decay=0.9")
+    plain = start_run(tmp_path / "plain", *run)
+    handle = nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        last = start_run(tmp_path / "last", *run, "hardware.channels_last=true")
+    finally:
+        handle.remove()
+    assert seen
+    assert all(all(pair) for pair in seen), seen
+    for part in ("model", "ema"):
+        for name, value in last_checkpoint(plain)[part].items():
+            torch.testing.assert_close(last_checkpoint(last)[part][name], value, rtol=1e-3, atol=1e-5)
+    with pytest.raises(Exception, match=r"hardware\.channels_last=true: MLP has no weights of four dimensions"):
+        start_run(tmp_path / "mlp", *QUICK, "trainer.max_steps=1", "hardware.channels_last=true")

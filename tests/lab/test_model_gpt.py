@@ -1,0 +1,258 @@
+"""The language model: padded vocabularies, logits in pieces, and the experiment that trains it on characters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import method
+import numpy as np
+import pytest
+import torch
+from conftest import NEEDS_GPT, ROOT, assert_equal, last_checkpoint, metrics, result, start_run
+from torch.nn import functional as F
+
+from engine.data.counter import Draws
+from engine.errors import ConfigError
+from lab.losses.next_token import NextToken, Unprojected
+
+pytestmark = NEEDS_GPT
+CHUNKS = pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch has linear_cross_entropy since 2.13")
+MODEL = ("model=gpt", "model.width=16", "model.layers=1", "model.heads=2")
+
+
+def gpt(**values: Any) -> Any:
+    from lab.models.gpt import GPT
+
+    torch.manual_seed(0)
+    return GPT([12], 11, width=16, heads=2, layers=2, dropout=0.0, **values)
+
+
+def batch(size: int = 6) -> dict[str, torch.Tensor]:
+    random = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, 11, (size, 13), generator=random)
+    target = tokens[:, 1:].clone()
+    target[1, 5:] = -100
+    target[2] = -100
+    return {"x": tokens[:, :-1], "y": target}
+
+
+def copied(model: Any, other: Any) -> Any:
+    """`model` with the weights of `other`, whose vocabulary is the smaller one; 7 in what it has more."""
+    state = other.state_dict()
+    rows = torch.full_like(model.token.weight, 7.0)
+    rows[:11] = state["token.weight"]
+    model.load_state_dict(state | {"token.weight": rows})
+    return model
+
+
+@pytest.mark.parametrize("chunked", [False, pytest.param(True, marks=CHUNKS)])
+def test_padding_never_wins_nor_counts(chunked: bool) -> None:
+    """Whatever its weights are: the same losses and gradients, none for the padding."""
+    plain, data = gpt(), batch()
+    padded = copied(gpt(vocab_multiple=64, chunked_logits=chunked), plain)
+    logits = padded.eval()(data["x"])
+    assert logits.shape == (6, 12, 64)
+    assert logits.argmax(-1).max() < 11
+    assert (logits.softmax(-1)[..., 11:] == 0).all()
+    losses = {}
+    for name, model in (("plain", plain), ("padded", padded.train())):
+        losses[name] = NextToken()(model(data["x"]), data)
+        losses[name].sum().backward()
+    torch.testing.assert_close(losses["padded"], losses["plain"])
+    for (name, a), b in zip(padded.named_parameters(), plain.parameters(), strict=True):
+        if name == "token.weight":
+            assert (a.grad[11:] == 0).all()
+        torch.testing.assert_close(a.grad[: len(b)], b.grad, rtol=1e-4, atol=1e-6)
+
+
+@CHUNKS
+@pytest.mark.parametrize("autocast", [False, True])
+def test_chunks_are_what_whole_logits_are(autocast: bool) -> None:
+    """Losses, zero where there is no target, and gradients; in evaluation logits as they are."""
+    plain, chunked, data = gpt(), gpt(chunked_logits=True), batch()
+    assert torch.equal(plain.eval()(data["x"]), chunked.eval()(data["x"]))
+    losses = []
+    for model in (plain.train(), chunked.train()):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            output = model(data["x"])
+            losses.append(NextToken()(output, data))
+        assert isinstance(output, Unprojected) is (model is chunked)
+        losses[-1].sum().backward()
+    tolerance: dict[str, Any] = {"rtol": 3e-2, "atol": 1e-2} if autocast else {}
+    assert losses[1].dtype == torch.float32
+    assert losses[1][2] == 0
+    torch.testing.assert_close(losses[1], losses[0], **tolerance)
+    for a, b in zip(chunked.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, **(tolerance or {"rtol": 1e-4, "atol": 1e-6}))
+
+
+@CHUNKS
+def test_chunks_hold_a_fraction_of_the_logits() -> None:
+    """Largest tensor that forward and backward make: all logits, or a small part of them."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        size = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            output = func(*args, **(kwargs or {}))
+            for value in output if isinstance(output, tuple) else (output,):
+                self.size = max(self.size, value.numel() if isinstance(value, torch.Tensor) else 0)
+            return output
+
+    hidden, weight = torch.randn(8, 64, 16, requires_grad=True), torch.randn(4000, 16, requires_grad=True)
+    target = torch.randint(0, 4000, (8, 64))
+    made = {}
+    for output in (F.linear(hidden, weight), Unprojected(hidden, weight, None)):
+        with Largest() as largest:
+            NextToken()(output, {"y": target}).sum().backward()
+        made[type(output)] = largest.size
+    assert made[torch.Tensor] == 8 * 64 * 4000
+    assert made[Unprojected] < 8 * 64 * 4000 / 20
+
+
+def test_torch_without_the_operation_takes_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = gpt(chunked_logits=True), batch()
+    expected = NextToken()(model.eval()(data["x"]), data)
+    monkeypatch.delattr(F, "linear_cross_entropy", raising=False)
+    assert torch.equal(NextToken()(model.train()(data["x"]), data), expected)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Counting up modulo 11, with a tenth of the tokens drawn."""
+    path = tmp_path_factory.mktemp("gpt") / "tokens.h5"
+    random = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        for split, count in (("train", 3000), ("val", 400)):
+            values = np.where(random.random(count) < 0.1, random.integers(0, 11, count), np.arange(count) % 11)
+            file.create_dataset(f"{split}/tokens", data=values.astype(np.uint8)).attrs["classes"] = 11
+    return str(path)
+
+
+def overrides(path: str) -> tuple[str, ...]:
+    return ("data=tokens", f"data.path={path}", "data.window=12", *MODEL, "task=next_token", "optim.lr=1e-2")
+
+
+def test_weights_of_another_padding_are_refused(tmp_path: Path, tokens: str) -> None:
+    """In one line; a run without the value, as older ones are, goes on as it was."""
+    from lab.restore import restore_model
+
+    run = start_run(tmp_path / "run", *method.SMALL, *overrides(tokens), "trainer.max_steps=2")
+    assert last_checkpoint(run)["model"]["token.weight"].shape == (11, 16)
+    text = (run / "config.yaml").read_text()
+    lines = [line for line in text.splitlines() if "vocab_multiple" not in line and "chunked_logits" not in line]
+    (run / "config.yaml").write_text("\n".join(lines))
+    assert len(restore_model(run)[0].token.weight) == 11  # type: ignore[arg-type]
+    (run / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"token\.weight") as caught:
+        restore_model(run, ["model.vocab_multiple=64"])
+    assert "\n" not in str(caught.value)
+
+
+@CHUNKS
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["single", "ddp", "fsdp"])
+def test_a_run_in_chunks_is_the_run(tmp_path: Path, tokens: str, trainer: str) -> None:
+    """For any number of ranks, micro-batches and layout of the weights."""
+    common = (*method.SMALL, *overrides(tokens), "trainer.max_steps=8", "trainer.log_every=1", "model.vocab_multiple=8")
+    plain = start_run(tmp_path / "plain", *common)
+    ranks = () if trainer == "single" else ("hardware.num_procs=2",)
+    more = ("model.chunked_logits=true", f"trainer={trainer}", *ranks, "hardware.micro_batch_size=3")
+    run = start_run(tmp_path / "run", *common, *more)
+    for key in ("train/loss", "train/grad_norm", "val/loss"):
+        found, expected = ([row[key] for row in metrics(folder) if key in row] for folder in (run, plain))
+        assert found == pytest.approx(expected, rel=1e-3), key
+    shape = last_checkpoint(run)["model"]["token.weight"].shape if trainer != "fsdp" else (16, 16)
+    assert shape == (16, 16)
+
+
+@CHUNKS
+@pytest.mark.slow
+def test_chunks_compile() -> None:
+    data, gradients = batch(), []
+
+    def losses(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return NextToken()(model(x), {"y": y})
+
+    for compiled in (False, True):
+        model = gpt(chunked_logits=True, vocab_multiple=8)
+        call = torch.compile(losses, backend="aot_eager") if compiled else losses
+        call(model, data["x"], data["y"]).sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*gradients)
+
+
+# ---- text written at evaluation
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """As a user makes it: a file of 20 letters that take turns, packed with a vocabulary of characters."""
+    folder = tmp_path_factory.mktemp("text")
+    letters = "to be or not to be, that is the question:\n"
+    (folder / "text.txt").write_text(letters * 100)
+    command = [sys.executable, "src/h5.py", "pack", f"{folder}/text.txt", f"{folder}/text.h5", "--tokenizer", "chars"]
+    subprocess.run([*command, "--split", "val=0.1"], check=True, cwd=ROOT, capture_output=True)
+    return str(folder / "text.h5")
+
+
+SHAKESPEARE = (
+    "experiment=shakespeare", "model.width=32", "model.layers=1", "data.window=16", "trainer.max_steps=60",
+    "trainer.eval_every=20", "logger=none", "hardware=cpu", "hardware.num_threads=1", "optim.lr=1e-2",
+)  # fmt: skip
+
+
+def texts(run: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in (run / "samples").iterdir()}
+
+
+def test_the_experiment_learns_and_writes(tmp_path: Path, text: str) -> None:
+    """Text of the data's characters, other at each evaluation; the same with the same seed; it changes no weight."""
+    common = (*SHAKESPEARE, f"data.path={text}", "model.dropout=0.1", "callback.sample_text.length=40")
+    run, again = (start_run(tmp_path / name, *common) for name in ("run", "again"))
+    without = start_run(tmp_path / "without", *(one for one in common if "callback" not in one), "callback=none")
+    assert result(run)["val/loss"] < 1.0  # a guess: 2.8
+    written = texts(run)
+    assert sorted(written) == ["000000020.txt", "000000040.txt", "000000060.txt"]
+    assert len({*written.values()}) == 3
+    assert all(
+        len(each) == 41 and set(each) <= set("to be or not to be, that is the question:\n") for each in written.values()
+    )
+    assert texts(again) == written
+    assert_equal(last_checkpoint(run)["model"], last_checkpoint(without)["model"])
+    assert metrics(run) == metrics(without)
+    other = start_run(tmp_path / "other", *common, "callback.sample_text.seed=1")
+    assert texts(other).keys() == written.keys()
+    assert all(texts(other)[name] != written[name] for name in written)
+
+
+def test_samples_have_the_models_probabilities() -> None:
+    """A model that puts 1/4, 0, 3/4 on three tokens: of many samples each is as frequent; none has the second."""
+    from lab.callbacks.sample_text import SampleText
+
+    callback = object.__new__(SampleText)
+    callback.window, callback.length, callback.temperature, callback.prompt = 4, 4000, 1.0, [0]
+    callback.draws = Draws(0, "SampleText")
+    logits = torch.tensor([0.25, 0.0, 0.75]).log()
+
+    class Fixed(torch.nn.Module):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            assert tokens.shape[1] <= 4
+            return logits.expand(*tokens.shape, 3)
+
+    found = np.bincount(callback.sampled(Fixed(), 5, torch.device("cpu"))[1:], minlength=3) / 4000
+    assert found[1] == 0
+    assert found[0] == pytest.approx(0.25, abs=0.03)
+
+
+def test_what_cannot_be_written_is_refused(tmp_path: Path, text: str, tokens: str) -> None:
+    common = (*SHAKESPEARE, "trainer.max_steps=1")
+    with pytest.raises(ConfigError, match=r"sample_text.prompt='X': 'X' is none of its \d+ characters"):
+        start_run(tmp_path / "a", *common, f"data.path={text}", "callback.sample_text.prompt=X")
+    with pytest.raises(ConfigError, match=r"has the tokenizer None, whose tokens cannot be read back"):
+        start_run(tmp_path / "b", *common, f"data.path={tokens}")

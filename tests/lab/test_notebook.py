@@ -1,0 +1,153 @@
+"""A notebook has what the commands have: the same config, the same run, the same predictions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, assert_equal, last_checkpoint, limit, start_run
+from conftest import compose as typed
+from omegaconf import OmegaConf
+
+import lab
+from engine.errors import ConfigError
+
+SHORT = ["logger=none", "hardware=cpu", "trainer.max_steps=6", "trainer.max_epochs=null", "trainer.eval_every=3"]
+NOTEBOOK = ROOT / "notebooks/tour.ipynb"
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lab.fit(lab.compose(SHORT), tmp_path_factory.mktemp("notebook") / "run")
+
+
+def test_compose_is_what_the_command_composes() -> None:
+    assert lab.compose([*SHORT, "optim.lr=0.01"]) == typed(*SHORT, "optim.lr=0.01")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["optim.lrr=1"], "optim.lr"),
+        (["model=resnte"], "resnet"),
+        (["trainer.max_steps=x"], "trainer.max_steps"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_mistakes_are_config_errors_of_one_line(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        lab.compose(overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_fit_is_the_run_of_the_command(run_dir: Path, tmp_path: Path) -> None:
+    other = start_run(tmp_path / "run", *SHORT)
+    assert_equal(last_checkpoint(run_dir)["model"], last_checkpoint(other)["model"])
+    assert lab.read_metrics(run_dir)[-1]["step"] == 6
+
+
+def test_fit_goes_on_in_a_directory_that_holds_the_run(run_dir: Path, tmp_path: Path) -> None:
+    longer = [text.replace("=6", "=9") for text in SHORT]
+    first = lab.fit(lab.compose(SHORT), tmp_path / "run")
+    assert lab.fit(lab.compose(longer), first) == first
+    assert last_checkpoint(first)["step"] == 9
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("trainer.max_steps", -5, "trainer.max_steps"),
+        ("hardware.num_procs", 2, "trainer=single is one process, not 2"),
+        ("optim.lr", "x", "optim"),
+    ],
+)
+def test_a_config_that_was_changed_is_checked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: Any, said: str
+) -> None:
+    cfg = lab.compose(SHORT)
+    OmegaConf.update(cfg, key, value)
+    for use in (lambda: lab.fit(cfg, tmp_path / "run"), lambda: lab.build(cfg)):
+        with pytest.raises(ConfigError, match=said):
+            use()
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_no_config_is_said(tmp_path: Path) -> None:
+    for use in (lab.fit, lab.build):
+        with pytest.raises(ConfigError, match=r"expected what compose\(\[...\]\) returns, not a list"):
+            use(SHORT)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"give a list of overrides, compose\(\['seed=1'\]\)"):
+        lab.compose("seed=1")
+    with pytest.raises(ConfigError, match="no such file; give the directory of a run"):
+        lab.read_metrics(tmp_path)
+
+
+def test_build_gives_the_first_batch_and_a_loss(tmp_path: Path) -> None:
+    before = threading.active_count()
+    parts = lab.build(lab.compose([*SHORT, "trainer=ddp", "hardware.num_procs=2"]))
+    try:
+        batch = next(iter(parts.loaders["train"]))
+        losses, output = parts.task.losses(parts.model, batch)
+        assert losses.shape == batch["y"].shape == (64,)  # the whole global batch: one process
+        assert output.shape == (64, 10)
+        assert sorted(parts.loaders) == ["test", "train", "val"]
+    finally:
+        parts.close()
+    assert threading.active_count() == before
+
+
+def test_predict_does_the_preprocessing(run_dir: Path) -> None:
+    run = lab.load_run(run_dir)
+    model, cfg = run
+    assert (model, cfg) == (run.model, run.cfg)
+    with h5py.File(cfg.data.path) as file:
+        images, labels = file["train/image"][:200], file["train/label"][:200]
+    scores = run.predict(images)
+    assert scores.shape == (200, 10)
+    torch.testing.assert_close(scores, model(torch.from_numpy(images).float() / 255))
+    torch.testing.assert_close(run.predict(images[7]), scores[7:8])
+    names = run.name(images)
+    assert names == [str(k) for k in scores.argmax(1).tolist()]
+    assert run.classes == [str(k) for k in range(10)]
+    assert np.mean([name == str(label) for name, label in zip(names, labels)]) > 0.3
+    with pytest.raises(ConfigError, match=r"x has the shape \(8,\)"):
+        run.predict(images[0, 0, 0])
+
+
+@pytest.mark.slow
+def test_two_ranks_start_from_a_process_with_threads(tmp_path: Path) -> None:
+    script = f"""
+import threading, time
+import lab
+if __name__ == "__main__":  # ranks are spawned, as the process has a thread
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    cfg = lab.compose({[*SHORT, "trainer=ddp", "hardware.num_procs=2"]!r})
+    print(lab.fit(cfg, {str(tmp_path / "run")!r}))
+"""
+    (tmp_path / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=limit(120), cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert last_checkpoint(tmp_path / "run")["step"] == 6
+
+
+@pytest.mark.slow
+def test_the_shipped_notebook_runs(tmp_path: Path) -> None:
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    client = nbclient.NotebookClient(notebook, timeout=int(limit(120)), resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()
+    assert not [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell.get("outputs")]  # none committed
+    texts = [output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert any("finished 100 steps" in text for text in texts)
+    assert any("image/png" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))

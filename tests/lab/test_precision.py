@@ -1,0 +1,159 @@
+"""hardware.precision=bf16-weights: bf16 in the forward pass, fp32 in all that is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import NEEDS_GPT, QUICK, assert_equal, compose, killed_at, last_checkpoint, metrics, start_run
+from torch import nn
+
+from engine.errors import ConfigError
+from engine.ranks.blocks import checkpoint_activations, find_blocks
+from engine.ranks.precision import WithBf16Weights
+
+BF16 = "hardware.precision=bf16-weights"
+SHORT = (*QUICK, "trainer.max_steps=40", "trainer.log_every=1", "trainer.eval_every=20", "trainer.global_batch_size=60")
+
+
+def losses(run: Path, key: str = "train/loss") -> torch.Tensor:
+    return torch.tensor([row[key] for row in metrics(run) if key in row])
+
+
+class Spy(nn.Module):
+    """Embedding, BatchNorm, Linear: records the types that it computes with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Embedding(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 5)
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.embed(x)
+        self.seen += [h.dtype, self.head.weight.dtype, self.head.bias.dtype, self.norm.weight.dtype]
+        return self.head(self.norm(h))
+
+
+def test_copies_are_bf16_and_gradients_fp32() -> None:
+    model = Spy()
+    net = WithBf16Weights(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = net(torch.arange(5))
+    assert model.seen == [torch.bfloat16, torch.bfloat16, torch.float32, torch.float32]
+    output.float().square().sum().backward()
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def test_it_follows_fp32_and_keeps_it(tmp_path: Path) -> None:
+    """The curve is fp32's to bf16's rounding; weights, their average and the optimizer's state are fp32."""
+    common = (*SHORT, "optim.lr=0.02", "trainer.ema_decay=0.9", "hardware.micro_batch_size=25")
+    run, plain = start_run(tmp_path / "run", *common, BF16), start_run(tmp_path / "plain", *common)
+    torch.testing.assert_close(losses(run), losses(plain), rtol=3e-2, atol=1e-2)
+    assert not torch.equal(losses(run), losses(plain))
+    assert losses(run)[-1] < losses(run)[0] / 2
+    payload = last_checkpoint(run)
+    assert {v.dtype for part in ("model", "ema") for v in payload[part].values()} == {torch.float32}
+    moments = {v.dtype for state in payload["optimizer"]["state"].values() for v in state.values()}
+    assert moments == {torch.float32}
+    for value in payload["model"].values():
+        assert not torch.equal(value, value.bfloat16().float())  # not merely stored wider
+
+
+def test_small_updates_are_not_lost(tmp_path: Path) -> None:
+    """With steps of 1e-7 a bf16 weight of 0.1 stands still: its next value is 5e-4 away. The fp32 ones add them up."""
+    small = (*SHORT, "optim.lr=1e-7", "optim.weight_decay=0", "optim/schedule=constant", "optim.schedule.warmup=0")
+    first = last_checkpoint(start_run(tmp_path / "one", *small, BF16, "trainer.max_steps=1"))["model"]
+    last = last_checkpoint(start_run(tmp_path / "all", *small, BF16))["model"]
+    moved = torch.cat([(last[name] - first[name]).flatten() for name in first])
+    lost = torch.cat([(last[name].bfloat16() - first[name].bfloat16()).flatten() for name in first])
+    assert (moved != 0).float().mean() > 0.8  # some pixels are always black
+    assert moved.abs().mean() > 5e-7  # 39 steps of about 1e-7
+    assert (lost == 0).float().mean() > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_resumed_is_undisturbed(tmp_path: Path, ranks: int) -> None:
+    common = (*SHORT, BF16, "trainer.save_every=5", "trainer=ddp", f"hardware.num_procs={ranks}")
+    killed = killed_at(tmp_path / "killed", [10], common)
+    plain = start_run(tmp_path / "plain", *common, own_process=True)
+    assert_equal(last_checkpoint(killed)["model"], last_checkpoint(plain)["model"])
+
+
+@NEEDS_GPT
+def test_recomputation_sees_the_same_values() -> None:
+    """It comes after the copies are gone: autocast casts the fp32 weights again, to the same bits."""
+    from lab.models.gpt import GPT
+
+    gradients: list[Any] = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        model = GPT([8], 11, width=16, heads=2, layers=3, dropout=0.3)
+        if again:
+            checkpoint_activations(find_blocks(model, "auto", "key").values(), compiled=False)
+        net = WithBf16Weights(model)
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = net(torch.arange(16).reshape(2, 8) % 11).float().square().mean()
+            loss.backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert_equal(*gradients)
+
+
+@pytest.mark.slow
+@NEEDS_GPT
+def test_it_compiles() -> None:
+    from lab.models.gpt import GPT
+
+    gradients: list[Any] = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = GPT([8], 11, width=16, heads=2, layers=2, dropout=0.0)
+        net: Any = WithBf16Weights(model)
+        net = torch.compile(net, backend="aot_eager", fullgraph=True) if compiled else net
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = net(torch.arange(16).reshape(2, 8) % 11).float().square().mean()
+        loss.backward()
+        gradients.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*gradients, rtol=2e-2, atol=1e-4)
+
+
+def test_what_makes_its_own_copies_is_refused() -> None:
+    for trainer in ("dp", "fsdp"):
+        with pytest.raises(ConfigError, match=f"precision=bf16-weights: trainer={trainer} .* - use hardware.precision"):
+            compose(*QUICK, "trainer.max_steps=1", f"trainer={trainer}", "hardware.device=auto", BF16)
+    keeps = "hardware.activation_checkpointing_keeps=matmuls"
+    with pytest.raises(ConfigError, match=r"keeps=matmuls: .* use hardware.precision=bf16, or keep inputs"):
+        compose(*QUICK, "trainer.max_steps=1", "hardware.activation_checkpointing=auto", keeps, BF16)
+    with pytest.raises(ConfigError, match=r"_keeps=matmuls: hardware.activation_checkpointing names no modules"):
+        compose(*QUICK, "trainer.max_steps=1", keeps)
+    with pytest.raises(ConfigError, match=r"hardware.attention: no kernel 'flush' - give cudnn, flash, efficient"):
+        compose(*QUICK, "trainer.max_steps=1", "hardware.attention=[flush]")
+
+
+@pytest.mark.parametrize("order", [["cudnn"], ["math", "flash"], []])
+def test_the_order_of_attention_kernels(order: list[str]) -> None:
+    """All stay allowed, the first ones named go first, and it is torch's own again after that. A CPU has its own."""
+    from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
+
+    from engine.ranks.hardware import prefer_attention
+
+    def now() -> list[Any]:
+        return _cur_sdpa_kernel_backends(with_priority=True)
+
+    names = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
+    query = torch.randn(2, 2, 9, 8)
+    expected = nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+    before = now()
+    try:
+        prefer_attention(["efficient"])
+        prefer_attention(order)
+        assert now()[: len(order)] == [names[name] for name in order]
+        assert {*now()} >= {SDPBackend.EFFICIENT_ATTENTION, *names.values()}
+        assert torch.equal(nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True), expected)
+    finally:
+        prefer_attention([])
+    assert now() == before

@@ -1,0 +1,149 @@
+"""predict.py: each sample once, in the split's order, the same for any number of processes; ensembles; mistakes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, limit, processes_with, start_run, wait_for
+
+from engine.config.building import construct
+from lab import load_run
+from lab.make import Config, make_dataset
+from lab.transforms.fields import compose as transformed
+
+QUICK = ("logger=none", "hardware=cpu", "trainer.max_steps=8", "trainer.max_epochs=null", "trainer.eval_every=4")
+
+
+def predict(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "src/predict.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit(90))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("predict")
+    return [start_run(folder / f"run{seed}", *QUICK, f"seed={seed}") for seed in (0, 1)]
+
+
+def truth(run: Path, split: str) -> np.ndarray:
+    """The outputs of the model for all rows of the split at once."""
+    model, cfg = load_run(run)
+    data = make_dataset(Config.of(cfg), split)
+    rows = np.arange(len(data))
+    batch = {name: torch.empty((len(rows), *shape), dtype=dtype) for name, (shape, dtype) in data.spec.items()}
+    data.gather(rows, batch)
+    transforms = [construct(name, node) for name, node in Config.of(cfg).data.transforms.items()]
+    batch = transformed(transforms, training=False)(batch, torch.from_numpy(rows))
+    with torch.no_grad():
+        return model(batch["x"]).numpy()
+
+
+@pytest.mark.parametrize("ending", [".h5", ".npz", ".parquet"])
+def test_every_row_once_and_in_order(runs: list[Path], tmp_path: Path, ending: str) -> None:
+    out = tmp_path / f"out{ending}"
+    done = predict(runs[0], "--split", "val", "--with", "y", "--out", out)
+    assert done.returncode == 0, done.stderr
+    if ending == ".h5":
+        with h5py.File(out) as file:
+            found = {name: file[name][()] for name in file}
+            assert file.attrs["split"] == "val"
+            assert file["output"].chunks is None  # contiguous, so data=h5 reads it at the speed of memory
+    elif ending == ".npz":
+        found = dict(np.load(out))
+    else:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = parquet.read_table(out)
+        found = {name: np.array(table[name].to_pylist()) for name in table.column_names}
+    expected = truth(runs[0], "val")
+    np.testing.assert_array_equal(found["row"], np.arange(len(expected)))
+    np.testing.assert_allclose(found["output"], expected, rtol=1e-4, atol=1e-5)
+    assert len(found["y"]) == len(expected)
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+def test_three_processes_write_what_one_does(runs: list[Path], tmp_path: Path) -> None:
+    files = []
+    for count in (1, 3):
+        files.append(tmp_path / f"{count}.h5")
+        done = predict(runs[0], "--procs", count, "--out", files[-1], "hardware.eval_batch_size=7", "--with", "y")
+        assert done.returncode == 0, done.stderr
+    with h5py.File(files[0]) as one, h5py.File(files[1]) as three:
+        assert sorted(one) == sorted(three) == ["output", "row", "y"]
+        np.testing.assert_array_equal(one["y"][()], three["y"][()])
+        np.testing.assert_array_equal(one["row"][()], three["row"][()])
+        # the last batches differ in size, so matrix products may differ in rounding
+        np.testing.assert_allclose(one["output"][()], three["output"][()], rtol=1e-5, atol=1e-6)
+
+
+def test_an_ensemble_is_the_mean_of_its_members(runs: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "mean.h5"
+    done = predict(*runs, "--apply", "softmax", "--out", out)
+    assert done.returncode == 0, done.stderr
+    probabilities = [torch.from_numpy(truth(run, "test")).softmax(-1).numpy() for run in runs]
+    with h5py.File(out) as file:
+        np.testing.assert_allclose(file["output"][()], np.mean(probabilities, axis=0), rtol=1e-4, atol=1e-6)
+        assert list(file.attrs["runs"]) == [str(run) for run in runs]
+
+
+def test_data_without_labels(tmp_path: Path) -> None:
+    labelled, bare = tmp_path / "labelled.h5", tmp_path / "bare.h5"
+    rng = np.random.default_rng(0)
+    with h5py.File(labelled, "w") as file:
+        for split in ("train", "val", "test"):
+            file[f"{split}/image"] = rng.random((30, 6), dtype=np.float32)
+            file[f"{split}/label"] = rng.integers(0, 3, 30)
+            file[f"{split}/label"].attrs["classes"] = 3
+    with h5py.File(bare, "w") as file:
+        file["test/image"] = rng.random((11, 6), dtype=np.float32)
+    run = start_run(tmp_path / "run", *QUICK, "data=h5", f"data.path={labelled}", "trainer.global_batch_size=8")
+    done = predict(run, "--out", tmp_path / "out.h5", f"data.path={bare}", "data.fields.y=null")
+    assert done.returncode == 0, done.stderr
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file["output"].shape == (11, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--out", "x.csv"), "the file's ending says its format; known are .h5"),
+        (("--out", "none/x.h5"), "must be a file in a folder that exists"),
+        (("--out", "there.h5"), "exists; add --overwrite"),
+        (("--out", "x.h5", "--split", "tset"), "--split tset: data.splits has"),
+        (("--out", "x.h5", "--with", "z"), "--with z: the batch has x, y"),
+        (("--out", "x.h5", "--procs", "0"), "--procs 0: must be at least 1"),
+        (("--out", "x.h5", "model.hidden=[12]"), "does not fit the model"),
+        (("--out", "x.h5", "no/such/run"), "no/such/run: no such run directory"),
+        (("--out", "x.h5", "--procs", "2", "--with", "z"), "--with z: the batch has x, y"),
+    ],
+)
+def test_mistakes_are_one_line(
+    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there.h5").touch()
+    done = predict(runs[0], *arguments)
+    assert done.returncode == 2, done.stdout
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["there.h5"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing(runs: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "out.h5"
+    command = [sys.executable, str(ROOT / "src/predict.py"), str(runs[0]), "--out", str(out), "--procs", "2"]
+    process = subprocess.Popen(command, start_new_session=True)
+    wait_for(lambda: list(tmp_path.glob(".out.h5-*")))  # processes are about to start
+    process.send_signal(signal.SIGINT)
+    assert process.wait(limit(30)) == 130
+    time.sleep(0.5)
+    assert not list(tmp_path.iterdir())
+    assert not processes_with(str(out))

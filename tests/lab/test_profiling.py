@@ -1,0 +1,292 @@
+"""profiler=simple and torch, speeds that are logged, and what is said where memory is full."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import NEEDS_GPT, QUICK, assert_equal, compose, last_checkpoint, metrics, start_run
+from torch import Tensor, nn
+
+import lab.run
+from engine.errors import RunFailed
+from engine.ranks.hardware import Hardware
+from engine.ranks.threads import Threads
+from engine.runs.logger import Logger
+from lab import loop, profiling
+from lab.callbacks.base import Callback
+from lab.make import Config, make_model, make_task
+from lab.profiling import flop_per_sample, work_of
+
+SHORT = (*QUICK, "trainer.max_steps=24", "trainer.eval_every=12", "trainer.log_every=4", "trainer.save_every=12")
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    return lambda *callbacks: monkeypatch.setattr(lab.run, "make_callbacks", lambda config: list(callbacks))
+
+
+def profile(run: Path) -> dict[str, Any]:
+    return json.loads((run / profiling.PROFILE).read_text())
+
+
+def logged(run: Path, key: str) -> list[float]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line[key] for line in lines if key in line]
+
+
+class Clocked(Callback):
+    """When the first measured step, the 6th, was about to begin, when it was done, and when the last one was."""
+
+    def before_step(self, state: Any) -> None:
+        if state.step == 5:
+            self.before = time.perf_counter()
+
+    def on_step(self, state: Any) -> None:
+        if state.step == 6:
+            self.began = time.perf_counter()
+        self.last = time.perf_counter()
+
+
+def test_the_parts_of_the_loop_add_up_to_its_time(tmp_path: Path, use: Callable[..., None]) -> None:
+    clock = Clocked()
+    use(clock)
+    run = start_run(tmp_path / "run", *SHORT, "profiler=simple")
+    found = profile(run)
+    assert found["steps"] == 24 - 5
+    timed = {part for part, seconds in found["seconds"].items() if seconds > 0}
+    assert {"data wait", "forward", "backward", "clip", "optimizer", "log", "evaluation", "save"} <= timed
+    assert clock.last - clock.began <= sum(found["seconds"].values()) <= time.perf_counter() - clock.before
+    log = (run / "train.log").read_text()
+    assert found["sentence"] in log
+    assert "profile of 19 steps from step 6 on" in log
+
+
+@pytest.mark.parametrize("kind", ["simple", "torch"])
+def test_a_profiled_run_computes_the_same_bits(tmp_path: Path, kind: str) -> None:
+    plain = start_run(tmp_path / "plain", *SHORT)
+    run = start_run(tmp_path / "run", *SHORT, f"profiler={kind}")
+    assert_equal(last_checkpoint(run), last_checkpoint(plain))
+    assert metrics(run) == metrics(plain)
+
+
+def test_nothing_is_touched_where_it_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {name: getattr(loop, name) for name in profiling.PARTS}
+    backward, seen = torch.Tensor.backward, []
+
+    def fit(nets: Any, state: Any, train: Any, vals: Any, run: Any) -> None:
+        seen.append(all(getattr(loop, name) is function for name, function in before.items()))
+        seen.append(torch.Tensor.backward is backward and type(train) is lab.run.Loader)
+        seen.append(not any(net._forward_hooks or net._forward_pre_hooks for net in nets.values()))
+        seen.append(run.callbacks == [])
+        loop.fit(nets, state, train, vals, run)
+
+    monkeypatch.setattr(lab.run, "fit", fit)
+    start_run(tmp_path / "off", *SHORT)
+    assert seen == [True] * 4
+    start_run(tmp_path / "on", *SHORT, "profiler=simple")
+    assert seen[4:] == [False] * 4  # so that this test would see it
+    assert all(getattr(loop, name) is function for name, function in before.items())  # and all is undone
+    assert torch.Tensor.backward is backward
+
+
+def test_slow_data_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.data.loading.resident import Resident
+
+    stream = Resident.stream
+
+    def late(self: Any, plan: Any) -> Any:
+        for pair in stream(self, plan):
+            time.sleep(0.05)
+            yield pair
+
+    monkeypatch.setattr(Resident, "stream", late)
+    run = start_run(tmp_path / "run", *SHORT, "profiler=simple", "data.loader=device", "trainer.eval_every=null")
+    assert profile(run)["bound_by"] == "data"
+    assert "data.loader=threads" in profile(run)["sentence"]
+
+
+def test_torch_writes_a_trace_with_the_parts_and_a_table_of_kernels(tmp_path: Path) -> None:
+    run = start_run(tmp_path / "run", *SHORT, "profiler=torch", "profiler.wait=2", "profiler.active=3")
+    events = json.loads((run / "profile/trace_rank0.json").read_text())["traceEvents"]
+    for part in ("data wait", "forward", "backward", "clip", "optimizer"):
+        named = [event for event in events if event.get("name") == part and event.get("cat") == "user_annotation"]
+        assert len(named) == 3, part
+    assert "aten::addmm" in (run / "profile/kernels_rank0.txt").read_text()
+
+
+def test_a_run_too_short_for_a_trace_says_so(tmp_path: Path) -> None:
+    run = start_run(tmp_path / "run", *SHORT, "profiler=torch", "profiler.wait=100")
+    assert "ended before profiler.wait + warmup + active steps" in (run / "train.log").read_text()
+    assert not (run / "profile/trace_rank0.json").exists()
+
+
+@pytest.mark.slow
+def test_ranks_are_profiled_too(tmp_path: Path) -> None:
+    two = ("trainer=ddp", "hardware.num_procs=2")
+    run = start_run(tmp_path / "run", *SHORT, *two, "profiler=simple")
+    assert "19 steps from step 6 on, of rank 0:" in (run / "train.log").read_text()
+    start_run(tmp_path / "traced", *SHORT, *two, "profiler=torch")
+    assert {p.name for p in (tmp_path / "traced/profile").glob("trace*")} == {f"trace_rank{r}.json" for r in (0, 1)}
+
+
+@pytest.mark.slow
+def test_a_compiled_run_is_profiled(tmp_path: Path) -> None:
+    run = start_run(tmp_path / "run", *SHORT, "profiler=simple", "hardware.compile=default")
+    found = profile(run)
+    assert found["seconds"]["forward"] > 0
+    assert "hardware.compile=default" not in found["sentence"]
+
+
+# ---- memory
+
+
+class Hungry(Callback):
+    """Asks for more memory than there is, once the model is at it."""
+
+    def __init__(self, at: int, training: bool) -> None:
+        self.at, self.training = at, training
+
+    def on_start(self, state: Any) -> None:
+        def ask(module: nn.Module, *_: Any) -> None:
+            if state.step == self.at and module.training == self.training:
+                torch.empty(2**50)
+
+        state.model.register_forward_hook(ask)
+
+
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        (True, "out of memory (training, at step 3; ", ),
+        (False, "out of memory (evaluating, at step 12; "),
+    ],
+)  # fmt: skip
+def test_full_memory_names_the_key(tmp_path: Path, use: Callable[..., None], training: bool, said: str) -> None:
+    use(Hungry(3 if training else 12, training))
+    key = "hardware.micro_batch_size=8" if training else "hardware.eval_batch_size=8"
+    with pytest.raises(RunFailed, match=r"^out of memory") as caught:
+        start_run(tmp_path / "run", *SHORT, "hardware.micro_batch_size=16", "trainer.global_batch_size=64")
+    assert str(caught.value).startswith(said)
+    assert key in str(caught.value)
+    assert "\n" not in str(caught.value)
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert status["error"].startswith("OutOfMemory: out of memory")
+    assert "torch.empty(2**50)" in status["traceback"]
+
+
+def test_other_errors_are_left_as_they_are(tmp_path: Path, use: Callable[..., None]) -> None:
+    class Wrong(Callback):
+        def on_step(self, state: Any) -> None:
+            raise RuntimeError("some shapes do not fit")
+
+    use(Wrong())
+    with pytest.raises(RunFailed, match="what it wrote is in"):
+        start_run(tmp_path / "run", *SHORT)
+
+
+# ---- speeds
+
+
+def machine() -> Hardware:
+    return Hardware("cpu", 1, "fp32", Threads(1, 1, "given"), [8], 8)
+
+
+def parts(*overrides: str) -> tuple[Config, nn.Module, Any]:
+    config = Config.of(compose(*SHORT, *overrides))
+    return config, make_model(config), make_task(config)
+
+
+def test_the_flop_of_an_mlp_are_those_of_its_matrices() -> None:
+    _, model, task = parts("model.hidden=[48,24]")
+    sizes = [(p.shape[0], p.shape[1]) for p in model.parameters() if p.dim() == 2]
+    batch = {"x": torch.zeros(8, 1, 8, 8), "y": torch.zeros(8, dtype=torch.long)}
+    forward = sum(2 * a * b for a, b in sizes)
+    first = 2 * sizes[0][0] * sizes[0][1]  # no gradient for the input
+    assert flop_per_sample(model, task, batch) == 3 * forward - first
+
+
+@NEEDS_GPT
+def test_the_flop_of_a_gpt_are_6_a_parameter_and_token_and_those_of_attention() -> None:
+    length, width, layers = 32, 64, 2
+    given = ("data=tokens", "data.path=none.h5", "data.num_outputs=50", "model=gpt", "task=next_token")
+    size = (f"data.window={length}", f"model.width={width}", "model.heads=2", f"model.layers={layers}")
+    config = Config.of(compose(*given, *size, "hardware=cpu", "logger=none", checked=False))
+    model, task = make_model(config), make_task(config)
+    batch = {"x": torch.zeros(4, length, dtype=torch.long), "y": torch.zeros(4, length, dtype=torch.long)}
+    matrices = layers * 12 * width**2 + next(p for n, p in model.named_parameters() if p.dim() == 2).numel()
+    expected = length * (6 * matrices + 12 * layers * length * width)
+    assert flop_per_sample(model, task, batch) == pytest.approx(expected, rel=0.05)
+
+
+def test_counting_touches_neither_the_model_nor_random_numbers() -> None:
+    config, model, task = parts("profiler.flop=true")
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+
+    def first() -> dict[str, Tensor]:
+        torch.rand(1)  # as a transform would
+        return {"x": torch.zeros(8, 1, 8, 8), "y": torch.zeros(8, dtype=torch.long)}
+
+    work = work_of(config.profiler, machine(), 1, model, task, object(), first, Logger())
+    assert work.flop
+    assert_equal(dict(model.state_dict()), before)
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_speeds_are_logged(tmp_path: Path) -> None:
+    run = start_run(tmp_path / "run", *SHORT, "profiler.flop=true", "profiler.peak_tflops=2")
+    for samples, tflop, mfu in zip(
+        *(logged(run, f"perf/{name}") for name in ("samples_per_s", "tflop_per_s", "mfu")), strict=True
+    ):
+        assert tflop / samples == pytest.approx(
+            logged(run, "perf/tflop_per_s")[0] / logged(run, "perf/samples_per_s")[0]
+        )
+        assert mfu == pytest.approx(tflop / 2)
+    plain = start_run(tmp_path / "plain", *SHORT)
+    assert not logged(plain, "perf/tflop_per_s")  # a CPU's are counted where they are asked for
+    assert metrics(plain) == metrics(run)
+
+
+@NEEDS_GPT
+def test_tokens_per_second_are_samples_times_the_window(tmp_path: Path) -> None:
+    import h5py
+    import numpy as np
+
+    with h5py.File(tmp_path / "t.h5", "w") as file:
+        for split in ("train", "val"):
+            file[f"{split}/t"] = np.arange(3000, dtype=np.uint16) % 50
+    run = start_run(
+        tmp_path / "run", "data=tokens", f"data.path={tmp_path}/t.h5", "data.fields.tokens=t", "data.window=16",
+        "model=gpt", "model.width=16", "model.heads=2", "model.layers=1", "task=next_token", "logger=none",
+        "hardware=cpu", "hardware.num_threads=1", "trainer.max_epochs=null", "trainer.max_steps=4",
+        "trainer.log_every=2", "trainer.global_batch_size=8", "trainer.max_eval_batches=1",
+    )  # fmt: skip
+    ratios = {a / b for a, b in zip(logged(run, "perf/tokens_per_s"), logged(run, "perf/samples_per_s"))}
+    assert ratios == {16.0}
+
+
+def test_flop_that_cannot_be_counted_are_left_out_with_a_line() -> None:
+    config, _, task = parts("profiler.flop=true")
+    said: list[str] = []
+
+    class Told(Logger):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    class Asks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * x.sum().item()
+
+    batch = {"x": torch.zeros(8, 1, 8, 8), "y": torch.zeros(8, dtype=torch.long)}
+    work = work_of(config.profiler, machine(), 1, Asks(), task, object(), lambda: batch, Told())
+    assert work.flop is None
+    assert said[0].startswith("perf/tflop_per_s is left out")

@@ -1,0 +1,211 @@
+"""Steps whose gradients are not finite are left out by the device itself: the host asks for nothing in any step."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import waits
+from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, slow, start_run
+from method import go_on
+
+import lab.loop
+import lab.make
+from engine.errors import RunFailed
+from engine.ranks.skipping import BLOCK, DeviceSchedule, can_skip, unless
+from lab.optim import Cosine, Schedule
+
+MODES = {
+    "fp32": (),
+    "bf16": ("hardware.precision=bf16",),
+    "fp16": ("hardware.precision=fp16",),
+    "skip": ("trainer.non_finite=skip",),
+    "fp16, skip": ("hardware.precision=fp16", "trainer.non_finite=skip"),
+}
+OPTIMIZERS = ["adamw", "sgd", pytest.param("muon", marks=needs("conf/optim/muon.yaml"))]
+STEPS = ("trainer.max_steps=6", "trainer.global_batch_size=12", "trainer.log_every=3")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_host_asks_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, optimizer: str) -> None:
+    """With a moving average, clipping and micro-batches. Muon has no fused kernel: it asks once a step where a step may
+    be skipped, and nowhere else."""
+    asked: list[float] = []
+    steps = waits.refused_in_steps(monkeypatch)
+    if optimizer == "muon":
+
+        def to_host(value: torch.Tensor) -> bool:
+            asked.append(1.0)
+            return False
+
+        monkeypatch.setattr(lab.loop, "to_host", lambda v: to_host(v) if v.dim() == 0 else v.tolist())
+    start_run(
+        tmp_path / "run", *QUICK, *STEPS, *MODES[mode], f"optim={optimizer}", "trainer.ema_decay=0.9",
+        "hardware.micro_batch_size=5",
+    )  # fmt: skip
+    assert steps == [0, 1, 2, 3, 4, 5]
+    assert len(asked) == (6 if optimizer == "muon" and mode in ("fp16", "skip", "fp16, skip") else 0)
+
+
+def test_a_question_is_noticed() -> None:
+    x = torch.arange(3.0)
+    for ask in (
+        lambda: x.sum().item(), lambda: bool(x[0]), lambda: float(x[0]), lambda: x.tolist(), lambda: x[x > 1],
+        lambda: torch.equal(x, x), lambda: 1 if x.sum() > 2 else 0,
+    ):  # fmt: skip
+        with pytest.raises(waits.Waited), waits.refused():
+            ask()
+
+
+BAD = (0, 4, 6, 13)
+LONG = ("trainer.max_steps=20", "trainer.global_batch_size=12", "trainer.log_every=3", "trainer.ema_decay=0.9",
+        "trainer.save_every=7", "trainer.eval_every=10", "trainer.non_finite=skip")  # fmt: skip
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradients of the steps BAD are NaN."""
+    train_step, clip, now = lab.loop.train_step, lab.loop.clip, [0]
+
+    def noted(nets: Any, state: Any, *rest: Any) -> Any:
+        now[0] = state.step
+        return train_step(nets, state, *rest)
+
+    def clipped(gradients: list[torch.Tensor], limit: float | None) -> torch.Tensor:
+        if now[0] in BAD:
+            gradients[0].fill_(math.nan)
+        return clip(gradients, limit)
+
+    monkeypatch.setattr(lab.loop, "train_step", noted)
+    monkeypatch.setattr(lab.loop, "clip", clipped)
+
+
+RUNS = {
+    "adamw": ("model.dropout=0.1",),
+    "sgd": ("optim=sgd",),
+    "byol": ("task=byol",),
+    "two rates": ("+optim.lr_factors={bias: 0.5}",),
+}
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("kind", ["adamw", "sgd", slow("two rates")])
+def test_the_device_leaves_out_what_the_host_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Weights, optimizer and schedule to the bit, the first step among the skipped; the average to rounding."""
+    run = (*QUICK, *LONG, *RUNS[kind])
+    device = start_run(tmp_path / "device", *run)
+    monkeypatch.setattr(lab.make, "can_skip", lambda optimizers: False)
+    host = start_run(tmp_path / "host", *run)
+    own, wanted = last_checkpoint(device), last_checkpoint(host)
+    assert own["schedule"] == wanted["schedule"] == {"updates": 20 - len(BAD)}
+    assert_equal(own["model"], wanted["model"])
+    for key, state in wanted["optimizer"]["state"].items():
+        assert_equal(own["optimizer"]["state"][key], state)
+    assert own["optimizer"]["param_groups"] == wanted["optimizer"]["param_groups"]
+    for name, value in wanted["ema"].items():
+        torch.testing.assert_close(own["ema"][name], value, rtol=1e-5, atol=1e-7)
+    for a, b in zip(metrics(device), metrics(host), strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+        assert a.get("train/lr") == b.get("train/lr")
+    assert sum(line.get("train/skipped_steps", 0) for line in metrics(device)) == len(BAD)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("precision", ["fp32", slow("fp16")])
+def test_killed_after_skipped_steps_is_undisturbed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    """Bit for bit: the last log before the save at 7 has not yet told the host of step 7."""
+    run = (*QUICK, *LONG, f"hardware.precision={precision}", "optim.lr=0.01")
+    straight, killed = start_run(tmp_path / "straight", *run), tmp_path / "killed"
+    original = lab.loop.train_step
+
+    def train_step(nets: Any, state: Any, *rest: Any) -> Any:
+        if state.step == 9:
+            raise Killed
+        return original(nets, state, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lab.loop, "train_step", train_step)
+        with pytest.raises((Killed, RunFailed)):
+            start_run(killed, *run)
+    go_on(killed)
+    assert_equal(last_checkpoint(killed), last_checkpoint(straight))
+    assert metrics(killed) == metrics(straight)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.skipif(not Path("src/lab/tasks/byol.py").exists(), reason="this project has no byol")
+def test_what_a_task_updates_is_put_back(tmp_path: Path) -> None:
+    run = start_run(tmp_path / "run", *QUICK, *LONG, *RUNS["byol"], "trainer.max_steps=1")
+    held = last_checkpoint(run)
+    assert held["schedule"] == {"updates": 0}
+    for name, value in held["model"].items():
+        teacher = held["task"][f"teacher.0.{name}"]
+        assert torch.equal(teacher, value), "no update, so the teacher is the student that it was copied from"
+
+
+def test_unless() -> None:
+    net = torch.nn.BatchNorm1d(2)
+    for skipped, wanted in ((None, 5.0), (torch.zeros(()), 5.0), (torch.ones(()), 1.0)):
+        with torch.no_grad():
+            net.weight.fill_(1.0), net.running_var.fill_(1.0)  # type: ignore[union-attr]
+            with unless(skipped, net):
+                net.weight.fill_(5.0), net.running_var.fill_(5.0)  # type: ignore[union-attr]
+        assert net.weight.tolist() == net.running_var.tolist() == [wanted, wanted]  # type: ignore[union-attr, operator]
+
+
+def schedules(total: int) -> tuple[Schedule, DeviceSchedule]:
+    found = []
+    for _ in range(2):
+        p = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+        groups = [{"params": p[:1]}, {"params": p[1:], "lr_factor": 0.25}]
+        found.append(Schedule(torch.optim.SGD(groups, lr=0.3, fused=True), Cosine(0.1, 0.0), total))
+    return found[0], DeviceSchedule(found[1], [found[1].optimizer], torch.device("cpu"))  # type: ignore[list-item]
+
+
+def test_rates_of_the_device_are_those_of_the_host() -> None:
+    """Over several blocks of them, with skipped steps, to the end, and on from any update."""
+    total = 2 * BLOCK + 100
+    host, device = schedules(total)
+    for step in range(total):
+        own, theirs = ([float(group["lr"]) for group in s.optimizer.param_groups] for s in (host, device.schedule))
+        assert own == theirs, step
+        moved = step % 7 != 3
+        host.step([moved])
+        device.step([torch.tensor(moved)])
+    assert device.state_dict() == host.state_dict() == {"updates": host.updates}
+    assert device.last_lr == host.last_lr
+    again = schedules(total)[1]
+    again.load_state_dict({"updates": 1500})
+    host.load_state_dict({"updates": 1500})
+    own = [float(group["lr"]) for group in again.schedule.optimizer.param_groups]  # type: ignore[attr-defined]
+    assert own == [group["lr"] for group in host.optimizer.param_groups]
+    again.step([torch.tensor(True), torch.tensor(False)])  # of two optimizers one has skipped
+    assert again.updates == 1500
+
+
+def test_a_checkpoint_holds_rates_as_numbers() -> None:
+    device = schedules(10)[1]
+    (optimizer,) = device.optimizers
+    assert [type(group["lr"]) for group in optimizer.state_dict()["param_groups"]] == [float, float]
+    assert all(isinstance(group["lr"], torch.Tensor) for group in optimizer.param_groups)
+
+
+def test_which_optimizers_need_not_be_asked() -> None:
+    def of(make: Any, **options: Any) -> Any:
+        return make([torch.nn.Parameter(torch.ones(2))], lr=0.1, **options)
+
+    for make in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):
+        assert can_skip([of(make, fused=True)])
+        assert not can_skip([of(make, fused=True), of(make)])
+    assert not can_skip([of(torch.optim.SGD, momentum=0.9, dampening=0.1, fused=True)])
+    assert not can_skip([of(torch.optim.RMSprop)])
