@@ -201,6 +201,12 @@ def check(cfg: Any, trains: bool = True) -> None:
     check_fit(values, {key: GIVEN_BY_RUN[key] for key in ("data.order", "optim")})
     check_targets(values, TARGETS, COLLECTIONS, OWN_KEYS, GIVEN_BY_RUN)
     _check_monitor(root.monitor, values)
+    schedule = locate(optim.schedule["_target_"], "optim.schedule")
+    if root.trainer.eval_every is None and hasattr(schedule, "scored"):
+        raise ConfigError(
+            f"optim.schedule: {schedule.__name__} follows {root.monitor.key}, but trainer.eval_every is null - give it, "
+            "or use optim/schedule=constant"
+        )
 
 
 def share_evaluation(cfg: Any, num_procs: int) -> None:

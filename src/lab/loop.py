@@ -436,6 +436,9 @@ def score(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
         state.best_score, state.stale = value, 0
     else:
         state.stale += 1
+    if state.schedule.scored(sign * value):
+        best = f"{monitor.key}={value:.4g}, best {state.best_score:.4g}"
+        run.logger.say(f"step {state.step}: the learning rate is now {state.schedule.last_lr:g} ({best})")
     if math.isfinite(value):
         ranked = sorted([*state.best, [value, state.step]], key=lambda entry: sign * entry[0])
         state.best = ranked[: run.trainer.keep_best]

@@ -8,13 +8,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, TypeGuard
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from engine.config import NotNegative, Positive, Share, regex
+from engine.config import Count, NotNegative, Positive, Rule, Share, regex
 from engine.errors import ConfigError
 from engine.private import lean_step
 from engine.ranks import is_part
@@ -190,8 +190,9 @@ class Schedule:
     """Sets each group's learning rate to peak * factor(updates, total_steps). updates: optimizer steps without the
     skipped ones.
 
-    The rate depends on this count alone, so it is all that a checkpoint holds of a schedule. (Where a step may be
-    skipped on the device, engine.ranks.skipping.DeviceSchedule counts there, and takes its rates from here.)
+    The rate depends on this count, and on what a factor that follows the scores has seen (Plateau): a checkpoint holds
+    both. (Where a step may be skipped on the device, engine.ranks.skipping.DeviceSchedule counts there, and takes its
+    rates from here.)
     """
 
     on_device = False
@@ -223,12 +224,37 @@ class Schedule:
             self.updates += 1
             self._set()
 
-    def state_dict(self) -> dict[str, int]:
-        return {"updates": self.updates}
+    def scored(self, score: float) -> bool:
+        """After each evaluation, with the monitored score, turned so that less is better. Returns whether the rates
+        have changed."""
+        changed = follows_scores(self.factor) and self.factor.scored(score, self.updates, self.total_steps)
+        if changed:
+            self._set()
+        return changed
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        held = {"factor": self.factor.state_dict()} if follows_scores(self.factor) else {}
+        return {"updates": self.updates, **held}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.updates = state["updates"]
+        if follows_scores(self.factor) and "factor" in state:
+            self.factor.load_state_dict(state["factor"])
         self._set()
+
+
+class ScoreFactor(Protocol):
+    """A factor that follows the monitored score: its state is saved, and the same on all ranks."""
+
+    def __call__(self, step: int, total_steps: int) -> float: ...
+    def scored(self, score: float, step: int, total_steps: int) -> bool: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def follows_scores(factor: Any) -> TypeGuard[ScoreFactor]:
+    """factor: an object or its class."""
+    return hasattr(factor, "scored")
 
 
 @dataclass(frozen=True)
@@ -279,3 +305,44 @@ class Step(Constant):
 
     def after(self, progress: float, done: float) -> float:
         return self.gamma ** sum(done >= milestone for milestone in self.milestones)
+
+
+class Plateau:
+    """Linear warmup, then constant, multiplied by gamma after each `patience` evaluations in a row without a better
+    monitored score, down to final. Better: by more than `threshold`, a share of the best score. Evaluations in the
+    warmup do not count."""
+
+    def __init__(
+        self,
+        warmup: Share,
+        gamma: Annotated[float, Rule(above=0, below=1)],
+        patience: Count,
+        threshold: NotNegative,
+        final: Share,
+    ) -> None:
+        self.warm, self.gamma, self.patience = Constant(warmup), gamma, patience
+        self.threshold, self.final = threshold, final
+        self.scale, self.stale = 1.0, 0
+        self.best: float | None = None
+
+    def __call__(self, step: int, total_steps: int) -> float:
+        return self.scale * self.warm(step, total_steps)
+
+    def scored(self, score: float, step: int, total_steps: int) -> bool:
+        if step < round(self.warm.warmup * total_steps):
+            return False
+        if math.isfinite(score) and (self.best is None or score < self.best - self.threshold * abs(self.best)):
+            self.best, self.stale = score, 0
+            return False
+        self.stale += 1
+        lower = max(self.final, self.gamma * self.scale)
+        if self.stale < self.patience or math.isclose(lower, self.scale):
+            return False
+        self.scale, self.stale = lower, 0
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self.scale, "stale": self.stale, "best": self.best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scale, self.stale, self.best = state["scale"], state["stale"], state["best"]

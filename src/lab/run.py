@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from engine.checkpoints import Checkpoints, error_line, laid_out, load_weights, unmapped, weights_of
-from engine.config import leaves, parse_interval, read_config, seconds
+from engine.config import leaves, locate, parse_interval, read_config, seconds
 from engine.data import Loader, Stream
 from engine.errors import ConfigError
 from engine.files import write_json
@@ -77,7 +77,7 @@ from lab.make import (
     make_state,
     make_train_loader,
 )
-from lab.optim import check_optimizer
+from lab.optim import check_optimizer, follows_scores
 from lab.profiling import profiling, work_of
 from lab.state import Every, Run, TrainState, averaged
 from lab.tasks.supervised import Supervised
@@ -141,8 +141,14 @@ def train(
     sets = make_datasets(config)
     if world.is_main and (names := getattr(sets["train"], "class_names", None)):
         write_json(run_dir / CLASSES, names)
-    if not any(split.startswith("val") for split in sets) and trainer.early_stop_patience is not None:
-        raise ConfigError("trainer.early_stop_patience: needs a validation split, but data.splits.val is null")
+    if not any(split.startswith("val") for split in sets):
+        schedule = config.optim.schedule["_target_"]
+        for key, asked in (
+            ("trainer.early_stop_patience", trainer.early_stop_patience is not None),
+            (f"optim.schedule._target_={schedule}", follows_scores(locate(schedule, "optim.schedule"))),
+        ):
+            if asked:
+                raise ConfigError(f"{key}: needs a validation split, but data.splits.val is null")
     if trainer.global_batch_size > len(sets["train"]):
         logger.warn(
             f"trainer.global_batch_size={trainer.global_batch_size} is more than the {len(sets['train']):,} training "

@@ -25,7 +25,7 @@ MISFITS = {
     "optim.schedule": (
         ("torch.optim.lr_scheduler.",),
         "moves an optimizer itself; a schedule here is a class called with (step, total_steps), which returns the "
-        "share of the peak learning rate - see Cosine in src/lab/optim.py",
+        "share of the peak learning rate - see Cosine in src/lab/optim.py, and Plateau for one that follows a score",
     ),
     "task.criterion": (("torch.nn.", "torchmetrics."), f"{CALLED_WITH_A_BATCH} src/lab/losses/squared_error.py"),
     "task.metrics": (("torch.nn.",), f"{CALLED_WITH_A_BATCH} src/lab/metrics/absolute_error.py"),

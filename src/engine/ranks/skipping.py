@@ -33,6 +33,10 @@ class HostSchedule(Protocol):
         """The learning rate of each parameter group in update number `updates`."""
         ...
 
+    def scored(self, score: float) -> bool: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
 
 class DeviceSchedule:
     """The schedule of `optimizers`, in the order of its rates, whose updates the device counts."""
@@ -88,11 +92,20 @@ class DeviceSchedule:
         _ = self.updates
         return self.schedule.last_lr
 
-    def state_dict(self) -> dict[str, int]:
-        return {"updates": self.updates}
+    def scored(self, score: float) -> bool:
+        """After an evaluation: waits for the device. Returns whether the rates have changed."""
+        _ = self.updates
+        changed = self.schedule.scored(score)
+        if changed:
+            self._begin()
+        return changed
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.schedule.updates = state["updates"]
+    def state_dict(self) -> dict[str, Any]:
+        _ = self.updates
+        return self.schedule.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.schedule.load_state_dict(state)
         self._begin()
 
 

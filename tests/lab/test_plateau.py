@@ -1,0 +1,115 @@
+"""optim/schedule=plateau: a learning rate that falls where the monitored score is not getting better."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import method
+import pytest
+import torch
+from conftest import QUICK, compose, last_checkpoint, metrics, needs, slow, start_run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import ConfigError
+from engine.ranks.skipping import DeviceSchedule
+from lab.optim import Plateau, Schedule
+
+pytestmark = needs("conf/optim/schedule/plateau.yaml")
+# no score is better than the first by so much: the rate falls at the second and the third evaluation
+FALLS = ("optim/schedule=plateau", "optim.schedule.warmup=0", "optim.schedule.patience=1", "optim.schedule.gamma=0.5",
+         "optim.schedule.threshold=50", "model.hidden=[16]")  # fmt: skip
+
+
+class TestPlateau(method.Promises):
+    test_compiling_changes_nothing = test_it_learns_in_half_precision = None  # type: ignore[assignment]
+    test_the_average_is_scored = test_debug_overfit = None  # type: ignore[assignment]
+
+    @pytest.fixture(params=[("trainer.non_finite=skip",), slow(())], ids=["device", "host"])
+    def run(self, request: pytest.FixtureRequest) -> tuple[str, ...]:
+        """Where the device counts the updates, and where the host does."""
+        return (*FALLS, *request.param)
+
+
+@pytest.mark.parametrize("way", ["fp32", "skip"])
+def test_the_rate_falls_from_the_next_step_on(tmp_path: Path, way: str) -> None:
+    ways = {"fp32": (), "skip": ("trainer.non_finite=skip",)}
+    run = start_run(tmp_path, *method.SMALL, *FALLS, *ways[way], "trainer.log_every=1", "optim.lr=0.01")
+    rates = [line["train/lr"] for line in metrics(run) if "train/lr" in line]
+    assert rates == pytest.approx([0.01] * 8 + [0.005] * 4)
+    assert "step 8: the learning rate is now 0.005 (val/loss=" in (run / "train.log").read_text()
+    held = last_checkpoint(run)
+    assert held["schedule"]["factor"]["scale"] == 0.25
+    assert held["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.0025)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.5, 0.9, 0.95, 1.0, 2.0, math.nan, math.inf]), max_size=30),
+    st.integers(1, 4), st.sampled_from([0.0, 0.02, 0.1]),
+)  # fmt: skip
+def test_it_falls_where_that_of_torch_does(scores: list[float], patience: int, threshold: float) -> None:
+    """torch's falls one evaluation later: its patience is how many it bears."""
+    optimizers = [torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0) for _ in "ab"]
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizers[0], factor=0.5, patience=patience - 1, threshold=threshold, min_lr=0.1
+    )
+    own = Schedule(optimizers[1], Plateau(0.0, 0.5, patience, threshold, 0.1), 100)
+    for score in scores:
+        before = own.last_lr
+        theirs.step(score)
+        assert own.scored(score) == (own.last_lr != before)
+        assert optimizers[1].param_groups[0]["lr"] == pytest.approx(optimizers[0].param_groups[0]["lr"])
+
+
+def test_the_warmup_rises_first() -> None:
+    """Its evaluations do not count, and the rate falls from the peak."""
+    own = Plateau(0.1, 0.5, 1, 0.0, 0.0)
+    assert not any(own.scored(1.0, step, 100) for step in (0, 5, 9))
+    assert not own.scored(1.0, 10, 100)
+    assert own.scored(1.0, 11, 100)
+    assert [own(step, 100) for step in (0, 4, 50)] == pytest.approx([0.05, 0.25, 0.5])
+
+
+def test_the_device_goes_on_from_where_it_is() -> None:
+    """With skipped steps before and after the fall, and again from a checkpoint."""
+    made = []
+    for _ in range(3):
+        groups = [{"params": [torch.nn.Parameter(torch.ones(2))]} for _ in range(2)]
+        groups[1]["lr_factor"] = 0.25  # type: ignore[assignment]
+        made.append(Schedule(torch.optim.SGD(groups, lr=0.3, fused=True), Plateau(0.2, 0.5, 1, 0.0, 0.0), 50))
+    host = made[0]
+    device, again = (DeviceSchedule(own, [own.optimizer], torch.device("cpu")) for own in made[1:])  # type: ignore[list-item]
+    fell = []
+    for step in range(50):
+        own, theirs = ([float(group["lr"]) for group in schedule.optimizer.param_groups] for schedule in made[:2])
+        assert own == theirs, step
+        moved = step % 7 != 3
+        host.step([moved])
+        device.step([torch.tensor(moved)])
+        if step % 5 == 0:
+            fell.append(host.scored(1.0))
+            assert device.scored(1.0) == fell[-1]
+    assert 4 < sum(fell) < len(fell)
+    assert device.state_dict() == host.state_dict()
+    again.load_state_dict(host.state_dict())
+    assert [float(group["lr"]) for group in made[2].optimizer.param_groups] == own
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["trainer.eval_every=null"], r"^optim\.schedule: Plateau follows val/loss, but trainer\.eval_every is null - "),
+        (["optim.schedule.patience=0"], r"^optim\.schedule\.patience: must be >= 1, got 0"),
+        (["optim.schedule.gamma=1"], r"^optim\.schedule\.gamma: must be < 1, got 1"),
+    ],
+)
+def test_what_cannot_be(options: list[str], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        compose(*QUICK, "trainer.max_steps=3", "optim/schedule=plateau", *options)
+
+
+def test_no_validation_split(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^optim\.schedule\._target_=lab\.optim\.Plateau: needs a validation split"):
+        start_run(tmp_path, *QUICK, *FALLS, "trainer.max_steps=3", "data.splits.val=null")
