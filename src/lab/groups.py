@@ -204,8 +204,8 @@ def check(cfg: Any, trains: bool = True) -> None:
     schedule = locate(optim.schedule["_target_"], "optim.schedule")
     if root.trainer.eval_every is None and hasattr(schedule, "scored"):
         raise ConfigError(
-            f"optim.schedule: {schedule.__name__} follows {root.monitor.key}, but trainer.eval_every is null - give it, "
-            "or use optim/schedule=constant"
+            f"optim.schedule: {schedule.__name__} follows {root.monitor.key}, but trainer.eval_every is null - give "
+            "it, or use optim/schedule=constant"
         )
 
 

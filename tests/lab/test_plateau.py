@@ -100,7 +100,7 @@ def test_the_device_goes_on_from_where_it_is() -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (["trainer.eval_every=null"], r"^optim\.schedule: Plateau follows val/loss, but trainer\.eval_every is null - "),
+        (["trainer.eval_every=null"], r"^optim\.schedule: Plateau follows val/loss, but trainer\.eval_every is null"),
         (["optim.schedule.patience=0"], r"^optim\.schedule\.patience: must be >= 1, got 0"),
         (["optim.schedule.gamma=1"], r"^optim\.schedule\.gamma: must be < 1, got 1"),
     ],
