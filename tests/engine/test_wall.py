@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -57,6 +58,16 @@ def test_the_engine_imports_nothing_of_the_project() -> None:
     assert len(engine) > 100
     for name, wanted in engine.items():
         assert not {module.partition(".")[0] for module in wanted} & ours, name
+
+
+def test_the_engine_names_no_package_of_the_project() -> None:
+    """A fork has another name for it, and this very engine: engine.app has the name. Comments may name the template's."""
+    for path in [*ENGINE.rglob("*.py"), *(SRC / "hydra_plugins").rglob("*.py")]:
+        tree = ast.parse(path.read_text())
+        prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        named = [node.value for node in texts if id(node) not in prose and re.search(r"\blab[.\[]|src/lab", node.value)]
+        assert named == [], path
 
 
 def test_no_room_imports_a_later_one() -> None:

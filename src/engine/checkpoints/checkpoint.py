@@ -24,7 +24,7 @@ from engine.checkpoints.intact import WHOLE, Share, check_zip, reading
 from engine.errors import ConfigError, Damaged, RunFailed
 from engine.ranks import World, gather, group_for_threads, is_part, meet, share_from_main
 
-log = logging.getLogger("lab")
+log = logging.getLogger("engine")
 WEIGHTS = ("model", "ema")
 KEEP_LAST = 2  # the newest may turn out damaged
 NAME = re.compile(r"(last|best)_(\d+)(\.pt|\.dcp)")

@@ -22,7 +22,7 @@ from engine.app import app
 from engine.config.schema import check_resolved, completed, plain
 from engine.errors import ConfigError
 
-log = logging.getLogger("lab")
+log = logging.getLogger("engine")
 
 CONFIG, OVERRIDES = "config.yaml", "overrides.yaml"
 GROUPS = ("data", "model", "task", "optim", "trainer", "hardware")

@@ -65,7 +65,7 @@ def check_target(path: Path, overwrite: bool) -> None:
         try:
             import pyarrow  # noqa: F401
         except ImportError:
-            raise ConfigError(f"--out {path}: needs pyarrow; pip install 'lab[tables]', or write .h5") from None
+            raise ConfigError(f"--out {path}: needs pyarrow; pip install -e '.[tables]', or write .h5") from None
 
 
 def assemble(parts: Sequence[Path], target: Path, attributes: Mapping[str, Any]) -> Spec:

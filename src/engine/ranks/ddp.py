@@ -17,7 +17,7 @@ from engine.ranks.data_parallel import Replicas, gpus
 from engine.ranks.distributed import World, own_rank
 from engine.ranks.options import DDPConfig, Strategy
 
-log = logging.getLogger("lab")
+log = logging.getLogger("engine")
 
 
 def wrap_net(model: nn.Module, world: World, trainer: Strategy) -> nn.Module:

@@ -184,13 +184,13 @@ def store_file(forked: bool) -> Iterator[str]:
     """Path of the FileStore's file for ranks started in this block; for forked ones in memory (memfd), so no file can
     be left over."""
     if forked and hasattr(os, "memfd_create"):
-        store = os.memfd_create("lab-store")
+        store = os.memfd_create("engine-store")
         try:
             yield f"/proc/self/fd/{store}"
         finally:
             os.close(store)
     else:
-        with tempfile.TemporaryDirectory(prefix="lab-") as folder:
+        with tempfile.TemporaryDirectory(prefix="engine-") as folder:
             yield str(Path(folder) / "store")
 
 

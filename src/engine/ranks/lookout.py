@@ -28,7 +28,7 @@ class Lookout:
         self.interval_s = POLL_S * max(1.0, size / local_size / HOSTS)
         self.slowest_s = self.interval_s * (1 if local_size == 1 else SELDOM)  # until every rank has looked
         name = hashlib.sha256(f"{os.getuid()} {run_dir.absolute()}".encode()).hexdigest()[:16]
-        self._alarm = Path(folder or tempfile.gettempdir()) / f"lab-{name}.alarm"
+        self._alarm = Path(folder or tempfile.gettempdir()) / f"engine-{name}.alarm"
         self._looked_at = -math.inf
         self._shared = local_size > 1
         self._alarmed = False

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
+from engine.app import app
 from engine.errors import RankLost
 from engine.files import read_json, write_json
 from engine.host import beat, has_starter, note_step, progress_at, say_ended
@@ -222,7 +223,8 @@ class Watch:
 def in_debugger(thread: threading.Thread) -> bool:
     """Whether a debugger's prompt is open within the run; an IDE or notebook that started the run does not count."""
     frame: FrameType | None = sys._current_frames().get(thread.ident or 0)
-    while frame is not None and frame.f_globals.get("__name__") != "lab.run":
+    run = f"{app().package}.run"
+    while frame is not None and frame.f_globals.get("__name__") != run:
         if frame.f_globals.get("__name__", "").partition(".")[0] in DEBUGGERS:
             return True
         frame = frame.f_back

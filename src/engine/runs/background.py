@@ -12,7 +12,7 @@ from typing import Any
 from engine.files import records
 from engine.runs.media import Media
 
-log = logging.getLogger("lab")
+log = logging.getLogger("engine")
 FINISH_S = 60.0  # time for unsent data at the end
 
 

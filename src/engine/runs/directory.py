@@ -24,7 +24,7 @@ from engine.locks import Busy, Lock, is_locked, write_once
 from engine.runs import environment
 from engine.runs.environment import Surroundings, surroundings
 
-log = logging.getLogger("lab")
+log = logging.getLogger("engine")
 
 ENVIRONMENT, DIFF = environment.FILE, "uncommitted.diff"
 CLASSES = "classes.json"  # {field: names of its classes}, where the data set names them

@@ -27,7 +27,7 @@ from engine.runs.options import LoggerConfig
 from engine.runs.tensorboard_log import TensorBoardThread
 from engine.runs.wandb_log import WandbThread
 
-log = logging.getLogger("lab")
+log = logging.getLogger("engine")
 TRAIN_LOG = "train.log"
 GIVE_UP_S = 5.0  # time to send data when a run hangs
 

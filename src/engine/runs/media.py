@@ -104,7 +104,7 @@ def _write_png(path: Path, image: np.ndarray, name: str) -> None:
     try:
         from PIL import Image
     except ImportError:
-        raise ConfigError(f"show({name!r}): writing a picture needs pillow; pip install 'lab[images]'") from None
+        raise ConfigError(f"show({name!r}): writing a picture needs pillow; pip install -e '.[images]'") from None
     given = f"{image.dtype} {image.shape}"
     if image.ndim == 3 and image.shape[0] in (1, 3) and image.shape[2] not in (1, 3):
         image = image.transpose(1, 2, 0)

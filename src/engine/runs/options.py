@@ -44,5 +44,5 @@ def check_installed(config: LoggerConfig) -> None:
     ):
         if wanted and find_spec(module) is None:
             raise ConfigError(
-                f"logger={module}: the package is not installed - pip install 'lab[{module}]', or leave it out"
+                f"logger={module}: the package is not installed - pip install -e '.[{module}]', or leave it out"
             )

@@ -23,7 +23,7 @@ from engine.runs.background import Background
 from engine.runs.media import Media
 from engine.runs.options import LoggerConfig
 
-log = logging.getLogger("lab")
+log = logging.getLogger("engine")
 ARTIFACT_S = 900.0  # time for unsent data at the end; src/sync.py sends the rest
 # W&B shows 255 as killed by the user, others except 0 as failed, or as preempted after mark_preempting()
 EXIT_CODES = {"finished": 0, "pruned": 0, "interrupted": 255, "preempted": 75}

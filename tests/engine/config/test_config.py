@@ -407,10 +407,10 @@ def test_showing_help_and_config_imports_no_heavy_library(arguments: list[str], 
 @pytest.mark.parametrize(
     ("arguments", "sweeper", "launcher"),
     [
-        (["experiment=digits"], "lab_sweep.LedgerSweeper", 1),
-        (["experiment=mine"], "lab_optuna.OptunaSweeper", "auto"),
-        (["hydra/sweeper=ledger", "experiment=mine"], "lab_sweep.LedgerSweeper", "auto"),  # the command line wins
-        (["experiment=mine", "hydra/launcher=one", "hydra/sweeper/sampler=random"], "lab_optuna.OptunaSweeper", 1),
+        (["experiment=digits"], "engine_sweep.LedgerSweeper", 1),
+        (["experiment=mine"], "engine_optuna.OptunaSweeper", "auto"),
+        (["hydra/sweeper=ledger", "experiment=mine"], "engine_sweep.LedgerSweeper", "auto"),  # the command line wins
+        (["experiment=mine", "hydra/launcher=one", "hydra/sweeper/sampler=random"], "engine_optuna.OptunaSweeper", 1),
     ],
 )
 def test_an_experiment_chooses_sweeper_and_launcher(

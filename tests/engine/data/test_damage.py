@@ -110,11 +110,11 @@ def test_the_newest_that_is_whole_counts(tmp_path: Path, suffix: str, caplog: py
     (tmp_path / "best_000000021.pt").mkdir()
     for name in ("last_final.pt", "best_.pt", "last_5.damaged", "best_model.dcp"):
         (tmp_path / name).write_bytes(b"mine")
-    with caplog.at_level(logging.WARNING, "lab"):
+    with caplog.at_level(logging.WARNING, "engine"):
         found = checkpoint.Checkpoints(tmp_path).newest_valid()
     assert found is not None
     assert found[0] == good
-    said = [record.getMessage() for record in caplog.records if record.name == "lab"]
+    said = [record.getMessage() for record in caplog.records if record.name == "engine"]
     assert len(said) == 3 + len(FOREIGN)
     assert all(line.startswith(f"skipping damaged checkpoint: {tmp_path}") and "\n" not in line for line in said)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import sys
 import tarfile
@@ -442,8 +443,8 @@ def test_text_of_a_function_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("module", "name", "remedy"),
-    [("lmdb", "a.lmdb", "lab[lmdb]"), ("zarr", "a.zarr", "lab[zarr]"), ("tensorstore", "a.n5", "lab[n5]"),
-     ("pyarrow.parquet", "a.csv", "lab[tables]"), ("PIL.Image", "a/1.png", "lab[images]")],
+    [("lmdb", "a.lmdb", ".[lmdb]"), ("zarr", "a.zarr", ".[zarr]"), ("tensorstore", "a.n5", ".[n5]"),
+     ("pyarrow.parquet", "a.csv", ".[tables]"), ("PIL.Image", "a/1.png", ".[images]")],
 )  # fmt: skip
 def test_missing_libraries_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, remedy: str
@@ -452,5 +453,5 @@ def test_missing_libraries_are_named(
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"a,b\n1,2\n")
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=rf"needs .*pip install '{remedy}'".replace("[", r"\[")):
+    with pytest.raises(ConfigError, match=rf"needs .*pip install -e '{re.escape(remedy)}'"):
         run(path if path.parent == tmp_path else path.parent)

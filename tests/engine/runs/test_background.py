@@ -212,7 +212,7 @@ def test_a_run_that_fails_completes_what_it_writes(
             threading.Timer(0.2, gate.open.set).start()
             raise ZeroDivisionError
         assert names(folder) == left
-    assert [record.getMessage().split(": ")[1] for record in caplog.records if record.name == "lab"] == [
+    assert [record.getMessage().split(": ")[1] for record in caplog.records if record.name == "engine"] == [
         "No space left on device; those written before are whole"
     ]
 

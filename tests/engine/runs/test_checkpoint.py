@@ -325,13 +325,13 @@ def test_the_file_of_a_score(tmp_path: Path) -> None:
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    lines = [record.getMessage() for record in caplog.records if record.name == "lab"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "engine"]
     caplog.clear()
     return lines
 
 
 def test_the_best_that_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "lab")
+    caplog.set_level(logging.WARNING, "engine")
     for world in (None, MAIN):
         found = Checkpoints(tmp_path, world)
         assert found.load_best([]) is None
@@ -350,7 +350,7 @@ def test_the_best_that_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 
 def test_the_newest_that_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "lab")
+    caplog.set_level(logging.WARNING, "engine")
     for world in (None, MAIN):
         assert Checkpoints(tmp_path, world).newest_valid() is None
     for name, step in (("last", 2), ("best", 4), ("last", 3)):
@@ -405,7 +405,7 @@ def test_ranks_check_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each its share; what one of them finds damaged is damaged for all, and rank 0 says so and renames it."""
-    caplog.set_level(logging.WARNING, "lab")
+    caplog.set_level(logging.WARNING, "engine")
     for step in (3, 4):
         save_checkpoint(payload(step), tmp_path / f"last_{step:09d}.pt")
     shares: list[Any] = []

@@ -139,9 +139,8 @@ def test_what_cannot_be_shown_is_said(tmp_path: Path, name: str, value: Any, sai
 def test_a_library_that_is_missing_is_said_before_the_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr("engine.runs.options.find_spec", lambda module: None if module == name else True)
-    with pytest.raises(
-        ConfigError, match=rf"^logger={name}: the package is not installed - pip install 'lab\[{name}\]'"
-    ):
+    line = rf"^logger={name}: the package is not installed - pip install -e '\.\[{name}\]'"
+    with pytest.raises(ConfigError, match=line):
         compose(*RUN, f"logger={name}")
 
 

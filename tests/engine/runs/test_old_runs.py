@@ -147,7 +147,7 @@ def test_missing_and_gone_keys_are_named_in_a_line(
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(more))
     assert plain(read_config(tmp_path)) == values
     read_config(tmp_path)
-    lines = [record.getMessage() for record in caplog.records if record.name == "lab"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "engine"]
     assert lines == [
         f"{tmp_path}/config.yaml: keys that are younger than this run, with their defaults: sweep, "
         "trainer.straggler_share=0.2, data.num_workers='auto'",

@@ -37,7 +37,7 @@ def obstacle(pipeline: tuple[tuple[int, Options], ...], chunk_bytes: int) -> str
             return f"the filter {name(number)}"
         library = LIBRARY.get(number)
         if library and _load(library) is None:
-            return f"{name(number)} without the library {library.split('.')[0]} (pip install 'lab[codecs]')"
+            return f"{name(number)} without the library {library.split('.')[0]} (pip install -e '.[codecs]')"
         if number == FLETCHER32 and chunk_bytes > 1 << 24:
             return "checksums of chunks above 16 MB"
     return None

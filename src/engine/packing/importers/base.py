@@ -223,7 +223,7 @@ def need(module: str, package: str, extra: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise ConfigError(f"{what} needs {package}: pip install 'lab[{extra}]'") from None
+        raise ConfigError(f"{what} needs {package}: pip install -e '.[{extra}]'") from None
 
 
 def select(source: Source, wanted: Mapping[str, str], path: object) -> dict[str, str]:

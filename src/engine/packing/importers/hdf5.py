@@ -118,7 +118,7 @@ class H5Source(Source):
     def _array(self, name: str) -> Any:
         dset = self._file[name]
         if number := missing_filter(dset):
-            raise ConfigError(f"{self.path}: {name} needs the HDF5 filter {number}: pip install 'lab[codecs]'")
+            raise ConfigError(f"{self.path}: {name} needs the HDF5 filter {number}: pip install -e '.[codecs]'")
         if dset.chunks or plan_reader(dset)[0] != "mapped":
             return dset
         return np.memmap(dset.file.filename, dset.dtype, "r", dset.id.get_offset(), dset.shape)

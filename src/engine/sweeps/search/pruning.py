@@ -20,7 +20,7 @@ from engine.sweeps.search.storage import attached, open_study
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-log = logging.getLogger("lab")
+log = logging.getLogger("engine")
 TRIAL = "trial.json"
 PRUNERS_ALLOWED = ("optuna.pruners.*",)
 

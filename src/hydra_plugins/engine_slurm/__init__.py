@@ -25,7 +25,7 @@ class SlurmLauncher(Launcher):
 
         self.config = typed(SlurmConfig, self.options, "hydra.launcher")
         if find_spec("submitit") is None:
-            raise ConfigError("hydra/launcher=slurm: needs submitit - pip install 'lab[slurm]'")
+            raise ConfigError("hydra/launcher=slurm: needs submitit - pip install -e '.[slurm]'")
         if which("sbatch") is None:
             raise ConfigError("hydra/launcher=slurm: there is no sbatch here - start it where SLURM is")
 
