@@ -26,9 +26,13 @@ MISFITS = {
     "optim.schedule": (
         ("torch.optim.lr_scheduler.",),
         "moves an optimizer itself; a schedule here is a class called with (step, total_steps), which returns the "
-        "share of the peak learning rate - see Cosine in src/{package}/optim.py, and Plateau for one that follows a score",
+        "share of the peak learning rate - see Cosine in src/{package}/optim.py, and Plateau for one "
+        "that follows a score",
     ),
-    "task.criterion": (("torch.nn.", "torchmetrics."), f"{CALLED_WITH_A_BATCH} src/{{package}}/losses/squared_error.py"),
+    "task.criterion": (
+        ("torch.nn.", "torchmetrics."),
+        f"{CALLED_WITH_A_BATCH} src/{{package}}/losses/squared_error.py",
+    ),
     "task.metrics": (("torch.nn.",), f"{CALLED_WITH_A_BATCH} src/{{package}}/metrics/absolute_error.py"),
 }
 
