@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+import waits
 from conftest import NEEDS_GPT, QUICK, assert_equal, compose, last_checkpoint, metrics, needs, start_run
-from method import Promises, go_on
+from method import SMALL, WAYS, Promises, go_on
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -179,6 +180,14 @@ class TestMuon(Promises):
     @pytest.fixture
     def run(self) -> tuple[str, ...]:
         return LEARNS
+
+    def test_no_step_waits_for_the_device(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: tuple[str, ...]
+    ) -> None:
+        """Where no step may be left out: to leave one out the host must know, as Muon has no fused kernel."""
+        steps = waits.refused_in_steps(monkeypatch)
+        start_run(tmp_path, *SMALL, *run, "trainer.ema_decay=0.9", *WAYS["micro-batches"])
+        assert steps == list(range(12))
 
     @pytest.mark.parametrize("ways", [["micro-batches", "2 ranks"], ["2 ranks, micro-batches", "3 ranks"]])
     def test_ranks_and_micro_batches_change_nothing(

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 FOLDER = ".slurm"  # submitit's files, in the sweep's directory
 NUMBER = "slurm_job"  # file in a job's directory: number of its batch job
 POLL_S = 2.0
+UNENDED = ("queued", "running", "preempted")  # states after which SLURM may run a job again
+REQUEUE_S = 20.0  # for so long squeue may not list a job that goes back into the queue
 SRC = Path(__file__).resolve().parents[2]
 
 
@@ -81,11 +83,12 @@ def requeue_signal() -> signal.Signals:
     return JobEnvironment._usr_sig()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Submitted:
     job: Job
     number: str  # SLURM's: 17_3
-    began: float
+    began: float = field(default_factory=time.monotonic)
+    seen: float = field(default_factory=time.monotonic)  # when it was last in the queue
 
 
 class Batch:
@@ -106,9 +109,7 @@ class Batch:
                 if not self._running:
                     return
                 time.sleep(POLL_S)
-                queued = self._queue()
-                gone = [one for one in self._running if queued is not None and one.number not in queued]
-                for one in gone:
+                for one in self._gone(self._queue(), time.monotonic()):
                     self._running.remove(one)
                     self._ended(one)
                 self._screen.refresh([one.job for one in self._running], [])
@@ -120,7 +121,7 @@ class Batch:
             known = job.directory / NUMBER
             number = known.read_text() if known.exists() else ""
             if number in queued:
-                self._running.append(Submitted(job, number, time.monotonic()))
+                self._running.append(Submitted(job, number))
             else:
                 yield job
 
@@ -136,7 +137,7 @@ class Batch:
         numbers = [one.job_id for one in batch]
         for job, number in zip(jobs, numbers):
             replace_text(job.directory / NUMBER, number)
-            self._running.append(Submitted(job, number, time.monotonic()))
+            self._running.append(Submitted(job, number))
         self._screen.say(f"{len(jobs)} batch jobs submitted, {numbers[0]} to {numbers[-1]}; squeue --me shows them")
 
     def _executor(self) -> Any:
@@ -162,6 +163,15 @@ class Batch:
         command = ["squeue", "--noheader", "--array", "--format=%i", "--user", str(os.getuid())]
         done = subprocess.run(command, capture_output=True, text=True)
         return set(done.stdout.split()) if done.returncode == 0 else None
+
+    def _gone(self, queued: set[str] | None, now: float) -> list[Submitted]:
+        for one in self._running:
+            if queued is None or one.number in queued:
+                one.seen = now
+        return [one for one in self._running if now > one.seen + self._patience_s(one)]
+
+    def _patience_s(self, one: Submitted) -> float:
+        return REQUEUE_S if one.job.state() in UNENDED and not self._ending else 0.0
 
     def _ended(self, one: Submitted) -> None:
         record_silence(one.job, one.number)

@@ -97,7 +97,7 @@ def call(
         (["optim.lr=???"], "optim.lr: a value is missing here (???) - give one, optim.lr=..."),
         (["optim.lr=${optm.lr}"], "optim.lr: there is no key optm.lr for ${optm.lr} to point to"),
         (["optim.lr=${oc.env:NO_SUCH_VARIABLE}"], "optim.lr: Environment variable 'NO_SUCH_VARIABLE' not found"),
-        (["hardware.precision=fp8"], "hardware.precision: no option 'fp8' (options: auto, fp32, tf32, bf16, fp16, bf16-weights)"),
+        (["hardware.precision=fp8"], "hardware.precision: no option 'fp8' (options: auto, fp32, tf32, bf16, bf16-weights, fp16)"),
         (["hardware.device=gpu"], "hardware.device: no option 'gpu' - did you mean cpu? (options: auto, cpu, cuda, mps)"),
         (["trainer.strategy=dpp"], "trainer.strategy: no option 'dpp' - did you mean dp? (options: single, ddp, dp, fsdp)"),
         (["monitor.mode=mx"], "monitor.mode: no option 'mx' - did you mean max? (options: min, max)"),

@@ -1,0 +1,27 @@
+"""When a batch job counts as ended, without a cluster."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.sweeps import slurm
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "preempted", "failed", "finished", "interrupted"])
+def test_a_job_that_goes_back_into_the_queue_may_be_missing_for_a_moment(state: str) -> None:
+    nothing: Any = None
+    batch = slurm.Batch(nothing, nothing, nothing)
+    job: Any = SimpleNamespace(state=lambda: state)
+    one = slurm.Submitted(job, "17_3", began=100.0, seen=100.0)
+    batch._running = [one]
+    at_once = state in ("failed", "finished", "interrupted")
+    assert batch._gone({"17_2", "17_3"}, 110.0) == []
+    assert batch._gone(None, 120.0) == []  # squeue failed
+    assert batch._gone({"17_2"}, 122.0) == ([one] if at_once else [])
+    assert batch._gone({"17_2"}, 120.0 + slurm.REQUEUE_S + 1) == [one]
+    assert batch._gone({"17_3"}, 150.0) == []  # it was back
+    batch._ending = True  # after scancel nothing comes back
+    assert batch._gone({"17_2"}, 151.0) == [one]
