@@ -11,6 +11,7 @@ many steps at the pace without a save.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--mb", type=float, default=100)
     parser.add_argument("--folder", type=Path, default=None, help="where to write (default: the temporary directory)")
+    parser.add_argument("--file", type=Path, default=None, help="where to write the seconds as JSON, by way")
     args = parser.parse_args()
     from engine.checkpoints import Checkpoints
     from engine.ranks import World
@@ -97,6 +99,8 @@ def main() -> None:
                     blocked.setdefault(way, []).append(saved)
                     computed.setdefault(way, []).append(used)
                     slowed.setdefault(way, []).append(saved + max(0.0, seconds - count * pace))
+    if args.file is not None:
+        args.file.write_text(json.dumps(blocked))
     print(f"{args.mb:g} MB, medians of {args.rounds} rounds\n")
     print("| | blocked | / torch.save | CPU of it | slowed in all |\n|---|---|---|---|---|")
     for way in blocked:

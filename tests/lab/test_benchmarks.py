@@ -13,6 +13,7 @@ import pytest
 from conftest import NEEDS_GPT, ROOT, limit, needs
 
 sys.path.append(str(ROOT / "benchmarks"))
+import bench
 from gpu_common import Figure, as_table
 from gpu_stages import busy_share, launches
 
@@ -83,3 +84,36 @@ def test_a_figure_says_whether_its_target_is_met() -> None:
     assert [one.met for one in found] == [False, True, None]
     lines = as_table(found).splitlines()[2:]
     assert [line.split("|")[-2].strip() for line in lines] == ["**no**", "yes", ""]
+
+
+@pytest.mark.slow
+@NEEDS_GPT
+@needs("conf/model/resnet.yaml")
+@pytest.mark.parametrize("name", bench.CASES)
+def test_a_case_is_measured(name: str) -> None:
+    row = bench.row_of(name, blocks=1)
+    assert row.ratio == pytest.approx(row.ours / row.bare)
+    assert min(row.ours, row.bare) > 1e-5  # seconds of a step
+
+
+def test_what_is_measured_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Table and picture in place of the former ones; a miss is bold."""
+    monkeypatch.setattr(bench, "HERE", tmp_path)
+    results = tmp_path / "RESULTS.md"
+    results.write_text(f"before\n{bench.BEGIN}\nformer\n{bench.END}\nafter\n")
+    rows = [bench.Row("a loop", 0.010, 0.0101, 1.01, 1.02), bench.Row("another", 0.010, 0.012, 1.2, 1.02)]
+    for _again in range(2):
+        bench.record(bench.table(rows))
+    text = results.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "former" not in text
+    assert "| a loop | 10 | 10.1 | 1.010 | <= 1.02 |\n| another | 10 | 12 | **1.200** | <= 1.02 |\n" in text
+    bench.draw(rows, tmp_path / "bench.svg")
+    first = (tmp_path / "bench.svg").read_bytes()
+    bench.draw(rows, tmp_path / "bench.svg")
+    assert (tmp_path / "bench.svg").read_bytes() == first
+    assert b"a loop" in first
+    results.write_text("no place")
+    with pytest.raises(SystemExit, match=r"RESULTS\.md: has no"):
+        bench.record("x")
