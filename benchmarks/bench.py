@@ -148,6 +148,7 @@ def measure(case: Case, blocks: int, file: Path) -> None:
             "hardware.num_threads=1", f"trainer.global_batch_size={case.batch * case.ranks}",
             f"trainer.max_steps={STEPS * (blocks + WARM_UP)}", "trainer.max_epochs=null", f"trainer.log_every={STEPS}",
             "trainer.eval_every=null", "trainer.save_every=null", "trainer.max_eval_batches=1",
+            "optim.decay_norms_and_biases=true",  # one group of parameters: the same optimizer
         )  # fmt: skip
 
 
