@@ -191,6 +191,22 @@ def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path
     return run_dir
 
 
+@contextlib.contextmanager
+def without_code_generator(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """torch.compile traces and runs the same graphs, but with eager kernels. Yields the modes that are asked for."""
+    real, asked = torch.compile, []
+
+    def compile(target: Any, mode: str | None = None, **options: Any) -> Any:
+        asked.append(mode)
+        return real(target, backend="aot_eager", **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "compile", compile)
+        torch._dynamo.reset()
+        yield asked
+    torch._dynamo.reset()
+
+
 def last_checkpoint(run_dir: Path) -> dict[str, Any]:
     from engine.checkpoints import checkpoint
 

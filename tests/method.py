@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import waits
-from conftest import assert_equal, last_checkpoint, metrics, result, slow, start_run, status
+from conftest import assert_equal, last_checkpoint, metrics, result, slow, start_run, status, without_code_generator
 
 import lab.loop
 from engine.checkpoints import checkpoint
@@ -84,9 +84,14 @@ class Promises:
         assert steps == list(range(12))
 
     @pytest.mark.slow
-    def test_compiling_changes_nothing(self, tmp_path: Path, run: tuple[str, ...]) -> None:
+    def test_compiling_changes_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: tuple[str, ...]
+    ) -> None:
+        """The graphs of a compiled run; torch's code generator takes a minute for each, test_compile.py has it."""
         run = (*SMALL, *run, "trainer.max_steps=4")
-        compiled = start_run(tmp_path / "compiled", *run, "hardware.compile=true", own_process=True)
+        with without_code_generator(monkeypatch) as asked:
+            compiled = start_run(tmp_path / "compiled", *run, "hardware.compile=true")
+        assert asked
         assert scores(compiled) == pytest.approx(scores(start_run(tmp_path / "plain", *run)), rel=1e-3, abs=1e-5)
 
     @pytest.mark.parametrize("ways", [["micro-batches", "2 ranks"], slow(["2 ranks, micro-batches", "3 ranks"])])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, compose, last_checkpoint, metrics, result, slow, start_run
+from conftest import QUICK, compose, last_checkpoint, metrics, result, slow, start_run, without_code_generator
 from torch import nn
 
 import engine.ranks.dynamo as dynamo
@@ -26,17 +26,9 @@ real = torch.compile
 @pytest.fixture
 def modes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """torch.compile by aot_eager; the modes that were asked for."""
-    asked: list[Any] = []
-
-    def compile(target: Any, mode: str | None = None, **options: Any) -> Any:
-        asked.append(mode)
-        return real(target, backend="aot_eager", **options)
-
-    monkeypatch.setattr(torch, "compile", compile)
-    torch._dynamo.reset()
-    dynamo.compile_report(lambda line: None)
-    yield asked
-    torch._dynamo.reset()
+    with without_code_generator(monkeypatch) as asked:
+        dynamo.compile_report(lambda line: None)
+        yield asked
 
 
 SMALL = (*QUICK[:3], "trainer.max_epochs=null", "trainer.max_steps=6", "trainer.global_batch_size=24",
