@@ -1,19 +1,16 @@
-"""The README is what a newcomer types: every command in it runs, in order, in a copy of the project, from a shell
-whose `python` has no packages and that has heard of no environment."""
+"""The README is what a newcomer types: each command in it runs, in order, in a copy of the project: tests/shell.py."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, limit, one_quick
-from fork import copy_of_the_project
+from conftest import ROOT, one_quick
+from shell import bare_python, clone_with_environment, executable, shell
 
 FILE = ROOT / "README.md"
 README = FILE.read_text() if FILE.exists() else ""
@@ -26,39 +23,12 @@ THIN = [path.name for path in sorted((ROOT / "src").glob("*.py"))]
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a `python` that has no packages."""
-    home = tmp_path_factory.mktemp("bare")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home / "python")], check=True)
-    return home / "python/bin"
+    return bare_python(tmp_path_factory.mktemp("bare"))
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project after `./run` has made .venv, which is here the environment that runs this test."""
-    copy = copy_of_the_project(tmp_path_factory.mktemp("clone"))
-    stamp = subprocess.run(["cksum"], stdin=open(copy / "pyproject.toml"), capture_output=True, text=True, check=True)  # noqa: SIM115
-    executable(copy / ".venv/bin/python", f'exec env PYTHONPATH="{copy}/src" "{sys.executable}" "$@"')
-    (copy / ".venv/stamp").write_text(stamp.stdout)
-    return copy
-
-
-def executable(path: Path, script: str) -> None:
-    path.parent.mkdir(parents=True)
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-
-
-def shell(command: str, folder: Path, bare: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """As typed into a shell that was opened in `folder`."""
-    environment = {
-        "HOME": str(bare),
-        "PATH": f"{bare}:/usr/bin:/bin",
-        "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
-        **more,
-    }
-    return subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=limit(120)
-    )
+    return clone_with_environment(tmp_path_factory.mktemp("clone"))
 
 
 def parts() -> list[Any]:

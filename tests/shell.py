@@ -1,0 +1,46 @@
+"""Commands as a newcomer types them: from a shell whose `python` has no packages and that has heard of no environment,
+in a copy of the project."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from conftest import limit
+from fork import copy_of_the_project
+
+
+def bare_python(folder: Path) -> Path:
+    """Returns a folder with a `python` that has no packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "python")], check=True)
+    return folder / "python/bin"
+
+
+def clone_with_environment(folder: Path) -> Path:
+    """The project after `./run` has made .venv, which is here the environment that runs the tests."""
+    copy = copy_of_the_project(folder)
+    stamp = subprocess.run(["cksum"], stdin=open(copy / "pyproject.toml"), capture_output=True, text=True, check=True)  # noqa: SIM115
+    executable(copy / ".venv/bin/python", f'exec env PYTHONPATH="{copy}/src" "{sys.executable}" "$@"')
+    (copy / ".venv/stamp").write_text(stamp.stdout)
+    return copy
+
+
+def executable(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def shell(command: str, folder: Path, bare: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """As typed into a shell that was opened in `folder`."""
+    environment = {
+        "HOME": str(bare),
+        "PATH": f"{bare}:/usr/bin:/bin",
+        "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
+        **more,
+    }
+    return subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=limit(120)
+    )
