@@ -1,0 +1,276 @@
+"""docs/: links resolve, commands and keys compose, messages and tests that are named exist, tutorials run as typed."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import yaml
+from conftest import ROOT, compose, limit, slow
+from shell import bare_python, clone_with_environment, shell
+
+README = (ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else ""
+OURS = README.startswith("# A template for PyTorch experiments\n") and (ROOT / "docs/index.md").exists()
+pytestmark = pytest.mark.skipif(not OURS, reason="of the template's docs; this project has some of its own")
+
+DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
+TOP = {path.name: path.read_text() for path in sorted(ROOT.glob("*.md"))}
+WALKED = ("my_data.md", "my_model.md", "my_method.md", "callbacks.md")  # typed from their beginning to their end
+OTHERS = {"tasks.md": "test_task_docs.py", "README.md": "test_readme.py"}  # of these the commands run there
+# commands of others, and those whose program is not this machine's
+FOREIGN = ("pip", "wandb", "status=$?", "if", "exit", "scontrol", "#SBATCH", "#!/bin/bash", "tensorboard", "mlflow")
+FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+OVERRIDE = r"'?[+~]?[\w/@.]+=\S+"
+TITLES = {title for page in DOCS.values() for title in re.findall(r'^```\w+ title="([^"]+)"', page, re.MULTILINE)}
+SHOWN = TITLES | {
+    "src/lab/tasks/denoising.py",
+    "conf/task/denoising.yaml",
+    "tests/lab/test_task_denoising.py",
+}  # tasks.md
+
+
+def prose(page: str) -> str:
+    return FENCE.sub("", page)
+
+
+def anchors(page: str) -> set[str]:
+    """As the site makes them of headings; GitHub's are the same for these characters."""
+    titles = [re.sub(r"[`*]", "", title) for title in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)]
+    return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+
+
+@pytest.mark.parametrize("name", [*TOP, *DOCS])
+def test_links_resolve(name: str) -> None:
+    file = ROOT / name if name in TOP else ROOT / "docs" / name
+    page = prose(file.read_text())
+    for target in re.findall(r"\]\(([^)\s]+)\)", page):
+        if re.match(r"https?://|mailto:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (file.parent / path).resolve() if path else file
+        assert found.exists(), target
+        assert name in TOP or found.parent == ROOT / "docs" or "assets" in path, f"{target}: not a page of the site"
+        assert not anchor or anchor in anchors(found.read_text()), target
+
+
+@pytest.mark.parametrize("name", [*TOP, *DOCS])
+def test_files_that_are_named_exist(name: str) -> None:
+    page = re.sub(r"https?://\S+", "", (TOP | DOCS)[name])
+    for path in re.findall(r"`((?:src|conf|tests|benchmarks|data|docs|notebooks|tools)/[\w./-]+)`", page):
+        assert (ROOT / path).exists() or path in SHOWN or re.search(r"\bx[._/]|/x\b|_x\b", path), path
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    def pages(node: object) -> Iterator[str]:
+        for entry in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            yield from [entry] if isinstance(entry, str) else pages(entry)
+
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    assert sorted(pages(config["nav"])) == sorted(DOCS)
+    assert config["strict"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("mkdocs") is None or find_spec("material") is None, reason="needs the extra `docs`")
+def test_the_site_builds(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=limit(60),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert all((tmp_path / path).exists() for path in ("index.html", "my_data/index.html"))
+
+
+# -- commands and keys -----------------------------------------------------------------------------------------------
+
+
+def commands(page: str) -> list[str]:
+    """Those of bash blocks and of indented ones, without comments and what stands before the program."""
+    blocks = [body for kind, _, body in FENCE.findall(page) if kind == "bash"]
+    blocks += re.findall(r"(?:^    \S.*\n)+", prose(page), re.MULTILINE)
+    lines = [
+        re.sub(r"\s+#\s.*", "", line).strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()
+    ]
+    return [line for line in lines if line and not line.startswith("import ")]
+
+
+def script_of(words: list[str]) -> tuple[str, list[str]] | None:
+    """(train, its arguments) of a command that starts one of src/*.py; None for other programs."""
+    for i, word in enumerate(words):
+        if found := re.fullmatch(r"(?:\S*/)?src/(\w+)\.py", word):
+            return found[1], words[i + 1 :]
+        if word.endswith("./run"):
+            return words[i + 1], words[i + 2 :]
+    return None
+
+
+def each_alone(words: list[str]) -> Iterator[list[str]]:
+    """The overrides of a sweep with its first values, then with each other option of one group."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    def choices(word: str) -> list[str]:
+        try:
+            override = OverridesParser.create().parse_override(word)
+        except OverrideParseException:
+            return [word]
+        if not override.is_sweep_override() or override.is_interval_sweep() or "tag(" in word:
+            return [] if "tag(" in word or override.is_sweep_override() else [word]
+        return [f"{override.key_or_group}={value}" for value in override.sweep_string_iterator()]
+
+    found = [values for values in map(choices, words) if values]
+    first = [values[0] for values in found]
+    yield first
+    for i, values in enumerate(found):
+        for value in values[1:] if (ROOT / "conf" / values[0].partition("=")[0]).is_dir() else ():
+            yield [*first[:i], value, *first[i + 1 :]]
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokens, for the commands whose data.path is a text of the reader's."""
+    path = tmp_path_factory.mktemp("text") / "text.h5"
+    with h5py.File(path, "w") as file:
+        for split in ("train", "val"):
+            file[f"{split}/tokens"] = np.arange(4096, dtype=np.uint8) % 64
+            file[f"{split}/tokens"].attrs["classes"] = [chr(33 + i) for i in range(64)]
+            file[f"{split}/tokens"].attrs["tokenizer"] = "chars"
+    return path
+
+
+def check_overrides(words: list[str], text: Path) -> None:
+    """A reader's own files are left out, or stand-ins."""
+    dropped = ("data.path=", "resume=", "hydra.run.dir=", "task.weights=", "experiment=best_")
+    kept = [word for word in words if not word.startswith(dropped)]
+    if any(word.startswith("resume=") for word in words):
+        kept.insert(0, "trainer=fsdp")  # of the run that goes on; a strategy that a command gives comes after it
+    if {"data=tokens", "experiment=shakespeare"} & set(words):
+        kept.append(f"data.path={text}")
+    if "task=finetune" in words:
+        kept.append(f"task.weights={text}")
+    for overrides in each_alone(kept):
+        compose(*overrides)
+
+
+@pytest.mark.parametrize("name", sorted(set(DOCS) - set(WALKED) - set(OTHERS)))
+def test_commands_compose(name: str, text_file: Path) -> None:
+    for command in commands(DOCS[name]):
+        words = shlex.split(command)
+        found = script_of(words)
+        if found is None:
+            assert words[0] in FOREIGN or (words[:2] == ["./run", "pip"]), command
+            continue
+        script, arguments = found
+        if script in ("train", "tune"):
+            check_overrides([word for word in arguments if "=" in word], text_file)
+        elif script in ("test", "lint"):
+            assert script in (ROOT / "run").read_text()
+        elif script == "python":
+            assert arguments[0] == "-m" or (ROOT / arguments[0]).exists(), command
+        elif script != "pip":
+            source = (ROOT / f"src/{script}.py").read_text()
+            assert not [flag for flag in arguments if flag.startswith("--") and f'"{flag}"' not in source], command
+
+
+def keys_of(page: str, column: int = 0) -> list[str]:
+    """Code that is overrides and nothing else, in tables from `column` on."""
+    found = []
+    for row in re.findall(r"^\|(.*)\|$", prose(page), re.MULTILINE):
+        cells = re.split(r"(?<!\\)\|", row)
+        found += [span for cell in cells[column:] for span in SPAN.findall(cell)]
+    own = [span.removeprefix("-m ") for span in found]
+    return [
+        one
+        for one in own
+        if re.fullmatch(rf"{OVERRIDE}( {OVERRIDE})*", one) and not re.search(r"\.\.\.|[A-Z]{3}|<", one)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "column"), [slow("coming_from.md", 1), slow("two_commands.md", 0), ("why_did_my_run_die.md", 1)]
+)
+def test_keys_in_tables_compose(name: str, column: int, text_file: Path) -> None:
+    found = keys_of(DOCS[name], column)
+    assert len(found) > 10
+    for span in found:
+        check_overrides(shlex.split(span), text_file)
+
+
+# -- what pages say of the code --------------------------------------------------------------------------------------
+
+
+@cache
+def texts() -> str:
+    """All strings of src/, with {} for what is put in."""
+    found = []
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                found.append("".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values))
+    return "\n".join(found)
+
+
+def test_messages_are_those_of_the_code() -> None:
+    tables = DOCS["why_did_my_run_die.md"].split("## Before the first step")[1]
+    messages = [span for row in re.findall(r"^\| (.*?) \|", tables, re.MULTILINE) for span in SPAN.findall(row)]
+    assert len(messages) > 40
+    parts = [part.strip(" :;()") for message in messages for part in message.split("...")]
+    assert not [part for part in parts if part not in texts()]
+
+
+def test_tests_that_hold_the_contract_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", DOCS["contract.md"])
+    assert len(named) > 25
+    for file, test in named:
+        assert re.search(rf"^def {test}\(", (ROOT / file).read_text(), re.MULTILINE), f"{file}::{test}"
+
+
+def test_figures_are_those_of_the_benchmarks() -> None:
+    results = set(re.findall(r"\d[\d,.]*\d|\d", (ROOT / "benchmarks/RESULTS.md").read_text()))
+    rows = re.findall(r"^\|(.*)\|$", DOCS["speed.md"], re.MULTILINE)
+    figures = {number for row in rows for cell in row.split("|")[1:] for number in re.findall(r"\d[\d,.]*\d|\d", cell)}
+    assert len(figures) > 15
+    assert not figures - results
+
+
+def test_callbacks_are_called_as_written() -> None:
+    from lab.callbacks.base import Callback
+
+    written = dict(re.findall(r"^\| `(\w+)\(([\w, ]*)\)` \|", DOCS["callbacks.md"], re.MULTILINE))
+    events = {name: method for name, method in vars(Callback).items() if inspect.isfunction(method)}
+    assert written == {name: ", ".join([*inspect.signature(method).parameters][1:]) for name, method in events.items()}
+
+
+# -- tutorials, as typed ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WALKED)
+def test_a_page_works_as_typed(tmp_path: Path, name: str) -> None:
+    """From its beginning to its end in a fresh clone, W&B's logger apart: a file where its title says, each command."""
+    bare, clone = bare_python(tmp_path), clone_with_environment(tmp_path / "clone")
+    for kind, title, body in FENCE.findall(DOCS[name]):
+        if file := re.search(r'title="([^"]+)"', title):
+            (clone / file[1]).parent.mkdir(parents=True, exist_ok=True)
+            (clone / file[1]).write_text(body)
+        for command in body.splitlines() if kind == "bash" else ():
+            script = script_of(shlex.split(command))
+            done = shell(command + " logger=none" * (script is not None and script[0] == "train"), clone, bare)
+            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    ours = [path for path in TITLES if path.endswith(".py") and f'"{path}"' in DOCS[name]]
+    done = shell(f"{sys.executable} -m ruff check --select E,F,W,I {' '.join(ours)}", clone, bare)
+    assert done.returncode == 0, done.stdout
