@@ -30,19 +30,16 @@ WALKED = ("my_data.md", "my_model.md", "my_method.md", "callbacks.md")  # typed 
 OTHERS = {"tasks.md": "test_task_docs.py", "README.md": "test_readme.py"}  # of these the commands run there
 # commands of others, and those whose program is not this machine's
 FOREIGN = ("pip", "wandb", "status=$?", "if", "exit", "scontrol", "#SBATCH", "#!/bin/bash", "tensorboard", "mlflow")
-FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# a block, after the file that it is: (file or "", language, text)
+FENCE = re.compile(r"(?:`([\w/.]+)`:\n\n)?^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 OVERRIDE = r"'?[+~]?[\w/@.]+=\S+"
-TITLES = {title for page in DOCS.values() for title in re.findall(r'^```\w+ title="([^"]+)"', page, re.MULTILINE)}
-SHOWN = TITLES | {
-    "src/lab/tasks/denoising.py",
-    "conf/task/denoising.yaml",
-    "tests/lab/test_task_denoising.py",
-}  # tasks.md
+SHOWN = {file for page in DOCS.values() for file, _, _ in FENCE.findall(page)}
+SHOWN.add("tests/lab/test_task_denoising.py")  # an indented block of tasks.md
 
 
 def prose(page: str) -> str:
-    return FENCE.sub("", page)
+    return FENCE.sub(r"`\1`", page)
 
 
 def anchors(page: str) -> set[str]:
@@ -98,7 +95,7 @@ def test_the_site_builds(tmp_path: Path) -> None:
 
 def commands(page: str) -> list[str]:
     """Those of bash blocks and of indented ones, without comments and what stands before the program."""
-    blocks = [body for kind, _, body in FENCE.findall(page) if kind == "bash"]
+    blocks = [body for _, kind, body in FENCE.findall(page) if kind == "bash"]
     blocks += re.findall(r"(?:^    \S.*\n)+", prose(page), re.MULTILINE)
     lines = [
         re.sub(r"\s+#\s.*", "", line).strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()
@@ -261,16 +258,16 @@ def test_callbacks_are_called_as_written() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WALKED)
 def test_a_page_works_as_typed(tmp_path: Path, name: str) -> None:
-    """From its beginning to its end in a fresh clone, W&B's logger apart: a file where its title says, each command."""
+    """From its beginning to its end in a fresh clone, W&B's logger apart: each file, each command."""
     bare, clone = bare_python(tmp_path), clone_with_environment(tmp_path / "clone")
-    for kind, title, body in FENCE.findall(DOCS[name]):
-        if file := re.search(r'title="([^"]+)"', title):
-            (clone / file[1]).parent.mkdir(parents=True, exist_ok=True)
-            (clone / file[1]).write_text(body)
+    for file, kind, body in FENCE.findall(DOCS[name]):
+        if file:
+            (clone / file).parent.mkdir(parents=True, exist_ok=True)
+            (clone / file).write_text(body)
         for command in body.splitlines() if kind == "bash" else ():
             script = script_of(shlex.split(command))
             done = shell(command + " logger=none" * (script is not None and script[0] == "train"), clone, bare)
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    ours = [path for path in TITLES if path.endswith(".py") and f'"{path}"' in DOCS[name]]
+    ours = [file for file, _, _ in FENCE.findall(DOCS[name]) if file.endswith(".py")]
     done = shell(f"{sys.executable} -m ruff check --select E,F,W,I {' '.join(ours)}", clone, bare)
     assert done.returncode == 0, done.stdout
