@@ -56,6 +56,7 @@ class TrainerConfig:
     max_eval_batches: Annotated[int | None, Rule(at_least=1)] = None
     eval_in_step: bool = False
     max_time: Duration = None
+    stop_at_step: Annotated[int | None, Rule(at_least=1)] = None
     timeout: Duration = "10m"
     max_restarts: Annotated[int, Rule(at_least=0)] = 0
     straggler_share: Annotated[float | None, Rule(above=0)] = 0.2

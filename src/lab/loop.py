@@ -358,6 +358,8 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, vals: M
         if to_be_scored(state, vals, run) and not stopping:
             with clock.paused():
                 stopping = score(state, vals, run)
+        if state.step == trainer.stop_at_step and not (stopping or at_end):
+            stopping = run.stop.at_step()
         if due(state.step, run.every.save) or at_end or stopping:
             with clock.paused():
                 save(state, run, best=False)

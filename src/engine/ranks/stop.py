@@ -1,4 +1,4 @@
-"""Early stop: by a signal to any rank, by Ctrl-C, or by trainer.max_time.
+"""Early stop: by a signal to any rank, by Ctrl-C, by trainer.max_time, or after trainer.stop_at_step.
 
     a signal -> requested (this rank) -> the store -> rank 0, the clock -> broadcast -> cause (all, after the same step)
 
@@ -25,7 +25,7 @@ from engine.ranks.distributed import broadcast_from_main, is_noted, note, own_ra
 if TYPE_CHECKING:
     from engine.ranks.distributed import World
 
-MAX_TIME = "trainer.max_time"
+MAX_TIME, AT_STEP = "trainer.max_time", "trainer.stop_at_step"
 CAUSES = (
     "",
     MAX_TIME,
@@ -64,7 +64,8 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """requested: the cause that reached this rank. cause: what all ranks have agreed on. Each is one of CAUSES.
+    """requested: the cause that reached this rank. cause: what all ranks have agreed on. Each is one of CAUSES, cause
+    also AT_STEP.
 
     max_time_s: counted from `began` (time.monotonic); only rank 0 checks it, and leaves time for a save.
     """
@@ -86,6 +87,11 @@ class StopRequest:
     def saved(self, seconds: float) -> None:
         """A checkpoint has been written, which took so long."""
         self.save_s = max(self.save_s, seconds)
+
+    def at_step(self) -> bool:
+        """Stop now. All ranks call it after the same step, which each of them knows."""
+        self.cause = self.cause or AT_STEP
+        return True
 
     def agreed(self, world: World) -> bool:
         """Whether all ranks stop now. All must call it equally often: after each step and each evaluation batch."""
@@ -130,7 +136,7 @@ class StopRequest:
     def _receive(self) -> None:
         if self._announced is not None:
             (cause, self._every), self._announced = self._announced(), None
-            self.cause = CAUSES[cause]
+            self.cause = CAUSES[cause] or self.cause
 
     def settle(self) -> None:
         """Finish a pending broadcast: before calls come at another rate (evaluation), and before the ranks end."""
