@@ -234,7 +234,7 @@ class Schedule:
 
     def state_dict(self) -> dict[str, Any]:
         held = {"factor": self.factor.state_dict()} if follows_scores(self.factor) else {}
-        return {"updates": self.updates, **held}
+        return {"updates": self.updates, "total_steps": self.total_steps, **held}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.updates = state["updates"]
@@ -255,6 +255,20 @@ class ScoreFactor(Protocol):
 def follows_scores(factor: Any) -> TypeGuard[ScoreFactor]:
     """factor: an object or its class."""
     return hasattr(factor, "scored")
+
+
+def stretched(schedule: Schedule, saved: Mapping[str, Any]) -> str:
+    """A line if a resumed run's schedule has another length than before and so other rates; else empty. saved: the
+    checkpoint's state of it."""
+    before, now, done = saved.get("total_steps"), schedule.total_steps, saved["updates"]
+    factor, last = schedule.factor, max(saved.get("total_steps", 0), now)  # older checkpoints lack the length
+    if before is None or all(factor(k, before) == factor(k, now) for k in range(done, last, max(1, last // 1000))):
+        return ""
+    rates = [f"{schedule.peak * factor(done, total):.3g}" for total in (before, now)]
+    return (
+        f"optim.schedule: {type(factor).__name__} goes on over {now:,} steps instead of {before:,}; the learning rate "
+        f"of step {done + 1:,} is {rates[1]} instead of {rates[0]}"
+    )
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ from lab.make import (
     make_state,
     make_train_loader,
 )
-from lab.optim import check_optimizer, follows_scores
+from lab.optim import check_optimizer, follows_scores, stretched
 from lab.profiling import profiling, work_of
 from lab.state import Every, Run, TrainState, averaged
 from lab.tasks.supervised import Supervised
@@ -289,6 +289,8 @@ def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run
         state.load(payload, run.world, options=options)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"the checkpoint does not fit this run: {error_line(error)}") from error
+    if line := stretched(state.schedule.schedule if state.schedule.on_device else state.schedule, payload["schedule"]):
+        run.logger.warn(line)
     state.best = [entry for entry in state.best if run.checkpoints.best_path(entry).exists()]
 
 
