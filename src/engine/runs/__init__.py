@@ -27,11 +27,14 @@ from engine.pages import lazy
 
 if TYPE_CHECKING:
     from engine.runs.directory import (
+        CHECKPOINTS,
         CLASSES,
+        DIFF,
         ENVIRONMENT,
         FAILURE,
         FAILURES,
         METRICS,
+        NOT_COMPUTED,
         RESULT,
         STATUS,
         STUCK,
@@ -55,7 +58,16 @@ if TYPE_CHECKING:
         write_config,
         write_status,
     )
-    from engine.runs.environment import Surroundings, record_machine, surroundings
+    from engine.runs.environment import (
+        Code,
+        Surroundings,
+        code_here,
+        code_of,
+        codes_of,
+        record_machine,
+        surroundings,
+        use_code,
+    )
     from engine.runs.logger import Logger, RunLogger, log_to
     from engine.runs.media import Audio, Histogram, Table
     from engine.runs.options import LoggerConfig, check_installed

@@ -17,23 +17,24 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from engine.config import CONFIG, OVERRIDES, check_links, read_overrides
+from engine.config import CONFIG, OVERRIDES, check_links, flat, load_flat, plain, read_overrides
 from engine.errors import Claimed, ConfigError, Damaged, RunFailed
 from engine.files import as_json, no_links, overwrite_json, read_json, replace_text, write_json
 from engine.locks import Busy, Lock, is_locked, write_once
 from engine.runs import environment
-from engine.runs.environment import Surroundings, surroundings
+from engine.runs.environment import Surroundings, code_here, codes_of, surroundings, use_code
 
 log = logging.getLogger("engine")
 
-ENVIRONMENT, DIFF = environment.FILE, "uncommitted.diff"
+ENVIRONMENT, DIFF = environment.FILE, environment.DIFF
 CLASSES = "classes.json"  # {field: names of its classes}, where the data set names them
 STATUS, RESULT, FAILURE = "status.json", "result.json", "failure.json"
 REMOTE = "remote.json"
 METRICS, CHECKPOINTS, LOCK = "metrics.jsonl", "checkpoints", ".lock"
 BEFORE = ".before"  # copies of the files in UNDONE from before a resume, until its first step
-UNDONE = (CONFIG, OVERRIDES, STATUS, FAILURE)
+UNDONE = (CONFIG, OVERRIDES, STATUS, FAILURE, ENVIRONMENT, DIFF)
 FAILURES, STUCK = "failures.jsonl", "stuck"  # failures before restarts; stacks of hung ranks
+NOT_COMPUTED = ("logger", "profiler", "resume", "sweep")  # groups that do not change what is computed
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -100,7 +101,7 @@ def new_wandb_id() -> str:
 
 
 def reopen_directory(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
-    """Prepare a resume, perhaps with changed values. The old files are kept for `undo`, until `settle`."""
+    """Prepare a resume, perhaps with changed values or code. The old files are kept for `undo`, until `settle`."""
     if not (directory / BEFORE).exists():  # else a resume was killed before its first step
         temporary = directory / f"{BEFORE}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -117,7 +118,28 @@ def reopen_directory(directory: Path, cfg: DictConfig, overrides: list[str]) -> 
         if key != "resume" and not key.startswith("hydra."):
             by_key[key] = override
     replace_text(directory / OVERRIDES, OmegaConf.to_yaml(list(by_key.values())))
+    keep_changes(directory, cfg)
     write_config(directory, cfg)
+
+
+def keep_changes(directory: Path, cfg: DictConfig) -> None:
+    """Record in environment.json what a resume changes: {"after": step, "was": {key: value before}, "code": Code}."""
+    step = max((int(path.stem[5:]) for path in (directory / CHECKPOINTS).glob(f"last_{'[0-9]' * 9}.*")), default=0)
+    change: dict[str, Any] = {}
+    before, now = load_flat(directory / CONFIG), flat(plain(cfg))
+    was = {key: value for key, value in before.items() if key in now and now[key] != value}
+    if was := {key: value for key, value in was.items() if key.split(".")[0] not in NOT_COMPUTED}:
+        change["was"] = was
+    if read_status(directory).get("status") != "queued":  # the sweep has seen to those
+        known = surroundings()
+        if (here := code_here(known)) != codes_of(directory)[-1]:
+            change |= {"code": list(here)} if step else {}
+            if not step:
+                use_code(directory, known)
+    if step and change:
+        recorded = read_json(directory / ENVIRONMENT)
+        changes = [*recorded.get("changes", []), {"after": step, **change}]
+        write_json(directory / ENVIRONMENT, recorded | {"changes": changes})
 
 
 def keep_versions(directory: Path, versions: dict[str, str]) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.files import read_json, write_json
+from engine.files import read_json, replace_text, write_json
 from engine.host import machine_changes
 
-FILE = "environment.json"
+FILE, DIFF = "environment.json", "uncommitted.diff"
 PROJECT = Path(__file__).resolve().parents[3]
 MOST_OF_ONE, MOST_OF_ALL = 1 << 20, 8 << 20  # bytes of a new file, and of all, in uncommitted.diff
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")
@@ -28,6 +31,64 @@ class Surroundings(NamedTuple):
 
 def surroundings() -> Surroundings:
     return Surroundings(environment(), _git("diff", "HEAD") + new_files())
+
+
+class Code(NamedTuple):
+    """The files below src/ that a run ran with. tree: git's hash of them at the commit, or the commit where this
+    repository lacks it; None: no git. changes: digest of what was not committed; empty: nothing."""
+
+    commit: str | None
+    tree: str | None
+    changes: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Code) and self[1:] == other[1:]
+
+    def __hash__(self) -> int:
+        return hash(self[1:])
+
+    def __str__(self) -> str:
+        if self.commit is None:
+            return "no commit"
+        return f"commit {self.commit[:7]}" + (f" with changes {self.changes}" if self.changes else "")
+
+
+def code_of(run_dir: Path) -> Code:
+    diff = run_dir / DIFF
+    text = diff.read_text(errors="replace") if diff.exists() else ""
+    return _code(read_json(run_dir / FILE).get("git_commit"), text)
+
+
+def codes_of(run_dir: Path) -> list[Code]:
+    """With which it began, and those with which it was resumed."""
+    changes = read_json(run_dir / FILE).get("changes", [])
+    return [code_of(run_dir), *(Code(*change["code"]) for change in changes if "code" in change)]
+
+
+def use_code(run_dir: Path, known: Surroundings) -> None:
+    """The run, which has no step that counts, begins with the present code."""
+    own = {key: known.environment[key] for key in ("git_commit", "git_dirty")}
+    write_json(run_dir / FILE, read_json(run_dir / FILE) | own)
+    replace_text(run_dir / DIFF, known.diff) if known.diff else (run_dir / DIFF).unlink(missing_ok=True)
+
+
+def code_here(known: Surroundings | None = None) -> Code:
+    """Of the files as they are now."""
+    known = known or surroundings()
+    return _code(known.environment["git_commit"], known.diff)
+
+
+def _code(commit: str | None, diff: str) -> Code:
+    parts = re.split(r"^(?=diff --git |# new, not in this patch: )", diff, flags=re.MULTILINE)
+    below = re.compile(r"(diff --git a/|# new, not in this patch: )(\S+/)?src/")
+    ours = sorted(part.strip() for part in parts if below.match(part))
+    changes = hashlib.sha256("\n".join(ours).encode()).hexdigest()[:7] if ours else ""
+    return Code(commit, commit and _tree(commit), changes)
+
+
+@cache
+def _tree(commit: str) -> str:
+    return _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}:./src").strip() or commit
 
 
 def new_files() -> str:

@@ -18,6 +18,7 @@ from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.ranks import followers
 from engine.runs import shown
 from engine.sweeps import plan
+from engine.sweeps.code import settle_code
 from engine.sweeps.ledger import Job, Ledger, NewJob, Share, differing
 from engine.sweeps.options import SweepConfig
 from engine.sweeps.screen import label, table
@@ -139,6 +140,8 @@ def run_sweep(launcher: Launcher, work: Work) -> signal.Signals | None:
     A launcher of this project has `run_jobs(work)`. Any other Hydra launcher is given the run directories as overrides;
     train.py reads sweep.job first, and ignores the rest of the config that such a launcher composes.
     """
+    if difference := settle_code(work.ledger):
+        say(difference)
     if hasattr(launcher, "run_jobs"):
         return launcher.run_jobs(work)
     jobs = list(work.jobs)

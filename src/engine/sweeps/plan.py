@@ -227,7 +227,7 @@ def write(
 
 
 def adapt(ledger: Ledger, combinations: Sequence[Combination], jobs: Sequence[Job], composer: Composer) -> None:
-    """Update saved configs of known jobs in the groups SURROUNDINGS alone, which do not change what is computed: values
+    """Update saved configs of known jobs in the groups REPLACEABLE alone, which do not change what is computed: values
     that this command gives, and the command that wrote the job did not, replace the saved ones."""
     for combination, job in zip(combinations, jobs):
         keys = {text: text.partition("=")[0] for text in combination.overrides if text not in job.overrides}

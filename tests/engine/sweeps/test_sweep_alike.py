@@ -14,7 +14,7 @@ from conftest import QUICK, compose
 
 from engine.config.alike import dependents, unswept
 from engine.config.compose import CONF, register_resolvers
-from engine.runs import directory
+from engine.runs import directory, environment
 from engine.sweeps import drive
 from engine.sweeps.identity import digest, values_of
 from engine.sweeps.ledger import Ledger
@@ -102,6 +102,55 @@ def test_jobs_of_an_edited_default_are_no_seeds_of_one_configuration(
     shown = data(study, None)
     assert "optim.lr is 0.001" in shown["unlike"]["what"]
     assert {"optim.lr", "seed"} <= {column["key"] for column in shown["columns"]}
+
+
+def test_code_that_was_edited_between_two_commands_is_said(
+    command: Command, conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below src/, by commit or not; edits elsewhere and commits with the same src/ change nothing. A job that is queued
+    gets the code with which it begins."""
+    git = {"commit": "a" * 40, "diff": "", "tree": {"a": "1", "b": "1", "c": "2"}}
+
+    def answer(*arguments: str) -> str:
+        if arguments[0] == "rev-parse" and "HEAD" in arguments:
+            return git["commit"]
+        if arguments[0] == "rev-parse" and arguments[-1].endswith(":./src"):
+            return git["tree"][arguments[-1][0]]
+        return git["diff"] if arguments[0] == "diff" else ""
+
+    monkeypatch.setattr(environment, "_git", answer)
+    environment._tree.cache_clear()
+    assert "src/" not in command("seed=0,1,2")
+    git |= {"commit": "b" * 40, "diff": "diff --git a/docs/x.md b/docs/x.md\n+new\n"}
+    assert "src/" not in command("seed=range(4)")
+    git |= {"commit": "c" * 40}
+    (line,) = [line for line in command("seed=range(5)").splitlines() if "src/" in line]
+    assert "src/ has changed: jobs 0 to 3 with commit aaaaaaa ran before, now it is commit ccccccc. " in line
+    git |= {"diff": "diff --git a/my/src/lab/x.py b/my/src/lab/x.py\n+new\ndiff --git a/b b/b\n"}
+    (line,) = [line for line in command("seed=range(6)").splitlines() if "src/" in line]
+    assert "job 4 with commit ccccccc ran before, now it is commit ccccccc with changes " in line
+
+    study = read_study([tmp_path / "s"])
+    text = markdown(study, None, [], None)
+    assert "## Jobs ran with different code below src/\n\njobs 0 to 3 with commit aaaaaaa, job 4 with commit " in text
+    shown = data(study, None)
+    assert shown["unlike"]["what"].startswith("jobs 0 to 3 with commit aaaaaaa")
+
+    job = study.jobs[5].path
+    (job / directory.RESULT).unlink()
+    directory.write_status(job, "queued")
+    git |= {"diff": ""}
+    command("seed=range(6)")
+    assert not (job / "uncommitted.diff").exists()
+    assert [str(code) for code in environment.codes_of(job)] == ["commit ccccccc"]
+    environment._tree.cache_clear()
+
+
+@pytest.mark.parametrize(("numbers", "said"), [([3], "3"), ([1, 0], "0, 1"), ([2, 0, 1, 5, 7, 8], "0 to 2, 5, 7, 8")])
+def test_numbers_of_jobs_in_words(numbers: list[int], said: str) -> None:
+    from engine.sweeps.code import ranges
+
+    assert ranges(numbers) == said
 
 
 @pytest.mark.slow

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from engine.files import read_json, replace_text, write_json
 from engine.runs import STATUS, shown
-from engine.sweeps.report.analyse import best_group, groups
+from engine.sweeps.report.analyse import best_group, groups, other_code
 from engine.sweeps.report.best import save_best
 from engine.sweeps.report.importance import importance
 from engine.sweeps.report.read import METRICS, SWEEP, Objective, Study, read_study
-from engine.sweeps.report.text import groups_csv, jobs_csv, latex, markdown
+from engine.sweeps.report.text import OTHER_CODE, groups_csv, jobs_csv, latex, markdown
 
 __all__ = ["Objective", "best_group", "groups", "read", "save_best", "write", "write_study"]
 
@@ -68,7 +68,8 @@ def state_of(sweep_dir: Path) -> str:
 def write_study(study: Study, say: Callable[[str], object] = say) -> list[Path]:
     """Write report.csv, groups.csv, report.md, table.tex; with the extra `report` also pictures and report.html.
 
-    Returns the files. say: called with one line if the extra is not installed.
+    Returns the files. say: called with one line if the extra is not installed, or if jobs ran with
+    different code.
     """
     folder = study.directory
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,6 +85,8 @@ def write_study(study: Study, say: Callable[[str], object] = say) -> list[Path]:
         from engine.sweeps.report.pictures import draw
 
         pictures = draw(study, found, folder / "report")
+    if other := other_code(study):
+        say(f"{OTHER_CODE}: {other}")
     names = [os.path.relpath(path, folder) for path in pictures]
     texts = {
         "report.csv": jobs_csv(study),

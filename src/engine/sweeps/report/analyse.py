@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from engine.config import is_seed
+from engine.sweeps.code import by_code
 from engine.sweeps.report.read import FAILED, Job, Objective, Study
 
 FEW = 6  # most numbers of a key that get a tick label each
@@ -122,6 +123,12 @@ def difference(study: Study) -> str | None:
         ]
         parts.append(f"{key} is {', '.join(counted)}")
     return "; ".join(parts) or None
+
+
+def other_code(study: Study) -> str | None:
+    """One line: which jobs ran with which code; None: all with the same."""
+    found = [(job.number, code) for job in study.jobs for code in job.code]
+    return by_code(found) if len({code for _, code in found}) > 1 else None
 
 
 def counts(study: Study) -> dict[str, int]:

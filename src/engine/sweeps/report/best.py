@@ -14,11 +14,11 @@ import yaml
 
 from engine.config import flat, is_seed
 from engine.errors import ConfigError
-from engine.runs import shown
+from engine.runs import NOT_COMPUTED, shown
 from engine.sweeps.report.analyse import Group, show
-from engine.sweeps.report.read import CONFIG, SURROUNDINGS, Job, Study
+from engine.sweeps.report.read import CONFIG, Job, Study
 
-NOT_PART = (*SURROUNDINGS, "hydra", "experiment", "debug")
+NOT_PART = (*NOT_COMPUTED, "hydra", "experiment", "debug")
 SEAL = "# written by src/report.py --save-best, which replaces this file while nobody edits it;"
 MACHINE = "hardware"  # group for where a run runs; part of the best config only if it was swept
 
@@ -26,7 +26,7 @@ MACHINE = "hardware"  # group for where a run runs; part of the best config only
 def override_list(group: Group) -> list[str]:
     """Overrides that reproduce this configuration on the command line: its jobs', without seed, logger and sweep."""
     overrides = group.jobs[0].overrides
-    kept = [o for o in overrides if _top(o) not in (*SURROUNDINGS, "hydra") and not is_seed(_key(o))]
+    kept = [o for o in overrides if _top(o) not in (*NOT_COMPUTED, "hydra") and not is_seed(_key(o))]
     return [*kept, *(f"{key}={_written(value)}" for key, value in group.unswept.items())]
 
 

@@ -23,6 +23,7 @@ from engine.sweeps.report.analyse import (
     groups,
     is_failure,
     names_fit,
+    other_code,
     short_names,
     show,
     value_text,
@@ -33,7 +34,7 @@ from engine.sweeps.report.best import best_command
 from engine.sweeps.report.curves import keys_of
 from engine.sweeps.report.importance import Importance
 from engine.sweeps.report.read import Job, Study
-from engine.sweeps.report.text import NOT_SWEPT, NOT_SWEPT_NOTE, better_but_fewer, score_text
+from engine.sweeps.report.text import NOT_SWEPT, NOT_SWEPT_NOTE, OTHER_CODE, better_but_fewer, score_text
 
 WEB = Path(__file__).with_name("web")
 SCRIPTS = ("core.js", "curves.js", "scores.js", "parallel.js", "search.js", "tables.js")
@@ -57,6 +58,14 @@ def page(study: Study, importance: Importance | None) -> str:
     return text
 
 
+def _unlike(study: Study) -> dict[str, str] | None:
+    """What sets jobs apart that was not swept: config keys, code; None: nothing."""
+    keys, code = difference(study), other_code(study)
+    if keys is None:
+        return None if code is None else {"title": OTHER_CODE, "what": code, "note": ""}
+    return {"title": NOT_SWEPT, "what": f"{keys}. {OTHER_CODE}: {code}" if code else keys, "note": NOT_SWEPT_NOTE}
+
+
 def data(study: Study, importance: Importance | None) -> dict[str, Any]:
     """All data of the page, as JSON types."""
     ranked = groups(study)
@@ -72,7 +81,7 @@ def data(study: Study, importance: Importance | None) -> dict[str, Any]:
         "isSearch": study.is_search,
         "created": study.created,
         "typed": study.typed,
-        "unlike": (found := difference(study)) and {"title": NOT_SWEPT, "what": found, "note": NOT_SWEPT_NOTE},
+        "unlike": _unlike(study),
         "objectives": [{"key": o.key, "mode": o.mode} for o in study.objectives],
         "counts": counts(study),
         "best": _best(study),

@@ -20,12 +20,11 @@ import yaml
 from engine.config import CONFIG, OVERRIDES, flat, unswept
 from engine.errors import ConfigError
 from engine.files import read_json, records
-from engine.runs import ENVIRONMENT, RESULT, STATUS, is_claimed
+from engine.runs import ENVIRONMENT, NOT_COMPUTED, RESULT, STATUS, Code, codes_of, is_claimed
 
 SWEEP = "sweep.json"
 METRICS = "metrics.jsonl"
 FAILED = ("failed", "killed")
-SURROUNDINGS = ("logger", "profiler", "resume", "sweep")  # groups that do not change what is computed
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's loader: 1 ms per config, not 10
 
 
@@ -56,6 +55,7 @@ class Job:
     result: Mapping[str, Any]
     curves: Mapping[str, list[tuple[int, float]]]
     seconds: Sequence[tuple[int, float]]  # (step, seconds since the first record)
+    code: Sequence[Code] = ()  # with which it ran, in the order of its resumes
 
     def score(self, objective: Objective) -> float | None:
         """Score of a finished job from result.json; None: the job has not finished, or the value is NaN or inf."""
@@ -196,6 +196,7 @@ def read_job(path: Path, number: int, overrides: tuple[str, ...], key: str | Non
         result=read_json(path / RESULT),
         curves=curves,
         seconds=seconds,
+        code=codes_of(path) if curves or state == "finished" else (),
     )
 
 
@@ -234,9 +235,9 @@ def runs_below(path: Path) -> Iterator[Path]:
 
 
 def differing(jobs: Sequence[Job]) -> tuple[str, ...]:
-    """The dotted keys whose values differ among these jobs, without the groups SURROUNDINGS."""
+    """The dotted keys whose values differ among these jobs, without the groups NOT_COMPUTED."""
     jobs = [job for job in jobs if job.config]
-    keys = dict.fromkeys(key for job in jobs for key in job.config if key.split(".")[0] not in SURROUNDINGS)
+    keys = dict.fromkeys(key for job in jobs for key in job.config if key.split(".")[0] not in NOT_COMPUTED)
     absent = object()
     return tuple(
         key for key in keys if any(job.config.get(key, absent) != jobs[0].config.get(key, absent) for job in jobs)

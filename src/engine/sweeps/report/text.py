@@ -16,6 +16,7 @@ from engine.sweeps.report.analyse import (
     difference,
     groups,
     is_failure,
+    other_code,
     pareto,
     short_names,
     show,
@@ -28,6 +29,7 @@ from engine.sweeps.report.importance import Importance
 from engine.sweeps.report.read import Job, Objective, Study
 
 NOT_SWEPT = "Jobs differ in what was not swept"
+OTHER_CODE = "Jobs ran with different code below src/"
 NOT_SWEPT_NOTE = (
     "These jobs do not repeat one configuration: conf/ was edited between two commands of the sweep, or a job's "
     "config.yaml. The keys are columns here, and jobs are averaged only where they agree in them."
@@ -67,6 +69,8 @@ def markdown(study: Study, importance: Importance | None, pictures: Sequence[str
     parts = [f"# {text(study.name)}", _facts(study)]
     if unlike := difference(study):
         parts += [f"## {NOT_SWEPT}", f"{text(unlike)}.\n\n{NOT_SWEPT_NOTE}"]
+    if other := other_code(study):
+        parts += [f"## {OTHER_CODE}", f"{text(other)}."]
     for objective in study.objectives:
         if best := best_group(study, objective):
             parts.append(_best(study, best, objective))
