@@ -18,7 +18,7 @@ from engine.pages import names_of
 SRC = ROOT / "src"
 ENGINE = SRC / "engine"
 # each imports only those before it; below them the engine's single modules (errors, files, locks, ...)
-ROOMS = ("host", "config", "runs", "ranks", "checkpoints", "data", "profiling", "packing", "sweeps")
+ROOMS = ("host", "config", "runs", "ranks", "checkpoints", "data", "profiling", "packing", "sweeps", "verify")
 PAGES = {f"engine.{room}": ENGINE / room / "__init__.py" for room in ROOMS}
 
 

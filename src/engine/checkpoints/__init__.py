@@ -29,10 +29,12 @@ if TYPE_CHECKING:
         Checkpoints,
         find_checkpoint,
         find_weights,
+        load_checkpoint,
         load_fitting,
         load_weights,
         save_checkpoint,
         some_keys,
+        step_of,
         unmapped,
         weights_of,
     )

@@ -199,7 +199,7 @@ class Checkpoints:
     def save_best(self, payload: dict[str, Any]) -> None:
         """Save, and delete the best_ checkpoints that are not in payload["best"], a list of [score, step]."""
         kept = {int(step) for _, step in payload["best"]}
-        self._save("best", payload, lambda files: [file for file in files if _step(file) not in kept])
+        self._save("best", payload, lambda files: [file for file in files if step_of(file) not in kept])
 
     def _save(self, kind: str, payload: dict[str, Any], outdated: Callable[[list[Path]], list[Path]]) -> None:
         assert self.world is not None
@@ -308,7 +308,7 @@ class Checkpoints:
         """
         if put_aside and self._leads:
             remove_leftovers(self.directory)
-        files = sorted(self._files("last") + self._files("best"), key=_step, reverse=True)
+        files = self.files()[::-1]
         if self.world is not None:
             files = share_from_main(files, self.world)
         for path in files:
@@ -325,13 +325,17 @@ class Checkpoints:
             )
         return None
 
+    def files(self) -> list[Path]:
+        """All checkpoints of this run, oldest first."""
+        return sorted(self._files("last") + self._files("best"), key=lambda path: (step_of(path), path.name))
+
     def _path(self, kind: str, step: int, suffix: str) -> Path:
         return self.directory / f"{kind}_{step:09d}{suffix}"
 
     def _files(self, kind: str) -> list[Path]:
         """Returns this run's checkpoints, newest first; files with other names are not ours."""
         found = [path for path in self.directory.glob(f"{kind}_*") if NAME.fullmatch(path.name)]
-        return sorted(found, key=_step, reverse=True)
+        return sorted(found, key=step_of, reverse=True)
 
 
 def remove_leftovers(directory: Path) -> None:
@@ -341,7 +345,7 @@ def remove_leftovers(directory: Path) -> None:
             shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
 
 
-def _step(path: Path) -> int:
+def step_of(path: Path) -> int:
     return int(path.stem.rsplit("_", 1)[1])
 
 

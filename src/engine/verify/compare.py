@@ -1,0 +1,153 @@
+"""Two run directories that should be equal: the first metric, the first value of each checkpoint, the first score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.checkpoints import Checkpoints, load_checkpoint, step_of
+from engine.errors import Damaged
+from engine.files import read_json, records
+from engine.runs import CHECKPOINTS, METRICS, RESULT
+
+BY_THE_CLOCK = ("perf/", "balance/")
+SMALLEST = 1e-8  # metrics below it are equal to rounding
+WEIGHTS = ("model", "task", "ema", "optimizer")
+
+
+@dataclass(frozen=True)
+class Part:
+    """name: the file. counted: what was compared; empty: nothing. difference: the first one; empty: none."""
+
+    name: str
+    counted: str
+    difference: str = ""
+
+
+def compare_metrics(run: Path, again: Path, last: int, at_end: bool, rounding: float) -> Part:
+    """Records up to the step `last`. At that step a stopped run may lack some: the stop comes before or after an
+    evaluation. at_end: the run had finished, so it lacks none. rounding: largest relative difference; 0: none."""
+    theirs, ours = ([_values(r) for _, r in records(d / METRICS) if r["step"] <= last] for d in (run, again))
+    values = 0
+    for number, record in enumerate(theirs):
+        step = record["step"]
+        after = f"; the {number:,} records before it are equal" if number else ""
+        own = ours[number] if number < len(ours) else {"step": None}
+        if own["step"] is None and step == last and not at_end:
+            break
+        if missing := record.keys() - own.keys() if own["step"] == step else {"the record"}:
+            return Part(METRICS, f"{values:,} values", f"step {step:,}: {min(missing)} is not there again{after}")
+        if more := own.keys() - record.keys():
+            return Part(METRICS, f"{values:,} values", f"step {step:,}: {min(more)} is not in the run{after}")
+        for key, value in record.items():
+            if text := numbers_differ(value, own[key], rounding):
+                return Part(METRICS, f"{values:,} values", f"step {step:,}: {key} {text}{after}")
+        values += len(record) - 1
+    if extra := [record["step"] for record in ours[len(theirs) :] if record["step"] < last or at_end]:
+        return Part(METRICS, f"{values:,} values", f"step {extra[0]:,}: the record is not in the run")
+    return Part(METRICS, f"{values:,} values of {len(theirs):,} records" if values else "")
+
+
+def _values(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key != "time" and not key.startswith(BY_THE_CLOCK)}
+
+
+def compare_checkpoints(run: Path, again: Path, last: int, rounding: float) -> Iterator[Part]:
+    """Those that both have up to the step `last`, oldest first. To rounding only the tensors WEIGHTS are compared."""
+    ours = {path.name: path for path in Checkpoints(again / CHECKPOINTS).files()}
+    if not any(path.name in ours and step_of(path) <= last for path in Checkpoints(run / CHECKPOINTS).files()):
+        yield Part(CHECKPOINTS, "")
+    for path in Checkpoints(run / CHECKPOINTS).files():
+        if path.name in ours and step_of(path) <= last:
+            name = f"{CHECKPOINTS}/{path.name}"
+            try:
+                a, b = load_checkpoint(path), load_checkpoint(ours[path.name])
+            except Damaged as error:
+                yield Part(name, "", str(error))
+                continue
+            scored = a["scored_step"] == b["scored_step"]  # else one was stopped before, one after an evaluation
+            yield _checkpoint(name, a, b, rounding, whole=scored and not rounding)
+
+
+def _checkpoint(name: str, a: dict[str, Any], b: dict[str, Any], rounding: float, whole: bool) -> Part:
+    theirs, ours = ({k: v for k, v in leaves(p) if whole or k.split(".")[0] in WEIGHTS} for p in (a, b))
+    tensors, size = 0, 0
+    for key, value in theirs.items():
+        if key not in ours:
+            return Part(name, f"{tensors} tensors", f"{key} is not there again")
+        if isinstance(value, Tensor):
+            text = tensors_differ(value, ours[key], rounding)
+            tensors, size = tensors + 1, size + value.numel()
+        else:
+            text = numbers_differ(value, ours[key], rounding) if whole else ""
+        if text:
+            return Part(name, f"{tensors} tensors", f"{key} {text}")
+    # a later version may save more beside the weights
+    if more := [key for key in ours if key not in theirs and key.split(".")[0] in WEIGHTS]:
+        return Part(name, f"{tensors} tensors", f"{more[0]} is not in the run")
+    return Part(name, f"{tensors} tensors, {size:,} values")
+
+
+def compare_scores(run: Path, again: Path, rounding: float) -> Part:
+    theirs, ours = (
+        {key: value for key, value in _values(read_json(d / RESULT)).items() if "/" in key} for d in (run, again)
+    )
+    for key in [*theirs, *(key for key in ours if key not in theirs)]:
+        if key not in theirs or key not in ours:
+            where = "there again" if key in theirs else "in the run"
+            return Part(RESULT, f"{len(theirs)} scores", f"{key} is not {where}")
+        if text := numbers_differ(theirs[key], ours[key], rounding):
+            return Part(RESULT, f"{len(theirs)} scores", f"{key} {text}")
+    return Part(RESULT, f"{len(theirs)} scores" if theirs else "")
+
+
+def leaves(node: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of nested dicts and lists."""
+    if isinstance(node, dict) or (isinstance(node, (list, tuple)) and node):
+        pairs = node.items() if isinstance(node, dict) else enumerate(node)
+        for key, value in pairs:
+            yield from leaves(value, f"{at}.{key}" if at else str(key))
+    else:
+        yield at, node
+
+
+def numbers_differ(run: Any, again: Any, rounding: float) -> str:
+    """Says how they differ; empty: they do not. Not a number equals not a number."""
+    if run == again or (run != run and again != again):
+        return ""
+    if not all(isinstance(value, (int, float)) for value in (run, again)):
+        return f"is {run} in the run, {again} again"
+    difference = abs(run - again)
+    relative = difference / max(abs(run), abs(again), SMALLEST)
+    if math.isfinite(relative) and relative <= rounding:
+        return ""
+    return f"is {run!r} in the run, {again!r} again (difference {difference:.3g}, relative {relative:.2g})"
+
+
+def tensors_differ(run: Tensor, again: Any, rounding: float) -> str:
+    """Says in how many values they differ, and where most; empty: they do not. To rounding: relative to the tensor's
+    largest value."""
+    shape = tuple(run.shape)
+    if not isinstance(again, Tensor) or again.shape != run.shape or again.dtype != run.dtype:
+        other = f"{tuple(again.shape)} {again.dtype}" if isinstance(again, Tensor) else type(again).__name__
+        return f"is {shape} {run.dtype} in the run, {other} again"
+    unlike = (run != again) & ~((run != run) & (again != again))
+    if not unlike.any():
+        return ""
+    gap = torch.where(unlike, (run.double() - again.double()).abs(), 0.0).nan_to_num(math.inf).flatten()
+    most = int(gap.argmax())
+    largest = float(run.double().abs().nan_to_num(0).max())
+    if float(gap[most]) <= rounding * largest:
+        return ""
+    place = [int(i) for i in torch.unravel_index(torch.tensor(most), shape)]
+    return (
+        f"{shape}: {int(unlike.sum()):,} of {run.numel():,} values differ, most at {place}: "
+        f"{run.flatten()[most].item():.9g} in the run, {again.flatten()[most].item():.9g} again "
+        f"(difference {float(gap[most]):.3g})"
+    )

@@ -1,0 +1,229 @@
+"""Start a run again, from its own directory's config and its own code, and compare."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from engine.app import app
+from engine.checkpoints import Checkpoints, step_of
+from engine.config import ROOT, plain, read_config, read_overrides
+from engine.errors import PREEMPTED, ConfigError, RunFailed
+from engine.files import read_json, records, write_json
+from engine.host import count_gpus, machine_changes
+from engine.ranks import ONE_PROCESS, started_ranks
+from engine.runs import (
+    CHECKPOINTS,
+    DIFF,
+    ENVIRONMENT,
+    METRICS,
+    RESULT,
+    Code,
+    LoggerConfig,
+    code_here,
+    code_of,
+    fill_directory,
+    holds_run,
+    is_claimed,
+    read_status,
+    shown,
+)
+from engine.verify.compare import Part, compare_checkpoints, compare_metrics, compare_scores
+
+HERE = "here"
+ROUNDING = 1e-2  # relative, where the surroundings round in another way
+ROUNDS = ("torch", "numpy")  # packages that decide about rounding
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """unlike: in what the surroundings differ so that bits may. hints: what else may explain a difference."""
+
+    steps: int
+    code: str
+    rounding: float
+    unlike: list[str]
+    parts: list[Part]
+    hints: list[str]
+
+    @property
+    def equal(self) -> bool:
+        return not any(part.difference for part in self.parts)
+
+
+def verify(run: Path, steps: int | None, commit: str | None, out: Path | None, rounding: float | None) -> Verdict:
+    """Compare the first `steps` steps of a run, None: all it made, with a second run in `out`, None: a temporary one.
+
+    commit: the code of the second run; None: the run's own; HERE: the files as they are. rounding: largest relative
+    difference; None: 0, and ROUNDING where the surroundings differ.
+    """
+    if started_ranks() is not None:
+        raise ConfigError("verify.py starts its processes by itself: not by torchrun or srun")
+    if not holds_run(run):
+        raise ConfigError(f"{run}: no run directory (it has no config.yaml); give the one that a run has printed")
+    if is_claimed(run):
+        raise ConfigError(f"{run}: is still running; wait or stop it")
+    cfg, began = read_config(run), read_json(run / ENVIRONMENT)
+    found = Checkpoints(run / CHECKPOINTS)
+    made = max([0, *(r["step"] for _, r in records(run / METRICS)), *map(step_of, found.files())])
+    last = made if steps is None else steps
+    if not 0 < last <= made:
+        raise ConfigError(
+            f"{run}: it has made {made:,} steps" + (f", not {last:,}: --steps" if made and steps is not None else "")
+        )
+    changes = [change for change in began.get("changes", []) if change["after"]]
+    hints = undo_changes(cfg, changes)
+    if changes:
+        last = min(last, changes[0]["after"])
+    first = min([made, *(r["step"] for _, r in records(run / METRICS)), *map(step_of, found.files())])
+    if last < first:
+        raise ConfigError(f"--steps {last}: {run} has logged and saved nothing before step {first:,}")
+    newest = found.newest_valid()
+    ranks = len(newest[1]["ranks"]) if newest else None
+    at_end = last == made and bool(read_json(run / RESULT))
+    with ExitStack() as stack:
+        if out is None:
+            again = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="verify-"))) / "run"
+        else:
+            again = out.absolute()
+            if again.exists():
+                raise ConfigError(f"--out {out}: exists; give a directory that does not")
+        root, code = stack.enter_context(code_for(run, commit))
+        prepare(again, cfg, read_overrides(run), began, None if at_end else last, ranks)
+        status = subprocess.run(
+            [sys.executable, str(root / "src/train.py"), "resume=auto", f"hydra.run.dir={quoted(again)}"], check=False
+        ).returncode
+        if status in (2, 130):
+            raise KeyboardInterrupt if status == 130 else ConfigError(f"{run}: cannot be started again, see above")
+        if status not in (0, PREEMPTED) and read_status(run).get("status") != "failed":
+            raise RunFailed(f"{run}: started again it failed, see above")
+        unlike = surroundings_differ(began, read_json(again / ENVIRONMENT), cfg, ranks, again)
+        if rounding is None:
+            rounding = ROUNDING if unlike else 0.0
+        parts = [compare_metrics(run, again, last, at_end, rounding)]
+        parts += compare_checkpoints(run, again, last, rounding)
+        if at_end:
+            parts.append(compare_scores(run, again, rounding))
+    return Verdict(last, code, rounding, unlike, parts, [*hints, *later_files(run, cfg)])
+
+
+def prepare(
+    again: Path, cfg: DictConfig, overrides: list[str], began: dict[str, Any], stop: int | None, ranks: int | None
+) -> None:
+    """Write the second run's directory, with the number of threads that the first has settled on."""
+    cfg.logger = OmegaConf.structured(LoggerConfig(kind="none"))
+    cfg.trainer.stop_at_step = stop
+    auto = cfg.trainer.strategy not in ONE_PROCESS and cfg.hardware.num_procs == "auto"
+    if ranks and auto and ("gpus" not in began.get("machine", {}) or count_gpus() >= ranks):
+        cfg.hardware.num_procs = ranks
+    again.mkdir(parents=True)
+    fill_directory(again, cfg, overrides)
+    if "threads" in began:
+        write_json(again / ENVIRONMENT, read_json(again / ENVIRONMENT) | {"threads": began["threads"]})
+
+
+def undo_changes(cfg: DictConfig, changes: list[dict[str, Any]]) -> list[str]:
+    """Put back, in place, the values that resumes have changed. Returns what was changed, in words."""
+    said = []
+    for change in reversed(changes):
+        was = change.get("was", {})
+        values = [f"{key} {value} -> {plain(OmegaConf.select(cfg, key))}" for key, value in was.items()]
+        values += [f"code -> {Code(*change['code'])}"] if "code" in change else []
+        said.append(f"compared up to step {change['after']:,}, after which a resume changed {', '.join(values)}")
+        for key, value in was.items():
+            OmegaConf.update(cfg, key, value)
+    return said[::-1]
+
+
+@contextmanager
+def code_for(run: Path, commit: str | None) -> Iterator[tuple[Path, str]]:
+    """(project folder, what code it holds): the present files, or a worktree that is removed after the block."""
+    own, present = code_of(run), code_here()
+    if commit == HERE or (commit is None and (own == present or own.commit is None)):
+        yield ROOT, "the present files" + (f" ({present}), not the run's ({own})" if own != present else "")
+        return
+    wanted, diff = commit or str(own.commit), run / DIFF
+    prefix = git(ROOT, "rev-parse", "--show-prefix")
+    with tempfile.TemporaryDirectory(prefix="verify-code-") as folder:
+        tree = Path(folder) / "code"
+        try:
+            git(ROOT, "worktree", "add", "--quiet", "--detach", "--", str(tree), wanted)
+        except ConfigError as error:
+            remedy = f"git fetch it, or compare with the present files: --commit {HERE}"
+            raise ConfigError(f"{run}: its code, commit {wanted}, is not to be had ({error}); {remedy}") from None
+        try:
+            if commit is None and diff.exists():
+                try:
+                    git(tree, "apply", "--whitespace=nowarn", str(diff.absolute()))
+                except ConfigError as error:
+                    remedy = f"--commit {wanted[:7]} goes without it, --commit {HERE} takes the present files"
+                    raise ConfigError(f"{diff}: cannot be applied to its commit ({error}); {remedy}") from None
+            yield tree / prefix, f"{own if commit is None else f'commit {wanted}'}, in a temporary worktree"
+        finally:
+            git(ROOT, "worktree", "remove", "--force", str(tree))
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """What git says; ConfigError with its first line where it fails."""
+    try:
+        done = subprocess.run(
+            ["git", "-c", f"core.hooksPath={os.devnull}", "-C", str(folder), *arguments],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise ConfigError("there is no git") from None
+    if done.returncode:
+        raise ConfigError((done.stderr.strip().splitlines() or ["git failed"])[0])
+    return done.stdout.strip()
+
+
+def quoted(path: Path) -> str:
+    """For Hydra's grammar."""
+    text = str(path).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"
+
+
+def surroundings_differ(
+    began: dict[str, Any], now: dict[str, Any], cfg: DictConfig, ranks: int | None, again: Path
+) -> list[str]:
+    """In what the second run's surroundings are not those that the run began with, as far as rounding depends on it."""
+    machines = machine_changes(began.get("machine", {}), now.get("machine", {}))
+    found = machines.split(", ") if machines else []
+    packages = [entry.get("packages", {}) for entry in (began, now)]
+    found += [
+        f"{name} {packages[0][name]} -> {packages[1].get(name)}"
+        for name in ROUNDS
+        if name in packages[0] and packages[0][name] != packages[1].get(name)
+    ]
+    if len({entry["threads"]["count"] for entry in (began, now) if "threads" in entry}) > 1:
+        found.append(f"threads {began['threads']['count']} -> {now['threads']['count']}")
+    newest = Checkpoints(again / CHECKPOINTS).newest_valid()
+    if ranks and newest and len(newest[1]["ranks"]) != ranks:
+        found.append(f"ranks {ranks} -> {len(newest[1]['ranks'])}")
+    if "gpu" in now.get("machine", {}) and not cfg.hardware.deterministic:
+        found.append("hardware.deterministic=false on a GPU")
+    return found
+
+
+def later_files(run: Path, cfg: DictConfig) -> list[str]:
+    """The config's files that were written after the run's first record."""
+    began = next((record["time"] for _, record in records(run / METRICS) if "time" in record), None)
+    values = [(key, plain(OmegaConf.select(cfg, key))) for key in app().paths]
+    named = [(key, text) for key, value in values for text in (value if isinstance(value, list) else [value])]
+    files = [(key, Path(file)) for key, text in named if isinstance(text, str) for file in sorted(glob(text))]
+    return [
+        f"{key}={shown(file)} was written after the run, {time.strftime('%Y-%m-%d %H:%M', time.localtime(written))}"
+        for key, file in files
+        if began is not None and (written := file.stat().st_mtime) > began
+    ]

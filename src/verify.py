@@ -1,0 +1,63 @@
+"""Recompute a run: start it again from its own config and code, and compare bit for bit. The run is not changed.
+
+    python src/verify.py outputs/default/2026-11-20_21-35-11-adaa11
+    python src/verify.py RUN --steps 200             # its first steps alone
+    python src/verify.py RUN --commit here           # with the files as they are: does my edit change results?
+
+Compared are the logged metrics, the checkpoints that both have and, at the end, the scores. The code is the run's: its
+commit with its uncommitted.diff, in a temporary git worktree where src/ has changed since. Where the machine, torch or
+the number of threads or ranks differ, and on a GPU without hardware.deterministic=true, equal means to --rounding.
+
+Exit status: 0 equal, 1 different, 2 a mistake in what was asked.
+"""
+
+from __future__ import annotations
+
+import engine.interpreter  # noqa: F401 - first
+
+# isort: split
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Start a run again and compare it bit for bit.")
+    parser.add_argument("run", type=Path, help="the directory of a finished or stopped run; nothing in it is changed")
+    parser.add_argument("--steps", type=int, help="compare its first steps; default: all, and the final scores")
+    parser.add_argument("--commit", metavar="REV", help="another code than the run's own; here: the files as they are")
+    parser.add_argument("--out", type=Path, help="keep the second run in this directory; default: a temporary one")
+    parser.add_argument("--rounding", type=float, help="largest relative difference; default: 0, or 0.01, see above")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that temporary files are removed
+    import lab  # noqa: F401 - the project that the engine runs
+    from engine.errors import ConfigError, RunFailed
+    from engine.verify import verify
+
+    try:
+        found = verify(args.run, args.steps, args.commit, args.out, args.rounding)
+    except (ConfigError, RunFailed) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        return 130
+    exact = "bit for bit" if not found.rounding else f"to a relative difference of {found.rounding:g}"
+    print(f"{args.run}: {found.steps:,} steps again, {f'equal {exact}' if found.equal else f'NOT equal {exact}'}")
+    print(f"  code: {found.code}")
+    for part in found.parts:
+        equal = f"equal ({part.counted})" if part.counted else "none to compare up to this step"
+        print(f"  {part.name}: {part.difference or equal}")
+    for what, lines in (("surroundings differ", found.unlike), ("note", found.hints)):
+        for line in lines:
+            print(f"  {what}: {line}")
+    if not found.equal and not found.unlike and not found.hints:
+        print(
+            "  cause: not the machine, versions, threads, ranks or the age of files; perhaps an edited config.yaml, or "
+            "code that draws on the clock, the network or the order of a set"
+        )
+    return 0 if found.equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
