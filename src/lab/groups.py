@@ -151,6 +151,7 @@ MOVED = {
     "lab.data.order.": "engine.data.order.",
     "lab.data.windows.": "engine.data.windows.",
     "lab.data.sampling.": "engine.data.sampling.",
+    "lab.": "lab.",  # in a fork of another name: runs from before it was named
 }
 
 PATHS = (

@@ -1,0 +1,149 @@
+"""What a fork may leave out: the files of each part, and what else names it. fork.py deletes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Part:
+    """files: globs below the root, or path::name of a function or value in a module.
+
+    lines: {file: patterns}, each line with one is deleted. texts: {file: {pattern: what stands there instead}}. A
+    pattern is a regular expression. needs: parts without which this one is left out too. kind: method, experiment,
+    room, extra.
+    """
+
+    about: str
+    files: Sequence[str] = ()
+    lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    needs: Sequence[str] = ()
+    kind: str = "method"
+
+
+def method(name: str, about: str, *files: str, lines: Mapping[str, Sequence[str]] | None = None) -> Part:
+    """One of src/lab/tasks, with its yaml, its test and its row in docs/tasks.md."""
+    own = (f"src/lab/tasks/{name}.py", f"conf/task/{name}.yaml", f"tests/lab/test_task_{name}.py")
+    return Part(about, (*own, *files), {"docs/tasks.md": [rf"^\| `{name}` \|"], **(lines or {})})
+
+
+TEMPLATE_ONLY = Part(
+    "what a fork has no use for",
+    (
+        "CITATION.cff",
+        "copier.yml",
+        "tools/copier",
+        "tests/lab/test_docs.py",
+        "tests/lab/test_fork*.py",
+        "tests/engine/test_wall.py::test_all_that_a_page_shows_is_used_or_documented",
+        *(f"tests/lab/test_suite.py::{name}" for name in ("ADDED", "DELETED", "FILES", "TESTS", "FOLDERS", "ASKED")),
+        "tests/lab/test_suite.py::test_what_a_fork_adds_and_deletes_leaves_the_tests_green",
+    ),
+    {"pyproject.toml": ['"copier>=']},
+)
+
+PARTS = {
+    # methods
+    "byol": method(
+        "byol",
+        "representations by a student and a teacher",
+        "tests/lab/test_skipping.py::test_what_a_task_updates_is_put_back",
+        lines={"tests/lab/test_skipping.py": ['"byol":']},
+    ),
+    "contrastive": method("contrastive", "representations by pairs"),
+    "finetune": method("finetune", "weights of another run, frozen parts"),
+    "gan": method("gan", "a Wasserstein GAN: two optimizers"),
+    "pose": method("pose", "2-D to 3-D joints"),
+    "segmentation": Part(
+        "a label for each pixel",
+        (
+            "conf/task/segmentation.yaml",
+            "conf/experiment/segmentation.yaml",
+            "conf/model/unet.yaml",
+            "src/lab/models/unet.py",
+            "src/lab/losses/pixel_cross_entropy.py",
+            "tests/lab/test_task_segmentation.py",
+        ),
+        {"docs/tasks.md": [r"^\| `segmentation` \|"]},
+    ),
+    "vae": method("vae", "a variational autoencoder", "conf/model/autoencoder.yaml"),
+    "whitened": Part(
+        "CIFAR-10 in a few epochs: its network, first layer and flips",
+        (
+            "src/lab/tasks/whitened.py",
+            "conf/task/whitened.yaml",
+            "src/lab/models/cifar_fast.py",
+            "conf/model/cifar_fast.yaml",
+            "src/lab/transforms/alternating_flip.py",
+            "conf/experiment/cifar10_fast.yaml",
+            "tests/lab/test_model_cifar_fast.py",
+        ),
+        {"docs/tasks.md": [r"^\| `whitened` \|"]},
+    ),
+    # experiments
+    "cifar10": Part(
+        "a ResNet on CIFAR-10",
+        ("conf/experiment/cifar10.yaml",),
+        {"conf/experiment/cifar10_fast.yaml": ["Splits as in experiment=cifar10"]},
+        kind="experiment",
+    ),
+    "sequences": Part(
+        "a language model of whole sequences",
+        (
+            "conf/experiment/sequences.yaml",
+            "tests/lab/test_sequences.py::test_the_shipped_experiment_learns",
+            "tests/engine/config/test_config.py::test_debug_overfit_takes_the_place_of_any_order",
+        ),
+        kind="experiment",
+    ),
+    "shakespeare": Part(
+        "a language model of characters, which writes at each evaluation",
+        (
+            "conf/experiment/shakespeare.yaml",
+            "conf/callback/sample_text.yaml",
+            "src/lab/callbacks/sample_text.py",
+            *(
+                f"tests/lab/test_model_gpt.py::{name}"
+                for name in (
+                    "text",
+                    "SHAKESPEARE",
+                    "texts",
+                    "test_the_experiment_learns_and_writes",
+                    "test_samples_have_the_models_probabilities",
+                    "test_what_cannot_be_written_is_refused",
+                )
+            ),
+        ),
+        kind="experiment",
+    ),
+    # the rest
+    "benchmarks": Part(
+        "scripts that measure the engine beside other libraries",
+        ("benchmarks", "tests/lab/test_benchmarks.py", "docs/speed.md"),
+        {"pyproject.toml": ["^bench = "], "run": [r"^  bench ", r"^bench\)"]},
+        {
+            "README.md": {r"\n## Measured\n(.*\n)*?(?=\n## |\Z)": "", r"  benchmarks/": ""},
+            "run": {r" bench \|": ""},
+            "docs/profiling.md": {r"^## On a GPU\n(.*\n)*?(?=## |\Z)": ""},
+            "docs/scale.md": {r"Measured by `benchmarks/scale.py` on": "Measured on"},
+        },
+        needs=("cifar10", "whitened"),
+        kind="extra",
+    ),
+    "notebooks": Part(
+        "a tour in a notebook",
+        (
+            "notebooks",
+            "tests/lab/test_notebook.py::test_the_shipped_notebook_runs",
+            "tests/lab/test_notebook.py::NOTEBOOK",
+        ),
+        {"pyproject.toml": ["^notebook = "]},
+        {
+            "README.md": {r"  notebooks/": ""},
+            "pyproject.toml": {",notebook]": "]"},
+        },
+        kind="extra",
+    ),
+}
