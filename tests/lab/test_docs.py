@@ -29,15 +29,10 @@ TOP = {path.name: path.read_text() for path in sorted(ROOT.glob("*.md"))}
 WALKED = ("my_data.md", "my_model.md", "my_method.md", "callbacks.md")  # typed from their beginning to their end
 OTHERS = {"tasks.md": "test_task_docs.py", "README.md": "test_readme.py"}  # of these the commands run there
 # commands of others, and those whose program is not this machine's
-<<<<<<< HEAD
-FOREIGN = ("pip", "wandb", "status=$?", "if", "exit", "scontrol", "#SBATCH", "#!/bin/bash", "tensorboard", "mlflow")
+FOREIGN = ("git", "copier", "pipx", "cd",
+           "pip", "wandb", "status=$?", "if", "exit", "scontrol", "#SBATCH", "#!/bin/bash", "tensorboard", "mlflow")  # fmt: skip
 # a block, after the file that it is: (file or "", language, text)
 FENCE = re.compile(r"(?:`([\w/.]+)`:\n\n)?^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-=======
-FOREIGN = ("pip", "wandb", "status=$?", "if", "exit", "scontrol", "#SBATCH", "#!/bin/bash", "tensorboard", "mlflow",
-           "git", "copier", "pipx", "cd")  # fmt: skip
-FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
->>>>>>> 1ea90a7 (docs: a project of your own, in the navigation)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 OVERRIDE = r"'?[+~]?[\w/@.]+=\S+"
 SHOWN = {file for page in DOCS.values() for file, _, _ in FENCE.findall(page)}
