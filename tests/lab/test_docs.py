@@ -29,8 +29,10 @@ TOP = {path.name: path.read_text() for path in sorted(ROOT.glob("*.md"))}
 WALKED = ("my_data.md", "my_model.md", "my_method.md", "callbacks.md")  # typed from their beginning to their end
 OTHERS = {"tasks.md": "test_task_docs.py", "README.md": "test_readme.py"}  # of these the commands run there
 # commands of others, and those whose program is not this machine's
-FOREIGN = ("git", "copier", "pipx", "cd",
-           "pip", "wandb", "status=$?", "if", "exit", "scontrol", "#SBATCH", "#!/bin/bash", "tensorboard", "mlflow")  # fmt: skip
+FOREIGN = (
+    "pip", "wandb", "status=$?", "if", "exit", "scontrol", "#SBATCH", "#!/bin/bash", "tensorboard", "mlflow",
+    "git", "copier", "pipx", "cd",
+)  # fmt: skip
 # a block, after the file that it is: (file or "", language, text)
 FENCE = re.compile(r"(?:`([\w/.]+)`:\n\n)?^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
