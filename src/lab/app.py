@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine import app
@@ -41,7 +41,19 @@ def h5_outputs(field: str, _parent_: Any) -> int:
     return int(num_outputs(_parent_, field))
 
 
-RESOLVERS = {"h5_shape": h5_shape, "h5_outputs": h5_outputs}
+def folder_classes(_parent_: Any) -> int:
+    """${folder_classes:} in a group `data`: how many class folders there are below its path."""
+    from lab.datasets.image_folder import class_names, open_images
+
+    source = open_images(_parent_.path, tuple(_parent_.size), _parent_.crop, _parent_.channels)
+    return len(class_names(source, _parent_.path))
+
+
+RESOLVERS: dict[str, Callable[..., Any]] = {
+    "h5_shape": h5_shape,
+    "h5_outputs": h5_outputs,
+    "folder_classes": folder_classes,
+}
 app.register(
     app.App(
         "lab", TARGETS_ALLOWED, FACTORIES, RootConfig, OWN, MOVED, PATHS, RESOLVERS,

@@ -26,7 +26,7 @@ from engine.pages import lazy
 if TYPE_CHECKING:
     from engine.data.clock import Clock
     from engine.data.counter import Draws
-    from engine.data.h5 import H5Dataset
+    from engine.data.h5 import H5Dataset, share
     from engine.data.loader import Loader, Transform, remedy
     from engine.data.loading.choose import loader_ways
     from engine.data.loading.samples import check_indexed

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from engine.packing.encode import Encoding
     from engine.packing.importers import open_source
     from engine.packing.importers.base import printable
+    from engine.packing.importers.images import FileSource
     from engine.packing.inspect import inspect_file
     from engine.packing.options import PackOptions
     from engine.packing.predictions import Part, Spec, assemble, check_target

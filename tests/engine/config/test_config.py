@@ -64,7 +64,19 @@ def sequences(folder: Path) -> Path:
     return folder / "sequences.h5"
 
 
-FILES = {"data=tokens": tokens, "data=sequences": sequences}  # that their yaml leaves to the user
+def photos(folder: Path) -> Path:
+    image = pytest.importorskip("PIL.Image")
+    for k in range(20):
+        (folder / "photos" / "ab"[k % 2]).mkdir(parents=True, exist_ok=True)
+        image.new("RGB", (9, 9)).save(folder / "photos" / "ab"[k % 2] / f"{k}.png")
+    return folder / "photos"
+
+
+FILES = {
+    "data=tokens": tokens,
+    "data=sequences": sequences,
+    "data=image_folder": photos,
+}  # that their yaml leaves to the user
 
 
 @cache
