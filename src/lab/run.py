@@ -17,7 +17,7 @@ from engine.config import leaves, locate, parse_interval, read_config, seconds
 from engine.data import Loader, Stream
 from engine.errors import ConfigError
 from engine.files import write_json
-from engine.host import machine_facts, machine_line
+from engine.host import gpu_facts, machine_facts, machine_line
 from engine.private import skip_dynamo_import
 from engine.profiling import Work
 from engine.ranks import (
@@ -35,6 +35,7 @@ from engine.ranks import (
     class_name,
     dead_peers,
     describe_shards,
+    gather,
     has_parent,
     is_sharded,
     make_autocast,
@@ -214,8 +215,9 @@ def train(
         object.__setattr__(callback, "run", run)  # works for frozen dataclasses too
     run.notify("on_start", state)
     logger.say(title)
+    gpus = gather(gpu_facts(world.device), world)
     if world.is_main:
-        found = machine_facts(world.device)
+        found = machine_facts(world.device, gpus)
         logger.say(machine_line(found))
         if unlike := record_machine(run_dir, found):
             logger.warn(f"the run began on another machine, which rounds in its own way: {unlike}")

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         say_ended,
         take_heart,
     )
-    from engine.host.machine import machine_changes, machine_facts, machine_line
+    from engine.host.machine import gpu_facts, machine_changes, machine_facts, machine_line
     from engine.host.numa import bind_to_gpus
     from engine.host.parent import die_with, die_with_starter
     from engine.host.signals import SAME_SIGNAL_S, STOP_SIGNALS, handling_signals, heeded_signals, held_signals

@@ -7,6 +7,8 @@ import os
 import platform
 import re
 import subprocess
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,21 +22,26 @@ if TYPE_CHECKING:
 SMI = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader,nounits")
 SMI_S = 5.0
 MUCH = 1 << 30  # bytes that are held beside torch: above this, their holders are asked for
-SAME = ("gpus", "cpu", "torch", "cuda", "cudnn")  # what rounding depends on
+SAME = ("gpus", "cpu", "capability", "torch", "cuda", "cudnn")  # what rounding depends on
+ONE_LINE = 120  # characters; a longer machine_line has two
 
 
-def machine_facts(device: torch.device) -> dict[str, Any]:
-    """Facts of the machine and of this process's device, at a run's start. Sizes in bytes."""
+def machine_facts(device: torch.device, ranks: Sequence[dict[str, Any] | None] = ()) -> dict[str, Any]:
+    """Facts of the machine and of this process, at a run's start. Sizes in bytes. ranks: gpu_facts of each rank."""
     import torch
 
     found: dict[str, Any] = {
         "cpu": cpu_model(),
+        "capability": torch.backends.cpu.get_cpu_capability(),  # the vector instructions that torch uses
         "cores": cores(),
         "memory": memory(),
+        "threads": torch.get_num_threads(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        "python": platform.python_version(),
         "torch": torch.__version__,
     }
     if device.type == "cuda":
-        found |= of_gpus(device)
+        found |= of_gpus(device, [gpu for gpu in ranks if gpu] or [gpu_facts(device)])
     return found
 
 
@@ -46,22 +53,32 @@ def memory() -> int | None:
         return None
 
 
-def of_gpus(device: torch.device) -> dict[str, Any]:
+def gpu_facts(device: torch.device) -> dict[str, Any] | None:
+    """Of this process's GPU; None: it has none."""
     import torch
 
+    if device.type != "cuda":
+        return None
     own: Any = torch.cuda.get_device_properties(device)
     beside = held_beside_torch(device)
     uuid = str(getattr(own, "uuid", ""))
     return {
+        "name": own.name,
+        "uuid": uuid,
+        "pci": pci_address(device),
+        "memory": own.total_memory,
+        "held_beside": beside,  # of it the context of this process
+        "holders": holders(uuid) if beside > MUCH else [],
+    }
+
+
+def of_gpus(device: torch.device, ranks: list[Any]) -> dict[str, Any]:
+    import torch
+
+    return {
         "gpus": [torch.cuda.get_device_name(index) for index in range(count_gpus())],
-        "gpu": {
-            "name": own.name,
-            "uuid": uuid,
-            "pci": pci_address(device),
-            "memory": own.total_memory,
-            "held_beside": beside,  # of it the context of this process
-            "holders": holders(uuid) if beside > MUCH else [],
-        },
+        "gpu": ranks[0],
+        **({"gpus_of_ranks": ranks} if len(ranks) > 1 else {}),
         "driver": driver(),
         "cuda": torch.version.cuda or torch.version.hip,
         "cudnn": torch.backends.cudnn.version(),
@@ -99,17 +116,37 @@ def holders(uuid: str) -> list[dict[str, Any]]:
 
 
 def machine_line(found: dict[str, Any]) -> str:
-    """For the first screen."""
+    """For the first screen: one line, or two long ones."""
     size = f", {found['memory'] / 1e9:,.0f} GB" if found["memory"] else ""
-    parts = [f"{found['cpu']}, {found['cores']} cores{size}", f"torch {found['torch']}"]
+    hardware = [f"{found['cpu']}, {found['cores']} cores{size}"]
+    versions = [f"Python {found['python']}, torch {found['torch']}"]
     if "gpu" in found:
-        gpu = found["gpu"]
-        held = f" ({gpu['held_beside'] / 1e9:.1f} GB held by others" if gpu["held_beside"] > MUCH else ""
-        who = ", ".join(f"{h['process']} {h['pid']}" for h in gpu["holders"])
-        parts.insert(0, f"{gpu['name']}, {gpu['memory'] / 1e9:,.0f} GB{held}{who and ': ' + who}{')' if held else ''}")
-        versions = {"driver": found["driver"], "CUDA": found["cuda"], "cuDNN": found["cudnn"], "NCCL": found["nccl"]}
-        parts.append(", ".join(f"{name} {version}" for name, version in versions.items() if version))
-    return "; ".join(parts)
+        gpus = found.get("gpus_of_ranks", [found["gpu"]])
+        kinds = Counter(f"{gpu['name']}, {gpu['memory'] / 1e9:,.0f} GB" for gpu in gpus)
+        text = " + ".join(f"{count} x {kind}" if len(gpus) > 1 else kind for kind, count in kinds.items())
+        held = [
+            (f"rank {rank}: " if len(gpus) > 1 else "") + held_by_others(gpu)
+            for rank, gpu in enumerate(gpus)
+            if gpu["held_beside"] > MUCH
+        ]
+        hardware.insert(0, f"{text} ({'; '.join(held)})" if held else text)
+        libraries = {"driver": found["driver"], "CUDA": found["cuda"], "cuDNN": cudnn(found), "NCCL": found["nccl"]}
+        versions.append(", ".join(f"{name} {version}" for name, version in libraries.items() if version))
+    line = "; ".join([*hardware, *versions])
+    return line if len(line) <= ONE_LINE else f"{'; '.join(hardware)}\n{'; '.join(versions)}"
+
+
+def held_by_others(gpu: dict[str, Any]) -> str:
+    who = ", ".join(f"{h['process']} {h['pid']}" for h in gpu["holders"])
+    return f"{gpu['held_beside'] / 1e9:.1f} GB held by others{who and ': ' + who}"
+
+
+def cudnn(found: dict[str, Any]) -> str | None:
+    """91002 -> 9.10.2; 8902 -> 8.9.2."""
+    if not (number := found["cudnn"]):
+        return None
+    major = 10_000 if number >= 90_000 else 1000
+    return f"{number // major}.{number % major // 100}.{number % 100}"
 
 
 def machine_changes(began: dict[str, Any], found: dict[str, Any]) -> str:

@@ -62,6 +62,30 @@ def test_the_first_line_names_the_gpu_and_who_else_is_on_it(
     assert text.startswith("NVIDIA H200, 150 GB; ")
 
 
+def test_each_ranks_gpu_and_who_is_on_it(made_up: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two lines, with all versions; whole in what environment.json keeps."""
+    made_up["free"] = 129 * GB + GB // 2
+    ranks: list[dict[str, Any] | None] = [machine.gpu_facts(GPU) for _ in range(4)]
+    assert ranks[2] is not None
+    ranks[2] |= {"held_beside": 8 * GB, "holders": [{"pid": 77, "process": "jupyter", "memory": 8 * GB}]}
+    found = machine.machine_facts(GPU, ranks)
+    assert found["gpus_of_ranks"] == ranks
+    assert found["threads"] == torch.get_num_threads()
+    first, second = machine.machine_line(found).splitlines()
+    assert first.startswith("4 x NVIDIA H200, 150 GB (rank 2: 8.6 GB held by others: jupyter 77); ")
+    assert first.endswith(" GB")
+    assert second.startswith("Python 3.")
+    assert second.endswith(f"torch {torch.__version__}; driver 570.86, CUDA 12.8, cuDNN 9.10.2, NCCL 2.27.5")
+    assert machine.cudnn({"cudnn": 8902}) == "8.9.2"
+
+
+def test_other_vector_instructions_round_in_another_way() -> None:
+    began = machine.machine_facts(torch.device("cpu"))
+    assert machine.machine_changes(began, began) == ""
+    assert "capability " in machine.machine_changes(began, began | {"capability": "VSX"})
+    assert machine.machine_changes({"cpu": began["cpu"]}, began) == "", "an older run has no such entry"
+
+
 def test_nobody_is_asked_without_nvidia_smi(made_up: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "SMI", ("no-such-command",))
     found = machine.machine_facts(GPU)
