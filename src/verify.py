@@ -2,6 +2,7 @@
 
     python src/verify.py outputs/default/2026-11-20_21-35-11-adaa11
     python src/verify.py RUN --steps 200             # its first steps alone
+    python src/verify.py RUN data.path=/here/x.h5    # a run from another machine
     python src/verify.py RUN --commit here           # with the files as they are: does my edit change results?
 
 Compared are the logged metrics, the checkpoints that both have and, at the end, the scores. The code is the run's: its
@@ -25,18 +26,19 @@ from pathlib import Path
 def main() -> int:
     parser = argparse.ArgumentParser(description="Start a run again and compare it bit for bit.")
     parser.add_argument("run", type=Path, help="the directory of a finished or stopped run; nothing in it is changed")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for the second run: where its data lie, ...")
     parser.add_argument("--steps", type=int, help="compare its first steps; default: all, and the final scores")
     parser.add_argument("--commit", metavar="REV", help="another code than the run's own; here: the files as they are")
     parser.add_argument("--out", type=Path, help="keep the second run in this directory; default: a temporary one")
     parser.add_argument("--rounding", type=float, help="largest relative difference; default: 0, or 0.01, see above")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that temporary files are removed
     import lab  # noqa: F401 - the project that the engine runs
     from engine.errors import ConfigError, RunFailed
     from engine.verify import verify
 
     try:
-        found = verify(args.run, args.steps, args.commit, args.out, args.rounding)
+        found = verify(args.run, args.steps, args.commit, args.out, args.rounding, args.overrides)
     except (ConfigError, RunFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
@@ -46,7 +48,8 @@ def main() -> int:
     print(f"{args.run}: {found.steps:,} steps again, {f'equal {exact}' if found.equal else f'NOT equal {exact}'}")
     print(f"  code: {found.code}")
     for part in found.parts:
-        equal = f"equal ({part.counted})" if part.counted else "none to compare up to this step"
+        gap = f"; largest relative difference {part.largest:.2g}" if part.largest else ""
+        equal = f"equal ({part.counted}{gap})" if part.counted else "none to compare up to this step"
         print(f"  {part.name}: {part.difference or equal}")
     for what, lines in (("surroundings differ", found.unlike), ("note", found.hints)):
         for line in lines:

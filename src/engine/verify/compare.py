@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,18 +23,27 @@ WEIGHTS = ("model", "task", "ema", "optimizer")
 
 @dataclass(frozen=True)
 class Part:
-    """name: the file. counted: what was compared; empty: nothing. difference: the first one; empty: none."""
+    """name: the file. counted: what was compared; empty: nothing. difference: the first one; empty: none. largest:
+    relative difference of what is equal to rounding."""
 
     name: str
     counted: str
     difference: str = ""
+    largest: float = 0.0
+
+
+class Gap(NamedTuple):
+    """text: how two values differ; empty: equal, to rounding."""
+
+    text: str = ""
+    relative: float = 0.0
 
 
 def compare_metrics(run: Path, again: Path, last: int, at_end: bool, rounding: float) -> Part:
     """Records up to the step `last`. At that step a stopped run may lack some: the stop comes before or after an
     evaluation. at_end: the run had finished, so it lacks none. rounding: largest relative difference; 0: none."""
     theirs, ours = ([_values(r) for _, r in records(d / METRICS) if r["step"] <= last] for d in (run, again))
-    values = 0
+    values, largest = 0, 0.0
     for number, record in enumerate(theirs):
         step = record["step"]
         after = f"; the {number:,} records before it are equal" if number else ""
@@ -46,12 +55,14 @@ def compare_metrics(run: Path, again: Path, last: int, at_end: bool, rounding: f
         if more := own.keys() - record.keys():
             return Part(METRICS, f"{values:,} values", f"step {step:,}: {min(more)} is not in the run{after}")
         for key, value in record.items():
-            if text := numbers_differ(value, own[key], rounding):
-                return Part(METRICS, f"{values:,} values", f"step {step:,}: {key} {text}{after}")
+            gap = numbers_differ(value, own[key], rounding)
+            if gap.text:
+                return Part(METRICS, f"{values:,} values", f"step {step:,}: {key} {gap.text}{after}")
+            largest = max(largest, gap.relative)
         values += len(record) - 1
     if extra := [record["step"] for record in ours[len(theirs) :] if record["step"] < last or at_end]:
         return Part(METRICS, f"{values:,} values", f"step {extra[0]:,}: the record is not in the run")
-    return Part(METRICS, f"{values:,} values of {len(theirs):,} records" if values else "")
+    return Part(METRICS, f"{values:,} values of {len(theirs):,} records" if values else "", "", largest)
 
 
 def _values(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,34 +88,39 @@ def compare_checkpoints(run: Path, again: Path, last: int, rounding: float) -> I
 
 def _checkpoint(name: str, a: dict[str, Any], b: dict[str, Any], rounding: float, whole: bool) -> Part:
     theirs, ours = ({k: v for k, v in leaves(p) if whole or k.split(".")[0] in WEIGHTS} for p in (a, b))
-    tensors, size = 0, 0
+    tensors, size, largest = 0, 0, 0.0
     for key, value in theirs.items():
         if key not in ours:
             return Part(name, f"{tensors} tensors", f"{key} is not there again")
+        gap = Gap()
         if isinstance(value, Tensor):
-            text = tensors_differ(value, ours[key], rounding)
+            gap = tensors_differ(value, ours[key], rounding)
             tensors, size = tensors + 1, size + value.numel()
-        else:
-            text = numbers_differ(value, ours[key], rounding) if whole else ""
-        if text:
-            return Part(name, f"{tensors} tensors", f"{key} {text}")
+        elif whole:
+            gap = numbers_differ(value, ours[key], rounding)
+        if gap.text:
+            return Part(name, f"{tensors} tensors", f"{key} {gap.text}")
+        largest = max(largest, gap.relative)
     # a later version may save more beside the weights
     if more := [key for key in ours if key not in theirs and key.split(".")[0] in WEIGHTS]:
         return Part(name, f"{tensors} tensors", f"{more[0]} is not in the run")
-    return Part(name, f"{tensors} tensors, {size:,} values")
+    return Part(name, f"{tensors} tensors, {size:,} values", "", largest)
 
 
 def compare_scores(run: Path, again: Path, rounding: float) -> Part:
     theirs, ours = (
         {key: value for key, value in _values(read_json(d / RESULT)).items() if "/" in key} for d in (run, again)
     )
+    largest = 0.0
     for key in [*theirs, *(key for key in ours if key not in theirs)]:
         if key not in theirs or key not in ours:
             where = "there again" if key in theirs else "in the run"
             return Part(RESULT, f"{len(theirs)} scores", f"{key} is not {where}")
-        if text := numbers_differ(theirs[key], ours[key], rounding):
-            return Part(RESULT, f"{len(theirs)} scores", f"{key} {text}")
-    return Part(RESULT, f"{len(theirs)} scores" if theirs else "")
+        gap = numbers_differ(theirs[key], ours[key], rounding)
+        if gap.text:
+            return Part(RESULT, f"{len(theirs)} scores", f"{key} {gap.text}")
+        largest = max(largest, gap.relative)
+    return Part(RESULT, f"{len(theirs)} scores" if theirs else "", "", largest)
 
 
 def leaves(node: Any, at: str = "") -> Iterator[tuple[str, Any]]:
@@ -117,37 +133,39 @@ def leaves(node: Any, at: str = "") -> Iterator[tuple[str, Any]]:
         yield at, node
 
 
-def numbers_differ(run: Any, again: Any, rounding: float) -> str:
-    """Says how they differ; empty: they do not. Not a number equals not a number."""
+def numbers_differ(run: Any, again: Any, rounding: float) -> Gap:
+    """Not a number equals not a number."""
     if run == again or (run != run and again != again):
-        return ""
+        return Gap()
     if not all(isinstance(value, (int, float)) for value in (run, again)):
-        return f"is {run} in the run, {again} again"
+        return Gap(f"is {run} in the run, {again} again", math.inf)
     difference = abs(run - again)
     relative = difference / max(abs(run), abs(again), SMALLEST)
     if math.isfinite(relative) and relative <= rounding:
-        return ""
-    return f"is {run!r} in the run, {again!r} again (difference {difference:.3g}, relative {relative:.2g})"
+        return Gap("", relative)
+    text = f"is {run!r} in the run, {again!r} again (difference {difference:.3g}, relative {relative:.2g})"
+    return Gap(text, relative)
 
 
-def tensors_differ(run: Tensor, again: Any, rounding: float) -> str:
-    """Says in how many values they differ, and where most; empty: they do not. To rounding: relative to the tensor's
-    largest value."""
+def tensors_differ(run: Tensor, again: Any, rounding: float) -> Gap:
+    """In how many values, and where most. Relative: to the tensor's largest value."""
     shape = tuple(run.shape)
     if not isinstance(again, Tensor) or again.shape != run.shape or again.dtype != run.dtype:
         other = f"{tuple(again.shape)} {again.dtype}" if isinstance(again, Tensor) else type(again).__name__
-        return f"is {shape} {run.dtype} in the run, {other} again"
+        return Gap(f"is {shape} {run.dtype} in the run, {other} again", math.inf)
     unlike = (run != again) & ~((run != run) & (again != again))
     if not unlike.any():
-        return ""
-    gap = torch.where(unlike, (run.double() - again.double()).abs(), 0.0).nan_to_num(math.inf).flatten()
-    most = int(gap.argmax())
-    largest = float(run.double().abs().nan_to_num(0).max())
-    if float(gap[most]) <= rounding * largest:
-        return ""
+        return Gap()
+    gaps = torch.where(unlike, (run.double() - again.double()).abs(), 0.0).nan_to_num(math.inf).flatten()
+    most = int(gaps.argmax())
+    gap, largest = float(gaps[most]), float(run.double().abs().nan_to_num(0).max())
+    relative = gap / largest if largest else math.inf
+    if relative <= rounding:
+        return Gap("", relative)
     place = [int(i) for i in torch.unravel_index(torch.tensor(most), shape)]
-    return (
+    text = (
         f"{shape}: {int(unlike.sum()):,} of {run.numel():,} values differ, most at {place}: "
         f"{run.flatten()[most].item():.9g} in the run, {again.flatten()[most].item():.9g} again "
-        f"(difference {float(gap[most]):.3g})"
+        f"(difference {gap:.3g}, relative {relative:.2g})"
     )
+    return Gap(text, relative)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from glob import glob
@@ -62,11 +62,18 @@ class Verdict:
         return not any(part.difference for part in self.parts)
 
 
-def verify(run: Path, steps: int | None, commit: str | None, out: Path | None, rounding: float | None) -> Verdict:
+def verify(
+    run: Path,
+    steps: int | None = None,
+    commit: str | None = None,
+    out: Path | None = None,
+    rounding: float | None = None,
+    overrides: Sequence[str] = (),
+) -> Verdict:
     """Compare the first `steps` steps of a run, None: all it made, with a second run in `out`, None: a temporary one.
 
     commit: the code of the second run; None: the run's own; HERE: the files as they are. rounding: largest relative
-    difference; None: 0, and ROUNDING where the surroundings differ.
+    difference; None: 0, and ROUNDING where the surroundings differ. overrides: key=value, as for a resume.
     """
     if started_ranks() is not None:
         raise ConfigError("verify.py starts its processes by itself: not by torchrun or srun")
@@ -101,13 +108,13 @@ def verify(run: Path, steps: int | None, commit: str | None, out: Path | None, r
                 raise ConfigError(f"--out {out}: exists; give a directory that does not")
         root, code = stack.enter_context(code_for(run, commit))
         prepare(again, cfg, read_overrides(run), began, None if at_end else last, ranks)
-        status = subprocess.run(
-            [sys.executable, str(root / "src/train.py"), "resume=auto", f"hydra.run.dir={quoted(again)}"], check=False
-        ).returncode
+        command = [str(root / "src/train.py"), "resume=auto", f"hydra.run.dir={quoted(again)}", *overrides]
+        status = subprocess.run([sys.executable, *command], check=False).returncode
         if status in (2, 130):
             raise KeyboardInterrupt if status == 130 else ConfigError(f"{run}: cannot be started again, see above")
         if status not in (0, PREEMPTED) and read_status(run).get("status") != "failed":
             raise RunFailed(f"{run}: started again it failed, see above")
+        cfg = read_config(again)  # with the overrides
         unlike = surroundings_differ(began, read_json(again / ENVIRONMENT), cfg, ranks, again)
         if rounding is None:
             rounding = ROUNDING if unlike else 0.0

@@ -48,7 +48,7 @@ def command(run: Path, *more: str, src: Path = ROOT / "src", **env: str) -> subp
 def test_a_run_is_equal_to_itself_started_again_and_stays_as_it_is(whole: Path) -> None:
     """In a fresh process, to its end."""
     before = files(whole)
-    found = recompute.verify(whole, None, recompute.HERE, None, None)
+    found = recompute.verify(whole, commit=recompute.HERE)
     assert found.equal, found
     assert found.rounding == 0
     names = [part.name for part in found.parts]
@@ -59,7 +59,7 @@ def test_a_run_is_equal_to_itself_started_again_and_stays_as_it_is(whole: Path) 
 
 def test_its_first_steps_are_compared_alone(whole: Path, tmp_path: Path) -> None:
     """Under the schedule of the whole run. The evaluation of the last step is compared too."""
-    found = recompute.verify(whole, 12, recompute.HERE, tmp_path / "again", None)
+    found = recompute.verify(whole, 12, recompute.HERE, tmp_path / "again")
     assert found.equal, found
     assert found.parts[0].counted == "16 values of 5 records"
     assert status(tmp_path / "again")["status"] == "preempted"
@@ -94,7 +94,8 @@ def test_the_last_bit_of_a_metric_counts_unless_rounding_is_allowed(whole: Path,
     value = json.loads(text.splitlines()[0])["train/loss"]
     (copied / "metrics.jsonl").write_text(text.replace(repr(value), repr(value * (1 + 1e-7)), 1))
     assert "step 4: train/loss" in compare.compare_metrics(copied, whole, 24, True, 0.0).difference
-    assert not compare.compare_metrics(copied, whole, 24, True, 1e-6).difference
+    found = compare.compare_metrics(copied, whole, 24, True, 1e-6)
+    assert (found.difference, found.largest) == ("", pytest.approx(1e-7, rel=1e-3))
 
 
 @pytest.mark.parametrize(
@@ -121,10 +122,14 @@ def test_the_first_tensor_that_differs_is_named(whole: Path, copied: Path, keys:
 
 def test_not_a_number_equals_itself_and_a_damaged_checkpoint_is_a_difference(whole: Path, copied: Path) -> None:
     a, b = torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")])
-    assert not compare.tensors_differ(a, b, 0.0)
-    assert "1 of 2 values differ, most at [0]" in compare.tensors_differ(a, torch.tensor([float("nan")] * 2), 0.5)
-    assert "torch.float64 again" in compare.tensors_differ(a, b.double(), 1.0)
-    assert not compare.tensors_differ(torch.tensor([100.0, 0.0]), torch.tensor([100.0, 0.1]), 1e-2)
+    assert compare.tensors_differ(a, b, 0.0) == ("", 0)
+    assert "1 of 2 values differ, most at [0]" in compare.tensors_differ(a, torch.tensor([float("nan")] * 2), 0.5).text
+    assert "torch.float64 again" in compare.tensors_differ(a, b.double(), 1.0).text
+    assert compare.tensors_differ(torch.tensor([100.0, 0.0]), torch.tensor([100.0, 0.1]), 1e-2) == (
+        "",
+        pytest.approx(1e-3),
+    )
+    assert "[1]: 0 in the run" in compare.tensors_differ(torch.zeros(2), torch.tensor([0.0, 1.0]), 0.5).text
     path = copied / "checkpoints/last_000000020.pt"
     path.write_bytes(path.read_bytes()[:-100])
     assert any("last_000000020.pt" in part.difference for part in compare.compare_checkpoints(copied, whole, 24, 0.0))
@@ -173,7 +178,7 @@ def test_what_a_resume_has_changed_is_put_back(whole: Path, copied: Path) -> Non
     assert json.loads((copied / "environment.json").read_text())["changes"] == [
         {"after": 24, "was": {"trainer.max_steps": 24}}
     ]
-    found = recompute.verify(copied, None, recompute.HERE, None, None)
+    found = recompute.verify(copied, commit=recompute.HERE)
     assert (found.equal, found.steps) == (True, 24)
     assert "trainer.max_steps 24 -> 30" in found.hints[0]
     assert metrics(copied)[:8] == metrics(whole)[:8]
@@ -225,12 +230,12 @@ def test_stop_at_step_leaves_the_schedule_and_the_bits(whole: Path, tmp_path: Pa
 )
 def test_mistakes_are_named(whole: Path, steps: int | None, commit: str | None, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        recompute.verify(whole, steps, commit, None, None)
+        recompute.verify(whole, steps, commit)
 
 
 def test_a_directory_that_is_no_run_or_is_in_the_way(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"exists; give a directory that does not"):
-        recompute.verify(whole, None, None, tmp_path, None)
+        recompute.verify(whole, out=tmp_path)
     done = command(tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {tmp_path}: no run directory")
@@ -270,6 +275,8 @@ def test_another_seed_and_changed_data_are_found(whole: Path, copied: Path, tmp_
     done = command(tmp_path / "run", "--steps", "4", "--commit", "here")
     assert done.returncode == 1
     assert f"note: data.path={data} was written after the run" in done.stdout
+    done = command(tmp_path / "run", "--steps", "4", "--commit", "here", f"data.path={ROOT}/data/digits.h5")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture
