@@ -81,8 +81,8 @@ def main() -> int:
         return 2
     for remark in remarks:
         print(remark, file=sys.stderr)
-    left = f"; left out: {', '.join(without)}" if without else ""
-    print(f"{(args.into or ROOT).resolve()}: the package is {package}, src/engine is as it was{left}")
+    left = f", left out: {', '.join(without)}" if without else ""
+    print(f"{(args.into or ROOT).resolve()}: the package is {package}{left}; src/engine is as it was")
     print("next: git add -A && git commit, then ./run train and ./run test; docs/fork.md says how to update")
     return 0
 

@@ -35,6 +35,7 @@ TEMPLATE_ONLY = Part(
         "CITATION.cff",
         "copier.yml",
         "tools/copier",
+        "tools/engine",
         "tests/lab/test_docs.py",
         "tests/lab/test_fork*.py",
         "tests/engine/test_wall.py::test_all_that_a_page_shows_is_used_or_documented",
@@ -143,6 +144,36 @@ PARTS = {
         {
             "README.md": {r"  notebooks/": ""},
             "pyproject.toml": {",notebook]": "]"},
+        },
+        kind="extra",
+    ),
+    "engine": Part(
+        "the folder `src/engine`: the wheel `lab-engine` stands in for it",
+        (
+            "src/engine",
+            "src/hydra_plugins",
+            "tests/engine",
+            *(
+                f"tests/lab/test_readme.py::{name}"
+                for name in (
+                    "commands",
+                    "test_a_command_without_any_environment_says_what_to_type",
+                    "test_a_command_goes_on_with_the_environment_s_python_as_it_was_typed",
+                    "test_an_environment_without_the_packages_is_tried_once",
+                )
+            ),
+        ),
+        {
+            "pyproject.toml": [r"^\[tool.setuptools.package-data\]", r"^\"engine.sweeps.report\" = ", '^"src/engine/'],
+            "README.md": [r"^src/engine/ ", r"^  (host|runs|ranks|data|sweeps)/ "],
+        },
+        {
+            "pyproject.toml": {
+                r", \"engine\*\", \"hydra_plugins\*\"": "",
+                r", \"tests/engine/data\", \"tests/engine/packing\"": "",
+                r"^dependencies = \[": 'dependencies = [\n  "lab-engine>=0.2,<0.3", # see docs/fork.md',
+            },
+            "README.md": {r"\{lab,engine\}": "lab"},
         },
         kind="extra",
     ),

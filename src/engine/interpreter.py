@@ -8,7 +8,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(sys.argv[0]).resolve().parent.parent  # of src/<command>.py
 NEEDED = ("hydra", "omegaconf", "torch", "numpy", "h5py")
 TRIED = "LAB_PYTHON"  # is set while .venv's Python is tried, so that one without the packages ends in the message
 

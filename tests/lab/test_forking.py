@@ -110,21 +110,27 @@ def test_copier_and_the_docs_name_every_part(tools: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def least(template: Path, tools: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def parts(tools: Any) -> list[str]:
+    """All but the engine, whose folder other tests compare."""
+    return [name for name in tools.PARTS if name != "engine"]
+
+
+@pytest.fixture(scope="module")
+def least(template: Path, parts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fork without any part, of a long name that sorts behind all others."""
     folder = tmp_path_factory.mktemp("least")
-    done = fork(template, "zebrafish_tracking", "--title", "Our fish", "--without", *tools.PARTS, "--into", str(folder))
+    done = fork(template, "zebrafish_tracking", "--title", "Our fish", "--without", *parts, "--into", str(folder))
     assert (done.returncode, done.stderr) == (0, "")  # so all of parts.py was found
     return folder
 
 
-def test_a_fork_has_no_trace_of_what_was_left_out(least: Path, template: Path, tools: Any) -> None:
+def test_a_fork_has_no_trace_of_what_was_left_out(least: Path, template: Path, tools: Any, parts: list[str]) -> None:
     """No name of a deleted file, or of a part, in any text but prose; names that other files have too may stay."""
     made, before = files(least), {name.replace("/lab/", "/zebrafish_tracking/") for name in files(template)}
     assert made.keys() < before
     stay = {Path(name).stem for name in made}
     deleted = {Path(name).stem for name in before - made.keys() if name.startswith(("conf/", "src/", "notebooks/"))}
-    gone = (deleted | tools.PARTS.keys()) - stay
+    gone = (deleted | set(parts)) - stay
     assert {"byol", "autoencoder", "cifar10_fast", "sample_text", "tour", "benchmarks"} < gone
     named = re.compile(rf"(?<![\w-])({'|'.join(gone)})(?![\w-])")
     kept = ("tools/", "docs/fork.md", "CHANGELOG.md", *tools.ENGINE)  # say what there is to leave out; are untouched
@@ -151,11 +157,11 @@ def test_a_fork_passes_its_hooks(least: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_in_place_is_the_same(least: Path, template: Path, tools: Any, tmp_path: Path) -> None:
+def test_in_place_is_the_same(least: Path, template: Path, parts: list[str], tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(template), "clone")
     (clone / "src/lab/__pycache__").mkdir()
-    asked = ("zebrafish_tracking", "--title", "Our fish", "--without", *tools.PARTS)
+    asked = ("zebrafish_tracking", "--title", "Our fish", "--without", *parts)
     (clone / "new.txt").touch()
     refused = fork(clone, *asked)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
@@ -199,6 +205,42 @@ def test_a_fork_trains_and_reads_what_the_template_wrote(least: Path) -> None:
         least, sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", "-p", "no:cacheprovider", "tests"
     )
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_the_wheel_needs_what_the_project_needs() -> None:
+    """But for extras, and the comments."""
+    needs = [
+        re.findall(
+            r'"([a-z0-9-]+[<>=][^"]*)"', re.search(r"^dependencies = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)[1]
+        )  # type: ignore[index]
+        for text in ((ROOT / name / "pyproject.toml").read_text() for name in (".", "tools/engine"))
+    ]
+    assert needs[0] == needs[1]
+    assert len(needs[0]) > 5
+
+
+@pytest.mark.slow
+def test_a_fork_trains_with_the_wheel_of_the_engine(template: Path, tmp_path: Path) -> None:
+    clone, small, site = tmp_path / "clone", tmp_path / "small", tmp_path / "site-packages"
+    git(tmp_path, "clone", "-q", str(template), "clone")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
+    build = run(clone, *pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), "./tools/engine")
+    assert build.returncode == 0, build.stderr
+    assert git(clone, "status", "--porcelain") == ""
+    (wheel,) = tmp_path.glob("lab_engine-*.whl")
+    assert run(tmp_path, *pip, "install", "--no-deps", "--target", str(site), str(wheel)).returncode == 0
+    installed = {f"src/{path}": data for path, data in files(site).items() if "dist-info" not in path}
+    assert installed == engine(template)
+
+    assert fork(template, "small_one", "--without", "engine", "--into", str(small)).stderr == ""
+    assert not (small / "src/engine").exists()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(small / "src"), str(site)])}
+    asked = (*SMALL, "trainer.max_steps=2", "-m", "seed=1,2", "sweep=two")
+    command = [sys.executable, "src/train.py", *asked]
+    done = subprocess.run(command, cwd=small, env=environment, capture_output=True, text=True, timeout=limit(120))
+    assert done.returncode == 0, done.stderr
+    assert len(list((small / "outputs/default/sweeps/two").glob("seed-*/result.json"))) == 2
+    assert (small / "outputs/default/sweeps/two/report.html").exists()  # of files that are not Python
 
 
 # -- a later version -------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from typing import Any
 from engine.config.schema import join, show
 from engine.config.targets import build_target
 from engine.errors import ConfigError, RunFailed
+from engine.project import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 TRACEBACK = "LAB_TRACEBACK"  # with this variable the command shows the traceback too
 LONGEST = 300  # characters of a message, or of the values, that are shown
 

@@ -27,8 +27,8 @@ from engine.config.messages import check_arguments, explain
 from engine.config.schema import MISSING, below_outputs, join
 from engine.config.wandb_agent import from_agent
 from engine.errors import ConfigError
+from engine.project import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 CONF = ROOT / "conf"
 _FULL_ERROR = "HYDRA_FULL_ERROR"  # unless it is 1, Hydra prints errors and exits instead of raising
 _PARSER = ("parse_args", "parse_intermixed_args", "error")

@@ -22,10 +22,11 @@ from omegaconf.errors import InterpolationKeyError, InterpolationToMissingValueE
 from engine.config import yamls
 from engine.config.schema import did_you_mean, leaves, nearest, no_such_key, show
 from engine.errors import ConfigError
+from engine.project import ROOT
 
 _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config search path|provider=)")
 
-SRC = Path(__file__).resolve().parents[2]
+SRC = ROOT / "src"
 CALLERS = ("engine/config/compose.py", "engine/config/messages.py", "train.py")  # our files that call Hydra to compose
 FREE = ("data", "model", "optim", "callback")  # groups whose keys are not all in a schema
 NOT_INSTALLED = {
@@ -98,7 +99,7 @@ def check_arguments(argv: Sequence[str]) -> None:
     here = ""
     with suppress(FileNotFoundError):  # it was removed: Hydra reports that
         here = os.getcwd()
-    for what, folder in (("working directory", here), ("project's folder", __file__)):
+    for what, folder in (("working directory", here), ("project's folder", str(ROOT))):
         if "${" in folder:
             raise ConfigError(f"the {what} has ${{ in its path, which Hydra takes for an interpolation: {folder}")
     for argument in argv:

@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from engine.app import app
 from engine.config.schema import check_limits, check_resolved, describe, did_you_mean, fits, join, nearest, plain, show
 from engine.errors import ConfigError
+from engine.project import ROOT
 
 _CLASSES_ONLY = ("torch.*", "torchmetrics.*", "optuna.*")
 _SPECIAL = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")
@@ -157,9 +158,8 @@ def _import_message(error: Exception, name: str, where: str) -> str:
 
 
 def _short(file: str | None) -> str:
-    root = Path(__file__).resolve().parents[3]
     path = Path(file or "?")
-    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
 def _names(found: Any) -> list[str]:

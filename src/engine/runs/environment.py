@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from engine.files import read_json, replace_text, write_json
 from engine.host import machine_changes
+from engine.project import ROOT
 
 FILE, DIFF = "environment.json", "uncommitted.diff"
-PROJECT = Path(__file__).resolve().parents[3]
+PROJECT = ROOT
 MOST_OF_ONE, MOST_OF_ALL = 1 << 20, 8 << 20  # bytes of a new file, and of all, in uncommitted.diff
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")
 

@@ -24,6 +24,7 @@ from engine.app import App, app, register
 from engine.errors import PREEMPTED, Claimed, ConfigError, RunFailed
 from engine.files import read_json, replace_text
 from engine.host import heeded_signals
+from engine.project import ROOT
 from engine.ranks import become_rank, follows, release_followers
 from engine.runs import STATUS, claimed, record_failure
 from engine.sweeps.job import run_job
@@ -40,7 +41,7 @@ NUMBER = "slurm_job"  # file in a job's directory: number of its batch job
 POLL_S = 2.0
 UNENDED = ("queued", "running", "preempted")  # states after which SLURM may run a job again
 REQUEUE_S = 20.0  # for so long squeue may not list a job that goes back into the queue
-SRC = Path(__file__).resolve().parents[2]
+SRC = ROOT / "src"
 
 
 class RunDirectory:

@@ -17,6 +17,7 @@ from typing import Any
 
 from engine.errors import RunFailed
 from engine.files import read_json, records, write_json
+from engine.project import ROOT
 from engine.runs import (
     RESULT,
     STATUS,
@@ -164,7 +165,7 @@ def _summary_id(study: Study) -> str:
 def summarise_apart(sweep_dir: Path, limit_s: float) -> str | None:
     """Run `summarise` in its own process, as W&B changes global state, for limit_s at most. Returns an error's last
     line; None if it went well."""
-    command = [sys.executable, str(Path(__file__).parents[2] / "sync.py"), "--summary", str(sweep_dir)]
+    command = [sys.executable, str(ROOT / "src/sync.py"), "--summary", str(sweep_dir)]
     environment = {name: value for name, value in os.environ.items() if name != "WANDB_RUN_ID"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, env=environment)

@@ -20,6 +20,7 @@ import yaml
 from engine.config import CONFIG, OVERRIDES, flat, unswept
 from engine.errors import ConfigError
 from engine.files import read_json, records
+from engine.project import ROOT
 from engine.runs import ENVIRONMENT, NOT_COMPUTED, RESULT, STATUS, Code, codes_of, is_claimed
 
 SWEEP = "sweep.json"
@@ -147,7 +148,7 @@ def read_study(paths: Sequence[Path], out: Path | None = None, objective: Object
     above = Path(os.path.commonpath([folder.parent for folder in folders]))  # keys: as short as they stay unique
     jobs = tuple(read_job(f, number, (), key=str(f.relative_to(above))) for number, f in enumerate(folders))
     lone_folder = len(paths) == 1 and folders != [paths[0].absolute()]
-    directory = out or (paths[0].absolute() if lone_folder else _root() / "outputs" / "compare")
+    directory = out or (paths[0].absolute() if lone_folder else ROOT / "outputs" / "compare")
     found = (objective,) if objective else _monitored(jobs)
     return Study(directory.name, directory, jobs, differing(jobs), found, is_sweep=False)
 
@@ -257,7 +258,3 @@ def _yaml(path: Path) -> Any:
         return yaml.load(path.read_text(), _Loader) if path.exists() else None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid yaml: {' '.join(str(error).split())}") from None
-
-
-def _root() -> Path:
-    return Path(__file__).resolve().parents[4]
