@@ -203,7 +203,7 @@ def train(
     every = Every(*(parse_interval(interval, steps_per_epoch) for interval in intervals))
     run = Run(
         world, trainer, config.monitor, machine, every, logger, checkpoints, callbacks, stop, watch, buffers,
-        epoch_samples=len(sets["train"]), total_steps=total_steps, work=work,
+        epoch_samples=len(sets["train"]), total_steps=total_steps, work=work, first=train_loader.first,
     )  # fmt: skip
 
     # ---- resume or begin: from here each rank has its own random numbers

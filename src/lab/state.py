@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,7 @@ class Run:
     epoch_samples: int
     total_steps: int
     work: Work = field(default_factory=Work)  # of a sample: what the logged speeds are made from
+    first: Callable[[], Batch] = dict  # returns the next training batch of this rank; not to be changed
 
     @property
     def directory(self) -> Path:

@@ -7,6 +7,7 @@ host runs ahead of.
     timeline    spans on the device's clock, added up by part       report    the table, and what bounds the run
     trace       torch.profiler: a chrome trace, a kernel table      memory    what to change where memory is full
     work        tokens and FLOP of a sample, peak FLOP/s            options   the group `profiler`
+    summary     a table of modules: shapes, parameters, FLOP
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from engine.profiling.memory import explained, is_out_of_memory, limit_memory
     from engine.profiling.options import ProfilerConfig
     from engine.profiling.report import as_dict, bound, table
+    from engine.profiling.summary import summarize, summary_table
     from engine.profiling.timeline import Batches, Timeline, wrapped
     from engine.profiling.trace import Trace, dump_memory
     from engine.profiling.work import Work, count_flop, peak_tflops

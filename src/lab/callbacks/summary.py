@@ -1,0 +1,58 @@
+"""A table of the model's modules, at the start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from engine.config import Count
+from engine.errors import ConfigError, first_line
+from engine.files import replace_text
+from engine.profiling import summarize, summary_table
+from engine.ranks import is_sharded, rng_state, set_rng_state
+from lab.callbacks.base import Callback
+from lab.loop import Objective
+
+
+class Summary(Callback):
+    """Modules of the model, and of the task if it has parameters, down to `depth` levels: their output for the first
+    micro-batch, parameters, and FLOP of the forward pass. On the screen and in summary.txt. Nothing is computed: the
+    table is made with tensors that have no memory."""
+
+    def __init__(self, depth: Count) -> None:
+        self.depth = depth
+
+    def on_start(self, state: Any) -> None:
+        run = self.run
+        if not run.world.is_main:
+            return
+        if is_sharded(state.model):
+            raise ConfigError("callback=summary: trainer=fsdp has cut the model over the ranks - use trainer=single")
+        whole, batch = Objective(state.model, state.task), run.first()
+        samples = len(next(iter(batch.values())))
+        before = rng_state(run.world.device)
+        try:
+            rows = summarize(whole, batch, call)
+        except ConfigError:  # what the first step would say, too
+            raise
+        except Exception as error:  # a model or a loss that asks tensors for their values, which these have not
+            run.logger.warn(f"callback=summary: the model cannot be followed without values: {first_line(error)}")
+            return
+        finally:
+            set_rng_state(before, run.world.device)
+        own = [row for row in rows if row.name.startswith("model") or (row.parameters and row.name.startswith("task"))]
+        total = rows[0]
+        text = (
+            f"{summary_table(own, samples, self.depth)}\n"
+            f"{total.parameters:,} parameters, {total.trained:,} trained; with a micro-batch of {samples} samples"
+        )
+        replace_text(run.directory / "summary.txt", f"{text}\n")
+        run.logger.say(text)
+
+
+def call(whole: nn.Module, batch: Any) -> None:
+    assert isinstance(whole, Objective)
+    for name in whole.task.trained(whole.model):
+        whole.name = name
+        whole(batch)
