@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import NEEDS_GPT, QUICK, assert_equal, compose, last_checkpoint, metrics, start_run
+from conftest import (
+    NEEDS_GPT,
+    QUICK,
+    assert_equal,
+    compose,
+    last_checkpoint,
+    metrics,
+    start_run,
+    without_code_generator,
+)
 from torch import Tensor, nn
 
 import lab.run
@@ -136,8 +145,9 @@ def test_ranks_are_profiled_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_compiled_run_is_profiled(tmp_path: Path) -> None:
-    run = start_run(tmp_path / "run", *SHORT, "profiler=simple", "hardware.compile=default")
+def test_a_compiled_run_is_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with without_code_generator(monkeypatch):
+        run = start_run(tmp_path / "run", *SHORT, "profiler=simple", "hardware.compile=default")
     found = profile(run)
     assert found["seconds"]["forward"] > 0
     assert "hardware.compile=default" not in found["sentence"]

@@ -236,13 +236,6 @@ def test_draws_are_uniform_and_independent() -> None:
     assert (counts - 100_000 / 7).abs().max() < 600
 
 
-@pytest.mark.slow
-def test_compiled_draws_are_the_same() -> None:
-    numbers, draws = torch.arange(1000, 1064), Draws(3, "a")
-    make = torch.compile(lambda numbers: (draws.uniform(numbers, 7), draws.below(numbers, (3, 9))))
-    assert all(map(torch.equal, make(numbers), (draws.uniform(numbers, 7), draws.below(numbers, (3, 9)))))
-
-
 def test_cost_of_drawing_is_small() -> None:
     numbers = torch.arange(256)
     draws = Draws(0, "a")
