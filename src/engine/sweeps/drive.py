@@ -61,6 +61,8 @@ def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, argument
     chosen = {job.key for job in due}
     plan.adapt(ledger, [c for c, job in zip(combinations, jobs) if job.key in chosen], due, composer)
     say(f"sweep {ledger.name}: {outlook(ledger, jobs, due)}\n  {shown(ledger.directory)}")
+    if due and (difference := settle_code(ledger)):
+        say(difference)
     stopped = run_sweep(launcher, Work(ledger, due, jobs, options)) if due else None
     conclude(ledger, jobs, stopped, changed=bool(due))
 
@@ -140,8 +142,6 @@ def run_sweep(launcher: Launcher, work: Work) -> signal.Signals | None:
     A launcher of this project has `run_jobs(work)`. Any other Hydra launcher is given the run directories as overrides;
     train.py reads sweep.job first, and ignores the rest of the config that such a launcher composes.
     """
-    if difference := settle_code(work.ledger):
-        say(difference)
     if hasattr(launcher, "run_jobs"):
         return launcher.run_jobs(work)
     jobs = list(work.jobs)

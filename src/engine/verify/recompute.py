@@ -22,7 +22,7 @@ from engine.config import ROOT, plain, read_config, read_overrides
 from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.files import read_json, records, write_json
 from engine.host import count_gpus, machine_changes
-from engine.ranks import ONE_PROCESS, started_ranks
+from engine.ranks import AT_STEP, ONE_PROCESS, started_ranks
 from engine.runs import (
     CHECKPOINTS,
     DIFF,
@@ -77,6 +77,8 @@ def verify(
     """
     if started_ranks() is not None:
         raise ConfigError("verify.py starts its processes by itself: not by torchrun or srun")
+    if rounding is not None and not 0 <= rounding < 1:
+        raise ConfigError(f"--rounding {rounding}: a relative difference, from 0 to below 1")
     if not holds_run(run):
         raise ConfigError(f"{run}: no run directory (it has no config.yaml); give the one that a run has printed")
     if is_claimed(run):
@@ -112,6 +114,8 @@ def verify(
         status = subprocess.run([sys.executable, *command], check=False).returncode
         if status in (2, 130):
             raise KeyboardInterrupt if status == 130 else ConfigError(f"{run}: cannot be started again, see above")
+        if status == PREEMPTED and (signal := read_status(again).get("signal")) != AT_STEP:
+            raise RunFailed(f"{run}: started again it was stopped by {signal}")
         if status not in (0, PREEMPTED) and read_status(run).get("status") != "failed":
             raise RunFailed(f"{run}: started again it failed, see above")
         cfg = read_config(again)  # with the overrides
@@ -130,7 +134,7 @@ def prepare(
 ) -> None:
     """Write the second run's directory, with the number of threads that the first has settled on."""
     cfg.logger = OmegaConf.structured(LoggerConfig(kind="none"))
-    cfg.trainer.stop_at_step = stop
+    cfg.trainer.stop_at_step, cfg.trainer.max_time = stop, None  # the first may have had several such times
     auto = cfg.trainer.strategy not in ONE_PROCESS and cfg.hardware.num_procs == "auto"
     if ranks and auto and ("gpus" not in began.get("machine", {}) or count_gpus() >= ranks):
         cfg.hardware.num_procs = ranks

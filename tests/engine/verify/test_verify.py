@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, ROOT, assert_equal, last_checkpoint, limit, metrics, start_run, status
+from conftest import QUICK, ROOT, assert_equal, compose, last_checkpoint, limit, metrics, start_run, status
 from fork import copy_of_the_project
 
 from engine.errors import ConfigError
@@ -233,7 +233,20 @@ def test_mistakes_are_named(whole: Path, steps: int | None, commit: str | None, 
         recompute.verify(whole, steps, commit)
 
 
+def test_the_second_run_has_the_firsts_threads_and_ranks_but_no_time_limit_and_no_loggers(tmp_path: Path) -> None:
+    from engine.config import read_config
+
+    cfg = compose(*RUN[1:], "logger=tensorboard", "trainer=ddp", "trainer.max_time=1h", checked=False)
+    recompute.prepare(tmp_path / "again", cfg, [], {"threads": {"count": 3}}, 7, ranks=4)
+    made = read_config(tmp_path / "again")
+    assert (made.trainer.stop_at_step, made.trainer.max_time, made.hardware.num_procs) == (7, None, 4)
+    assert (made.logger.kind, made.logger.tensorboard, made.logger.mlflow) == ("none", False, None)
+    assert json.loads((tmp_path / "again/environment.json").read_text())["threads"] == {"count": 3}
+
+
 def test_a_directory_that_is_no_run_or_is_in_the_way(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--rounding 2: a relative difference"):
+        recompute.verify(whole, rounding=2)
     with pytest.raises(ConfigError, match=r"exists; give a directory that does not"):
         recompute.verify(whole, out=tmp_path)
     done = command(tmp_path)

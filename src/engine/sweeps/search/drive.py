@@ -22,6 +22,7 @@ from engine.errors import ConfigError, RunFailed
 from engine.files import write_json
 from engine.locks import Busy, Lock
 from engine.runs import shown
+from engine.sweeps.code import settle_code
 from engine.sweeps.drive import Work, counted, opened, report, run_sweep, say, stop_here
 from engine.sweeps.ledger import SWEEP, Job, Ledger, NewJob, Share
 from engine.sweeps.options import SearchConfig
@@ -81,6 +82,8 @@ def run_search(
             waiting = drive.left_over()
             say(f"{outlook(study, len(waiting))}\n  {shown(ledger.directory)}")
             to_run = bool(waiting) or study.has_room()
+            if to_run and (difference := settle_code(ledger)):
+                say(difference)
             stopped = drive.run(launcher, sweep_options, waiting) if to_run else None
         except (StorageInternalError, SQLAlchemyError) as error:  # the database is unreachable or full
             reason = one_line(getattr(error, "orig", None) or error)
