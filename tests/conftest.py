@@ -122,12 +122,11 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None
 QUICK = ("logger=none", "hardware=cpu", "hardware.num_threads=1", "model.hidden=[16]", "trainer.max_epochs=null")
 
 
-_composer: Any = None
+_composers: dict[str, Any] = {}  # of each experiment: it may choose a sweeper, which no job of a sweep may
 
 
 def _composed(overrides: tuple[str, ...]) -> DictConfig:
     """As Hydra composes it, `hydra` included. What differs in plain values alone is composed once, as a sweep does."""
-    global _composer
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
@@ -136,12 +135,13 @@ def _composed(overrides: tuple[str, ...]) -> DictConfig:
 
     register_resolvers()
     with hydra.initialize_config_dir(str(CONF), version_base=None):
-        if _composer is None:
+        experiment = next((override for override in overrides if override.startswith("experiment=")), "")
+        if experiment not in _composers:
             loader = GlobalHydra.instance().config_loader()
-            master = hydra.compose("train", return_hydra_config=True)
-            _composer = Composer(loader, master, Path.cwd(), Path.cwd())
+            master = hydra.compose("train", [experiment] if experiment else [], return_hydra_config=True)
+            _composers[experiment] = Composer(loader, master, Path.cwd(), Path.cwd())
         keys = [override.partition("=")[0] for override in overrides]
-        return dataclasses.replace(_composer, swept=keys)._composed(overrides)
+        return dataclasses.replace(_composers[experiment], swept=keys)._composed(overrides)
 
 
 def compose(*overrides: str, checked: bool = True) -> DictConfig:

@@ -99,7 +99,7 @@ def test_the_site_builds(tmp_path: Path) -> None:
 def commands(page: str) -> list[str]:
     """Those of bash blocks and of indented ones, without comments and what stands before the program."""
     blocks = [body for _, kind, body in FENCE.findall(page) if kind == "bash"]
-    blocks += re.findall(r"(?:^    \S.*\n)+", prose(page), re.MULTILINE)
+    blocks += re.findall(r"^    (?:\./run|python|pip|wandb) .*\n", prose(page), re.MULTILINE)
     lines = [
         re.sub(r"\s+#\s.*", "", line).strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()
     ]

@@ -82,7 +82,7 @@ def _by_hydra(error: BaseException) -> bool:
     """Whether Hydra raised it while composing: not the job, and not code of this project that Hydra calls."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f.filename for f in frames if f.filename.startswith(str(SRC)) and not f.filename.endswith(CALLERS)]
-    return not own and "run_job" not in [frame.name for frame in frames]
+    return not own and not any(frame.name.endswith("run_job") for frame in frames)  # 1.4: _run_job
 
 
 def _plugin(target: str) -> str:
