@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from engine.errors import ConfigError
+
 
 class Callback:
     """Methods are called on every rank, with the loop's TrainState as `state`; those not overridden cost nothing.
@@ -51,3 +53,11 @@ def end(callbacks: Iterable[Any], state: Any, scores: dict[str, float]) -> None:
     for on_end in overriding(callbacks, "on_end"):
         takes_scores = len(inspect.signature(on_end).parameters) > 1
         on_end(*((state, scores) if takes_scores else (state,)))
+
+
+def need_matplotlib(callback: str) -> None:
+    """At the start, not after hours of training."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ConfigError(f"callback={callback}: needs matplotlib - pip install -e '.[report]'") from None

@@ -10,7 +10,7 @@ from engine.config import Count
 from engine.errors import ConfigError
 from engine.files import read_json
 from engine.runs import CLASSES
-from lab.callbacks.base import Callback
+from lab.callbacks.base import Callback, need_matplotlib
 
 
 class Pictures(Callback):
@@ -20,6 +20,9 @@ class Pictures(Callback):
     def __init__(self, count: Count, field: str, target: str, name: str) -> None:
         self.count, self.field, self.target, self.name = count, field, target, name
         self.kept: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def on_start(self, state: Any) -> None:
+        need_matplotlib("pictures")
 
     def on_eval_batch(self, output: Any, batch: Any) -> None:
         if self.kept is None and self.run.world.is_main:

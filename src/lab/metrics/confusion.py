@@ -78,17 +78,26 @@ class ConfusionMatrix(Confusion):
     """Recall of each class, recall_<name>; NaN for a class without samples. The last evaluation's matrix is written
     into the run directory as <split>_<metric>.csv, with labels as rows and predictions as columns.
 
-    names: class names; null: class numbers.
+    names: class names; null: class numbers. recall: false for the matrix alone, without a score for each class.
     """
 
-    def __init__(self, num_classes: Count, ignore_index: int | None = None, names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        num_classes: Count,
+        ignore_index: int | None = None,
+        names: Sequence[str] | None = None,
+        recall: bool = True,
+    ) -> None:
         super().__init__(num_classes, ignore_index)
+        self.recall = recall
         self.names = [str(number) for number in range(num_classes)] if names is None else list(names)
         if len(set(self.names)) != num_classes:
             raise ConfigError(f"ConfusionMatrix: names={self.names} must be {num_classes} different ones")
 
     def of_table(self, table: Tensor) -> dict[str, float]:
         self.table = table
+        if not self.recall:
+            return {}
         recall = table.diag() / table.sum(1)
         return {f"recall_{name}": value for name, value in zip(self.names, recall.tolist())}
 

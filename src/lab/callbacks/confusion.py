@@ -1,0 +1,76 @@
+"""The confusion matrix of each split as a picture, at the end."""
+
+from __future__ import annotations
+
+import csv
+from typing import Any
+
+import numpy as np
+
+from engine.config import did_you_mean
+from engine.errors import ConfigError
+from engine.files import read_json
+from engine.runs import CLASSES
+from lab.callbacks.base import Callback, need_matplotlib
+from lab.metrics.confusion import ConfusionMatrix
+
+MOST_NUMBERS = 20  # classes up to which the cells hold their counts
+
+
+class ConfusionPicture(Callback):
+    """A picture of what the metric `metric` of the task, a lab.metrics.confusion.ConfusionMatrix, has counted with the
+    best weights, in media/<split>/<metric>/ and the loggers. Needs matplotlib (extra `report`)."""
+
+    def __init__(self, metric: str) -> None:
+        self.metric = metric
+
+    def on_start(self, state: Any) -> None:
+        need_matplotlib("confusion")
+        if not isinstance(state.task.metrics.get(self.metric), ConfusionMatrix):
+            hint = did_you_mean(self.metric, list(state.task.metrics))
+            raise ConfigError(
+                f"callback.confusion.metric={self.metric}: task.metrics has no ConfusionMatrix of this name{hint}"
+            )
+
+    def on_end(self, state: Any, scores: dict[str, float]) -> None:
+        run = self.run
+        if not run.world.is_main:
+            return
+        classes = read_json(run.directory / CLASSES).get("y")
+        for split in dict.fromkeys(key.partition("/")[0] for key in scores):
+            path = run.directory / f"{split}_{self.metric}.csv"
+            if path.exists():  # not of train
+                with open(path, newline="", encoding="utf-8") as file:
+                    (_, *names), *rows = csv.reader(file)
+                table = np.array([row[1:] for row in rows], dtype=np.int64)
+                numbered = names == [str(number) for number in range(len(names))]
+                if numbered and classes and len(classes) == len(names):
+                    names = list(classes)
+                run.logger.show(state.step, f"{split}/{self.metric}", drawn(table, names, split))
+
+
+def drawn(table: np.ndarray, names: list[str], title: str) -> Any:
+    """table: (C, C) counts, [label, prediction]. Returns the matplotlib figure: colours are shares of each label."""
+    from matplotlib.figure import Figure
+
+    count = len(names)
+    shares = table / np.maximum(table.sum(1, keepdims=True), 1)
+    side = 2.2 + 0.42 * min(count, 40)
+    figure = Figure(figsize=(side + 0.8, side), layout="constrained")
+    axis = figure.subplots()
+    image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    every = -(-count // 40)  # of many classes some are named
+    places = range(0, count, every)
+    axis.set_xticks(places, [names[k] for k in places], rotation=90 if max(map(len, names)) > 3 else 0)
+    axis.set_yticks(places, [names[k] for k in places])
+    axis.set_xlabel("prediction")
+    axis.set_ylabel("label")
+    right = table.trace() / max(table.sum(), 1)
+    axis.set_title(f"{title}: {table.sum():,} labels, {right:.1%} right")
+    figure.colorbar(image, ax=axis, label="share of the label", shrink=0.8)
+    if count <= MOST_NUMBERS:
+        for (row, column), number in np.ndenumerate(table):
+            if number:
+                color = "white" if shares[row, column] > 0.5 else "black"
+                axis.text(column, row, f"{number:,}", ha="center", va="center", color=color, fontsize=7)
+    return figure

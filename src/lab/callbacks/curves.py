@@ -1,0 +1,93 @@
+"""Learning curves as a picture, at the end."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from engine.files import records
+from engine.runs import METRICS
+from lab.callbacks.base import Callback, need_matplotlib
+
+POINTS = 40  # a curve of more is drawn faintly, and its running median over about 1/20 of them beside it
+ASIDE = ("epoch", "skipped_steps")  # values of training that are no curve to look at
+
+
+class Curves(Callback):
+    """curves.png: all that metrics.jsonl has of training and of evaluations, a panel for each quantity, a line for each
+    split; the dotted line is the best checkpoint. Needs matplotlib (extra `report`)."""
+
+    def on_start(self, state: Any) -> None:
+        need_matplotlib("curves")
+
+    def on_end(self, state: Any, scores: dict[str, float]) -> None:
+        if not self.run.world.is_main:
+            return
+        lines = [record for _, record in records(self.run.directory / METRICS)]
+        if panels := panels_of(lines):
+            path = self.run.directory / "curves.png"
+            drawn(panels, state.best[0][1] if state.best else None).savefig(path, dpi=120)
+            self.run.logger.say(f"learning curves: {path.name}")
+
+
+Panels = dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]
+
+
+def panels_of(lines: list[dict[str, Any]]) -> Panels:
+    """Returns {quantity: {split: (steps, values)}}, losses first, then the other scores, what is of training alone
+    last."""
+    found: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        for key, value in line.items():
+            split, _, name = key.partition("/")
+            if (
+                split.startswith(("train", "val", "test")) and name not in ASIDE and value is not None
+            ):  # null: inf or NaN
+                found[name][split].append((line["step"], value))
+    order = sorted(found, key=lambda name: (list(found[name]) == ["train"], name != "loss"))
+    return {
+        name: {split: tuple(np.array(column) for column in zip(*found[name][split])) for split in sorted(found[name])}  # type: ignore[misc]
+        for name in order
+    }
+
+
+def running_median(values: np.ndarray, window: int) -> np.ndarray:
+    """(N,) -> (N,) the median of the `window` values about each, of fewer at both ends. window: odd."""
+    padded = np.pad(values.astype(float), window // 2, constant_values=np.nan)
+    return np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, window), axis=1)
+
+
+def drawn(panels: Panels, best_step: float | None) -> Any:
+    """Returns the matplotlib figure."""
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(4.5 * columns, 3.2 * rows), layout="constrained")
+    axes = iter(figure.subplots(rows, columns, squeeze=False).flat)
+    colors: dict[str, str] = {}
+    last_step = max(steps[-1] for splits in panels.values() for steps, _ in splits.values())
+    for (name, splits), axis in zip(panels.items(), axes):
+        for split, (steps, values) in splits.items():
+            color = colors.setdefault(split, f"C{len(colors)}")
+            window = 1 if name == "lr" else len(values) // POINTS * 2 + 1
+            if window > 1:
+                axis.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
+            marker = "o" if len(values) <= POINTS else ""
+            axis.plot(steps, running_median(values, window), color=color, label=split, marker=marker, markersize=3)
+        if best_step is not None and list(splits) != ["train"]:
+            axis.axvline(best_step, color="grey", linestyle=":", linewidth=1, label="best")
+        every = np.concatenate([values for _, values in splits.values()])
+        if every.min() > 0 and every.max() > 20 * every.min():
+            axis.set_yscale("log")
+        axis.set_title(name)
+        axis.set_xlabel("step")
+        axis.set_xlim(0, last_step * 1.02)
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False)
+    for axis in axes:  # places of the grid without a panel
+        axis.set_axis_off()
+    return figure
