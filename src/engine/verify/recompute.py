@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from engine.app import app
 from engine.checkpoints import Checkpoints, step_of
-from engine.config import ROOT, plain, read_config, read_overrides
+from engine.config import CONFIG, ROOT, plain, read_config, read_overrides
 from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.files import read_json, records, write_json
 from engine.host import count_gpus, machine_changes
@@ -30,7 +30,6 @@ from engine.runs import (
     METRICS,
     RESULT,
     Code,
-    LoggerConfig,
     code_here,
     code_of,
     fill_directory,
@@ -109,8 +108,9 @@ def verify(
             if again.exists():
                 raise ConfigError(f"--out {out}: exists; give a directory that does not")
         root, code = stack.enter_context(code_for(run, commit))
-        prepare(again, cfg, read_overrides(run), began, None if at_end else last, ranks)
-        command = [str(root / "src/train.py"), "resume=auto", f"hydra.run.dir={quoted(again)}", *overrides]
+        prepare(again, run, changes, began)
+        own = settings(cfg, began, ranks, None if at_end or not stops(root) else last)
+        command = [str(root / "src/train.py"), "resume=auto", f"hydra.run.dir={quoted(again)}", *own, *overrides]
         status = subprocess.run([sys.executable, *command], check=False).returncode
         if status in (2, 130):
             raise KeyboardInterrupt if status == 130 else ConfigError(f"{run}: cannot be started again, see above")
@@ -129,19 +129,35 @@ def verify(
     return Verdict(last, code, rounding, unlike, parts, [*hints, *later_files(run, cfg)])
 
 
-def prepare(
-    again: Path, cfg: DictConfig, overrides: list[str], began: dict[str, Any], stop: int | None, ranks: int | None
-) -> None:
-    """Write the second run's directory, with the number of threads that the first has settled on."""
-    cfg.logger = OmegaConf.structured(LoggerConfig(kind="none"))
-    cfg.trainer.stop_at_step, cfg.trainer.max_time = stop, None  # the first may have had several such times
-    auto = cfg.trainer.strategy not in ONE_PROCESS and cfg.hardware.num_procs == "auto"
-    if ranks and auto and ("gpus" not in began.get("machine", {}) or count_gpus() >= ranks):
-        cfg.hardware.num_procs = ranks
+def prepare(again: Path, run: Path, changes: list[dict[str, Any]], began: dict[str, Any]) -> None:
+    """Write the second run's directory: the first one's config as it is, for its own version of the code, with the
+    values from before any resume, and the number of threads that it has settled on."""
+    cfg = OmegaConf.load(run / CONFIG)
+    assert isinstance(cfg, DictConfig)  # read_config has checked it
+    undo_changes(cfg, changes)
     again.mkdir(parents=True)
-    fill_directory(again, cfg, overrides)
+    fill_directory(again, cfg, read_overrides(run))
     if "threads" in began:
         write_json(again / ENVIRONMENT, read_json(again / ENVIRONMENT) | {"threads": began["threads"]})
+
+
+def settings(cfg: DictConfig, began: dict[str, Any], ranks: int | None, stop: int | None) -> list[str]:
+    """Overrides of the second run. cfg: the first one's config. ranks: of the first, None: not known."""
+    own = ["logger=none"]
+    if stop is not None:
+        own.append(f"{AT_STEP}={stop}")
+    if cfg.trainer.max_time is not None:  # the first may have had several such times
+        own.append("trainer.max_time=null")
+    auto = cfg.trainer.strategy not in ONE_PROCESS and cfg.hardware.num_procs == "auto"
+    if ranks and auto and ("gpus" not in began.get("machine", {}) or count_gpus() >= ranks):
+        own.append(f"hardware.num_procs={ranks}")
+    return own
+
+
+def stops(root: Path) -> bool:
+    """Whether that version of the project knows AT_STEP; without it the second run goes on to its end."""
+    file = root / "src/engine/ranks/stop.py"
+    return file.exists() and AT_STEP in file.read_text()
 
 
 def undo_changes(cfg: DictConfig, changes: list[dict[str, Any]]) -> list[str]:

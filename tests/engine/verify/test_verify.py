@@ -233,15 +233,20 @@ def test_mistakes_are_named(whole: Path, steps: int | None, commit: str | None, 
         recompute.verify(whole, steps, commit)
 
 
-def test_the_second_run_has_the_firsts_threads_and_ranks_but_no_time_limit_and_no_loggers(tmp_path: Path) -> None:
-    from engine.config import read_config
-
-    cfg = compose(*RUN[1:], "logger=tensorboard", "trainer=ddp", "trainer.max_time=1h", checked=False)
-    recompute.prepare(tmp_path / "again", cfg, [], {"threads": {"count": 3}}, 7, ranks=4)
-    made = read_config(tmp_path / "again")
-    assert (made.trainer.stop_at_step, made.trainer.max_time, made.hardware.num_procs) == (7, None, 4)
-    assert (made.logger.kind, made.logger.tensorboard, made.logger.mlflow) == ("none", False, None)
-    assert json.loads((tmp_path / "again/environment.json").read_text())["threads"] == {"count": 3}
+def test_the_second_run_has_the_firsts_threads_and_ranks_but_no_time_limit_and_no_logger(tmp_path: Path) -> None:
+    ranks = ("trainer=ddp", "hardware.num_procs=auto")
+    cfg = compose(*RUN, *ranks, "trainer.max_time=1h")
+    wanted = ["logger=none", "trainer.stop_at_step=7", "trainer.max_time=null", "hardware.num_procs=4"]
+    assert recompute.settings(cfg, {}, 4, 7) == wanted
+    assert recompute.settings(cfg, {"machine": {"gpus": ["H100"] * 4}}, 4, 7) == wanted[:3], "there are fewer GPUs here"
+    assert recompute.settings(compose(*RUN), {}, 1, None) == wanted[:1]
+    directory.fill_directory(tmp_path, cfg, list(RUN))
+    again = tmp_path / "again"
+    recompute.prepare(again, tmp_path, [], {"threads": {"count": 3}})
+    assert (again / "config.yaml").read_text() == (tmp_path / "config.yaml").read_text()
+    assert json.loads((again / "environment.json").read_text())["threads"] == {"count": 3}
+    assert recompute.stops(ROOT)
+    assert not recompute.stops(tmp_path), "of an older version"
 
 
 def test_a_directory_that_is_no_run_or_is_in_the_way(whole: Path, tmp_path: Path) -> None:
