@@ -65,6 +65,7 @@ PARTS = {
             "conf/model/unet.yaml",
             "src/lab/models/unet.py",
             "src/lab/losses/pixel_cross_entropy.py",
+            "src/lab/transforms/label_map.py",
             "tests/lab/test_task_segmentation.py",
         ),
         {"docs/tasks.md": [r"^\| `segmentation` \|"]},
@@ -117,6 +118,7 @@ PARTS = {
                 )
             ),
         ),
+        {"docs/callbacks.md": [r"^\| `sample_text` \|"]},
         kind="experiment",
     ),
     # the rest
