@@ -27,6 +27,7 @@ from lab.optim import (
     Schedule,
     Step,
     check_optimizer,
+    stretched,
     trainable,
 )
 from lab.state import Optimizers
@@ -307,3 +308,21 @@ def test_a_schedule_goes_on_where_it_was() -> None:
     again = Schedule(second, Cosine(0.1, 0.0), 20)
     again.load_state_dict({"updates": 7})
     assert second.param_groups[0]["lr"] == rates[7]
+
+
+@pytest.mark.parametrize(
+    ("factor", "before", "now", "said"),
+    [
+        (Cosine(0.0, 0.0), 100, 200, "Cosine goes on over 200 steps instead of 100; the learning rate of step 51 is "),
+        (Constant(0.1), 100, 200, ""),  # its warmup is over
+        (Constant(0.9), 100, 200, "Constant goes on over 200 steps instead of 100"),
+        (Cosine(0.0, 0.0), 100, 100, ""),
+        (Cosine(0.0, 0.0), None, 100, ""),  # a checkpoint of an older version
+    ],
+)
+def test_a_schedule_of_another_length_is_said(factor: Any, before: int | None, now: int, said: str) -> None:
+    schedule = Schedule(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), factor, now)
+    saved = {"updates": 50} | ({} if before is None else {"total_steps": before})
+    schedule.load_state_dict(saved)
+    line = stretched(schedule, saved)
+    assert said in line if said else line == ""

@@ -84,22 +84,21 @@ def verify(
         raise ConfigError(f"{run}: is still running; wait or stop it")
     cfg, began = read_config(run), read_json(run / ENVIRONMENT)
     found = Checkpoints(run / CHECKPOINTS)
-    made = max([0, *(r["step"] for _, r in records(run / METRICS)), *map(step_of, found.files())])
-    last = made if steps is None else steps
-    if not 0 < last <= made:
-        raise ConfigError(
-            f"{run}: it has made {made:,} steps" + (f", not {last:,}: --steps" if made and steps is not None else "")
-        )
+    saved = [*(record["step"] for _, record in records(run / METRICS)), *map(step_of, found.files())]
+    if not saved:
+        raise ConfigError(f"{run}: it has logged and saved nothing that could be compared")
+    last = max(saved) if steps is None else steps
+    if not min(saved) <= last <= max(saved):
+        raise ConfigError(f"--steps {last}: {run} has logged and saved from step {min(saved):,} to {max(saved):,}")
     changes = [change for change in began.get("changes", []) if change["after"]]
     hints = undo_changes(cfg, changes)
-    if changes:
-        last = min(last, changes[0]["after"])
-    first = min([made, *(r["step"] for _, r in records(run / METRICS)), *map(step_of, found.files())])
-    if last < first:
-        raise ConfigError(f"--steps {last}: {run} has logged and saved nothing before step {first:,}")
+    if changes and last > changes[0]["after"]:
+        last = changes[0]["after"]
+    else:
+        hints = []
     newest = found.newest_valid()
     ranks = len(newest[1]["ranks"]) if newest else None
-    at_end = last == made and bool(read_json(run / RESULT))
+    at_end = last == max(saved) and bool(read_json(run / RESULT))
     with ExitStack() as stack:
         if out is None:
             again = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="verify-"))) / "run"
@@ -110,14 +109,7 @@ def verify(
         root, code = stack.enter_context(code_for(run, commit))
         prepare(again, run, changes, began)
         own = settings(cfg, began, ranks, None if at_end or not stops(root) else last)
-        command = [str(root / "src/train.py"), "resume=auto", f"hydra.run.dir={quoted(again)}", *own, *overrides]
-        status = subprocess.run([sys.executable, *command], check=False).returncode
-        if status in (2, 130):
-            raise KeyboardInterrupt if status == 130 else ConfigError(f"{run}: cannot be started again, see above")
-        if status == PREEMPTED and (signal := read_status(again).get("signal")) != AT_STEP:
-            raise RunFailed(f"{run}: started again it was stopped by {signal}")
-        if status not in (0, PREEMPTED) and read_status(run).get("status") != "failed":
-            raise RunFailed(f"{run}: started again it failed, see above")
+        start(run, again, root, [*own, *overrides])
         cfg = read_config(again)  # with the overrides
         unlike = surroundings_differ(began, read_json(again / ENVIRONMENT), cfg, ranks, again)
         if rounding is None:
@@ -127,6 +119,20 @@ def verify(
         if at_end:
             parts.append(compare_scores(run, again, rounding))
     return Verdict(last, code, rounding, unlike, parts, [*hints, *later_files(run, cfg)])
+
+
+def start(run: Path, again: Path, root: Path, overrides: Sequence[str]) -> None:
+    """The second run, from start to end, by the project in `root`."""
+    command = [str(root / "src/train.py"), "resume=auto", f"hydra.run.dir={quoted(again)}", *overrides]
+    status = subprocess.run([sys.executable, *command], check=False).returncode
+    if status == 130:
+        raise KeyboardInterrupt
+    if status == 2:
+        raise ConfigError(f"{run}: cannot be started again, see above")
+    if status == PREEMPTED and (signal := read_status(again).get("signal")) != AT_STEP:
+        raise RunFailed(f"{run}: started again it was stopped by {signal}")
+    if status not in (0, PREEMPTED) and read_status(run).get("status") != "failed":
+        raise RunFailed(f"{run}: started again it failed, see above")
 
 
 def prepare(again: Path, run: Path, changes: list[dict[str, Any]], began: dict[str, Any]) -> None:

@@ -222,9 +222,8 @@ def test_stop_at_step_leaves_the_schedule_and_the_bits(whole: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("steps", "commit", "said"),
     [
-        (25, None, "it has made 24 steps, not 25"),
-        (0, None, "not 0: --steps"),
-        (3, None, "--steps 3: .* has logged and saved nothing before step 4"),
+        (25, None, "--steps 25: .* has logged and saved from step 4 to 24"),
+        (3, None, "--steps 3: .* has logged and saved from step 4 to 24"),
         (None, "nosuch", "commit nosuch, is not to be had"),
     ],
 )
