@@ -40,11 +40,13 @@ class ImageFolder:
         from engine.data import share
 
         self.source = open_images(path, tuple(size), crop, channels)
-        there = self.source.splits
+        there, bounds = self.source.splits, splits.get(split)
         if split in there:
             self.rows = np.asarray(there[split])
         elif "" in there:
-            self.rows = share(None, len(there[""]), splits[split] or (), f"data.splits.{split}")
+            if not isinstance(bounds, Sequence) or not all(isinstance(bound, (int, float)) for bound in bounds):
+                raise ConfigError(f"data.splits.{split}={bounds}: give two shares, such as [0.8, 0.9], or null")
+            self.rows = share(None, len(there[""]), bounds, f"data.splits.{split}")
         else:
             raise ConfigError(f"data.splits.{split}: {path} has {' and '.join(there)} - set it to null")
         if not len(self.rows):
