@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import yaml
 from conftest import ROOT, compose, limit, slow
+from PIL import Image
 from shell import bare_python, clone_with_environment, shell
 
 README = (ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else ""
@@ -140,8 +141,11 @@ def each_alone(words: list[str]) -> Iterator[list[str]]:
 
 @pytest.fixture(scope="module")
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokens, for the commands whose data.path is a text of the reader's."""
+    """Tokens, for the commands whose data.path is a text of the reader's; beside it photos/, a folder of images."""
     path = tmp_path_factory.mktemp("text") / "text.h5"
+    for kind in ("cat", "dog"):
+        (path.parent / "photos" / kind).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(path.parent / "photos" / kind / "1.png")
     with h5py.File(path, "w") as file:
         for split in ("train", "val"):
             file[f"{split}/tokens"] = np.arange(4096, dtype=np.uint8) % 64
@@ -158,6 +162,8 @@ def check_overrides(words: list[str], text: Path) -> None:
         kept.insert(0, "trainer=fsdp")  # of the run that goes on; a strategy that a command gives comes after it
     if {"data=tokens", "experiment=shakespeare"} & set(words):
         kept.append(f"data.path={text}")
+    if {"data=image_folder", "experiment=image_folder"} & set(words):
+        kept.append(f"data.path={text.parent / 'photos'}")
     if "task=finetune" in words:
         kept.append(f"task.weights={text}")
     for overrides in each_alone(kept):
