@@ -18,6 +18,7 @@ import ast
 import difflib
 import json
 import keyword
+import os
 import re
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from parts import PARTS, TEMPLATE_ONLY, Part
+from prune import prune_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD, LONGEST = "lab", 20
@@ -56,7 +58,7 @@ def main() -> int:
         present = own_package(ROOT)
         package = args.package or present
         without = chosen([name for text in args.without for name in text.split(",") if name])
-        if args.package:
+        if args.package and os.environ.get("COPIER_OPERATION") != "update":  # else it has its name
             check_name(package, present)
         elif not without:
             raise Mistake("give a package name, or --without and parts to leave out; --help has more")
@@ -69,6 +71,7 @@ def main() -> int:
             remarks = leave_out(tree, TEMPLATE_ONLY, present) if args.package else []
             for name in without:
                 remarks += [f"{name}: {remark}" for remark in leave_out(tree, PARTS[name], present)]
+            prune_tests(tree)
             functions = [spelled(name, present) for part in without for name in PARTS[part].files if "::" in name]
             forget(tree, [*functions, *(name for name in names if not (tree / name).exists())])
             if args.package:
@@ -126,6 +129,8 @@ def check_name(name: str, present: str) -> None:
         problem = "is a module or folder of this project already"
     elif name in required() or installed(name):
         problem = "is an installed or required package, which yours would hide"
+    elif file := file_with_variable(name):
+        problem = f"is a variable in {file}, where the package is imported too"
     if problem:
         raise Mistake(f"{name}: {problem} - choose another name")
 
@@ -134,6 +139,17 @@ def own_names() -> set[str]:
     """Top-level folders, and modules that commands and tests import by their bare name."""
     files = [*ROOT.glob("src/*"), *ROOT.glob("tests/*"), *ROOT.glob("tools/*")]
     return {path.stem for path in files} | {path.name for path in ROOT.iterdir() if path.is_dir()}
+
+
+def file_with_variable(name: str) -> str | None:
+    for path in (
+        ROOT / one for one in tracked(ROOT) if one.endswith(".py") and not one.startswith((*ENGINE, "tools/"))
+    ):
+        if name in (text := path.read_text(encoding="utf-8")):
+            for node in ast.walk(ast.parse(text)):
+                if name in (getattr(node, "id", None), getattr(node, "arg", None), getattr(node, "name", None)):
+                    return path.relative_to(ROOT).as_posix()
+    return None
 
 
 def installed(name: str) -> bool:

@@ -80,7 +80,7 @@ def engine(folder: Path) -> dict[str, bytes]:
         ("class", "is a keyword"), ("match", "is a keyword"), ("Mine", "expected a"), ("my-own", "expected a"),
         ("json", "Python's own library"), ("torch", "installed or required"), ("omegaconf", "installed or required"),
         ("engine", "already"), ("train", "already"), ("conf", "already"), ("conftest", "already"),
-        ("lab", "the template's own"), ("a" * 21, "more than 20"),
+        ("lab", "the template's own"), ("model", "is a variable"), ("a" * 21, "more than 20"),
     ],
 )  # fmt: skip
 def test_names_that_would_clash_are_refused(tools: Any, name: str, reason: str) -> None:
@@ -129,8 +129,16 @@ def test_a_fork_has_no_trace_of_what_was_left_out(least: Path, template: Path, t
     made, before = files(least), {name.replace("/lab/", "/zebrafish_tracking/") for name in files(template)}
     assert made.keys() < before
     stay = {Path(name).stem for name in made}
-    deleted = {Path(name).stem for name in before - made.keys() if name.startswith(("conf/", "src/", "notebooks/"))}
-    gone = (deleted | set(parts)) - stay
+    folders = (
+        "conf/model/",
+        "conf/task/",
+        "conf/experiment/",
+        "conf/callback/",
+        "src/zebrafish_tracking/",
+        "notebooks/",
+    )
+    deleted = {Path(name).stem for name in before - made.keys() if name.startswith(folders)}
+    gone = (deleted | {"benchmarks", "notebooks"}) - stay
     assert {"byol", "autoencoder", "cifar10_fast", "sample_text", "tour", "benchmarks"} < gone
     named = re.compile(rf"(?<![\w-])({'|'.join(gone)})(?![\w-])")
     kept = ("tools/", "docs/fork.md", "CHANGELOG.md", *tools.ENGINE)  # say what there is to leave out; are untouched
@@ -138,11 +146,23 @@ def test_a_fork_has_no_trace_of_what_was_left_out(least: Path, template: Path, t
         lines = [] if name.startswith(kept) or b"\0" in data else data.decode(errors="ignore").splitlines()
         lines = [line for line in lines if not line.lstrip().startswith(('"""', "#", 'r"', "for name in re."))]
         assert [line for line in lines if named.search(line)] == [], name
+        if name.endswith(".md") and not name.startswith(kept):
+            assert not re.search(r"src/(h5|report|sync)\.py|run (h5|report|sync)\b|sweeper=optuna", data.decode()), name
+
+
+def test_nothing_in_src_imports_what_was_left_out(least: Path, tools: Any) -> None:
+    prune = sys.modules[tools.prune_tests.__module__]
+    prune.names_of.cache_clear()
+    for path in (least / "src").rglob("*.py"):
+        for module, imported, _ in prune.imports(path.read_text()):
+            held = prune.names_of(least, module)
+            assert held is None or (imported in held if imported else held), f"{path}: {module} {imported}"
 
 
 def test_a_fork_has_the_engine_and_no_old_name(least: Path, template: Path) -> None:
-    theirs = engine(least)
-    assert theirs.items() <= engine(template).items()
+    theirs, ours = engine(least), engine(template)
+    pages = {f"src/engine/{room}/__init__.py" for room in ("packing", "sweeps")}  # without what was left out
+    assert {name for name in theirs if theirs[name] != ours[name]} == pages
     assert len(theirs) > 100
     for name, data in files(least).items():
         if name.startswith(("conf/", "src/", "tests/")) and name not in theirs and not name.startswith("tests/runs/"):
@@ -201,10 +221,11 @@ def test_a_fork_trains_and_reads_what_the_template_wrote(least: Path) -> None:
     old = shutil.copytree(ROOT / "tests/runs/whole-finished", least / "outputs/old")
     done = run(least, sys.executable, "src/evaluate.py", str(old), "--split", "val")
     assert done.returncode == 0, done.stderr
-    done = run(
-        least, sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", "-p", "no:cacheprovider", "tests"
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
+    train(least, "-m", *SMALL, "trainer.max_steps=2", "seed=1,2", "sweep=two")
+    assert len(list((least / "outputs/default/sweeps/two").glob("seed-*/result.json"))) == 2
+    for asked in (("tests/engine/test_wall.py",), ("--collect-only", "-m", "", "tests")):
+        done = run(least, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *asked)
+        assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_the_wheel_needs_what_the_project_needs() -> None:

@@ -1,0 +1,125 @@
+"""Delete tests, and what they share, that use a module or a name which is gone. Unused imports are left to ruff."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One at the top of a module. uses: names that it reads, takes as fixtures, or imports within."""
+
+    node: ast.stmt
+    binds: frozenset[str]
+    uses: frozenset[str]
+    imports: bool
+
+    @property
+    def is_test(self) -> bool:
+        return any(name.lower().startswith("test") for name in self.binds) and not self.imports
+
+
+def prune_tests(tree: Path) -> None:
+    """Until nothing changes: what uses a deleted function goes too. A file that is left without tests is deleted."""
+    changed = True
+    while changed:
+        changed = False
+        names_of.cache_clear()
+        for path in sorted((tree / "tests").rglob("*.py")):
+            source = path.read_text(encoding="utf-8")
+            lost = {
+                name
+                for module, imported, name in imports(source)
+                if (held := names_of(tree, module)) is not None and (imported not in held if imported else not held)
+            }
+            rest, doomed = list(statements(source)), []
+            while found := [one for one in rest if not one.imports and lost & one.uses]:
+                doomed += found
+                rest = [one for one in rest if one not in found]
+                lost |= {name for one in found for name in one.binds}
+            if doomed:
+                changed = True
+                kept = [one for one in rest if one.is_test or not path.name.startswith("test_")]
+                if any(one.binds and not one.imports for one in kept):
+                    path.write_text(without(source, [one.node for one in doomed]), encoding="utf-8")
+                else:
+                    path.unlink()
+
+
+@cache
+def statements(source: str) -> tuple[Statement, ...]:
+    found = []
+    for node in ast.parse(source).body:
+        inner = list(ast.walk(node))
+        marks = [one for mark in getattr(node, "decorator_list", []) for one in ast.walk(mark)]
+        uses = {one.id for one in inner if isinstance(one, ast.Name)}
+        uses |= {one.arg for one in inner if isinstance(one, ast.arg)}
+        uses |= {alias.asname or alias.name for one in inner if isinstance(one, ast.ImportFrom) for alias in one.names}
+        uses |= {one.value for one in marks if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+        is_import = isinstance(node, (ast.Import, ast.ImportFrom))
+        found.append(Statement(node, frozenset(bound_by(node)), frozenset(uses), is_import))
+    return tuple(found)
+
+
+@cache
+def imports(source: str) -> tuple[tuple[str, str, str], ...]:
+    """(module, name in it or "", name here) of all imports, those in functions too."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found += [(node.module, alias.name, alias.asname or alias.name) for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [(alias.name, "", alias.asname or alias.name) for alias in node.names]
+    return tuple(found)
+
+
+@cache
+def names_of(tree: Path, module: str) -> set[str] | None:
+    """What can be imported from it; empty if there is no such module any more; None if it is of another library."""
+    first, *inner = module.split(".")
+    place = (tree / "src").joinpath(first, *inner)
+    if first in ("engine", "hydra_plugins") or (tree / "src" / first).is_dir():
+        files = [place.with_suffix(".py"), place / "__init__.py"]
+        held = {path.stem for path in place.iterdir()} if place.is_dir() else set()
+    else:
+        files, held = (
+            [root / f"{module}.py" for root in (tree / "src", tree / "tests", *(tree / "tests").glob("*/*/"))],
+            set(),
+        )
+        if not any(file.exists() for file in files):
+            return None
+    return held.union(*(bound(file.read_text(encoding="utf-8")) for file in files if file.exists()))
+
+
+@cache
+def bound(source: str) -> set[str]:
+    """Names that a module binds at its top, or lists on a page (engine.pages)."""
+    return {name for node in flat(ast.parse(source).body) for name in bound_by(node)} or {"__doc__"}
+
+
+def flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        yield node
+        for inner in ("body", "orelse", "handlers") if isinstance(node, (ast.If, ast.Try)) else ():
+            yield from flat(getattr(node, inner, []))
+
+
+def bound_by(node: ast.stmt) -> set[str]:
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return {node.name}
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return {name.id for one in targets if one is not None for name in ast.walk(one) if isinstance(name, ast.Name)}
+
+
+def without(source: str, doomed: list[ast.stmt]) -> str:
+    lines = source.splitlines(keepends=True)
+    for node in sorted(doomed, key=lambda node: -node.lineno):
+        first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
+        del lines[first - 1 : node.end_lineno]
+    return "".join(lines)
