@@ -249,6 +249,7 @@ def forget(tree: Path, deleted: list[str]) -> None:
     names |= {Path(name).name for name in deleted if name.startswith("docs/")}
     for group, option in re.findall(r"^conf/(.+)/(\w+)\.yaml$", "\n".join(deleted), re.MULTILINE):
         names |= {f"{group}={option}"}
+    names |= {f"./run {command}" for command in re.findall(r"^src/(\w+)\.py$", "\n".join(deleted), re.MULTILINE)}
     folders = {f"{parent}/" for name in deleted for parent in Path(name).parents if not (tree / parent).exists()}
     if not names:
         return
