@@ -187,10 +187,10 @@ def code_for(run: Path, commit: str | None) -> Iterator[tuple[Path, str]]:
         yield ROOT, "the present files" + (f" ({present}), not the run's ({own})" if own != present else "")
         return
     wanted, diff = commit or str(own.commit), run / DIFF
-    prefix = git(ROOT, "rev-parse", "--show-prefix")
     with tempfile.TemporaryDirectory(prefix="verify-code-") as folder:
         tree = Path(folder) / "code"
         try:
+            prefix = git(ROOT, "rev-parse", "--show-prefix")
             git(ROOT, "worktree", "add", "--quiet", "--detach", "--", str(tree), wanted)
         except ConfigError as error:
             remedy = f"git fetch it, or compare with the present files: --commit {HERE}"
