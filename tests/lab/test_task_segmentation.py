@@ -18,7 +18,7 @@ from lab.models.unet import UNet, doubled
 from lab.transforms.label_map import LabelMap
 
 pytestmark = needs("data/digits.h5", "conf/experiment/segmentation.yaml")
-RUN = ("experiment=segmentation", "trainer.max_eval_batches=4", "model.levels=2", "model.width=8")
+RUN = ("experiment=segmentation", "trainer.max_eval_batches=2", "model.levels=2", "model.width=8")
 
 
 class TestSegmentation(method.Promises):
