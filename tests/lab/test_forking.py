@@ -219,7 +219,6 @@ def train(folder: Path, *overrides: str) -> str:
 
 @pytest.mark.slow
 def test_a_fork_trains_and_reads_what_the_template_wrote(least: Path) -> None:
-    train(least, *SMALL, "trainer.max_steps=4", "hydra.run.dir=outputs/run")
     old = shutil.copytree(ROOT / "tests/runs/whole-finished", least / "outputs/old")
     done = run(least, sys.executable, "src/evaluate.py", str(old), "--split", "val")
     assert done.returncode == 0, done.stderr
