@@ -23,7 +23,8 @@ def clone_with_environment(folder: Path) -> Path:
     copy = copy_of_the_project(folder)
     stamp = subprocess.run(["cksum"], stdin=open(copy / "pyproject.toml"), capture_output=True, text=True, check=True)  # noqa: SIM115
     executable(copy / ".venv/bin/python", f'exec env PYTHONPATH="{copy}/src" "{sys.executable}" "$@"')
-    (copy / ".venv/stamp").write_text(stamp.stdout)
+    for extra in ("all", "dev"):
+        (copy / f".venv/stamp.{extra}").write_text(stamp.stdout)
     return copy
 
 
