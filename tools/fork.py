@@ -84,10 +84,11 @@ def main() -> int:
         return 2
     for remark in remarks:
         print(remark, file=sys.stderr)
-    less = ", less these" if any(file.startswith(ENGINE) for part in without for file in PARTS[part].files) else ""
-    left = f", left out: {', '.join(without)}" if without else ""
-    print(f"{(args.into or ROOT).resolve()}: the package is {package}{left}; src/engine is as it was{less}")
-    print("next: git add -A && git commit, then ./run train and ./run test; docs/fork.md says how to update")
+    if "COPIER_OPERATION" not in os.environ:  # copier has words of its own, and makes several copies for an update
+        less = ", less these" if any(file.startswith(ENGINE) for part in without for file in PARTS[part].files) else ""
+        left = f", left out: {', '.join(without)}" if without else ""
+        print(f"{(args.into or ROOT).resolve()}: the package is {package}{left}; src/engine is as it was{less}")
+        print("next: git add -A && git commit, then ./run train and ./run test; docs/fork.md says how to update")
     return 0
 
 
