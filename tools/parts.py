@@ -42,7 +42,7 @@ TEMPLATE_ONLY = Part(
         *(f"tests/lab/test_suite.py::{name}" for name in ("ADDED", "DELETED", "FILES", "TESTS", "FOLDERS", "ASKED")),
         "tests/lab/test_suite.py::test_what_a_fork_adds_and_deletes_leaves_the_tests_green",
     ),
-    {"pyproject.toml": ['"copier>=']},
+    {"pyproject.toml": ['"copier>='], "README.md": ["`\\./run fork my_project`"]},
 )
 
 PARTS = {
