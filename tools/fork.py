@@ -2,7 +2,7 @@
 """Make a project of your own out of this template: another package name than `lab`, without the parts you do not want.
 
     ./run fork mypackage --title "My project" --author "Ada Lovelace" --without gan vae search
-    ./run fork --without sweeps                # later, in a fork
+    ./run fork --without reports               # later, in a fork
     python tools/fork.py mypackage --into ../my-project        # leaves this folder as it is; what copier runs
 
 Reads the files that git tracks. src/engine and src/hydra_plugins are copied byte for byte, less the parts left out.
