@@ -127,10 +127,10 @@ def check_name(name: str, present: str) -> None:
         problem = "is a module of Python's own library"
     elif name == OLD:
         problem = "is the template's own name"
-    elif name in own_names():
-        problem = "is a module or folder of this project already"
     elif name in required() or installed(name):
         problem = "is an installed or required package, which yours would hide"
+    elif name in own_names():
+        problem = "is a module or folder of this project already"
     elif file := file_with_variable(name):
         problem = f"is a variable in {file}, where the package is imported too"
     if problem:

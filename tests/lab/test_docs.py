@@ -289,6 +289,8 @@ def started_by(command: str) -> tuple[str, list[str]]:
     name, words = found
     if name == "python":
         return ("run_module", words[1:]) if words[0] == "-m" else ("run_path", words)
+    if name == "test":
+        return "run_module", ["pytest", *words]
     return "run_path", [f"src/{name}.py", *words, *(["logger=none"] if name == "train" else [])]
 
 
