@@ -207,6 +207,20 @@ def without_code_generator(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any
     torch._dynamo.reset()
 
 
+def raise_at_step(patch: pytest.MonkeyPatch, step: int, error: BaseException | type[BaseException]) -> None:
+    """Each rank of a run raises it where the training step after `step` steps would begin."""
+    import lab.loop
+
+    original = lab.loop.train_step
+
+    def train_step(nets: Any, state: Any, *rest: Any) -> Any:
+        if state.step == step:
+            raise error
+        return original(nets, state, *rest)
+
+    patch.setattr(lab.loop, "train_step", train_step)
+
+
 def last_checkpoint(run_dir: Path) -> dict[str, Any]:
     from engine.checkpoints import checkpoint
 

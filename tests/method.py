@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import waits
-from conftest import assert_equal, last_checkpoint, metrics, result, slow, start_run, status, without_code_generator
+from conftest import (
+    assert_equal,
+    last_checkpoint,
+    metrics,
+    raise_at_step,
+    result,
+    slow,
+    start_run,
+    status,
+    without_code_generator,
+)
 
-import lab.loop
 from engine.checkpoints import checkpoint
 from engine.errors import RunFailed
 
@@ -46,16 +54,9 @@ class Promises:
         """Bit for bit: the checkpoint with all that the task holds, the metrics, the final scores."""
         run = (*SMALL, "trainer.ema_decay=0.9", *run, *(WAYS["2 ranks"] if ranks == 2 else ()))
         straight, killed = start_run(tmp_path / "straight", *run), tmp_path / "killed"
-        original = lab.loop.train_step
         for step in (7, 11):  # after the saves at 5 and 10, and a log
             with monkeypatch.context() as patch:
-
-                def train_step(nets: Any, state: Any, *rest: Any, at: int = step) -> Any:
-                    if state.step == at:
-                        raise Killed
-                    return original(nets, state, *rest)
-
-                patch.setattr(lab.loop, "train_step", train_step)
+                raise_at_step(patch, step, Killed)
                 with pytest.raises((Killed, RunFailed)):
                     go_on(killed) if killed.exists() else start_run(killed, *run)
             assert last_checkpoint(killed)["step"] == step // 5 * 5

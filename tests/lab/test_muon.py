@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import waits
-from conftest import NEEDS_GPT, QUICK, assert_equal, compose, last_checkpoint, metrics, needs, start_run
+from conftest import NEEDS_GPT, QUICK, assert_equal, compose, last_checkpoint, metrics, needs, raise_at_step, start_run
 from method import SMALL, WAYS, Promises, go_on
 from omegaconf import OmegaConf
 from torch import nn
@@ -230,15 +230,8 @@ def test_it_goes_on_in_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     straight = start_run(tmp_path / "straight", *common, "trainer.max_steps=6", *more)
     losses = [[line["train/loss"] for line in metrics(run) if "train/loss" in line] for run in (plain, straight)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
-    original = lab.loop.train_step
-
-    def train_step(nets: Any, state: Any, *rest: Any) -> Any:
-        if state.step == 5:
-            raise RuntimeError("killed")
-        return original(nets, state, *rest)
-
     with monkeypatch.context() as patch:
-        patch.setattr(lab.loop, "train_step", train_step)
+        raise_at_step(patch, 5, RuntimeError("killed"))
         with pytest.raises(Exception, match=r"killed|failed|exit"):
             start_run(tmp_path / "run", *common, "trainer.max_steps=6", *more)
     go_on(tmp_path / "run")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import waits
-from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, slow, start_run
-from method import go_on
+from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, raise_at_step, slow, start_run
+from method import Killed, go_on
 
 import lab.loop
 import lab.make
@@ -115,10 +115,6 @@ def test_the_device_leaves_out_what_the_host_would(tmp_path: Path, monkeypatch: 
     assert sum(line.get("train/skipped_steps", 0) for line in metrics(device)) == len(BAD)
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("precision", ["fp32", slow("fp16")])
 def test_killed_after_skipped_steps_is_undisturbed(
@@ -127,15 +123,8 @@ def test_killed_after_skipped_steps_is_undisturbed(
     """Bit for bit: the last log before the save at 7 has not yet told the host of step 7."""
     run = (*QUICK, *LONG, f"hardware.precision={precision}", "optim.lr=0.01")
     straight, killed = start_run(tmp_path / "straight", *run), tmp_path / "killed"
-    original = lab.loop.train_step
-
-    def train_step(nets: Any, state: Any, *rest: Any) -> Any:
-        if state.step == 9:
-            raise Killed
-        return original(nets, state, *rest)
-
     with monkeypatch.context() as patch:
-        patch.setattr(lab.loop, "train_step", train_step)
+        raise_at_step(patch, 9, Killed)
         with pytest.raises((Killed, RunFailed)):
             start_run(killed, *run)
     go_on(killed)

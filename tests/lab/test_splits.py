@@ -12,10 +12,9 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import NEEDS_GPT, QUICK, assert_equal, compose, last_checkpoint, metrics, result, start_run
+from conftest import NEEDS_GPT, QUICK, assert_equal, compose, last_checkpoint, metrics, raise_at_step, result, start_run
 from omegaconf import OmegaConf
 
-import lab.loop
 from engine.errors import ConfigError
 from engine.sweeps.report.curves import keys_of
 from engine.sweeps.search.methods import Methods
@@ -54,15 +53,8 @@ def test_each_is_scored_and_one_of_them_watched(tmp_path: Path) -> None:
 def test_a_run_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped between evaluations, with the best by val_hard among what goes on."""
     straight = start_run(tmp_path / "straight", *RUN, *WATCHED)
-    original = lab.loop.train_step
-
-    def train_step(nets: Any, state: Any, *rest: Any) -> Any:
-        if state.step == 10:
-            raise KeyboardInterrupt
-        return original(nets, state, *rest)
-
     with monkeypatch.context() as patch:
-        patch.setattr(lab.loop, "train_step", train_step)
+        raise_at_step(patch, 10, KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             start_run(tmp_path / "run", *RUN, *WATCHED)
     run = start_run(tmp_path / "run", *RUN, *WATCHED)

@@ -71,5 +71,6 @@ if TYPE_CHECKING:
         typed,
     )
     from engine.config.targets import build_target, check_targets, locate
+    from engine.config.wandb_agent import quote_value
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def _translated(argument: str) -> Iterator[str]:
     elif value is None or isinstance(value, (bool, list, tuple)):
         yield f"{key}={_written(value)}"
     else:
-        yield argument if _one_value(argument) else f"{key}={_quoted(text)}"
+        yield argument if _one_value(argument) else f"{key}={quote_value(text)}"
 
 
 def _flat(key: str, value: Any) -> Iterator[str]:
@@ -58,11 +59,13 @@ def _written(value: Any) -> str:
         return f"[{','.join(map(_written, value))}]"
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{name}:{_written(inner)}" for name, inner in value.items()) + "}"
-    return repr(value) if isinstance(value, (int, float)) else _quoted(value)
+    return repr(value) if isinstance(value, (int, float)) else quote_value(value)
 
 
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\'", "\\\\'").replace("'", "\\'")
+def quote_value(text: str) -> str:
+    """As a string for Hydra's grammar, whatever is in it."""
+    # backslashes count as such, but for a run of them before a quote
+    escaped = re.sub(r"(\\+)(?=\Z|')", r"\1\1", text).replace("'", "\\'")
     return f"'{escaped}'"
 
 

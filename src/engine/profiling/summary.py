@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from engine.profiling.work import on_meta
 
@@ -34,7 +35,7 @@ def summarize(whole: nn.Module, batch: dict[str, Any], call: Callable[[nn.Module
     shapes: dict[nn.Module, tuple[int, ...]] = {}
 
     def note(module: nn.Module, inputs: Any, output: Any) -> None:
-        first = next(tensors(output), None)
+        first = next((value for value in tree_leaves(output) if isinstance(value, Tensor)), None)
         if first is not None:
             shapes.setdefault(module, tuple(first.shape))
 
@@ -58,17 +59,6 @@ def summarize(whole: nn.Module, batch: dict[str, Any], call: Callable[[nn.Module
         parameters, trained = sum(size for size, _ in sizes), sum(size for size, learns in sizes if learns)
         rows.append(Row(name, type(module).__name__, shapes.get(module), parameters, trained, flop(module)))
     return rows
-
-
-def tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, (tuple, list)):
-        for one in output:
-            yield from tensors(one)
-    elif isinstance(output, dict):
-        for one in output.values():
-            yield from tensors(one)
 
 
 def summary_table(rows: list[Row], samples: int, depth: int) -> str:

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from engine.app import app
 from engine.checkpoints import Checkpoints, step_of
-from engine.config import CONFIG, ROOT, plain, read_config, read_overrides
+from engine.config import CONFIG, ROOT, plain, quote_value, read_config, read_overrides
 from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.files import read_json, records, write_json
 from engine.host import count_gpus, machine_changes
@@ -123,7 +123,7 @@ def verify(
 
 def start(run: Path, again: Path, root: Path, overrides: Sequence[str]) -> None:
     """The second run, from start to end, by the project in `root`."""
-    command = [str(root / "src/train.py"), "resume=auto", f"hydra.run.dir={quoted(again)}", *overrides]
+    command = [str(root / "src/train.py"), "resume=auto", f"hydra.run.dir={quote_value(str(again))}", *overrides]
     status = subprocess.run([sys.executable, *command], check=False).returncode
     if status == 130:
         raise KeyboardInterrupt
@@ -219,12 +219,6 @@ def git(folder: Path, *arguments: str) -> str:
     if done.returncode:
         raise ConfigError((done.stderr.strip().splitlines() or ["git failed"])[0])
     return done.stdout.strip()
-
-
-def quoted(path: Path) -> str:
-    """For Hydra's grammar."""
-    text = str(path).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}'"
 
 
 def surroundings_differ(

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, assert_equal, last_checkpoint, metrics, result, slow, start_run
+from conftest import QUICK, assert_equal, last_checkpoint, metrics, raise_at_step, result, slow, start_run
 from torch.utils.data import IterableDataset
 
-import lab.loop
 import lab.make
 from engine.data.loading.samples import check_indexed
 from engine.data.stream import Stream, is_stream
@@ -134,18 +133,11 @@ def test_a_stopped_run_goes_on_exactly(
     stream_runs(monkeypatch, kind)
     straight = start_run(tmp_path / "straight", *COMMON, *more)
     run = tmp_path / "run"
-    original = lab.loop.train_step
     for at in (3, 6):  # the last saves are of steps 2 and 4
-
-        def train_step(nets: Any, state: Any, *rest: Any, at: int = at) -> Any:
-            if state.step == at:
-                raise ZeroDivisionError
-            return original(nets, state, *rest)
-
-        monkeypatch.setattr(lab.loop, "train_step", train_step)
-        with pytest.raises(Exception, match=r"the run failed|ZeroDivisionError"):
-            start_run(run, *COMMON, *more)
-    monkeypatch.setattr(lab.loop, "train_step", original)
+        with monkeypatch.context() as patch:
+            raise_at_step(patch, at, ZeroDivisionError)
+            with pytest.raises(Exception, match=r"the run failed|ZeroDivisionError"):
+                start_run(run, *COMMON, *more)
     start_run(run, *COMMON, *more)
     assert_equal(last_checkpoint(run), last_checkpoint(straight))
     assert metrics(run) == metrics(straight)

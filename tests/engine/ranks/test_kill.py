@@ -33,6 +33,7 @@ from conftest import (
     last_checkpoint,
     limit,
     metrics,
+    raise_at_step,
     result,
     slow,
     slowdown,
@@ -253,14 +254,7 @@ def two_more(run: Path, parent: int, seen: set[int]) -> set[int] | None:
 def test_what_would_fail_again_is_not_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str) -> None:
     """What the run says of itself: never. An exception that comes again before a new checkpoint: once."""
     kind = {"RunFailed": RunFailed, "ZeroDivisionError": ZeroDivisionError}[error]
-    original = lab.loop.train_step
-
-    def train_step(net: Any, state: Any, *rest: Any) -> Any:
-        if state.step == 7:
-            raise kind("the cause")
-        return original(net, state, *rest)
-
-    monkeypatch.setattr(lab.loop, "train_step", train_step)
+    raise_at_step(monkeypatch, 7, kind("the cause"))
     with pytest.raises(RunFailed):
         start_run(tmp_path / "run", *COMMON, "trainer.max_restarts=5")
     kept = tmp_path / "run/failures.jsonl"
