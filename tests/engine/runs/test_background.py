@@ -166,7 +166,8 @@ def test_a_save_before_the_last_is_written_waits(tmp_path: Path, gate: Gate) -> 
         threading.Timer(0.2, gate.open.set).start()
         checkpoints.save_last(payload(4))  # waits for the one at 3
         assert (tmp_path / "last_000000003.pt").exists()
-        assert len(saved) == 3
+        assert len(saved) >= 3, "the one at 4 may be written by now, the one at 3 is"
+    assert len(saved) == 4
     assert names(tmp_path) == ["last_000000003.pt", "last_000000004.pt"]
     assert gate.most == 1
     for step in (3, 4):
