@@ -63,7 +63,9 @@ def upload_parts(parts: list[Path]) -> str:
     command = str(beside) if beside.exists() else shutil.which("wandb")
     if command is None:
         raise RunFailed("the command wandb is not there; pip install wandb")
-    if status := subprocess.run([command, "sync", "--yes", *map(str, parts)]).returncode:
+    here = parts[0].resolve().parents[1]  # the run directory: wandb sync makes a folder wandb/ where it is started
+    runs = [str(part.resolve()) for part in parts]
+    if status := subprocess.run([command, "sync", "--yes", *runs], cwd=here).returncode:
         raise RunFailed(f"wandb sync ended with status {status}")
     return "uploaded by wandb sync"
 

@@ -60,12 +60,17 @@ def assert_holds(server: Server, run_dir: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_uploaded_once(train_command: Command, tmp_path: Path, server: Server) -> None:
+def test_a_run_is_uploaded_once(
+    train_command: Command, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     done = train_command(
         *RUN, "trainer.max_steps=6", "trainer.log_every=2", "trainer.eval_every=4", "hydra.run.dir=run"
     )
     assert done.returncode == 0, done.stderr
-    assert "uploaded by wandb sync" in sync(server, str(tmp_path / "run")).stdout
+    assert "uploaded by wandb sync" in sync(server, "../run").stdout
+    assert not list(Path.cwd().iterdir())  # wandb's own log lies in the run directory
     assert_holds(server, tmp_path / "run")
     assert server.exits[status(tmp_path / "run")["wandb_id"]] == 0
     server.history.clear()
