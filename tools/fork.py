@@ -29,7 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from parts import PARTS, TEMPLATE_ONLY, Part
-from prune import prune_tests
+from prune import prune_schema, prune_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD, LONGEST = "lab", 20
@@ -72,6 +72,7 @@ def main() -> int:
             for name in without:
                 remarks += [f"{name}: {remark}" for remark in leave_out(tree, PARTS[name], present)]
             prune_tests(tree)
+            prune_schema(tree)
             functions = [spelled(name, present) for part in without for name in PARTS[part].files if "::" in name]
             forget(tree, [*functions, *(name for name in names if not (tree / name).exists())])
             if args.package:

@@ -183,7 +183,7 @@ def test_commands_compose(name: str, text_file: Path) -> None:
         script, arguments = found
         if script in ("train", "tune"):
             check_overrides([word for word in arguments if "=" in word], text_file)
-        elif script in ("test", "lint", "fork"):
+        elif script in ("test", "lint", "fork", "schema"):
             assert script in (ROOT / "run").read_text()
         elif script == "python":
             assert arguments[0] == "-m" or (ROOT / arguments[0]).exists(), command

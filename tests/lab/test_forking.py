@@ -179,6 +179,12 @@ def test_a_fork_passes_its_hooks(least: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_schema_of_a_fork_is_as_if_written_there(least: Path) -> None:
+    """fork.py takes out what is gone without torch."""
+    done = run(least, sys.executable, "tools/schema.py", "--check")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
 def test_in_place_is_the_same(least: Path, template: Path, parts: list[str], tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(template), "clone")

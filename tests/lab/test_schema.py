@@ -1,0 +1,214 @@
+"""conf/schema.json: every yaml that is shipped fits it, typical mistakes do not, and Hydra does not see it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from conftest import ROOT, limit
+from fork import copy_of_the_project
+from omegaconf import OmegaConf
+
+
+@pytest.fixture(scope="module")
+def tool() -> Any:
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        return importlib.import_module("schema")
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+
+
+@pytest.fixture(scope="module")
+def schema(tool: Any) -> Any:
+    """As ./run schema would write it now: a fork that has added a class stays green."""
+    return tool.build()
+
+
+def errors(schema: Any, name: str, text: str) -> list[str]:
+    """Of a yaml, as OmegaConf reads it. name: of its definition."""
+    values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    checker = jsonschema.Draft7Validator({**schema, "$ref": f"#/definitions/{name}"})
+    return [f"{'.'.join(map(str, one.absolute_path))}: {one.message[:200]}" for one in checker.iter_errors(values)]
+
+
+def test_every_yaml_fits(tool: Any, schema: Any) -> None:
+    jsonschema.Draft7Validator.check_schema(schema)
+    for path in tool.yamls():
+        text = path.read_text()
+        name = tool.MODELINE.search(text)[0].rpartition("/")[2].strip()
+        assert errors(schema, name, text) == [], path
+
+
+def test_the_schema_is_current(tool: Any, schema: Any) -> None:
+    committed = json.loads((ROOT / "conf/schema.json").read_text())
+    assert tool.comparable(committed) == tool.comparable(schema), "./run schema"
+    assert [path for path in tool.yamls() if tool.with_modeline(path) != path.read_text()] == [], "./run schema"
+
+
+# the definition, and yamls of it, one a line
+MISTAKES = {
+    "trainer": """
+        max_epoch: 3
+        max_epochs: many
+        strategy: fsd
+        eval_every: 1epoch
+        max_time: 3 h
+        timeout: -1
+        save_async: 1
+        ddp: { static: true }
+        fsdp: { replicas: 0 }
+        keep_best: -1
+        defaults: [sinle]""",
+    "hardware": """
+        device: gpu
+        compile: fast
+        attention: flash
+        num_procs: some
+        num_procs: 0""",
+    "logger": """
+        mode: live
+        tags: a
+        mlflow: { uri: x }""",
+    "model": """
+        _target_: lab.models.mlp.MPL
+        { _target_: lab.models.mlp.MLP, hiden: [8] }
+        { _target_: lab.models.mlp.MLP, hidden: 8 }
+        { _target_: lab.models.mlp.MLP, hidden: [wide] }
+        { _target_: lab.models.mlp.MLP, dropout: 1.5 }""",
+    "data": """
+        { _target_: engine.data.h5.H5Dataset, pth: x.h5 }
+        { _target_: engine.data.h5.H5Dataset, loader: fast }
+        { _target_: engine.data.h5.H5Dataset, split: train }
+        order: { _target_: engine.data.order.first, _partial_: true, cout: 64 }
+        num_workers: many
+        transforms: { flip: { _target_: lab.transforms.fields.RandomFlip, dim: x } }
+        transforms: { flip: { _target_: lab.transforms.fields.RandomFilp } }""",
+    "optim": """
+        { _target_: torch.optim.AdamW, learning_rate: 1.0 }
+        { _target_: torch.optim.SGD, nesterov: 1 }
+        lr_factors: { head: fast }
+        defaults: [shedule: cosine]
+        defaults: [schedule: cosin]
+        schedule: { warmup: 2 }""",
+    "task": """
+        { _target_: lab.tasks.supervised.Supervised, criterions: {} }
+        criterion: { label_smoothing: high }
+        metrics: { accuracy: { _target_: lab.metrics.accuracy.Accuracy, top: 3 } }
+        metrics: [accuracy]""",
+    "callback": """
+        summary: { _target_: lab.callbacks.summary.Summary, deep: 3 }
+        summary: { _target_: lab.callbacks.summary.Summary, depth: deep }""",
+    "optim.schedule": """
+        _target_: lab.optim.Cosin
+        { _target_: lab.optim.Cosine, warmup: 5 }""",
+    "hydra.launcher": """
+        { _target_: hydra_plugins.engine_sweep.PoolLauncher, jobs: 2 }""",
+    "experiment": """
+        modle: {}
+        defaults: [override /modle: resnet]
+        defaults: [override /model: resnett]
+        defaults: [model: resnet]
+        { defaults: [override /model: resnet], model: { hidden: [8] } }
+        { defaults: [override /optim: sgd], optim: { betas: [0.9, 0.99] } }
+        defaults: [digtis]
+        seed: -1
+        monitor: { mode: maximum }
+        trainer: { clip: 1 }
+        optim: { lrr: 1.0 }
+        sweep: lr
+        hydra: { launcher: { jobs: 2 } }""",
+}
+FINE = {
+    "trainer": """
+        max_epochs: ${x}
+        max_epochs: 1e1
+        eval_every: 0.5ep
+        max_time: 1.5h
+        fsdp: null
+        ddp: ${x}""",
+    "model": """
+        { _target_: timm.models.VisionTransformer, anything: 3 }
+        { _target_: "${x}", anything: 3 }
+        { _target_: lab.models.mlp.MLP, hidden: ["${x}", 3] }
+        { defaults: [mlp], hidden: "${x}" }""",
+    "data": """
+        path: ???
+        order: ${x}
+        { defaults: [h5], path: x.h5 }
+        path: [a.h5, b.h5]
+        transforms: { mine: "${x}" }""",
+    "optim": """
+        lr: 3e-3
+        defaults: [{ schedule: cosine }, _self_]
+        { _target_: torch.optim.Adagrad, lr_decay: 0.1 }""",
+    "task": """
+        metrics: { kappa: { _target_: torchmetrics.CohenKappa, task: multiclass } }
+        { _target_: lab.tasks.supervised.Supervised, criterion: { _target_: torch.nn.Module, x: [1] } }""",
+    "experiment": """
+        { defaults: [override /model: mlp, override /callback: [curves, summary]], model: { hidden: [8] } }
+        defaults: [/experiment/other, digits, optional override /model: mlp, override /hydra/launcher: ray]
+        model: { _target_: my.Net, width: 8 }
+        hydra: { run: { dir: x } }""",
+}
+
+
+def each(cases: dict[str, str]) -> list[tuple[str, str]]:
+    return [(name, line.strip()) for name, lines in cases.items() for line in lines.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize(("name", "text"), each(MISTAKES))
+def test_mistakes_are_seen(schema: Any, name: str, text: str) -> None:
+    assert errors(schema, name, text)
+
+
+@pytest.mark.parametrize(("name", "text"), each(FINE))
+def test_what_may_be_written_is_accepted(schema: Any, name: str, text: str) -> None:
+    assert errors(schema, name, text) == []
+
+
+def test_keys_in_nested_classes_and_in_lists_are_checked(schema: Any) -> None:
+    """Where no place says what is to be built, the class itself does."""
+    inner = "{ _target_: lab.models.mlp.MLP, hiden: [8] }"
+    for text in (f"modules: {{ encoder: {inner} }}", f"modules: {{ parts: [{inner}] }}"):
+        assert errors(schema, "model", f"{{ _target_: torch.nn.ModuleDict, {text} }}")
+        assert not errors(schema, "model", f"{{ _target_: torch.nn.ModuleDict, {text.replace('hiden', 'hidden')} }}")
+
+
+@pytest.mark.slow  # imports torch
+def test_one_command_takes_in_a_class_and_its_yaml(tmp_path: Path) -> None:
+    fork = copy_of_the_project(tmp_path)
+    (fork / "src/lab/models/line.py").write_text(
+        "from torch import nn\n\n\nclass Line(nn.Module):\n"
+        '    """A line."""\n\n    def __init__(self, num_outputs: int) -> None:\n        super().__init__()\n'
+    )
+    (fork / "conf/model/line.yaml").write_text("_target_: lab.models.line.Line\nnum_outputs: 3 # how many\n")
+    command = [sys.executable, str(fork / "tools/schema.py")]
+    done = [
+        subprocess.run([*command, *more], capture_output=True, text=True, timeout=limit(60), check=False)
+        for more in (["--check"], [], ["--check"])
+    ]
+    assert [(one.returncode, one.stderr) for one in done] == [(1, ""), (0, ""), (0, "")]
+    assert done[1].stdout.splitlines() == ["conf/model/line.yaml: written", "conf/schema.json: written"]
+    assert (fork / "conf/model/line.yaml").read_text().startswith("# yaml-language-server: $schema=../schema.json#/")
+    made = json.loads((fork / "conf/schema.json").read_text())
+    assert made["definitions"]["lab.models.line.Line"]["properties"]["num_outputs"]["description"] == "how many"
+    assert errors(made, "experiment", "{ defaults: [override /model: line], model: { num_outputs: 3 } }") == []
+    assert errors(made, "experiment", "{ defaults: [override /model: line], model: { num_output: 3 } }")
+
+
+def test_the_package_stays_where_hydra_reads_it(tool: Any) -> None:
+    """Hydra's header ends at the first line that does not begin with # @."""
+    from hydra.core.plugins import Plugins  # noqa: F401 - first
+    from hydra.plugins.config_source import ConfigSource
+
+    for path in tool.yamls():
+        header = ConfigSource._get_header_dict(path.read_text())
+        group = path.parent.relative_to(tool.CONF).parts[:1]
+        assert (header["package"] == "_global_") == (group in (("experiment",), ("debug",)) or path.stem == "confusion")
