@@ -5,14 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+from conftest import wait_for
 
 
 class Server(ThreadingHTTPServer):
     """files: path -> bytes. ranges: whether it answers with parts. cut: so many bytes of a body, of this many answers.
     moved: path -> address. status: of these, the next ones. sizes: whether it says them. delay_s: before each 64 KB.
-    sent: bytes of bodies."""
+    sent: bytes of bodies, counted before they leave. hold: where so many are sent, the gate holds the rest back."""
 
     daemon_threads = True
 
@@ -25,15 +30,38 @@ class Server(ThreadingHTTPServer):
         self.status: list[int] = []
         self.cut: tuple[int, int] = (0, 0)
         self.ranges, self.sizes, self.delay_s = True, True, 0.0
-        self.requests, self.sent = 0, 0
+        self.requests, self.sent, self.hold = 0, 0, 0
         self.gate = threading.Event()  # no body of more than a byte is sent before it is set
         self.gate.set()
+        self.lock, self.open_requests = threading.Lock(), 0
 
     def url(self, path: str = "/f.h5") -> str:
         return f"http://127.0.0.1:{self.server_address[1]}{path}"
 
+    def process_request(self, *given: Any) -> None:
+        with self.lock:
+            self.open_requests += 1
+        super().process_request(*given)
+
+    def process_request_thread(self, *given: Any) -> None:
+        try:
+            super().process_request_thread(*given)
+        finally:
+            with self.lock:
+                self.open_requests -= 1
+
     def forget(self) -> None:
+        """Counts anew, once all that was asked before is answered, also to a process that was killed meanwhile."""
+        with suppress(HTTPError):
+            urlopen(self.url("/none"))  # connections are accepted in their order
+        wait_for(lambda: not self.open_requests)
         self.requests = self.sent = 0
+
+    def count(self, size: int) -> bool:
+        """A part of a body is about to leave; returns whether the gate holds it back."""
+        with self.lock:
+            self.sent += size
+            return 0 < self.hold < self.sent
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -41,7 +69,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         own = self.server
-        own.requests += 1
+        with own.lock:
+            own.requests += 1
         own.logins.add(self.headers.get("Authorization"))
         if self.path in own.moved:
             self.send_response(302)
@@ -68,18 +97,21 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(body)))
         self.send_header("ETag", own.tags.get(self.path, '"1"'))
         self.end_headers()
-        keep, times = own.cut
-        if times and len(body) > keep:
-            own.cut = keep, times - 1
-            body = body[:keep]
-        if len(body) > 1:
+        with own.lock:
+            keep, times = own.cut
+            if times and len(body) > keep:
+                own.cut = keep, times - 1
+                body = body[:keep]
+        if len(body) > 1 and not own.hold:
             own.gate.wait()
         try:
             for at in range(0, len(body), 1 << 16):
                 if own.delay_s and len(body) > 1:
                     time.sleep(own.delay_s)
-                self.wfile.write(body[at : at + (1 << 16)])
-                own.sent += len(body[at : at + (1 << 16)])
+                part = body[at : at + (1 << 16)]
+                if own.count(len(part)):
+                    own.gate.wait()
+                self.wfile.write(part)
         except OSError:  # who asked has left
             pass
 

@@ -254,8 +254,10 @@ def test_a_file_that_changes_while_it_is_fetched(
 def test_one_that_was_killed_is_gone_on_from(
     tmp_path: Path, cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.files["/f.h5"], server.delay_s = made(tmp_path / "f.h5", 3000), 0.02
+    server.files["/f.h5"] = made(tmp_path / "f.h5", 3000)
     size = len(server.files["/f.h5"])
+    server.hold = size // 2
+    server.gate.clear()
     fetching = subprocess.Popen([sys.executable, "-c", FETCH, server.url()], stderr=subprocess.DEVNULL)
     wait_for(lambda: sum(part.stat().st_size for part in cache.glob("*/*/*.part")) > size / 4)
     fetching.kill()
@@ -263,9 +265,9 @@ def test_one_that_was_killed_is_gone_on_from(
     (part,) = cache.glob("*/*/*.part")
     there = part.stat().st_size
     assert there < size
-    wait_for(lambda: server.sent == (server.sent, time.sleep(0.1))[0])  # its last answers
+    server.hold = 0
+    server.gate.set()
     server.forget()
-    server.delay_s = 0.0
     small_spans(monkeypatch)
     assert_equal(opened(server.url()).gather(np.arange(9)), opened(str(tmp_path / "f.h5")).gather(np.arange(9)))
     assert server.sent == size - there + 1
@@ -500,7 +502,6 @@ class Slow(AsyncFileSystem):
         return self.content[start:end]
 
 
-@pytest.mark.timeout(60)
 def test_threads_of_fsspec_do_not_collect_what_h5py_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """h5py holds its lock while it waits for them, and an object of h5py's that is freed waits for that lock."""
     small_spans(monkeypatch)
@@ -561,12 +562,15 @@ def test_signals_while_a_file_is_fetched(
         for split in ("train", "val", "test"):
             file[f"{split}/image"] = np.zeros((300, 32, 32, 100), np.uint8)
             file[f"{split}/label"] = np.arange(300) % 10
-    server.files["/f.h5"], server.delay_s = (tmp_path / "f.h5").read_bytes(), 0.02
+    server.files["/f.h5"], server.hold = (tmp_path / "f.h5").read_bytes(), 40 << 20  # more than is asked for at once
+    server.gate.clear()
     run = tmp_path / "run"
     command = [*TRAIN, f"data.path={server.url()}", "logger=none", f"hydra.run.dir={run}"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     wait_for(lambda: sum(part.stat().st_size for part in cache.glob("*/*/*.part")) > 0, process)
     process.send_signal(number)
+    server.delay_s = 0.2
+    server.gate.set()
     process.communicate(timeout=limit(60))
     assert process.returncode == status
     assert not run.exists()
