@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from conftest import limit
+from conftest import free_port, limit
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "sinfo")
 
@@ -111,11 +111,7 @@ class Cluster:
 @contextmanager
 def cluster(root: Path) -> Iterator[Cluster]:
     """Two idle nodes, n1 and n2. RuntimeError where they do not come up."""
-    ports = []
-    for _ in range(3):
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            ports.append(probe.getsockname()[1])
+    ports = [free_port() for _ in range(3)]
     for folder in ("state", "n1", "n2", "munge"):
         (root / folder).mkdir()
     (root / "munge/key").write_bytes(os.urandom(1024))

@@ -7,7 +7,9 @@ import dataclasses
 import fcntl
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from omegaconf import DictConfig
@@ -27,6 +30,10 @@ TRAIN = [sys.executable, str(ROOT / "src" / "train.py")]
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 torch.set_num_threads(1)
+# the same examples each time, and no verdict on a machine that pauses
+checks = (hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large)
+hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, suppress_health_check=checks)
+hypothesis.settings.load_profile("suite")
 # nohup, and a shell that starts this in the background, have some signals ignored, and all runs would inherit that
 for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
@@ -116,6 +123,15 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None
         assert time.monotonic() < end, f"not within {limit(seconds):.0f} s"
         time.sleep(0.005)
     return found
+
+
+def free_port() -> int:
+    """A port of this machine that stays free until it is used: below those that the kernel gives out by itself."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_768)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 # small and fast; each test adds what it is about
@@ -313,9 +329,32 @@ def holds_lock(run_dir: Path) -> bool:
     return False
 
 
+HELD = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {src!r})
+sys.argv[0] = "train.py"
+import lab.loop, train
+train_step = lab.loop.train_step
+def held(nets, state, *rest):
+    while state.step >= {step} and not Path({until!r}).exists():
+        time.sleep(0.01)
+    return train_step(nets, state, *rest)
+lab.loop.train_step = held
+sys.exit(train.main())
+"""
+
+
+def held_command(step: int, until: Path) -> list[str]:
+    """As TRAIN, but no rank goes on after `step` steps before the file `until` is there: however late a test looks, the
+    run has not ended."""
+    return [sys.executable, "-c", HELD.format(src=str(ROOT / "src"), step=step, until=str(until))]
+
+
 def kill_at(run_dir: Path, step: int, overrides: tuple[str, ...], suffix: str = ".pt") -> None:
     """Start the command, SIGKILL it as soon as a checkpoint of `step` or later is there, wait for its ranks to go."""
-    process = subprocess.Popen([*TRAIN, *overrides], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    command = [*held_command(step + 8, Path("/never")), *overrides]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: any(int(p.stem[5:]) >= step for p in (run_dir / "checkpoints").glob(f"last_*{suffix}")), process)
     process.send_signal(signal.SIGKILL)
     process.communicate()

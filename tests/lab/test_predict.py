@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import h5py
@@ -144,6 +143,6 @@ def test_ctrl_c_leaves_nothing(runs: list[Path], tmp_path: Path) -> None:
     wait_for(lambda: list(tmp_path.glob(".out.h5-*")))  # processes are about to start
     process.send_signal(signal.SIGINT)
     assert process.wait(limit(30)) == 130
-    time.sleep(0.5)
+    wait_for(lambda: not processes_with(str(out)))
     assert not list(tmp_path.iterdir())
     assert not processes_with(str(out))

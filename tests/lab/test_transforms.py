@@ -242,7 +242,7 @@ def test_cost_of_drawing_is_small() -> None:
     draws.uniform(numbers, 4)
     times = []
     for _ in range(20):
-        began = time.perf_counter()
+        began = time.thread_time()
         draws.uniform(numbers, 4)
-        times.append(time.perf_counter() - began)
+        times.append(time.thread_time() - began)
     assert min(times) < limit(0.5e-3)  # a batch, not a sample

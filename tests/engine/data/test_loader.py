@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, limit, slow
+from conftest import ROOT, limit, slow, wait_for
 from torch import Tensor
 
 from engine.data import loader as loader_module
@@ -95,11 +95,11 @@ def check(batch: dict[str, Tensor], rows: np.ndarray) -> None:
 
 
 def test_train_stream_is_the_plan_over_epochs(kind: str, tmp_path: Path) -> None:
-    plan = endless(101, 10, [6, 4], start=30)
+    plan, began = endless(101, 10, [6, 4], start=30), time.perf_counter()
     with Loader(Table(101, path=tmp_path / "x.bin"), plan, CPU, kind=kind, seed=0) as loader:
         for k, batch in zip(range(500), loader, strict=False):
             check(batch, plan(k)[1])
-    assert 0 < loader.wait_s < 10
+    assert 0 < loader.wait_s < time.perf_counter() - began
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 4096, 5000])
@@ -265,20 +265,24 @@ def test_errors_arrive_with_their_traceback_and_the_loader_goes_on() -> None:
 
 
 def test_close_and_forgetting_end_the_threads() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
+
+    def count() -> int:
+        return len(set(threading.enumerate()) - before)
+
     loader = Loader(Table(50), endless(50, 5), CPU, kind="threads", num_workers=2, seed=0)
     stream = iter(loader)
     next(stream)
-    assert threading.active_count() == before + 2
+    assert count() == 2
     loader.close()
     loader.close()
-    assert threading.active_count() == before
+    wait_for(lambda: count() == 0)
     loader = Loader(Table(50), endless(50, 5), CPU, kind="threads", num_workers=2, seed=0)
     stream = iter(loader)
     next(stream)
     del loader, stream
     gc.collect()
-    assert threading.active_count() == before
+    wait_for(lambda: count() == 0)
 
 
 SCRIPT = """
@@ -309,7 +313,6 @@ loader = Loader(Slow(50), endless(50, 5), CPU, kind="threads", num_workers=2, se
 )  # fmt: skip
 def test_a_process_with_a_ring_always_ends(sleep: float, body: str, code: int) -> None:
     script = SCRIPT.format(tests=[str(Path(__file__).parent), str(ROOT / "tests")], sleep=sleep, body=body)
-    began = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
@@ -319,7 +322,6 @@ def test_a_process_with_a_ring_always_ends(sleep: float, body: str, code: int) -
         cwd=ROOT / "src",
     )
     assert done.returncode in (code, 128 - code if code < 0 else code), done.stderr
-    assert time.perf_counter() - began < limit(30)
     assert "Fatal" not in done.stderr
 
 
@@ -411,13 +413,13 @@ def test_batches_come_in_order_and_nobody_else_holds_them(opened: list[Any]) -> 
         assert loader.why == "workers: the dataset works sample by sample in Python; measured"
         assert loader.lengths(0) == (5, 5)
         assert loader.wait_s == 0.0
-        seen = []
+        seen, began = [], time.perf_counter()
         for batch in loader:
             seen.append(batch["k"].item())
             del batch
         assert seen == [0, 1, 2, 3]
         assert source.events == ["begin", *(f"{k} is free" for k in range(4)), "end"]
-        assert 0.006 <= loader.wait_s < 5
+        assert 0.006 <= loader.wait_s < time.perf_counter() - began
         before = loader.wait_s
         assert len(list(loader)) == 4
         assert loader.wait_s - before >= 0.006

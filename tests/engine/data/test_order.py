@@ -108,15 +108,12 @@ def test_order_does_not_depend_on_how_it_is_asked() -> None:
 def test_a_far_step_costs_no_more_than_the_first_and_order_is_fast() -> None:
     order = shuffled(range(10**9), seed=0)  # an array of this size would be 8 GB
     numbers = np.arange(16384)
-    best = {}
-    for begin in (0, 10**15):
-        order(numbers + begin)
-        times = []
-        for _ in range(5):
-            began = time.perf_counter()
+    best = {0: math.inf, 10**15: math.inf}
+    for _ in range(20):
+        for begin in best:  # in turns: what else the machine does meets both
+            began = time.thread_time()
             order(numbers + begin)
-            times.append(time.perf_counter() - began)
-        best[begin] = min(times) / len(numbers)
+            best[begin] = min(best[begin], (time.thread_time() - began) / len(numbers))
     assert best[0] < limit(100e-9)  # 4.5 million samples/s leave 220 ns for each
     assert best[10**15] < 5 * best[0]
 

@@ -6,12 +6,11 @@ import os
 import socket
 import subprocess
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, TRAIN, assert_equal, last_checkpoint, limit, result
+from conftest import QUICK, TRAIN, assert_equal, free_port, last_checkpoint, limit, result
 
 from engine.errors import ConfigError
 from engine.ranks import distributed, rendezvous
@@ -120,12 +119,6 @@ def test_a_rank_takes_its_own_gpu_or_the_only_one_it_is_shown(monkeypatch: pytes
         gpu_index(2, 2)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def pods(count: int, *overrides: str, **more: str) -> list[tuple[int, str]]:
     """`count` pods of a PyTorchJob on this machine -> their exit statuses and what they said."""
     shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
@@ -195,12 +188,10 @@ def test_all_stop_where_one_does_not_see_the_directory(tmp_path: Path, monkeypat
             outcome[index] = error
 
     threads = [threading.Thread(target=life, args=(index,), daemon=True) for index in range(3)]
-    began = time.monotonic()
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
-    assert time.monotonic() - began < limit(10)
+        thread.join(limit(30))
     said = str(outcome[0])
     assert isinstance(outcome[0], ConfigError)
     assert said.startswith(f"hydra.run.dir={tmp_path}: rank 2 on {socket.gethostname()} does not see")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, compose, last_checkpoint, metrics, result, start_run
+from conftest import QUICK, compose, last_checkpoint, limit, metrics, result, start_run
 from torch import Tensor, nn
 
 import engine.ranks.ddp
@@ -53,7 +53,7 @@ def test_shares_are_equal_to_one_sample_and_keep_lists() -> None:
 
 
 def test_devices_work_at_the_same_time_under_the_loops_settings() -> None:
-    meeting = threading.Barrier(2, timeout=20)  # passes only if both shares are in their forward pass at once
+    meeting = threading.Barrier(2, timeout=limit(30))  # passes only if both shares are in their forward pass at once
     seen: list[Any] = []
 
     class Noting(nn.Module):

@@ -170,9 +170,7 @@ def test_pods_without_names_and_the_death_of_one(two_hosts: tuple[Host, Host], t
     started = pods(two_hosts, "trainer.max_steps=1000000", "trainer.log_every=5", f"hydra.run.dir={run}")
     wait_until(trains(run), 60, started)
     two_hosts[1].kill()
-    began = time.monotonic()
     (code, said), _ = ends(started, 30)
-    assert time.monotonic() - began < limit(15)
     assert code == 1, said
     assert status(run)["status"] == "failed", said
     assert not two_hosts[0].processes()

