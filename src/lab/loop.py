@@ -329,13 +329,14 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, vals: M
             stopping = score(state, vals, run)
             save(state, run, best=False)
     before_step, on_step = (overriding(run.callbacks, event) for event in ("before_step", "on_step"))
+    step = train_step if run.balance is None else run.balance.timed(train_step)
     for net in nets.values():
         net.train()
     run.watch.beat("training", state.step, slow=True)  # a first step may compile
     while state.step < run.total_steps and not stopping:
         for call in before_step:
             call(state)
-        values = train_step(nets, state, batches, trainer, run.machine, run.world)
+        values = step(nets, state, batches, trainer, run.machine, run.world)
         state.step += 1
         state.samples += trainer.global_batch_size
         run.watch.beat("training", state.step)
@@ -398,7 +399,8 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
     skipped = check_finite(state, run)
     names = [name for name in state.totals if name.rpartition("/")[2] != "non_finite"]
     means = torch.stack([state.totals[name].float() for name in names])
-    sums = to_host(all_sum(means, run.world))
+    own = means.new_empty(0) if run.balance is None else run.balance.table()
+    sums = to_host(all_sum(torch.cat([means, own]), run.world))
     counted = [run.world.size * (state.counts[name] - skipped[name.rpartition("/")[0]]) for name in names]
     logged = {f"train/{name}": value / count for name, value, count in zip(names, sums, counted) if count}
     logged["train/lr"] = state.schedule.last_lr
@@ -411,6 +413,8 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
         logged["perf/compile_s"] = compile_s
     samples = (state.step - state.logged_step) * run.trainer.global_batch_size
     state.totals, state.counts, state.logged_step = {}, {}, state.step
+    if run.balance is not None:
+        logged |= run.balance.read(sums[len(names) :], state.step)
     run.notify("on_log", state, logged)
     run.logger.log(state.step, logged | clock.read(samples))
 

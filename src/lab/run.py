@@ -196,14 +196,14 @@ def train(
     net, share = next(iter(nets.values())), trainer.straggler_share
     balance = Balance(net, world, train_loader, logger, share) if world.size > 1 else None
     pruning = Pruning.of(run_dir)
-    callbacks = [*(own for own in (balance, pruning) if own is not None), *make_callbacks(config)]
+    callbacks = [*([] if pruning is None else [pruning]), *make_callbacks(config)]
 
     # ---- intervals in steps
     intervals = (trainer.log_every, trainer.eval_every, trainer.save_every)
     every = Every(*(parse_interval(interval, steps_per_epoch) for interval in intervals))
     run = Run(
         world, trainer, config.monitor, machine, every, logger, checkpoints, callbacks, stop, watch, buffers,
-        epoch_samples=len(sets["train"]), total_steps=total_steps, work=work, first=train_loader.first,
+        epoch_samples=len(sets["train"]), total_steps=total_steps, balance=balance, work=work, first=train_loader.first,
     )  # fmt: skip
 
     # ---- resume or begin: from here each rank has its own random numbers

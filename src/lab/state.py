@@ -16,7 +16,7 @@ from engine.checkpoints import Checkpoints
 from engine.data import Loader, Stream
 from engine.host import collect_garbage
 from engine.profiling import Work
-from engine.ranks import Hardware, Stopped, StopRequest, Watch, World, rng_state, set_rng_state
+from engine.ranks import Balance, Hardware, Stopped, StopRequest, Watch, World, rng_state, set_rng_state
 from engine.runs import Logger
 from lab.callbacks.base import overriding
 from lab.checks import BufferChecks
@@ -144,6 +144,7 @@ class Run:
     buffers: BufferChecks
     epoch_samples: int
     total_steps: int
+    balance: Balance | None = None  # with several ranks: which of them holds the others up
     work: Work = field(default_factory=Work)  # of a sample: what the logged speeds are made from
     first: Callable[[], Batch] = dict  # returns the next training batch of this rank; not to be changed
 

@@ -18,7 +18,7 @@ import resource
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -27,7 +27,7 @@ from torch import nn
 from engine.host import memory_of_process
 from engine.private import after_backward
 from engine.ranks.ddp import unwrapped
-from engine.ranks.distributed import World, all_sum, to_host
+from engine.ranks.distributed import World
 from engine.runs import Logger
 
 WARM_UP = 3  # the first steps allocate, choose kernels and build buckets
@@ -35,6 +35,7 @@ ALL_UNTIL, THEN_EVERY = 64, 8  # measure each step until the 64th, then each eig
 NAME_AFTER_S = 2.0  # seconds of measured work before a straggler is named: less is noise
 LISTED = 8  # up to so many ranks the final line lists each one's value, above it the extremes
 COLUMNS = 5  # of a rank's row: memory in bytes, own work in s, steps it was measured in, data wait in s, steps
+Values = dict[str, torch.Tensor]  # what a step returns
 UNITS = {
     "memory": ("peak memory", 1e-6, "MB"),
     "step_time": ("own work", 1e3, "ms"),
@@ -50,7 +51,7 @@ class WaitsForData(Protocol):
 
 
 class Balance:
-    """A callback of the loop, where there are several ranks.
+    """Of a run with several ranks: `timed` measures its steps, `table` and `read` share the figures at each log.
 
     straggler_share: warn about a rank slower than the others' mean by more than this share (0.2: 20 %); None: never.
 
@@ -66,29 +67,45 @@ class Balance:
         self._when_done: Any = after_backward()
         whole_step = unwrapped(net) is None or any(isinstance(m, nn.SyncBatchNorm) for m in net.modules())
         self._measures = self._when_done is not None and not whole_step
-        self._sampling = self._queued = False
-        self._start: Any = None
+        self._queued = False
         self._waits: list[Any] = []  # timestamps of this step: before and after each wait
         self._pending: deque[tuple[Any, Any, list[Any]]] = deque()  # timestamps of steps still on the device
         self._steps = 0
         self._since_log = [0.0, 0.0, train.wait_s, 0.0]  # own work, steps measured, train.wait_s then, steps then
         self._totals = [[0.0] * COLUMNS for _ in range(world.size)]
         self._named = False
-        if self._measures:
-            trained = [p for p in net.parameters() if p.requires_grad]
-            for parameter in {trained[0], trained[-1]}:  # two, as one may be unused; either hook is early enough
-                parameter.register_hook(self._queue)
+        trained = [p for p in net.parameters() if p.requires_grad]
+        self._hooked = {trained[0], trained[-1]}  # two, as one may be unused; either hook is early enough
 
     # ---- timestamps within a step
 
-    def before_step(self, state: Any) -> None:
-        due = self._steps % THEN_EVERY == 0 if self._steps >= ALL_UNTIL else self._steps >= WARM_UP
-        self._sampling = due and self._measures
-        if self._sampling:
-            self._waits, self._start = [], self._clock.now()
+    def timed(self, train_step: Callable[..., Values]) -> Callable[..., Values]:
+        """Returns the function that calls train_step, and measures some of the calls."""
+
+        def step(*args: Any) -> Values:
+            done, self._steps = self._steps, self._steps + 1
+            due = done % THEN_EVERY == 0 if done >= ALL_UNTIL else done >= WARM_UP
+            return self._measured(train_step, *args) if due and self._measures else train_step(*args)
+
+        return step
+
+    def _measured(self, train_step: Callable[..., Values], *args: Any) -> Values:
+        self._waits, start = [], self._clock.now()
+        # only in the steps that are measured: autograd calls a hook in Python
+        hooks = [parameter.register_hook(self._queue) for parameter in self._hooked]
+        try:
+            values = train_step(*args)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if self._waits:
+            self._pending.append((start, self._clock.now(), self._waits))
+            while self._pending and self._clock.passed(self._pending[0][1]):
+                self._add(*self._pending.popleft())
+        return values
 
     def _queue(self, gradient: torch.Tensor) -> None:
-        if self._sampling and not self._queued:
+        if not self._queued:
             self._queued = True
             self._when_done(self._own_part_done)
 
@@ -99,13 +116,6 @@ class Balance:
     def _averaged(self) -> None:
         self._waits.append(self._clock.now())
         self._queued = False
-
-    def on_step(self, state: Any) -> None:
-        self._steps += 1
-        if self._sampling and self._waits:
-            self._pending.append((self._start, self._clock.now(), self._waits))
-            while self._pending and self._clock.passed(self._pending[0][1]):
-                self._add(*self._pending.popleft())
 
     def _add(self, start: Any, end: Any, waits: list[Any]) -> None:
         waited = sum(self._clock.seconds(before, after) for before, after in zip(waits[::2], waits[1::2]))
@@ -123,16 +133,20 @@ class Balance:
         self._since_log = [0.0, 0.0, wait_s, self._steps]
         return [peak_memory(self._world.device), own_s, measured, wait_s - wait_then, self._steps - steps_then]
 
-    def on_log(self, state: Any, values: dict[str, float]) -> None:
-        """Add max / mean over the ranks of each figure since the last log to `values`. All ranks call this."""
-        table = torch.zeros(self._world.size, COLUMNS, device=self._world.device)
-        table[self._world.rank] = torch.tensor(self.row(), device=self._world.device)
-        rows = to_host(all_sum(table, self._world))
+    def table(self) -> torch.Tensor:
+        """(ranks * COLUMNS,) on the device, zero but for the row of this rank: `read` takes its sum over the ranks."""
+        table = torch.zeros(self._world.size, COLUMNS)
+        table[self._world.rank] = torch.tensor(self.row())
+        return table.flatten().to(self._world.device)
+
+    def read(self, summed: Sequence[float], step: int) -> dict[str, float]:
+        """Returns max / mean over the ranks of each figure since the last log. Names a straggler, once."""
+        rows = [summed[i : i + COLUMNS] for i in range(0, len(summed), COLUMNS)]
         for total, (memory, *sums) in zip(self._totals, rows):
             total[:] = [max(total[0], memory), *(a + b for a, b in zip(total[1:], sums))]
         if not self._named:
-            self._name_straggler(f"step {state.step}: ")
-        values |= {f"balance/{name}": max_over_mean(found) for name, found in figures(rows).items()}
+            self._name_straggler(f"step {step}: ")
+        return {f"balance/{name}": max_over_mean(found) for name, found in figures(rows).items()}
 
     def report(self) -> dict[str, Any]:
         """Log memory, own work and data wait of each rank over this process; return them for result.json."""

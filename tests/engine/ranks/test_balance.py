@@ -120,7 +120,7 @@ def test_marks_that_the_device_has_yet_to_pass_are_read_at_the_log(
     def seconds(self: Any, start: float, end: float) -> float:
         callers = [frame.name for frame in traceback.extract_stack()]
         assert "row" in callers
-        assert "train_step" not in callers
+        assert "step" not in callers
         return original(self, start, end)
 
     monkeypatch.setattr(engine.ranks.balance.HostClock, "passed", lambda self, mark: False)
