@@ -1,6 +1,6 @@
 """Every figure that wants a GPU, and all tests marked gpu, by one command.
 
-    python benchmarks/gpu.py                          all stages, each under 8 minutes on an H100
+    python benchmarks/gpu.py                          all stages; after 8 minutes the next one begins (--limit)
     python benchmarks/gpu.py cifar gpt2 --out figures some of them; figures/gpu.json and gpu.md are written as they come
     python benchmarks/gpu.py --dry                    all of them in small, on a CPU: does it work?
 
@@ -50,11 +50,16 @@ def machine_of(setting: Setting) -> dict[str, Any]:
     return {**found, "commit": commit, "date": time.strftime("%Y-%m-%d"), "small": setting.small}
 
 
+def too_long(*_: Any) -> None:
+    raise TimeoutError("cut short by --limit")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="*", metavar="stage", help=f"all, or some of {', '.join(STAGES)}")
     parser.add_argument("--out", type=Path, help="folder for gpu.json, gpu.md; default: only printed")
     parser.add_argument("--rounds", type=int, help="how often ours and its peer take turns; default 3, small: 1")
+    parser.add_argument("--limit", type=int, default=480, help="seconds of a stage; its figures up to then stay")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--small", action="store_true", help="everything tiny: figures mean nothing")
     parser.add_argument("--dry", action="store_true", help="--device cpu --small")
@@ -65,6 +70,7 @@ def main() -> int:
     device, small = ("cpu", True) if args.dry else (args.device, args.small)
     failed = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGALRM, too_long)
     with tempfile.TemporaryDirectory(prefix="lab-gpu-") as work:
         setting = Setting(device, small, Path(work), args.rounds or (1 if small else 3))
         machine = machine_of(setting)
@@ -73,6 +79,7 @@ def main() -> int:
             stage = partial(cifar94, file=args.cifar10) if name == "cifar94" else STAGES[name]
             print(f"{name}: {(STAGES[name].__doc__ or '').splitlines()[0]}", flush=True)
             try:
+                signal.alarm(args.limit)
                 stage(setting)
             except (Exception, SystemExit) as error:
                 if isinstance(error, SystemExit) and error.code == 143:  # SIGTERM
@@ -81,6 +88,7 @@ def main() -> int:
                 traceback.print_exception(error)
                 setting.add("failed", str(error).splitlines()[0] if str(error) else type(error).__name__)
             finally:
+                signal.alarm(0)
                 end_all()
             print(f"  ({time.monotonic() - began:.0f} s)", flush=True)
             if args.out:

@@ -47,20 +47,27 @@ def test_a_stage_works(tmp_path: Path, stage: str) -> None:
     assert all(f"| {stage} | {name} |" in (tmp_path / "gpu.md").read_text() for name in figures)
 
 
-def test_a_stage_that_fails_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("body", "options", "says"),
+    [
+        ("raise RuntimeError('no such kernel')", [], "no such kernel"),
+        ("gpu.subprocess.run(['sleep', '1000'])", ["--limit", "1"], "cut short by --limit"),
+    ],
+)
+def test_a_stage_that_fails_or_does_not_end_is_named(tmp_path: Path, body: str, options: list[str], says: str) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv.pop(1)); import gpu\n"
         "def broken(setting):\n"
         "    'Breaks.'\n"
         "    setting.add('before', 1.0)\n"
-        "    raise RuntimeError('no such kernel')\n"
+        f"    {body}\n"
         "gpu.STAGES['faults'] = broken; sys.exit(gpu.main())"
     )
-    given = [str(ROOT / "benchmarks"), "faults", "--dry", "--out", str(tmp_path)]
+    given = [str(ROOT / "benchmarks"), "faults", "--dry", "--out", str(tmp_path), *options]
     done = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 1
     figures = json.loads((tmp_path / "gpu.json").read_text())["figures"]
-    assert [(f["name"], f["value"]) for f in figures] == [("before", 1.0), ("failed", "no such kernel")]
+    assert [(f["name"], f["value"]) for f in figures] == [("before", 1.0), ("failed", says)]
 
 
 def event(ts: float, dur: float, cat: str = "kernel", name: str = "k") -> dict[str, Any]:
