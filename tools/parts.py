@@ -172,7 +172,7 @@ PARTS = {
         },
         {
             "src/lab/run.py": {
-                r"\(balance, pruning\)": "(balance,)",
+                r"\*\(\[\] if pruning is None else \[pruning\]\), ": "",
                 r"^ +if pruning is not None and pruning\.pruned:\n.*\n": "",
             },
             "tests/engine/config/test_untrusted.py": {"OURS, ALLOWED, ": "OURS, "},
