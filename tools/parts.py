@@ -226,6 +226,15 @@ PARTS = {
         {"pyproject.toml": {"lmdb,zarr,n5,": "", r', "tests/engine/packing"': ""}, "run": {r" h5 \|": ""}},
         kind="extra",
     ),
+    "container": Part(
+        "`Dockerfile`, `.devcontainer`",
+        ("Dockerfile", ".dockerignore", ".devcontainer", "tests/lab/test_container.py"),
+        texts={
+            "docs/editors.md": {", containers$": "", r"\n## In a container\n(.*\n)*?(?=\n## |\Z)": ""},
+            "mkdocs.yml": {"Editors, completion, containers": "Editors, completion"},
+        },
+        kind="extra",
+    ),
     "engine": Part(
         "the folder `src/engine`: the wheel `lab-engine` stands in for it",
         (

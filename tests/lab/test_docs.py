@@ -34,7 +34,7 @@ OTHERS = {"tasks.md": "test_task_docs.py", "README.md": "test_readme.py"}  # of 
 # commands of others, and those whose program is not this machine's
 FOREIGN = (
     "pip", "wandb", "status=$?", "if", "exit", "scontrol", "#SBATCH", "#!/bin/bash", "tensorboard", "mlflow",
-    "git", "copier", "pipx", "cd",
+    "git", "copier", "pipx", "cd", "docker",
 )  # fmt: skip
 # a block, after the file that it is: (file or "", language, text)
 FENCE = re.compile(r"(?:`([\w/.]+)`:\n\n)?^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
