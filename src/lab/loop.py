@@ -150,10 +150,12 @@ def descend(
                 if weights is not None:
                     losses = {name: value * weights for name, value in losses.items()}
                     counted = weights.sum() if counted is None else counted + weights.sum()
-                sums = {name: value.sum() / share for name, value in losses.items()}
-                (scaler.scale(sums["loss"]) if scaler else sums["loss"]).backward()
+                sums = {name: value.sum() for name, value in losses.items()}
+                by_sum = torch.full_like(sums["loss"], 1 / share, requires_grad=False)  # d mean / d sum
+                sums["loss"].backward(scaler.scale(by_sum) if scaler else by_sum)
             for name, value in sums.items():
                 totals[name] = totals[name] + value.detach() if name in totals else value.detach()
+    totals = {name: value / share for name, value in totals.items()}
     if scaler:
         scaler.unscale_(optimizer)  # before clipping: clip_norm limits the unscaled gradients
     trained = [p for group in optimizer.param_groups for p in group["params"]]
