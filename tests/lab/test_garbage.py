@@ -55,6 +55,20 @@ def test_it_is_left_as_it_was(enabled: bool) -> None:
         (gc.enable if before else gc.disable)()
 
 
+def test_outside_of_the_training_python_collects_by_itself() -> None:
+    def note(phase: str, info: dict[str, int]) -> None:
+        whole.append(info["generation"] == 2)
+
+    whole: list[bool] = []
+    assert gc.isenabled()
+    gc.callbacks.append(note)
+    try:
+        collect_garbage(0)  # as the first batch of the final scores does
+    finally:
+        gc.callbacks.remove(note)
+    assert not any(whole)
+
+
 def test_what_was_there_before_is_not_looked_through() -> None:
     class Held:
         pass
