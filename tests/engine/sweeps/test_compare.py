@@ -11,6 +11,7 @@ from test_report import made
 
 from engine.sweeps.report.analyse import best_group, groups
 from engine.sweeps.report.compare import comparisons, holm, permutations, sign_flips
+from engine.sweeps.report.page import data
 from engine.sweeps.report.read import Study
 from engine.sweeps.report.text import latex, markdown, tex
 
@@ -99,6 +100,10 @@ def test_the_texts_say_it() -> None:
     said = markdown(study, None, [], None)
     assert "## More than seeds? " in said
     assert "| differs |" in said
+    (found,) = data(study, None)["comparisons"]  # the page's
+    (row,) = found["rows"]
+    assert f"| {' | '.join(row['texts'])} |" in said
+    assert row["values"][1] == comparisons(study, study.objective)[0].difference
     table = latex(study)
     assert table.count(r"\mathbf") == 1
     assert r"\dagger" not in table

@@ -489,7 +489,7 @@ const nodes = {}, drawn = {}, redraws = [], PLOT_TOOLS = {};
 const $ = (id) => (nodes[id] ??= { hidden: true, value: "", append() {}, addEventListener() {} });
 const Plotly = { react: (id, traces, layout) => { drawn[id] = { traces, layout }; } };
 const shownJob = () => true, css = () => "", faintColor = css, plain = String, round = String, layout = (l) => l;
-const element = () => ({});
+const element = () => ({}), viridis = (badness) => badness;
 """
 LOOK = """
 const firstTwo = [contourAxis("x").key, contourAxis("y").key];
@@ -497,7 +497,8 @@ nodes["contour-x"].value = "optim.lr"; nodes["contour-y"].value = "optim.momentu
 redraws.forEach((draw) => draw());
 const [area, dots] = drawn.contour.traces, kind = drawn.contour.layout.xaxis.type;
 console.log(JSON.stringify({ history: drawn.history.traces.map((t) => t.y), firstTwo, kind, dots: dots.x.length,
-  shown: ["history", "contour"].map((name) => !nodes[`${name}-section`].hidden), z: area.z }));
+  shown: ["history", "contour"].map((name) => !nodes[`${name}-section`].hidden), z: area.z,
+  ends: [area.colorscale[0][1], area.colorscale[4][1]] }));
 """
 
 
@@ -521,6 +522,7 @@ def test_the_page_of_a_search_has_its_history_and_a_contour_of_two_keys(tmp_path
     assert found["history"] == [[], scores, [min(scores[: i + 1]) for i in range(19)]]
     assert (found["firstTwo"], found["kind"], found["dots"]) == (["optim", "optim.momentum"], "log", 10)
     assert found["shown"] == [True, True]
+    assert found["ends"] == [0, 1]  # the least loss has the colour of the best, as in the parallel coordinates
     measured = sorted(z for row in found["z"] for z in row if z is not None)
     assert measured == sorted(scores[::2])
     assert len(found["z"]) == len(found["z"][0]) == 10

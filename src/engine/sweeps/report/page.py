@@ -31,10 +31,20 @@ from engine.sweeps.report.analyse import (
     wants_log,
 )
 from engine.sweeps.report.best import best_command
+from engine.sweeps.report.compare import comparisons
 from engine.sweeps.report.curves import keys_of
 from engine.sweeps.report.importance import Importance
 from engine.sweeps.report.read import Job, Study
-from engine.sweeps.report.text import NOT_SWEPT, NOT_SWEPT_NOTE, OTHER_CODE, better_but_fewer, score_text
+from engine.sweeps.report.text import (
+    COMPARED,
+    NOT_SWEPT,
+    NOT_SWEPT_NOTE,
+    OTHER_CODE,
+    better_but_fewer,
+    compared_cells,
+    compared_note,
+    score_text,
+)
 
 WEB = Path(__file__).with_name("web")
 SCRIPTS = ("core.js", "curves.js", "scores.js", "parallel.js", "search.js", "tables.js")
@@ -91,6 +101,8 @@ def data(study: Study, importance: Importance | None) -> dict[str, Any]:
         "columns": [{"key": key, "name": names[key]} for key in shown],
         "groupColumns": [{"key": key, "name": names[key]} for key in shown if not is_seed(key)],
         "groups": _groups(study, ranked),
+        "comparisons": _comparisons(study),
+        "comparisonColumns": COMPARED,
         "jobs": [_job(study, job, group_of[job.key], strides) for job in study.jobs],
         "importance": importance and asdict(importance),
         "differences": [
@@ -187,6 +199,22 @@ def _best(study: Study) -> list[dict[str, Any]]:
             "command": best_command(best),
             "note": note,
         })  # fmt: skip
+    return found
+
+
+def _comparisons(study: Study) -> list[dict[str, Any]]:
+    """A table for each objective with something to compare. rows: {texts of the columns, numbers to sort by}."""
+    found = []
+    for objective in study.objectives:
+        if compared := comparisons(study, objective):
+            rows = [
+                {
+                    "texts": compared_cells(c),
+                    "values": [c.group.label, c.difference, c.low, c.p, c.n, c.verdict, c.needed],
+                }
+                for c in compared
+            ]
+            found.append({"key": objective.key, "note": compared_note(compared[0].best.label), "rows": rows})
     return found
 
 

@@ -141,19 +141,27 @@ def _group_table(study: Study) -> str:
     return _table([*head, *(o.key for o in study.objectives), "n", "failures", "pruned, unfinished"], rows)
 
 
-def _comparison_table(compared: Sequence[Comparison]) -> str:
-    best = compared[0].best
-    head = ["configuration", "difference", "95 % interval", "p", "n", "", "seeds needed"]
-    rows: list[list[Any]] = []
-    for each in compared:
-        interval, counted = f"{each.low:+.3g} to {each.high:+.3g}", f"{each.n} {'pairs' if each.paired else 'each'}"
-        numbers = [f"{each.difference:+.3g}", interval, f"{each.p:.2g}", counted]
-        rows.append([each.group.label, *numbers, each.verdict, each.needed])
+COMPARED = ("configuration", "difference", "95 % interval", "p", "n", "", "seeds needed")  # columns of a comparison
+
+
+def compared_cells(each: Comparison) -> list[str]:
+    """Its texts in the columns COMPARED."""
+    interval, counted = f"{each.low:+.3g} to {each.high:+.3g}", f"{each.n} {'pairs' if each.paired else 'each'}"
+    numbers = [f"{each.difference:+.3g}", interval, f"{each.p:.2g}", counted]
+    return [each.group.label, *numbers, each.verdict, "" if each.needed is None else str(each.needed)]
+
+
+def compared_note(best: str) -> str:
     return (
-        f"Against {text(best.label)}, which has the best mean. Interval: bootstrap over seeds. p: sign flips of the "
+        f"Against {best}, which has the best mean. Interval: bootstrap over seeds. p: sign flips of the "
         "pairs of one seed (permutations where seeds differ), after Holm's correction for the rows of this table. "
-        f"Seeds needed: to find such a difference with a power of 80 %.\n\n{_table(head, rows)}"
+        "Seeds needed: to find such a difference with a power of 80 %."
     )
+
+
+def _comparison_table(compared: Sequence[Comparison]) -> str:
+    note = compared_note(text(compared[0].best.label))
+    return f"{note}\n\n{_table(COMPARED, [compared_cells(each) for each in compared])}"
 
 
 def latex(study: Study) -> str:

@@ -1,6 +1,9 @@
 "use strict";
 // The score against each swept value, objectives against each other, importance.
 const objective = D.objectives[0];
+// ticks of a logarithmic axis: 0.001, 0.01 and so on, where there is room for no others
+const decades = (axis) => (axis.kind === "log" && axis.values[axis.values.length - 1] > 30 * axis.values[0] ? { dtick: 1, tickformat: "~g" } : {});
+
 function placeOf(axis, cell) { // null: nowhere
   if (!cell) return null;
   if (axis.kind !== "category") return cell.value;
@@ -45,7 +48,7 @@ function drawScores() {
   panels.forEach((axis, i) => {
     const partner = panels.length === 2 && panels[1 - i].texts.length <= COLORED ? panels[1 - i] : null;
     const ticks = axis.kind === "category" ? { tickvals: axis.texts.map((_, k) => k), ticktext: axis.texts.map((t) => plain(t.length > 16 ? t.slice(0, 15) + "…" : t)), range: [-0.5, axis.texts.length - 0.5] }
-      : axis.named ? { tickvals: axis.values, ticktext: axis.texts.map(plain) } : {};
+      : axis.named ? { tickvals: axis.values, ticktext: axis.texts.map(plain) } : decades(axis);
     Plotly.react(`score-${i}`, [...unfinishedMarks(axis), ...scoreTraces(axis, partner), ...failedMarks(axis)], layout({
       title: { text: `<b>${plain(axis.key)}</b>`, font: { size: 13 }, y: 0.98, yanchor: "top" }, margin: { l: 56, r: 14, t: 30, b: 40 },
       xaxis: { type: axis.kind === "log" ? "log" : "linear", ...ticks }, yaxis: { title: { text: plain(objective.key), standoff: 6 }, type: D.logScore ? "log" : "linear", domain: [0, failed ? 0.9 : 1] },

@@ -35,7 +35,7 @@ function gridOf(points) {
 
 const contourAxis = (end) => D.axes.find((axis) => axis.key === $(`contour-${end}`).value);
 function contourLayout(axis) {
-  const ticks = axis.kind === "category" ? { tickvals: axis.texts.map((_, k) => k), ticktext: axis.texts.map(plain) } : axis.named ? { tickvals: axis.values, ticktext: axis.texts.map(plain) } : {};
+  const ticks = axis.kind === "category" ? { tickvals: axis.texts.map((_, k) => k), ticktext: axis.texts.map(plain) } : axis.named ? { tickvals: axis.values, ticktext: axis.texts.map(plain) } : decades(axis);
   return { title: { text: plain(axis.key) }, type: axis.kind === "log" ? "log" : "linear", ...ticks };
 }
 
@@ -45,7 +45,7 @@ function drawContour() {
     .map((job) => ({ job, x: placeOf(a, job.values[a.key]), y: placeOf(b, job.values[b.key]), z: D.logScore ? Math.log10(job.scores[0]) : job.scores[0] }))
     .filter((p) => p.x !== null && p.y !== null);
   const { xs, ys, z } = gridOf(points), name = D.logScore ? `log10 of ${objective.key}` : objective.key;
-  const area = { type: "contour", x: xs, y: ys, z, connectgaps: true, colorscale: "Viridis", reversescale: lessIsBetter, line: { width: 0.6 },
+  const area = { type: "contour", x: xs, y: ys, z, connectgaps: true, colorscale: [0, 0.25, 0.5, 0.75, 1].map((t) => [t, viridis(lessIsBetter ? t : 1 - t)]), line: { width: 0.6 },
     colorbar: { title: { text: plain(name), side: "right" }, thickness: 12 }, hoverinfo: "skip" };
   const dots = { x: points.map((p) => p.x), y: points.map((p) => p.y), mode: "markers", marker: { color: css("--ink"), size: 5, line: { color: css("--card"), width: 1 } },
     text: points.map((p) => `${p.job.key}: ${plain(objective.key)} ${round(p.job.scores[0])}`), hovertemplate: "%{x}, %{y}<extra>%{text}</extra>" };

@@ -87,6 +87,11 @@ redraws.push(drawBest);
 select();
 const names = D.objectives.map((o) => o.key);
 redraws.push(sortable($("groups"), ["", ...(D.isSweep && D.groupColumns.length ? D.groupColumns.map((c) => c.name) : ["configuration"]), ...names, "n", "failures", "pruned, unfinished"], groupRows));
+for (const found of D.comparisons) { // of all seeds, whatever the brushes select
+  const table = element("table", { class: "compared" });
+  sortable(table, D.comparisonColumns, () => found.rows.map((row) => ({ cells: row.texts.map((text, i) => ({ text, value: row.values[i], class: i ? "" : "wide" })) })));
+  $("comparisons").append(element("section", {}, element("h2", {}, `More than seeds? ${found.key}`), element("p", { class: "quiet" }, found.note), element("div", { class: "scroll" }, table)));
+}
 const fillJobs = sortable($("jobs"), ["job", ...(D.isSweep ? D.columns.map((c) => c.name) : ["configuration"]), "status", ...names, "step", "time", "directory", "why no score"], jobRows);
 redraws.push(fillJobs);
 $("filter").addEventListener("input", fillJobs);
