@@ -104,3 +104,9 @@ def test_a_model_that_does_not_fit(tmp_path: Path, overrides: list[str], line: s
 def test_fsdp_says_what_it_cannot_cut(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="trainer=fsdp: a ModuleDict has no forward of its own"):
         start_run(tmp_path, *method.SMALL, *RUN, "trainer=fsdp", "hardware.num_procs=2")
+
+
+def test_what_it_shows_are_samples_above_their_reconstructions() -> None:
+    x, logits = torch.rand(5, 1, 4, 3), torch.randn(5, 1, 4, 3)
+    shown = VAE(kl_factor=1.0, seed=0).show(logits, {"x": x}, 2)["reconstructed"]
+    assert torch.equal(shown, torch.cat([torch.cat([*row], 2) for row in (x[:2], logits[:2].sigmoid())], 1))

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
         use_code,
     )
     from engine.runs.logger import Logger, RunLogger, log_to
-    from engine.runs.media import Audio, Histogram, Table
+    from engine.runs.media import Audio, Histogram, Table, grid
     from engine.runs.options import LoggerConfig, check_installed
     from engine.runs.resume import REPLACEABLE, change_value, choose_run, has_key
     from engine.runs.spent import record_start

@@ -54,6 +54,17 @@ class Media:
     content: Any = field(repr=False)
 
 
+def grid(images: Any, columns: int = 8) -> Any:
+    """images: a tensor (N, C, H, W), C 1 or 3 -> (C, rows * H, columns * W); places without an image are 0."""
+    if images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise ConfigError(f"grid: needs images (N, 1 or 3, H, W), not {tuple(images.shape)}")
+    n, c, h, w = images.shape
+    rows = -(-n // columns)
+    places = images.new_zeros(rows * columns, c, h, w)
+    places[:n] = images
+    return places.view(rows, columns, c, h, w).permute(2, 0, 3, 1, 4).reshape(c, rows * h, columns * w)
+
+
 def save(run_dir: Path, step: int, name: str, value: Any) -> Media:
     """Write `value` into the run directory.
 

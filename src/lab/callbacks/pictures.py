@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -14,39 +15,50 @@ from lab.callbacks.base import Callback, need_matplotlib
 
 
 class Pictures(Callback):
-    """A figure of `count` images, batch[field]: (B, C, H, W), each with its predicted class and, where that is wrong,
-    its label, batch[target]. output: (B, classes) scores. In media/<name>/ and the loggers."""
+    """What the task shows (Task.show), as the GAN does its samples. Else a figure of `count` images, batch[field]:
+    (B, C, H, W), each with its predicted class and, where that is wrong, its label, batch[target]. output: (B, classes)
+    scores. In media/<name>/ and the loggers; of the first batch of rank 0."""
 
     def __init__(self, count: Count, field: str, target: str, name: str) -> None:
         self.count, self.field, self.target, self.name = count, field, target, name
-        self.kept: tuple[Tensor, Tensor, Tensor] | None = None
+        self.kept: Mapping[str, Any] | None = None
 
     def on_start(self, state: Any) -> None:
         need_matplotlib("pictures")
+        self.task = state.task
 
     def on_eval_batch(self, output: Any, batch: Any) -> None:
         if self.kept is None and self.run.world.is_main:
-            for key, field in (("field", self.field), ("target", self.target)):
-                if field not in batch:
-                    raise ConfigError(f"callback.pictures.{key}={field}: the batch has {', '.join(batch)}")
-            images = batch[self.field]
-            if images.ndim != 4 or not isinstance(output, Tensor) or output.ndim != 2:
-                raise ConfigError(
-                    f"callback=pictures: needs images (B, C, H, W) in {self.field} and outputs (B, classes), not "
-                    f"{tuple(images.shape)} and {tuple(output.shape) if isinstance(output, Tensor) else type(output)}"
-                )
-            parts = images, output.argmax(1), batch[self.target]
-            self.kept = tuple(part[: self.count].float().cpu() for part in parts)  # type: ignore[assignment]
+            shown = self.task.show(output, batch, self.count)
+            if shown is None:
+                self.kept = {self.name: self.predicted(output, batch)}
+            else:
+                self.kept = {f"val/{name}": value for name, value in shown.items()}
 
     def on_eval(self, state: Any, scores: dict[str, float]) -> None:
-        if self.kept is None:
-            return
+        for name, value in (self.kept or {}).items():
+            self.run.logger.show(state.step, name, value)
+        self.kept = None
+
+    def predicted(self, output: Any, batch: Any) -> Any:
+        """Returns the matplotlib figure."""
+        for key, field in (("field", self.field), ("target", self.target)):
+            if field not in batch:
+                raise ConfigError(f"callback.pictures.{key}={field}: the batch has {', '.join(batch)}")
+        images = batch[self.field]
+        if images.ndim != 4 or not isinstance(output, Tensor) or output.ndim != 2:
+            raise ConfigError(
+                f"callback=pictures: needs images (B, C, H, W) in {self.field} and outputs (B, classes), not "
+                f"{tuple(images.shape)} and {tuple(output.shape) if isinstance(output, Tensor) else type(output)} - or "
+                "a task that has `show`"
+            )
         from matplotlib.figure import Figure
 
+        shown = [part[: self.count].float().cpu() for part in (images, output.argmax(1), batch[self.target])]
         names = read_json(self.run.directory / CLASSES).get(self.target)
-        figure = Figure(figsize=(1.2 * len(self.kept[0]), 1.6))
-        axes = figure.subplots(1, len(self.kept[0]), squeeze=False)[0]
-        for axis, image, said, label in zip(axes, *self.kept):
+        figure = Figure(figsize=(1.2 * len(shown[0]), 1.6))
+        axes = figure.subplots(1, len(shown[0]), squeeze=False)[0]
+        for axis, image, said, label in zip(axes, *shown):
             low, high = image.min(), image.max()  # normalized images have any range
             picture = ((image - low) / (high - low + 1e-12)).permute(1, 2, 0)
             axis.imshow(picture[..., 0] if picture.shape[2] == 1 else picture[..., :3], cmap="gray")
@@ -54,5 +66,4 @@ class Pictures(Callback):
             axis.set_title(f"{said}" if said == label else f"{said}, is {label}", fontsize=8,
                            color="black" if said == label else "firebrick")  # fmt: skip
             axis.axis("off")
-        self.run.logger.show(state.step, self.name, figure)
-        self.kept = None
+        return figure

@@ -42,6 +42,11 @@ class Task(nn.Module):
         which needs the labels; write it where the model does without."""
         return self.losses(model, batch)[1]
 
+    def show(self, output: Any, batch: Batch, count: int) -> Mapping[str, Any] | None:
+        """Returns {name: picture, figure, text, table, ...} of the first `count` samples: callback=pictures logs it at
+        each evaluation, from rank 0's first batch. None, as it stands: the callback shows images with their classes."""
+        return None
+
     def weights(self, batch: Batch) -> Tensor | None:
         """Returns (B,) weights of the samples in means of losses and metrics, such as token counts; None: all 1."""
         return None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from engine.config import Count, NotNegative
 from engine.data import Draws
 from engine.errors import ConfigError
+from engine.runs import grid
 from lab.tasks.base import Batch, Descend, Losses, Metric, Task
 
 
@@ -69,6 +70,9 @@ class WGAN(Task):
         made = self.generate(model, batch, "scored")
         real, fake = self.scores(batch["x"]), self.scores(made)
         return {"loss": real - fake, "real": real, "fake": fake}, made
+
+    def show(self, output: Any, batch: Batch, count: int) -> Mapping[str, Any]:
+        return {"generated": grid(output[:count])}
 
     def generate(self, model: nn.Module, batch: Batch, stream: str) -> Tensor:
         noise = self.draws[stream].normal(batch["number"], math.prod(self.noise_shape))

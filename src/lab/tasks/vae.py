@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from engine.config import NotNegative
 from engine.data import Draws
 from engine.errors import ConfigError
+from engine.runs import grid
 from lab.tasks.base import Batch, Losses, Task
 
 
@@ -47,6 +49,10 @@ class VAE(Task):
         bits = F.binary_cross_entropy_with_logits(logits, x, reduction="none")
         values = {"reconstruction": bits.flatten(1).sum(1), "kl": divergence(mean, log_variance)}
         return {"loss": values["reconstruction"] + self.kl_factor * values["kl"], **values}, logits
+
+    def show(self, output: Any, batch: Batch, count: int) -> Mapping[str, Any]:
+        above_and_below = torch.cat([batch["x"][:count].float(), output[:count].sigmoid()])
+        return {"reconstructed": grid(above_and_below, columns=len(above_and_below) // 2)}
 
 
 def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:

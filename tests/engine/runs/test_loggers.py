@@ -18,7 +18,7 @@ from conftest import QUICK, TRAIN, compose, kill_at, limit, metrics, start_run
 from engine.errors import ConfigError
 from engine.runs.directory import write_config
 from engine.runs.logger import RunLogger
-from engine.runs.media import Audio, Histogram, Table, save
+from engine.runs.media import Audio, Histogram, Table, grid, save
 from engine.runs.options import LoggerConfig
 
 RUN = (*(text for text in QUICK if not text.startswith("logger=")), "trainer.max_steps=12", "trainer.log_every=2",
@@ -158,3 +158,12 @@ def test_pictures_of_predictions_at_each_evaluation(tmp_path: Path) -> None:
     assert [path.name for path in pictures] == ["00000004.png", "00000008.png"]
     two = start_run(tmp_path / "two", *overrides, "trainer=ddp", "hardware.num_procs=2")
     assert len(list((two / "media/val/predictions").iterdir())) == 2
+
+
+def test_a_grid_has_its_images_in_order() -> None:
+    images = torch.arange(5.0).view(5, 1, 1, 1).expand(5, 3, 2, 2)
+    made = grid(images, columns=3)
+    assert made.shape == (3, 4, 6)
+    assert made[1, ::2, ::2].tolist() == [[0, 1, 2], [3, 4, 0]]
+    with pytest.raises(ConfigError, match=r"grid: needs images \(N, 1 or 3, H, W\), not \(5, 3, 2\)"):
+        grid(images[..., 0])
