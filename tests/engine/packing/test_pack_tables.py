@@ -119,3 +119,10 @@ def test_empty_places_in_lists_and_texts_are_refused(tmp_path: Path) -> None:
     values, bad = source.read(range(2), ["t"])
     assert [v.tobytes().decode() for v in values["t"]] == ["ü"]
     assert [(b.place, b.reason) for b in bad] == [(1, "is empty")]
+
+
+def test_each_of_the_columns_that_a_field_names_is_there(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("age,water\n1,2\n")
+    assert read(tmp_path / "a.csv", "age,wat*").shape == (1, 2)
+    with pytest.raises(ConfigError, match=r"^--fields: .* has no column 'age,wat'; it has \['age', 'water'\]"):
+        read(tmp_path / "a.csv", "age,wat")

@@ -47,9 +47,9 @@ class TableSource(Source):
 
     @staticmethod
     def _named(wanted: str, names: Sequence[str]) -> list[str]:
-        """a,b and pixel*; a column whose own name holds such a sign is meant by it."""
-        parts = wanted.split(",")
-        return [n for part in parts for n in ([part] if part in names else fnmatch.filter(names, part))]
+        """a,b and pixel*; a column whose own name holds such a sign is meant by it. None, where a part has none."""
+        found = [[part] if part in names else fnmatch.filter(names, part) for part in wanted.split(",")]
+        return [n for part in found for n in part] if all(found) else []
 
     def _learn(self, name: str, columns: list[str], options: PackOptions) -> Field:
         kind, given = self.groups.schema.field(columns[0]).type, options.kinds.get(name)
@@ -223,6 +223,8 @@ def image_list(path: Path, groups: Groups, splits: dict[str, Rows], options: Pac
     column = options.file_column or ""
     if column not in groups.schema.names:
         raise ConfigError(f"--files {column}: {path} has no such column; it has {groups.schema.names}")
+    if column in options.fields and column != "image":
+        raise ConfigError(f"--fields {column}: of --files {column} comes the field image; write image, or image=NAME")
     rest = [n for n in groups.schema.names if n not in (column, "split")]
     chosen = {n: n for n in options.fields if n != "image"} if options.fields else {n: n for n in rest}
     whole = range(len(groups))
