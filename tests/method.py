@@ -70,7 +70,11 @@ class Promises:
     def check_terms(self, folder: Path) -> None:
         """Each is in every log, in every evaluation and among the final scores."""
         for name in self.logged or ("loss", *self.terms):
-            assert len(values(folder, f"train/{name}")) == 4, name
+            assert len(values(folder, f"train/{name}")) == 4, (
+                f"train/{name} is not logged 4 times: of several optimizers the values have their names, which "
+                f"`logged` of the test lists ({type(self).__name__}.logged = ('critic/loss', 'generator/loss'), say); "
+                f"logged are {sorted({key for line in metrics(folder) for key in line if key.startswith('train/')})}"
+            )
         for name in ("loss", *self.terms):
             assert len(values(folder, f"val/{name}")) == 3, name
             assert f"val/{name}" in scores(folder)
