@@ -35,8 +35,12 @@ def check_per_sample(values: Any, size: int, key: str) -> None:
         found = f"shape {tuple(values.shape)}"
     else:
         return
+    if isinstance(values, Tensor) and size > 1 and values.shape == (size, size):
+        found += " - where (B, 1) met (B,), which broadcast, make the shapes equal first, as by output.squeeze(1); else"
+    else:
+        found += ":"
     raise ConfigError(
-        f"{key}: must return one value a sample, (B,) = ({size},), but returned {found}: leave the mean over the batch "
+        f"{key}: must return one value a sample, (B,) = ({size},), but returned {found} leave the mean over the batch "
         "out, and take it over all other dimensions, values.view(B, -1).mean(1)"
     )
 
@@ -98,6 +102,10 @@ def explains_mistakes(forward: Callable[..., Any]) -> Callable[..., Any]:
             if missing := _missing_field(batch, error):
                 raise missing from error
             raise
+        except TypeError as error:
+            if other := _other_inputs(model, error):
+                raise other from error
+            raise
         except (RuntimeError, ValueError) as error:
             if mistake := _dtype_mistake(model, batch, error) or _unequal_batches(model, error):
                 raise mistake from error
@@ -113,6 +121,17 @@ def _missing_field(batch: dict[str, Any], error: KeyError) -> ConfigError | None
         return None
     more = ", and a task gets it that has `numbered = True`" if error.args[0] == "number" else ""
     return ConfigError(f"the batch has no field {error.args[0]!r}, only {sorted(batch)}: name it in data.fields{more}")
+
+
+def _other_inputs(model: nn.Module, error: TypeError) -> ConfigError | None:
+    """Of a model whose forward has other arguments than the task gives it."""
+    text, forward = first_line(error), f"{type(model).__name__}.forward()"
+    if not text.startswith((f"{forward} missing", f"{forward} takes", f"{forward} got")):
+        return None
+    return ConfigError(
+        f"model: {text}: task=classification and its like call model(batch['x']); what else it needs a task of three "
+        "lines gives it: docs/my_model.md, Several inputs or outputs"
+    )
 
 
 def _dtype_mistake(model: nn.Module, batch: dict[str, Any], error: Exception) -> ConfigError | None:

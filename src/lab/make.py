@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from engine.config import construct, constructing, locate, of_kind, plain
@@ -88,7 +89,14 @@ class Config:
 
 
 def make_model(config: Config) -> nn.Module:
-    return construct("model", config.cfg.model, nn.Module)
+    model = construct("model", config.cfg.model, nn.Module)
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ConfigError(
+                f"model: {name} has no size before the first batch, as a lazy module's: give the size, which "
+                "data.input_shape and data.num_outputs say"
+            )
+    return model
 
 
 def make_callbacks(config: Config) -> list[Callback]:

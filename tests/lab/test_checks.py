@@ -44,6 +44,24 @@ def test_a_value_a_sample_or_an_error(wrong: Any) -> None:
         check_per_sample(wrong, 4, "task.criterion")
 
 
+def test_a_broadcast_is_not_to_be_averaged_away() -> None:
+    output, target = torch.zeros(4, 1), torch.zeros(4)
+    with pytest.raises(ConfigError, match=r"shape \(4, 4\) - where \(B, 1\) met \(B,\), which broadcast"):
+        check_per_sample((output - target).square(), 4, "task")
+
+
+class TwoInputs(nn.Linear):
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        return super().forward(x + table)
+
+
+def test_a_model_that_wants_more_than_x_says_where_to_give_it() -> None:
+    task = Supervised(metrics={}, criterion=CrossEntropy(0.0))
+    batch = {"x": torch.zeros(2, 3), "y": torch.zeros(2, dtype=torch.int64)}
+    with pytest.raises(ConfigError, match=r"^model: TwoInputs\.forward\(\) missing .* 'table': .*docs/my_model\.md"):
+        forward_loss(TwoInputs(3, 2), task, batch)
+
+
 def in_training(values: Tensor) -> Any:
     return values.repeat(3) if torch.is_grad_enabled() else values
 

@@ -35,6 +35,11 @@ class Net(nn.Sequential):
             raise FileNotFoundError(2, "No such file or directory", "table.csv")
         super().__init__(nn.Flatten(), nn.Linear(width, num_outputs), nn.Dropout(dropout))
 
+class Late(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
+
 class Order:
     def __init__(self, dataset, seed):
         raise RuntimeError(f"cannot order {len(dataset)} samples")
@@ -232,6 +237,7 @@ def test_a_target_of_another_kind_is_named(zoo: Path, key: str, kind: type | Non
 
 AT_BUILDING = [
     (["model._target_=lab.models.zoo.Net", "+model.depth=0"], "model.depth=0: lab.models.zoo.Net cannot be built: depth must"),
+    (["~model.input_shape", "~model.num_outputs", "~model.hidden", "~model.dropout", "model._target_=lab.models.zoo.Late"], "model: net.1.weight has no size before the first batch, as a lazy module's"),
     (["data.order._target_=lab.models.zoo.Order"], "data.order: lab.models.zoo.Order cannot be built: cannot order 1297 samples"),
     (["optim.schedule._target_=lab.models.zoo.rate"], "optim.schedule: lab.models.zoo.rate cannot be built with warmup="),
     (["optim.schedule._target_=lab.models.zoo.Nothing"], "optim.schedule._target_: expected something to be called"),

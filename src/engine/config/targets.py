@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import pkgutil
 import traceback
@@ -96,6 +96,10 @@ def locate(path: Any, key: str, allowed: Sequence[str] = ()) -> Any:
     allowed = allowed or app().allowed
     refused = f"{where}: {path} is not allowed ({', '.join(allowed)}){own}"
     if not _below(path, allowed):
+        first, _, rest = path.partition(".")
+        renamed = f"{app().package}.{rest}"  # a fork has another name
+        if _below(renamed, allowed) and importlib.util.find_spec(first) is None:
+            raise ConfigError(f"{where}: {path}: there is no package {first!r} - did you mean {renamed}?")
         raise ConfigError(refused)
     if path not in allowed and any(part.startswith("_") for part in path.split(".")):
         raise ConfigError(f"{where}: {path} is private: a name with a leading underscore cannot be built")

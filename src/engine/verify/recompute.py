@@ -89,7 +89,10 @@ def verify(
         raise ConfigError(f"{run}: it has logged and saved nothing that could be compared")
     last = max(saved) if steps is None else steps
     if not min(saved) <= last <= max(saved):
-        raise ConfigError(f"--steps {last}: {run} has logged and saved from step {min(saved):,} to {max(saved):,}")
+        raise ConfigError(
+            f"--steps {last}: {run} has logged and saved from step {min(saved):,} to {max(saved):,}; give a step "
+            "between these, or leave --steps out"
+        )
     changes = [change for change in began.get("changes", []) if change["after"]]
     hints = undo_changes(cfg, changes)
     if changes and last > changes[0]["after"]:

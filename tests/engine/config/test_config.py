@@ -360,6 +360,11 @@ def test_good_targets_pass(zoo: Path) -> None:
             "lab.optim.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
             "add its library to TARGETS_ALLOWED in lab/groups.py",
         ),
+        (
+            {"_target_": "template.models.zoo.good.Net"},  # as in a yaml that was written before the fork
+            "model._target_: template.models.zoo.good.Net: there is no package 'template' - did you mean "
+            "lab.models.zoo.good.Net?",
+        ),
         ({"_target_": "torch.optim.SGD", "_partial_": True, "lr": "x"}, "model.lr: expected a number, got 'x'"),
         ({"_target_": 3}, "model._target_: expected an import path such as lab.models.mlp.MLP, got 3"),
     ],
