@@ -36,7 +36,7 @@ from prune import less, targets_of, written  # noqa: E402
 
 from engine.app import app  # noqa: E402
 from engine.config.schema import DURATION, INTERVAL, Rule, describe  # noqa: E402
-from engine.sweeps.options import PoolConfig, SearchConfig, SlurmConfig  # noqa: E402
+from engine.sweeps.options import PoolConfig, RayConfig, SearchConfig, SlurmConfig  # noqa: E402
 
 GROUPS = importlib.import_module(f"{PACKAGE}.groups")
 OURS = (f"{PACKAGE}.", "engine.", "hydra_plugins.")
@@ -63,6 +63,7 @@ PLACES = {
 PLUGINS = {  # their options are checked against these
     "hydra_plugins.engine_sweep.PoolLauncher": PoolConfig,
     "hydra_plugins.engine_slurm.SlurmLauncher": SlurmConfig,
+    "hydra_plugins.engine_ray.RayLauncher": RayConfig,
     "hydra_plugins.engine_optuna.OptunaSweeper": SearchConfig,
 }
 NAMED: Schema = {"if": {"type": "object", "required": ["_target_"]}}

@@ -30,7 +30,6 @@ SRC = ROOT / "src"
 CALLERS = ("engine/config/compose.py", "engine/config/messages.py", "train.py")  # our files that call Hydra to compose
 FREE = ("data", "model", "optim", "callback")  # groups whose keys are not all in a schema
 NOT_INSTALLED = {
-    "hydra/launcher=ray": "-e '.[ray]'",
     "hydra/launcher=joblib": "hydra-joblib-launcher",
     "hydra/launcher=submitit_local": "hydra-submitit-launcher",
     "hydra/launcher=submitit_slurm": "hydra-submitit-launcher, or choose hydra/launcher=slurm",
@@ -53,6 +52,8 @@ def explain(error: BaseException, argv: Sequence[str], conf: Path, compose: Comp
         return yamls.ring(argv, conf)
     if isinstance(error, MissingConfigException):
         return _missing_config(error, argv, conf)
+    if "'hydra/launcher/ray' with schema" in str(error):
+        return "hydra/launcher=ray: hydra-ray-launcher has one of the same name - pip uninstall hydra-ray-launcher"
     if isinstance(error, ConfigCompositionException):
         return _composition(error, argv, conf, compose)
     if isinstance(error, OmegaConfBaseException):

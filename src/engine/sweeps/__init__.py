@@ -13,7 +13,8 @@ count of failed jobs, at its end.
 
     identity, ledger, plan        what a job is; the sweep's directory; the command line -> jobs
     drive, screen                 due jobs -> launcher -> table -> exit status
-    pool, lease, threads, slurm   launchers: several jobs at once on this machine, one batch job each
+    pool, lease, threads          launcher: several jobs at once on this machine
+    slurm, ray_cluster            launchers: each job a batch job of SLURM, a task of Ray
     job, job_process, preflight   one job; building each and timing its steps before the start
     search/                       Optuna asks and tells; pruning
     report/, wandb_sync           reports of any runs; uploading runs and sweeps to W&B
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
     from engine.sweeps.job import run_job
     from engine.sweeps.lease import Leases
     from engine.sweeps.ledger import Ledger
-    from engine.sweeps.options import PoolConfig, SlurmConfig, SweepConfig
+    from engine.sweeps.options import PoolConfig, RayConfig, SlurmConfig, SweepConfig
     from engine.sweeps.plan import Composer
     from engine.sweeps.pool import run_in_pool
     from engine.sweeps.preflight import Trial
+    from engine.sweeps.ray_cluster import run_on_ray
     from engine.sweeps.report import write_study
     from engine.sweeps.report.analyse import best_group, groups
     from engine.sweeps.report.best import best_command, save_best

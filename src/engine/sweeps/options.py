@@ -59,3 +59,15 @@ class SlurmConfig:
     constraint: str | None
     setup: list[str] | None
     additional_parameters: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RayConfig:
+    """hydra.launcher for hydra/launcher=ray."""
+
+    address: str | None
+    jobs_at_once: Annotated[int, Rule(at_least=1)]
+    cpus_per_job: Annotated[int, Rule(at_least=1)]
+    gpus_per_job: Annotated[float | str, Rule(words=("auto",), at_least=0)]
+    max_retries: Annotated[int, Rule(at_least=0)]
+    resources: dict[str, float]

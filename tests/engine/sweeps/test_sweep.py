@@ -226,7 +226,7 @@ def test_hydras_own_launcher_gets_directories(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_job_runs_from_its_directory_alone(tmp_path: Path) -> None:
-    """What SLURM's and Ray's launchers call."""
+    """What the launchers of SLURM and Ray call."""
     options = (*SWEEP, "seed=range(2)", f"hydra.sweep.dir={tmp_path}/s", "sweep.fail_fast=true")
     assert call_faulty("raise ZeroDivisionError", *options).returncode == 1
     failed = tmp_path / "s" / book(tmp_path / "s")["jobs"][1]["key"]
