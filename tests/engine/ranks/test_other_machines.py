@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from conftest import QUICK, ROOT, compose, free_port, limit, result, start_run, status
 from omegaconf import OmegaConf
 from torch import nn
@@ -26,6 +27,7 @@ from engine.data.loading.choose import _free_bytes
 from engine.errors import ConfigError
 from engine.host import gpu as cuda
 from engine.ranks import cluster, distributed, dynamo, hardware
+from engine.ranks.cluster import ClusterRole, cluster_role
 from engine.ranks.options import HardwareConfig
 from engine.sweeps.lease import visible_gpus
 from lab.groups import TrainerConfig
@@ -269,12 +271,60 @@ def test_checkpointed_modules_are_compiled_whole_where_torch_cannot_cut_them(
     assert inspect.isfunction(Old.compile_fn)
 
 
-def test_the_examples_for_kubernetes_have_shared_memory() -> None:
+def example(kind: str) -> dict[str, Any]:
+    """The yaml of docs/scale.md with this line."""
     text = (ROOT / "docs" / "scale.md").read_text()
-    for kind in ("TrainJob", "PyTorchJob"):
-        (example,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if f"kind: {kind}" in block]
-        assert re.search(r"mountPath: /dev/shm", example), kind
-        assert re.search(r"emptyDir: \{ medium: Memory", example), kind
+    (found,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if kind in block]
+    return yaml.safe_load(found)
+
+
+def within(node: Any, *keys: str | int) -> Any:
+    for key in keys:
+        node = node[key]
+    return node
+
+
+NODE = ("runtimePatches", 0, "trainingRuntimeSpec", "template", "spec", "replicatedJobs", 0, "template", "spec")
+
+
+@pytest.mark.parametrize(
+    ("kind", "pod", "trainer", "keys"),
+    [
+        ("TrainJob", (*NODE, "template"), ("trainer",), {"runtimeRef", "trainer", "runtimePatches"}),
+        *(
+            ("PyTorchJob", at, (*at, "spec", "containers", 0), {"nprocPerNode", "runPolicy", "pytorchReplicaSpecs"})
+            for at in (("pytorchReplicaSpecs", name, "template") for name in ("Master", "Worker"))
+        ),
+    ],
+)
+def test_the_examples_for_kubernetes(kind: str, pod: tuple[str], trainer: tuple[str], keys: set[str]) -> None:
+    """Their names fit each other, each container has shared memory, what they start is a command of this project."""
+    job = example(f"kind: {kind}")
+    assert job.keys() == {"apiVersion", "kind", "metadata", "spec"}
+    assert job["spec"].keys() == keys
+    spec = within(job["spec"], *pod, "spec")
+    assert spec.keys() <= {"containers", "volumes", "terminationGracePeriodSeconds"}
+    (container,) = spec["containers"]
+    mounts, volumes = ({one["name"]: one for one in of} for of in (container["volumeMounts"], spec["volumes"]))
+    assert mounts.keys() == volumes.keys()
+    assert mounts["shm"]["mountPath"] == "/dev/shm"
+    assert volumes["shm"]["emptyDir"] == {"medium": "Memory"}
+    program, script, *overrides = within(job["spec"], *trainer)["command"]
+    assert (program, script) == ("python", "src/train.py")
+    assert any(text.startswith(f"hydra.run.dir={mounts['shared']['mountPath']}/") for text in overrides)
+    assert compose(*overrides).trainer.strategy == "ddp"
+
+
+def test_the_example_for_skypilot_starts_hosts(tmp_path: Path) -> None:
+    task = example("file_mounts:")
+    assert task.keys() == {"name", "num_nodes", "resources", "workdir", "file_mounts", "setup", "run"}
+    (tmp_path / "python").write_text("#!/bin/sh\nenv\n")
+    (tmp_path / "python").chmod(0o755)
+    sky = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8"}
+    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **sky}
+    shown = subprocess.run(["bash", "-c", task["run"]], env=given, capture_output=True, text=True, check=True).stdout
+    env = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    assert cluster_role(env) == ClusterRole("host", 1, 2, "10.0.0.7", 29500)
 
 
 @pytest.mark.slow
