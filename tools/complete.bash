@@ -1,37 +1,37 @@
-# Tab completion of ./run in bash, here and in every project that is made of this one; to be sourced.
+# Tab completion of ./run in bash, and in zsh after bashcompinit, for every project made of this one; to be sourced.
 # It sets nothing up and imports no torch: without an environment it offers commands and files.
 
 _complete_run() {
-  local root=${COMP_WORDS[0]%/*} line=${COMP_LINE:0:COMP_POINT} cur words command=${COMP_WORDS[1]} arguments before=
+  local root=${COMP_WORDS[0]%/*} line=${COMP_LINE:0:$COMP_POINT} cur found command=${COMP_WORDS[1]} arguments before=
   root=${root/#\~/$HOME}
   cur=${line##* }
   COMPREPLY=()
   [ -f "$root/src/train.py" ] && [ -f "$root/conf/train.yaml" ] || return 0 # another run: files
   arguments=${line#*run*"$command"}
   if [ "$COMP_CWORD" = 1 ]; then
-    words=$(sed -n 's/^  \([a-z0-9]*\)  .*/\1/p' "$root/run")
+    found=$(sed -n 's/^  \([a-z0-9]*\)  .*/\1/p' "$root/run")
   else
     case $command:$cur in
-    train:-*) words="-m --cfg --help" ;;
+    train:-*) found="-m --cfg --help" ;;
     train:* | tune:[!-]* | tune:) # Hydra's own; it does not know our sweep=NAME
       arguments=$(printf '%s' "$arguments" | sed 's/ sweep=[^ ]* / /g')
-      words=$(COMP_LINE="train.py $arguments" "$root/.ci/python" "$root/src/train.py" --shell-completion query=bash)
+      found=$(COMP_LINE="train.py $arguments" "$root/.ci/python" "$root/src/train.py" --shell-completion query=bash)
       ;;
     h5:*)
       set -- $arguments
       case $1:$cur in
-      pack:-* | inspect:-* | repack:-*) words=$("$root/.ci/python" "$root/src/h5.py" "$1" --help | _options_of_help) ;;
-      pack:* | inspect:* | repack:*) [ "$1" != "$cur" ] || words="pack inspect repack" ;;
-      *) words="pack inspect repack" ;;
+      pack:-* | inspect:-* | repack:-*) found=$("$root/.ci/python" "$root/src/h5.py" "$1" --help | _options_of_help) ;;
+      pack:* | inspect:* | repack:*) [ "$1" != "$cur" ] || found="pack inspect repack" ;;
+      *) found="pack inspect repack" ;;
       esac
       ;;
-    docs:*) words="build serve" ;;
-    bench:-*) words=$("$root/.ci/python" "$root/benchmarks/bench.py" --help | _options_of_help) ;;
-    fork:-* | schema:-*) words=$("$root/.ci/python" "$root/tools/$command.py" --help | _options_of_help) ;;
-    *:-*) [ ! -f "$root/src/$command.py" ] || words=$("$root/.ci/python" "$root/src/$command.py" --help | _options_of_help) ;;
+    docs:*) found="build serve" ;;
+    bench:-*) found=$("$root/.ci/python" "$root/benchmarks/bench.py" --help | _options_of_help) ;;
+    fork:-* | schema:-*) found=$("$root/.ci/python" "$root/tools/$command.py" --help | _options_of_help) ;;
+    *:-*) [ ! -f "$root/src/$command.py" ] || found=$("$root/.ci/python" "$root/src/$command.py" --help | _options_of_help) ;;
     esac
   fi 2>/dev/null </dev/null
-  COMPREPLY=($(compgen -W "$words" -- "$cur"))
+  COMPREPLY=($(compgen -W "$found" -- "$cur"))
   case ${#COMPREPLY[@]}:${COMPREPLY[0]} in 1:*[=./]) compopt -o nospace 2>/dev/null ;; esac
   # bash replaces what follows the last = alone
   case $COMP_WORDBREAKS:$cur in *=*:*=*) before=${cur%=*}= ;; esac

@@ -169,7 +169,8 @@ def less(node: Any, gone: Collection[str]) -> Any:
     if isinstance(node, str):
         return None if node in gone else node
     if isinstance(node, list):
-        kept = [less(one, gone) for one in node if one is None or less(one, gone) is not None]
+        made = [(one, less(one, gone)) for one in node]
+        kept = [left for one, left in made if one is None or left is not None]
         return kept if kept or not node else None
     if not isinstance(node, dict):
         return node

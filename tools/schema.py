@@ -19,8 +19,9 @@ import pkgutil
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -119,7 +120,7 @@ def alternatives(hint: Any, rule: Rule, exact: bool) -> list[Schema | None]:
         members = [one for one in args if not getattr(one, "__module__", "").startswith("torch")]
         return [found for one in members for found in alternatives(one, rule, exact)] or [None]
     if origin is Literal:
-        return [{"enum": list(args)}]
+        return [{"enum": list(args)}] if all(isinstance(one, (str, int, type(None))) for one in args) else [None]
     if hint in (int, float):
         names = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
         limits = {names[sign]: limit for sign, limit, _ in rule.limits()}
@@ -166,7 +167,7 @@ def of_dataclass(cls: type, key: str = "", comments: Mapping[str, str] | None = 
 
 
 def default(value: Any) -> Schema:
-    return {"default": value} if isinstance(value, (bool, int, float, str)) else {}
+    return {"default": value} if isinstance(value, (int, str)) or (isinstance(value, float) and isfinite(value)) else {}
 
 
 def described(text: str) -> Schema:
@@ -183,11 +184,21 @@ def own_docstring(found: Any) -> str:
 
 
 def located(path: str) -> Any:
-    """The class or function; None where there is none, or its library is not installed or too old for it."""
+    """The class or function; None where there is none, or its library is not installed, too old, or not allowed."""
     module, _, name = path.rpartition(".")
+    if not path.startswith((*OURS, "optuna.", *(one.rstrip("*") for one in app().allowed))):
+        return None
     try:
         return getattr(importlib.import_module(module), name, None)
     except ImportError:
+        return None
+
+
+def parameters_of(target: Any) -> list[inspect.Parameter] | None:
+    """None: not there, or written in C."""
+    try:
+        return list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
         return None
 
 
@@ -197,9 +208,7 @@ def of_target(path: str, place: str, comments: Mapping[str, str]) -> Schema:
     if path in PLUGINS:
         held = of_dataclass(PLUGINS[path], path, comments)
         return {**held, "properties": {**own, **held["properties"]}}
-    try:
-        parameters = list(inspect.signature(target).parameters.values())
-    except (TypeError, ValueError):  # not there, or written in C
+    if (parameters := parameters_of(target)) is None:
         return {"type": "object", "properties": own}
     try:
         hints = get_type_hints(target.__init__ if inspect.isclass(target) else target, include_extras=True)
@@ -250,7 +259,7 @@ def offered(place: str) -> list[str]:
                     continue
                 if place == "optim.schedule" and not any("__call__" in vars(base) for base in one.__mro__):
                     continue  # optimizers are next to them
-                if set(given(place)) <= set(inspect.signature(one).parameters):
+                if set(given(place)) <= {parameter.name for parameter in parameters_of(one) or ()}:
                     found.append(f"{module.__name__}.{name}")
     return found
 
@@ -318,7 +327,8 @@ def read() -> tuple[dict[str, str], dict[str, list[str]], dict[str, str]]:
         targets = {
             key.removesuffix("_target_").rstrip("."): value.value
             for key, _, value in found
-            if key.endswith("_target_") and (located(value.value) or not value.value.startswith((*OURS, "$")))
+            if key.rpartition(".")[2] == "_target_" and re.fullmatch(r"\w+(\.\w+)+", str(value.value))
+            if located(value.value) is not None or not value.value.startswith(OURS)
         }
         for key, name, value in found:
             said = comment_of([*text.splitlines(), ""], name, value)
@@ -339,9 +349,9 @@ def read() -> tuple[dict[str, str], dict[str, list[str]], dict[str, str]]:
 
 def build() -> Schema:
     comments, used, chosen = read()
-    groups = options()
+    groups, hints = options(), get_type_hints(app().schema)
     places = {place: offered(place) for place in PLACES}
-    places |= {group: [] for group in groups if group.startswith("hydra.") and group != "hydra.help"}
+    places |= {group: [] for group in groups if group.startswith("hydra.") and group in used}
     for key, targets in used.items():
         for place in {key, f"{key.rpartition('.')[0]}.*"} & places.keys():
             places[place] += targets
@@ -368,8 +378,8 @@ def build() -> Schema:
     made["choices"] = {
         "type": "object",
         "properties": {f"override /{spelled(group)}": ref(f"choice.{group}") for group in groups if group},
-        # one word: see defaults_of; any package, Hydra's plugins
-        "patternProperties": {r"^\w+$|@|^optional |^override /hydra/|\$": True},
+        # one word: see defaults_of; any package, Hydra's plugins, groups of a fork's own
+        "patternProperties": {rf"^\w+$|@|^optional |^override /?hydra/|^/(?!({'|'.join(hints)})$)|\$": True},
         "additionalProperties": False,
     }
     for place, targets in places.items():
@@ -377,7 +387,6 @@ def build() -> Schema:
     made["callback"] = {"properties": {"defaults": defaults_of("callback", groups)}}
     made["callback"]["additionalProperties"] = ref("callback.*")
     made["hydra.help"] = {"properties": {one.name: True for one in fields(HelpConf)}, "additionalProperties": False}
-    hints = get_type_hints(app().schema)
     for name, hint in hints.items():
         if is_dataclass(hint) and name in groups:
             made[name] = of_dataclass(hint, name, comments)
@@ -431,7 +440,8 @@ def node_of(targets: list[str], made: Schema, defaults: Schema) -> Schema:
         for name in made[target]["properties"]:
             if name not in ("_target_", "defaults"):
                 union.setdefault(name, []).append(ref(target, "properties", name))
-    closed = all("additionalProperties" in made[target] for target in targets)
+    # others' depend on what is installed, so the answer would
+    closed = all("additionalProperties" in made[target] for target in targets if target.startswith(OURS))
     return {
         "type": ["object", "string"],
         "pattern": LATER,
@@ -470,9 +480,10 @@ def defaults_of(name: str, groups: Mapping[str, list[str]]) -> Schema:
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def with_modeline(path: Path) -> str:
-    """A yaml's text with the line that names its schema, below what Hydra reads."""
+def with_modeline(path: Path, names: Collection[str]) -> str:
+    """A yaml's text with the line that names its schema, below what Hydra reads. names: of the definitions."""
     name = package_of(path) or ("train" if path == CONF / "train.yaml" else "experiment")
+    name = name if name in names else "value"  # a group of a fork's own
     up = "../" * (len(path.relative_to(CONF).parts) - 1) or "./"
     text = MODELINE.sub("", path.read_text(encoding="utf-8"), count=1)
     end = HEADER.match(text).end()  # type: ignore[union-attr]
@@ -488,15 +499,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if something would be")
     check = parser.parse_args().check
-    stale = [path for path in yamls() if with_modeline(path) != path.read_text(encoding="utf-8")]
     made, file = build(), CONF / FILE
-    if not file.exists() or comparable(json.loads(file.read_text(encoding="utf-8"))) != comparable(made):
-        stale.append(file)
-    for path in stale:
+    texts = {path: with_modeline(path, made["definitions"]) for path in yamls()}
+    stale = [path for path, text in texts.items() if text != path.read_text(encoding="utf-8")]
+    try:
+        current = comparable(json.loads(file.read_text(encoding="utf-8"))) == comparable(made)
+    except (FileNotFoundError, ValueError):  # none, or one with the conflicts of a merge
+        current = False
+    for path in [*stale, *([] if current else [file])]:
         if not check:
-            path.write_text(written(made) if path == file else with_modeline(path), encoding="utf-8")
+            path.write_text(written(made) if path == file else texts[path], encoding="utf-8")
         print(f"{path.relative_to(ROOT)}: {'not current - ./run schema' if check else 'written'}")
-    return int(check and bool(stale))
+    return int(check and bool(stale or not current))
 
 
 if __name__ == "__main__":

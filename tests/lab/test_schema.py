@@ -49,7 +49,8 @@ def test_every_yaml_fits(tool: Any, schema: Any) -> None:
 def test_the_schema_is_current(tool: Any, schema: Any) -> None:
     committed = json.loads((ROOT / "conf/schema.json").read_text())
     assert tool.comparable(committed) == tool.comparable(schema), "./run schema"
-    assert [path for path in tool.yamls() if tool.with_modeline(path) != path.read_text()] == [], "./run schema"
+    names = schema["definitions"]
+    assert [path for path in tool.yamls() if tool.with_modeline(path, names) != path.read_text()] == [], "./run schema"
 
 
 # the definition, and yamls of it, one a line
@@ -153,6 +154,7 @@ FINE = {
         { _target_: lab.tasks.supervised.Supervised, criterion: { _target_: torch.nn.Module, x: [1] } }""",
     "experiment": """
         { defaults: [override /model: mlp, override /callback: [curves, summary]], model: { hidden: [8] } }
+        defaults: [/paper: x, override hydra/job_logging: default, /model@teacher: x]
         defaults: [/experiment/other, digits, optional override /model: mlp, override /hydra/launcher: ray]
         model: { _target_: my.Net, width: 8 }
         hydra: { run: { dir: x } }""",
@@ -185,17 +187,28 @@ def test_keys_in_nested_classes_and_in_lists_are_checked(schema: Any) -> None:
 def test_one_command_takes_in_a_class_and_its_yaml(tmp_path: Path) -> None:
     fork = copy_of_the_project(tmp_path)
     (fork / "src/lab/models/line.py").write_text(
-        "from torch import nn\n\n\nclass Line(nn.Module):\n"
+        "from enum import Enum\nfrom typing import Literal\n\nfrom torch import nn\n\n\n"
+        "class Kind(Enum):\n    A = 1\n\n\n"
+        "class Odd(nn.Module):\n"
+        "    def __init__(self, a: Kind = Kind.A, b: Literal[Kind.A] = Kind.A, c: float = float('inf'), *d: int):\n"
+        "        super().__init__()\n\n\n"
+        "class Line(nn.Module):\n"
         '    """A line."""\n\n    def __init__(self, num_outputs: int) -> None:\n        super().__init__()\n'
     )
     (fork / "conf/model/line.yaml").write_text("_target_: lab.models.line.Line\nnum_outputs: 3 # how many\n")
+    (fork / "conf/paper").mkdir()  # a group of its own
+    (fork / "conf/paper/figure.yaml").write_text("# @package _global_.paper\nwidth: 3\n")
+    (fork / "conf/schema.json").write_text("<<<<<<< of a merge\n")
     command = [sys.executable, str(fork / "tools/schema.py")]
     done = [
         subprocess.run([*command, *more], capture_output=True, text=True, timeout=limit(60), check=False)
         for more in (["--check"], [], ["--check"])
     ]
     assert [(one.returncode, one.stderr) for one in done] == [(1, ""), (0, ""), (0, "")]
-    assert done[1].stdout.splitlines() == ["conf/model/line.yaml: written", "conf/schema.json: written"]
+    assert done[1].stdout.splitlines() == [
+        f"conf/{name}: written" for name in ("model/line.yaml", "paper/figure.yaml", "schema.json")
+    ]
+    assert "#/definitions/value\n" in (fork / "conf/paper/figure.yaml").read_text()
     assert (fork / "conf/model/line.yaml").read_text().startswith("# yaml-language-server: $schema=../schema.json#/")
     made = json.loads((fork / "conf/schema.json").read_text())
     assert made["definitions"]["lab.models.line.Line"]["properties"]["num_outputs"]["description"] == "how many"
