@@ -351,6 +351,25 @@ def held_command(step: int, until: Path) -> list[str]:
     return [sys.executable, "-c", HELD.format(src=str(ROOT / "src"), step=step, until=str(until))]
 
 
+def ctrl_c_twice(process: subprocess.Popen[str], answer: str, send: Callable[[int], object]) -> str:
+    """Returns what it says. The second comes when the first was heard; again where both were taken for one."""
+    from engine.host import SAME_SIGNAL_S
+
+    assert process.stderr is not None
+    send(signal.SIGINT)
+    heard = ""
+    while answer not in heard:
+        heard += (line := process.stderr.readline())
+        assert line, heard
+    time.sleep(2 * SAME_SIGNAL_S)
+    assert process.poll() is None, heard
+    for _ in range(3):
+        send(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return heard + process.communicate(timeout=limit(10))[1]
+    raise AssertionError(f"it goes on: {heard}")
+
+
 def kill_at(run_dir: Path, step: int, overrides: tuple[str, ...], suffix: str = ".pt") -> None:
     """Start the command, SIGKILL it as soon as a checkpoint of `step` or later is there, wait for its ranks to go."""
     command = [*held_command(step + 8, Path("/never")), *overrides]

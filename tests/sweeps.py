@@ -12,22 +12,22 @@ from typing import Any
 from conftest import QUICK, ROOT, TRAIN, limit, result, status
 
 SWEEP = ("-m", *QUICK, "trainer.max_steps=6", "trainer.log_every=3")
-# {fault} happens in the job with seed=1, in its third step
+# {fault} happens in the job with seed=1, or in the one with the directory {key}, in its step {step}
 FAULTY = """
 import ctypes, os, resource, signal, sys, time
 sys.argv = ["train.py", *{arguments!r}]
 import lab.loop, lab.start, train
 from omegaconf import OmegaConf
 
-forward_loss, run, seen = lab.loop.forward_loss, lab.start.run, dict(calls=0, seed=None)
+forward_loss, run, seen = lab.loop.forward_loss, lab.start.run, dict(calls=0, here=False)
 
 def noted(run_dir, *more, **named):
-    seen["seed"] = OmegaConf.load(run_dir / "config.yaml").seed
+    seen["here"] = run_dir.name == {key!r} or OmegaConf.load(run_dir / "config.yaml").seed == 1 and not {key!r}
     run(run_dir, *more, **named)
 
 def faulty(*args):
     seen["calls"] += 1
-    if seen["seed"] == 1 and seen["calls"] == 3:
+    if seen["here"] and seen["calls"] == {step}:
         {fault}
     return forward_loss(*args)
 
@@ -36,8 +36,9 @@ sys.exit(train.main())
 """
 
 
-def faulty_command(fault: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-c", FAULTY.format(arguments=list(arguments), fault=fault)]
+def faulty_command(fault: str, *arguments: str, key: str | None = None, step: int = 3) -> list[str]:
+    code = FAULTY.format(arguments=list(arguments), fault=fault, key=key, step=step)
+    return [sys.executable, "-c", code]
 
 
 def environment() -> dict[str, str]:

@@ -41,6 +41,7 @@ from engine.host import (
     take_heart,
 )
 from engine.ranks.distributed import first_rank, rank_environment
+from engine.ranks.lookout import alarm_file
 from engine.runs import read_failure, record_failure
 
 POLL_S = 0.5
@@ -118,6 +119,8 @@ class Ranks:
                 self._processes = []
                 for end in (end for pipe in pipes for end in pipe):
                     end.close()
+                with suppress(OSError):  # the first rank removes it, unless another raised the alarm after its end
+                    alarm_file(directory).unlink(missing_ok=True)
         codes = [process.exitcode for process in processes]
         if codes != [0] * count:
             if 130 in codes:

@@ -20,6 +20,12 @@ HOSTS = 32
 SELDOM = 8  # times the interval of the first rank: where the ranks of a host do not share its temporary files
 
 
+def alarm_file(run_dir: Path, folder: Path | None = None) -> Path:
+    """Of one run. folder: of this machine's temporary files."""
+    name = hashlib.sha256(f"{os.getuid()} {run_dir.absolute()}".encode()).hexdigest()[:16]
+    return Path(folder or tempfile.gettempdir()) / f"engine-{name}.alarm"
+
+
 class Lookout:
     """folder: of this machine's temporary files."""
 
@@ -27,8 +33,7 @@ class Lookout:
         self.first = local_rank == 0
         self.interval_s = POLL_S * max(1.0, size / local_size / HOSTS)
         self.slowest_s = self.interval_s * (1 if local_size == 1 else SELDOM)  # until every rank has looked
-        name = hashlib.sha256(f"{os.getuid()} {run_dir.absolute()}".encode()).hexdigest()[:16]
-        self._alarm = Path(folder or tempfile.gettempdir()) / f"engine-{name}.alarm"
+        self._alarm = alarm_file(run_dir, folder)
         self._looked_at = -math.inf
         self._shared = local_size > 1
         self._alarmed = False

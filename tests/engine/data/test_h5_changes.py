@@ -294,7 +294,7 @@ def test_swmr_of_a_file_that_nobody_writes(tmp_path: Path) -> None:
     child = context.Process(target=_send, args=(data, queue))
     child.start()
     assert queue.get(timeout=limit(60)) == expected
-    child.join(60)
+    child.join(limit(60))
     assert child.exitcode == 0
 
 

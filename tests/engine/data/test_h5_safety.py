@@ -84,7 +84,7 @@ def test_processes(method: str, path: Path) -> None:
         child.start()
     results = [queue.get(timeout=limit(60)) for _ in children]
     for child in children:
-        child.join(60)
+        child.join(limit(60))
     assert results == ["ok", "ok"]
 
 
@@ -106,7 +106,7 @@ def test_fork_while_other_threads_read(path: Path) -> None:
             child = context.Process(target=send, args=(data, seed, queue))
             child.start()
             assert queue.get(timeout=limit(60)) == "ok"
-            child.join(60)
+            child.join(limit(60))
     finally:
         stop.set()
         for thread in threads:

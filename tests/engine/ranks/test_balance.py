@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -13,53 +12,72 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, metrics, result, slowdown, start_run
+from conftest import QUICK, metrics, result, start_run
 from torch import nn
 
+import engine.data.loading.waits
 import engine.ranks.balance
 import lab.loop
 from engine.ranks.balance import figures, listed, max_over_mean, straggler
 from lab.datasets.synthetic import Synthetic
 
-SLOW_S = 0.06 * slowdown()  # more than what a busy machine does to a rank
+SLOW_S = 0.06
 RUN = (
     *QUICK, "trainer=ddp", "trainer.max_steps=16", "trainer.log_every=4", "trainer.eval_every=null",
     "trainer.save_every=null", "data=synthetic",
 )  # fmt: skip
 
 
-def slow_model(monkeypatch: pytest.MonkeyPatch, ranks: str = "1") -> None:
+class Clock:
+    """Of each rank: only what a test says takes time, so that the machine cannot make a rank slow."""
+
+    now_s = 0.0
+
+    def perf_counter(self) -> float:
+        self.now_s += 1e-4
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(engine.ranks.balance.HostClock, "now", staticmethod(made.perf_counter))
+    monkeypatch.setattr(engine.data.loading.waits, "time", made)
+    return made
+
+
+def slow_model(monkeypatch: pytest.MonkeyPatch, clock: Clock, ranks: str = "1") -> None:
     original = lab.loop.forward_loss
 
     def forward_loss(*args: Any) -> Any:
-        time.sleep(SLOW_S if os.environ["RANK"] in ranks and torch.is_grad_enabled() else 0)
+        clock.now_s += SLOW_S if os.environ["RANK"] in ranks and torch.is_grad_enabled() else 0
         return original(*args)
 
     monkeypatch.setattr(lab.loop, "forward_loss", forward_loss)
 
 
-def slow_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_dataset(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     original = Synthetic.gather
 
     def gather(self: Synthetic, rows: np.ndarray, out: Any = None) -> Any:
-        time.sleep(SLOW_S * len(rows) / 32 if os.environ.get("RANK") == "1" else 0)  # rows of several batches at once
+        clock.now_s += SLOW_S * len(rows) / 32 if os.environ.get("RANK") == "1" else 0
         return original(self, rows, out)
 
     monkeypatch.setattr(Synthetic, "gather", gather)
 
 
-def slow_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_optimizer(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """After the all-reduce: the time that the other rank then waits is at the next step's."""
     original = lab.loop.update
 
     def update(*args: Any) -> bool:
-        time.sleep(SLOW_S if os.environ.get("RANK") == "1" else 0)
+        clock.now_s += SLOW_S if os.environ.get("RANK") == "1" else 0
         return original(*args)
 
     monkeypatch.setattr(lab.loop, "update", update)
 
 
-CAUSES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+CAUSES: dict[str, Callable[[pytest.MonkeyPatch, Clock], None]] = {
     "look at its transforms": slow_model,
     "its data come late": slow_dataset,
     "": slow_optimizer,
@@ -69,35 +87,33 @@ CAUSES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("cause", CAUSES)
 def test_a_slow_rank_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], cause: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], clock: Clock, cause: str
 ) -> None:
-    CAUSES[cause](monkeypatch)
+    CAUSES[cause](monkeypatch, clock)
     monkeypatch.setattr(engine.ranks.balance, "NAME_AFTER_S", 0.3)
-    # 1.5: the machine that tests may be busy, which slows a rank too, but not by that
     run = start_run(
-        tmp_path / "run", *RUN, "hardware.num_procs=2", "data.loader=threads", "trainer.straggler_share=1.5",
-        "hardware.micro_batch_size=16",
+        tmp_path / "run", *RUN, "hardware.num_procs=2", "data.loader=workers", "data.num_workers=0",
+        "trainer.straggler_share=1.5", "hardware.micro_batch_size=16",
     )  # fmt: skip
     shown = capfd.readouterr().err
     assert shown.count("rank 1 holds the others up") == 2, shown  # while it runs and at the end
     assert cause in shown
     figures = result(run)["balance"]
     quick, slow = (rank["step_time_ms"] for rank in figures["ranks"])
-    assert slow > SLOW_S * 500  # half: the first batches were ready before the run began
+    assert slow > SLOW_S * 1000 > 10 * quick
     assert figures["step_time"] == pytest.approx(2 * slow / (quick + slow), rel=1e-3)
-    assert (figures["ranks"][1]["data_wait_ms"] > SLOW_S * 500) == (cause == "its data come late")
+    assert (figures["ranks"][1]["data_wait_ms"] > SLOW_S * 1000) == (cause == "its data come late")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_equal_ranks_are_not_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ranks: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], clock: Clock, ranks: int
 ) -> None:
-    """Equally slow ones: beside 60 ms of work what the machine does to one of them is small."""
-    slow_model(monkeypatch, ranks="012")
+    slow_model(monkeypatch, clock, ranks="012")
     monkeypatch.setattr(engine.ranks.balance, "NAME_AFTER_S", 0.1)
     run = start_run(
-        tmp_path / "run", *RUN, f"hardware.num_procs={ranks}", "trainer.straggler_share=0.8",
+        tmp_path / "run", *RUN, f"hardware.num_procs={ranks}", "trainer.straggler_share=0.1",
         "trainer.global_batch_size=66",
     )  # fmt: skip
     shown = capfd.readouterr().err

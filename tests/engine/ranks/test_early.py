@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, ROOT, TRAIN, last_checkpoint, limit, processes_with, status, wait_for
+from conftest import QUICK, ROOT, TRAIN, last_checkpoint, limit, processes_with, slowdown, status, wait_for
 
 from engine.host.signals import heeded_signals
 
@@ -56,7 +56,7 @@ def test_streams_that_are_closed_change_nothing(tmp_path: Path) -> None:
     """Not even the files: the first that are opened must not get their numbers."""
     command = [*TRAIN, *QUICK, "trainer=ddp", "trainer.max_steps=4", "trainer.log_every=2", "hydra.run.dir=run"]
     done = subprocess.run(
-        ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", *command], cwd=tmp_path, timeout=120,
+        ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", *command], cwd=tmp_path, timeout=limit(90),
         env={**os.environ, "PYTHONWARNINGS": "always"},
     )  # fmt: skip
     assert done.returncode == 0
@@ -120,7 +120,14 @@ sys.exit(train.main())
 @pytest.mark.slow
 def test_a_breakpoint_in_rank_0_has_the_terminal(tmp_path: Path) -> None:
     """And stays open for longer than trainer.timeout, while the others wait."""
-    more = ("trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=4", "trainer.log_every=2", "trainer.timeout=2")
+    timeout_s = round(2 * slowdown())
+    more = (
+        "trainer=ddp",
+        "hardware.num_procs=2",
+        "trainer.max_steps=4",
+        "trainer.log_every=2",
+        f"trainer.timeout={timeout_s}",
+    )
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n" + BREAKS
     process, terminal = in_a_terminal(sys.executable, "-c", code, *QUICK, *more, f"hydra.run.dir={tmp_path}/run")
     shown, typed = b"", False
@@ -128,7 +135,7 @@ def test_a_breakpoint_in_rank_0_has_the_terminal(tmp_path: Path) -> None:
         while part := os.read(terminal, 1 << 16):
             shown += part
             if b"(Pdb)" in shown and not typed:
-                time.sleep(7)
+                time.sleep(3.5 * timeout_s)
                 os.write(terminal, b"p state.step + 40\nc\n")
                 typed = True
     os.close(terminal)

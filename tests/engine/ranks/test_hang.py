@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, ROOT, one_quick, processes_with, start_run, status
+from conftest import QUICK, ROOT, limit, one_quick, processes_with, slowdown, start_run, status
 from sweeps import SWEEP, call_faulty, job_dirs, states
 
 import lab.loop
 from engine.errors import RunFailed
 from lab.callbacks.base import Callback
 
-TIMEOUT_S = 2
+TIMEOUT_S = round(2 * slowdown())
 STEPS = (*QUICK, "trainer.max_steps=8", "trainer.log_every=2", f"trainer.timeout={TIMEOUT_S}")
 TWO = (*STEPS, "trainer=ddp", "hardware.num_procs=2")
 
@@ -81,7 +81,7 @@ sys.exit(train.main())
 def lone(tmp_path: Path, fault: str, *overrides: str, prelude: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", prelude + LONE.format(fault=fault), *STEPS, *overrides, f"hydra.run.dir={tmp_path}/run"],
-        capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True, text=True, timeout=limit(90), env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
 
 
@@ -101,19 +101,25 @@ def test_native_code_in_a_process_without_a_parent(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_z_does_not_count(tmp_path: Path) -> None:
     """The terminal stops the process for longer than trainer.timeout, and `fg` continues it."""
-    fault = "os.system(f'(sleep 6; kill -CONT {os.getpid()}) &'); os.kill(os.getpid(), signal.SIGTSTP)"
+    fault = f"os.system(f'(sleep {3 * TIMEOUT_S}; kill -CONT {{os.getpid()}}) &'); os.kill(os.getpid(), signal.SIGTSTP)"
     # a child in the group of another process of the session: else the kernel ignores SIGTSTP
     prelude = "import os; os.setpgid(0, 0)\n"
     began = time.monotonic()
     done = lone(tmp_path, fault, prelude=prelude)
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - began > 6
+    assert time.monotonic() - began > 3 * TIMEOUT_S
     assert status(tmp_path / "run")["status"] == "finished"
 
 
 @pytest.mark.slow
 def test_a_job_of_a_pool_that_is_stopped_or_says_nothing(tmp_path: Path) -> None:
-    more = (*SWEEP, "seed=0,1", "trainer.timeout=3", "hydra/launcher=pool", "hydra.launcher.jobs_at_once=2")
+    more = (
+        *SWEEP,
+        "seed=0,1",
+        f"trainer.timeout={TIMEOUT_S + 1}",
+        "hydra/launcher=pool",
+        "hydra.launcher.jobs_at_once=2",
+    )
     done = call_faulty("os.kill(os.getpid(), signal.SIGSTOP)", *more, f"hydra.sweep.dir={tmp_path}/s")
     assert done.returncode == 1, done.stderr
     assert states(tmp_path / "s") == ["finished", "failed"]

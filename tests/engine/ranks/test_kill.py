@@ -5,7 +5,6 @@ Faults are put into the functions of the loop before the ranks are forked from t
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import faulthandler
 import itertools
@@ -30,6 +29,7 @@ from conftest import (
     ROOT,
     TRAIN,
     assert_equal,
+    ctrl_c_twice,
     held_command,
     holds_lock,
     last_checkpoint,
@@ -51,7 +51,6 @@ import engine.ranks.launch
 import engine.ranks.watch
 import lab.loop
 from engine.errors import RunFailed
-from engine.host import SAME_SIGNAL_S
 from engine.ranks.watch import Report, verdict
 
 TIMEOUT_S = round(3 * slowdown())  # that a rank may stand still where nothing is wrong
@@ -316,22 +315,6 @@ def test_torchrun_stops_at_a_signal_to_one_rank(tmp_path: Path) -> None:
     assert f"at step {last_checkpoint(run)['step']}" in shown
 
 
-def ctrl_c_twice(process: subprocess.Popen[str]) -> str:
-    """Returns what it says. The second comes when the first was heard; again where both were taken for one."""
-    assert process.stderr is not None
-    os.killpg(process.pid, signal.SIGINT)
-    heard = ""
-    while "Ctrl-C again: now" not in heard:
-        heard += (line := process.stderr.readline())
-        assert line, heard
-    time.sleep(2 * SAME_SIGNAL_S)
-    for _ in range(3):
-        os.killpg(process.pid, signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return heard + process.communicate(timeout=limit(10))[1]
-    raise AssertionError(f"it goes on: {heard}")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [slow(1), 2])
 def test_a_second_ctrl_c_ends_it_now(tmp_path: Path, ranks: int) -> None:
@@ -350,7 +333,7 @@ def test_a_second_ctrl_c_ends_it_now(tmp_path: Path, ranks: int) -> None:
     )  # fmt: skip
     assert process.stdout is not None
     assert any("logged" in line for line in process.stdout)
-    shown = ctrl_c_twice(process)
+    shown = ctrl_c_twice(process, "Ctrl-C again: now", lambda number: os.killpg(process.pid, number))
     assert process.returncode == 130, shown
     assert "Traceback" not in shown
     assert status(run)["status"] == "interrupted"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from pathlib import Path
 
 import pytest
+from ranks import on_ranks
 
+from engine.ranks.distributed import World
 from engine.ranks.lookout import POLL_S, SELDOM, Lookout
 
 
@@ -65,3 +68,16 @@ def test_what_an_earlier_process_left_is_forgotten(tmp_path: Path) -> None:
     first.calm()
     assert not other.due(0.3)
     assert not list((tmp_path / "host_0").iterdir())
+
+
+def test_no_alarm_outlives_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is raised after the first rank's end is removed by the parent."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def work(world: World, folder: Path) -> None:
+        if world.rank == 1:
+            Lookout(folder, 2, 1, 2).alarm()
+            assert list(tmp_path.glob("*.alarm"))
+
+    on_ranks(work, tmp_path / "run")
+    assert not list(tmp_path.glob("*.alarm"))

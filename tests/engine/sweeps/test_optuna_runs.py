@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import QUICK, TRAIN, limit, processes_with, result, slow, status, wait_for
-from sweeps import book, call, ended_at, environment, job_dirs, results, states
+from sweeps import book, call, ended_at, environment, faulty_command, job_dirs, results, states
 
 optuna = pytest.importorskip("optuna", reason="needs the extra optuna")
 
@@ -41,7 +41,8 @@ def test_extended_killed_and_started_again_it_ends_as_if_undisturbed(tmp_path: P
     ended = ended_at(killed)
     assert len(ended) == 3
     again = [*long, f"hydra.sweep.dir={killed}", "hydra.sweeper.n_trials=6"]
-    process = subprocess.Popen([*TRAIN, *again], stderr=subprocess.DEVNULL, start_new_session=True)
+    command = faulty_command("time.sleep(1000)", *again, key="trial_0004", step=200)
+    process = subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL, start_new_session=True)
     wait_for(lambda: list((killed / "trial_0004").glob("checkpoints/last_*.pt")))
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -109,7 +110,8 @@ def test_a_key_is_searched_only_with_the_option_that_has_it(tmp_path: Path) -> N
     """optim=adamw has no momentum: a trial with it does not set one, and no message is about it. Killed in between."""
     momentum = "optim.momentum=tag('if optim=sgd',choice(0.5,0.9))"
     command = [*SEARCH, "hydra/sweeper/sampler=grid", momentum, "optim=sgd,adamw", f"hydra.sweep.dir={tmp_path}/s"]
-    process = subprocess.Popen([*TRAIN, *command], stderr=subprocess.DEVNULL, start_new_session=True)
+    held = faulty_command("time.sleep(1000)", *command, key="trial_0001")
+    process = subprocess.Popen(held, env=environment(), stderr=subprocess.DEVNULL, start_new_session=True)
     wait_for(lambda: (tmp_path / "s" / "trial_0001").exists())
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -195,7 +197,7 @@ def test_one_process_drives_a_search(tmp_path: Path) -> None:
         assert second.stderr.startswith("error: sweep=s: another process drives this search")
     finally:
         first.send_signal(signal.SIGINT)
-        assert first.wait(60) == 130
+        assert first.wait(limit(60)) == 130
     assert states(tmp_path / "s") == ["interrupted"]
     assert trial_states(tmp_path / "s") == ["RUNNING"]
 
