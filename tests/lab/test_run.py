@@ -81,9 +81,10 @@ def test_torchrun_ranks_share_one_directory(tmp_path: Path) -> None:
     assert "error: modle: no such" in done.stderr
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    ("ranks", "number"), [(1, signal.SIGINT), (2, signal.SIGINT), (2, signal.SIGTERM), (1, signal.SIGUSR1)]
+)
 def test_a_signal_saves_and_resume_goes_on(tmp_path: Path, ranks: int, number: signal.Signals) -> None:
     run = tmp_path / "run"
     more = ("trainer=ddp", f"hardware.num_procs={ranks}") if ranks > 1 else ("trainer=single",)
