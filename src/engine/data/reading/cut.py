@@ -102,7 +102,7 @@ def _take_signal() -> None:
         _before = found
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.POINTER(_Info), ctypes.c_void_p)
+@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.POINTER(_Info), ctypes.c_void_p)  # type: ignore[misc, untyped-decorator]
 def _handler(number: int, info: Any, context: int | None) -> None:
     global _before
     at, from_kernel = info.contents.address or 0, info.contents.code > 0
