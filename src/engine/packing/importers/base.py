@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from engine.errors import ConfigError, machine_fault
+from engine.project import ROOT
 
 Rows = np.ndarray | range
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
@@ -223,7 +226,8 @@ def need(module: str, package: str, extra: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise ConfigError(f"{what} needs {package}: pip install -e '.[{extra}]'") from None
+        run = "./run " if Path(sys.prefix) == ROOT / ".venv" else ""  # the shell's pip is another environment's
+        raise ConfigError(f"{what} needs {package}: {run}pip install -e '.[{extra}]'") from None
 
 
 def select(source: Source, wanted: Mapping[str, str], path: object) -> dict[str, str]:
