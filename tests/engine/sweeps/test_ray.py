@@ -63,8 +63,8 @@ def test_a_job_goes_on_where_its_node_was_lost_and_one_that_fails_ends_no_other(
 
 def test_ctrl_c_saves_what_runs_and_the_same_command_goes_on(cluster: Any, tmp_path: Path) -> None:
     folder = tmp_path / "s"
-    endless = (*LONG, "trainer.max_steps=1000000", "trainer.save_every=null", "seed=0,1")
-    process = sweep(cluster, folder, *endless)
+    options = (*LONG, "trainer.max_steps=20000", "trainer.save_every=null", "seed=0,1")
+    process = sweep(cluster, folder, *options)
     wait_for(lambda: trained(folder) or process.poll() is not None)
     process.send_signal(signal.SIGINT)
     _, shown = process.communicate(timeout=limit(100))
@@ -72,8 +72,12 @@ def test_ctrl_c_saves_what_runs_and_the_same_command_goes_on(cluster: Any, tmp_p
     assert "Traceback" not in shown
     assert sorted(states(folder)) == ["preempted", "queued"]
     (begun,) = trained(folder)
-    assert last_checkpoint(begun)["step"] > 0
+    assert 0 < last_checkpoint(begun)["step"] < 20000
     assert not processes_with(str(tmp_path))
+    again = sweep(cluster, folder, *options)
+    _, shown = again.communicate(timeout=limit(150))
+    assert (again.returncode, states(folder)) == (0, ["finished"] * 2), shown
+    assert (begun / "output.log").read_text().count("on from last_") == 1
 
 
 def test_no_cluster_is_one_line(tmp_path: Path) -> None:
