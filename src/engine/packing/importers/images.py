@@ -170,7 +170,7 @@ class FileSource(SampleSource):
         except UnlikeSample as error:
             if not isinstance(self.decode, ImageDecoder):
                 raise
-            raise UnlikeSample(f"{error}; --size makes all one size (--variable keeps each size)") from None
+            raise UnlikeSample(f"{error}; --size makes all one size (--variable keeps each, flat)") from None
 
     def measure(self, rows: Rows, name: str) -> np.ndarray:
         if not isinstance(self.decode, ImageDecoder):
