@@ -1,4 +1,4 @@
-"""callback=curves, confusion and pictures: pictures of a run in its directory."""
+"""callback=curves and callback=confusion: pictures of a run in its directory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import QUICK, assert_equal, last_checkpoint, needs, result, slow, start_run
+from conftest import QUICK, assert_equal, last_checkpoint, needs, result, start_run
 from method import go_on
 
 from engine.errors import ConfigError
@@ -110,26 +110,3 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("curves", "confusion", "pictures"):
         with pytest.raises(ConfigError, match=rf"^callback={name}: needs matplotlib - pip install"):
             start_run(tmp_path / name, *SHORT, f"callback={name}")
-
-
-@needs("conf/task/gan.yaml")
-@pytest.mark.parametrize("ranks", [1, slow(2)])
-def test_pictures_are_what_the_task_shows(tmp_path: Path, ranks: int) -> None:
-    """A GAN's samples, of rank 0 alone; the run itself goes on as without them."""
-    gan = (
-        *QUICK, "task=gan", "model.input_shape=[4]", "model.num_outputs=64", "task.critic.hidden=[16]",
-        "trainer.max_steps=4", "trainer.eval_every=2", *(["trainer=ddp", "hardware.num_procs=2"] if ranks == 2 else []),
-    )  # fmt: skip
-    run = start_run(tmp_path / "run", *gan, "callback=pictures", "callback.pictures.count=11")
-    pictures = sorted((run / "media/val/generated").iterdir())
-    assert [path.name for path in pictures] == ["00000002.png", "00000004.png"]
-    images = [np.asarray(Image.open(path)) for path in pictures]
-    assert {image.shape for image in images} == {(2 * 8, 8 * 8)}  # eleven of 8 x 8 pixels, eight in a row
-    assert all(image[:, :24].any() and not image[8:, 24:].any() for image in images)
-    again = start_run(tmp_path / "again", *gan, "callback=pictures", "callback.pictures.count=11")
-    assert [path.read_bytes() for path in sorted((again / "media/val/generated").iterdir())] == [
-        path.read_bytes() for path in pictures
-    ]
-    plain = start_run(tmp_path / "plain", *gan)
-    assert not (plain / "media").exists()
-    assert_equal(last_checkpoint(run)["model"], last_checkpoint(plain)["model"])

@@ -7,9 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import method
+import numpy as np
 import pytest
 import torch
-from conftest import last_checkpoint, metrics, start_run
+from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, slow, start_run
 
 import engine.ranks.ddp
 import engine.ranks.hardware
@@ -122,3 +123,28 @@ def test_a_learning_rate_of_its_own(tmp_path: Path) -> None:
 def test_what_cannot_be(tmp_path: Path, overrides: tuple[str, ...], line: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(line)):
         start_run(tmp_path / "run", *method.SMALL, *RUN, *overrides)
+
+
+@needs("conf/callback/pictures.yaml")
+@pytest.mark.parametrize("ranks", [1, slow(2)])
+def test_pictures_are_what_the_task_shows(tmp_path: Path, ranks: int) -> None:
+    """Samples of rank 0 alone; the run itself goes on as without them."""
+    pytest.importorskip("matplotlib")
+    Image = pytest.importorskip("PIL.Image")
+    gan = (
+        *QUICK, "task=gan", "model.input_shape=[4]", "model.num_outputs=64", "task.critic.hidden=[16]",
+        "trainer.max_steps=4", "trainer.eval_every=2", *(["trainer=ddp", "hardware.num_procs=2"] if ranks == 2 else []),
+    )  # fmt: skip
+    run = start_run(tmp_path / "run", *gan, "callback=pictures", "callback.pictures.count=11")
+    pictures = sorted((run / "media/val/generated").iterdir())
+    assert [path.name for path in pictures] == ["00000002.png", "00000004.png"]
+    images = [np.asarray(Image.open(path)) for path in pictures]
+    assert {image.shape for image in images} == {(2 * 8, 8 * 8)}  # eleven of 8 x 8 pixels, eight in a row
+    assert all(image[:, :24].any() and not image[8:, 24:].any() for image in images)
+    again = start_run(tmp_path / "again", *gan, "callback=pictures", "callback.pictures.count=11")
+    assert [path.read_bytes() for path in sorted((again / "media/val/generated").iterdir())] == [
+        path.read_bytes() for path in pictures
+    ]
+    plain = start_run(tmp_path / "plain", *gan)
+    assert not (plain / "media").exists()
+    assert_equal(last_checkpoint(run)["model"], last_checkpoint(plain)["model"])
