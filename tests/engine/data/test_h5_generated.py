@@ -12,8 +12,8 @@ from conftest import slow
 SEED = int(os.environ.get("LAB_TEST_SEED", "0")) * 1_000_000
 
 
-KINDS = {"files": (5, 60), "damage": (2, 15), "again": (3, 40), "changed": (3, 60), "growing": (2, 40),
-         "sparse": (4, 40), "bombs": (3, 40), "circles": (5, 80), "places": (8, 80)}  # fmt: skip
+KINDS = {"files": (5, 30), "damage": (2, 8), "again": (3, 20), "changed": (3, 30), "growing": (2, 20),
+         "sparse": (4, 20), "bombs": (3, 20), "circles": (5, 40), "places": (8, 40)}  # fmt: skip
 QUICK = [(kind, 0, few) for kind, (few, _) in KINDS.items()]
 
 
