@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import re
@@ -159,6 +160,26 @@ def test_nothing_in_src_imports_what_was_left_out(least: Path, tools: Any) -> No
                 continue  # it asks before
             held = prune.names_of(least, module)
             assert held is None or (imported in held if imported else held), f"{path}: {module} {imported}"
+
+
+def test_what_the_tests_of_a_fork_use_is_there(least: Path, tools: Any) -> None:
+    prune = sys.modules[tools.prune_tests.__module__]
+    prune.names_of.cache_clear()
+    for path in (least / "tests").rglob("*.py"):
+        source = path.read_text()
+        tree = ast.parse(source)
+        modules = {}
+        for module, imported, name in prune.imports(source):
+            if (held := prune.names_of(least, module)) is not None:
+                assert imported in held if imported else held, f"{path}: {module} {imported}"
+                modules |= {} if imported or "." in name else {name: held}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+                assert node.attr in modules[node.value.id], f"{path}:{node.lineno}: {node.value.id}.{node.attr}"
+        said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+                assert not re.search(r"\b(h5|report|sync)\.py", node.value), f"{path}:{node.lineno}: {node.value}"
 
 
 def test_a_fork_has_the_engine_and_no_old_name(least: Path, template: Path) -> None:

@@ -12,7 +12,7 @@ import method
 import numpy as np
 import pytest
 import torch
-from conftest import NEEDS_GPT, ROOT, assert_equal, last_checkpoint, metrics, result, start_run
+from conftest import NEEDS_GPT, ROOT, assert_equal, last_checkpoint, metrics, needs, result, start_run
 from torch.nn import functional as F
 
 from engine.data.counter import Draws
@@ -211,6 +211,7 @@ def texts(run: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in (run / "samples").iterdir()}
 
 
+@needs("src/h5.py")
 def test_the_experiment_learns_and_writes(tmp_path: Path, text: str) -> None:
     """Text of the data's characters, other at each evaluation; the same with the same seed; it changes no weight."""
     common = (*SHAKESPEARE, f"data.path={text}", "model.dropout=0.1", "callback.sample_text.length=40")
@@ -250,6 +251,7 @@ def test_samples_have_the_models_probabilities() -> None:
     assert found[0] == pytest.approx(0.25, abs=0.03)
 
 
+@needs("src/h5.py")
 def test_what_cannot_be_written_is_refused(tmp_path: Path, text: str, tokens: str) -> None:
     common = (*SHAKESPEARE, "trainer.max_steps=1")
     with pytest.raises(ConfigError, match=r"sample_text.prompt='X': 'X' is none of its \d+ characters"):
