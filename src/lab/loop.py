@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from engine.data import Clock, Loader
 from engine.errors import ConfigError, RunFailed
 from engine.host import collect_garbage, no_garbage_collection
-from engine.private import kernel_skips_non_finite, lean_step
+from engine.private import lean_step
 from engine.ranks import (
     Hardware,
     Stopped,
@@ -232,15 +232,15 @@ def update(state: TrainState, optimizer: Optimizer, trainer: TrainerConfig, non_
     With fp16 and trainer.non_finite=skip a step whose gradients are not finite is left out: by the fused kernel itself;
     for an optimizer without one the host waits for the device to say so. Otherwise the next log ends the run.
     """
-    in_kernel, may_skip = kernel_skips_non_finite(optimizer), state.scaler is not None or trainer.non_finite == "skip"
-    asked = may_skip and not state.schedule.on_device
+    may_skip, on_device = state.scaler is not None or trainer.non_finite == "skip", state.schedule.on_device
+    asked = may_skip and not on_device
     moves = not (asked and to_host(non_finite))
     if moves:
-        if in_kernel:
+        if on_device:
             optimizer.found_inf = non_finite  # type: ignore[attr-defined]
         with on_shards(optimizer):
             lean_step(optimizer)  # not scaler.step: gradients are unscaled above, and the norm says if they are finite
-        skipped = non_finite if state.schedule.on_device else None
+        skipped = non_finite if on_device else None
         if state.ema is not None and (optimizer is state.optimizer or trains(optimizer, state.model)):
             assert trainer.ema_decay is not None
             means, weights = (local_parts(part.parameters()) for part in (state.ema, state.model))
@@ -250,7 +250,7 @@ def update(state: TrainState, optimizer: Optimizer, trainer: TrainerConfig, non_
                 state.task.updated(state.model)
     if state.scaler:
         state.scaler.update()
-    return non_finite == 0 if state.schedule.on_device else moves
+    return non_finite == 0 if on_device else moves
 
 
 def trains(optimizer: Optimizer, model: nn.Module) -> bool:

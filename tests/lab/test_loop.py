@@ -566,16 +566,14 @@ def poison(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
     return squared(output, batch) * (INF if batch["y"][0] == 1 else 1.0)
 
 
-@pytest.mark.parametrize("guarded", [True, False])
 @pytest.mark.parametrize("way", ["stop", "skip", "fp16"])
-def test_a_step_that_is_not_finite(way: str, guarded: bool) -> None:
-    """skip and fp16 leave it out, of the means too; else it is told, and the kernel, if it can, spares the weights."""
+def test_a_step_that_is_not_finite(way: str) -> None:
+    """skip and fp16 leave it out, of the means too; else it is told."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if way == "fp16" else None
     model = nn.Linear(3, 1)
     state = state_of(model, scaler=scaler, ema=copy.deepcopy(model))
     updates: list[Any] = []
     given: dict[str, Any] = {"non_finite": "skip" if way == "skip" else "stop", "ema_decay": 0.5}
-    state.optimizer.defaults["fused"] = guarded  # type: ignore[union-attr]
     state.optimizer.step = lambda: updates.append(1)  # type: ignore[union-attr, method-assign, assignment, misc]
     with torch.no_grad():
         state.ema.weight.add_(1.0)  # type: ignore[union-attr, operator]
@@ -586,9 +584,7 @@ def test_a_step_that_is_not_finite(way: str, guarded: bool) -> None:
     asks = way != "stop"
     assert len(updates) == (0 if asks else 1)
     assert state.schedule.updates == len(updates)
-    assert hasattr(state.optimizer, "found_inf") == (guarded and not asks)
-    if guarded and not asks:
-        assert state.optimizer.found_inf.item() == 1.0  # type: ignore[attr-defined]
+    assert not hasattr(state.optimizer, "found_inf"), "only where the kernel is to leave the step out"
     assert all(map(torch.equal, state.ema.parameters(), before)) == asks  # type: ignore[union-attr]
     if way == "stop":
         assert not math.isfinite(values["loss"].item())
