@@ -319,7 +319,7 @@ def commit(folder: Path, message: str) -> None:
 @pytest.mark.slow
 def test_a_run_of_another_commit_with_changes_that_were_not_committed(project: Path, tmp_path: Path) -> None:
     loop = project / "src/lab/loop.py"
-    text, line = loop.read_text(), "        values = train_step("
+    text, line = loop.read_text(), "        values = step("
     assert line in text
     (project / "src/lab/half.py").write_text("def halve(state):\n    next(state.model.parameters()).data *= 0.5\n")
     loop.write_text(text.replace(line, f"        from lab.half import halve; halve(state)\n{line}", 1))
