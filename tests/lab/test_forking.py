@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,28 +151,29 @@ def test_a_fork_has_no_trace_of_what_was_left_out(least: Path, template: Path, t
             assert not re.search(r"src/(h5|report|sync)\.py|run (h5|report|sync)\b|sweeper=optuna", data.decode()), name
 
 
-def test_nothing_in_src_imports_what_was_left_out(least: Path, tools: Any) -> None:
+def imported(tree: Path, tools: Any, folder: str, asks: Sequence[tuple[str, str]] = ()) -> Iterator[tuple[Path, Any]]:
+    """Each file below `folder`, with {name: what it holds} of the project's modules that it imports whole. All that it
+    imports of the project is there, but for `asks`: (file, module) where the file asks before."""
     prune = sys.modules[tools.prune_tests.__module__]
     prune.names_of.cache_clear()
-    for path in (least / "src").rglob("*.py"):
-        for module, imported, _ in prune.imports(path.read_text()):
-            if (path.name, module) == ("drive.py", "engine.sweeps.report"):
-                continue  # it asks before
-            held = prune.names_of(least, module)
-            assert held is None or (imported in held if imported else held), f"{path}: {module} {imported}"
+    for path in (tree / folder).rglob("*.py"):
+        modules = {}
+        for module, wanted, name in prune.imports(path.read_text()):
+            held = prune.names_of(tree, module)
+            if held is None or (path.name, module) in asks:
+                continue
+            assert wanted in held if wanted else held, f"{path}: {module} {wanted}"
+            modules |= {} if wanted or "." in name else {name: held}
+        yield path, modules
+
+
+def test_nothing_in_src_imports_what_was_left_out(least: Path, tools: Any) -> None:
+    assert list(imported(least, tools, "src", asks=[("drive.py", "engine.sweeps.report")]))
 
 
 def test_what_the_tests_of_a_fork_use_is_there(least: Path, tools: Any) -> None:
-    prune = sys.modules[tools.prune_tests.__module__]
-    prune.names_of.cache_clear()
-    for path in (least / "tests").rglob("*.py"):
-        source = path.read_text()
-        tree = ast.parse(source)
-        modules = {}
-        for module, imported, name in prune.imports(source):
-            if (held := prune.names_of(least, module)) is not None:
-                assert imported in held if imported else held, f"{path}: {module} {imported}"
-                modules |= {} if imported or "." in name else {name: held}
+    for path, modules in imported(least, tools, "tests"):
+        tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
                 assert node.attr in modules[node.value.id], f"{path}:{node.lineno}: {node.value.id}.{node.attr}"
