@@ -1,0 +1,284 @@
+"""Steps, logs and evaluations on a GPU that is not there: which make the host wait for it, and is all on one device?
+
+Nothing is computed, and kernels are not those of a GPU: tests marked gpu show what only a GPU can.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from conftest import compose, slow
+from fake_gpu import GPU, Waited, Watched, fake_gpu
+from torch import Tensor
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch.torch_version import TorchVersion
+
+import lab.loop as loop
+from engine.ranks import World
+from engine.ranks.hardware import Hardware
+from engine.ranks.skipping import DeviceSchedule
+from engine.ranks.threads import Threads
+from engine.runs import Logger
+from lab import make
+from lab.make import Config
+from lab.state import TrainState, averaged
+
+# fake_gpu uses names of torch that are private; with these versions it was seen to work
+pytestmark = pytest.mark.skipif(torch.__version__ < TorchVersion("2.13"), reason="needs torch 2.13")
+ONE = World(0, 1, 0, GPU)
+COMMON = ("logger=none", "hardware=cpu", "trainer.max_epochs=null", "trainer.max_steps=100",
+          "trainer.global_batch_size=8")  # fmt: skip
+
+
+@dataclass
+class Training:
+    """What a run builds, with fake tensors on the GPU. `gpu` notes its waits."""
+
+    gpu: Watched
+    config: Config
+    machine: Hardware
+    state: TrainState
+    nets: dict[str, Any]
+    transforms: dict[bool, Any]
+    samples: dict[str, Any]
+    logged: list[dict[str, float]] = field(default_factory=list)
+
+    def batches(self, sizes: Sequence[int], training: bool) -> Iterator[dict[str, Any]]:
+        for size in sizes:
+            batch = {k: v[:size].to(GPU, non_blocking=True) if isinstance(v, Tensor) else v[:size]
+                     for k, v in self.samples.items()}  # fmt: skip
+            transform = self.transforms[training]
+            yield batch if transform is None else transform(batch, torch.arange(size, device=GPU))
+
+    def step(self) -> dict[str, Tensor]:
+        batches = self.batches(self.machine.micro_batch_sizes, training=True)
+        values = loop.train_step(self.nets, self.state, batches, self.config.trainer, self.machine, ONE)
+        self.state.step += 1
+        for name, value in values.items():
+            assert (value.device, value.dim()) == (GPU, 0), name
+            self.state.totals[name] = self.state.totals[name] + value if name in self.state.totals else value
+            self.state.counts[name] = self.state.counts.get(name, 0) + 1
+        return values
+
+    def waits(self, work: Callable[[], Any]) -> dict[str, int]:
+        self.gpu.waits = Counter()
+        work()
+        return dict(self.gpu.waits)
+
+    def check_steps(self, allowed: dict[str, int]) -> None:
+        """The first step may copy constants to the device. Each of the next waits as `allowed` says, and no other."""
+        self.gpu.computed.clear()
+        assert self.waits(self.step).keys() <= {*allowed, "a copy from cpu to cuda"}
+        if allowed:
+            assert [self.waits(self.step) for _ in range(2)] == [allowed, allowed]
+        else:
+            with self.gpu.refused():
+                self.step(), self.step()
+        assert DTYPES.get(self.machine.precision, torch.float32) in self.gpu.computed
+        assert [name for name, value in self.everything() if value.device != GPU] == []
+
+    def log(self) -> None:
+        around = SimpleNamespace(say=print, log=lambda step, values: self.logged.append(values))
+        run = SimpleNamespace(
+            balance=None, world=ONE, logger=around, trainer=self.config.trainer, epoch_samples=8,
+            notify=lambda *args: None,
+        )  # fmt: skip
+        loop.log_train(self.state, run, SimpleNamespace(read=lambda samples: {}))  # type: ignore[arg-type]
+
+    def evaluate(self) -> None:
+        """Two batches, of the second one sample is padding."""
+        sizes = (4, 4)
+        batches, lengths = self.batches(sizes, training=False), lambda k: (4, 4 - k)
+        model = averaged(self.state)
+        self.scores = loop.evaluate(model, self.state.task, batches, ONE, self.machine, lengths)
+
+    def everything(self) -> Iterator[tuple[str, Tensor]]:
+        """What training holds."""
+        for name, module in (("model", self.state.model), ("task", self.state.task), ("ema", self.state.ema)):
+            yield from () if module is None else module.named_parameters(name)
+            yield from () if module is None else module.named_buffers(name)
+        every = [self.state.optimizer] if isinstance(self.state.optimizer, torch.optim.Optimizer) else [
+            *self.state.optimizer.values()]  # fmt: skip
+        for held in (state for optimizer in every for state in optimizer.state.values()):
+            yield from ((key, value) for key, value in held.items() if isinstance(value, Tensor) and value.dim())
+
+
+@contextmanager
+def training(*overrides: str, micro: Sequence[int] = (3, 3, 2)) -> Iterator[Training]:
+    config = Config.of(compose(*COMMON, *overrides))
+    precision = config.hardware.precision
+    machine = Hardware("cuda", 1, "fp32" if precision == "auto" else precision, Threads(1, 1, ""), list(micro), 4)
+    torch.manual_seed(0)
+    samples = make.make_datasets(config)["train"].gather(np.arange(8), None)
+    model, task = make.make_method(config, machine, True, Logger())
+    transforms = {training: make.make_transform(config, training) for training in (True, False)}
+    with fake_gpu((model, task, samples, transforms)) as (gpu, (model, task, samples, transforms)):
+        state = make.make_state(config, machine, model, task, 100, ONE)
+        nets = make.make_nets(config, machine, state, ONE)
+        for net in nets.values():
+            net.train()
+        yield Training(gpu, config, machine, state, nets, transforms, samples)
+
+
+RESNET = ("model=resnet", "model.width=4", "model.blocks=[1,1]")
+DTYPES = {"bf16": torch.bfloat16, "bf16-weights": torch.bfloat16, "fp16": torch.float16}
+MODES = {
+    "fp32": (),
+    "bf16": ("hardware.precision=bf16",),
+    "bf16-weights": ("hardware.precision=bf16-weights",),
+    "fp16": ("hardware.precision=fp16",),
+    "skip": ("trainer.non_finite=skip",),
+    "fp16, skip": ("hardware.precision=fp16", "trainer.non_finite=skip"),
+}
+OPTIMIZERS = {
+    "adamw": RESNET,
+    "adamw, not fused": (*RESNET, "+optim.fused=false"),
+    "sgd": (*RESNET, "optim=sgd"),
+    "sgd, not fused": (*RESNET, "optim=sgd", "+optim.fused=false"),
+    "muon": ("optim=muon", "model.hidden=[16]"),
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "optimizer"),
+    [
+        (mode, optimizer) if optimizer == "adamw" or mode in ("bf16", "fp16, skip") else slow(mode, optimizer)
+        for mode in MODES for optimizer in OPTIMIZERS
+    ],
+)  # fmt: skip
+def test_a_step_waits_only_where_it_must(mode: str, optimizer: str) -> None:
+    """With a moving average, clipping and unequal micro-batches. Where a step may be left out, an optimizer without a
+    fused kernel waits once to learn of it: lab.loop.update."""
+    asks = ("fp16" in mode or "skip" in mode) and optimizer not in ("adamw", "sgd")
+    with training(*OPTIMIZERS[optimizer], *MODES[mode], "trainer.ema_decay=0.9", "trainer.clip_norm=1.0") as run:
+        assert isinstance(run.state.schedule, DeviceSchedule) == (not asks and mode in ("fp16", "skip", "fp16, skip"))
+        run.check_steps({"values": 1} if asks else {})
+        assert (run.state.scaler is not None) == ("fp16" in mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_log_waits_few_times(mode: str) -> None:
+    """For the gradients that were not finite and for the means; for the updates that the device counts, the scale."""
+    with training(*RESNET, *MODES[mode]) as run:
+        run.step()
+        run.gpu.value = float("fp16" in mode)  # of the scale
+        fp16, counted = "fp16" in mode, isinstance(run.state.schedule, DeviceSchedule)
+        assert run.waits(run.log) == {"values": 2 + counted} | ({"a value": 1} if fp16 else {})
+
+
+FAST = ("experiment=cifar10_fast", "data.path=cifar.h5", "task.count=8", "model.widths=[4,4,4]",
+        "data.transforms.crop.size=[8,8]")  # fmt: skip
+GPT = ("data=tokens", "data.path=tokens.h5", "data.window=8", "model=gpt", "model.width=16", "model.layers=1",
+       "model.heads=2", "task=next_token")  # fmt: skip
+TASKS = {
+    "classification": RESNET,
+    "no clipping": (*RESNET, "trainer.clip_norm=null"),
+    "channels_last": (*RESNET, "hardware.channels_last=true"),
+    "recomputed": (*RESNET, "hardware.activation_checkpointing=auto"),
+    "mixup": ("+data.transforms.mixup={_target_: lab.transforms.mixup.Mixup, field: x, target: y, num_classes: 10, "
+              "alpha: 0.2, seed: 0}", "task.metrics={}"),
+    "erase": ("+data.transforms.erase={_target_: lab.transforms.fields.RandomErase, field: x, probability: 0.5, "
+              "area: [0.02, 0.33], ratio: [0.3, 3.3], value: 0.0, seed: 0}",),
+    "cutout": ("+data.transforms.cutout={_target_: lab.transforms.fields.Cutout, field: x, size: 2, value: 0.0, "
+               "seed: 0}",),
+    "cifar10": ("experiment=cifar10", "data.path=cifar.h5", "model.width=4", "model.blocks=[1]",
+                "data.transforms.crop.size=[8,8]"),
+    "cifar10_fast": FAST,
+    "segmentation": ("experiment=segmentation", "model.levels=2", "model.width=8"),
+    "gan": ("task=gan", "model.input_shape=[32]", "model.num_outputs=64", "task.critic_steps=2"),
+    "byol": ("task=byol", *RESNET),
+    "contrastive": ("task=contrastive", *RESNET),
+    "vae": ("model=autoencoder", "task=vae"),
+    "next_token": GPT,
+    "next_token, padded": (*GPT, "model.vocab_multiple=8"),
+    "next_token, in pieces": (*GPT, "model.vocab_multiple=8", "model.chunked_logits=true"),
+    "language": ("experiment=sequences", "data.path=s.h5", "data.input_shape=[9]", "model.width=16",
+                 "model.layers=1", "model.heads=2"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that TASKS names, small."""
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    with (
+        h5py.File("cifar.h5", "w") as images,
+        h5py.File("tokens.h5", "w") as tokens,
+        h5py.File("s.h5", "w") as sequences,
+    ):
+        for split in ("train", "val", "test"):
+            images[f"{split}/image"] = draw.integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
+            images[f"{split}/label"] = draw.integers(0, 10, 40)
+            tokens[f"{split}/tokens"] = draw.integers(0, 11, 200)
+            sequences[f"{split}/tokens/values"] = draw.integers(0, 11, 200).astype(np.uint8)
+            sequences[f"{split}/tokens/offsets"] = np.arange(0, 201, 5)
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize("precision", ["bf16", slow("fp32"), slow("fp16")])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_waits_for_nothing(task: str, precision: str) -> None:
+    """Nor does an evaluation, but for its scores."""
+    micro = [8] if task == "contrastive" else [4, 2, 2]
+    with training(*TASKS[task], f"hardware.precision={precision}", micro=micro) as run:
+        asks = precision == "fp16" and task == "cifar10_fast"
+        run.check_steps({"values": 1} if asks else {})
+        whole = sum(hasattr(metric, "compute") for metric in run.state.task.metrics.values())
+        run.evaluate()
+        assert run.waits(run.evaluate) == {"values": 1} | ({"a copy from cuda to cpu": whole} if whole else {})
+
+
+QUESTIONS = {
+    "item": lambda x: x.sum().item(),
+    "float": lambda x: float(x[0]),
+    "if": lambda x: 1 if x.sum() > 2 else 0,
+    "tolist": lambda x: x.tolist(),
+    "cpu": lambda x: x.cpu(),
+    "equal": lambda x: torch.equal(x, x),
+    "a tensor of numbers": lambda x: x + torch.tensor([1.0, 2.0, 3.0], device=x.device),
+    "written from the host": lambda x: x.copy_(torch.ones(3)),
+    "an index on the host": lambda x: x[torch.tensor([0, 1])],
+    "an inverse": lambda x: torch.linalg.inv(torch.diag(x)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_question_is_noticed(question: str) -> None:
+    with fake_gpu(None) as (gpu, _):
+        x = torch.ones(3, device=GPU)
+        with pytest.raises(Waited), gpu.refused():
+            QUESTIONS[question](x)
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda x: x[x > 1], lambda x: x + torch.ones(3), lambda x: torch.stack([x, x.cpu()])]
+)
+def test_what_a_gpu_cannot_or_must_wait_for_is_noticed(spoil: Callable[[Tensor], Tensor]) -> None:
+    """A mask, whose count of values the host must know; tensors of two devices."""
+    with fake_gpu(None) as (_, _):
+        x = torch.ones(3, device=GPU)
+        with pytest.raises((DynamicOutputShapeException, RuntimeError)):
+            spoil(x)
+
+
+def test_a_loop_that_asks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = loop.clip
+
+    def clipped(gradients: list[Tensor], limit: float | None) -> Tensor:
+        norm = clip(gradients, limit)
+        return norm if norm.item() > 2 else norm.clone()
+
+    monkeypatch.setattr(loop, "clip", clipped)
+    with training() as run, pytest.raises(Waited), run.gpu.refused():
+        run.step()
