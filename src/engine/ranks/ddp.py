@@ -12,12 +12,24 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.errors import ConfigError
-from engine.private import ddp_without_dynamo
+from engine.private import ddp_without_dynamo, leaves_ddp_forward_out
 from engine.ranks.data_parallel import Replicas, gpus
 from engine.ranks.distributed import World, own_rank
 from engine.ranks.options import DDPConfig, Strategy
 
 log = logging.getLogger("engine")
+
+
+class LeanDDP(DistributedDataParallel):
+    """DDP whose forward costs a short step less, where nothing is due in it but what its reducer counts."""
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if not leaves_ddp_forward_out(self):
+            return super().forward(*inputs, **named)
+        self.reducer.prepare_for_forward()
+        output = self.module(*inputs, **named)
+        self.reducer.prepare_for_backward([])
+        return output
 
 
 def wrap_net(model: nn.Module, world: World, trainer: Strategy) -> nn.Module:
@@ -36,9 +48,7 @@ def wrap_ddp(model: nn.Module, device: torch.device, options: DDPConfig) -> Dist
     for name in ("find_unused_parameters", "static_graph", "bucket_cap_mb"):
         arguments[name] = getattr(options, name)
     with ddp_without_dynamo():
-        net = DistributedDataParallel(
-            model, [device] if device.type == "cuda" else None, gradient_as_bucket_view=True, **arguments
-        )
+        net = LeanDDP(model, [device] if device.type == "cuda" else None, gradient_as_bucket_view=True, **arguments)
     if options.comm_hook is not None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
