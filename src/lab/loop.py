@@ -95,7 +95,8 @@ def train_step(
     machine: Hardware,
     world: World,
 ) -> dict[str, Tensor]:
-    """One optimizer step. Returns 0-d tensors on the device: loss, grad_norm, non_finite and the task's terms.
+    """One optimizer step. Returns 0-d tensors on the device: loss, grad_norm, the task's terms, and non_finite where a
+    step may be left out.
 
     nets: {objective: wrapped module}. batches: micro-batches whose sizes repeat machine.micro_batch_sizes.
     """
@@ -150,12 +151,11 @@ def descend(
                 if weights is not None:
                     losses = {name: value * weights for name, value in losses.items()}
                     counted = weights.sum() if counted is None else counted + weights.sum()
-                sums = {name: value.sum() for name, value in losses.items()}
-                by_sum = torch.full_like(sums["loss"], 1 / share, requires_grad=False)  # d mean / d sum
-                sums["loss"].backward(scaler.scale(by_sum) if scaler else by_sum)
-            for name, value in sums.items():
+                means = {name: value.sum() / share for name, value in losses.items()}
+                loss = means["loss"]
+                (scaler.scale(loss) if scaler else loss).backward()
+            for name, value in means.items():
                 totals[name] = totals[name] + value.detach() if name in totals else value.detach()
-    totals = {name: value / share for name, value in totals.items()}
     if scaler:
         scaler.unscale_(optimizer)  # before clipping: clip_norm limits the unscaled gradients
     trained = [p for group in optimizer.param_groups for p in group["params"]]
@@ -171,16 +171,19 @@ def descend(
         )  # with FSDP's CPU offload they are on the host
         totals = {name: value * factor for name, value in totals.items()}
     norm = clip(gradients, trainer.clip_norm)
-    # all ranks hold the averaged gradients, so all see the same norm and take the same branch
-    non_finite = norm.mul(0).ne_(0).to(torch.float32)  # 1.0 if inf or NaN (0 * inf is NaN), else 0.0
+    non_finite = None
+    if trainer.non_finite == "skip" or scaler:
+        # all ranks hold the averaged gradients, so all see the same norm and take the same branch
+        non_finite = norm.mul(0).ne_(0).to(torch.float32)  # 1.0 if inf or NaN (0 * inf is NaN), else 0.0
     moves = update(state, optimizer, trainer, non_finite)
     for p in parameters:
         p.grad = None
     totals["grad_norm"] = norm
-    if trainer.non_finite == "skip" or scaler:  # a skipped step does not count in the logged means
+    if non_finite is not None:  # a skipped step does not count in the logged means
         totals = {name: torch.where(non_finite > 0, 0.0, value) for name, value in totals.items()}
+        totals["non_finite"] = non_finite
     device = totals["loss"].device  # with FSDP's CPU offload the gradients, so the norm, are on the host
-    return {name: value.to(device) for name, value in (totals | {"non_finite": non_finite}).items()}, moves
+    return {name: value.to(device) for name, value in totals.items()}, moves
 
 
 def as_many(batches: Iterable[Batch], sizes: list[int], task: Task) -> Iterator[tuple[int, Batch]]:
@@ -220,21 +223,20 @@ def clip(gradients: list[Tensor], limit: float | None) -> Tensor:
     """Clip the gradients in place to a global L2 norm of `limit` (Pascanu et al. 2013). Returns the norm before."""
     norm = global_norm(gradients)
     if limit is not None:
-        torch._foreach_mul_(local_parts(gradients), torch.clamp(limit / (norm + 1e-6), max=1.0))
+        torch._foreach_mul_(local_parts(gradients), (norm + 1e-6).reciprocal_().mul_(limit).clamp_(max=1.0))
     return norm
 
 
 @torch.no_grad()
-def update(state: TrainState, optimizer: Optimizer, trainer: TrainerConfig, non_finite: Tensor) -> bool | Tensor:
+def update(state: TrainState, optimizer: Optimizer, trainer: TrainerConfig, non_finite: Tensor | None) -> bool | Tensor:
     """Optimizer step, EMA and task.updated. Returns whether the weights moved: on the device, 0-d, if the host does not
     know.
 
-    With fp16 and trainer.non_finite=skip a step whose gradients are not finite is left out: by the fused kernel itself;
-    for an optimizer without one the host waits for the device to say so. Otherwise the next log ends the run.
+    non_finite: with fp16 and trainer.non_finite=skip, 0-d, 1 where a gradient is not finite. Then the step is left out:
+    by the fused kernel itself; for an optimizer without one the host waits for the device to say so.
     """
-    may_skip, on_device = state.scaler is not None or trainer.non_finite == "skip", state.schedule.on_device
-    asked = may_skip and not on_device
-    moves = not (asked and to_host(non_finite))
+    on_device = state.schedule.on_device
+    moves = non_finite is None or on_device or not to_host(non_finite)
     if moves:
         if on_device:
             optimizer.found_inf = non_finite  # type: ignore[attr-defined]
@@ -250,7 +252,7 @@ def update(state: TrainState, optimizer: Optimizer, trainer: TrainerConfig, non_
                 state.task.updated(state.model)
     if state.scaler:
         state.scaler.update()
-    return non_finite == 0 if on_device else moves
+    return non_finite == 0 if non_finite is not None and on_device else moves
 
 
 def trains(optimizer: Optimizer, model: nn.Module) -> bool:
@@ -376,15 +378,15 @@ def to_be_scored(state: TrainState, vals: Mapping[str, Loader], run: Run) -> boo
 
 
 def check_finite(state: TrainState, run: Run) -> dict[str, int]:
-    """Returns {objective: steps since the last log with inf or NaN gradients}. Raises RunFailed, on all ranks, if there
-    are any, unless trainer.non_finite=skip or precision is fp16."""
-    names = [name for name in state.totals if name.rpartition("/")[2] == "non_finite"]
+    """Returns {objective: steps since the last log that were left out}, with trainer.non_finite=skip and with fp16.
+    Where none may be, raises RunFailed, on all ranks, if gradients were inf or NaN: so is their summed norm."""
+    may_skip = run.trainer.non_finite == "skip" or state.scaler is not None
+    told_by = "non_finite" if may_skip else "grad_norm"
+    names = [name for name in state.totals if name.rpartition("/")[2] == told_by]
     found = to_host(torch.stack([state.totals[name] for name in names])) if names else []
-    skipped = {name.rpartition("/")[0]: int(count) for name, count in zip(names, found)}
-    count = sum(skipped.values())
-    if count and not (run.trainer.non_finite == "skip" or state.scaler):
+    if not (may_skip or all(map(math.isfinite, found))):
         raise RunFailed(
-            f"a gradient was not finite in {count} of the steps {state.logged_step + 1} to {state.step}; "
+            f"gradients were not finite within the steps {state.logged_step + 1} to {state.step}; "
             "debug=nan names the module, trainer.non_finite=skip leaves such steps out, "
             "a lower optim.lr or trainer.clip_norm may prevent them"
         )
@@ -393,7 +395,7 @@ def check_finite(state: TrainState, run: Run) -> dict[str, int]:
             f"fp16: the loss scale has fallen below {SMALLEST_SCALE:g} by step {state.step}, as no step was finite; "
             "hardware.precision=bf16 has the range of fp32, a lower optim.lr may help too"
         )
-    return skipped
+    return {name.rpartition("/")[0]: int(count) for name, count in zip(names, found)} if may_skip else {}
 
 
 def log_train(state: TrainState, run: Run, clock: Clock) -> None:
@@ -403,7 +405,7 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
     means = torch.stack([state.totals[name].float() for name in names])
     own = means.new_empty(0) if run.balance is None else run.balance.table()
     sums = to_host(all_sum(torch.cat([means, own]), run.world))
-    counted = [run.world.size * (state.counts[name] - skipped[name.rpartition("/")[0]]) for name in names]
+    counted = [run.world.size * (state.counts[name] - skipped.get(name.rpartition("/")[0], 0)) for name in names]
     logged = {f"train/{name}": value / count for name, value, count in zip(names, sums, counted) if count}
     logged["train/lr"] = state.schedule.last_lr
     if state.source is None:

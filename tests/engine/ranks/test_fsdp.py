@@ -211,7 +211,7 @@ def test_each_rank_holds_its_share(tmp_path: Path) -> None:
         whole = sum(p.numel() for p in model.parameters())
         state = make_state(config, machine, model, make_task(config), 10, world)
         model(torch.rand(4, 1, 8, 8)).sum().backward()
-        update(state, state.optimizer_of(""), config.trainer, torch.zeros(()))
+        update(state, state.optimizer_of(""), config.trainer, None)
         with torch.no_grad():
             model(torch.rand(4, 1, 8, 8))
         held = {"weights": local_share(model)[0], "ema": local_share(state.ema)[0]}  # type: ignore[arg-type]
@@ -391,7 +391,7 @@ def test_a_gradient_that_is_not_finite(tmp_path: Path, monkeypatch: pytest.Monke
     assert payload["schedule"]["updates"] == 9
     assert all(torch.isfinite(v).all() for v in payload["model"].values())
     if precision == "fp32":
-        with pytest.raises(RunFailed, match="a gradient was not finite in 3 of the steps 1 to 5"):
+        with pytest.raises(RunFailed, match="gradients were not finite within the steps 1 to 5"):
             start_run(tmp_path / "stop", *common)
     else:
         assert payload["scaler"]["scale"] == 2.0**15  # halved once

@@ -92,7 +92,7 @@ def test_trials_that_fail_or_end_without_a_number_are_recorded(tmp_path: Path) -
         ("1e+30", "stop"): "FAIL",
         ("1e+30", "skip"): "FAIL",
     }
-    assert trials["1e+30", "stop"].user_attrs["why"].startswith("RunFailed: a gradient was not finite")
+    assert trials["1e+30", "stop"].user_attrs["why"].startswith("RunFailed: gradients were not finite")
     assert trials["1e+30", "skip"].user_attrs["why"] == "val/loss is not a number (NaN)"
     nan = trials["1e+30", "skip"].number
     assert states(tmp_path / "s")[nan] == "finished"

@@ -79,7 +79,7 @@ def test_the_report_says_which_failed_and_why(sweep: Path) -> None:
     text = (sweep / "report.md").read_text()
     assert "9 jobs: 6 finished, 3 failed" in text
     assert "3 x: lr=1e+30 seed=0, lr=1e+30 seed=1, lr=1e+30 seed=2" in text
-    assert "a gradient was not finite" in text
+    assert "gradients were not finite" in text
     failed = [row for row in rows(sweep / "report.csv") if row["status"] == "failed"]
     assert len(failed) == 3
     assert all("not finite" in row["why no score"] and not row["val/loss"] for row in failed)
