@@ -756,17 +756,3 @@ def test_compiled_blocks_agree(
     with without_code_generator(monkeypatch):
         compiled = start_run(tmp_path / "compiled", *common, "hardware.compile=true")
     torch.testing.assert_close(losses(compiled), losses(eager), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_plain_run_imports_none_of_it(tmp_path: Path) -> None:
-    arguments = ["train.py", *QUICK, "trainer.max_steps=2", f"hydra.run.dir={tmp_path}/run"]
-    code = f"import sys; sys.argv = {arguments!r}; import train; assert train.main() == 0; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(60), cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": "src"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    imported = set(done.stdout.split())
-    for name in ("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"):
-        assert name not in imported

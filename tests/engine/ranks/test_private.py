@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, ROOT, assert_equal, last_checkpoint, metrics, result, slow
+from conftest import QUICK, ROOT, assert_equal, last_checkpoint, limit, metrics, result, slow
 
 RUN = (
     *QUICK, "trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=6", "trainer.log_every=2",
@@ -63,3 +63,17 @@ def test_a_run_is_the_same_without(tmp_path: Path, plain: Path, name: str) -> No
     measured = "step_time" in result(run)["balance"]
     assert measured == (name not in ("LAB_PLAIN_TORCH", "after_backward"))
     assert "step_time" in json.loads((plain / "result.json").read_text())["balance"]
+
+
+def test_a_plain_run_imports_nothing_heavy(tmp_path: Path) -> None:
+    """Each of these takes 0.1 to 1 s."""
+    arguments = ["train.py", *QUICK, "trainer.max_steps=2", f"hydra.run.dir={tmp_path}/run"]
+    code = f"import sys; sys.argv = {arguments!r}; import train; assert train.main() == 0; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(60), cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": "src"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    imported = set(done.stdout.split())
+    sharding = {f"torch.distributed.{name}" for name in ("checkpoint", "fsdp", "tensor")}
+    assert not (sharding | {"torch._dynamo", "sympy", "wandb", "matplotlib", "scipy", "pandas"}) & imported
