@@ -365,7 +365,8 @@ def make_state(
         tape.clear()
     task.to(world.device)
     if config.hardware.channels_last:
-        if not any(p.dim() == 4 for module in (model, task) for p in module.parameters()):
+        there = [tensor for module in (model, task) for tensor in (*module.parameters(), *module.buffers())]
+        if not any(tensor.dim() == 4 for tensor in there):
             raise ConfigError(
                 f"hardware.channels_last=true: {type(model).__name__} has no weights of four dimensions (convolutions "
                 "of images) - leave it false"
