@@ -33,7 +33,8 @@ def main() -> int:
                 time.sleep(3600)
             held = []
             while kind == "memory":
-                held.append(torch.empty(2**30 if torch.cuda.is_initialized() else 2**50, dtype=torch.uint8))
+                here = ("cuda", 2**30) if torch.cuda.is_initialized() else ("cpu", 2**50)
+                held.append(torch.empty(here[1], dtype=torch.uint8, device=here[0]))
         return train_step(nets, state, *more)
 
     if kind != "none":

@@ -18,7 +18,7 @@ from engine.config import ROOT, compose_here, remove_if_empty
 from engine.data import Loader
 from engine.errors import ConfigError
 from engine.files import read_json
-from engine.ranks import Hardware, World, resolve_hardware
+from engine.ranks import Hardware, World, own_device, resolve_hardware
 from engine.runs import CLASSES, METRICS, Logger
 from lab.groups import check, share_evaluation
 from lab.make import (
@@ -67,7 +67,7 @@ def build(cfg: DictConfig) -> Parts:
     share_evaluation(cfg, 1)
     config = Config.of(cfg)
     machine = resolve_hardware(config.hardware, config.trainer)
-    world = World(0, 1, 0, torch.device(machine.device))
+    world = World(0, 1, 0, own_device(machine.device))
     torch.manual_seed(cfg.seed)
     model, task = make_method(config, machine, begins=True, logger=Logger())
     sets = make_datasets(config)

@@ -27,7 +27,7 @@ from engine.profiling import (
     table,
     wrapped,
 )
-from engine.ranks import Hardware, rng_state, set_rng_state
+from engine.ranks import Hardware, own_device, rng_state, set_rng_state
 from engine.runs import Logger, shown
 from lab import loop
 from lab.loop import Objective
@@ -138,7 +138,7 @@ def work_of(
     wanted = machine.device == "cuda" or options.kind != "none" if options.flop == "auto" else options.flop
     if not wanted:
         return Work(tokens)
-    device = torch.device(machine.device)
+    device = own_device(machine.device)
     before = rng_state(device)
     try:
         flop = flop_per_sample(model, task, first())

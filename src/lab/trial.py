@@ -20,6 +20,7 @@ from engine.ranks import (
     apply_hardware,
     make_autocast,
     measure_threads,
+    own_device,
     peak_memory,
     resolve_hardware,
     seed_everything,
@@ -39,7 +40,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
     config = replace(config, hardware=replace(config.hardware, compile=False))
     machine = resolve_hardware(config.hardware, config.trainer)
     apply_hardware(config.hardware, machine)
-    device = torch.device(machine.device)
+    device = own_device(machine.device)
     world = World(0, machine.num_procs, 0, device)
     one = World(0, 1, 0, device)
     sets = make.make_datasets(config)

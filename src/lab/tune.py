@@ -30,6 +30,7 @@ from engine.ranks import (
     apply_hardware,
     choose_device,
     count_processes,
+    own_device,
     resolve_hardware,
     seed_everything,
 )
@@ -61,7 +62,7 @@ class Trial:
         config = make.Config.of(cfg)
         machine = resolve_hardware(config.hardware, config.trainer)
         apply_hardware(config.hardware, machine)
-        device = torch.device(machine.device)
+        device = own_device(machine.device)
         sets = make.make_datasets(config)
         return Trial(config, machine, World(0, machine.num_procs, 0, device), World(0, 1, 0, device), sets)
 

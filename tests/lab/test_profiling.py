@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 import lab.run
 from engine.errors import RunFailed
+from engine.profiling import trace
 from engine.ranks.hardware import Hardware
 from engine.ranks.threads import Threads
 from engine.runs.logger import Logger
@@ -300,3 +302,16 @@ def test_flop_that_cannot_be_counted_are_left_out_with_a_line() -> None:
     work = work_of(config.profiler, machine(), 1, Asks(), task, object(), lambda: batch, Told())
     assert work.flop is None
     assert said[0].startswith("perf/tflop_per_s is left out")
+
+
+def test_the_memory_is_recorded_with_stacks_of_python_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of C++ take minutes to write where memory is full."""
+    known = inspect.signature(torch.cuda.memory._record_memory_history_impl)  # type: ignore[attr-defined]
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        torch.cuda.memory, "_record_memory_history", lambda *args, **more: asked.append(known.bind(*args, **more))
+    )
+    trace.record_memory(True, 7)
+    trace.record_memory(True, None)
+    assert asked[0].arguments == {"stacks": "python", "max_entries": 7}
+    assert asked[1].arguments == {"enabled": None}

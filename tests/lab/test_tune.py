@@ -10,12 +10,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import QUICK, ROOT, assert_equal, compose, last_checkpoint, limit, result, start_run
 from omegaconf import OmegaConf
 
 from engine.errors import ConfigError
 from engine.host import in_a_child
 from engine.profiling import memory
+from engine.ranks import distributed
+from engine.ranks.hardware import Hardware
+from engine.ranks.threads import Threads
 from lab import tune
 
 TUNE = [sys.executable, str(ROOT / "src/tune.py")]
@@ -41,6 +45,15 @@ def test_the_largest_micro_batch_is_between_one_that_fits_and_one_that_does_not(
     assert bad
     parts = -(-720 // size)
     assert -(-720 // (parts - 1)) in bad  # the next size, which cuts the batch into fewer parts
+
+
+def test_a_gpu_is_named_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cuda.set_per_process_memory_fraction refuses `cuda` alone."""
+    machine = Hardware("cuda", 1, "fp32", Threads(1, 1, ""), [4], 4)
+    monkeypatch.setattr(tune, "resolve_hardware", lambda *_: machine)
+    monkeypatch.setattr(tune, "apply_hardware", lambda *_: None)
+    monkeypatch.setattr(distributed, "count_gpus", lambda: 1)
+    assert tune.Trial.of(compose(*QUICK, "trainer.max_steps=2")).one.device == torch.device("cuda", 0)
 
 
 def test_a_whole_share_is_tried_once(tmp_path: Path) -> None:

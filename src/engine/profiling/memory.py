@@ -12,8 +12,8 @@ import torch
 from engine.errors import OutOfMemory, first_line
 from engine.ranks import Hardware
 
-# torch's message where the CPU's allocator gets nothing is no class of its own; MPS and cuDNN say it in other words
-TELLING = ("can't allocate memory", "out of memory", "not enough memory")
+# no classes of their own: messages where the CPU's allocator gets nothing, of MPS, cuDNN and cuBLAS
+TELLING = ("can't allocate memory", "out of memory", "not enough memory", "alloc_failed")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

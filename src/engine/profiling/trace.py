@@ -70,10 +70,11 @@ class Trace:
 
 
 def record_memory(on_gpu: bool, most_events: int | None) -> None:
-    """Begin to record CUDA's allocations with their stacks, for `dump_memory`; None: end it."""
+    """Begin to record CUDA's allocations with Python's stacks, for `dump_memory`; None: end it. C++'s stacks, torch's
+    default, slow each step, and take minutes to write."""
     record: Any = getattr(torch.cuda.memory, "_record_memory_history", None)
     if on_gpu and record is not None:
-        record(max_entries=most_events) if most_events else record(enabled=None)
+        record(stacks="python", max_entries=most_events) if most_events else record(enabled=None)
 
 
 def dump_memory(file: Path) -> bool:

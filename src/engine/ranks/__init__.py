@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         meet,
         num_hosts,
         on_host,
+        own_device,
         own_rank,
         process_group,
         share_from_main,

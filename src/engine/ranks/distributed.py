@@ -68,6 +68,13 @@ def gpu() -> int:
     return gpu_index(local_rank(), count_gpus())
 
 
+def own_device(kind: str) -> torch.device:
+    """This process's. kind: cpu, cuda or mps. Of cuda with its index, which some of torch.cuda's functions want."""
+    import torch
+
+    return torch.device(kind, gpu()) if kind == "cuda" else torch.device(kind)
+
+
 def has_parent() -> bool:
     """Whether `launch.py` started this process: then its parent prints failures."""
     return "LAB_PARENT" in os.environ
@@ -150,7 +157,7 @@ def process_group(device_type: str, timeout_s: float) -> Iterator[World]:
     import torch
 
     size = started_ranks() or 1
-    device = torch.device(device_type, gpu()) if device_type == "cuda" else torch.device(device_type)
+    device = own_device(device_type)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     world = World(own_rank(), size, local_rank(), device)
