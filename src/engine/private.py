@@ -26,7 +26,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch.nn.parallel import DistributedDataParallel
     from torch.optim import Optimizer
 
 _left_out: list[bool] = []
@@ -106,25 +105,13 @@ def ddp_without_dynamo() -> Iterator[None]:
             del vars(torch)["_dynamo"]
 
 
-def leaves_ddp_forward_out(net: DistributedDataParallel) -> bool:
-    """Whether a call of the module between two calls of DDP's reducer is all that DDP's forward does in this step.
-
-    It is where DDP averages in this step's backward, has formed its buckets, and has no work after the forward, as it
-    has with find_unused_parameters and static_graph. Inputs lie on the device, buffers are sent elsewhere, no rank
-    leaves early; and it is right only in a process that compiles nothing.
-    """
-    import torch
+def leaves_ddp_forward_out() -> bool:
+    """Whether steps may go without DDP's forward (engine.ranks.ddp.LeanDDP): in a process that compiles nothing, as the
+    compiler knows DDP by its own forward."""
+    from torch.distributed import Reducer
 
     names = ("prepare_for_forward", "prepare_for_backward")
-    return bool(
-        _left_out
-        and enabled()
-        and getattr(net, "_has_rebuilt_buckets", False)
-        and getattr(net, "require_backward_grad_sync", False)
-        and torch.is_grad_enabled()
-        and not (net.find_unused_parameters or net.static_graph)
-        and all(hasattr(net.reducer, name) for name in names)
-    )
+    return enabled() and bool(_left_out) and all(hasattr(Reducer, name) for name in names)
 
 
 def _leave_alone(function: Any) -> None:

@@ -21,10 +21,12 @@ log = logging.getLogger("engine")
 
 
 class LeanDDP(DistributedDataParallel):
-    """DDP whose forward costs a short step less, where nothing is due in it but what its reducer counts."""
+    """DDP without what its forward looks for in each step and never finds here: inputs to move, buffers to send, ranks
+    that have left. For neither find_unused_parameters nor static_graph, which have work after the forward."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        if not leaves_ddp_forward_out(self):
+        averages = self.require_backward_grad_sync and torch.is_grad_enabled()
+        if not (averages and getattr(self, "_has_rebuilt_buckets", False)):
             return super().forward(*inputs, **named)
         self.reducer.prepare_for_forward()
         output = self.module(*inputs, **named)
@@ -47,14 +49,16 @@ def wrap_ddp(model: nn.Module, device: torch.device, options: DDPConfig) -> Dist
     arguments: dict[str, Any] = {"forward_sync_buffers" if new else "broadcast_buffers": False}
     for name in ("find_unused_parameters", "static_graph", "bucket_cap_mb"):
         arguments[name] = getattr(options, name)
+    settled = not (options.find_unused_parameters or options.static_graph)
+    kind = LeanDDP if settled and leaves_ddp_forward_out() else DistributedDataParallel
     with ddp_without_dynamo():
-        net = LeanDDP(model, [device] if device.type == "cuda" else None, gradient_as_bucket_view=True, **arguments)
+        net = kind(model, [device] if device.type == "cuda" else None, gradient_as_bucket_view=True, **arguments)
     if options.comm_hook is not None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         # not PowerSGD's: its error feedback is carried from step to step, and no checkpoint holds it
         net.register_comm_hook(None, getattr(default_hooks, f"{options.comm_hook}_compress_hook"))
-    if not (options.find_unused_parameters or options.static_graph):
+    if settled:
         settle_buckets(net)
     return net
 
