@@ -117,7 +117,9 @@ def draw(measured: Any, means: list[float], rate: float, file: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        print("lr.png needs matplotlib (pip install -e '.[report]'); the figures are in tune.json")
+        from engine.extras import missing
+
+        print(f"{missing('lr.png', 'matplotlib', 'report')}; the figures are in tune.json")
         return
     matplotlib.use("agg")
     from matplotlib import pyplot

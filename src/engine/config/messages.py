@@ -22,6 +22,7 @@ from omegaconf.errors import InterpolationKeyError, InterpolationToMissingValueE
 from engine.config import yamls
 from engine.config.schema import did_you_mean, leaves, nearest, no_such_key, show
 from engine.errors import ConfigError
+from engine.extras import missing
 from engine.project import ROOT
 
 _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config search path|provider=)")
@@ -29,10 +30,10 @@ _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config s
 SRC = ROOT / "src"
 CALLERS = ("engine/config/compose.py", "engine/config/messages.py", "train.py")  # our files that call Hydra to compose
 FREE = ("data", "model", "optim", "callback")  # groups whose keys are not all in a schema
-NOT_INSTALLED = {
-    "hydra/launcher=joblib": "hydra-joblib-launcher",
-    "hydra/launcher=submitit_local": "hydra-submitit-launcher",
-    "hydra/launcher=submitit_slurm": "hydra-submitit-launcher, or choose hydra/launcher=slurm",
+NOT_INSTALLED = {  # launchers of Hydra's plugins: (package, ours)
+    "hydra/launcher=joblib": ("hydra-joblib-launcher", "pool"),
+    "hydra/launcher=submitit_local": ("hydra-submitit-launcher", "pool"),
+    "hydra/launcher=submitit_slurm": ("hydra-submitit-launcher", "slurm"),
 }
 
 Compose = Callable[[Sequence[str]], dict[str, Any]]
@@ -128,8 +129,8 @@ def _missing_config(error: MissingConfigException, argv: Sequence[str], conf: Pa
     """Returns the line for an unknown option of a group, or an unknown group in a defaults list."""
     group, _, option = (error.missing_cfg_file or "").lstrip("/").rpartition("/")
     options = sorted(error.options or yamls.options(group, argv, conf))
-    if extra := NOT_INSTALLED.get(f"{group}={option}"):
-        return f"{group}={option}: is not installed - pip install {extra}"
+    if plugin := NOT_INSTALLED.get(f"{group}={option}"):
+        return f"{missing(f'{group}={option}', plugin[0])}, or choose {group}={plugin[1]}"
     if not group:
         return one_line(error)
     source = re.match(r"In '([^']+)'", str(error))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import ConfigError
-from engine.packing.importers.base import need
+from engine.extras import need
 
 LEVELS = {"gzip": (1, 9, 3), "zstd": (1, 22, 3), "lz4": (0, 0, 0), "blosc-lz4": (0, 9, 5), "blosc-zstd": (0, 9, 5)}
 SMALL_ROW = 64  # bytes: labels and token streams stay contiguous, a chunk of many would be read for each one
@@ -47,7 +47,7 @@ class Encoding:
         shuffle = dtype.itemsize > 1
         if self.codec == "gzip":
             return {"compression": "gzip", "compression_opts": level, "shuffle": shuffle}
-        plugin = need("hdf5plugin", "hdf5plugin", "codecs", f"--codec {self.codec}")
+        plugin = need("hdf5plugin", f"--codec {self.codec}", "hdf5plugin", "codecs")
         if self.codec == "zstd":
             return {**plugin.Zstd(clevel=level), "shuffle": shuffle}
         if self.codec == "lz4":
@@ -82,13 +82,13 @@ def _gzip(level: int) -> Callable[[bytes], bytes]:
 
 
 def _zstd(level: int) -> Callable[[bytes], bytes]:
-    zstandard = need("zstandard", "zstandard", "codecs", "--codec zstd")
+    zstandard = need("zstandard", "--codec zstd", "zstandard", "codecs")
     # a compressor must not be shared by threads
     return lambda raw: zstandard.ZstdCompressor(level=level, write_content_size=True).compress(raw)
 
 
 def _lz4(level: int) -> Callable[[bytes], bytes]:
-    block = need("lz4.block", "lz4", "codecs", "--codec lz4")
+    block = need("lz4.block", "--codec lz4", "lz4", "codecs")
 
     def compress(raw: bytes) -> bytes:
         """Whole size, block size, then (size, block): big-endian; a block that did not shrink is stored as it is."""
@@ -100,7 +100,7 @@ def _lz4(level: int) -> Callable[[bytes], bytes]:
 
 
 def _blosc(name: str, level: int, itemsize: int) -> Callable[[np.ndarray], bytes]:
-    blosc = need("blosc", "blosc", "codecs", f"--codec blosc-{name}")
+    blosc = need("blosc", f"--codec blosc-{name}", "blosc", "codecs")
     blosc.set_nthreads(1)  # the chunks are the parallel work
     blosc.set_releasegil(True)
     shuffle = blosc.SHUFFLE if itemsize > 1 else blosc.NOSHUFFLE

@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 
 from engine.errors import ConfigError, RunFailed
+from engine.extras import check_installed
 
 FORMATS = (".h5", ".hdf5", ".npz", ".parquet")
 ROW = "row"  # (N,) int64: the sample's row in the split
@@ -62,10 +63,7 @@ def check_target(path: Path, overwrite: bool) -> None:
     if path.exists() and not overwrite:
         raise ConfigError(f"--out {path}: exists; add --overwrite to replace it")
     if path.suffix == ".parquet":
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise ConfigError(f"--out {path}: needs pyarrow; pip install -e '.[tables]', or write .h5") from None
+        check_installed("pyarrow", f"--out {path}", "tables")
 
 
 def assemble(parts: Sequence[Path], target: Path, attributes: Mapping[str, Any]) -> Spec:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import ConfigError
+from engine.extras import need
 from engine.files import replace_text
 
 FOLDER = "media"
@@ -112,10 +113,7 @@ def _csv(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _write_png(path: Path, image: np.ndarray, name: str) -> None:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise ConfigError(f"show({name!r}): writing a picture needs pillow; pip install -e '.[images]'") from None
+    Image = need("PIL.Image", f"show({name!r}): writing a picture", "pillow", "images")
     given = f"{image.dtype} {image.shape}"
     if image.ndim == 3 and image.shape[0] in (1, 3) and image.shape[2] not in (1, 3):
         image = image.transpose(1, 2, 0)

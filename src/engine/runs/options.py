@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Annotated
 
+from engine import extras
 from engine.config import Rule, option
-from engine.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -36,13 +35,11 @@ class LoggerConfig:
 
 
 def check_installed(config: LoggerConfig) -> None:
-    """Raise a ConfigError that names the extra to install for a logger whose library is missing."""
-    for wanted, module in (
-        (config.kind == "wandb", "wandb"),
-        (config.tensorboard, "tensorboard"),
-        (config.mlflow is not None, "mlflow"),
+    """ConfigError for a logger whose library is not there."""
+    for wanted, library, extra in (
+        (config.kind == "wandb", "wandb", ""),
+        (config.tensorboard, "tensorboard", "tensorboard"),
+        (config.mlflow is not None, "mlflow", "mlflow"),
     ):
-        if wanted and find_spec(module) is None:
-            raise ConfigError(
-                f"logger={module}: the package is not installed - pip install -e '.[{module}]', or leave it out"
-            )
+        if wanted:
+            extras.check_installed(library, f"logger={library}", extra)

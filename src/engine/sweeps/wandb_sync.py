@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import RunFailed
+from engine.extras import missing
 from engine.files import read_json, records, write_json
 from engine.project import ROOT
 from engine.runs import (
@@ -62,7 +63,7 @@ def upload_parts(parts: list[Path]) -> str:
     beside = Path(sys.executable).with_name("wandb")
     command = str(beside) if beside.exists() else shutil.which("wandb")
     if command is None:
-        raise RunFailed("the command wandb is not there; pip install wandb")
+        raise RunFailed(missing("the upload", "wandb"))
     here = parts[0].resolve().parents[1]  # the run directory: wandb sync makes a folder wandb/ where it is started
     runs = [str(part.resolve()) for part in parts]
     if status := subprocess.run([command, "sync", "--yes", *runs], cwd=here).returncode:

@@ -16,15 +16,12 @@ class RayLauncher(Launcher):
         self.options = options
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from importlib.util import find_spec
-
         from engine.config import typed
-        from engine.errors import ConfigError
+        from engine.extras import check_installed
         from engine.sweeps import RayConfig
 
         self.config = typed(RayConfig, self.options, "hydra.launcher")
-        if find_spec("ray") is None:
-            raise ConfigError("hydra/launcher=ray: is not installed - pip install -e '.[ray]'")
+        check_installed("ray", "hydra/launcher=ray", "ray")
 
     def run_jobs(self, work: Any) -> Any:
         from engine.sweeps import run_on_ray

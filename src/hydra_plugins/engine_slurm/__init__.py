@@ -16,16 +16,15 @@ class SlurmLauncher(Launcher):
         self.options = options
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from importlib.util import find_spec
         from shutil import which
 
         from engine.config import typed
         from engine.errors import ConfigError
+        from engine.extras import check_installed
         from engine.sweeps import SlurmConfig
 
         self.config = typed(SlurmConfig, self.options, "hydra.launcher")
-        if find_spec("submitit") is None:
-            raise ConfigError("hydra/launcher=slurm: needs submitit - pip install -e '.[slurm]'")
+        check_installed("submitit", "hydra/launcher=slurm", "slurm")
         if which("sbatch") is None:
             raise ConfigError("hydra/launcher=slurm: there is no sbatch here - start it where SLURM is")
 

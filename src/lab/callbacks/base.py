@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from engine.errors import ConfigError
+from engine.extras import check_installed
 
 
 class Callback:
@@ -57,7 +57,4 @@ def end(callbacks: Iterable[Any], state: Any, scores: dict[str, float]) -> None:
 
 def need_matplotlib(callback: str) -> None:
     """At the start, not after hours of training."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ConfigError(f"callback={callback}: needs matplotlib - pip install -e '.[report]'") from None
+    check_installed("matplotlib", f"callback={callback}", "report")

@@ -20,6 +20,7 @@ from conftest import one_quick
 import train
 from engine.config.compose import CONF, ROOT
 from engine.errors import ConfigError, RunFailed
+from engine.extras import missing
 from lab.groups import TrainerConfig
 
 Call = Callable[..., tuple[int, list[str]]]
@@ -116,7 +117,7 @@ def call(
         (["data=h5", "data.fields.z=image"], "data.fields.z: no such key (data.fields has: x, y) - what is new is added with a plus, +data.fields.z=image"),
         (["data=h5", "data.transforms.flip.dim=1"], "data.transforms.flip: no such key (data.transforms has: to_float) - what is new is added with a plus, +data.transforms.flip.dim=1"),
         (["optim.eps=1e-6"], "optim.eps: no such key (optim has: schedule, lr, betas, weight_decay, decay_norms_and_biases, lr_factors) - what is new is added with a plus, +optim.eps=1e-6, if torch.optim.AdamW takes it"),
-        *([] if find_spec("ray") else [(["-m", "hydra/launcher=ray", "seed=1,2"], "hydra/launcher=ray: is not installed - pip install -e '.[ray]'")]),
+        *([] if find_spec("ray") else [(["-m", "hydra/launcher=ray", "seed=1,2"], missing("hydra/launcher=ray", "ray", "ray"))]),
         (["sweep.preflight=true"], "sweep.preflight=true: of a multirun, and would have no effect here - add -m, or leave it out"),
         (["sweep.retry_failed=true"], "sweep.retry_failed=true: of a multirun, and would have no effect here - add -m, or leave it out"),
         (["-cn", "wandb_sweep"], f"--config-name wandb_sweep: {ROOT}/conf/wandb_sweep.yaml is no config of a run - wandb sweep {ROOT}/conf/wandb_sweep.yaml reads it"),

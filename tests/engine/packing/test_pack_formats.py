@@ -16,11 +16,9 @@ import pytest
 
 from engine.errors import ConfigError
 from engine.packing.importers import open_source
-from engine.packing.importers.base import need
 from engine.packing.importers.tfrecord import masked_crc32c, varints
 from engine.packing.options import PackOptions
 from engine.packing.write import pack
-from engine.project import ROOT
 
 
 def run(path: Path, **kwargs: Any) -> h5py.File:
@@ -461,10 +459,3 @@ def test_missing_libraries_are_named(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=rf"needs .*pip install -e '{re.escape(remedy)}'"):
         run(path if path.parent == tmp_path else path.parent)
-
-
-def test_a_library_is_installed_by_the_pip_of_this_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for prefix, command in ((ROOT / ".venv", "./run pip install"), (Path("/usr"), "pip install")):
-        monkeypatch.setattr(sys, "prefix", str(prefix))
-        with pytest.raises(ConfigError, match=f"^reading a needs nothing: {re.escape(command)} -e"):
-            need("no_such_module", "nothing", "tables", "reading a")

@@ -24,6 +24,7 @@ from engine.data.reading.opening import named
 from engine.data.reading.raw import ChunkCache, RawFile
 from engine.data.reading.readers import Chunks, Mapped, ThroughH5py, Way
 from engine.errors import ConfigError
+from engine.extras import missing
 
 
 def torch_dtype(dtype: np.dtype) -> np.dtype:
@@ -97,7 +98,7 @@ class Fixed:
             except OSError as error:
                 if "filter" not in str(error):
                     raise
-                self.reason += "; not compared with HDF5, which lacks this filter (pip install hdf5plugin)"
+                self.reason += f"; {missing('not compared with HDF5, which', 'hdf5plugin', 'codecs')}"
                 return
             if theirs.tobytes() != ours[k : k + 1].tobytes():
                 raise ConfigError(

@@ -14,6 +14,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from engine.extras import missing
+
 DEFLATE, SHUFFLE, FLETCHER32, BLOSC, LZ4, ZSTD = 1, 2, 3, 32001, 32004, 32015
 NAMES = {DEFLATE: "gzip", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", BLOSC: "blosc", LZ4: "lz4", ZSTD: "zstd"}
 COMPRESSORS = (DEFLATE, BLOSC, LZ4, ZSTD)
@@ -37,7 +39,7 @@ def obstacle(pipeline: tuple[tuple[int, Options], ...], chunk_bytes: int) -> str
             return f"the filter {name(number)}"
         library = LIBRARY.get(number)
         if library and _load(library) is None:
-            return f"{name(number)} without the library {library.split('.')[0]} (pip install -e '.[codecs]')"
+            return missing(name(number), library.split(".")[0], "codecs")
         if number == FLETCHER32 and chunk_bytes > 1 << 24:
             return "checksums of chunks above 16 MB"
     return None

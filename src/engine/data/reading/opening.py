@@ -16,6 +16,7 @@ import h5py
 from h5py._objects import phil  # its lock: a second one, held while h5py waits for its own, could deadlock
 
 from engine.errors import ConfigError, machine_fault
+from engine.extras import missing
 
 
 def is_remote(name: str) -> bool:
@@ -227,7 +228,7 @@ _HINTS = {  # words of HDF5's: what they mean
     "truncated": "it is cut short: was the copy, or the program that wrote it, interrupted? Copy or write it again",
     "file signature": "it is not an HDF5 file, or its beginning is damaged",
     "filter returned failure": "what is stored there is damaged; copy or write it again",
-    "not registered|open directory|plugin": "it needs a filter that is not installed (pip install hdf5plugin)",
+    "not registered|open directory|plugin": missing("it", "a filter of hdf5plugin", "codecs"),
     "version": f"it is damaged there, or written by a newer HDF5 than {h5py.version.hdf5_version}",
     "checksum|signature|corrupt|overflow|past end|ran off|EOA|heap|bad |wrong |greater than": "it is damaged there; "
     "copy or write it again",

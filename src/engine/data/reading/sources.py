@@ -19,6 +19,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 
 from engine.errors import ConfigError, first_line
+from engine.extras import pip_install
 
 T = TypeVar("T")
 PIECE = 1 << 20  # bytes
@@ -172,7 +173,7 @@ class Fsspec:
         try:
             yield
         except ImportError as error:
-            raise ConfigError(f"{shown(self.url)}: {first_line(error)} (pip install -e '.[remote]')") from None
+            raise ConfigError(f"{shown(self.url)}: {first_line(error)} - {pip_install(extra='remote')}") from None
         except FileNotFoundError:
             raise ConfigError(f"{shown(self.url)}: no such file; a pattern is not looked up, give a list") from None
         except (PermissionError, ValueError) as error:  # of an unknown protocol too

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from engine.errors import ConfigError, machine_fault
-from engine.project import ROOT
 
 Rows = np.ndarray | range
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
@@ -219,15 +214,6 @@ class ArraySource(Source):
 def shorten(sizes: Mapping[str, int]) -> str:
     shown = ", ".join(f"{name} {size:,}" for name, size in list(sizes.items())[:5])
     return shown + ", ..." * (len(sizes) > 5)
-
-
-def need(module: str, package: str, extra: str, what: str) -> ModuleType:
-    """Import a format's own library, or say how to get it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        run = "./run " if Path(sys.prefix) == ROOT / ".venv" else ""  # the shell's pip is another environment's
-        raise ConfigError(f"{what} needs {package}: {run}pip install -e '.[{extra}]'") from None
 
 
 def select(source: Source, wanted: Mapping[str, str], path: object) -> dict[str, str]:

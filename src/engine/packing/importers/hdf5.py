@@ -14,6 +14,7 @@ import numpy as np
 
 from engine.data import check_external, plan_reader
 from engine.errors import ConfigError
+from engine.extras import missing
 from engine.packing.importers.base import Bad, Field, Rows, Source
 
 
@@ -118,7 +119,7 @@ class H5Source(Source):
     def _array(self, name: str) -> Any:
         dset = self._file[name]
         if number := missing_filter(dset):
-            raise ConfigError(f"{self.path}: {name} needs the HDF5 filter {number}: pip install -e '.[codecs]'")
+            raise ConfigError(missing(f"{self.path}: {name}", f"the HDF5 filter {number}", "codecs"))
         if dset.chunks or plan_reader(dset)[0] != "mapped":
             return dset
         return np.memmap(dset.file.filename, dset.dtype, "r", dset.id.get_offset(), dset.shape)

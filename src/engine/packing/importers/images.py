@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import ConfigError, first_line
+from engine.extras import need
 from engine.packing.importers.base import (
     SPLIT_NAMES,
     Bad,
@@ -22,7 +23,6 @@ from engine.packing.importers.base import (
     SampleSource,
     UnlikeSample,
     bad,
-    need,
     printable,
 )
 from engine.packing.importers.folders import walk
@@ -37,7 +37,7 @@ class ImageDecoder:
 
     def __init__(self, options: PackOptions) -> None:
         self.size, self.crop, self.mode, self.variable = options.size, options.crop, options.mode, options.variable
-        need("PIL.Image", "pillow", "images", "reading images")
+        need("PIL.Image", "reading images", "pillow", "images")
         if self.mode not in CHANNELS:
             raise ConfigError(f"--mode: {self.mode!r} is none of {', '.join(CHANNELS)}")
         if self.variable and self.size:

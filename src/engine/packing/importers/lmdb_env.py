@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.packing.importers.base import BadSample, need
+from engine.extras import need
+from engine.packing.importers.base import BadSample
 from engine.packing.importers.values import EncodedSource
 from engine.packing.options import PackOptions
 
@@ -17,7 +18,7 @@ NUMBERED = re.compile(rb"(?P<field>.*?)[-_:/ ]*(?P<number>\d+)")
 
 class LmdbSource(EncodedSource):
     def __init__(self, path: Path, options: PackOptions) -> None:
-        need("lmdb", "lmdb", "lmdb", f"reading {path}")
+        need("lmdb", f"reading {path}", "lmdb", "lmdb")
         self.path = path
         self._env: Any = None
         self._keys, names = self._list_keys()

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from engine.errors import ConfigError
-from engine.packing.importers.base import Rows, need
+from engine.extras import need
+from engine.packing.importers.base import Rows
 from engine.packing.importers.exact import common_type, is_list, restore_whole_numbers
 
 
@@ -23,7 +24,7 @@ class Groups:
         sizes: list[int] = []
         self._csv: dict[int, Any] = {}
         self._last: tuple[Any, Any] = (None, None)
-        pq = need("pyarrow.parquet", "pyarrow", "tables", f"reading {files[0]}")
+        pq = need("pyarrow.parquet", f"reading {files[0]}", "pyarrow", "tables")
         for k, file in enumerate(files):
             if file.suffix.lower() == ".csv":
                 table = read_csv(file)
@@ -98,7 +99,7 @@ class Groups:
 
 
 def read_csv(file: Path) -> Any:
-    csv = need("pyarrow.csv", "pyarrow", "tables", f"reading {file}")
+    csv = need("pyarrow.csv", f"reading {file}", "pyarrow", "tables")
     import pyarrow as pa
 
     wrong: list[Any] = []

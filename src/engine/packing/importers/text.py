@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import ConfigError
+from engine.extras import need
 from engine.packing.importers.base import ArraySource
 from engine.packing.importers.values import files_by_split, stamp
 from engine.packing.options import PackOptions
@@ -71,11 +72,7 @@ def tokenizer(name: str) -> tuple[Encode, int]:
     if name.endswith(".json"):
         if not Path(name).is_file():
             raise ConfigError(f"--tokenizer {name}: no such file")
-        try:
-            from tokenizers import Tokenizer
-        except ImportError:
-            raise ConfigError(f"--tokenizer {name} needs tokenizers: pip install tokenizers") from None
-        loaded = Tokenizer.from_file(name)
+        loaded = need("tokenizers", f"--tokenizer {name}", "tokenizers").Tokenizer.from_file(name)
         return lambda text: loaded.encode(text, add_special_tokens=False).ids, loaded.get_vocab_size()
     module, colon, function = name.partition(":")
     if not colon or not re.fullmatch(r"[\w.]+", module):

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from engine.errors import ConfigError
-from engine.packing.importers.base import SPLIT_NAMES, ArraySource, need
+from engine.extras import need
+from engine.packing.importers.base import SPLIT_NAMES, ArraySource
 from engine.packing.options import PackOptions
 
 
@@ -62,7 +63,7 @@ def check_blosc() -> None:
 
 
 def open_zarr(path: Path, options: PackOptions) -> ArraySource:
-    zarr = need("zarr", "zarr", "zarr", f"reading {path}")
+    zarr = need("zarr", f"reading {path}", "zarr", "zarr")
     check_blosc()
     try:
         root = zarr.open(str(path), mode="r")
@@ -78,7 +79,7 @@ def open_zarr(path: Path, options: PackOptions) -> ArraySource:
 
 
 def open_n5(path: Path, options: PackOptions) -> ArraySource:
-    store = need("tensorstore", "tensorstore", "n5", f"reading {path}")
+    store = need("tensorstore", f"reading {path}", "tensorstore", "n5")
     found = {}
     for file in sorted(path.rglob("attributes.json")):
         try:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+from engine.extras import missing
 from engine.files import read_json, replace_text, write_json
 from engine.runs import STATUS, shown
 from engine.sweeps.report.analyse import best_group, groups, other_code
@@ -24,7 +25,6 @@ __all__ = ["Objective", "best_group", "groups", "read", "save_best", "write", "w
 
 MADE_FROM = "made_from.json"  # in report/: the sweep's state (state_of) when the report was written
 SUMMARY_S = 30.0  # time limit for a sweep's summary in W&B
-INSTALL = "no pictures and no page: pip install -e '.[report]' brings matplotlib and plotly, which draw them"
 
 
 def write(sweep_dir: Path) -> list[Path]:
@@ -74,11 +74,11 @@ def write_study(study: Study, say: Callable[[str], object] = say) -> list[Path]:
     folder = study.directory
     folder.mkdir(parents=True, exist_ok=True)
     found = importance(study, study.objective)
-    missing = [name for name in ("matplotlib", "plotly") if find_spec(name) is None]
+    absent = [name for name in ("matplotlib", "plotly") if find_spec(name) is None]
     pictures: list[Path] = []
     note = None
-    if missing:
-        note = INSTALL
+    if absent:
+        note = missing("no pictures and no page: drawing", absent[0], "report")
         say(note)
     else:
         from engine.sweeps.report.page import page
@@ -94,7 +94,7 @@ def write_study(study: Study, say: Callable[[str], object] = say) -> list[Path]:
         "report.md": markdown(study, found, names, note),
         "table.tex": latex(study),
     }
-    if not missing:
+    if not absent:
         texts["report.html"] = page(study, found)
     for name, text in texts.items():
         replace_text(folder / name, text)

@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.config import is_seed
 from engine.errors import ConfigError
+from engine.extras import pip_install
 from engine.sweeps.report import style
 from engine.sweeps.report.analyse import (
     Group,
@@ -248,7 +249,9 @@ def _plotly() -> str:
     folders = spec.submodule_search_locations if spec else None
     path = Path(next(iter(folders or [""]))) / "package_data" / "plotly.min.js"
     if not path.exists():
-        raise ConfigError(f"{path}: plotly's script is not where it should be; reinstall: pip install -e '.[report]'")
+        raise ConfigError(
+            f"{path}: plotly's script is not where it should be - {pip_install('--force-reinstall plotly')}"
+        )
     return path.read_text(encoding="utf-8").replace("</script", "<\\/script")
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
 from engine.config import build_target, check_targets, locate, one_line
 from engine.errors import ConfigError
+from engine.extras import check_installed
 from engine.sweeps.options import SearchConfig
 from engine.sweeps.search.objectives import Objective
 from engine.sweeps.search.pruning import PRUNERS_ALLOWED
@@ -40,8 +40,8 @@ class Methods:
         self._seeded = "seed" in inspect.signature(locate(config.sampler.get("_target_"), SAMPLER, ALLOWED)).parameters
         nodes = {"hydra": {"sweeper": {"sampler": config.sampler, "pruner": config.pruner}}}
         check_targets(nodes, (SAMPLER, PRUNER), (), {}, {SAMPLER: ("seed",)} if self._seeded else {}, allowed=ALLOWED)
-        if (package := NEEDS.get(self._kind)) and find_spec(package) is None:
-            raise ConfigError(f"hydra/sweeper/sampler: {self._kind} needs {package} - pip install {package}")
+        if package := NEEDS.get(self._kind):
+            check_installed(package, f"hydra/sweeper/sampler: {self._kind}", "optuna")
         for key, node, make in (
             (SAMPLER, config.sampler, lambda: self.sampler(0)),
             (PRUNER, config.pruner, self.pruner),

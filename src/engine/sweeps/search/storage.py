@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config import one_line
 from engine.errors import ConfigError
+from engine.extras import need
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -22,15 +23,7 @@ def quiet() -> None:
     """Silence Optuna's log and its experimental warnings on stderr. ConfigError if Optuna is not installed."""
     import warnings
 
-    try:
-        import optuna
-    except ImportError as error:
-        if error.name != "optuna":
-            raise
-        raise ConfigError(
-            "hydra/sweeper=optuna: Optuna is not installed - pip install 'optuna>=5' (or this project's extra: "
-            "pip install -e '.[optuna]')"
-        ) from None
+    optuna = need("optuna", "hydra/sweeper=optuna", "optuna", "optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
