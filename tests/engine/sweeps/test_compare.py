@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from test_report import made
 
 from engine.sweeps.report.analyse import best_group, groups
-from engine.sweeps.report.compare import comparisons, holm, permutations, sign_flips
+from engine.sweeps.report.compare import Comparison, comparisons, holm, permutations, sign_flips
 from engine.sweeps.report.page import data
 from engine.sweeps.report.read import Study
 from engine.sweeps.report.text import latex, markdown, tex
@@ -20,6 +21,10 @@ def two(a: list[float], b: list[float], shared: bool = True) -> Study:
     """A sweep of lr over two values, with seeds."""
     seeds = [*range(len(a)), *(range(len(b)) if shared else range(100, 100 + len(b)))]
     return made("s", {"optim.lr": [0.1] * len(a) + [0.2] * len(b), "seed": seeds}, [*a, *b])
+
+
+def rows(study: Study) -> Sequence[Comparison]:
+    return comparisons(study)[study.objective.key]
 
 
 def test_sign_flips_by_hand() -> None:
@@ -44,13 +49,13 @@ def test_pairs_of_one_seed_find_what_the_spread_over_seeds_hides() -> None:
     noise = np.random.default_rng(0).normal(0, 1, 8)
     a, b = (1 + noise).tolist(), (1.1 + noise + np.linspace(-0.02, 0.02, 8)).tolist()
     study = two(a, b)
-    [paired] = comparisons(study, study.objective)
+    [paired] = rows(study)
     assert (paired.paired, paired.n, paired.verdict) == (True, 8, "differs")
     assert paired.difference == pytest.approx(0.1)
     assert paired.low < 0.1 < paired.high
     assert paired.p == 2 / 2**8
     apart = two(a, b, shared=False)
-    [unpaired] = comparisons(apart, apart.objective)
+    [unpaired] = rows(apart)
     assert (unpaired.paired, unpaired.verdict) == (False, "not told from seeds")
     spread = np.var(a, ddof=1) + np.var(b, ddof=1)
     assert unpaired.needed == math.ceil(7.849 * spread / unpaired.difference**2)
@@ -58,21 +63,21 @@ def test_pairs_of_one_seed_find_what_the_spread_over_seeds_hides() -> None:
 
 def test_three_seeds_are_too_few_to_tell_anything() -> None:
     study = two([1.0, 1.1, 1.2], [9.0, 9.1, 9.2])
-    [found] = comparisons(study, study.objective)
+    [found] = rows(study)
     assert found.verdict == "too few seeds to tell"
 
 
 def test_a_correction_for_more_rows_needs_more_seeds() -> None:
     """Six pairs that all agree: p = 2 / 64 in one comparison, 4 / 64 in each of two."""
     scores = [1 + 0.01 * k for k in range(6)] + [2 + 0.01 * k for k in range(6)]
-    [one] = comparisons(study := two(scores[:6], scores[6:]), study.objective)
+    [one] = rows(two(scores[:6], scores[6:]))
     assert (one.verdict, one.needed) == ("differs", 6)
     columns = {"optim.lr": [0.1] * 6 + [0.2] * 6 + [0.3] * 6, "seed": [*range(6)] * 3}
     three = made("s", columns, [*scores, *(3 + 0.01 * k for k in range(6))])
-    for found in comparisons(three, three.objective):
+    for found in rows(three):
         assert found.p == pytest.approx(4 / 64)
         assert (found.verdict, found.needed) == ("too few seeds to tell", 7)
-    assert latex(three).count(r"^\ddagger") == 2
+    assert latex(three, comparisons(three)).count(r"^\ddagger") == 2
 
 
 def test_the_same_seed_twice_counts_once() -> None:
@@ -97,18 +102,18 @@ def test_false_findings_are_as_rare_as_the_level_says() -> None:
 def test_the_texts_say_it() -> None:
     noise = np.random.default_rng(0).normal(0, 1, 8)
     study = two((1 + noise).tolist(), (3 + noise * 1.01).tolist())
-    said = markdown(study, None, [], None)
+    said = markdown(study, comparisons(study), None, [], None)
     assert "## More than seeds? " in said
     assert "| differs |" in said
-    (found,) = data(study, None)["comparisons"]  # the page's
+    (found,) = data(study, comparisons(study), None)["comparisons"]  # the page's
     (row,) = found["rows"]
     assert f"| {' | '.join(row['texts'])} |" in said
-    assert row["values"][1] == comparisons(study, study.objective)[0].difference
-    table = latex(study)
+    assert row["values"][1] == rows(study)[0].difference
+    table = latex(study, comparisons(study))
     assert table.count(r"\mathbf") == 1
     assert r"\dagger" not in table
     assert table.count(r" \\" + "\n") == 3  # head and two rows
     unclear = two(noise.tolist(), noise[::-1].tolist())
-    assert r"^\dagger" in latex(unclear)
+    assert r"^\dagger" in latex(unclear, comparisons(unclear))
     assert tex("a_b & c\\d^e") == r"a\_b \& c\textbackslash{}d\textasciicircum{}e"
-    assert comparisons(two([1.0], [2.0]), study.objective) == []
+    assert comparisons(two([1.0], [2.0])) == {}

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,13 @@ def test_the_report_says_which_failed_and_why(sweep: Path) -> None:
     failed = [row for row in rows(sweep / "report.csv") if row["status"] == "failed"]
     assert len(failed) == 3
     assert all("not finite" in row["why no score"] and not row["val/loss"] for row in failed)
+
+
+def test_every_file_says_what_the_seeds_can_tell(sweep: Path) -> None:
+    names = ["report.md", "table.tex", *(["report.html"] if find_spec("plotly") else [])]
+    texts = [(sweep / name).read_text().partition('id="data">')[2 * (name == "report.html")] for name in names]
+    assert all("too few seeds to tell" in text for text in texts)
+    assert r"^\ddagger" in texts[1]
 
 
 def test_jobs_in_every_state_are_shown(copy: Path) -> None:
@@ -286,7 +294,7 @@ def test_a_report_is_made_anew_only_where_something_has_happened(copy: Path) -> 
 def test_the_page_asks_no_network_and_holds_the_numbers(sweep: Path) -> None:
     pytest.importorskip("plotly", reason="extra `report`")
     study = read_study([sweep])
-    text = page(study, None)
+    text = page(study, {}, None)
     plotly = Path(sys.modules["plotly"].__file__ or "").parent / "package_data/plotly.min.js"
     own = text.replace(plotly.read_text().replace("</script", "<\\/script"), "")
     assert len(own) < 0.1 * len(text)
@@ -303,7 +311,7 @@ def test_the_page_asks_no_network_and_holds_the_numbers(sweep: Path) -> None:
 def test_a_name_of_a_value_cannot_break_the_page(sweep: Path) -> None:
     pytest.importorskip("plotly", reason="extra `report`")
     evil = "</script><script>alert(1)</script>"
-    text = page(made(evil, {"a": [evil, "b"]}, [1.0, 2.0]), None)
+    text = page(made(evil, {"a": [evil, "b"]}, [1.0, 2.0]), {}, None)
     assert evil not in text
     assert json.loads(text.partition('id="data">')[2].partition("</script>")[0])["name"] == evil
 
@@ -418,11 +426,11 @@ def test_a_key_that_only_some_jobs_have_is_shown_for_these(num_jobs: int, tmp_pa
     assert set(found.shares) == {"optim", "optim.momentum", "optim.lr"}
     assert all(0 <= share <= 1 for share in found.shares.values())
     assert found.method.endswith("optim.momentum: of the jobs that have it")
-    shown = data(study, found)
+    shown = data(study, {}, found)
     assert shown["axes"][1]["values"] == [value for value in columns["optim.momentum"] if value is not ...]
     assert shown["jobs"][1]["values"]["optim.momentum"] == {"value": None, "text": "-"}
     assert {group.label for group in groups(study)} >= {"optim=adamw lr=0.01001", "optim=sgd momentum=0.5 lr=0.1"}
-    assert "| adamw | - | " in markdown(study, found, [], None)
+    assert "| adamw | - | " in markdown(study, {}, found, [], None)
     files = {path.name for path in write_study(study, print)}
     assert {"parallel.png", "scores.png", "report.html", "groups.csv"} <= files
     momenta = [row["optim.momentum"] for row in rows(tmp_path / "report.csv")]
@@ -437,11 +445,11 @@ def test_pareto_holds_those_that_nothing_beats() -> None:
     both = Study("x", study.directory, study.jobs, study.swept, (LOSS, accuracy), is_sweep=True)
     assert [group.values["a"] for group in pareto(both)] == [1, 2, 4]
     # each objective has a best of its own
-    assert [(best["key"], best["label"]) for best in data(both, None)["best"]] == [
+    assert [(best["key"], best["label"]) for best in data(both, {}, None)["best"]] == [
         ("val/loss", "a=1"),
         ("val/accuracy", "a=4"),
     ]
-    text = markdown(both, None, [], None)
+    text = markdown(both, {}, None, [], None)
     assert "**Best: a=1**, val/loss 1" in text
     assert "**Best: a=4**, val/accuracy 0.95" in text
 
@@ -463,7 +471,7 @@ def test_long_curves_are_thinned_to_the_same_steps() -> None:
         Job(**{**job.__dict__, "curves": {"val/loss": points}})
         for job, points in zip(study.jobs, (long, long[:15_001]))
     )
-    held = data(Study("x", study.directory, jobs, study.swept, (LOSS,), is_sweep=True), None)["jobs"]
+    held = data(Study("x", study.directory, jobs, study.swept, (LOSS,), is_sweep=True), {}, None)["jobs"]
     a, b = (job["curves"]["val/loss"][0] for job in held)
     assert len(a) <= 1501
     assert a[-1] == 20_000
@@ -516,7 +524,7 @@ def test_the_page_of_a_search_has_its_history_and_a_contour_of_two_keys(tmp_path
     study = replace(made("s", columns, [*scores, None], folder=tmp_path), is_search=True)
     web = ROOT / "src/engine/sweeps/report/web"
     helpers = (web / "scores.js").read_text().partition("function scoreTraces")[0]
-    parts = [f"const D = {json.dumps(data(study, None))};", PRELUDE, helpers, (web / "search.js").read_text(), LOOK]
+    parts = [f"const D = {json.dumps(data(study, {}, None))};", PRELUDE, helpers, (web / "search.js").read_text(), LOOK]
     (tmp_path / "page.js").write_text("\n".join(parts).replace('"use strict";', ""))
     done = subprocess.run([str(NODE), str(tmp_path / "page.js")], capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr
@@ -537,7 +545,7 @@ def test_a_selection_holds_for_all_of_the_page(tmp_path: Path) -> None:
     columns = {"lr": [10 ** (-i / 10) for i in range(20)], "width": [16, 32] * 10}
     study = made("grid", columns, [float(i) for i in range(20)], folder=tmp_path)
     jobs = tuple(Job(**{**job.__dict__, "curves": {"val/loss": [(1, 2.0), (2, 1.0)]}}) for job in study.jobs)
-    text = page(Study("grid", tmp_path, jobs, study.swept, (LOSS,), is_sweep=True), None)
+    text = page(Study("grid", tmp_path, jobs, study.swept, (LOSS,), is_sweep=True), {}, None)
     script = """
         brushes.set(2, [0.9, 1.1]); chosen.jobs = brushed(); redraw();
         const rows = (id) => [...document.querySelectorAll(`#${id} tbody tr`)].map((row) => row.textContent);

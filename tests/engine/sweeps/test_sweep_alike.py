@@ -96,10 +96,10 @@ def test_jobs_of_an_edited_default_are_no_seeds_of_one_configuration(
     )  # what the best had, not what conf/ says
     assert groups_csv(study).startswith("optim.lr,trainer.clip_norm,")
     assert "optim.lr" in jobs_csv(study).splitlines()[0]
-    text = markdown(study, None, [], None)
+    text = markdown(study, {}, None, [], None)
     assert "optim.lr is 0.001 in 2 jobs (0, 1), 0.05 in 2 jobs (2, 3)" in text
     assert "`" + " ".join(study.commands[0]) + "`; `" + " ".join(study.commands[1]) + "`" in text  # all commands
-    shown = data(study, None)
+    shown = data(study, {}, None)
     assert "optim.lr is 0.001" in shown["unlike"]["what"]
     assert {"optim.lr", "seed"} <= {column["key"] for column in shown["columns"]}
 
@@ -131,9 +131,9 @@ def test_code_that_was_edited_between_two_commands_is_said(
     assert "job 4 with commit ccccccc ran before, now it is commit ccccccc with changes " in line
 
     study = read_study([tmp_path / "s"])
-    text = markdown(study, None, [], None)
+    text = markdown(study, {}, None, [], None)
     assert "## Jobs ran with different code below src/\n\njobs 0 to 3 with commit aaaaaaa, job 4 with commit " in text
-    shown = data(study, None)
+    shown = data(study, {}, None)
     assert shown["unlike"]["what"].startswith("jobs 0 to 3 with commit aaaaaaa")
 
     job = study.jobs[5].path

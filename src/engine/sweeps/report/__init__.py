@@ -17,6 +17,7 @@ from engine.files import read_json, replace_text, write_json
 from engine.runs import STATUS, shown
 from engine.sweeps.report.analyse import best_group, groups, other_code
 from engine.sweeps.report.best import save_best
+from engine.sweeps.report.compare import comparisons
 from engine.sweeps.report.importance import importance
 from engine.sweeps.report.read import METRICS, SWEEP, Objective, Study, read_study
 from engine.sweeps.report.text import OTHER_CODE, groups_csv, jobs_csv, latex, markdown
@@ -73,7 +74,7 @@ def write_study(study: Study, say: Callable[[str], object] = say) -> list[Path]:
     """
     folder = study.directory
     folder.mkdir(parents=True, exist_ok=True)
-    found = importance(study, study.objective)
+    found, compared = importance(study, study.objective), comparisons(study)
     absent = [name for name in ("matplotlib", "plotly") if find_spec(name) is None]
     pictures: list[Path] = []
     note = None
@@ -91,11 +92,11 @@ def write_study(study: Study, say: Callable[[str], object] = say) -> list[Path]:
     texts = {
         "report.csv": jobs_csv(study),
         "groups.csv": groups_csv(study),
-        "report.md": markdown(study, found, names, note),
-        "table.tex": latex(study),
+        "report.md": markdown(study, compared, found, names, note),
+        "table.tex": latex(study, compared),
     }
     if not absent:
-        texts["report.html"] = page(study, found)
+        texts["report.html"] = page(study, compared, found)
     for name, text in texts.items():
         replace_text(folder / name, text)
     return [*(folder / name for name in texts), *pictures]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, product
 from typing import Any
@@ -49,13 +49,21 @@ class Comparison:
         return "not told from seeds" if can_tell(self.n, self.paired, self.tests) else "too few seeds to tell"
 
 
+Compared = Mapping[str, Sequence[Comparison]]  # by an objective's key
+
+
 def can_tell(n: int, paired: bool, tests: int) -> bool:
     """Whether n seeds can give a p below LEVEL at all, after the correction for so many tests."""
     return tests * 2 / (2**n if paired else math.comb(2 * n, n)) < LEVEL
 
 
-def comparisons(study: Study, objective: Objective) -> list[Comparison]:
-    """Each group with at least two scores against the best one of them."""
+def comparisons(study: Study) -> Compared:
+    """Each group with at least two scores against the best one of them, for each objective where there are two."""
+    found = {objective.key: _against_best(study, objective) for objective in study.objectives}
+    return {key: rows for key, rows in found.items() if rows}
+
+
+def _against_best(study: Study, objective: Objective) -> list[Comparison]:
     ranked = [group for group in groups(study, objective) if len(group.scores(objective)) > 1]
     found = [_compared(study, objective, ranked[0], other) for other in ranked[1:]]
     corrected = holm([each.p for each in found])

@@ -32,7 +32,7 @@ from engine.sweeps.report.analyse import (
     wants_log,
 )
 from engine.sweeps.report.best import best_command
-from engine.sweeps.report.compare import comparisons
+from engine.sweeps.report.compare import Compared, Comparison
 from engine.sweeps.report.curves import keys_of
 from engine.sweeps.report.importance import Importance
 from engine.sweeps.report.read import Job, Study
@@ -53,13 +53,15 @@ POINTS = 400_000  # most points of all curves together: above it they are thinne
 MAX_CURVE = 1500
 
 
-def page(study: Study, importance: Importance | None) -> str:
+def page(study: Study, compared: Compared, importance: Importance | None) -> str:
     text = (WEB / "page.html").read_text()
     parts = {
         "title": _escaped(study.name),
         "style": (WEB / "page.css").read_text(),
         # inside <script>, only </script would end it; in JSON every < can be written as an escape
-        "data": json.dumps(data(study, importance), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "data": json.dumps(data(study, compared, importance), separators=(",", ":"), allow_nan=False).replace(
+            "<", "\\u003c"
+        ),
         "plotly": _plotly(),
         "script": "\n".join((WEB / name).read_text() for name in SCRIPTS),
     }
@@ -77,7 +79,7 @@ def _unlike(study: Study) -> dict[str, str] | None:
     return {"title": NOT_SWEPT, "what": f"{keys}. {OTHER_CODE}: {code}" if code else keys, "note": NOT_SWEPT_NOTE}
 
 
-def data(study: Study, importance: Importance | None) -> dict[str, Any]:
+def data(study: Study, compared: Compared, importance: Importance | None) -> dict[str, Any]:
     """All data of the page, as JSON types."""
     ranked = groups(study)
     group_of = {job.key: i for i, group in enumerate(ranked) for job in group.jobs}
@@ -102,7 +104,7 @@ def data(study: Study, importance: Importance | None) -> dict[str, Any]:
         "columns": [{"key": key, "name": names[key]} for key in shown],
         "groupColumns": [{"key": key, "name": names[key]} for key in shown if not is_seed(key)],
         "groups": _groups(study, ranked),
-        "comparisons": _comparisons(study),
+        "comparisons": [_comparison(key, rows) for key, rows in compared.items()],
         "comparisonColumns": COMPARED,
         "jobs": [_job(study, job, group_of[job.key], strides) for job in study.jobs],
         "importance": importance and asdict(importance),
@@ -203,20 +205,13 @@ def _best(study: Study) -> list[dict[str, Any]]:
     return found
 
 
-def _comparisons(study: Study) -> list[dict[str, Any]]:
-    """A table for each objective with something to compare. rows: {texts of the columns, numbers to sort by}."""
-    found = []
-    for objective in study.objectives:
-        if compared := comparisons(study, objective):
-            rows = [
-                {
-                    "texts": compared_cells(c),
-                    "values": [c.group.label, c.difference, c.low, c.p, c.n, c.verdict, c.needed],
-                }
-                for c in compared
-            ]
-            found.append({"key": objective.key, "note": compared_note(compared[0].best.label), "rows": rows})
-    return found
+def _comparison(key: str, compared: Sequence[Comparison]) -> dict[str, Any]:
+    """An objective's table. rows: {texts of the columns, numbers to sort by}."""
+    rows = [
+        {"texts": compared_cells(c), "values": [c.group.label, c.difference, c.low, c.p, c.n, c.verdict, c.needed]}
+        for c in compared
+    ]
+    return {"key": key, "note": compared_note(compared[0].best.label), "rows": rows}
 
 
 def _common(study: Study) -> list[list[str]]:

@@ -23,7 +23,7 @@ from engine.sweeps.report.analyse import (
     value_text,
 )
 from engine.sweeps.report.best import best_command
-from engine.sweeps.report.compare import Comparison, comparisons
+from engine.sweeps.report.compare import Compared, Comparison
 from engine.sweeps.report.escape import Markdown, block, cell, code, text
 from engine.sweeps.report.importance import Importance
 from engine.sweeps.report.read import Job, Objective, Study
@@ -64,7 +64,9 @@ def groups_csv(study: Study) -> str:
     return _csv([*keys, *columns, "failures", "jobs"], rows)
 
 
-def markdown(study: Study, importance: Importance | None, pictures: Sequence[str], note: str | None) -> str:
+def markdown(
+    study: Study, compared: Compared, importance: Importance | None, pictures: Sequence[str], note: str | None
+) -> str:
     """The text of report.md. pictures: paths relative to the report; note: what is missing and why, None: nothing."""
     parts = [f"# {text(study.name)}", _facts(study)]
     if unlike := difference(study):
@@ -76,9 +78,8 @@ def markdown(study: Study, importance: Importance | None, pictures: Sequence[str
             parts.append(_best(study, best, objective))
     parts += [f"![{name}]({name})" for name in pictures]
     parts += ["## Configurations", _group_table(study)]
-    for objective in study.objectives:
-        if compared := comparisons(study, objective):
-            parts += [f"## More than seeds? {text(objective.key)}", _comparison_table(compared)]
+    for key, comparisons in compared.items():
+        parts += [f"## More than seeds? {text(key)}", _comparison_table(comparisons)]
     if len(study.objectives) > 1:
         names = [f"- {text(group.label)}" for group in pareto(study)]
         parts += ["## No other is better in every objective", "\n".join(names)]
@@ -164,12 +165,12 @@ def _comparison_table(compared: Sequence[Comparison]) -> str:
     return f"{note}\n\n{_table(COMPARED, [compared_cells(each) for each in compared])}"
 
 
-def latex(study: Study) -> str:
+def latex(study: Study, compared: Compared) -> str:
     """A table for a paper, with booktabs: means and standard deviations over seeds, the best in bold, daggers
     where a configuration is not told from the best by its seeds."""
     keys = config_keys(study) if study.is_sweep else ()
     names = short_names(keys)
-    verdicts = {(each.group.label, o.key): each.verdict for o in study.objectives for each in comparisons(study, o)}
+    verdicts = {(each.group.label, key): each.verdict for key, found in compared.items() for each in found}
     best = {(found.label, o.key) for o in study.objectives if (found := best_group(study, o)) is not None}
     head = [
         *(names[key] for key in keys),
