@@ -13,6 +13,7 @@ count of failed jobs, at its end.
 
     identity, ledger, plan        what a job is; the sweep's directory; the command line -> jobs
     drive, screen                 due jobs -> launcher -> table -> exit status
+    launching                     what the launchers share: ends of jobs, signals
     pool, lease, threads          launcher: several jobs at once on this machine
     slurm, ray_cluster            launchers: each job a batch job of SLURM, a task of Ray
     job, job_process, preflight   one job; building each and timing its steps before the start

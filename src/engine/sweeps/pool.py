@@ -14,23 +14,21 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass, field
 from multiprocessing import connection
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from engine import early
 from engine.app import app
 from engine.errors import Claimed, ConfigError
-from engine.host import Hearts, abort_hung, handling_signals, held_signals, start_method
+from engine.host import Hearts, abort_hung, held_signals, start_method
 from engine.runs import claimed, record_failure
 from engine.sweeps.job import ELSEWHERE
 from engine.sweeps.job_process import FAULT, job_main, record_unexplained
+from engine.sweeps.launching import Launch
 from engine.sweeps.lease import Lease, Leases
 from engine.sweeps.ledger import Job, is_due
-from engine.sweeps.options import PoolConfig, SweepConfig
-from engine.sweeps.screen import Screen
+from engine.sweeps.options import PoolConfig
 
 if TYPE_CHECKING:
     from engine.sweeps.drive import Work
@@ -48,22 +46,19 @@ class Running:
     hung: list[str] = field(default_factory=list)  # the reason, if it was ended as hung
 
 
-class Pool:
-    """Runs jobs in parallel. stopped: the signal that ended it early; None: none did."""
+class Pool(Launch):
+    """Also waits for the jobs that another process runs, which works on the same sweep."""
 
-    def __init__(self, leases: Leases, screen: Screen, options: SweepConfig, on_end: Callable[[Job], object]) -> None:
-        self.stopped: signal.Signals | None = None
-        self._leases, self._screen, self._options, self._on_end = leases, screen, options, on_end
+    def __init__(self, work: Work, leases: Leases) -> None:
+        super().__init__(work, leases.at_once)
+        self._leases = leases
         self._running: dict[int, Running] = {}
         self._elsewhere: dict[str, tuple[Job, float]] = {}  # run by another process; unclaimed since (monotonic)
-        self._ending = False
 
-    def run(self, jobs: Iterable[Job]) -> None:
-        """Run until all jobs have ended, here or in another process that works on the same sweep. Jobs are drawn from
-        the iterable one at a time, when one can start."""
+    def _run(self) -> None:
         waiting: list[Job] = []
-        source = iter(jobs)
-        with self._signals():
+        source = iter(self._work.jobs)
+        try:
             while True:
                 self._look_elsewhere(waiting)
                 self._fill(waiting, source)
@@ -75,6 +70,8 @@ class Pool:
                 for sentinel in connection.wait(list(self._running), TICK_S):
                     self._ended(self._running.pop(sentinel))  # type: ignore
                 self._screen.refresh([r.job for r in self._running.values()], [j for j, _ in self._elsewhere.values()])
+        finally:
+            self._kill()  # some are left only after an exception
 
     def _fill(self, waiting: list[Job], source: Iterator[Job]) -> None:
         """Start jobs while there is room."""
@@ -86,7 +83,7 @@ class Pool:
             job = waiting[0]
             if job.claimed():
                 self._elsewhere[job.key] = job, float("inf")
-            elif not is_due(job.state(), self._options.retry_failed):  # another process has run it meanwhile
+            elif not is_due(job.state(), self._work.options.retry_failed):  # another process has run it meanwhile
                 self._tell(job, None)
             elif not self._begin(job):
                 return
@@ -133,20 +130,12 @@ class Pool:
         if code == ELSEWHERE:
             self._elsewhere[job.key] = job, float("inf")
             return
-        asked = self.stopped or (signal.SIGTERM if self._ending else None)
+        asked = self._stopped or (signal.SIGTERM if self._ending else None)
         record_unexplained(job, code, None if code == 0 or running.hung else asked, *running.hung)
         fault = job.directory / FAULT
         if fault.exists() and not fault.stat().st_size:
             fault.unlink()
         self._tell(job, time.monotonic() - running.began)
-
-    def _tell(self, job: Job, seconds: float | None) -> None:
-        state = job.state()
-        self._screen.end(job, state, seconds)
-        self._on_end(job)
-        if state == "failed" and self._options.fail_fast and not self._ending:
-            self._screen.say("sweep.fail_fast: the other jobs save and end")
-            self._end(signal.SIGTERM)
 
     def _look_elsewhere(self, waiting: list[Job]) -> None:
         """Check jobs that another process runs: count those that ended, take over those whose process is gone."""
@@ -164,49 +153,19 @@ class Pool:
                 self._elsewhere[key] = job, min(alone_since, now)
 
     def _end(self, number: signal.Signals) -> None:
-        """Ask the jobs to save and end, and start no more."""
-        self._ending = True
         for running in self._running.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(running.process.pid, number)
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first signal is passed on to the jobs, which save and end; a second Ctrl-C kills them."""
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            if number == getattr(signal, "SIGHUP", None):
-                early.leave_hung_up_terminal()
-            if self.stopped is not None and number == signal.SIGINT:
-                for running in self._running.values():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(running.process.pid, signal.SIGKILL)
-            elif self.stopped is None:
-                self.stopped = signal.Signals(number)
-                self._screen.say(f"{self.stopped.name}: running jobs save and end; Ctrl-C again: now")
-                self._end(self.stopped)
-
-        try:
-            with handling_signals(handle):
-                if asked := early.asked():
-                    handle(signal.Signals[asked], None)
-                yield
-        finally:
-            for running in self._running.values():  # some are left only after an exception
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(running.process.pid, signal.SIGKILL)
+    def _kill(self) -> None:
+        for running in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.process.pid, signal.SIGKILL)
 
 
 def run_in_pool(work: Work, config: PoolConfig) -> signal.Signals | None:
-    """The local launcher: run the work's jobs to their ends. Returns the signal that stopped them early, or None."""
+    """The local launcher: Launch.run."""
     import torch  # noqa: F401 - once, for all jobs
 
     num_jobs = len(work.jobs) if isinstance(work.jobs, Sized) else None
-    leases = Leases(config.jobs_at_once, config.gpus_per_job, num_jobs)
-    screen = Screen(work.ledger, work.total, leases.at_once)
-    pool = Pool(leases, screen, work.options, work.on_end)
-    try:
-        pool.run(work.jobs)
-    finally:
-        screen.close()
-    return pool.stopped
+    return Pool(work, Leases(config.jobs_at_once, config.gpus_per_job, num_jobs)).run()

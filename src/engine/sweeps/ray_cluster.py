@@ -16,22 +16,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine import early
 from engine.config import quote_value
 from engine.errors import ConfigError, first_line
-from engine.host import CORES_LIMIT, die_with, handling_signals
+from engine.host import CORES_LIMIT, die_with
 from engine.project import ROOT
 from engine.sweeps.job import ELSEWHERE
 from engine.sweeps.job_process import OUTPUT, record_unexplained
+from engine.sweeps.launching import Launch
 from engine.sweeps.ledger import Job
 from engine.sweeps.options import RayConfig
-from engine.sweeps.screen import Screen
 
 if TYPE_CHECKING:
     from engine.sweeps.drive import Work
@@ -65,17 +62,17 @@ def run_directory(directory: str, environment: dict[str, str]) -> int:
     return code
 
 
-class Tasks:
-    """The jobs in Ray's queue and running. stopped: the signal that ended it early; None: none did."""
+class Tasks(Launch):
+    """The jobs in Ray's queue and running."""
 
-    def __init__(self, work: Work, config: RayConfig, screen: Screen) -> None:
+    def __init__(self, work: Work, config: RayConfig) -> None:
         import ray
 
-        self.stopped: signal.Signals | None = None
-        self._work, self._config, self._screen = work, config, screen
+        super().__init__(work, config.jobs_at_once)
+        self._config = config
         self._running: dict[Any, tuple[Job, float]] = {}
         self._asked: dict[Any, bool] = {}  # tasks that were cancelled; True: by force
-        self._ending = self._killing = False
+        self._killing = False
         gpus = config.gpus_per_job
         gpus = float(bool(ray.cluster_resources().get("GPU"))) if gpus == "auto" else float(gpus)
         # max_calls: a worker in which a job was cancelled is not used again
@@ -86,23 +83,22 @@ class Tasks:
         self._environment = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
         self._environment[CORES_LIMIT] = str(config.cpus_per_job)
 
-    def run(self) -> None:
+    def _run(self) -> None:
         import ray
 
         source = iter(self._work.jobs)
-        with self._signals():
-            while True:
-                while not self._ending and len(self._running) < self._config.jobs_at_once:
-                    if (job := next(source, None)) is None:
-                        break
-                    self._running[self._task.remote(str(job.directory), self._environment)] = job, time.monotonic()
-                if not self._running:
-                    return
-                for done in ray.wait(list(self._running), timeout=TICK_S)[0]:
-                    self._ended(done, *self._running.pop(done))
-                if self._ending:
-                    self._cancel()
-                self._screen.refresh([job for job, _ in self._running.values()], [])
+        while True:
+            while not self._ending and len(self._running) < self._config.jobs_at_once:
+                if (job := next(source, None)) is None:
+                    break
+                self._running[self._task.remote(str(job.directory), self._environment)] = job, time.monotonic()
+            if not self._running:
+                return
+            for done in ray.wait(list(self._running), timeout=TICK_S)[0]:
+                self._ended(done, *self._running.pop(done))
+            if self._ending:
+                self._cancel()
+            self._screen.refresh([job for job, _ in self._running.values()], [])
 
     def _ended(self, done: Any, job: Job, began: float) -> None:
         import ray
@@ -116,12 +112,7 @@ class Tasks:
             code = ELSEWHERE
         if code not in (0, ELSEWHERE):
             record_unexplained(job, code, signal.SIGTERM if self._ending else None)
-        state = job.state()
-        self._screen.end(job, "lost" if state == "running" else state, time.monotonic() - began)
-        self._work.on_end(job)
-        if state == "failed" and self._work.options.fail_fast and not self._ending:
-            self._screen.say("sweep.fail_fast: the other jobs save and end")
-            self._ending = True
+        self._tell(job, time.monotonic() - began, "lost" if job.state() == "running" else None)
 
     def _cancel(self) -> None:
         import ray
@@ -131,23 +122,15 @@ class Tasks:
                 self._asked[task] = self._killing
                 ray.cancel(task, force=self._killing)
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        def handle(number: int, frame: Any) -> None:  # the loop acts on it: no call of Ray within another
-            if self.stopped is None:
-                self.stopped, self._ending = signal.Signals(number), True
-                self._screen.say(f"{self.stopped.name}: running jobs save and end; Ctrl-C again: now")
-            elif number == signal.SIGINT:
-                self._killing = True
+    def _end(self, number: signal.Signals) -> None:
+        """The loop cancels them: no call of Ray within another."""
 
-        with handling_signals(handle):
-            if asked := early.asked():
-                handle(signal.Signals[asked], None)
-            yield
+    def _kill(self) -> None:
+        self._killing = True
 
 
 def run_on_ray(work: Work, config: RayConfig) -> signal.Signals | None:
-    """The launcher: run the work's jobs to their ends. Returns the signal that stopped them early, or None."""
+    """The launcher: Launch.run."""
     import ray
 
     address = config.address or os.environ.get("RAY_ADDRESS")
@@ -159,11 +142,7 @@ def run_on_ray(work: Work, config: RayConfig) -> signal.Signals | None:
         raise ConfigError(
             f"hydra.launcher.address={address}: {first_line(error)} - `ray status` on its head shows the cluster"
         ) from None
-    screen = Screen(work.ledger, work.total, config.jobs_at_once, sys.stderr)
     try:
-        tasks = Tasks(work, config, screen)
-        tasks.run()
+        return Tasks(work, config).run()
     finally:
-        screen.close()
         ray.shutdown()  # ends what an exception has left
-    return tasks.stopped

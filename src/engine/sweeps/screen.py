@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from engine.runs import METRICS
 from engine.sweeps.ledger import ENDED, Job, Ledger, differing
@@ -22,8 +22,8 @@ ROWS_AT_MOST = 40
 class Screen:
     """total: number of jobs of this command, including those that ended earlier."""
 
-    def __init__(self, ledger: Ledger, jobs: Sequence[Job], at_once: int, stream: TextIO | None = None) -> None:
-        self._ledger, self._stream = ledger, stream or sys.stderr
+    def __init__(self, ledger: Ledger, jobs: Sequence[Job], at_once: int) -> None:
+        self._ledger, self._stream = ledger, sys.stderr
         self._alone = at_once == 1
         self._live = not self._alone and self._stream.isatty()
         self._at_once, self.total = at_once, len(jobs)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -29,9 +28,9 @@ from engine.ranks import become_rank, follows, release_followers
 from engine.runs import STATUS, claimed, record_failure
 from engine.sweeps.job import run_job
 from engine.sweeps.job_process import OUTPUT, print_to
+from engine.sweeps.launching import Launch
 from engine.sweeps.ledger import Job
 from engine.sweeps.options import SlurmConfig
-from engine.sweeps.screen import Screen
 
 if TYPE_CHECKING:
     from engine.sweeps.drive import Work
@@ -92,28 +91,29 @@ class Submitted:
     seen: float = field(default_factory=time.monotonic)  # when it was last in the queue
 
 
-class Batch:
-    """Batch jobs from their submission until they have left SLURM's queue. stopped: the signal that ended it early."""
+class Batch(Launch):
+    """Batch jobs from their submission until they have left SLURM's queue."""
 
-    def __init__(self, work: Work, config: SlurmConfig, screen: Screen) -> None:
-        self.stopped: signal.Signals | None = None
-        self._work, self._config, self._screen = work, config, screen
+    AGAIN = "leave them alone"
+
+    def __init__(self, work: Work, config: SlurmConfig) -> None:
+        super().__init__(work, config.jobs_at_once)
+        self._config = config
         self._running: list[Submitted] = []
-        self._ending = False
 
-    def run(self) -> None:
+    def _run(self) -> None:
         source = iter(self._adopt(self._work.jobs))
-        with self._signals():
-            while True:
-                if not self._ending:
-                    self._submit(list(islice(source, self._config.jobs_at_once - len(self._running))))
-                if not self._running:
-                    return
-                time.sleep(POLL_S)
-                for one in self._gone(self._queue(), time.monotonic()):
-                    self._running.remove(one)
-                    self._ended(one)
-                self._screen.refresh([one.job for one in self._running], [])
+        while True:
+            if not self._ending:
+                self._submit(list(islice(source, self._config.jobs_at_once - len(self._running))))
+            if not self._running:
+                return
+            time.sleep(POLL_S)
+            for one in self._gone(self._queue(), time.monotonic()):
+                self._running.remove(one)
+                record_silence(one.job, one.number)
+                self._tell(one.job, time.monotonic() - one.began)
+            self._screen.refresh([one.job for one in self._running], [])
 
     def _adopt(self, jobs: Iterable[Job]) -> Iterator[Job]:
         """Yields the jobs to submit; those that an earlier start left in SLURM's queue are monitored instead."""
@@ -174,38 +174,20 @@ class Batch:
     def _patience_s(self, one: Submitted) -> float:
         return REQUEUE_S if one.job.state() in UNENDED and not self._ending else 0.0
 
-    def _ended(self, one: Submitted) -> None:
-        record_silence(one.job, one.number)
-        state = one.job.state()
-        self._screen.end(one.job, state, time.monotonic() - one.began)
-        self._work.on_end(one.job)
-        if state == "failed" and self._work.options.fail_fast and not self._ending:
-            self._screen.say("sweep.fail_fast: the other jobs save and end")
-            self._cancel()
-
-    def _cancel(self) -> None:
+    def _end(self, number: signal.Signals) -> None:
         """scancel: SIGTERM to the runs, which save; after KillWait, SLURM kills those that have not ended."""
-        self._ending = True
         if self._running:
             subprocess.run(["scancel", *(one.number for one in self._running)], capture_output=True)
 
+    def _kill(self) -> None:
+        raise KeyboardInterrupt
+
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        def handle(number: int, frame: Any) -> None:
-            if self._ending:
-                raise KeyboardInterrupt
-            self.stopped = signal.Signals(number)
-            self._screen.say(f"{self.stopped.name}: the batch jobs save and end; Ctrl-C again: leave them alone")
-            self._cancel()
-
-        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        for number in set(heeded_signals()) - set(before):  # the batch jobs do not need this process
-            before[number] = signal.signal(number, signal.SIG_DFL)
-        try:
+        with super()._signals():
+            for number in set(heeded_signals()) - {signal.SIGINT, signal.SIGTERM}:
+                signal.signal(number, signal.SIG_DFL)  # the batch jobs do not need this process
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def record_silence(job: Job, number: str) -> None:
@@ -220,13 +202,7 @@ def record_silence(job: Job, number: str) -> None:
 
 
 def run_on_slurm(work: Work, config: SlurmConfig) -> signal.Signals | None:
-    """The launcher: run the work's jobs to their ends. Returns the signal that stopped them early, or None."""
+    """The launcher: Launch.run."""
     # sbatch passes on environment variables, but not this script's entry in sys.path
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SRC), *filter(None, [os.environ.get("PYTHONPATH")])])
-    screen = Screen(work.ledger, work.total, config.jobs_at_once, sys.stderr)
-    batch = Batch(work, config, screen)
-    try:
-        batch.run()
-    finally:
-        screen.close()
-    return batch.stopped
+    return Batch(work, config).run()

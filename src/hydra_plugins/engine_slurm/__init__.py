@@ -1,19 +1,15 @@
 """Hydra plugin: the launcher of SLURM jobs. The work is in engine.sweeps.slurm."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from hydra.core.utils import JobReturn
-from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from hydra_plugins.engine_sweep import EngineLauncher
 
-class SlurmLauncher(Launcher):
+
+class SlurmLauncher(EngineLauncher):
     """hydra/launcher=slurm, see conf/hydra/launcher/slurm.yaml."""
-
-    def __init__(self, **options: Any) -> None:
-        self.options = options
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from shutil import which
@@ -32,8 +28,3 @@ class SlurmLauncher(Launcher):
         from engine.sweeps import run_on_slurm
 
         return run_on_slurm(work, self.config)
-
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from engine.errors import ConfigError
-
-        raise ConfigError("hydra/launcher=slurm: runs the jobs of hydra/sweeper=ledger or optuna - choose one")

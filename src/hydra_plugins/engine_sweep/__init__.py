@@ -1,5 +1,6 @@
 """Hydra plugin: the default sweeper and the local launcher. Imports no torch; the work is in engine.sweeps."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,11 +42,26 @@ class LedgerSweeper(Sweeper):
             sweep(self.master, self.loader, self.chosen, [*given, *arguments])
 
 
-class PoolLauncher(Launcher):
-    """hydra/launcher=pool, see conf/hydra/launcher/pool.yaml."""
+class EngineLauncher(Launcher):
+    """Runs the jobs of this project's sweepers, `run_jobs`; Hydra's `launch` is refused."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options
+
+    @abstractmethod
+    def run_jobs(self, work: Any) -> Any:
+        """work: engine.sweeps.drive.Work. Returns the signal that stopped them early; None: none did."""
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        from engine.errors import ConfigError
+
+        raise ConfigError(
+            "hydra/launcher: this one runs the jobs of hydra/sweeper=ledger or optuna - choose one of these"
+        )
+
+
+class PoolLauncher(EngineLauncher):
+    """hydra/launcher=pool, see conf/hydra/launcher/pool.yaml."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from engine.config import typed
@@ -62,10 +78,3 @@ class PoolLauncher(Launcher):
         from engine.sweeps import run_in_pool
 
         return run_in_pool(work, self.config)
-
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from engine.errors import ConfigError
-
-        raise ConfigError(
-            "hydra/launcher: this one runs the jobs of hydra/sweeper=ledger or optuna - choose one of these"
-        )

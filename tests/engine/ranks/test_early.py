@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -13,7 +12,18 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, ROOT, TRAIN, last_checkpoint, limit, processes_with, slowdown, status, wait_for
+from conftest import (
+    QUICK,
+    ROOT,
+    TRAIN,
+    in_a_terminal,
+    last_checkpoint,
+    limit,
+    processes_with,
+    slowdown,
+    status,
+    wait_for,
+)
 
 from engine.host.signals import heeded_signals
 
@@ -62,17 +72,6 @@ def test_streams_that_are_closed_change_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert status(tmp_path / "run")["status"] == "finished"
     assert all(json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines())
-
-
-def in_a_terminal(*command: str) -> tuple[subprocess.Popen[bytes], int]:
-    """The command in a terminal of its own -> (its process, the terminal's other end)."""
-    ours, theirs = pty.openpty()
-    code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *command], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-    )
-    os.close(theirs)
-    return process, ours
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from engine.sweeps import slurm
 
 @pytest.mark.parametrize("state", ["queued", "running", "preempted", "failed", "finished", "interrupted"])
 def test_a_job_that_goes_back_into_the_queue_may_be_missing_for_a_moment(state: str) -> None:
-    nothing: Any = None
-    batch = slurm.Batch(nothing, nothing, nothing)
+    work: Any = SimpleNamespace(ledger=None, total=[])
+    batch = slurm.Batch(work, SimpleNamespace(jobs_at_once=1))  # type: ignore[arg-type]
     job: Any = SimpleNamespace(state=lambda: state)
     one = slurm.Submitted(job, "17_3", began=100.0, seen=100.0)
     batch._running = [one]
