@@ -1,8 +1,14 @@
 "use strict";
 // The score against each swept value, objectives against each other, importance.
 const objective = D.objectives[0];
-// ticks of a logarithmic axis: 0.001, 0.01 and so on, where there is room for no others
-const decades = (axis) => (axis.kind === "log" && axis.values[axis.values.length - 1] > 30 * axis.values[0] ? { dtick: 1, tickformat: "~g" } : {});
+
+function axisOf(axis) { // type and ticks for plotly
+  const type = axis.kind === "log" ? "log" : "linear", short = (t) => plain(t.length > 16 ? t.slice(0, 15) + "…" : t);
+  if (axis.kind === "category") return { type, tickvals: axis.texts.map((_, k) => k), ticktext: axis.texts.map(short), range: [-0.5, axis.texts.length - 0.5] };
+  if (axis.named) return { type, tickvals: axis.values, ticktext: axis.texts.map(plain) };
+  const wide = type === "log" && axis.values[axis.values.length - 1] > 30 * axis.values[0];
+  return { type, ...(wide ? { dtick: 1, tickformat: "~g" } : {}) }; // 0.001, 0.01 and so on: there is room for no others
+}
 
 function placeOf(axis, cell) { // null: nowhere
   if (!cell) return null;
@@ -47,11 +53,9 @@ function drawScores() {
   const panels = D.axes.slice(0, 12), failed = D.jobs.some((job) => job.failed);
   panels.forEach((axis, i) => {
     const partner = panels.length === 2 && panels[1 - i].texts.length <= COLORED ? panels[1 - i] : null;
-    const ticks = axis.kind === "category" ? { tickvals: axis.texts.map((_, k) => k), ticktext: axis.texts.map((t) => plain(t.length > 16 ? t.slice(0, 15) + "…" : t)), range: [-0.5, axis.texts.length - 0.5] }
-      : axis.named ? { tickvals: axis.values, ticktext: axis.texts.map(plain) } : decades(axis);
     Plotly.react(`score-${i}`, [...unfinishedMarks(axis), ...scoreTraces(axis, partner), ...failedMarks(axis)], layout({
       title: { text: `<b>${plain(axis.key)}</b>`, font: { size: 13 }, y: 0.98, yanchor: "top" }, margin: { l: 56, r: 14, t: 30, b: 40 },
-      xaxis: { type: axis.kind === "log" ? "log" : "linear", ...ticks }, yaxis: { title: { text: plain(objective.key), standoff: 6 }, type: D.logScore ? "log" : "linear", domain: [0, failed ? 0.9 : 1] },
+      xaxis: axisOf(axis), yaxis: { title: { text: plain(objective.key), standoff: 6 }, type: D.logScore ? "log" : "linear", domain: [0, failed ? 0.9 : 1] },
       ...(failed ? { yaxis2: { domain: [0.92, 1], range: [0, 1], visible: false, fixedrange: true } } : {}) }), PLOT);
     $(`score-legend-${i}`).replaceChildren(...(partner ? [element("b", {}, `${partner.key}`), ...partner.texts.map((text, k) => element("span", {}, swatch(palette()[k], SHAPES[k]), ` ${text}`))] : []),
       ...(D.jobs.some((job) => job.scores[0] === null && job.provisional !== null) ? [element("span", { class: "quiet" }, "○ pruned, unfinished: so far")] : []),

@@ -34,10 +34,7 @@ function gridOf(points) {
 }
 
 const contourAxis = (end) => D.axes.find((axis) => axis.key === $(`contour-${end}`).value);
-function contourLayout(axis) {
-  const ticks = axis.kind === "category" ? { tickvals: axis.texts.map((_, k) => k), ticktext: axis.texts.map(plain) } : axis.named ? { tickvals: axis.values, ticktext: axis.texts.map(plain) } : decades(axis);
-  return { title: { text: plain(axis.key) }, type: axis.kind === "log" ? "log" : "linear", ...ticks };
-}
+const contourLayout = (axis) => ({ title: { text: plain(axis.key) }, ...axisOf(axis) });
 
 function drawContour() {
   const a = contourAxis("x"), b = contourAxis("y");
