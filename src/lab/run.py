@@ -309,7 +309,7 @@ def describe(
         batches += f" in {len(micro)} micro-batches of up to {micro[0]}"
     kind = class_name(model) if is_sharded(model) else type(model).__name__
     logger.say(f"{kind}, {parameters:,} parameters; samples: {sizes}")
-    count = f"threads: {machine.threads.count} ({machine.threads.why})"
+    count = f"threads: {machine.threads.count}" + f" ({machine.threads.why})" * bool(machine.threads.why)
     logger.say(f"{machine.device}, {machine.precision}, {count}; {batches}; {run.total_steps:,} steps")
     if is_sharded(model):
         logger.say(describe_shards(model))

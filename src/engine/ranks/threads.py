@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.errors import ConfigError
 from engine.files import read_json, write_json
 from engine.host import cores, omp_num_threads, threads_each, threads_of
 from engine.ranks.distributed import World, all_max, share_from_main
@@ -44,7 +45,7 @@ LARGEST = 100_000_000  # most parameters of a model that is copied for this
 
 @dataclass(frozen=True)
 class Threads:
-    """most: upper limit of count. why: reason for count, for the user; empty: not measured yet. auto: save it in the
+    """most: upper limit of count. why: reason for count, for the user; empty: not measured. auto: save it in the
     run directory."""
 
     count: int
@@ -122,7 +123,9 @@ def measure_threads(most: int, net: nn.Module, first: Callable[[], Batch], autoc
     before = rng_state(torch.device("cpu"))
     try:
         count, why = fastest(trial(net, batch, autocast), size, most)
-    except Exception as error:  # the first real step raises it with a better message
+    except ConfigError:  # the model and the batch do not fit: the first real step says so
+        count, why = 1, ""
+    except Exception as error:
         count, why = 1, f"not measured: {type(error).__name__}"
     finally:
         set_rng_state(before, torch.device("cpu"))

@@ -20,6 +20,7 @@ from conftest import QUICK, assert_equal, compose, start_run
 from torch import nn
 
 from engine.data.loader import Loader
+from engine.errors import ConfigError
 from engine.host import cpu as cores
 from engine.ranks import threads
 from engine.ranks.distributed import World
@@ -153,7 +154,7 @@ def test_more_threads_only_where_they_help(seconds: Any, size: int, most: int, c
 class Stateful(nn.Module):
     """All that a forward pass can leave behind: statistics, random numbers drawn, attributes."""
 
-    def __init__(self, fails: bool = False) -> None:
+    def __init__(self, fails: Exception | None = None) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
         self.calls, self.fails = 0, fails
@@ -164,7 +165,7 @@ class Stateful(nn.Module):
         np.random.rand()
         x.add_(1)
         if self.fails:
-            raise ValueError
+            raise self.fails
         return self.layers(x)
 
 
@@ -174,8 +175,11 @@ class Even(Supervised):
         return super().losses(model, batch)
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_measuring_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+@pytest.mark.parametrize(
+    ("fails", "why"),
+    [(None, "measured: "), (ValueError(), "not measured: ValueError"), (ConfigError("the run says it too"), "")],
+)
+def test_measuring_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, fails: Exception | None, why: str) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # a pool of threads here would hang forks
     model = Stateful(fails)
     batch = {"x": torch.zeros(16, 4), "names": ["a"] * 16}
@@ -186,7 +190,7 @@ def test_measuring_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, fails: bool)
     found = threads.measure_threads(
         2, Objective(model, Even(lambda out, batch: out.square().sum(1), {})), lambda: batch, nullcontext
     )
-    assert (found.count, found.why) == (1, "not measured: ValueError") if fails else found.why.startswith("measured")
+    assert (found.count, found.why) == (1, why) if fails else found.why.startswith(why)
     after = (model.state_dict(), batch, random.getstate(), np.random.get_state()[1], torch.get_rng_state())
     assert np.array_equal(before[3], after[3])
     assert_equal([*before[:3], before[4]], [*after[:3], after[4]])
@@ -240,6 +244,17 @@ def test_the_first_batch_can_be_looked_at_beforehand(monkeypatch: pytest.MonkeyP
                 seen.append([{k: v.clone() for k, v in next(batches).items()} for _ in range(5)])
         assert_equal(seen[0], seen[1])
         assert_equal(seen[1][0], first)
+
+
+def test_a_batch_that_does_not_fit_is_said_by_the_error_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(threads, "threads_each", lambda ranks: 2)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # a pool of threads here would hang forks
+    with pytest.raises(ConfigError, match=r"^SquaredError .*: choose task=classification"):
+        start_run(tmp_path / "run", *QUICK, "task=regression", "hardware.num_threads=auto", "trainer.max_steps=2")
+    assert ", threads: 1; " in capfd.readouterr().err
 
 
 def test_a_run_keeps_the_number_of_threads_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
