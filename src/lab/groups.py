@@ -207,7 +207,7 @@ def check(cfg: Any, trains: bool = True) -> None:
     if root.trainer.eval_every is None and hasattr(schedule, "scored"):
         raise ConfigError(
             f"optim.schedule: {schedule.__name__} follows {root.monitor.key}, but trainer.eval_every is null - give "
-            "it, or use optim/schedule=constant"
+            "it (trainer.eval_every=20), or use optim/schedule=constant"
         )
 
 

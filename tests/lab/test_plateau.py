@@ -97,10 +97,17 @@ def test_the_device_goes_on_from_where_it_is() -> None:
     assert [float(group["lr"]) for group in made[2].optimizer.param_groups] == own
 
 
+UNSCORED = (
+    r"^optim\.schedule: Plateau follows val/loss, but trainer\.eval_every is null - give it "
+    r"\(trainer\.eval_every=20\), or use optim/schedule=constant$"
+)
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (["trainer.eval_every=null"], r"^optim\.schedule: Plateau follows val/loss, but trainer\.eval_every is null"),
+        (["trainer.eval_every=null"], UNSCORED),
+        (["debug=overfit"], UNSCORED),
         (["optim.schedule.patience=0"], r"^optim\.schedule\.patience: must be >= 1, got 0"),
         (["optim.schedule.gamma=1"], r"^optim\.schedule\.gamma: must be < 1, got 1"),
     ],
@@ -108,6 +115,11 @@ def test_the_device_goes_on_from_where_it_is() -> None:
 def test_what_cannot_be(options: list[str], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         compose(*QUICK, "trainer.max_steps=3", "optim/schedule=plateau", *options)
+
+
+def test_overfitting_a_batch_works_with_what_its_message_says() -> None:
+    for remedy in ("trainer.eval_every=20", "optim/schedule=constant"):
+        compose(*QUICK, "debug=overfit", "optim/schedule=plateau", remedy)
 
 
 def test_no_validation_split(tmp_path: Path) -> None:

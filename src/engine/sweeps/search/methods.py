@@ -67,7 +67,10 @@ class Methods:
                 "as the objective"
             )
         if cfg["trainer"]["eval_every"] is None:
-            raise ConfigError("hydra/sweeper/pruner: prunes after evaluations, but trainer.eval_every is null")
+            raise ConfigError(
+                "hydra/sweeper/pruner: prunes after evaluations, but trainer.eval_every is null - give it "
+                "(trainer.eval_every=20), or use none"
+            )
 
     def pruner(self) -> Any:
         return build_target(self._config.pruner, PRUNER, ALLOWED)
