@@ -1,4 +1,5 @@
-"""docs/: links resolve, commands and keys compose, messages and tests that are named exist, tutorials run as typed."""
+"""docs/: links resolve, commands and keys compose, messages and tests that are named exist, tutorials run as typed.
+conf/: the commands in comments compose."""
 
 from __future__ import annotations
 
@@ -143,7 +144,8 @@ def each_alone(words: list[str]) -> Iterator[list[str]]:
 
 @pytest.fixture(scope="module")
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokens, for the commands whose data.path is a text of the reader's; beside it photos/, a folder of images."""
+    """Tokens, for the commands whose data.path is a text of the reader's. Beside it photos/, a folder of images, and
+    other.h5, with sequences and poses."""
     path = tmp_path_factory.mktemp("text") / "text.h5"
     for kind in ("cat", "dog"):
         (path.parent / "photos" / kind).mkdir(parents=True)
@@ -153,6 +155,12 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
             file[f"{split}/tokens"] = np.arange(4096, dtype=np.uint8) % 64
             file[f"{split}/tokens"].attrs["classes"] = [chr(33 + i) for i in range(64)]
             file[f"{split}/tokens"].attrs["tokenizer"] = "chars"
+    with h5py.File(path.with_name("other.h5"), "w") as file:
+        for split in ("train", "val", "test"):
+            file[f"{split}/x/values"], file[f"{split}/x/offsets"] = np.arange(30) % 7, np.array([0, 9, 30])
+            file[f"{split}/images"], file[f"{split}/part"], file[f"{split}/S"] = (
+                ["1.jpg"], np.zeros((1, 17, 2)), np.zeros((1, 17, 3))
+            )  # fmt: skip
     return path
 
 
@@ -166,30 +174,50 @@ def check_overrides(words: list[str], text: Path) -> None:
         kept.append(f"data.path={text}")
     if {"data=image_folder", "experiment=image_folder"} & set(words):
         kept.append(f"data.path={text.parent / 'photos'}")
+    if {"task=pose", "experiment=sequences"} & set(words):
+        kept.append(f"data.path={text.with_name('other.h5')}")
     if "task=finetune" in words:
         kept.append(f"task.weights={text}")
     for overrides in each_alone(kept):
         compose(*overrides)
 
 
+def check_command(command: str, text: Path) -> None:
+    words = shlex.split(command)
+    found = script_of(words)
+    if found is None:
+        assert words[0] in FOREIGN or (words[:2] == ["./run", "pip"]), command
+        return
+    script, arguments = found
+    if script in ("train", "tune"):
+        check_overrides([word for word in arguments if "=" in word], text)
+    elif script in ("test", "lint", "fork", "schema"):
+        assert script in (ROOT / "run").read_text()
+    elif script == "python":
+        assert arguments[0] == "-m" or (ROOT / arguments[0]).exists(), command
+    elif script != "pip":
+        source = (ROOT / f"src/{script}.py").read_text()
+        assert not [flag for flag in arguments if flag.startswith("--") and f'"{flag}"' not in source], command
+
+
 @pytest.mark.parametrize("name", sorted(set(DOCS) - set(WALKED) - set(OTHERS)))
 def test_commands_compose(name: str, text_file: Path) -> None:
     for command in commands(DOCS[name]):
-        words = shlex.split(command)
-        found = script_of(words)
-        if found is None:
-            assert words[0] in FOREIGN or (words[:2] == ["./run", "pip"]), command
-            continue
-        script, arguments = found
-        if script in ("train", "tune"):
-            check_overrides([word for word in arguments if "=" in word], text_file)
-        elif script in ("test", "lint", "fork", "schema"):
-            assert script in (ROOT / "run").read_text()
-        elif script == "python":
-            assert arguments[0] == "-m" or (ROOT / arguments[0]).exists(), command
-        elif script != "pip":
-            source = (ROOT / f"src/{script}.py").read_text()
-            assert not [flag for flag in arguments if flag.startswith("--") and f'"{flag}"' not in source], command
+        check_command(command, text_file)
+
+
+EXAMPLE = re.compile(r"^# (\./run .*?)(?: {2,}\(.*)?$", re.MULTILINE)  # in the comments of a yaml; (more words)
+EXAMPLES = {
+    str(path.relative_to(ROOT / "conf")): found
+    for path in sorted((ROOT / "conf").rglob("*.yaml"))
+    if (found := EXAMPLE.findall(path.read_text().replace("\\\n#", "")))
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_in_yamls_compose(name: str, text_file: Path) -> None:
+    for command in "; ".join(EXAMPLES[name]).split("; "):
+        check_command(command, text_file)
 
 
 def keys_of(page: str, column: int = 0) -> list[str]:
