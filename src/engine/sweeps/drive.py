@@ -121,8 +121,12 @@ def tried(
         candidates.append(Candidate(number, differing(one.overrides, swept), one.cfg))
     if not candidates:
         return "preflight: no job is to run"
-    at_once = launcher.at_once(len(candidates)) if hasattr(launcher, "at_once") else 1
-    return preflight(candidates, at_once)
+    return preflight(candidates, at_once(launcher, len(candidates)))
+
+
+def at_once(launcher: Launcher, num_jobs: int) -> int:
+    """How many of the jobs the launcher runs at once; 1 where it does not say."""
+    return int(launcher.at_once(num_jobs)) if hasattr(launcher, "at_once") else 1
 
 
 def outlook(ledger: Ledger, jobs: Sequence[Job], due: Sequence[Job]) -> str:

@@ -38,7 +38,7 @@ class Screen:
 
     def start(self, job: Job) -> None:
         if self._alone:
-            self._print(f"\njob {job.number}, {len(self._ended) + 1} of {self.total}: {label(job, self._ledger)}")
+            self.say(f"\njob {job.number}, {len(self._ended) + 1} of {self.total}: {label(job, self._ledger)}")
 
     def end(self, job: Job, state: str, seconds: float | None) -> None:
         """seconds: duration; None: another process ran it."""
@@ -52,10 +52,7 @@ class Screen:
             parts.append(why(job))
         line = f"{len(self._ended)}/{self.total} {'  '.join(p for p in parts if p)}"
         outlook = ", ".join(self._outlook())
-        self._print(line if self._live or not outlook else f"{line}  [{outlook}]")
-
-    def say(self, text: str) -> None:
-        self._print(text)
+        self.say(line if self._live or not outlook else f"{line}  [{outlook}]")
 
     def refresh(self, running: Sequence[Job], elsewhere: Sequence[Job]) -> None:
         """Draw the block again."""
@@ -96,7 +93,7 @@ class Screen:
         if value is not None and (self._best is None or _sign(self._ledger) * (value - self._best[0]) < 0):
             self._best = value, job
 
-    def _print(self, text: str) -> None:
+    def say(self, text: str) -> None:
         self._clear()
         print(text, file=self._stream, flush=True)
 

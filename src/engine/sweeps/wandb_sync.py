@@ -20,6 +20,7 @@ from engine.extras import missing
 from engine.files import read_json, records, write_json
 from engine.project import ROOT
 from engine.runs import (
+    METRICS,
     RESULT,
     STATUS,
     begin_wandb,
@@ -33,7 +34,7 @@ from engine.runs import (
 )
 from engine.sweeps.report.analyse import best_group, config_keys, counts, groups, is_failure
 from engine.sweeps.report.best import override_list
-from engine.sweeps.report.read import METRICS, Study, read_job, read_study
+from engine.sweeps.report.read import Study, read_job, read_study
 
 REPLAYED = "replayed.json"  # in a run's wandb/: status and hash of the metrics that were sent
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from engine.extras import missing
 from engine.files import read_json, replace_text, write_json
-from engine.runs import STATUS, shown
+from engine.runs import METRICS, STATUS, shown
 from engine.sweeps.report.analyse import best_group, groups, other_code
 from engine.sweeps.report.best import save_best
 from engine.sweeps.report.compare import comparisons
 from engine.sweeps.report.importance import importance
-from engine.sweeps.report.read import METRICS, SWEEP, Objective, Study, read_study
+from engine.sweeps.report.read import SWEEP, Objective, Study, read_study
 from engine.sweeps.report.text import OTHER_CODE, groups_csv, jobs_csv, latex, markdown
 
 __all__ = ["Objective", "best_group", "groups", "read", "save_best", "write", "write_study"]

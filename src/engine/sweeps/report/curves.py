@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,15 +32,6 @@ def band(jobs: Sequence[Job], key: str) -> Band | None:
     return Band(
         steps, means, [m - s for m, s in zip(means, stds)], [m + s for m, s in zip(means, stds)], seeds=len(points)
     )
-
-
-def thinned(points: Sequence[tuple[int, float]], limit: int) -> list[tuple[int, float]]:
-    """At most about `limit` of the points, the first and the last among them."""
-    if len(points) <= limit:
-        return list(points)
-    stride = math.ceil(len(points) / limit)
-    kept = list(points[::stride])
-    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
 
 
 def ended_badly(job: Job) -> bool:

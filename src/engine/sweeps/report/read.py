@@ -21,10 +21,9 @@ from engine.config import CONFIG, OVERRIDES, flat, unswept
 from engine.errors import ConfigError
 from engine.files import read_json, records
 from engine.project import ROOT
-from engine.runs import ENVIRONMENT, NOT_COMPUTED, RESULT, STATUS, Code, codes_of, is_claimed
+from engine.runs import ENVIRONMENT, METRICS, NOT_COMPUTED, RESULT, STATUS, Code, codes_of, is_claimed
 
 SWEEP = "sweep.json"
-METRICS = "metrics.jsonl"
 FAILED = ("failed", "killed")
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's loader: 1 ms per config, not 10
 
@@ -33,9 +32,6 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's loader: 1 m
 class Objective:
     key: str
     mode: str  # min or max
-
-    def better(self, a: float, b: float) -> bool:
-        return a < b if self.mode == "min" else a > b
 
     def best(self, values: Sequence[float]) -> float:
         return min(values) if self.mode == "min" else max(values)

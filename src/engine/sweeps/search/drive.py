@@ -23,7 +23,7 @@ from engine.files import write_json
 from engine.locks import Busy, Lock
 from engine.runs import shown
 from engine.sweeps.code import settle_code
-from engine.sweeps.drive import Work, counted, opened, report, run_sweep, say, stop_here
+from engine.sweeps.drive import Work, at_once, counted, opened, report, run_sweep, say, stop_here
 from engine.sweeps.ledger import SWEEP, Job, Ledger, NewJob, Share
 from engine.sweeps.options import SearchConfig
 from engine.sweeps.plan import Combination, Composer, adapt, unlike
@@ -70,8 +70,8 @@ def run_search(
     objectives = objective_values.choose(config.objectives, base)
     methods.check_pruning(objectives, base)
     if sweep_options.preflight:
-        at_once = launcher.at_once(methods.limit) if hasattr(launcher, "at_once") else 1
-        say(f"every choice and both ends of every range, one after the other:\n{preflight(corners, at_once)}")
+        tried = preflight(corners, at_once(launcher, methods.limit))
+        say(f"every choice and both ends of every range, one after the other:\n{tried}")
     with driving(ledger.directory):
         try:
             study = Search(config, space, methods, objectives, f"{base['name']}/{ledger.name}", ledger.directory)
