@@ -9,6 +9,7 @@ end too; the same command later goes on.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -137,7 +138,7 @@ def run_on_ray(work: Work, config: RayConfig) -> signal.Signals | None:
     try:
         if found := re.fullmatch(r"([^/]+):(\d+)", address or ""):  # Ray itself tries for minutes
             socket.create_connection((found[1].strip("[]"), int(found[2])), 10).close()
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:  # OSError: ConnectionError too
         raise ConfigError(
             f"hydra.launcher.address={address}: {first_line(error)} - `ray status` on its head shows the cluster"
