@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, result, start_run
+from torch import nn
 
 from engine.errors import ConfigError
 from lab.models.cifar_fast import CifarFast
+from lab.tasks.whitened import Whitened
 from lab.transforms.alternating_flip import AlternatingFlip
 
 pytestmark = [
@@ -55,6 +57,28 @@ def test_each_image_is_seen_both_ways_in_two_epochs() -> None:
     for epoch in range(1, 5):
         assert torch.equal(flipped(flip, epoch), first ^ bool(epoch % 2))
     assert 100 < int((flipped(other, 0) ^ first).sum()) < 300
+
+
+def test_evaluations_average_over_views() -> None:
+    """Of a model that returns its image: moved by one pixel each way along the diagonal, mirrored or not."""
+    task = Whitened(lambda output, batch: output, {}, "x.h5", "train", "image", 1, [0.5], [0.5], views=6)
+    image = torch.zeros(1, 1, 8, 8)
+    image[..., 3, 2] = 1.0
+    model = nn.Identity()
+    assert torch.equal(task.predict(model, {"x": image}), image)
+    model.eval()
+    seen = task.predict(model, {"x": image})[0, 0]
+    expected = torch.zeros(8, 8)
+    for row, column, share in ((3, 2, 1 / 4), (4, 3, 1 / 8), (2, 1, 1 / 8)):
+        expected[row, column] += share
+        expected[row, 7 - column] += share
+    assert torch.equal(seen, expected)
+    task.views = 2
+    assert torch.equal(task.predict(model, {"x": image}), (image + image.flip(-1)) / 2)
+    task.views = 1
+    assert torch.equal(task.predict(model, {"x": image}), image)
+    with pytest.raises(ConfigError, match=r"task\.views=3: one of 1, 2, 6"):
+        Whitened(lambda output, batch: output, {}, "x.h5", "train", "image", 1, [0.5], [0.5], views=3)
 
 
 @pytest.fixture(scope="module")
