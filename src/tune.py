@@ -22,7 +22,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 import lab  # noqa: F401 - the project that the engine runs
-from engine.config import as_started, plain, resolved, run_hydra
+from engine.config import as_started, plain, remove_if_empty, resolved, run_hydra
 from engine.errors import ConfigError, RunFailed
 
 NAMES = ("micro_batch", "loader", "lr")
@@ -39,12 +39,22 @@ def main() -> int:
             print(f"error: {word}: neither a stage ({', '.join(NAMES)}) nor key=value", file=sys.stderr)
             return 2
 
+    failed: list[Exception] = []
+
     def job(cfg: DictConfig) -> None:
-        with as_started():
-            tune(cfg, stages or list(NAMES))
+        folder = Path(HydraConfig.get().runtime.output_dir)
+        try:
+            with as_started():
+                tune(cfg, stages or list(NAMES), folder)
+        except (ConfigError, RunFailed) as error:  # not through Hydra, which has a line of its own for it
+            failed.append(error)
+        finally:
+            remove_if_empty(folder)
 
     try:
         run_hydra(job)
+        for error in failed:
+            raise error
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -56,14 +66,19 @@ def main() -> int:
     return 0
 
 
-def tune(cfg: DictConfig, stages: list[str]) -> None:
+def tune(cfg: DictConfig, stages: list[str], folder: Path) -> None:
     from engine.files import write_json
     from engine.host import in_a_child
+    from engine.ranks import cluster_role
     from engine.runs import shown
     from lab.groups import check
 
+    if cluster_role() is not None:
+        raise ConfigError(
+            "tune: several processes were started, and it needs one - run it by the plain command, with trainer=ddp "
+            "hardware.num_procs=..., the number of ranks"
+        )
     hydra = HydraConfig.get()
-    folder = Path(hydra.runtime.output_dir)
     final = resolved(cfg, Path(hydra.runtime.cwd))
     check(final)
     overrides = [str(text) for text in plain(hydra.overrides.task, resolve=False)]
@@ -96,7 +111,7 @@ def loader(measured: Any, record: dict[str, Any], folder: Path) -> dict[str, Any
     taken, ways = measured
     kind, workers = best_loader(taken, ways)
     record["loader"] = {"steps": taken, "ways": [[*way, speed] for way, speed in ways.items()]}
-    print(f"the steps take {taken:,.0f} samples/s; each way to read, alone:")
+    print(f"the steps of a process take {taken:,.0f} samples/s; each way to read, alone:")
     for (name, count), speed in ways.items():
         print(f"  data.loader={name:<8} data.num_workers={count:<4} {speed:>12,.0f} samples/s")
     return {"data.loader": kind, "data.num_workers": "auto" if kind == "device" else workers}

@@ -1,7 +1,7 @@
 """Values found by trying: the largest micro-batch, the loader, the learning rate. src/tune.py shows them.
 
-Each works in a process of its own (engine.host.child) on one device, as a sweep's preflight does (lab.trial), and
-changes nothing of the run.
+Each works in a process of its own (engine.host.child) on one device, and changes nothing of the run. The first two have
+one rank's share of the batch and of a sharded model; there is no other rank that could wait.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import nn
 from engine.data import loader_ways
 from engine.errors import ConfigError
 from engine.host import cores_each, in_a_child
+from engine.private import skip_dynamo_import
 from engine.profiling import is_out_of_memory, limit_memory
 from engine.ranks import (
     Hardware,
@@ -31,6 +33,8 @@ from engine.ranks import (
     choose_device,
     count_processes,
     own_device,
+    pretended_group,
+    ranks_here,
     resolve_hardware,
     seed_everything,
 )
@@ -49,7 +53,7 @@ LOADER_S, LOADER_ROUNDS, ENOUGH = 0.5, 3, 1.2
 
 @dataclass
 class Trial:
-    """What a trial needs of a config, on one device. world: one rank of the run's many; one: this process alone."""
+    """What a trial needs of a config, on one device. world: rank 0 of the run's many; one: this process alone."""
 
     config: make.Config
     machine: Hardware
@@ -59,6 +63,7 @@ class Trial:
 
     @staticmethod
     def of(cfg: DictConfig) -> Trial:
+        skip_dynamo_import()  # nothing is compiled here
         config = make.Config.of(cfg)
         machine = resolve_hardware(config.hardware, config.trainer)
         apply_hardware(config.hardware, machine)
@@ -66,15 +71,19 @@ class Trial:
         sets = make.make_datasets(config)
         return Trial(config, machine, World(0, machine.num_procs, 0, device), World(0, 1, 0, device), sets)
 
-    def begin(self, machine: Hardware) -> tuple[TrainState, dict[str, nn.Module]]:
-        """The state and the nets of a new run, whole and in this process alone."""
-        config = replace(self.config, trainer=replace(self.config.trainer, strategy="single"))
+    def group(self) -> AbstractContextManager[None]:
+        return pretended_group(self.world, self.config.trainer.strategy == "fsdp")
+
+    def begin(self, machine: Hardware, world: World) -> tuple[TrainState, dict[str, nn.Module]]:
+        """The state and the nets of a new run: of one of its ranks, within `group()`; whole, where world is `one`."""
+        strategy = self.config.trainer.strategy if world.size > 1 else "single"
+        config = replace(self.config, trainer=replace(self.config.trainer, strategy=strategy))
         config = replace(config, hardware=replace(config.hardware, compile=False))
         seed_everything(config.cfg.seed)
-        model, task = make.make_method(config, machine, begins=True, logger=Logger())
+        model, task, tape = make.make_method_of_rank(config, machine, True, Logger(), world)
         steps = make.count_steps(config.trainer, len(self.sets["train"]))
-        state = make.make_state(config, machine, model, task, steps, self.one)
-        nets = make.make_nets(config, machine, state, self.one)
+        state = make.make_state(config, machine, model, task, steps, world, tape)
+        nets = make.make_nets(config, machine, state, world)
         for net in nets.values():
             net.train()
         return state, nets
@@ -99,8 +108,13 @@ def largest_micro_batch(cfg: DictConfig) -> tuple[int, dict[int, bool]]:
     """Returns (size, {size tried: whether it fits}), of the sizes that a rank's share of a global batch is cut into."""
     check_can_try(cfg)
     trial = Trial.of(cfg)
+    with trial.group():
+        return largest_of(trial)
+
+
+def largest_of(trial: Trial) -> tuple[int, dict[int, bool]]:
     share = sum(trial.machine.micro_batch_sizes)
-    limit_memory(trial.one.device, trial.world.size)
+    limit_memory(trial.one.device, ranks_here(trial.world.size))
     tried: dict[int, bool] = {}
 
     def fits(parts: int) -> bool:
@@ -113,6 +127,11 @@ def largest_micro_batch(cfg: DictConfig) -> tuple[int, dict[int, bool]]:
     while not fits(good):
         if good == share:
             raise ConfigError("one sample at a time finds no memory - a smaller model, or activation checkpointing")
+        if trial.config.trainer.ddp.static_graph:
+            raise ConfigError(
+                f"a rank's whole share, {share} samples, finds no memory, and trainer.ddp.static_graph=true takes no "
+                "smaller micro-batches - leave it out"
+            )
         fail, good = good, min(2 * good, share)
     while good - fail > 1:  # fail parts do not fit, good parts do
         middle = (fail + good) // 2
@@ -121,12 +140,9 @@ def largest_micro_batch(cfg: DictConfig) -> tuple[int, dict[int, bool]]:
 
 
 def check_can_try(cfg: DictConfig) -> None:
-    trainer, machine = typed(TrainerConfig, cfg.trainer, "trainer"), typed(HardwareConfig, cfg.hardware, "hardware")
-    if trainer.strategy == "dp" or (trainer.strategy == "fsdp" and count_processes(machine, trainer) > 1):
-        raise ConfigError(
-            f"it is found with the whole model on one device, but trainer={trainer.strategy} uses more - give a number"
-        )
-    device = choose_device(machine)
+    if cfg.trainer.strategy == "dp":
+        raise ConfigError("it is tried on one GPU, and trainer=dp uses several - use trainer=ddp, or give a number")
+    device = choose_device(typed(HardwareConfig, cfg.hardware, "hardware"))
     if device == "mps" or (device == "cpu" and sys.platform != "linux"):
         raise ConfigError(f"nothing limits the memory of a trial on {device} here - give a number, or null")
 
@@ -157,7 +173,7 @@ def two_steps(trial: Trial, whole: Hardware, machine: Hardware) -> None:
     val = next((data for split, data in trial.sets.items() if split != "train"), None)
     scored = None if val is None else make.make_eval_loader(config, whole, val, trial.world, loader)
     try:
-        state, nets = trial.begin(whole)
+        state, nets = trial.begin(whole, trial.world)
         batches = iter(loader)
         for _ in range(2):
             train_step(nets, state, batches, config.trainer, machine, one)
@@ -181,15 +197,16 @@ def measure_loaders(cfg: DictConfig) -> tuple[float, dict[tuple[str, int], float
     for _ in range(LOADER_ROUNDS):
         for way in ways:
             found[way].append(delivered(trial, *way))
-    state, nets = trial.begin(trial.machine)
     with make.make_train_loader(trial.config, trial.machine, trial.sets["train"], trial.world, 0) as loader:
         batches = list(itertools.islice(loader, len(trial.machine.micro_batch_sizes)))
     again = itertools.cycle(batches)
+    with trial.group():
+        state, nets = trial.begin(trial.machine, trial.world)
 
-    def step() -> None:
-        train_step(nets, state, again, trial.config.trainer, trial.machine, trial.one)
+        def step() -> None:
+            train_step(nets, state, again, trial.config.trainer, trial.machine, trial.one)
 
-    taken = sum(trial.machine.micro_batch_sizes) / step_s(step, trial.one.device)
+        taken = sum(trial.machine.micro_batch_sizes) / step_s(step, trial.one.device)
     return taken, {way: statistics.median(speeds) for way, speeds in found.items()}
 
 
@@ -225,11 +242,25 @@ def lr_range_test(cfg: DictConfig) -> list[tuple[float, float]]:
     diverges (Smith 2017, Cyclical Learning Rates, section 3.3). The global batch is the run's."""
     cfg = cfg.copy()
     num_procs = len_ranks(cfg)
-    if cfg.hardware.micro_batch_size in (None, "auto"):
+    if make.task_class(make.Config.of(cfg)).across_samples:
+        cfg.hardware.micro_batch_size = None  # the samples of all ranks are compared, here on one device
+    elif cfg.hardware.micro_batch_size in (None, "auto"):
         cfg.hardware.micro_batch_size = max(1, cfg.trainer.global_batch_size // num_procs)
     share_evaluation(cfg, 1)  # one process
     trial = Trial.of(cfg)
-    state, nets = trial.begin(trial.machine)
+    try:
+        return rates_and_losses(trial)
+    except Exception as error:
+        if num_procs == 1 or not is_out_of_memory(error):
+            raise
+        raise ConfigError(
+            f"the test has the whole model, and what {num_procs} ranks compute, on one device, which finds no memory - "
+            "a smaller hardware.micro_batch_size, or the test with a smaller model"
+        ) from error
+
+
+def rates_and_losses(trial: Trial) -> list[tuple[float, float]]:
+    state, nets = trial.begin(trial.machine, trial.one)
     state.schedule = ramp(state)
     found: list[tuple[float, float]] = []
     with make.make_train_loader(trial.config, trial.machine, trial.sets["train"], trial.one, 0) as loader:

@@ -9,7 +9,7 @@ from pathlib import Path
 import method
 import pytest
 import torch
-from conftest import last_checkpoint, start_run
+from conftest import compose, last_checkpoint, start_run
 from ranks import on_ranks
 from torch import nn
 from torch.nn import functional as F
@@ -17,7 +17,9 @@ from torch.nn import functional as F
 import engine.ranks.ddp
 import engine.ranks.hardware
 from engine.errors import ConfigError, RunFailed
+from engine.host import in_a_child
 from engine.ranks.distributed import World, gather_rows
+from lab import tune
 from lab.restore import score_checkpoint
 from lab.tasks.contrastive import Contrastive
 
@@ -54,6 +56,16 @@ def test_the_losses_are_those_of_the_formula() -> None:
     torch.testing.assert_close(losses["loss"][:4], wanted)
     torch.testing.assert_close(losses["temperature"], torch.full((5,), 0.2))
     assert torch.equal(losses["top1"][:4], ((logits.argmax(1) == target).float() + (logits.argmax(0) == target)) / 2)
+
+
+def test_the_rates_of_two_ranks_are_tried_with_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "LR_RATES", tune.LR_RATES[::50])
+    of_two, of_one = (
+        in_a_child("lr", tune.lr_range_test, compose(*method.SMALL, *RUN, *ranks))
+        for ranks in (("trainer=ddp", "hardware.num_procs=2"), ())
+    )
+    assert [rate for rate, _ in of_two] == tune.LR_RATES
+    assert of_two == of_one
 
 
 def test_the_temperature_is_learned_and_saved(tmp_path: Path) -> None:

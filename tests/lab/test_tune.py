@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import QUICK, ROOT, assert_equal, compose, last_checkpoint, limit, result, start_run
-from omegaconf import OmegaConf
+from conftest import QUICK, ROOT, compose, limit, metrics, result, slow, start_run
+from omegaconf import DictConfig, OmegaConf
 
 from engine.errors import ConfigError
 from engine.host import in_a_child
 from engine.profiling import memory
-from engine.ranks import distributed
+from engine.ranks import distributed, local_parts
 from engine.ranks.hardware import Hardware
 from engine.ranks.threads import Threads
 from lab import tune
@@ -26,6 +26,13 @@ TUNE = [sys.executable, str(ROOT / "src/tune.py")]
 MB = 1_000_000
 # activations outweigh all else: a step of 720 samples has three arrays of 58 MB at once
 WIDE = ("model.hidden=[20000,8]", "data.splits.test=null", "trainer.global_batch_size=720", "trainer.max_steps=2")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def loaded() -> None:
+    """What a trial imports counts as its memory: imported here, each test finds the same, alone and after others."""
+    import torch.distributed.fsdp
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401 - the first backward does
 
 
 @pytest.fixture
@@ -67,23 +74,33 @@ def test_no_memory_for_a_single_sample_is_one_line(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_auto_is_found_once_and_computes_what_its_number_does(tmp_path: Path, free: None) -> None:
-    auto = start_run(tmp_path / "auto", *QUICK, *WIDE, "hardware.micro_batch_size=auto")
+@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
+def test_auto_is_found_once_and_computes_what_its_number_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    ranks = 1 if strategy == "single" else 2
+    monkeypatch.setattr(memory, "free_memory", lambda device: ranks * 120 * MB)
+    given = (*QUICK, *WIDE, f"trainer={strategy}", f"trainer.global_batch_size={ranks * 720}")
+    given += (f"hardware.num_procs={ranks}",)
+    auto = start_run(tmp_path / "auto", *given, "hardware.micro_batch_size=auto")
     found = OmegaConf.load(auto / "config.yaml").hardware.micro_batch_size
     assert isinstance(found, int)
     assert 1 <= found < 720
     assert "hardware.micro_batch_size=auto" in OmegaConf.load(auto / "overrides.yaml")
-    given = start_run(tmp_path / "given", *QUICK, *WIDE, f"hardware.micro_batch_size={found}")
-    assert_equal(last_checkpoint(auto), last_checkpoint(given))
+    by_hand = start_run(tmp_path / "given", *given, f"hardware.micro_batch_size={found}")
+    assert metrics(auto) == metrics(by_hand)
 
 
 @pytest.mark.slow
-def test_a_resume_does_not_look_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["single", "fsdp"])
+def test_a_resume_does_not_look_again(tmp_path: Path, strategy: str) -> None:
     run = tmp_path / "run"
     given = [*QUICK, "trainer.max_steps=2", "hardware.micro_batch_size=auto", f"hydra.run.dir={run}"]
+    given += [f"trainer={strategy}"]
     command = [sys.executable, str(ROOT / "src/train.py"), *given]
     first = subprocess.run(command, capture_output=True, text=True, timeout=limit(60))
-    assert "hardware.micro_batch_size=auto: 64 samples fit, a whole share" in first.stderr
+    share = 64 if strategy == "single" else 32
+    assert f"hardware.micro_batch_size=auto: {share} samples fit, a whole share" in first.stderr
     again = [*command, "resume=auto", "trainer.max_steps=4"]
     second = subprocess.run(again, capture_output=True, text=True, timeout=limit(60))
     assert second.returncode == 0, second.stderr
@@ -91,14 +108,64 @@ def test_a_resume_does_not_look_again(tmp_path: Path) -> None:
     assert result(run)["step"] == 4
 
 
-def test_what_one_device_cannot_try_is_refused() -> None:
-    with pytest.raises(ConfigError, match="trainer=fsdp uses more - give a number"):
-        tried("trainer=fsdp", "hardware.num_procs=2", "trainer.max_steps=2")
+def parameters_of_a_rank(cfg: DictConfig) -> tuple[int, list[str]]:
+    trial = tune.Trial.of(cfg)
+    with trial.group():
+        state, nets = trial.begin(trial.machine, trial.world)
+        held = sum(part.numel() for part in local_parts(state.model.parameters()))
+        return held, [type(net).__name__ for net in nets.values()]
+
+
+def test_a_trial_is_a_rank_of_the_run() -> None:
+    given = (*QUICK, "hardware.num_procs=2", "trainer.max_steps=2")
+    whole, nets = in_a_child("trial", parameters_of_a_rank, compose(*given, "trainer=ddp"))
+    assert nets == ["DistributedDataParallel"]  # its buckets stay between the steps
+    assert in_a_child("trial", parameters_of_a_rank, compose(*given, "trainer=fsdp")) == (whole / 2, ["Objective"])
+
+
+@pytest.mark.slow
+def test_a_sharded_model_fits_where_a_whole_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1780 * MB)  # of two ranks
+    large = "model.hidden=[3000,3000,3000,3000,3000,3000,3000,3000]"  # 1 GB, of which three quarters are Adam's
+    two = ("hardware.num_procs=2", "trainer.global_batch_size=4", "trainer.max_steps=2", "data.splits.test=null")
+    assert tried("trainer=fsdp", large, *two)[0] == 2
+    with pytest.raises(ConfigError, match="one sample at a time finds no memory"):
+        tried("trainer=ddp", large, *two)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", slow("fsdp")])
+def test_two_ranks_find_what_fits_into_half_of_the_memory(monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: 250 * MB)
+    size, sizes = tried(*WIDE, "trainer.global_batch_size=1440", f"trainer={strategy}", "hardware.num_procs=2")
+    assert max(sizes) == 720  # a rank's share
+    bad = [n for n, fits in sizes.items() if not fits]
+    assert bad
+    assert size == max(n for n, fits in sizes.items() if fits) < min(bad)
+
+
+def test_the_fullest_of_the_ranks_gpus_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    free, shares = [60, 45, 9], []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device.index], 100))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: shares.append(share))
+    for ranks in (1, 2, 3):
+        memory.limit_memory(torch.device("cuda", 0), ranks)
+    assert shares == pytest.approx([memory.USED * each / 100 for each in free])
+
+
+def test_what_one_gpu_cannot_try_is_refused() -> None:
+    with pytest.raises(ConfigError, match="trainer=dp uses several - use trainer=ddp, or give a number"):
+        tune.check_can_try(compose(*QUICK, "trainer=dp", checked=False))
+
+
+def test_a_static_graph_has_no_smaller_micro_batches(free: None) -> None:
+    with pytest.raises(ConfigError, match=r"trainer.ddp.static_graph=true takes no smaller micro-batches"):
+        tried(*WIDE, "trainer=ddp", "trainer.ddp.static_graph=true", "hardware.num_procs=2")
 
 
 def test_the_ramp_goes_through_all_rates_and_keeps_the_factors() -> None:
     trial = tune.Trial.of(compose(*QUICK, "trainer.max_steps=2", "+optim.lr_factors={bias: 10}"))
-    state, _ = trial.begin(trial.machine)
+    state, _ = trial.begin(trial.machine, trial.one)
     state.schedule = tune.ramp(state)
     seen = []
     for _ in tune.LR_RATES:
@@ -132,6 +199,37 @@ def test_a_stage_that_is_none_is_one_line() -> None:
     done = subprocess.run([*TUNE, "lrs", *QUICK], capture_output=True, text=True, timeout=limit(20))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: lrs: neither a stage (micro_batch, loader, lr) nor key=value\n"
+
+
+def test_a_stage_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    given = [*QUICK, "trainer.max_steps=2", "hardware.channels_last=true", f"hydra.run.dir={tmp_path}/tune"]
+    done = subprocess.run([*TUNE, "lr", *given], capture_output=True, text=True, timeout=limit(30))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: tune lr: hardware.channels_last=true: MLP has no weights")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "tune").exists()
+
+
+def test_ranks_of_torchrun_do_not_tune(tmp_path: Path) -> None:
+    rank = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
+            "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "one"}  # fmt: skip
+    done = subprocess.run(
+        [*TUNE, *QUICK, f"hydra.run.dir={tmp_path}/tune"], env=os.environ | rank, capture_output=True, text=True,
+        timeout=limit(30),
+    )  # fmt: skip
+    assert done.stderr.startswith("error: tune: several processes were started, and it needs one - run it by the plain")
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+
+
+def test_the_rates_of_many_ranks_need_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(trial: tune.Trial) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(tune, "rates_and_losses", full)
+    with pytest.raises(ConfigError, match="what 2 ranks compute, on one device, which finds no memory - a smaller"):
+        in_a_child(
+            "lr", tune.lr_range_test, compose(*QUICK, "trainer.max_steps=2", "trainer=fsdp", "hardware.num_procs=2")
+        )
 
 
 @pytest.mark.slow

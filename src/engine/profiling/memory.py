@@ -30,15 +30,17 @@ USED = 0.9  # share of the free memory that a trial may take: fragments, other d
 def limit_memory(device: torch.device, processes: int) -> None:
     """Let allocations of this process fail beyond its part of what is free now, as they would where none is left.
 
-    processes: that share the host's memory with this one; each GPU has one."""
-    free = free_memory(device)
+    processes: of the run on this machine. They share the host's memory, or have the first so many GPUs, one each: the
+    fullest of these decides."""
     if device.type == "cuda":
+        used = range(min(processes, torch.cuda.device_count()))
+        free = min(free_memory(torch.device("cuda", index)) for index in used)
         whole = torch.cuda.mem_get_info(device)[1]
         torch.cuda.set_per_process_memory_fraction(min(1.0, USED * free / whole), device)
         return
     import resource
 
-    limit = data_bytes() + int(USED * free / processes)
+    limit = data_bytes() + int(USED * free_memory(device) / processes)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 

@@ -170,17 +170,46 @@ def process_group(device_type: str, timeout_s: float) -> Iterator[World]:
     if size > local_ranks():
         choose_interface(os.environ["MASTER_ADDR"])
     allow_connections(size)
-    # gloo beside nccl: host tensors (random states, flags) are exchanged without touching the GPU
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    group_store = dist.PrefixStore("group", store())
-    dist.init_process_group(
-        backend, store=group_store, rank=own_rank(), world_size=size, timeout=timedelta(seconds=timeout_s)
-    )
+    group_store, timeout = dist.PrefixStore("group", store()), timedelta(seconds=timeout_s)
+    dist.init_process_group(backend(device.type), store=group_store, rank=own_rank(), world_size=size, timeout=timeout)
     yield world
     # not in a finally: after an exception other ranks may be stuck, and NCCL would wait for them
     meet(world)  # rank 0 has more to do at the end, and the launcher would take a rank that leaves first for lost
     _groups.clear()
     dist.destroy_process_group()
+
+
+def backend(device_type: str) -> str:
+    """gloo beside nccl: host tensors (random states, flags) are exchanged without touching the GPU."""
+    return "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+
+
+@contextmanager
+def pretended_group(world: World, sharded: bool) -> Iterator[None]:
+    """In this block one process has the memory of a rank of `world`, and there is no other rank to wait for.
+
+    sharded: FSDP cuts weights over world.size ranks, though the others are not there: collectives return without
+    sending, and what is computed means nothing. Otherwise DDP has its buckets, in a group of this process alone."""
+    if world.size == 1:
+        yield
+        return
+    import torch.distributed as dist
+
+    if sharded:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
+    else:
+        dist.init_process_group(backend(world.device.type), store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def ranks_here(num_procs: int) -> int:
+    """How many of the run's `num_procs` ranks share this machine."""
+    return num_procs // num_hosts() if started_ranks() is None else local_ranks()
 
 
 def choose_interface(address: str) -> None:
