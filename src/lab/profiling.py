@@ -130,10 +130,11 @@ class Traced:
 
 
 def work_of(
-    options: ProfilerConfig, machine: Hardware, num_devices: int, model: nn.Module, task: Task, dataset: Any,
+    options: ProfilerConfig, machine: Hardware, model: nn.Module, task: Task, dataset: Any,
     first: Callable[[], Batch], logger: Logger,
 ) -> Work:  # fmt: skip
-    """How much work a sample of `dataset` is. model: not wrapped, not sharded. first: the next training batch."""
+    """How much work a sample of `dataset` is; all ranks call this. model: not wrapped, not sharded. first: the next
+    training batch."""
     tokens = getattr(dataset, "tokens_per_sample", None)
     wanted = machine.device == "cuda" or options.kind != "none" if options.flop == "auto" else options.flop
     if not wanted:
@@ -151,7 +152,7 @@ def work_of(
     peak = options.peak_tflops or peak_tflops(name, machine.precision)
     if peak is None and machine.device == "cuda":
         logger.say(f"perf/mfu is left out: give profiler.peak_tflops, the peak of {name} in {machine.precision}")
-    return Work(tokens, flop, peak and peak * 1e12 * num_devices)
+    return Work(tokens, flop, peak and peak * 1e12 * machine.num_procs * machine.devices)
 
 
 def flop_per_sample(model: nn.Module, task: Task, batch: Batch) -> float:

@@ -19,7 +19,6 @@ from engine.errors import ConfigError
 from engine.files import write_json
 from engine.host import gpu_facts, machine_facts, machine_line
 from engine.private import skip_dynamo_import
-from engine.profiling import Work
 from engine.ranks import (
     SLOW_TIMEOUTS,
     USER_TIMEOUTS,
@@ -179,9 +178,8 @@ def train(
             f"{payload['step']:,} already - give more"
         )
     model, task, tape = make_method_of_rank(config, machine, payload is None, logger, world)
-    work = Work()
-    if world.is_main:
-        work = work_of(config.profiler, machine, world.size, model, task, sets["train"], train_loader.first, logger)
+    # on all ranks: losses may talk to the others
+    work = work_of(config.profiler, machine, model, task, sets["train"], train_loader.first, logger)
     machine = with_threads(
         machine, Objective(model, task, next(iter(task.trained(model)))), train_loader, world, run_dir
     )

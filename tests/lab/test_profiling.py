@@ -6,6 +6,7 @@ import inspect
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from conftest import (
     compose,
     last_checkpoint,
     metrics,
+    slow,
     start_run,
     without_code_generator,
 )
@@ -33,6 +35,7 @@ from lab import loop, profiling
 from lab.callbacks.base import Callback
 from lab.make import Config, make_model, make_task
 from lab.profiling import flop_per_sample, work_of
+from lab.tasks.supervised import Supervised
 
 SHORT = (*QUICK, "trainer.max_steps=24", "trainer.eval_every=12", "trainer.log_every=4", "trainer.save_every=12")
 
@@ -234,6 +237,10 @@ def test_the_flop_of_a_gpt_are_6_a_parameter_and_token_and_those_of_attention() 
     matrices = layers * 12 * width**2 + next(p for n, p in model.named_parameters() if p.dim() == 2).numel()
     expected = length * (6 * matrices + 12 * layers * length * width)
     assert flop_per_sample(model, task, batch) == pytest.approx(expected, rel=0.05)
+    if hasattr(torch.nn.functional, "linear_cross_entropy"):  # torch 2.13
+        before = flop_per_sample(model, task, batch)
+        model.chunked_logits = True
+        assert flop_per_sample(model, task, batch) == before
 
 
 def test_counting_touches_neither_the_model_nor_random_numbers() -> None:
@@ -247,7 +254,7 @@ def test_counting_touches_neither_the_model_nor_random_numbers() -> None:
         torch.rand(1)  # as a transform would
         return {"x": torch.zeros(8, 1, 8, 8), "y": torch.zeros(8, dtype=torch.long)}
 
-    work = work_of(config.profiler, machine(), 1, model, task, object(), first, Logger())
+    work = work_of(config.profiler, machine(), model, task, object(), first, Logger())
     assert work.flop
     assert_equal(dict(model.state_dict()), before)
     assert all(p.grad is None for p in model.parameters())
@@ -266,6 +273,67 @@ def test_speeds_are_logged(tmp_path: Path) -> None:
     plain = start_run(tmp_path / "plain", *SHORT)
     assert not logged(plain, "perf/tflop_per_s")  # a CPU's are counted where they are asked for
     assert metrics(plain) == metrics(run)
+
+
+def losses_that_talk(self: Any, model: nn.Module, batch: Any) -> Any:
+    """As a task's own, which first ask all ranks for something, on the host."""
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(torch.ones(1, device="cpu"))
+    return own_losses(self, model, batch)
+
+
+own_losses = Supervised.losses
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("trainer=ddp",),
+        slow(("trainer=fsdp", "hardware.micro_batch_size=5")),
+        slow(("trainer=ddp", "hardware.micro_batch_size=5")),
+    ],
+)
+def test_two_ranks_count_the_flop_of_a_sample_as_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(Supervised, "losses", losses_that_talk)
+    more = ("profiler.flop=true", "profiler.peak_tflops=2", "trainer.eval_every=null")
+    one = start_run(tmp_path / "one", *SHORT, *more)
+    two = start_run(tmp_path / "two", *SHORT, *more, *given, "hardware.num_procs=2")
+    flop, peaks = [], []
+    for run in (one, two):
+        speeds = zip(*(logged(run, f"perf/{name}") for name in ("samples_per_s", "tflop_per_s", "mfu")), strict=True)
+        for samples, tflop, mfu in speeds:
+            flop.append(tflop / samples)
+            peaks.append(tflop / mfu)
+    assert flop == pytest.approx([flop[0]] * 12)
+    assert peaks == pytest.approx([2.0] * 6 + [4.0] * 6)
+
+
+def test_the_peak_of_dp_is_that_of_all_its_gpus() -> None:
+    config, model, task = parts("profiler.flop=true", "profiler.peak_tflops=2")
+    batch = {"x": torch.zeros(8, 1, 8, 8), "y": torch.zeros(8, dtype=torch.long)}
+    three = replace(machine(), devices=3)
+    assert work_of(config.profiler, three, model, task, object(), lambda: batch, Logger()).peak_flop_per_s == 6e12
+
+
+def test_a_loss_with_autocast_of_its_own_is_counted() -> None:
+    _, model, task = parts()
+    batch = {"x": torch.zeros(8, 1, 8, 8), "y": torch.zeros(8, dtype=torch.long)}
+    plain = flop_per_sample(model, task, batch)
+
+    class Precise(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast(x.device.type, enabled=False):
+                return self.inner(x)
+
+    before = torch.autocast
+    assert flop_per_sample(Precise(), task, batch) == plain
+    assert torch.autocast is before
 
 
 @NEEDS_GPT
@@ -299,7 +367,7 @@ def test_flop_that_cannot_be_counted_are_left_out_with_a_line() -> None:
             return x * x.sum().item()
 
     batch = {"x": torch.zeros(8, 1, 8, 8), "y": torch.zeros(8, dtype=torch.long)}
-    work = work_of(config.profiler, machine(), 1, Asks(), task, object(), lambda: batch, Told())
+    work = work_of(config.profiler, machine(), Asks(), task, object(), lambda: batch, Told())
     assert work.flop is None
     assert said[0].startswith("perf/tflop_per_s is left out")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -66,6 +67,15 @@ def test_the_rates_of_two_ranks_are_tried_with_the_whole_batch(monkeypatch: pyte
     )
     assert [rate for rate, _ in of_two] == tune.LR_RATES
     assert of_two == of_one
+
+
+def test_the_flop_of_a_sample_are_those_of_the_whole_batch(tmp_path: Path) -> None:
+    counted = []
+    for ranks in (("trainer=ddp", "hardware.num_procs=2"), ()):
+        folder = start_run(tmp_path / str(len(ranks)), *method.SMALL, *RUN, *ranks, "profiler.flop=true")
+        line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+        counted.append(line["perf/tflop_per_s"] / line["perf/samples_per_s"])
+    assert counted == pytest.approx([counted[0]] * 2)
 
 
 def test_the_temperature_is_learned_and_saved(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,10 +71,26 @@ def count_flop(modules: list[nn.Module], batch: dict[str, Any], losses: list[Cal
 
     own = on_meta(modules)
     given = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in batch.items()}
-    with FlopCounterMode(display=False) as counter, torch.device("meta"), torch.enable_grad():
+    with FlopCounterMode(display=False) as counter, torch.device("meta"), torch.enable_grad(), autocast_on_meta():
         for loss in losses:
             loss(own, given).backward()
     return float(counter.get_total_flops())
+
+
+@contextmanager
+def autocast_on_meta() -> Iterator[None]:
+    """In this block torch.autocast(x.device.type, enabled=False), as losses have it, may name meta."""
+    module: Any = torch
+    real = module.autocast
+
+    def autocast(device_type: str, *args: Any, **more: Any) -> Any:
+        return nullcontext() if device_type == "meta" else real(device_type, *args, **more)
+
+    module.autocast = autocast
+    try:
+        yield
+    finally:
+        module.autocast = real
 
 
 def on_meta(modules: list[nn.Module]) -> list[nn.Module]:

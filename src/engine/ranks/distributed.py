@@ -288,6 +288,8 @@ def gather_rows(own: Tensor) -> tuple[Tensor, int]:
     if not (dist.is_available() and dist.is_initialized()):
         return own, 0
     count, rank = len(own), dist.get_rank()
+    if own.is_meta:  # while FLOP are counted: shapes alone
+        return own.repeat(dist.get_world_size(), *[1] * (own.dim() - 1)), rank * count
     most = torch.tensor([count, -count])
     dist.all_reduce(most, op=dist.ReduceOp.MAX)  # on the host, which does not wait for a GPU
     if (counts := to_host(most)) != [count, -count]:

@@ -23,7 +23,7 @@ from engine.ranks.threads import Threads, decide_threads
 @dataclass(frozen=True)
 class Hardware:
     """The group hardware with every `auto` resolved. micro_batch_sizes: samples of each micro-batch of one optimizer
-    step on one rank."""
+    step on one rank. devices: of this process; more than one with trainer=dp."""
 
     device: str
     num_procs: int
@@ -33,6 +33,7 @@ class Hardware:
     eval_batch_size: int
     compile: str | None = None  # torch.compile's mode
     binding: str = ""  # the cores that this process is bound to, for the log
+    devices: int = 1
 
 
 def resolve_hardware(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
@@ -62,7 +63,7 @@ def resolve_hardware(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
     threads = decide_threads(hardware.num_threads, device, hardware.deterministic, local_ranks())
     eval_batch_size = hardware.eval_batch_size or -(-micro[0] // devices)
     mode = "default" if hardware.compile is True else hardware.compile or None
-    return Hardware(device, num_procs, precision, threads, micro, eval_batch_size, mode, binding)
+    return Hardware(device, num_procs, precision, threads, micro, eval_batch_size, mode, binding, devices)
 
 
 def choose_device(hardware: HardwareConfig) -> str:

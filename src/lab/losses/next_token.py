@@ -46,7 +46,8 @@ def token_losses(output: Tensor | Unprojected, target: Tensor) -> Tensor:
     """output: as above. target: (B * T,) -> (B * T,) losses in float32; 0 where the target is -100."""
     if isinstance(output, Unprojected):
         hidden, weight, bias = output
-        if hasattr(F, "linear_cross_entropy"):  # torch 2.13
+        # torch 2.13 has it; on meta FLOP are counted, and torch's counter sees only two of its three products
+        if hasattr(F, "linear_cross_entropy") and not hidden.is_meta:
             kind = hidden.device.type
             # the operation does not know autocast; a CPU multiplies bf16 matrices in it ten times slower than fp32 ones
             half = kind == "cuda" and torch.is_autocast_enabled(kind)
