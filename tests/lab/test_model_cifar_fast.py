@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -142,3 +143,24 @@ def test_another_model_is_refused(tmp_path: Path, images: str) -> None:
             "+data.transforms.normalize.std=[0.5]", "+data.transforms.normalize.field=x",
             "+data.transforms.normalize._target_=lab.transforms.fields.Normalize",
         )  # fmt: skip
+
+
+def test_channels_last(tmp_path: Path) -> None:
+    """Its kernels are matrices, but for the first layer's, a buffer; images go through all layers in that order."""
+    seen = []
+
+    def note(module: nn.Module, inputs: Any) -> None:
+        if isinstance(module, nn.BatchNorm2d) and inputs[0].shape[-1] > 1:
+            seen.append(inputs[0].is_contiguous(memory_format=torch.channels_last))
+
+    data = ("data=synthetic", "data.shape=[3,8,8]", "data.size=200")
+    handle = nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        start_run(
+            tmp_path, *QUICK[:3], *data, "model=cifar_fast", "model.widths=[4,4,4]", "hardware.channels_last=true",
+            "trainer.max_steps=2", "trainer.max_epochs=null",
+        )  # fmt: skip
+    finally:
+        handle.remove()
+    assert seen
+    assert all(seen)
