@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +21,10 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(ROOT / "src"))
-from engine.ranks import HardwareConfig  # noqa: E402
 
 OURS, PEERS = HERE / "gpu_ours.py", HERE / "gpu_peers.py"
+
+RUN_S = 240  # longest that a run may take
 
 Value = float | str | None
 
@@ -45,7 +49,8 @@ class Figure:
 
 @dataclass
 class Setting:
-    """device: cuda or cpu. small: everything tiny, to see that it works. work: runs and data lie there."""
+    """device: cuda or cpu. small: everything tiny, to see that it works. work: runs and data lie there. out: gpu.json
+    and gpu.md are written there with each figure, so that none is lost where the command is killed; None: nowhere."""
 
     device: str
     small: bool
@@ -53,12 +58,18 @@ class Setting:
     rounds: int = 3
     stage: str = ""
     figures: list[Figure] = field(default_factory=list)
+    out: Path | None = None
+    machine: dict[str, Any] = field(default_factory=dict)
 
     def add(self, name: str, value: Value, unit: str = "", target: tuple[str, float] | None = None) -> None:
         figure = Figure(self.stage, name, value, unit, target)
         self.figures.append(figure)
         verdict = {None: "", True: "  ok", False: "  MISSED"}[figure.met]
         print(f"  {name}: {shown(value)} {unit}{verdict}", flush=True)
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+            (self.out / "gpu.json").write_text(as_json(self, self.machine))
+            (self.out / "gpu.md").write_text(as_table(self.figures))
 
     @property
     def cuda(self) -> bool:
@@ -100,19 +111,43 @@ def command(setting: Setting, folder: Path, *overrides: str) -> list[str]:
     return [sys.executable, str(OURS), *own, *threads, *overrides]
 
 
-def ours(setting: Setting, name: str, *overrides: str, fault: str = "", wanted: int | None = 0) -> Ran:
-    """Our run from start to end. wanted: its exit status, else this command ends; None: any."""
+def finished(command: list[str], environment: Mapping[str, str], limit_s: float = RUN_S) -> tuple[int, str, str]:
+    """Returns (status, stdout, stderr) of a command. It is a session of its own, which ends whole where the command
+    takes too long or this process is interrupted: nothing that it has started stays on the GPU."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=err, cwd=ROOT, start_new_session=True)
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            err.seek(0)
+            text = f"{' '.join(command[1:])}\n{err.read()[-4000:]}"
+            raise SystemExit(f"not ended after {limit_s:.0f} s: {text}") from None
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        out.seek(0), err.seek(0)
+        return status, out.read(), err.read()
+
+
+def ours(
+    setting: Setting, name: str, *overrides: str, fault: str = "", wanted: int | None = 0, keep: bool = False
+) -> Ran:
+    """Our run from start to end. wanted: its exit status, else this command ends; None: any. keep: its checkpoints,
+    gigabytes in some stages."""
     folder = setting.work / f"{setting.stage}-{name}-{time.time_ns() % 10**9}"
     figures = folder.with_suffix(".json")
     environment = {**environment_of(setting), "FIGURES": str(figures), "FAULT": fault}
     began = time.perf_counter()
-    done = subprocess.run(command(setting, folder, *overrides), env=environment, capture_output=True, text=True)
+    status, _, stderr = finished(command(setting, folder, *overrides), environment)
     seconds = time.perf_counter() - began
-    if wanted is not None and done.returncode != wanted:
-        raise SystemExit(f"{name}: status {done.returncode}, not {wanted}\n{done.stderr[-6000:]}")
+    if wanted is not None and status != wanted:
+        raise SystemExit(f"{name}: status {status}, not {wanted}\n{stderr[-6000:]}")
+    if not keep:
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     lines = folder / "metrics.jsonl"
     return Ran(
-        done.returncode, done.stderr, folder, seconds,
+        status, stderr, folder, seconds,
         [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else [],
         read(folder / "profile.json"), read(figures),
     )  # fmt: skip
@@ -131,21 +166,14 @@ def bare(setting: Setting, kind: str, **given: Any) -> dict[str, Any]:
     """A peer's loop, in a process of its own."""
     given = {"device": setting.device, **given}
     command = [sys.executable, str(PEERS), kind, json.dumps(given)]
-    done = subprocess.run(command, env=environment_of(setting), capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{kind} {given}: {done.stderr[-6000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def has(key: str) -> bool:
-    """Whether this version has hardware.<key>."""
-    return key in {one.name for one in fields(HardwareConfig)}
+    status, stdout, stderr = finished(command, environment_of(setting))
+    if status:
+        raise SystemExit(f"{kind} {given}: {stderr[-6000:]}")
+    return json.loads(stdout.splitlines()[-1])
 
 
 def compiled(mode: str) -> str:
-    """The override that compiles; versions without modes know true alone."""
-    modes = "str" in str(HardwareConfig.__annotations__["compile"])
-    return f"hardware.compile={mode if modes else 'true'}"
+    return f"hardware.compile={mode}"
 
 
 def cifar_file(setting: Setting) -> Path:

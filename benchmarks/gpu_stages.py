@@ -3,34 +3,55 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import statistics
-import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
-from gpu_common import ROOT, Ran, Setting, bare, cifar_file, compiled, has, ours, token_file
+from gpu_common import ROOT, Ran, Setting, bare, cifar_file, compiled, finished, ours, token_file
 
 QUIET = ("trainer.max_epochs=null", "trainer.eval_every=null", "trainer.save_every=null", "trainer.max_eval_batches=1")
+TESTS_S = 480.0
+TRAIN_ALONE = ("data.splits.val=null", "data.splits.test=null")  # evaluations would be compiled too, for a minute
 EAGER, COMPILED = "eager", "compiled, channels_last"
+
+
+FILL = "test_full_memory or test_the_largest_micro_batch"  # tests that want the whole memory of the GPU
+SIDE_BY_SIDE = "6"  # others at once, where pytest-xdist is there
+WORDS = "(PASSED|FAILED|SKIPPED|ERROR)"
+OUTCOME = rf"(?m)^(?:\[gw\d+\] \[ *\d+%\] {WORDS} tests/|tests/\S+::.*? {WORDS}\b)"
 
 
 def tests(setting: Setting) -> None:
     """Every test marked gpu."""
-    report = setting.work / "tests.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--timeout=240", f"--junitxml={report}", "tests"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
-    count = {key: sum(int(suite.get(key, 0)) for suite in suites) for key in ("tests", "failures", "errors", "skipped")}
-    failed = count["failures"] + count["errors"]
-    if failed:
-        print(done.stdout[-8000:], flush=True)
-    setting.add("passed", count["tests"] - failed - count["skipped"])
-    setting.add("skipped", count["skipped"])
-    setting.add("failed", failed, target=("<=", 0))
+    files = [str(file) for file in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in file.read_text()]
+    several = ["-n", SIDE_BY_SIDE] if find_spec("xdist") else []
+    log, status = setting.work / "tests.log", 0
+    try:
+        for more in ([*several, "-k", f"not ({FILL})"], ["-k", FILL]):
+            pytest = [sys.executable, "-m", "pytest", "-vv", "--tb=short", "-m", "gpu", "--timeout=240", *more, *files]
+            status, _, _ = finished(["sh", "-c", 'exec "$@" >>"$0" 2>&1', str(log), *pytest], os.environ, TESTS_S)
+    finally:  # of a stage that is cut short, too
+        text = log.read_text() if log.exists() else ""
+        count = outcomes(text)
+        failed = count["FAILED"] + count["ERROR"]
+        if failed or not count:
+            print(text[-8000:], flush=True)
+        setting.add("passed", count["PASSED"])
+        setting.add("skipped", count["SKIPPED"])
+        setting.add("failed", failed, target=("<=", 0))
+    if status not in (0, 1):  # 1: some have failed
+        raise SystemExit(f"pytest: status {status}")
+
+
+def outcomes(log: str) -> Counter[str]:
+    """{outcome: number of tests}, by the lines of pytest -vv, with xdist or without."""
+    return Counter(one or other for one, other in re.findall(OUTCOME, log))
 
 
 # ---- CIFAR
@@ -44,42 +65,49 @@ def cifar_ours(setting: Setting, name: str, steps: int, *more: str) -> Ran:
     return ours(setting, name, "experiment=cifar10", precision, *given, *size, *more)
 
 
-def cifar_ways(setting: Setting) -> dict[str, tuple[list[str], dict[str, Any]]]:
+def cifar_ways() -> dict[str, tuple[list[str], dict[str, Any]]]:
     """{name: (our overrides, the peer's settings)}."""
-    plain = {"compile": None, "channels_last": False}
-    ways: dict[str, tuple[list[str], dict[str, Any]]] = {EAGER: ([], plain)}
-    last = has("channels_last")
-    more = [compiled("default"), *(["hardware.channels_last=true"] if last else [])]
-    name = COMPILED if last else "compiled"
-    ways[name] = (more, {"compile": "default", "channels_last": last})
-    return ways
+    more = [compiled("default"), "hardware.channels_last=true", *TRAIN_ALONE]
+    return {
+        EAGER: ([], {"compile": None, "channels_last": False}),
+        COMPILED: (more, {"compile": "default", "channels_last": True}),
+    }
 
 
 def cifar(setting: Setting) -> None:
-    """Images/s of a ResNet, eager and compiled, beside a bare loop; how busy the GPU is."""
-    steps, every = setting.pick(500, 6), setting.pick(50, 2)
+    """Images/s of a ResNet beside a bare loop; how busy the GPU is."""
+    cifar_way(setting, EAGER, target=30_000)
+
+
+def cifar_compiled(setting: Setting) -> None:
+    """The same, compiled, and with images in channels_last."""
+    cifar_way(setting, COMPILED, target=80_000)
+
+
+def cifar_way(setting: Setting, name: str, target: float) -> None:
+    steps, every = setting.pick(300, 6), setting.pick(50, 2)
     batch, width = setting.pick(512, 32), setting.pick(64, 8)
-    for name, (overrides, peer) in cifar_ways(setting).items():
-        own, hand = [], []
-        for _ in range(setting.rounds):
-            own.append(cifar_ours(setting, "cifar", steps, *overrides, "data.loader=device").speed())
-            given = {"path": str(cifar_file(setting)), "batch": batch, "width": width, "log_every": every}
-            precision = "bf16" if setting.cuda else "fp32"
-            found = bare(setting, "cifar", steps=steps, precision=precision, **given, **peer)
-            hand.append(batch / statistics.median(found["step_s"]))
-        target = 30_000 if name == EAGER else 80_000
-        setting.add(f"CIFAR ResNet, {name}", statistics.median(own), "images/s", (">=", target))
-        setting.add(f"bare loop, {name}", statistics.median(hand), "images/s")
-        ratio = statistics.median(b / a for a, b in zip(own, hand))
-        setting.add(f"time of ours / bare, {name}", ratio, "", ("<=", 1.02))
-        if setting.small and name != EAGER:  # nothing is compiled then: all that follows was just tried
-            continue
-        simple = cifar_ours(setting, "profile", steps, *overrides, "data.loader=device", "profiler=simple")
-        setting.add(f"bound by, {name}", simple.profile["bound_by"])
-        setting.add(f"model FLOP/s, {name}", simple.speed("perf/tflop_per_s"), "TFLOP/s")
-        traced = trace_of(setting, *overrides)
-        setting.add(f"GPU busy in a trace, {name}", 100 * busy_share(traced) if setting.cuda else None, "%", (">=", 97))
-        setting.add(f"launches a step, {name}", launches(traced, setting.cuda))
+    overrides, peer = cifar_ways()[name]
+    own, hand = [], []
+    for _ in range(setting.rounds):
+        own.append(cifar_ours(setting, "cifar", steps, *overrides, "data.loader=device").speed())
+        given = {"path": str(cifar_file(setting)), "batch": batch, "width": width, "log_every": every}
+        precision = "bf16" if setting.cuda else "fp32"
+        found = bare(setting, "cifar", steps=steps, precision=precision, **given, **peer)
+        hand.append(batch / statistics.median(found["step_s"]))
+    setting.add(f"CIFAR ResNet, {name}", statistics.median(own), "images/s", (">=", target))
+    setting.add(f"bare loop, {name}", statistics.median(hand), "images/s")
+    ratio = statistics.median(b / a for a, b in zip(own, hand))
+    setting.add(f"time of ours / bare, {name}", ratio, "", ("<=", 1.02))
+    if setting.small and name != EAGER:  # nothing is compiled then: all that follows was just tried
+        return
+    simple = cifar_ours(setting, "profile", steps, *overrides, "data.loader=device", "profiler=simple")
+    setting.add(f"bound by, {name}", simple.profile["bound_by"])
+    setting.add(f"model FLOP/s, {name}", simple.speed("perf/tflop_per_s"), "TFLOP/s")
+    traced = trace_of(setting, *overrides)
+    busy = busy_share(traced) if setting.cuda else None
+    setting.add(f"GPU busy in a trace, {name}", busy and 100 * busy, "%", (">=", 97))
+    setting.add(f"launches a step, {name}", launches(traced, setting.cuda))
 
 
 def trace_of(setting: Setting, *overrides: str) -> list[dict[str, Any]]:
@@ -91,10 +119,13 @@ def trace_of(setting: Setting, *overrides: str) -> list[dict[str, Any]]:
     return [event for event in events if event.get("ph") == "X"]
 
 
-def busy_share(events: Sequence[dict[str, Any]]) -> float:
-    """Share of the time from the first kernel to the last in which a kernel or a copy ran. A trace slows the host."""
+def busy_share(events: Sequence[dict[str, Any]]) -> float | None:
+    """Share of the time from the first kernel to the last in which a kernel or a copy ran; None: the trace has none, as
+    where CUPTI may not be used. A trace slows the host."""
     kinds = ("kernel", "gpu_memcpy", "gpu_memset")
     spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in kinds)
+    if not spans:
+        return None
     busy, end = 0.0, spans[0][0]
     for begin, until in spans:
         busy += max(0.0, until - max(begin, end))
@@ -132,7 +163,7 @@ def gpt_size(setting: Setting) -> dict[str, int]:
     return setting.pick(full, small)
 
 
-def gpt_ours(setting: Setting, steps: int, vocabulary: int, precision: str, *more: str) -> Ran:
+def gpt_ours(setting: Setting, steps: int, vocabulary: int, precision: str, *more: str, keep: bool = False) -> Ran:
     size = gpt_size(setting)
     given = [
         "data=tokens", f"data.path={token_file(setting, vocabulary)}", f"data.window={size['window']}", "model=gpt",
@@ -141,37 +172,45 @@ def gpt_ours(setting: Setting, steps: int, vocabulary: int, precision: str, *mor
         f"hardware.micro_batch_size={size['micro_batch']}", f"trainer.log_every={setting.pick(5, 2)}",
         f"hardware.precision={precision}",
     ]  # fmt: skip
-    return ours(setting, "gpt", *QUIET, *given, *more)
+    return ours(setting, "gpt", *QUIET, *given, *more, keep=keep)
 
 
 def gpt2(setting: Setting) -> None:
-    """Tokens/s of GPT-2 124M beside nanoGPT's loop with the same settings, eager and compiled; peak memory."""
-    steps, vocabulary = setting.pick(40, 6), setting.pick(50_304, 64)
+    """Tokens/s of GPT-2 124M beside nanoGPT's loop with the same settings; peak memory."""
+    gpt_way(setting, "eager", None, target=150_000)
+
+
+def gpt2_compiled(setting: Setting) -> None:
+    """The same, compiled."""
+    gpt_way(setting, "compiled", "default", target=300_000)
+
+
+def gpt_way(setting: Setting, name: str, mode: str | None, target: float) -> None:
+    steps, vocabulary = setting.pick(25, 6), setting.pick(50_304, 64)
     precision = "bf16" if setting.cuda else "fp32"
     size, path = gpt_size(setting), str(token_file(setting, vocabulary))
-    for name, mode in (("eager", None), ("compiled", "default")):
-        own, hand = [], []
-        for _ in range(max(1, setting.rounds - 1)):
-            ran = gpt_ours(setting, steps, vocabulary, precision, *([compiled(mode)] if mode else []))
-            own.append(ran.speed("perf/tokens_per_s"))
-            given = {"path": path, "vocabulary": vocabulary, "compile": mode, "precision": precision, **size}
-            peer = bare(setting, "gpt", steps=steps, log_every=setting.pick(5, 2), **given)
-            hand.append(size["batch"] * size["window"] / statistics.median(peer["step_s"]))
-        target = (">=", 300_000.0) if mode else (">=", 150_000.0)
-        setting.add(f"GPT-2 124M, {name}", statistics.median(own), "tokens/s", target)
-        setting.add(f"nanoGPT's loop, {name}", statistics.median(hand), "tokens/s")
-        setting.add(f"ours / nanoGPT, {name}", statistics.median(a / b for a, b in zip(own, hand)), "", (">=", 1.0))
-        if setting.cuda:
-            setting.add(f"model FLOP/s, {name}", ran.speed("perf/tflop_per_s"), "TFLOP/s")
-            setting.add(f"peak memory, {name}", ran.peak["allocated"] / 1e9, "GB")
-            setting.add(f"peak memory of nanoGPT's loop, {name}", peer["allocated"] / 1e9, "GB")
+    more = [compiled(mode), *TRAIN_ALONE] if mode else []
+    own, hand = [], []
+    for _ in range(max(1, setting.rounds - 1)):
+        ran = gpt_ours(setting, steps, vocabulary, precision, *more)
+        own.append(ran.speed("perf/tokens_per_s"))
+        given = {"path": path, "vocabulary": vocabulary, "compile": mode, "precision": precision, **size}
+        peer = bare(setting, "gpt", steps=steps, log_every=setting.pick(5, 2), **given)
+        hand.append(size["batch"] * size["window"] / statistics.median(peer["step_s"]))
+    setting.add(f"GPT-2 124M, {name}", statistics.median(own), "tokens/s", (">=", target))
+    setting.add(f"nanoGPT's loop, {name}", statistics.median(hand), "tokens/s")
+    setting.add(f"ours / nanoGPT, {name}", statistics.median(a / b for a, b in zip(own, hand)), "", (">=", 1.0))
+    if setting.cuda:
+        setting.add(f"model FLOP/s, {name}", ran.speed("perf/tflop_per_s"), "TFLOP/s")
+        setting.add(f"peak memory, {name}", ran.peak["allocated"] / 1e9, "GB")
+        setting.add(f"peak memory of nanoGPT's loop, {name}", peer["allocated"] / 1e9, "GB")
 
 
 def vocabulary(setting: Setting) -> None:
     """A vocabulary of 50,257 (odd rows) beside one of 50,304."""
     speeds = {}
     for tokens in setting.pick((50_257, 50_304), (61, 64)):
-        ran = gpt_ours(setting, setting.pick(30, 6), tokens, "bf16" if setting.cuda else "fp32")
+        ran = gpt_ours(setting, setting.pick(20, 6), tokens, "bf16" if setting.cuda else "fp32")
         speeds[tokens] = ran.speed("perf/tokens_per_s")
         setting.add(f"GPT-2, vocabulary of {tokens:,}", speeds[tokens], "tokens/s")
     odd, even = speeds.values()
@@ -180,7 +219,7 @@ def vocabulary(setting: Setting) -> None:
 
 def precision(setting: Setting) -> None:
     """bf16 beside fp32: memory and speed of GPT-2."""
-    steps, tokens = setting.pick(20, 6), setting.pick(50_304, 64)
+    steps, tokens = setting.pick(15, 6), setting.pick(50_304, 64)
     found = {kind: gpt_ours(setting, steps, tokens, kind) for kind in ("fp32", "bf16")}
     for kind, ran in found.items():
         setting.add(f"GPT-2, {kind}", ran.speed("perf/tokens_per_s"), "tokens/s")
@@ -197,7 +236,7 @@ def checkpoints(setting: Setting) -> None:
     """How long a checkpoint of GPT-2 with AdamW's state (1.5 GB) blocks the loop, beside torch.save; a resume."""
     steps, tokens = setting.pick(40, 6), setting.pick(50_304, 64)
     more = ("profiler=simple", "profiler.wait=2", f"trainer.save_every={setting.pick(10, 2)}", "trainer.log_every=10")
-    ran = gpt_ours(setting, steps, tokens, "bf16" if setting.cuda else "fp32", *more)
+    ran = gpt_ours(setting, steps, tokens, "bf16" if setting.cuda else "fp32", *more, keep=True)
     held = next(line for line in ran.stderr.splitlines() if " parameters; " in line)
     count = re.search(r"([\d,]+) parameters", held)
     assert count is not None

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NEEDS_GPT, ROOT, limit, needs
+from conftest import NEEDS_GPT, ROOT, limit, needs, wait_for
 
 sys.path.append(str(ROOT / "benchmarks"))
 import bench
-from gpu_common import Figure, as_table
-from gpu_stages import busy_share, launches
+from gpu_common import Figure, Setting, as_table, finished, processes_of
+from gpu_stages import busy_share, launches, outcomes
 
 EXPECTED = {
     "cifar": {"CIFAR ResNet, eager", "time of ours / bare, eager", "launches a step, eager"},
-    "gpt2": {"GPT-2 124M, compiled", "ours / nanoGPT, compiled"},
+    "cifar_compiled": {"CIFAR ResNet, compiled, channels_last"},
+    "gpt2": {"GPT-2 124M, eager", "ours / nanoGPT, eager"},
+    "gpt2_compiled": {"GPT-2 124M, compiled", "ours / nanoGPT, compiled"},
     "vocabulary": {"padded / odd"},
     "loaders": {"threads / device", "workers / device"},
     "precision": {"speed of bf16 / fp32", "memory of bf16 / fp32"},
@@ -51,7 +53,8 @@ def test_a_stage_works(tmp_path: Path, stage: str) -> None:
     ("body", "options", "says"),
     [
         ("raise RuntimeError('no such kernel')", [], "no such kernel"),
-        ("gpu.subprocess.run(['sleep', '1000'])", ["--limit", "1"], "cut short by --limit"),
+        ("pass", ["--minutes", "0.01"], "not begun: --minutes are over"),
+        ("gpu.subprocess.run(['sleep', '1000'])", ["--limit", "1"], "cut short by --limit or --minutes"),
     ],
 )
 def test_a_stage_that_fails_or_does_not_end_is_named(tmp_path: Path, body: str, options: list[str], says: str) -> None:
@@ -67,7 +70,29 @@ def test_a_stage_that_fails_or_does_not_end_is_named(tmp_path: Path, body: str, 
     done = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 1
     figures = json.loads((tmp_path / "gpu.json").read_text())["figures"]
-    assert [(f["name"], f["value"]) for f in figures] == [("before", 1.0), ("failed", says)]
+    begun = not says.startswith("not begun")
+    assert [(f["name"], f["value"]) for f in figures] == [("before", 1.0)] * begun + [("failed", says)]
+
+
+def test_figures_are_written_as_they_come_and_a_command_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    setting = Setting("cpu", True, tmp_path, out=tmp_path / "out")
+    setting.add("first", 1.0)
+    assert "first" in (tmp_path / "out/gpu.md").read_text()
+    mark = f"sleep 1234.{os.getpid()}"
+    with pytest.raises(SystemExit, match="not ended after 0 s"):
+        finished(["sh", "-c", f"{mark} & {mark}"], os.environ, 0.3)
+    wait_for(lambda: not processes_of(Path(mark.split()[1])))
+    assert finished(["sh", "-c", "echo a; echo b >&2; exit 3"], os.environ) == (3, "a\n", "b\n")
+
+
+def test_tests_are_counted_with_xdist_and_without() -> None:
+    log = (
+        "tests/lab/test_gpu.py::test_a[fp32, x] PASSED                  [ 10%]\n"
+        "tests/lab/test_gpu.py::test_b SKIPPED (needs 2 CUDA devices)   [ 20%]\n"
+        "[gw0] [ 30%] FAILED tests/lab/test_gpu.py::test_c \n[gw12] [100%] PASSED tests/lab/test_gpu.py::test_d \n"
+        "tests/lab/test_gpu.py::test_e \nFAILED tests/lab/test_gpu.py::test_c - AssertionError\n"
+    )
+    assert outcomes(log) == {"PASSED": 2, "SKIPPED": 1, "FAILED": 1}
 
 
 def event(ts: float, dur: float, cat: str = "kernel", name: str = "k") -> dict[str, Any]:
@@ -76,6 +101,7 @@ def event(ts: float, dur: float, cat: str = "kernel", name: str = "k") -> dict[s
 
 def test_a_gpu_is_busy_while_any_kernel_or_copy_runs() -> None:
     events = [event(0, 10), event(5, 10), event(20, 5, "gpu_memcpy"), event(0, 100, "cpu_op"), event(30, 10)]
+    assert busy_share([event(0, 10, "cpu_op")]) is None
     assert busy_share(events) == pytest.approx((15 + 5 + 10) / 40)
     steps = [event(0, 50, "user_annotation", f"ProfilerStep#{i}") for i in (3, 4)]
     assert launches([*events, *steps], cuda=True) == 1.5
