@@ -65,7 +65,7 @@ def profiling(
         profiler: Simple | Traced = (
             Simple(options, Timeline(device), run, compiles, train.why)
             if simple
-            else Traced(Trace(options, device, folder, run.world.rank), run.logger)
+            else Traced(Trace(options, device, folder, run.world.rank), run)
         )
         places: list[tuple[Any, str, str]] = [(loop, name, part) for name, part in PARTS.items()]
         places.append((torch.Tensor, "backward", "backward"))
@@ -99,7 +99,8 @@ class Simple:
         figures, run = self.spans.collect(), self.run
         if not (run.world.is_main and figures.steps):
             return
-        kind, sentence = bound(figures, run.machine.device, run.machine.precision, self.compiles, self.loader)
+        sharded = run.trainer.strategy == "fsdp"
+        kind, sentence = bound(figures, run.machine, self.compiles, self.loader, sharded)
         if figures.steps < FEW:
             sentence = f"{sentence} (of {figures.steps} steps: too few to go by)"
         write_json(run.directory / PROFILE, as_dict(figures, kind, sentence))
@@ -110,15 +111,16 @@ class Simple:
 class Traced:
     """A callback: torch.profiler's trace of some steps."""
 
-    def __init__(self, spans: Trace, logger: Logger) -> None:
-        self.spans, self.logger, self.stopped = spans, logger, False
+    def __init__(self, spans: Trace, run: Run) -> None:
+        self.spans, self.logger, self.ranks, self.stopped = spans, run.logger, run.world.size, False
         self.spans.start()
 
     def on_step(self, state: Any) -> None:
         if not self.stopped:
             self.spans.step()
             if self.spans.written:
-                self.logger.say(f"trace: {shown(self.spans.trace_file)}, kernels: {shown(self.spans.kernels_file)}")
+                files = f"trace: {shown(self.spans.trace_file)}, kernels: {shown(self.spans.kernels_file)}"
+                self.logger.say(files + (f"; each of the {self.ranks} ranks writes its own" * (self.ranks > 1)))
                 self.end()
 
     def end(self) -> None:

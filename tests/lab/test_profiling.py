@@ -141,11 +141,14 @@ def test_a_run_too_short_for_a_trace_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_are_profiled_too(tmp_path: Path) -> None:
-    two = ("trainer=ddp", "hardware.num_procs=2")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_ranks_are_profiled_too(tmp_path: Path, strategy: str) -> None:
+    two = (f"trainer={strategy}", "hardware.num_procs=2")
     run = start_run(tmp_path / "run", *SHORT, *two, "profiler=simple")
     assert "19 steps from step 6 on, of rank 0:" in (run / "train.log").read_text()
-    start_run(tmp_path / "traced", *SHORT, *two, "profiler=torch")
+    assert profile(run)["seconds"]["forward"] > 0
+    traced = start_run(tmp_path / "traced", *SHORT, *two, "profiler=torch")
+    assert "kernels_rank0.txt; each of the 2 ranks writes its own\n" in (traced / "train.log").read_text()
     assert {p.name for p in (tmp_path / "traced/profile").glob("trace*")} == {f"trace_rank{r}.json" for r in (0, 1)}
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from engine.data import remedy
+from engine.host import cores_each
 from engine.profiling.timeline import Figures
+from engine.ranks import Hardware, local_ranks
 
 PARTS = ("data wait", "copy", "transform", "forward", "backward", "clip", "optimizer", "log", "evaluation", "save")
 DATA_SHARE, COPY_SHARE, SMALL_SHARE, IDLE_SHARE = 0.1, 0.1, 0.25, 0.5
@@ -31,8 +33,8 @@ def table(figures: Figures) -> str:
     )
 
 
-def bound(figures: Figures, device: str, precision: str, compiles: bool, loader: str) -> tuple[str, str]:
-    """Returns (what bounds the run, the sentence). loader: Loader.why."""
+def bound(figures: Figures, machine: Hardware, compiles: bool, loader: str, sharded: bool = False) -> tuple[str, str]:
+    """Returns (what bounds the run, the sentence). loader: Loader.why. sharded: the model is, over the ranks."""
     share = figures.share
     if share("data wait") > DATA_SHARE:
         return "data", f"{share('data wait'):.0%} of the time was spent waiting for data ({loader}): {remedy(loader)}"
@@ -50,7 +52,7 @@ def bound(figures: Figures, device: str, precision: str, compiles: bool, loader:
     for part, what in aside.items():
         if share(part) > SMALL_SHARE:
             return part, f"{share(part):.0%} of the time went into {part}: {what}"
-    if device == "cuda" and figures.steps and figures.idle / figures.steps > IDLE_SHARE:
+    if machine.device == "cuda" and figures.steps and figures.idle / figures.steps > IDLE_SHARE:
         more = "raise hardware.micro_batch_size" if compiles else "hardware.compile=default, or larger micro-batches"
         return "host", (
             f"the GPU had run out of work at {figures.idle / figures.steps:.0%} of the steps: Python launches kernels "
@@ -61,17 +63,26 @@ def bound(figures: Figures, device: str, precision: str, compiles: bool, loader:
             f"{share('optimizer', 'clip'):.0%} of the time went into the update of the weights: a larger "
             "trainer.global_batch_size does it less often"
         )
-    both = share("forward", "backward")
-    return "model", f"the model bounds the run, forward and backward {both:.0%}: {faster(device, precision, compiles)}"
+    parts = f"forward and backward {share('forward', 'backward'):.0%}"
+    if machine.num_procs > 1:
+        waits = "gathers weights and averages gradients" if sharded else "averages gradients"
+        parts += f", in which a rank {waits} and waits for the others"
+    return "model", f"the model bounds the run, {parts}: {faster(machine, compiles)}"
 
 
-def faster(device: str, precision: str, compiles: bool) -> str:
+def faster(machine: Hardware, compiles: bool) -> str:
     ways = []
-    if device == "cuda" and precision in ("fp32", "tf32"):
+    if machine.device == "cuda" and machine.precision in ("fp32", "tf32"):
         ways.append("hardware.precision=bf16")
     if not compiles:
         ways.append("hardware.compile=default")
-    ways.append("more ranks (trainer=ddp)" if device == "cuda" else "a GPU, or more hardware.num_threads")
+    if machine.device == "cuda":
+        ways.append("more ranks" + (" (trainer=ddp)" if machine.num_procs == 1 else ""))
+    else:
+        ways.append("a GPU")
+    threads = machine.threads
+    if machine.device == "cpu" and threads.count < cores_each(local_ranks()) and not threads.why.startswith("measured"):
+        ways.append("more hardware.num_threads")
     return ", ".join(ways)
 
 

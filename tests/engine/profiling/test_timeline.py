@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from engine.profiling import report
 from engine.profiling import timeline as module
 from engine.profiling.report import PARTS, bound, table
 from engine.profiling.timeline import Figures, Timeline
 from engine.profiling.work import peak_tflops
+from engine.ranks.hardware import Hardware
+from engine.ranks.threads import Threads
 
 
 class Device:
@@ -78,17 +81,24 @@ def test_a_busy_device_has_not_waited_for_data_that_the_host_has_waited_for(devi
     assert figures.idle <= 1
 
 
+ONE = Threads(1, 1, "hardware.num_threads")
+
+
+def machine(device: str = "cuda", threads: Threads = ONE, ranks: int = 1) -> Hardware:
+    return Hardware(device, ranks, "bf16", threads, [8], 8)
+
+
 def test_an_idle_device_has_waited_for_data(device: Device) -> None:
     figures = run(device, data_s=1.0, copy_s=0.0, forward_s=0.25)
     assert figures.share("data wait") == pytest.approx(0.75, abs=0.05)
-    assert bound(figures, "cuda", "bf16", True, "threads: 2")[0] == "data"
+    assert bound(figures, machine(), True, "threads: 2")[0] == "data"
 
 
 def test_a_copy_that_the_device_waits_for_is_told_from_data_that_are_late(device: Device) -> None:
     figures = run(device, data_s=0.0, copy_s=0.5, forward_s=1.0)
     assert figures.seconds["copy"] == pytest.approx(5.0, abs=0.1)
     assert figures.seconds.get("data wait", 0.0) == pytest.approx(0.0, abs=0.1)
-    assert bound(figures, "cuda", "bf16", True, "threads: 2")[0] == "copy"
+    assert bound(figures, machine(), True, "threads: 2")[0] == "copy"
 
 
 def test_a_busy_device_waits_for_the_copy_alone_however_late_the_data_were(device: Device) -> None:
@@ -100,8 +110,8 @@ def test_a_busy_device_waits_for_the_copy_alone_however_late_the_data_were(devic
 def test_a_host_that_launches_too_slowly_is_found(device: Device) -> None:
     figures = run(device, data_s=0.0, copy_s=0.0, forward_s=0.001)
     assert figures.idle == figures.steps - 1
-    assert bound(figures, "cuda", "bf16", False, "")[0] == "host"
-    assert "hardware.compile=default" in bound(figures, "cuda", "bf16", False, "")[1]
+    assert bound(figures, machine(), False, "")[0] == "host"
+    assert "hardware.compile=default" in bound(figures, machine(), False, "")[1]
 
 
 def test_parts_add_up_and_inner_spans_are_not_counted_twice(device: Device) -> None:
@@ -128,9 +138,25 @@ def test_marks_that_the_device_has_not_passed_are_kept_for_later(device: Device)
 
 @pytest.mark.parametrize("part", ["evaluation", "save", "log", "transform", "optimizer"])
 def test_what_takes_too_long_is_named_with_its_key(part: str) -> None:
-    kind, sentence = bound(Figures(10, 0, {"forward": 1.0, "backward": 1.0, part: 1.5}), "cpu", "fp32", False, "")
+    kind, sentence = bound(Figures(10, 0, {"forward": 1.0, "backward": 1.0, part: 1.5}), machine("cpu"), False, "")
     assert kind == part
     assert "trainer." in sentence or "data." in sentence
+
+
+def test_the_remedies_are_those_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "cores_each", lambda ranks: 4)
+    figures = Figures(10, 0, {"forward": 1.0, "backward": 1.0})
+
+    def sentence(one: Hardware, sharded: bool = False) -> str:
+        return bound(figures, one, True, "", sharded)[1].removeprefix("the model bounds the run, ")
+
+    assert sentence(machine()) == "forward and backward 100%: more ranks (trainer=ddp)"
+    waits = "averages gradients and waits for the others: more ranks"
+    assert sentence(machine(ranks=8)) == f"forward and backward 100%, in which a rank {waits}"
+    assert "gathers weights and averages gradients" in sentence(machine(ranks=8), sharded=True)
+    assert sentence(machine("cpu")) == "forward and backward 100%: a GPU, more hardware.num_threads"
+    for count, why in ((4, "hardware.num_threads"), (1, "measured: 1 is 2.0x faster than 2")):
+        assert sentence(machine("cpu", Threads(count, count, why))) == "forward and backward 100%: a GPU"
 
 
 def test_the_table_has_every_part() -> None:
