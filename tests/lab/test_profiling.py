@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import lab.run
 from engine.errors import RunFailed
-from engine.profiling import trace
+from engine.profiling import memory, trace
 from engine.ranks.hardware import Hardware
 from engine.ranks.threads import Threads
 from engine.runs.logger import Logger
@@ -196,6 +196,12 @@ def test_full_memory_names_the_key(tmp_path: Path, use: Callable[..., None], tra
     status = json.loads((tmp_path / "run/status.json").read_text())
     assert status["error"].startswith("OutOfMemory: out of memory")
     assert "torch.empty(2**50)" in status["traceback"]
+
+
+def test_replicas_are_advised_of_a_micro_batch_on_one_gpu() -> None:
+    four = replace(machine(), micro_batch_sizes=[128], devices=4)  # trainer=dp: 32 samples on each
+    assert memory.advice(four, False).startswith("a micro-batch has 32 samples - hardware.micro_batch_size=16 computes")
+    assert "auto finds" not in memory.advice(four, False)
 
 
 def test_other_errors_are_left_as_they_are(tmp_path: Path, use: Callable[..., None]) -> None:

@@ -87,11 +87,12 @@ def advice(machine: Hardware, evaluating: bool) -> str:
     if evaluating and machine.eval_batch_size > 1:
         size = machine.eval_batch_size
         return f"evaluation has {size} samples at once - hardware.eval_batch_size={max(1, size // 2)}"
-    size = max(machine.micro_batch_sizes)
+    size = -(-max(machine.micro_batch_sizes) // machine.devices)
     if size > 1:
+        auto = " (auto finds the largest)" if machine.devices == 1 else ""  # refused with trainer=dp
         return (
             f"a micro-batch has {size} samples - hardware.micro_batch_size={size // 2} computes the same step in "
-            "smaller parts (auto finds the largest), hardware.activation_checkpointing=auto keeps less of each"
+            f"smaller parts{auto}, hardware.activation_checkpointing=auto keeps less of each"
         )
     return (
         "hardware.micro_batch_size is 1 already - hardware.activation_checkpointing=auto, trainer=fsdp on more ranks, "
