@@ -174,15 +174,24 @@ def two_steps(trial: Trial, whole: Hardware, machine: Hardware) -> None:
     scored = None if val is None else make.make_eval_loader(config, whole, val, trial.world, loader)
     try:
         state, nets = trial.begin(whole, trial.world)
-        batches = iter(loader)
+        trainer, batches = without_skipping(state, config.trainer), iter(loader)
         for _ in range(2):
-            train_step(nets, state, batches, config.trainer, machine, one)
+            train_step(nets, state, batches, trainer, machine, one)
         if scored is not None:
             evaluate(state.model, state.task, itertools.islice(scored, 1), one, machine, scored.lengths)
     finally:
         for each in (loader, scored):
             if each is not None:
                 each.close()
+
+
+def without_skipping(state: TrainState, trainer: TrainerConfig) -> TrainerConfig:
+    """Have each step of a trial move the weights; returns the options to call train_step with.
+
+    A step that is left out, as gradients are not finite, allocates no state of the optimizer. In a trial each may be:
+    fp16's first steps overflow, and the other ranks' shards of a model are whatever the memory held."""
+    state.scaler, state.schedule = None, getattr(state.schedule, "schedule", state.schedule)
+    return replace(trainer, non_finite="stop")
 
 
 # ---- data.loader, data.num_workers
@@ -202,9 +211,10 @@ def measure_loaders(cfg: DictConfig) -> tuple[float, dict[tuple[str, int], float
     again = itertools.cycle(batches)
     with trial.group():
         state, nets = trial.begin(trial.machine, trial.world)
+        trainer = without_skipping(state, trial.config.trainer)
 
         def step() -> None:
-            train_step(nets, state, again, trial.config.trainer, trial.machine, trial.one)
+            train_step(nets, state, again, trainer, trial.machine, trial.one)
 
         taken = sum(trial.machine.micro_batch_sizes) / step_s(step, trial.one.device)
     return taken, {way: statistics.median(speeds) for way, speeds in found.items()}

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +16,15 @@ from conftest import QUICK, ROOT, compose, limit, metrics, result, slow, start_r
 from omegaconf import DictConfig, OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 
+import lab.loop
 from engine.errors import ConfigError
 from engine.host import in_a_child
 from engine.profiling import memory
-from engine.ranks import distributed, local_parts
+from engine.ranks import World, distributed, local_parts
 from engine.ranks.hardware import Hardware
 from engine.ranks.threads import Threads
 from lab import tune
+from lab.state import TrainState
 
 TUNE = [sys.executable, str(ROOT / "src/tune.py")]
 MB = 1_000_000
@@ -123,6 +126,24 @@ def test_a_trial_is_a_rank_of_the_run() -> None:
     whole, wrapped = in_a_child("trial", parameters_of_a_rank, compose(*given, "trainer=ddp"))
     assert wrapped  # its buckets stay between the steps
     assert in_a_child("trial", parameters_of_a_rank, compose(*given, "trainer=fsdp")) == (whole / 2, False)
+
+
+@pytest.mark.parametrize("option", ["hardware.precision=fp16", "trainer.non_finite=skip"])
+@pytest.mark.parametrize("kernel", ["foreach", "fused"])
+def test_a_trial_leaves_no_step_out(monkeypatch: pytest.MonkeyPatch, option: str, kernel: str) -> None:
+    """One that is left out allocates no state of the optimizer, and what fits would be too much."""
+    seen: list[TrainState] = []
+    begin = tune.Trial.begin
+
+    def noted(self: tune.Trial, machine: Hardware, world: World) -> Any:
+        seen.append((found := begin(self, machine, world))[0])
+        return found
+
+    monkeypatch.setattr(tune.Trial, "begin", noted)
+    monkeypatch.setattr(lab.loop, "global_norm", lambda gradients: torch.tensor(math.inf))
+    trial = tune.Trial.of(compose(*QUICK, "trainer.max_steps=4", option, f"+optim.{kernel}=true"))
+    assert tune.step_fits(trial, 64, 2)
+    assert [state["step"] for state in seen[0].optimizer.state.values()] == [2, 2, 2, 2]
 
 
 @pytest.mark.slow
