@@ -168,7 +168,7 @@ def test_two_ranks_find_what_fits_into_half_of_the_memory(monkeypatch: pytest.Mo
 
 def test_the_fullest_of_the_ranks_gpus_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     free, shares = [60, 45, 9], []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(memory, "count_gpus", lambda: 3)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device.index], 100))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: shares.append(share))
     for ranks in (1, 2, 3):

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from engine.errors import OutOfMemory, first_line
+from engine.host import count_gpus
 from engine.ranks import Hardware
 
 # no classes of their own: messages where the CPU's allocator gets nothing, of MPS, cuDNN and cuBLAS
@@ -33,7 +34,7 @@ def limit_memory(device: torch.device, processes: int) -> None:
     processes: of the run on this machine. They share the host's memory, or have the first so many GPUs, one each: the
     fullest of these decides."""
     if device.type == "cuda":
-        used = range(min(processes, torch.cuda.device_count()))
+        used = range(min(processes, count_gpus()))
         free = min(free_memory(torch.device("cuda", index)) for index in used)
         whole = torch.cuda.mem_get_info(device)[1]
         torch.cuda.set_per_process_memory_fraction(min(1.0, USED * free / whole), device)
