@@ -308,7 +308,9 @@ def describe(
     kind = class_name(model) if is_sharded(model) else type(model).__name__
     logger.say(f"{kind}, {parameters:,} parameters; samples: {sizes}")
     count = f"threads: {machine.threads.count}" + f" ({machine.threads.why})" * bool(machine.threads.why)
-    logger.say(f"{machine.device}, {machine.precision}, {count}; {batches}; {run.total_steps:,} steps")
+    whose = "rank 0 " * (run.world.size > 1)
+    place = f"{machine.device}, {whose}on {machine.binding}" if machine.binding else machine.device
+    logger.say(f"{place}, {machine.precision}, {count}; {batches}; {run.total_steps:,} steps")
     if is_sharded(model):
         logger.say(describe_shards(model))
     for line in [f"loader {loader.why}", *getattr(sets["train"], "describe", list)()]:

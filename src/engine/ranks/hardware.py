@@ -32,7 +32,7 @@ class Hardware:
     micro_batch_sizes: list[int]
     eval_batch_size: int
     compile: str | None = None  # torch.compile's mode
-    binding: str = ""  # the cores that this process is bound to, for the log
+    binding: str = ""  # the NUMA node that this process is bound to, for the log; empty: it is not
     devices: int = 1
 
 

@@ -10,6 +10,7 @@ import resource
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 import engine.ranks.launch
+import lab.run
 from engine.config.schema import typed
 from engine.data.loading.choose import _free_bytes
 from engine.errors import ConfigError
@@ -138,6 +140,18 @@ def test_a_run_on_the_cpu_leaves_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)  # a notebook that has used a GPU goes on doing so
     hardware.resolve_hardware(*options)
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("binding", "place"), [("", "cpu, fp32, "), ("NUMA node 1 (8 cores)", "cpu, on NUMA node 1 (8 cores), fp32, ")]
+)
+def test_the_first_screen_says_which_cores_a_rank_is_bound_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binding: str, place: str
+) -> None:
+    resolve = hardware.resolve_hardware
+    monkeypatch.setattr(lab.run, "resolve_hardware", lambda *options: replace(resolve(*options), binding=binding))
+    run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=1")
+    assert f" INFO {place}threads: " in (run / "train.log").read_text()
 
 
 def test_a_thousand_ranks_have_files_and_connect_when_needed(monkeypatch: pytest.MonkeyPatch) -> None:
