@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, result, start_run
+import yaml
+from conftest import QUICK, ROOT, assert_equal, last_checkpoint, metrics, needs, result, start_run
 from torch import nn
 
 from engine.errors import ConfigError
@@ -74,6 +76,8 @@ def test_evaluations_average_over_views() -> None:
         expected[row, column] += share
         expected[row, 7 - column] += share
     assert torch.equal(seen, expected)
+    default = inspect.signature(Whitened).parameters["views"].default  # runs that were saved without it have this
+    assert default == yaml.safe_load((ROOT / "conf/task/whitened.yaml").read_text())["views"]
     task.views = 2
     assert torch.equal(task.predict(model, {"x": image}), (image + image.flip(-1)) / 2)
     task.views = 1
@@ -116,6 +120,15 @@ def test_the_first_layer_is_not_trained(tmp_path: Path, images: str) -> None:
     assert first["whiten_weight"].abs().sum() > 0
     assert_equal(first["whiten_weight"], second["whiten_weight"])
     assert first["whiten_bias"].any()  # its bias is
+
+
+def test_kernels_keep_their_norm(tmp_path: Path, images: str) -> None:
+    """That of Muon's updates, the root of the number of rows, after each step."""
+    held = last_checkpoint(start_run(tmp_path, *overrides(images), "trainer.max_steps=2"))["model"]
+    kernels = [value for name, value in held.items() if name.startswith("groups.") and value.ndim == 2]
+    assert [len(kernel) for kernel in kernels] == [8] * 6
+    for kernel in kernels:
+        assert kernel.norm().item() == pytest.approx(8**0.5, rel=1e-5)
 
 
 @pytest.mark.slow

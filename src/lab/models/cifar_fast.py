@@ -28,8 +28,13 @@ class MatrixConv(nn.Module):
         kernels = torch.empty(self.shape)
         nn.init.kaiming_uniform_(kernels, a=5**0.5)
         nn.init.dirac_(kernels[:channels_in])  # the first outputs begin as the inputs
-        kernels *= channels_out**0.5 / kernels.norm()  # the norm of Muon's updates
         self.weight = nn.Parameter(kernels.flatten(1))
+        self.normalize()
+
+    @torch.no_grad()
+    def normalize(self) -> None:
+        """Give the weights the norm of Muon's updates, so that a learning rate is a share of them."""
+        self.weight.mul_(len(self.weight) ** 0.5 / self.weight.norm())
 
     def forward(self, x: Tensor) -> Tensor:
         return F.conv2d(x, self.weight.view(self.shape), padding=1)
@@ -88,6 +93,11 @@ class CifarFast(nn.Module):
         values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
         filters = (vectors / (values + 5e-4).sqrt()).T.to(self.whiten_weight)
         self.whiten_weight.copy_(torch.cat([filters, -filters]).view_as(self.whiten_weight))
+
+    def normalize(self) -> None:
+        for module in self.modules():
+            if isinstance(module, MatrixConv):
+                module.normalize()
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.gelu(F.conv2d(x, self.whiten_weight, self.whiten_bias))

@@ -1,5 +1,5 @@
 """Classification of images, after airbench (Jordan 2024, github.com/KellerJordan/cifar10-airbench): a first layer that
-is computed from the training images, and evaluations that average over views of an image."""
+is computed from the training images, kernels that keep their norm, evaluations that average over views of an image."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from lab.transforms.fields import Normalize, ToFloat
 
 
 class Whitened(Supervised):
-    """As Supervised; a new run first calls model.whiten(images), with `count` images spread over the file.
+    """As Supervised; a new run first calls model.whiten(images), with `count` images spread over the file, and each
+    update ends with model.normalize(), where the model has it.
 
     path, group, dataset: where they are. mean, std: as of the Normalize in data.transforms. criterion, metrics: as for
     Supervised. views: of an image (B, C, H, W), over which evaluations and predictions average the outputs: VIEWS.
@@ -37,7 +38,7 @@ class Whitened(Supervised):
         count: Count,
         mean: Sequence[float],
         std: Sequence[Positive],
-        views: Count,
+        views: Count = 1,
     ) -> None:
         super().__init__(criterion, metrics)
         if views not in self.VIEWS:
@@ -45,6 +46,11 @@ class Whitened(Supervised):
         self.views = views
         self.path, self.group, self.dataset, self.count = path, group, dataset, count
         self.transforms = (ToFloat("x"), Normalize("x", mean, std))
+
+    def updated(self, model: nn.Module) -> None:
+        normalize: Any = getattr(model, "normalize", None)
+        if normalize is not None:
+            normalize()
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
         x = batch["x"]
