@@ -38,6 +38,7 @@ from engine.runs.directory import claimed
 from engine.runs.resume import choose_run
 from engine.sweeps.ledger import Ledger
 from engine.sweeps.report import escape
+from engine.sweeps.report.compare import comparisons
 from engine.sweeps.report.read import read_study
 from engine.sweeps.report.text import groups_csv, jobs_csv, markdown
 from engine.sweeps.search.methods import ALLOWED
@@ -453,7 +454,7 @@ def test_a_report_shows_values_and_interprets_none(tmp_path: Path) -> None:
                 cell
             )
         assert {f"'{NASTY['formula']}", "-0.5", NASTY["script"]} <= {cell for row in rows for cell in row}
-    lines = markdown(study, None, [], None).splitlines()
+    lines = markdown(study, comparisons(study), None, [], None).splitlines()
     for line in lines:
         shown = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", re.sub(r"\\[^\w\s]", "", line))  # neither code nor escaped
         assert not re.search(r"<\w|\]\(|\]:", shown), line
