@@ -5,7 +5,7 @@ off. The first three gain 1.8 s of a command's start (benchmarks/RESULTS.md).
     lean_step                hooks of Optimizer, bare step     torch._dynamo, whose      optimizer.step()
     skip_dynamo_import       __dynamo_disable                    import takes a second,  it is imported
     ddp_without_dynamo       _dynamo.utils, asked by DDP         is not imported         it is imported
-    leaves_ddp_forward_out   DDP.reducer, _has_rebuilt_buckets   2 % of a short step     DDP's forward at each step
+    leaves_ddp_forward_out   DDP.reducer, _has_rebuilt_buckets   a tenth of a short step DDP's forward at each step
     storage_use_count        torch._C._storage_Use_Count       reused batch buffers      fresh memory for each batch
     kernel_skips_non_finite  Optimizer.found_inf               no wait for the device    fp16, skip: a wait at each step
     after_backward           _execution_engine.queue_callback  a rank's own work         no balance/step_time

@@ -50,7 +50,7 @@ from lab.callbacks.base import overriding
 from lab.checks import applied, check_losses, check_per_sample, check_terms, explains_mistakes, first_samples
 from lab.groups import TrainerConfig
 from lab.metrics.base import as_metric
-from lab.state import Run, TrainState, averaged
+from lab.state import Run, TrainState, averaged, may_skip
 from lab.tasks.base import Batch, Losses, Task
 
 SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536; each step with inf or NaN gradients halves it
@@ -172,7 +172,7 @@ def descend(
         totals = {name: value * factor for name, value in totals.items()}
     norm = clip(gradients, trainer.clip_norm)
     non_finite = None
-    if trainer.non_finite == "skip" or scaler:
+    if may_skip(trainer, scaler):
         # all ranks hold the averaged gradients, so all see the same norm and take the same branch
         non_finite = norm.mul(0).ne_(0).to(torch.float32)  # 1.0 if inf or NaN (0 * inf is NaN), else 0.0
     moves = update(state, optimizer, trainer, non_finite)
@@ -380,11 +380,11 @@ def to_be_scored(state: TrainState, vals: Mapping[str, Loader], run: Run) -> boo
 def check_finite(state: TrainState, run: Run) -> dict[str, int]:
     """Returns {objective: steps since the last log that were left out}, with trainer.non_finite=skip and with fp16.
     Where none may be, raises RunFailed, on all ranks, if gradients were inf or NaN: so is their summed norm."""
-    may_skip = run.trainer.non_finite == "skip" or state.scaler is not None
-    told_by = "non_finite" if may_skip else "grad_norm"
+    skips = may_skip(run.trainer, state.scaler)
+    told_by = "non_finite" if skips else "grad_norm"
     names = [name for name in state.totals if name.rpartition("/")[2] == told_by]
     found = to_host(torch.stack([state.totals[name] for name in names])) if names else []
-    if not (may_skip or all(map(math.isfinite, found))):
+    if not (skips or all(map(math.isfinite, found))):
         raise RunFailed(
             f"gradients were not finite within the steps {state.logged_step + 1} to {state.step}; "
             "debug=nan names the module, trainer.non_finite=skip leaves such steps out, "
@@ -395,7 +395,7 @@ def check_finite(state: TrainState, run: Run) -> dict[str, int]:
             f"fp16: the loss scale has fallen below {SMALLEST_SCALE:g} by step {state.step}, as no step was finite; "
             "hardware.precision=bf16 has the range of fp32, a lower optim.lr may help too"
         )
-    return {name.rpartition("/")[0]: int(count) for name, count in zip(names, found)} if may_skip else {}
+    return {name.rpartition("/")[0]: int(count) for name, count in zip(names, found)} if skips else {}
 
 
 def log_train(state: TrainState, run: Run, clock: Clock) -> None:

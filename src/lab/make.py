@@ -58,7 +58,7 @@ from lab.groups import (
 )
 from lab.loop import Objective, only
 from lab.optim import Named, Schedule, build_optimizer, largest, parameter_groups, trainable
-from lab.state import Optimizers, TrainState, moving_average
+from lab.state import Optimizers, TrainState, may_skip, moving_average
 from lab.tasks.base import Batch, Task
 from lab.transforms.fields import compose
 
@@ -365,14 +365,12 @@ def make_state(
         tape.clear()
     task.to(world.device)
     if config.hardware.channels_last:
-        there = [tensor for module in (model, task) for tensor in (*module.parameters(), *module.buffers())]
-        if not any(tensor.dim() == 4 for tensor in there):
+        found = sum(map(in_channels_last, (model, ema, task)))
+        if not found:
             raise ConfigError(
                 f"hardware.channels_last=true: {type(model).__name__} has no weights of four dimensions (convolutions "
                 "of images) - leave it false"
             )
-        for part in (model, ema, task):
-            in_channels_last(part)
     optimizers = Optimizers()
     trained = {
         objective: trainable(("" if m is model else "task." if m is task else f"{objective}.", m) for m in modules)
@@ -386,7 +384,7 @@ def make_state(
     with constructing("optim.schedule", own.schedule):
         schedule: Any = Schedule(optimizer, factor, total_steps)
     scaler = make_scaler(machine)
-    if (scaler or trainer.non_finite == "skip") and can_skip([*optimizers.values()]):
+    if may_skip(trainer, scaler) and can_skip([*optimizers.values()]):
         device = optimizer.param_groups[0]["params"][0].device
         schedule = DeviceSchedule(schedule, [*optimizers.values()], device)
     return TrainState(model, task, ema, optimizer, schedule, scaler)

@@ -179,6 +179,11 @@ class Run:
             raise Stopped
 
 
+def may_skip(trainer: TrainerConfig, scaler: torch.amp.GradScaler | None) -> bool:
+    """Whether a step whose gradients are not finite is left out; else the run ends."""
+    return trainer.non_finite == "skip" or scaler is not None
+
+
 def averaged(state: TrainState) -> nn.Module:
     """Returns the model to evaluate: the EMA of the weights with the model's buffers; without an EMA, the model."""
     if state.ema is None:

@@ -170,8 +170,11 @@ def make_scaler(hardware: Hardware) -> torch.amp.GradScaler | None:
     return torch.amp.GradScaler(hardware.device) if hardware.precision == "fp16" else None
 
 
-def in_channels_last(module: nn.Module | None) -> None:
-    """Weights and buffers of four dimensions (convolutions of images) in the memory order (out, H, W, in), in place."""
-    for tensor in () if module is None else (*module.parameters(), *module.buffers()):
-        if tensor.dim() == 4:
-            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+def in_channels_last(module: nn.Module | None) -> int:
+    """Weights and buffers of four dimensions (convolutions of images) in the memory order (out, H, W, in), in place.
+    Returns how many there are."""
+    own = () if module is None else (*module.parameters(), *module.buffers())
+    images = [tensor for tensor in own if tensor.dim() == 4]
+    for tensor in images:
+        tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+    return len(images)
