@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +35,28 @@ MB = 1_000_000
 WIDE = ("model.hidden=[20000,8]", "data.splits.test=null", "trainer.global_batch_size=720", "trainer.max_steps=2")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def loaded() -> None:
-    """What a trial imports counts as its memory: imported here, each test finds the same, alone and after others."""
+def fresh(free: int, function: Callable[..., Any], *args: Any) -> Any:
+    """function(*args) where so many MB are free, in a process that holds nothing else: what malloc keeps of earlier
+    tests, hundreds of MB, would be found again beyond the limit."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(with_memory, free * MB, function, *args).result(limit(120))
+
+
+def with_memory(free: int, function: Callable[..., Any], *args: Any) -> Any:
+    # what a trial imports counts as its memory
     import torch.distributed.fsdp
     import torch.fx.experimental.symbolic_shapes  # noqa: F401 - the first backward does
 
-
-@pytest.fixture
-def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So much for a trial, beside what the process has."""
-    monkeypatch.setattr(memory, "free_memory", lambda device: 120 * MB)
+    memory.free_memory = lambda device: free
+    return function(*args)
 
 
-def tried(*overrides: str) -> tuple[int, dict[int, bool]]:
-    return in_a_child("trial", tune.largest_micro_batch, compose(*QUICK, *overrides))
+def tried(free: int, *overrides: str) -> tuple[int, dict[int, bool]]:
+    return fresh(free, in_a_child, "trial", tune.largest_micro_batch, compose(*QUICK, *overrides))
 
 
-def test_the_largest_micro_batch_is_between_one_that_fits_and_one_that_does_not(free: None) -> None:
-    size, sizes = tried(*WIDE)
+def test_the_largest_micro_batch_is_between_one_that_fits_and_one_that_does_not() -> None:
+    size, sizes = tried(120, *WIDE)
     good, bad = ([n for n, fits in sizes.items() if fits is kind] for kind in (True, False))
     assert size == max(good)
     assert bad
@@ -67,26 +73,22 @@ def test_a_gpu_is_named_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tune.Trial.of(compose(*QUICK, "trainer.max_steps=2")).one.device == torch.device("cuda", 0)
 
 
-def test_a_whole_share_is_tried_once(tmp_path: Path) -> None:
-    assert tried("trainer.global_batch_size=64", "trainer.max_steps=2") == (64, {64: True})
+def test_a_whole_share_is_tried_once() -> None:
+    assert tried(10_000, "trainer.global_batch_size=64", "trainer.max_steps=2") == (64, {64: True})
 
 
-def test_no_memory_for_a_single_sample_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda device: 20 * MB)
+def test_no_memory_for_a_single_sample_is_one_line() -> None:
     with pytest.raises(ConfigError, match="trial: one sample at a time finds no memory"):
-        tried("model.hidden=[1000000]", "trainer.global_batch_size=4", "trainer.max_steps=2")
+        tried(20, "model.hidden=[1000000]", "trainer.global_batch_size=4", "trainer.max_steps=2")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
-def test_auto_is_found_once_and_computes_what_its_number_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
-) -> None:
+def test_auto_is_found_once_and_computes_what_its_number_does(tmp_path: Path, strategy: str) -> None:
     ranks = 1 if strategy == "single" else 2
-    monkeypatch.setattr(memory, "free_memory", lambda device: ranks * 120 * MB)
     given = (*QUICK, *WIDE, f"trainer={strategy}", f"trainer.global_batch_size={ranks * 720}")
     given += (f"hardware.num_procs={ranks}",)
-    auto = start_run(tmp_path / "auto", *given, "hardware.micro_batch_size=auto")
+    auto = fresh(ranks * 120, start_run, tmp_path / "auto", *given, "hardware.micro_batch_size=auto")
     found = OmegaConf.load(auto / "config.yaml").hardware.micro_batch_size
     assert isinstance(found, int)
     assert 1 <= found < 720
@@ -147,19 +149,18 @@ def test_a_trial_leaves_no_step_out(monkeypatch: pytest.MonkeyPatch, option: str
 
 
 @pytest.mark.slow
-def test_a_sharded_model_fits_where_a_whole_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda device: 1780 * MB)  # of two ranks
+def test_a_sharded_model_fits_where_a_whole_one_does_not() -> None:
+    free = 1780  # of two ranks
     large = "model.hidden=[3000,3000,3000,3000,3000,3000,3000,3000]"  # 1 GB, of which three quarters are Adam's
     two = ("hardware.num_procs=2", "trainer.global_batch_size=4", "trainer.max_steps=2", "data.splits.test=null")
-    assert tried("trainer=fsdp", large, *two)[0] == 2
+    assert tried(free, "trainer=fsdp", large, *two)[0] == 2
     with pytest.raises(ConfigError, match="one sample at a time finds no memory"):
-        tried("trainer=ddp", large, *two)
+        tried(free, "trainer=ddp", large, *two)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", slow("fsdp")])
-def test_two_ranks_find_what_fits_into_half_of_the_memory(monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda device: 250 * MB)
-    size, sizes = tried(*WIDE, "trainer.global_batch_size=1440", f"trainer={strategy}", "hardware.num_procs=2")
+def test_two_ranks_find_what_fits_into_half_of_the_memory(strategy: str) -> None:
+    size, sizes = tried(250, *WIDE, "trainer.global_batch_size=1440", f"trainer={strategy}", "hardware.num_procs=2")
     assert max(sizes) == 720  # a rank's share
     bad = [n for n, fits in sizes.items() if not fits]
     assert bad
@@ -181,9 +182,9 @@ def test_what_one_gpu_cannot_try_is_refused() -> None:
         tune.check_can_try(compose(*QUICK, "trainer=dp", checked=False))
 
 
-def test_a_static_graph_has_no_smaller_micro_batches(free: None) -> None:
+def test_a_static_graph_has_no_smaller_micro_batches() -> None:
     with pytest.raises(ConfigError, match=r"trainer.ddp.static_graph=true takes no smaller micro-batches"):
-        tried(*WIDE, "trainer=ddp", "trainer.ddp.static_graph=true", "hardware.num_procs=2")
+        tried(120, *WIDE, "trainer=ddp", "trainer.ddp.static_graph=true", "hardware.num_procs=2")
 
 
 def test_the_ramp_goes_through_all_rates_and_keeps_the_factors() -> None:
