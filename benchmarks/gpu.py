@@ -5,9 +5,9 @@
     python benchmarks/gpu.py cifar gpt2 --out figures some of them
     python benchmarks/gpu.py --dry                    all of them in small, on a CPU: does it work?
 
-figures/gpu.json and gpu.md are written with each figure. Data are made up (h5py); nothing is fetched. Ours and its
-peers (benchmarks/gpu_peers.py) take turns, each run in a process of its own; medians. A stage that fails, or takes
-longer than --limit, is named and the next one goes on; the exit status is then 1.
+figures/gpu.json and gpu.md are written with each figure, and what a failed stage has printed. Data are made up (h5py);
+nothing is fetched. Ours and its peers (benchmarks/gpu_peers.py) take turns, each run in a process of its own; medians.
+A stage that fails, or takes longer than --limit, is named and the next one goes on; the exit status is then 1.
 Wanted beside torch: numpy, h5py, hydra-core, omegaconf, tqdm; for the tests pytest, pytest-timeout and hypothesis, and
 pytest-xdist to be quick.
 """
@@ -58,11 +58,11 @@ from gpu_stages import (  # noqa: E402
 STAGES: dict[str, Callable[..., None]] = {
     "cifar": cifar,
     "gpt2": gpt2,
-    "tests": tests,
     "checkpoints": checkpoints,
     "precision": precision,
     "gpt2_compiled": gpt2_compiled,
     "cifar_compiled": cifar_compiled,
+    "tests": tests,
     "faults": faults,
     "loaders": loaders,
     "vocabulary": vocabulary,
@@ -128,10 +128,13 @@ def main() -> int:
                 signal.setitimer(signal.ITIMER_REAL, min(args.limit, left))
                 stage(setting)
             except (Exception, SystemExit) as error:
+                signal.setitimer(signal.ITIMER_REAL, 0)  # it would end this block, and the command
                 if isinstance(error, SystemExit) and error.code == 143:  # SIGTERM
                     raise
                 failed.append(name)
-                traceback.print_exception(error)
+                text = "".join(traceback.format_exception(error))
+                print(text, flush=True)
+                setting.keep(f"{name}.txt", text)
                 setting.add("failed", str(error).splitlines()[0] if str(error) else type(error).__name__)
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)

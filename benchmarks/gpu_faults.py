@@ -36,7 +36,7 @@ def num_ranks(setting: Setting) -> int:
 
 def faults(setting: Setting) -> None:
     """kill -9, a hang, full memory, a restart: is anything left after a second, is the right rank named?"""
-    times = setting.pick(3, 1)
+    times = min(3, setting.rounds)
     before = memory_used(setting)
     last = num_ranks(setting) - 1
     for name, break_it in (("kill -9", killed), ("hang", hung), ("out of memory", starved), ("restart", restarted)):
@@ -105,10 +105,11 @@ def restarted(setting: Setting, last: int) -> tuple[bool, Path]:
     named."""
     process, folder = started(setting, "restart", "trainer.max_restarts=1")
     rank = sorted(pid for pid in processes_of(folder) if pid != process.pid and parent_of(pid) == process.pid)[last]
+    before = steps_of(folder)[-1]
     os.kill(rank, signal.SIGKILL)
     kept = folder / "failures.jsonl"
     wait_for(lambda: kept.exists() or "restart 1 of 1" in folder.with_suffix(".log").read_text(), process, folder)
-    wait_for(lambda: steps_of(folder)[-1:] > steps_of(folder)[:1], process, folder)
+    wait_for(lambda: steps_of(folder)[-1] > before, process, folder)
     named = f"rank {last} " in folder.with_suffix(".log").read_text()
     process.terminate()
     process.wait(120)
@@ -123,5 +124,6 @@ def parent_of(pid: int) -> int:
 
 
 def steps_of(folder: Path) -> list[int]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    """That were logged. What follows the last line's end is being written."""
+    lines = (folder / "metrics.jsonl").read_text().split("\n")[:-1]
     return [json.loads(line)["step"] for line in lines]

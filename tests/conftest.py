@@ -50,13 +50,21 @@ def count_gpus() -> int:
     return max(0, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
-NUM_GPUS, VISIBLE_GPUS = count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
+if "TESTS_GPUS" not in os.environ:  # pytest-xdist's workers have this process's environment, with the GPUs hidden
+    os.environ["TESTS_GPUS"] = json.dumps([count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")])
+NUM_GPUS, VISIBLE_GPUS = json.loads(os.environ["TESTS_GPUS"])
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # tests of the CPU, and all that they fork; those of GPUs use gpu_environment
+
+
+def importing(*folders: Path) -> dict[str, str]:
+    """The environment of a process that finds modules in these folders too, before those where this one does."""
+    others = filter(None, [os.environ.get("PYTHONPATH")])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, folders), *others])}
 
 
 def gpu_environment() -> dict[str, str]:
     """For a command of a test that is marked gpu."""
-    hidden = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+    hidden = {key: value for key, value in importing(ROOT / "src").items() if key != "CUDA_VISIBLE_DEVICES"}
     return hidden if VISIBLE_GPUS is None else {**hidden, "CUDA_VISIBLE_DEVICES": VISIBLE_GPUS}
 
 

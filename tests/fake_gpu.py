@@ -33,6 +33,25 @@ class Waited(AssertionError):
     """The host waited for the device."""
 
 
+# what raises on a GPU with hardware.deterministic=true, of torch.use_deterministic_algorithms' page: names in aten
+UNORDERED = {
+    *(f"{kind}_backward" for kind in (
+        "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "max_pool3d_with_indices", "adaptive_max_pool2d",
+        "fractional_max_pool2d", "fractional_max_pool3d", "upsample_linear1d", "upsample_bilinear2d",
+        "upsample_bicubic2d", "upsample_trilinear3d", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
+        "replication_pad1d", "replication_pad2d", "replication_pad3d", "grid_sampler_2d", "grid_sampler_3d",
+        "_ctc_loss",
+    )),
+    "max_unpool2d", "max_unpool3d", "nll_loss2d_forward", "put_", "histc", "kthvalue", "median", "bincount",
+}  # fmt: skip
+
+
+def is_unordered(name: str, first: Any) -> bool:
+    """Whether the operation has no fixed order on a GPU. first: its first argument."""
+    floats = isinstance(first, Tensor) and first.is_floating_point()
+    return name in UNORDERED or (name in ("cumsum", "cumsum_") and floats)
+
+
 def on_cuda(value: Any) -> bool:
     return isinstance(value, FakeTensor) and value.fake_device.type == "cuda"
 
@@ -63,13 +82,15 @@ def of_python(kwargs: Any) -> dict[str, Any]:
 class Watched(TorchDispatchMode):
     """Notes where the host waits for the device, and raises there in a block of `refused`.
 
-    value: what the host is told of a float. waits: {what: how often}. computed: dtypes of matrix products.
+    value: what the host is told of a float. waits: {what: how often}. computed: dtypes of matrix products. unordered:
+    operations that hardware.deterministic=true refuses.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.strict, self.value, self.waits = False, 0.0, Counter[str]()
         self.computed: set[torch.dtype] = set()
+        self.unordered: set[str] = set()
 
     @contextmanager
     def refused(self) -> Iterator[None]:
@@ -92,6 +113,8 @@ class Watched(TorchDispatchMode):
             return device_in_cpp(args)
         kwargs = of_python(kwargs)
         name = function.__name__.partition(".")[0]
+        if any(map(on_cuda, args)) and is_unordered(name, args[0]):
+            self.unordered.add(name)
         if name == "_local_scalar_dense":
             if on_cuda(args[0]):
                 self.wait("a value")

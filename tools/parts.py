@@ -42,7 +42,14 @@ TEMPLATE_ONLY = Part(
         "tests/engine/test_wall.py::test_all_that_a_page_shows_is_used_or_documented",
         *(
             f"tests/lab/test_fake_gpu.py::{name}"
-            for name in ("FAST", "GPT", "TASKS", "files", "test_a_task_waits_for_nothing")
+            for name in (
+                "FAST",
+                "GPT",
+                "TASKS",
+                "files",
+                "test_a_task_waits_for_nothing",
+                "test_text_is_sampled_on_the_device",
+            )
         ),
         *(f"tests/lab/test_suite.py::{name}" for name in ("ADDED", "DELETED", "FILES", "TESTS", "FOLDERS", "ASKED")),
         "tests/lab/test_suite.py::test_what_a_fork_adds_and_deletes_leaves_the_tests_green",

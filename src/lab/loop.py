@@ -145,7 +145,7 @@ def descend(
         for i, (size, batch) in enumerate(as_many(batches, sizes, task)):
             with nullcontext() if i == len(sizes) - 1 else without_sync(net):
                 with autocast():
-                    losses, _ = net(batch)
+                    losses = net(batch)[0]  # logits of a large vocabulary would be held while the next are computed
                     weights = task.weights(batch)
                 check_losses(task, losses, size, None if objective else task.terms)
                 if weights is not None:

@@ -90,12 +90,21 @@ def build_optimizer(make: Callable[..., Optimizer], groups: Callable[[], list[di
         can_fuse = False
         if given.get("fused"):
             raise ConfigError(f"optim.fused=true: torch has no fused {target.__name__} for trainer=fsdp - leave it out")
-    if can_fuse and not {"fused", "foreach"} & set(given):
-        try:
-            return make(groups(), fused=True)
-        except RuntimeError:  # this class has no fused kernel for this device or dtype
-            pass
+    if can_fuse and not {"fused", "foreach"} & set(given) and runs_fused(make, groups()):
+        return make(groups(), fused=True)
     return make(groups())
+
+
+def runs_fused(make: Callable[..., Optimizer], groups: list[dict[str, Any]]) -> bool:
+    """Whether the class has a fused kernel for these devices and dtypes. Some say so only in a step: one number's."""
+    for device, dtype in {(p.device, p.dtype) for group in groups for p in group["params"]}:
+        probe = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
+        probe.grad = torch.zeros_like(probe)
+        try:
+            make([probe], fused=True).step()
+        except RuntimeError:
+            return False
+    return True
 
 
 class ByShape(Optimizer):

@@ -72,8 +72,12 @@ def profiling(
         if train.transform is not None:
             places.append((train, "transform", "transform"))
         run.callbacks.append(profiler)
-        with wrapped(places, nets.values(), profiler.spans):
-            yield Batches(train, profiler.spans)
+        try:
+            with wrapped(places, nets.values(), profiler.spans):
+                yield Batches(train, profiler.spans)
+        except BaseException:
+            profiler.abandon()
+            raise
         profiler.end()
 
 
@@ -93,6 +97,9 @@ class Simple:
 
     def on_log(self, state: Any, values: dict[str, float]) -> None:
         self.spans.collect()
+
+    def abandon(self) -> None:
+        """The run has failed."""
 
     def end(self) -> None:
         self.spans.step_end()
@@ -122,6 +129,13 @@ class Traced:
                 files = f"trace: {shown(self.spans.trace_file)}, kernels: {shown(self.spans.kernels_file)}"
                 self.logger.say(files + (f"; each of the {self.ranks} ranks writes its own" * (self.ranks > 1)))
                 self.end()
+
+    def abandon(self) -> None:
+        """The run has failed: the memory's history is still wanted, but a process that ends while torch records
+        crashes."""
+        if not self.stopped:
+            self.stopped = True
+            self.spans.stop_recording()
 
     def end(self) -> None:
         if not self.stopped:

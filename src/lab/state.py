@@ -16,7 +16,17 @@ from engine.checkpoints import Checkpoints
 from engine.data import Loader, Stream
 from engine.host import collect_garbage
 from engine.profiling import Work
-from engine.ranks import Balance, Hardware, Stopped, StopRequest, Watch, World, rng_state, set_rng_state
+from engine.ranks import (
+    Balance,
+    Hardware,
+    Stopped,
+    StopRequest,
+    Watch,
+    World,
+    order_as_weights,
+    rng_state,
+    set_rng_state,
+)
 from engine.runs import Logger
 from lab.callbacks.base import overriding
 from lab.checks import BufferChecks
@@ -102,6 +112,8 @@ class TrainState:
             elif payload[name] is not None:
                 held.load_state_dict(payload[name])
             if name == "optimizer":  # before the schedule, which sets the learning rate
+                for optimizer in held.values() if isinstance(held, Optimizers) else (held,):
+                    order_as_weights(optimizer)
                 for group, values in zip(self.optimizer.param_groups, given):
                     group.update(values)
         ranks = payload["ranks"]

@@ -15,7 +15,7 @@ from conftest import NEEDS_GPT, ROOT, limit, needs, wait_for
 sys.path.append(str(ROOT / "benchmarks"))
 import bench
 from gpu_common import Figure, Setting, as_table, finished, processes_of
-from gpu_stages import busy_share, launches, outcomes
+from gpu_stages import busy_s, launches, outcomes
 
 EXPECTED = {
     "cifar": {"CIFAR ResNet, eager", "time of ours / bare, eager", "launches a step, eager"},
@@ -101,9 +101,9 @@ def event(ts: float, dur: float, cat: str = "kernel", name: str = "k") -> dict[s
 
 def test_a_gpu_is_busy_while_any_kernel_or_copy_runs() -> None:
     events = [event(0, 10), event(5, 10), event(20, 5, "gpu_memcpy"), event(0, 100, "cpu_op"), event(30, 10)]
-    assert busy_share([event(0, 10, "cpu_op")]) is None
-    assert busy_share(events) == pytest.approx((15 + 5 + 10) / 40)
+    assert busy_s([event(0, 10, "cpu_op")]) is None
     steps = [event(0, 50, "user_annotation", f"ProfilerStep#{i}") for i in (3, 4)]
+    assert busy_s([*events, *steps]) == pytest.approx(1e-6 * (15 + 5 + 10) / 2)
     assert launches([*events, *steps], cuda=True) == 1.5
     assert launches([*events, *steps], cuda=False) == 0.5
 

@@ -3,6 +3,7 @@ graphs and runs them with eager kernels."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, compose, last_checkpoint, metrics, result, slow, start_run, without_code_generator
+from conftest import (
+    QUICK,
+    TRAIN,
+    compose,
+    last_checkpoint,
+    limit,
+    metrics,
+    result,
+    slow,
+    start_run,
+    without_code_generator,
+)
 from torch import nn
 
 import engine.ranks.dynamo as dynamo
@@ -215,3 +227,24 @@ def test_channels_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             torch.testing.assert_close(last_checkpoint(last)[part][name], value, rtol=1e-3, atol=1e-5)
     with pytest.raises(Exception, match=r"hardware\.channels_last=true: MLP has no weights of four dimensions"):
         start_run(tmp_path / "mlp", *QUICK, "trainer.max_steps=1", "hardware.channels_last=true")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", slow("sgd")])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_resume_may_change_the_memory_order(tmp_path: Path, before: bool, optimizer: str) -> None:
+    """The optimizer's fused kernel goes through weights and moments as rows of numbers: both have to change."""
+    data = ("data=synthetic", "data.shape=[3,8,8]", "data.size=200")
+    run = (*SMALL, *data, "model=resnet", "model.width=4", "model.blocks=[1]", f"optim={optimizer}")
+    ends = []
+    for after in (before, not before):
+        path = tmp_path / str(after)
+        start_run(path, *run, "trainer.max_steps=4", f"hardware.channels_last={before}")
+        again = [*TRAIN, f"resume={path}", "trainer.max_steps=8", f"hardware.channels_last={after}"]
+        done = subprocess.run(again, capture_output=True, text=True, timeout=limit(60))
+        assert done.returncode == 0, done.stderr
+        ends.append(last_checkpoint(path))
+    for name, value in ends[0]["model"].items():
+        torch.testing.assert_close(ends[1]["model"][name], value, rtol=1e-3, atol=1e-5)
+    for name, value in ends[1]["model"].items():
+        if value.dim() == 4:
+            assert value.is_contiguous(memory_format=torch.channels_last) == (not before), name

@@ -128,6 +128,7 @@ def training(*overrides: str, micro: Sequence[int] = (3, 3, 2)) -> Iterator[Trai
         for net in nets.values():
             net.train()
         yield Training(gpu, config, machine, state, nets, transforms, samples)
+        assert not gpu.unordered
 
 
 RESNET = ("model=resnet", "model.width=4", "model.blocks=[1,1]")
@@ -237,6 +238,32 @@ def test_a_task_waits_for_nothing(task: str, precision: str) -> None:
         whole = sum(hasattr(metric, "compute") for metric in run.state.task.metrics.values())
         run.evaluate()
         assert run.waits(run.evaluate) == {"values": 1} | ({"a copy from cuda to cpu": whole} if whole else {})
+
+
+@pytest.mark.usefixtures("files")
+def test_text_is_sampled_on_the_device() -> None:
+    """With one wait at its end, and operations that hardware.deterministic=true allows."""
+    from engine.data import Draws
+    from lab.callbacks.sample_text import SampleText
+
+    with training(*GPT) as run:
+        callback = object.__new__(SampleText)
+        callback.window, callback.length, callback.temperature, callback.prompt = 8, 3, 1.0, [0]
+        callback.draws = Draws(0, "SampleText")
+        run.state.model.eval()
+        assert run.waits(lambda: callback.sampled(run.state.model, 1, GPU)).get("values") == 1
+
+
+@pytest.mark.parametrize(
+    "sum_up", [lambda x: x.cumsum(0), lambda x: x.double().cumsum(0), lambda x: torch.histc(x), lambda x: x.median(0)]
+)
+def test_what_has_no_order_on_a_gpu_is_noticed(sum_up: Callable[[Tensor], Any]) -> None:
+    with fake_gpu(None) as (gpu, _):
+        x = torch.ones(3, device=GPU)
+        x.long().cumsum(0)
+        assert not gpu.unordered
+        sum_up(x)
+        assert gpu.unordered
 
 
 QUESTIONS = {

@@ -41,10 +41,9 @@ FILL = "held = [torch.empty(2**30, dtype=torch.uint8, device='cuda') for _ in ra
 def gpu_run(run_dir: Path, *overrides: str, code: str | None = None) -> Path:
     """A run on GPUs from start to end; code: a script instead of src/train.py."""
     command = TRAIN if code is None else [sys.executable, "-c", code]
-    environment = {**gpu_environment(), "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
         [*command, *overrides, f"hydra.run.dir={run_dir}"],
-        env=environment, capture_output=True, text=True, timeout=limit(120),
+        env=gpu_environment(), capture_output=True, text=True, timeout=limit(120),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return run_dir
@@ -68,7 +67,9 @@ def test_a_step_does_not_wait_for_the_device(tmp_path: Path, loader: str) -> Non
 
 
 SLOW_GPU = """
-import sys, torch, test_side_stream as cases
+import sys, torch
+sys.path[:0] = sys.argv[1:]
+import test_side_stream as cases
 from engine.data.loader import Loader
 from engine.data.order import TrainPlan, shuffled
 
@@ -89,11 +90,8 @@ for name, (dataset, kind, num_workers) in cases.CASES.items():
 
 
 def test_batches_arrive_whole_on_a_gpu_that_is_behind() -> None:
-    path = f"{ROOT / 'src'}:{ROOT / 'tests'}:{ROOT / 'tests/engine/data'}"
-    done = subprocess.run(
-        [sys.executable, "-c", SLOW_GPU], env={**gpu_environment(), "PYTHONPATH": path}, capture_output=True, text=True,
-        timeout=limit(120),
-    )  # fmt: skip
+    command = [sys.executable, "-c", SLOW_GPU, str(ROOT / "tests"), str(ROOT / "tests/engine/data")]
+    done = subprocess.run(command, env=gpu_environment(), capture_output=True, text=True, timeout=limit(120))
     assert done.returncode == 0, done.stderr
 
 
@@ -172,8 +170,8 @@ def test_full_memory_names_the_key_and_leaves_its_history(tmp_path: Path) -> Non
     assert code != NO_WAITING
     given = [*COMMON, "trainer.max_steps=20", "profiler=torch", f"hydra.run.dir={tmp_path}/run"]
     done = subprocess.run(
-        [sys.executable, "-c", code, *given], env={**gpu_environment(), "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True, text=True, timeout=limit(120),
+        [sys.executable, "-c", code, *given], env=gpu_environment(), capture_output=True, text=True,
+        timeout=limit(120),
     )  # fmt: skip
     assert done.returncode == 1
     assert "out of memory (training, at step 4;" in done.stderr

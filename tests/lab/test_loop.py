@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -561,6 +562,20 @@ def test_a_step_is_that_of_the_mean_over_all_samples(fp16: bool, limit: float | 
     assert state.schedule.updates == 1
     if state.scaler:
         assert state.scaler.get_scale() == 2048.0
+
+
+def test_an_output_is_gone_when_the_next_is_computed() -> None:
+    """Logits of a large vocabulary are gigabytes."""
+    outputs: list[weakref.ref[Tensor]] = []
+
+    class Noting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            assert all(one() is None for one in outputs)
+            outputs.append(weakref.ref(output := super().forward(x)))
+            return output
+
+    stepped(state_of(Noting(3, 1)))
+    assert len(outputs) == 2
 
 
 def poison(output: Tensor, batch: dict[str, Tensor]) -> Tensor:

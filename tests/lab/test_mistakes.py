@@ -104,6 +104,7 @@ LIMITS = [
     ("data.order", target("engine.data.sampling.length_buckets", _partial_=True, field="x", batch_size=1, jitter=-0.1), "data.order.jitter: must be >= 0, got -0.1"),
     ("data.transforms.a", target("lab.transforms.fields.RandomCrop", field="x", size=[0, 3], padding=4, seed=0), "data.transforms.a.size[0]: must be >= 1, got 0"),
     ("data.transforms.a", target("lab.transforms.fields.RandomCrop", field="x", size=[3, 3], padding=-4, seed=0), "data.transforms.a.padding: must be >= 0, got -4"),
+    ("data.transforms.a", target("lab.transforms.fields.RandomCrop", field="x", size=[3, 3], padding=4, seed=0, padding_mode="zeros"), "data.transforms.a.padding_mode: expected one of constant, reflect, got 'zeros'"),
     ("data.transforms.a", target("lab.transforms.fields.Cutout", field="x", size=0, value=0.0, seed=0), "data.transforms.a.size: must be >= 1, got 0"),
     ("data.transforms.a", target("lab.transforms.fields.RandomErase", field="x", probability=2, area=[0.1, 0.2], ratio=[1, 2], value=0.0, seed=0), "data.transforms.a.probability: must be <= 1, got 2"),
     ("data.transforms.a", target("lab.transforms.fields.Normalize", field="x", mean=[0.5], std=[0.0]), "data.transforms.a.std[0]: must be > 0, got 0.0"),

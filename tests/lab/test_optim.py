@@ -81,8 +81,19 @@ def test_what_the_config_says_of_fused_holds() -> None:
                 raise RuntimeError("no kernel")
             super().__init__(params, lr=0.1)
 
-    made = build_optimizer(Picky, small(), 0.1, False)
-    assert [len(group["params"]) for group in made.param_groups] == [2, 4]
+    class Late(torch.optim.SGD):
+        def __init__(self, params: Any, fused: bool | None = None) -> None:
+            super().__init__(params, lr=0.1)
+            self.fused = fused
+
+        def step(self, closure: Any = None) -> None:
+            if self.fused:
+                raise RuntimeError("no kernel")  # Adagrad on a GPU, torch 2.11
+
+    for kind in (Picky, Late):
+        made = build_optimizer(kind, small(), 0.1, False)
+        assert [len(group["params"]) for group in made.param_groups] == [2, 4]
+    assert not made.fused
 
 
 def test_groups() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,24 +28,35 @@ torch.backends.cuda.is_built = lambda: True
 def pytest_collection_finish(session):
     import conftest
     skipped = [item for item in session.items if item.get_closest_marker("gpu") and item.get_closest_marker("skip")]
-    print("GPUs:", conftest.NUM_GPUS, "skipped:", len(skipped))
-    print("tests of the CPU see:", repr(os.environ["CUDA_VISIBLE_DEVICES"]))
-    print("tests of GPUs see:", conftest.gpu_environment()["CUDA_VISIBLE_DEVICES"])
+    name = getattr(session.config, "workerinput", {"workerid": "alone"})["workerid"]
+    with open(os.environ["NOTES"] + "/" + name, "w") as notes:
+        print("GPUs:", conftest.NUM_GPUS, "skipped:", len(skipped), file=notes)
+        print("tests of the CPU see:", repr(os.environ["CUDA_VISIBLE_DEVICES"]), file=notes)
+        print("tests of GPUs see:", conftest.gpu_environment()["CUDA_VISIBLE_DEVICES"], file=notes)
+    for item in session.items:
+        item.add_marker("skip")
 """
 
 
+@pytest.mark.parametrize(
+    ("given", "processes"),
+    [(("--collect-only", "-m", "", "tests"), ["alone"]), (("-n", "2", "tests/lab/test_gpu.py"), ["gw0", "gw1"])],
+)
 @pytest.mark.slow  # it imports all that any test needs
-def test_collecting_the_tests_starts_no_cuda(tmp_path: Path) -> None:
+def test_collecting_the_tests_starts_no_cuda(tmp_path: Path, given: Sequence[str], processes: list[str]) -> None:
+    """And workers of pytest-xdist see the GPUs, though they begin with the environment of the tests of the CPU."""
     (tmp_path / "cuda_build.py").write_text(CUDA_BUILD)
+    (notes := tmp_path / "notes").mkdir()
     path = os.pathsep.join([str(tmp_path), str(ROOT / "src"), str(ROOT / "tests")])
+    environment = {key: value for key, value in os.environ.items() if key != "TESTS_GPUS"}  # counted by this pytest
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", "-p", "cuda_build", "tests"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "cuda_build", *given],
         cwd=ROOT, capture_output=True, text=True, timeout=limit(60),
-        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "0,1"},
+        env={**environment, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "0,1", "NOTES": str(notes)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    for line in ("GPUs: 2 skipped: 0", "tests of the CPU see: ''", "tests of GPUs see: 0,1"):
-        assert line in done.stdout
+    lines = ["GPUs: 2 skipped: 0", "tests of the CPU see: ''", "tests of GPUs see: 0,1"]
+    assert {file.name: file.read_text().splitlines() for file in notes.iterdir()} == dict.fromkeys(processes, lines)
 
 
 ADDED = {

@@ -107,6 +107,17 @@ def test_crop_takes_every_place_equally_often(dtype: torch.dtype) -> None:
         RandomCrop("x", [20, 5], 1, 0)({"x": image}, numbers[:1])
 
 
+def test_a_crop_may_show_the_image_mirrored_at_its_edge() -> None:
+    numbers, image = torch.arange(600), torch.arange(63.0).view(1, 1, 9, 7)
+    out = RandomCrop("x", [9, 7], 2, 0, "reflect")({"x": image.expand(600, 1, 9, 7)}, numbers)["x"]
+    padded = np.pad(image[0, 0].numpy(), 2, "reflect")
+    places = {padded[i : i + 9, j : j + 7].tobytes() for i in range(5) for j in range(5)}
+    assert {sample.numpy().tobytes() for sample in out} == places
+    for x in (image.to(torch.uint8), image[..., :2, :2]):
+        with pytest.raises(ConfigError, match=r"padding_mode=reflect takes floats .* than padding=2, not torch\."):
+            RandomCrop("x", [2, 2], 2, 0, "reflect")({"x": x}, numbers[:1])
+
+
 def test_cutout_is_a_square_cut_at_the_border() -> None:
     numbers = torch.arange(3000)
     out = Cutout("x", 3, -1.0, 0)({"x": torch.zeros(3000, 2, 9, 7)}, numbers)["x"]

@@ -93,10 +93,13 @@ class Work(threading.Thread):
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__(name="saving")  # not a daemon: Python ends no process in the middle of a collective
         self._work, self.awaited = work, False
+        self._gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self.error: BaseException | None = None
 
     def run(self) -> None:
         try:
+            if self._gpu is not None:  # a thread begins with GPU 0, where each rank would take memory for itself
+                torch.cuda.set_device(self._gpu)
             self._work()
         except BaseException as error:
             self.error = error

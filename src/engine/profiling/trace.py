@@ -47,8 +47,12 @@ class Trace:
     def step(self) -> None:
         self._profile.step()
 
-    def stop(self) -> None:
+    def stop_recording(self) -> None:
+        """Of all but memory; what was recorded is written."""
         self._profile.stop()
+
+    def stop(self) -> None:
+        self.stop_recording()
         record_memory(self.on_gpu, None)
 
     @property

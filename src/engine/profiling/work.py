@@ -57,7 +57,7 @@ def peak_tflops(device_name: str, precision: str) -> float | None:
     words = device_name.replace("-", " ")
     for name, by_precision in PEAKS.items():
         if f" {name} " in f" {words} ":
-            return by_precision.get(precision)
+            return by_precision.get(precision.removesuffix("-weights"))
     return None
 
 

@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         in_channels_last,
         make_autocast,
         make_scaler,
+        order_as_weights,
         resolve_hardware,
     )
     from engine.ranks.launch import Ranks

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engine.errors import ConfigError
 from engine.host import bind_to_gpus, count_gpus, hide_gpus, pci_address
@@ -178,3 +178,12 @@ def in_channels_last(module: nn.Module | None) -> int:
     for tensor in images:
         tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
     return len(images)
+
+
+def order_as_weights(optimizer: torch.optim.Optimizer) -> None:
+    """What the optimizer holds for each weight in the weight's memory order. load_state_dict keeps the checkpoint's,
+    which a resume with another channels_last changes, and fused kernels go through both as one row of numbers."""
+    for weight, held in optimizer.state.items():
+        for name, value in held.items():
+            if isinstance(value, Tensor) and value.shape == weight.shape and value.stride() != weight.stride():
+                held[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)

@@ -15,6 +15,8 @@ from engine.ranks import make_autocast
 from lab.callbacks.base import Callback
 from lab.state import averaged
 
+SHARES = 2**30  # parts that a probability of 1 is divided into
+
 
 class SampleText(Callback):
     """After each evaluation: `length` tokens that continue `prompt`, to the log and to the run's samples/<step>.txt.
@@ -72,9 +74,11 @@ class SampleText(Callback):
         tokens = torch.tensor([self.prompt], device=device)
         for number in drawn:
             logits: Tensor = model(tokens[:, -self.window :])[:, -1].float() / self.temperature
-            shares = logits.softmax(-1).cumsum(-1)
-            token = torch.searchsorted(shares, (number * shares[0, -1]).view(1, 1), right=True)
-            tokens = torch.cat([tokens, token.clamp(max=logits.shape[-1] - 1)], 1)
+            # in integers: sums of floats have no fixed order on a GPU, and hardware.deterministic=true refuses them
+            shares = (logits.softmax(-1) * SHARES).long().cumsum(-1)
+            whole = shares[:, -1:]
+            token = torch.searchsorted(shares, torch.minimum((number * whole).long(), whole - 1), right=True)
+            tokens = torch.cat([tokens, token], 1)
         return tokens[0].tolist()
 
     def on_eval(self, state: Any, scores: dict[str, float]) -> None:

@@ -14,7 +14,9 @@ from engine.errors import ConfigError
 
 class Unprojected(NamedTuple):
     """What a model returns instead of logits (B, T, V), which are hidden @ weight.T + bias: NextToken computes them in
-    chunks and keeps none. For a batch of 8 x 512 tokens of 50,257 that is 0.1 instead of 3 GB."""
+    chunks and keeps none. For a batch of 8 x 512 tokens of 50,257 that is 0.1 instead of 3 GB.
+
+    On a GPU under bf16 torch's operation returns bf16: losses, and the scale of all gradients, are true to 0.4 %."""
 
     hidden: Tensor  # (B, T, D)
     weight: Tensor  # (V, D)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,6 +33,18 @@ def compose(transforms: Iterable[Transform], training: bool) -> Transform | None
         return batch
 
     return apply if chosen else None
+
+
+class OnDevices:
+    """A constant, copied once to each device that asks: trainer=dp has a thread for each GPU."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._value, self._copies = value, {value.device: value}
+
+    def on(self, device: torch.device) -> Tensor:
+        if device not in self._copies:
+            self._copies[device] = self._value.to(device)
+        return self._copies[device]
 
 
 class _PerField:
@@ -113,18 +126,17 @@ class Normalize(_PerField):
             raise ConfigError(
                 f"data.transforms: Normalize needs as many std > 0 as mean, got mean={list(mean)} std={list(std)}"
             )
-        self._mean, self._std = torch.tensor(list(mean)), torch.tensor(list(std))
+        self._numbers = OnDevices(torch.tensor([list(mean), list(std)]))
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
         if not x.is_floating_point():
             raise ConfigError(f"data.transforms: Normalize got {x.dtype}; put ToFloat before it")
-        channels = len(self._mean)
+        mean, std = self._numbers.on(x.device)
+        channels = len(mean)
         if channels not in (1, x.shape[1]):
             raise ConfigError(f"data.transforms: Normalize has {channels} means for {x.shape[1]} channels")
-        if self._mean.device != x.device:
-            self._mean, self._std = self._mean.to(x.device), self._std.to(x.device)
         shape = (channels, *[1] * (x.ndim - 2))
-        return (x - self._mean.view(shape)) / self._std.view(shape)
+        return (x - mean.view(shape)) / std.view(shape)
 
 
 class RandomFlip(_PerField):
@@ -148,15 +160,24 @@ class RandomFlip(_PerField):
 
 
 class RandomCrop(_PerField):
-    """A window of `size` (H, W) at a random place of the image, which is first padded with `padding` zeros per side."""
+    """A window of `size` (H, W) at a random place of the image, which is first padded with `padding` pixels per side:
+    zeros (constant), or the image mirrored at its edge (reflect; floating point only)."""
 
     random = True
     dims = (3, 4)
 
-    def __init__(self, field: str | Sequence[str], size: Sequence[Count], padding: NotNegativeInt, seed: int) -> None:
+    def __init__(
+        self,
+        field: str | Sequence[str],
+        size: Sequence[Count],
+        padding: NotNegativeInt,
+        seed: int,
+        padding_mode: Literal["constant", "reflect"] = "constant",
+    ) -> None:
         super().__init__(field)
         if len(size) != 2:
             raise ValueError(f"size must be [height, width], got {list(size)}")
+        self._mode = padding_mode
         self._height, self._width = size
         self._padding, self._draws = padding, Draws(seed, "RandomCrop")
 
@@ -174,7 +195,12 @@ class RandomCrop(_PerField):
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
         if x.ndim == 3:  # (B, H, W): one channel
             return self.apply(x.unsqueeze(1), drawn).squeeze(1)
-        padded = torch.nn.functional.pad(x, [self._padding] * 4)
+        if self._mode == "reflect" and not (x.is_floating_point() and self._padding < min(x.shape[-2:])):
+            raise ConfigError(
+                "data.transforms: RandomCrop.padding_mode=reflect takes floats (after ToFloat) whose sides are longer "
+                f"than padding={self._padding}, not {x.dtype} of {list(x.shape[-2:])} - padding_mode=constant takes all"
+            )
+        padded = torch.nn.functional.pad(x, [self._padding] * 4, self._mode)
         windows = padded.unfold(2, self._height, 1).unfold(3, self._width, 1)  # a view: every window of every sample
         return windows[torch.arange(len(x), device=x.device), :, drawn[:, 0], drawn[:, 1]]
 

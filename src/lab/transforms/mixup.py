@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.config import Count, Positive
 from engine.data import Draws
 from engine.errors import ConfigError
-from lab.transforms.fields import Batch
+from lab.transforms.fields import Batch, OnDevices
 
 
 class Mixup:
@@ -28,7 +28,7 @@ class Mixup:
                 f"data.transforms: Mixup.alpha={alpha} must be above 0; leave the transform out for no mixing"
             )
         self._field, self._target, self._num_classes = field, target, num_classes
-        self._quantiles, self._draws = _beta_quantiles(alpha), Draws(seed, "Mixup")
+        self._quantiles, self._draws = OnDevices(_beta_quantiles(alpha)), Draws(seed, "Mixup")
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
         if missing := [field for field in (self._field, self._target) if field not in batch]:
@@ -39,8 +39,6 @@ class Mixup:
                 f"data.transforms: Mixup pairs neighbours and got a micro-batch of {len(x)} samples; make "
                 "trainer.global_batch_size divisible by twice the number of micro-batches and processes"
             )
-        if self._quantiles.device != x.device:
-            self._quantiles = self._quantiles.to(x.device)
         share = self._shares(numbers >> 1)
         partner = torch.arange(len(x), device=x.device) ^ 1
         targets = self._as_shares(y)
@@ -60,9 +58,10 @@ class Mixup:
 
     def _shares(self, pairs: Tensor) -> Tensor:
         """pairs: (B,) int64 -> (B,) float32 weights from Beta(alpha, alpha), by inverting its distribution function."""
-        at = self._draws.uniform(pairs, 1)[:, 0] * (len(self._quantiles) - 1)
+        quantiles = self._quantiles.on(pairs.device)
+        at = self._draws.uniform(pairs, 1)[:, 0] * (len(quantiles) - 1)
         low = at.long()
-        return torch.lerp(self._quantiles[low], self._quantiles[low + 1], at - low)
+        return torch.lerp(quantiles[low], quantiles[low + 1], at - low)
 
 
 def _mix(x: Tensor, partner: Tensor, share: Tensor) -> Tensor:

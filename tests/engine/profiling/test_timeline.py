@@ -167,7 +167,7 @@ def test_the_table_has_every_part() -> None:
 
 def test_gpus_are_known_by_their_whole_names() -> None:
     assert peak_tflops("NVIDIA H100 80GB HBM3", "bf16") == 989
-    assert peak_tflops("NVIDIA H100 PCIe", "bf16") == 756
+    assert peak_tflops("NVIDIA H100 PCIe", "bf16-weights") == 756
     assert peak_tflops("NVIDIA A100-SXM4-80GB", "tf32") == 156
     assert peak_tflops("NVIDIA L40S", "bf16") == 362
     assert peak_tflops("NVIDIA L40", "bf16") is None  # not an L4, not an L40S

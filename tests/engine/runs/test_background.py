@@ -56,6 +56,20 @@ def payload(step: int, best: list[list[float]] | None = None) -> dict[str, Any]:
     return {**state, "task": task, "ranks": ranks, "counts": {"loss": 2}, **plain}
 
 
+def test_the_thread_works_on_the_ranks_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread begins with GPU 0, where a question to the device takes half a GB for each rank."""
+    own = threading.local()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(own, "gpu", 0))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: setattr(own, "gpu", number))
+    torch.cuda.set_device(3)
+    seen: list[int] = []
+    background = Background()
+    background.start(lambda: seen.append(torch.cuda.current_device()))
+    background.wait()
+    assert seen == [3]
+
+
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
