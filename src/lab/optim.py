@@ -101,7 +101,7 @@ def runs_fused(make: Callable[..., Optimizer], groups: list[dict[str, Any]]) -> 
         probe = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
         probe.grad = torch.zeros_like(probe)
         try:
-            make([probe], fused=True).step()
+            lean_step(make([probe], fused=True))
         except RuntimeError:
             return False
     return True
