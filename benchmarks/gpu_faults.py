@@ -109,7 +109,7 @@ def restarted(setting: Setting, last: int) -> tuple[bool, Path]:
     os.kill(rank, signal.SIGKILL)
     kept = folder / "failures.jsonl"
     wait_for(lambda: kept.exists() or "restart 1 of 1" in folder.with_suffix(".log").read_text(), process, folder)
-    wait_for(lambda: steps_of(folder)[-1] > before, process, folder)
+    wait_for(lambda: max(steps_of(folder), default=0) > before, process, folder)
     named = f"rank {last} " in folder.with_suffix(".log").read_text()
     process.terminate()
     process.wait(120)
