@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -135,7 +135,8 @@ class Traced:
         crashes."""
         if not self.stopped:
             self.stopped = True
-            self.spans.stop_recording()
+            with suppress(Exception):  # such as a full disk: the run's own error counts
+                self.spans.stop_recording()
 
     def end(self) -> None:
         if not self.stopped:
