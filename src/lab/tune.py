@@ -48,6 +48,7 @@ from lab.trial import step_s
 
 LR_RATES = [1e-6 * 10 ** (i / 20) for i in range(141)]  # to 10
 LR_SMOOTH, LR_DIVERGED = 0.9, 3.0
+SILENT_S = 5.0  # a search that takes longer says what it does
 LOADER_S, LOADER_ROUNDS, ENOUGH = 0.5, 3, 1.2
 
 
@@ -116,10 +117,13 @@ def largest_of(trial: Trial) -> tuple[int, dict[int, bool]]:
     share = sum(trial.machine.micro_batch_sizes)
     limit_memory(trial.one.device, ranks_here(trial.world.size))
     tried: dict[int, bool] = {}
+    began = time.monotonic()
 
     def fits(parts: int) -> bool:
         size = -(-share // parts)
         if size not in tried:
+            if time.monotonic() - began > SILENT_S:
+                print(f"hardware.micro_batch_size: trying {size}", file=sys.stderr, flush=True)
             tried[size] = step_fits(trial, share, parts)
         return tried[size]
 

@@ -77,6 +77,16 @@ def test_a_whole_share_is_tried_once() -> None:
     assert tried(10_000, "trainer.global_batch_size=64", "trainer.max_steps=2") == (64, {64: True})
 
 
+def test_a_search_that_takes_long_says_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cfg = compose(*QUICK, "trainer.global_batch_size=64", "trainer.max_steps=2")
+    for silent_s, said in ((60.0, ""), (0.0, "hardware.micro_batch_size: trying 64\n")):
+        monkeypatch.setattr(tune, "SILENT_S", silent_s)
+        in_a_child("trial", tune.largest_micro_batch, cfg)
+        assert capfd.readouterr().err == said
+
+
 def test_no_memory_for_a_single_sample_is_one_line() -> None:
     with pytest.raises(ConfigError, match="trial: one sample at a time finds no memory"):
         tried(20, "model.hidden=[1000000]", "trainer.global_batch_size=4", "trainer.max_steps=2")
