@@ -387,7 +387,10 @@ def make_state(
     if may_skip(trainer, scaler) and can_skip([*optimizers.values()]):
         device = optimizer.param_groups[0]["params"][0].device
         schedule = DeviceSchedule(schedule, [*optimizers.values()], device)
-    return TrainState(model, task, ema, optimizer, schedule, scaler)
+    names = {id(p): name for named in trained.values() for name, p in named}
+    order = [names.get(id(p), "") for group in optimizer.param_groups for p in group["params"]]
+    monitor = [config.monitor.key, config.monitor.mode]
+    return TrainState(model, task, ema, optimizer, schedule, scaler, order, monitor)
 
 
 def make_optimizer(config: Config, named: Named, whose: str, others: Sequence[str] = ()) -> Optimizer:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import Annotated, Any, Protocol, TypeGuard
 
 import torch
@@ -192,6 +193,24 @@ def check_optimizer(saved: list[dict[str, Any]], optimizer: HasGroups, kind: str
             f"optim: the checkpoint's parameter groups have {counts[0]} parameters, those of this config {counts[1]}: "
             "a weight_decay of 0, decay_norms_and_biases and which parameters are trained stay as the run began; "
             "begin another run to change them"
+        )
+    # an argument of Adam that makes it AdamW; the checkpoint's value would be computed with, whatever the class
+    kinds = [{group.get("decoupled_weight_decay") for group in groups} for groups in (saved, own)]
+    if None not in kinds[0] | kinds[1] and kinds[0] != kinds[1]:
+        raise ConfigError(
+            f"optim: the checkpoint is of another optimizer than {kind}, with decoupled_weight_decay={kinds[0].pop()}; "
+            "keep the run's optim._target_, or begin another run"
+        )
+
+
+def check_trained(saved: Sequence[str], own: Sequence[str]) -> None:
+    """Raise a ConfigError where a checkpoint's optimizer has moved other parameters than `own`: it knows them by their
+    number, and would move these by the others' moments."""
+    if list(saved) != list(own):
+        a, b = next((a, b) for a, b in zip_longest(saved, own, fillvalue="no more") if a != b)
+        raise ConfigError(
+            f"optim: the checkpoint's optimizer trains other parameters than this config's: {a} where this has {b}; "
+            "which are trained, and in which groups, stays as the run began - begin another run to change it"
         )
 
 

@@ -77,7 +77,7 @@ from lab.make import (
     make_state,
     make_train_loader,
 )
-from lab.optim import check_optimizer, follows_scores, stretched
+from lab.optim import Plateau, check_optimizer, check_trained, follows_scores, stretched
 from lab.profiling import profiling, work_of
 from lab.state import Every, Run, TrainState, averaged
 from lab.tasks.supervised import Supervised
@@ -277,6 +277,8 @@ def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run
     """Load the checkpoint's payload into `state`; raises ConfigError where it does not fit the config."""
     kind = str(config.optimizer["_target_"]).rpartition(".")[2]
     check_optimizer(payload["optimizer"]["param_groups"], state.optimizer, kind)
+    check_trained(payload.get("trained", state.trained), state.trained)  # checkpoints of older versions lack it
+    score = list(state.monitor)
     payload = laid_out(payload, state.model, state.optimizer)
     options = {key.rpartition(".")[2] for key in leaves(config.optimizer, "optim")} | {"fused"}
     load_weights(state.model, payload["model"], "the checkpoint")
@@ -289,8 +291,15 @@ def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run
         state.load(payload, run.world, options=options)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"the checkpoint does not fit this run: {error_line(error)}") from error
-    if line := stretched(state.schedule.schedule if state.schedule.on_device else state.schedule, payload["schedule"]):
+    schedule = state.schedule.schedule if state.schedule.on_device else state.schedule
+    if line := stretched(schedule, payload["schedule"]):
         run.logger.warn(line)
+    if state.monitor != score:
+        before, after = " ".join(state.monitor), " ".join(score)
+        run.logger.warn(f"monitor: {before} until now, {after} from here on: the best score begins anew")
+        state.monitor, state.best, state.best_score, state.stale = score, [], None, 0
+        if isinstance(schedule.factor, Plateau):
+            schedule.factor.best, schedule.factor.stale = None, 0
     state.best = [entry for entry in state.best if run.checkpoints.best_path(entry).exists()]
 
 

@@ -75,6 +75,8 @@ class TrainState:
     optimizer: Optimizer | Optimizers  # Optimizers: {objective: optimizer}, for several objectives
     schedule: Any  # step(), state_dict(), load_state_dict()
     scaler: torch.amp.GradScaler | None  # None unless precision is fp16
+    trained: list[str] = field(default_factory=list)  # names of the optimizers' parameters, in their order
+    monitor: list[str] = field(default_factory=list)  # key and mode of the score that best, best_score, stale are of
     source: Stream | None = None  # training data without a length; its state is the read position
     step: int = 0  # optimizer steps done, skipped ones included
     samples: int = 0  # training samples done by all ranks: the next global sample number

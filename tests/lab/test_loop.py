@@ -375,6 +375,15 @@ def test_steps_that_are_not_finite(non_finite: float, skip: bool, scale: float |
             loop.check_finite(state, run)
 
 
+def test_steps_that_were_left_out_before_a_resume_are_counted() -> None:
+    """Which ended the skipping: fp16 to fp32. Means are over the steps that count."""
+    held = totals(loss=1.0, grad_norm=3.0, non_finite=2.0)
+    assert loop.check_finite(state_of(step=9, logged_step=4, totals=held), run_of(Surroundings())) == {"": 2}
+    held = totals(loss=1.0, grad_norm=INF, non_finite=2.0)
+    with pytest.raises(RunFailed, match=STOPS):
+        loop.check_finite(state_of(step=9, logged_step=4, totals=held), run_of(Surroundings()))
+
+
 def test_right_after_a_log_nothing_is_known_of_steps() -> None:
     assert loop.check_finite(state_of(), run_of(Surroundings())) == {}
 

@@ -19,7 +19,7 @@ from lab.state import TrainState, averaged
 CPU = torch.device("cpu")
 VALUES = {
     "step": 12, "samples": 345, "best": [[0.5, 9], [0.7, 3]], "best_score": 0.5, "stale": 3, "logged_step": 10,
-    "scored_step": 9, "counts": {"loss": 2, "non_finite": 2},
+    "scored_step": 9, "trained": ["a", "b"], "monitor": ["val/x", "max"], "counts": {"loss": 2, "non_finite": 2},
 }  # fmt: skip
 
 

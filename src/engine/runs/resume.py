@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -47,20 +49,37 @@ def choose_run(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) 
         # the same command with resume=auto is often repeated: overrides it had before are no change
         repeated = override in given and (resume in (None, "auto") or (CONF / key).is_dir())
         if not repeated and key != "resume" and not key.startswith("hydra."):
-            change_value(saved, cfg, key, override, directory)
-            changed.append(key)
+            for each in leaves_of(override):
+                change_value(saved, cfg, each, override, directory)
+                changed.append(each)
     check_followers(saved, typed, changed)
     if "path" in saved.data:
         saved.data.path = absolute(plain(saved.data.path), cwd)
     return saved, directory
 
 
+def leaves_of(override: str) -> list[str]:
+    """The keys that an override gives values to: its own, or those in its mapping, a={b: 1}: all others of a stay."""
+    parsed = OverridesParser.create().parse_override(override)
+    given = None if parsed.is_sweep_override() or parsed.is_delete() else parsed.value()
+    if not isinstance(given, dict) or not given:
+        return [override.partition("=")[0]]
+    return flat_keys(parsed.key_or_group, given)
+
+
+def flat_keys(key: str, given: dict[Any, Any]) -> list[str]:
+    found = []
+    for name, value in given.items():
+        found += flat_keys(f"{key}.{name}", value) if isinstance(value, dict) and value else [f"{key}.{name}"]
+    return found
+
+
 def change_value(saved: DictConfig, cfg: DictConfig, key: str, override: str, directory: Path) -> None:
     """Copy the value that `override` has set in `cfg` into a run's saved config."""
     if key in REPLACEABLE:
         OmegaConf.update(saved, key, OmegaConf.to_container(cfg[key], resolve=True), merge=False)
-    elif has_key(saved, key) and not (CONF / key).is_dir():
-        OmegaConf.update(saved, key, OmegaConf.select(cfg, key))
+    elif (has_key(saved, key) or has_key(saved, override.partition("=")[0])) and not (CONF / key).is_dir():
+        OmegaConf.update(saved, key, OmegaConf.select(cfg, key), force_add=True)
     else:
         raise ConfigError(
             f"{override}: the run in {directory} keeps its groups; what can be changed when it goes on are values "
