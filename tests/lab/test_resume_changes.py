@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, TRAIN, last_checkpoint, limit, needs
+from conftest import QUICK, TRAIN, last_checkpoint, limit
 from omegaconf import OmegaConf
 
 from engine.errors import ConfigError
@@ -71,7 +71,6 @@ def test_the_keys_of_an_override(override: str, keys: list[str]) -> None:
     assert leaves_of(override) == keys
 
 
-@needs("conf/task/finetune.yaml")
 def test_moments_stay_with_their_parameters(tmp_path: Path) -> None:
     """Layers of equal shapes: nothing else would tell. Of others, kernels would leave their memory."""
     model = "model.hidden=[32,32,32]"
