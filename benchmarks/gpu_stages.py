@@ -265,7 +265,7 @@ def checkpoints(setting: Setting) -> None:
 
 def cifar94(setting: Setting, file: Path | None) -> None:
     """experiment=cifar10_fast with all training images: accuracy, and seconds of training, without what the first steps
-    and evaluations take. file: the real CIFAR-10, packed; from its original images, as JPEG costs 3.5 points."""
+    and evaluations take. file: the real CIFAR-10, packed; from its original images, as JPEG costs some three points."""
     recipe = ROOT / "conf/experiment/cifar10_fast.yaml"
     if file is None or not recipe.exists():
         setting.add("CIFAR-10 to 94 %", "needs --cifar10 FILE.h5 and experiment=cifar10_fast")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from conftest import QUICK, ROOT, TRAIN, limit, result, status
+from conftest import QUICK, ROOT, TRAIN, importing, limit, result, status
 
 SWEEP = ("-m", *QUICK, "trainer.max_steps=6", "trainer.log_every=3")
 # {fault} happens in the job with seed=1, or in the one with the directory {key}, in its step {step}
@@ -42,7 +41,7 @@ def faulty_command(fault: str, *arguments: str, key: str | None = None, step: in
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    return importing(ROOT / "src")
 
 
 def call(*arguments: str, cwd: Path = ROOT, timeout: float = 60) -> subprocess.CompletedProcess[str]:

@@ -278,7 +278,7 @@ def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run
     kind = str(config.optimizer["_target_"]).rpartition(".")[2]
     check_optimizer(payload["optimizer"]["param_groups"], state.optimizer, kind)
     check_trained(payload.get("trained", state.trained), state.trained)  # checkpoints of older versions lack it
-    score = list(state.monitor)
+    score = state.monitor
     payload = laid_out(payload, state.model, state.optimizer)
     options = {key.rpartition(".")[2] for key in leaves(config.optimizer, "optim")} | {"fused"}
     load_weights(state.model, payload["model"], "the checkpoint")

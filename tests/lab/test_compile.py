@@ -3,7 +3,6 @@ graphs and runs them with eager kernels."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,16 +12,15 @@ import pytest
 import torch
 from conftest import (
     QUICK,
-    TRAIN,
     compose,
     last_checkpoint,
-    limit,
     metrics,
     result,
     slow,
     start_run,
     without_code_generator,
 )
+from sweeps import call
 from torch import nn
 
 import engine.ranks.dynamo as dynamo
@@ -239,8 +237,7 @@ def test_a_resume_may_change_the_memory_order(tmp_path: Path, before: bool, opti
     for after in (before, not before):
         path = tmp_path / str(after)
         start_run(path, *run, "trainer.max_steps=4", f"hardware.channels_last={before}")
-        again = [*TRAIN, f"resume={path}", "trainer.max_steps=8", f"hardware.channels_last={after}"]
-        done = subprocess.run(again, capture_output=True, text=True, timeout=limit(60))
+        done = call(f"resume={path}", "trainer.max_steps=8", f"hardware.channels_last={after}")
         assert done.returncode == 0, done.stderr
         ends.append(last_checkpoint(path))
     for name, value in ends[0]["model"].items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,16 +15,15 @@ import torch
 from conftest import (
     NEEDS_GPT,
     QUICK,
-    TRAIN,
     assert_equal,
     compose,
     last_checkpoint,
-    limit,
     metrics,
     slow,
     start_run,
     without_code_generator,
 )
+from sweeps import call
 from torch import Tensor, nn
 
 import lab.run
@@ -220,8 +218,7 @@ def test_other_errors_are_left_as_they_are(tmp_path: Path, use: Callable[..., No
 def test_a_run_that_fails_while_torch_records_ends_with_its_own_error(tmp_path: Path) -> None:
     """A process that ends in the middle of a recording crashes: status 139 in place of the error's."""
     given = [*SHORT, "profiler=torch", "profiler.wait=0", "profiler.warmup=1", "profiler.active=20", "optim.lr=1e30"]
-    command = [*TRAIN, *given, f"hydra.run.dir={tmp_path}/run"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit(60))
+    done = call(*given, f"hydra.run.dir={tmp_path}/run")
     assert done.returncode == 1, done.stderr
     assert "not finite" in done.stderr
     assert (tmp_path / "run/profile/trace_rank0.json").exists()  # of the steps before

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, TRAIN, last_checkpoint, limit
+from conftest import QUICK, last_checkpoint
 from omegaconf import OmegaConf
+from sweeps import call
 
 from engine.errors import ConfigError
 from engine.runs.resume import leaves_of
@@ -22,15 +23,13 @@ RUN = (*QUICK, "trainer.max_steps=8", "trainer.eval_every=2", "trainer.save_ever
 
 def stopped(run: Path, *overrides: str) -> Path:
     """A run that was stopped after four of its eight steps."""
-    command = [*TRAIN, *RUN, *overrides, "trainer.stop_at_step=4", f"hydra.run.dir={run}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit(60))
+    done = call(*RUN, *overrides, "trainer.stop_at_step=4", f"hydra.run.dir={run}")
     assert "stopped by trainer.stop_at_step at step 4" in done.stderr
     return run
 
 
 def resumed(run: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    command = [*TRAIN, f"resume={run}", *overrides]
-    return subprocess.run(command, capture_output=True, text=True, timeout=limit(60))
+    return call(f"resume={run}", *overrides)
 
 
 @pytest.fixture

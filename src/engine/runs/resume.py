@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -61,17 +60,9 @@ def choose_run(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) 
 def leaves_of(override: str) -> list[str]:
     """The keys that an override gives values to: its own, or those in its mapping, a={b: 1}: all others of a stay."""
     parsed = OverridesParser.create().parse_override(override)
-    given = None if parsed.is_sweep_override() or parsed.is_delete() else parsed.value()
-    if not isinstance(given, dict) or not given:
+    if parsed.is_sweep_override() or parsed.is_delete() or not isinstance(parsed.value(), dict):
         return [override.partition("=")[0]]
-    return flat_keys(parsed.key_or_group, given)
-
-
-def flat_keys(key: str, given: dict[Any, Any]) -> list[str]:
-    found = []
-    for name, value in given.items():
-        found += flat_keys(f"{key}.{name}", value) if isinstance(value, dict) and value else [f"{key}.{name}"]
-    return found
+    return list(flat({parsed.key_or_group: parsed.value()}))
 
 
 def change_value(saved: DictConfig, cfg: DictConfig, key: str, override: str, directory: Path) -> None:
@@ -79,7 +70,7 @@ def change_value(saved: DictConfig, cfg: DictConfig, key: str, override: str, di
     if key in REPLACEABLE:
         OmegaConf.update(saved, key, OmegaConf.to_container(cfg[key], resolve=True), merge=False)
     elif (has_key(saved, key) or has_key(saved, override.partition("=")[0])) and not (CONF / key).is_dir():
-        OmegaConf.update(saved, key, OmegaConf.select(cfg, key), force_add=True)
+        OmegaConf.update(saved, key, OmegaConf.select(cfg, key))
     else:
         raise ConfigError(
             f"{override}: the run in {directory} keeps its groups; what can be changed when it goes on are values "
