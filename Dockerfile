@@ -11,8 +11,8 @@ RUN useradd --create-home --uid "$UID" --shell /bin/bash me
 USER $UID
 WORKDIR /home/me/project
 # what .venv depends on: made again only where one of these has changed. torch brings its CUDA libraries along
-COPY --chown=me pyproject.toml README.md LICENSE* run ./
-RUN mkdir src outputs && PIP_NO_CACHE_DIR=1 ./run pip --version \
+COPY --chown=me pyproject.toml constraints.txt* README.md LICENSE* run ./
+RUN mkdir src outputs && PIP_NO_CACHE_DIR=1 ./run python --version \
   && echo "source ~/project/tools/complete.bash" >>~/.bashrc
 COPY --chown=me . .
 ENTRYPOINT ["./run"]

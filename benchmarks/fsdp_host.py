@@ -1,6 +1,6 @@
 """Host time of a step's work on the weights with trainer=fsdp: clipping, fused AdamW and EMA.
 
-    python benchmarks/fsdp_host.py [--rounds 20] [--layers 12]
+    ./run python benchmarks/fsdp_host.py [--rounds 20] [--layers 12]
 
 One process that takes itself for rank 0 of 8 (torch's fake process group: nothing is sent). `shards` is what lab.loop
 does, `dtensors` the same calls on DTensors, `plain` on ordinary tensors of the shards' sizes. Interleaved; medians.

@@ -1,9 +1,9 @@
 """Every figure that wants a GPU, and all tests marked gpu, by one command.
 
-    python benchmarks/gpu.py --out figures            all stages, 3 rounds: about half an hour
-    python benchmarks/gpu.py --minutes 9 --out figures  what fits, in one round: the stages that tell most come first
-    python benchmarks/gpu.py cifar gpt2 --out figures some of them
-    python benchmarks/gpu.py --dry                    all of them in small, on a CPU: does it work?
+    ./run python benchmarks/gpu.py --out figures            all stages, 3 rounds: about half an hour
+    ./run python benchmarks/gpu.py --minutes 9 --out figures  what fits, in one round; what tells most comes first
+    ./run python benchmarks/gpu.py cifar gpt2 --out figures some of them
+    ./run python benchmarks/gpu.py --dry                    all of them in small, on a CPU: does it work?
 
 figures/gpu.json and gpu.md are written with each figure, and what a failed stage has printed. Data are made up (h5py);
 nothing is fetched. Ours and its peers (benchmarks/gpu_peers.py) take turns, each run in a process of its own; medians.

@@ -115,7 +115,9 @@ def shown(value: float | str | None) -> str:
 
 
 def command(setting: Setting, folder: Path, *overrides: str) -> list[str]:
-    own = ["logger=none", f"hardware={'gpu' if setting.cuda else 'cpu'}", f"hydra.run.dir={folder}"]
+    own = ["logger=none", f"hardware={'gpu' if setting.cuda else 'cpu'}"]
+    if not any(override.startswith("resume=") for override in overrides):  # else it goes on in its own directory
+        own.append(f"hydra.run.dir={folder}")
     threads = [] if setting.cuda else ["hardware.num_threads=1"]
     return [sys.executable, str(OURS), *own, *threads, *overrides]
 

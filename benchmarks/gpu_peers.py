@@ -1,4 +1,4 @@
-"""Bare loops for benchmarks/gpu.py, as one writes them by hand. python benchmarks/gpu_peers.py cifar '{"steps": 100}'
+"""Bare loops for benchmarks/gpu.py, as written by hand. ./run python benchmarks/gpu_peers.py cifar '{"steps": 100}'
 
 Each prints one line of JSON: seconds a step of each block of `log_every` steps (the first is left out: it allocates and
 compiles), samples of a step, the peak of GPU memory in bytes.

@@ -1,6 +1,6 @@
 """The language model's head and its loss: five ways from hidden states (B * T, D) to gradients, in time and memory.
 
-    python benchmarks/head.py --tokens 4096 --width 256 --vocabulary 50257 --precision bf16
+    ./run python benchmarks/head.py --tokens 4096 --width 256 --vocabulary 50257 --precision bf16
 
 transposed: cross_entropy of (B, V, T). flat: of (B * T, V), as lab.losses.next_token. bias: flat, the vocabulary
 rounded up to 64 and masked by a bias, as lab.models.gpt. slice: the same, sliced. chunked: F.linear_cross_entropy.

@@ -1,7 +1,7 @@
 """Figures of the loader against the usual ways: shuffled epochs, the gap between epochs, what a step pays, workers.
 
-    python benchmarks/loader_figures.py --large 20000 --small 200000        (peers: pip install -e .[bench])
-    python benchmarks/loader_figures.py --large 1000 --small 20000 --rounds 3 --only epochs
+    ./run python benchmarks/loader_figures.py --large 20000 --small 200000        (peers: ./run pip install -e .[bench])
+    ./run python benchmarks/loader_figures.py --large 1000 --small 20000 --rounds 3 --only epochs
 
 Ways take turns, round after round; figures are medians over the rounds, so a noisy machine is noisy for all alike.
 """

@@ -1,6 +1,6 @@
 """Packing against the plain ways, interleaved; the medians of the ratios.
 
-    python benchmarks/pack.py [--images FOLDER] [--rounds 5] [--folder /tmp]
+    ./run python benchmarks/pack.py [--images FOLDER] [--rounds 5] [--folder /tmp]
 
 npy: an array of 150 KB samples into HDF5: `pack` (verified) against `d[i] = x` in a loop, both with fsync.
 JPEG: a folder of images, `pack` (written, verified, fsync) against only decoding with Pillow, a process for each core.

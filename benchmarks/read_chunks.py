@@ -1,6 +1,6 @@
 """Shuffled epochs of compressed chunks, warm: H5Dataset.gather against PyTorch's DataLoader with f['x'][i].
 
-    python benchmarks/read_chunks.py [folder]
+    ./run python benchmarks/read_chunks.py [folder]
 
 One 150 KB sample to a chunk, in random order; and 64 samples of 3 KB to a chunk, in windows of 256 chunks. First gzip
 by each library that inflates, in one thread and in both.

@@ -1,6 +1,6 @@
 """Batches from a file that is not in the page cache: H5Dataset with advise() ahead against h5py.
 
-    python benchmarks/read_cold.py [folder]     a folder on a disk, not in memory
+    ./run python benchmarks/read_cold.py [folder]     a folder on a disk, not in memory
 
 The file is dropped from the cache before each way (posix_fadvise; Linux). Each way reads a part of it only.
 """

@@ -1,7 +1,7 @@
 """Batches of random rows of a contiguous dataset, warm: H5Dataset.gather against its limit, and against h5py; and what
 it costs that the files are compared with what they were at the opening.
 
-python benchmarks/read_gather.py [folder]
+./run python benchmarks/read_gather.py [folder]
 """
 
 from __future__ import annotations

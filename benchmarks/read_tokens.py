@@ -1,6 +1,6 @@
 """Random windows of 1,024 tokens, batch 64, warm: TokenWindows.gather against nanoGPT's way and h5py.
 
-python benchmarks/read_tokens.py [folder]
+./run python benchmarks/read_tokens.py [folder]
 """
 
 from __future__ import annotations

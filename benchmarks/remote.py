@@ -1,6 +1,6 @@
 """Epochs over a remote file against the same local file: what the first run pays for the fetch, and what later ones do.
 
-    python benchmarks/remote.py [folder] [--megabytes 400] [--rounds 3]     a folder on a disk, for copies and file
+    ./run python benchmarks/remote.py [folder] [--megabytes 400] [--rounds 3]   a folder on a disk, for copies and file
 
 A server on this machine, which shares its cores: the fetch is bound by both ends, not by a network. Samples of 150 KB,
 a shuffled epoch in batches of 64, files warm. Each round starts with an empty cache.

@@ -1,6 +1,6 @@
 """How long the loop stands still for a checkpoint: trainer.save_async beside torch.save and fsync of the same state.
 
-    python benchmarks/save.py [--rounds 9] [--mb 100] [--folder /tmp]
+    ./run python benchmarks/save.py [--rounds 9] [--mb 100] [--folder /tmp]
 
 The state is a model's weights and AdamW's two moments, float32, on the CPU; the loop multiplies matrices. The ways run
 in turns; the table gives medians over the rounds. "CPU of it": of the loop's thread, which other processes do not slow.

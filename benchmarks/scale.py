@@ -1,6 +1,6 @@
 """What bounds a run on many GPUs: constants measured here, and what follows from them for 8, 64 and 1,024.
 
-    python benchmarks/scale.py [--rounds 5] [--parameters 1e9] [--link-gb-s 50]
+    ./run python benchmarks/scale.py [--rounds 5] [--parameters 1e9] [--link-gb-s 50]
 
 Measured: saving and loading a checkpoint, the order of 10^10 samples beside torch's DistributedSampler, small
 reductions and gathers between local ranks (gloo), the meeting of a run's processes, time to the first step.

@@ -1,6 +1,6 @@
 """Seconds from the command to its output, its first step and its end, beside what importing torch alone costs.
 
-    python benchmarks/startup.py [--rounds 7]
+    ./run python benchmarks/startup.py [--rounds 7]
 
 The commands run in turns; the table gives medians. The first step is read off the first line of metrics.jsonl
 (trainer.log_every=1), counted from the start of the command.

@@ -1,7 +1,7 @@
 """Seconds from the command to the end of the first step, and to the end of the command, for 1 and 2 ranks on the CPU.
 
-    python benchmarks/startup_ranks.py [--rounds 7]
-    PYTHONPATH=<folder with lightning> python benchmarks/startup_ranks.py
+    ./run python benchmarks/startup_ranks.py [--rounds 7]
+    PYTHONPATH=<folder with lightning> ./run python benchmarks/startup_ranks.py
 
 Ours is the whole template (Hydra, checks, run directory, HDF5, evaluation and scores at the end, no logger); torchrun
 starts a plain script of DDP without any of these; Lightning trains the same small net with everything switched off.

@@ -1,6 +1,6 @@
 """Time per training step of a small MLP: our loop and Lightning's, in turns, beside bare PyTorch.
 
-    python benchmarks/step.py [--rounds 7] [--steps 1000]
+    ./run python benchmarks/step.py [--rounds 7] [--steps 1000]
 
 Data in memory, AdamW, clipping at norm 1, one thread, the loss logged each 50 steps. The table gives medians over the
 rounds, and the median of the ratios within a round. Ours is read off metrics.jsonl, logging included. Ours beside bare

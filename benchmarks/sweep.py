@@ -1,6 +1,6 @@
 """What a sweep costs beside its training: tiny jobs (digits, 20 steps, a small MLP), sequential and in a pool.
 
-    python benchmarks/sweep.py [--rounds 5] [--quick]
+    ./run python benchmarks/sweep.py [--rounds 5] [--quick]
 
 importing torch            `python -c "import torch"`
 10 jobs, one process each  the whole command, report included, over its jobs

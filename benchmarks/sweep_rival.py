@@ -1,7 +1,7 @@
 """A job as lightning-hydra-template runs it: a Hydra app around Lightning's Trainer, on our digits. benchmarks/sweep.py
 starts it; it needs `pip install -e '.[bench]'`.
 
-    python benchmarks/sweep_rival.py -m lr=1e-3,3e-3 seed=0,1 hydra.sweep.dir=/tmp/rival
+    ./run python benchmarks/sweep_rival.py -m lr=1e-3,3e-3 seed=0,1 hydra.sweep.dir=/tmp/rival
 """
 
 from __future__ import annotations

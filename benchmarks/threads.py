@@ -1,6 +1,6 @@
 """hardware.num_threads=auto beside 1 and 2 threads: the default MLP, a small ResNet; then beside two busy processes.
 
-    python benchmarks/threads.py [--rounds 5]
+    ./run python benchmarks/threads.py [--rounds 5]
 
 The runs are made in turns. ms a step: the median of the logged intervals of 10 steps, without the first, which
 prepares kernels. Both columns are medians over the rounds. `load` is that of the whole machine at the end.

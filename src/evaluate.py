@@ -1,7 +1,7 @@
 """Score a trained model on any split.
 
-    python src/evaluate.py outputs/default/2026-11-20_21-35-11-adaa11
-    python src/evaluate.py RUN_DIR_OR_CHECKPOINT --split val data.path=other.h5 hardware.device=cpu
+    ./run evaluate outputs/default/2026-11-20_21-35-11-adaa11
+    ./run evaluate RUN_DIR_OR_CHECKPOINT --split val data.path=other.h5 hardware.device=cpu
 
 Overrides are values of the run's own config. Exit status: 0 done, 2 a mistake in what was asked.
 """

@@ -1,7 +1,7 @@
 """Write a trained model's weights, whole, as one plain file: from any checkpoint, also one that lies in parts.
 
-    python src/export.py outputs/default/2026-11-20_21-35-11-adaa11 model.pt
-    python src/export.py RUN_DIR_OR_CHECKPOINT FILE --overwrite
+    ./run export outputs/default/2026-11-20_21-35-11-adaa11 model.pt
+    ./run export RUN_DIR_OR_CHECKPOINT FILE --overwrite
 
 In a model of one's own: model.load_state_dict(torch.load("model.pt", weights_only=True)). The weights are those that
 were evaluated: the moving average where the run kept one. Exit status: 0 done, 2 a mistake in what was asked.

@@ -1,8 +1,10 @@
 """Write and look at HDF5 files.
 
-python src/h5.py pack photos/ photos.h5 --size 224 --crop center --split val=0.1
-python src/h5.py inspect photos.h5
-python src/h5.py repack old.h5 new.h5 --codec zstd
+./run h5 pack photos/ photos.h5 --size 224 --crop center --split val=0.1
+./run h5 inspect photos.h5
+./run h5 repack old.h5 new.h5 --codec zstd
+
+Exit status: 0, OUT holds all that SOURCE does; 3, all but what the lines "left out: ..." name; 2, an error, no OUT.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import engine.interpreter  # noqa: F401 - first
 
 # isort: split
 import argparse
+import os
 import shlex
 import sys
 from dataclasses import fields as dataclass_fields
@@ -49,6 +52,13 @@ def shard(text: str) -> tuple[int, int]:
     return int(i), int(n)
 
 
+def one_sign(text: str) -> str:
+    sign = {"tab": "\t", "\\t": "\t", "space": " "}.get(text, text)
+    if len(sign) != 1 or not sign.isascii() or sign in '"\r\n':
+        raise argparse.ArgumentTypeError(f"{text!r} is not one sign, nor tab, nor space")
+    return sign
+
+
 def positive(text: str) -> int:
     if not text.isdigit() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
@@ -65,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "source",
         help="a folder (images, arrays, shards), a pattern in quotes ('train-*.tar'), or a "
-        ".npy .npz .pth .csv .parquet .txt .tar .tfrecord .lmdb .zarr .n5",
+        ".npy .npz .pth .csv .tsv .parquet .txt .tar .tfrecord .lmdb .zarr .n5",
     )
     add("out")
     add("--format", help="images, numpy, torch, samples, lmdb, zarr, n5, tfrecord, webdataset, table, text [found out]")
@@ -81,12 +91,19 @@ def parser() -> argparse.ArgumentParser:
         help=f"what a field's bytes or strings are: {kinds}",
     )
     add("--files", dest="file_column", metavar="COLUMN", help="column of a table that names image files")
+    add("--separator", type=one_sign, metavar="SIGN", help="between a CSV's columns, such as ';' or tab [found out]")
+    named = "the first line of a CSV names its columns, or is a row [found out]"
+    add("--header", action=argparse.BooleanOptionalAction, help=named)
+    add("--decimal", choices=[".", ","], help="the point of a CSV's numbers [.]")
+    add("--encoding", help="of a CSV, such as latin-1 [utf-8]")
     add("--empty", choices=["stop", "nan"], help="at an empty cell of a column of numbers [stop]")
     add("--size", type=image_size, metavar="SIDE|HxW", help="resize images, in pixels")
     add(
         "--crop", choices=["none", "center"], help="center: the shorter side to --size, then the middle [none: stretch]"
     )
-    add("--mode", help="of images: RGB, L, RGBA or 'I;16' [RGB]")
+    mode = "of images: RGB, L, RGBA, 'I;16', or P, the numbers of a palette [P if the first has a palette, else RGB]"
+    add("--mode", help=mode)
+    add("--exif", choices=["apply", "ignore"], help="the orientation of photos [not applied, and counted as left out]")
     add("--variable", action="store_true", help="keep each image's size: flat values + offsets + shapes")
     add("--tokenizer", help="bytes, chars, a tokenizers JSON file, or module:function from text to ids [bytes]")
     add(
@@ -98,6 +115,9 @@ def parser() -> argparse.ArgumentParser:
     shuffle(p)
     add("--shard", type=shard, metavar="I/N", help="write the I-th of N shares, into OUT.I-of-N.h5")
     add("--on-error", choices=["stop", "skip"], help="at a sample that cannot be read [stop]")
+    left = "names, or patterns in quotes, that may be left out: exit status 0, if nothing else was"
+    add("--leave-out", nargs="+", metavar="NAME", help=left)
+    add("--external", choices=["refuse", "allow"], help="read what links of SOURCE name outside of it [refuse]")
     common(p)
 
     p = verbs.add_parser("inspect", help="how a file is laid out and read, how fast, and what to change")
@@ -111,6 +131,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--external", choices=["refuse", "allow"], help="copy what lies in files outside of SOURCE's folder [refuse]"
     )
+    p.add_argument("--fixed", action="store_true", help="what can grow becomes contiguous too, and can grow no more")
+    p.add_argument("--inflate", action="store_true", help="write a copy of many times SOURCE's size")
     shuffle(p)
     common(p)
     return top
@@ -142,7 +164,7 @@ def provenance(source: str, argv: list[str], options: Any) -> dict[str, Any]:
 
     return {
         "source": printable(source),
-        "command": printable(shlex.join(["python", "src/h5.py", *argv])),
+        "command": printable(shlex.join(["./run", "h5", *argv])),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": ", ".join(
             [f"python {platform.python_version()}", *(f"{p} {version(p)}" for p in ("h5py", "numpy"))]
@@ -151,13 +173,15 @@ def provenance(source: str, argv: list[str], options: Any) -> dict[str, Any]:
     }
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
+    """-> the exit status."""
     args = vars(parser().parse_args(argv))
     verb = args.pop("verb")
     if verb == "inspect":
         from engine.packing import inspect_file
 
-        return inspect_file(args["file"], args["seconds"])
+        inspect_file(args["file"], args["seconds"])
+        return 0
     from engine.packing import Encoding, PackOptions
 
     for name in ("fields", "kinds", "split"):
@@ -165,21 +189,28 @@ def main(argv: list[str]) -> None:
             args[name] = dict(args[name])
     encode = Encoding(**{f.name: args.pop(f.name) for f in dataclass_fields(Encoding) if f.name in args})
     source, out, flatten = args.pop("source"), args.pop("out"), args.pop("flatten", False)
-    external = args.pop("external", "refuse")
+    if "leave_out" in args:
+        args["leave_out"] = tuple(args["leave_out"])
+    fixed, inflate = args.pop("fixed", False), args.pop("inflate", False)
     options = PackOptions(**args)
     record = provenance(source, argv, options)
     if verb == "repack":
         from engine.packing import repack_file
 
-        return repack_file(source, out, options, encode, record, flatten, external)
+        return repack_file(source, out, options, encode, record, flatten, options.external, fixed, inflate).exit_status
     from engine.packing import open_source, pack_encoded
 
-    return pack_encoded(open_source(source, options), out, options, encode, record)
+    return pack_encoded(open_source(source, options), out, options, encode, record).exit_status
 
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1:])
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+        sys.exit(status)
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + 13)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

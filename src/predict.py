@@ -1,8 +1,8 @@
 """Write a trained model's outputs for every sample of a split into one file, each sample once, in the split's order.
 
-    python src/predict.py outputs/default/2026-11-20_21-35-11-adaa11 --out predictions.h5
-    python src/predict.py RUN_DIR_OR_CHECKPOINT --split val --with y --out val.parquet data.path=other.h5
-    python src/predict.py RUN_1 RUN_2 RUN_3 --apply softmax --out ensemble.npz
+    ./run predict outputs/default/2026-11-20_21-35-11-adaa11 --out predictions.h5
+    ./run predict RUN_DIR_OR_CHECKPOINT --split val --with y --out val.parquet data.path=other.h5
+    ./run predict RUN_1 RUN_2 RUN_3 --apply softmax --out ensemble.npz
 
 Several runs or checkpoints are an ensemble: the mean of their outputs is written. Overrides are values of the runs' own
 configs; data.fields.y=null leaves a field out that the data lack. Exit status: 0 done, 1 failed, 2 a mistake in what

@@ -1,8 +1,8 @@
 """Report on a sweep, while it runs or after, or compare any run directories.
 
-    python src/report.py outputs/default/sweeps/lr
-    python src/report.py outputs/default/2026-11-20_* outputs/other/2026-11-21_10-00-00-4f0c1e --out outputs/compare
-    python src/report.py outputs/default/sweeps/lr --save-best      # conf/experiment/best_lr.yaml
+    ./run report outputs/default/sweeps/lr
+    ./run report outputs/default/2026-11-20_* outputs/other/2026-11-21_10-00-00-4f0c1e --out outputs/compare
+    ./run report outputs/default/sweeps/lr --save-best      # conf/experiment/best_lr.yaml
 
 Exit status: 0 done, 2 a mistake in what was asked.
 """
@@ -53,7 +53,7 @@ def main() -> int:
             if best is None:
                 raise ConfigError(f"--save-best: no job of {study.name} has a score yet")
             path = save_best(study, best, args.overwrite)
-            print(f"{os.path.relpath(path)}: python src/train.py experiment={path.stem}")
+            print(f"{os.path.relpath(path)}: ./run train experiment={path.stem}")
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,8 +1,8 @@
 """Upload what was logged offline to Weights & Biases: runs, sweeps, whole folders; resumed runs as one run.
 
-    python src/sync.py                                # all below outputs/
-    python src/sync.py outputs/default/sweeps/lr
-    python src/sync.py RUN_DIR --replay               # write the run anew from metrics.jsonl, whatever was uploaded
+    ./run sync                                # all below outputs/
+    ./run sync outputs/default/sweeps/lr
+    ./run sync RUN_DIR --replay               # write the run anew from metrics.jsonl, whatever was uploaded
 
 Exit status: 0 all is there, 1 an upload failed, 2 a mistake in what was asked.
 """

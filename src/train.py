@@ -1,7 +1,7 @@
 """Train: compose the config, check it, launch the run.
 
-    python src/train.py data=h5 trainer=ddp
-    python src/train.py -m optim.lr=1e-3,3e-3 seed=0,1,2 sweep=lr
+    ./run train data=h5 trainer=ddp
+    ./run train -m optim.lr=1e-3,3e-3 seed=0,1,2 sweep=lr
 
 Exit status: 0 finished, 1 a run failed, 2 a mistake in the configuration, 130 Ctrl-C, 75 preempted (SIGTERM,
 SIGUSR1, SIGUSR2, SIGHUP, trainer.max_time): saved, to be run again with resume.
@@ -30,15 +30,16 @@ from omegaconf import DictConfig
 
 import lab  # noqa: F401 - the project that the engine runs
 from engine.config import as_started, plain, remove_if_empty, run_hydra
-from engine.errors import ConfigError, RunFailed
+from engine.errors import INTERRUPTED, ConfigError, RunFailed
 from engine.ranks import become_rank, follows, release_followers, started_ranks
 from engine.runs import choose_run
 
-FINISHED, RUN_FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
+FINISHED, RUN_FAILED, MISTAKE = 0, 1, 2
 
 
 def main() -> int:
     """The exit status; of a multirun, the worst of its jobs."""
+    early.imported()
     try:
         become_rank()
         if follows():  # torchrun or a scheduler started this process beside rank 0, which alone composes
@@ -74,6 +75,8 @@ def train(cfg: DictConfig) -> int:
     hydra = HydraConfig.get()
     run_dir = Path(hydra.runtime.output_dir)
     overrides = [str(text) for text in plain(hydra.overrides.task, resolve=False)]  # optim.lr=${oc.env:LR} as typed
+    if cfg.resume not in (None, "auto"):
+        overrides = [text.removeprefix("++") for text in overrides]  # engine.config.compose.for_a_run
     multirun = hydra.mode == RunMode.MULTIRUN
     label = f"job {hydra.job.num} ({' '.join(overrides)}): " if multirun else ""
     if cfg.sweep.job is not None:
@@ -85,6 +88,11 @@ def train(cfg: DictConfig) -> int:
             raise ConfigError(f"sweep={cfg.sweep.name}: the name of a multirun - add -m")
         if not multirun and (alone := [text for text in overrides if text.lstrip("+").startswith("sweep.")]):
             raise ConfigError(f"{alone[0]}: of a multirun, and would have no effect here - add -m, or leave it out")
+        elsewhere = [text for text in plain(hydra.overrides.hydra, resolve=False) if text.startswith("hydra.run.dir=")]
+        if cfg.resume not in (None, "auto") and elsewhere:
+            raise ConfigError(
+                f"{elsewhere[0]}: would have no effect, as resume={cfg.resume} goes on there - leave it out"
+            )
         final, chosen = choose_run(cfg, run_dir, overrides, Path(hydra.runtime.cwd))
         if chosen != run_dir:
             remove_if_empty(run_dir)
@@ -115,6 +123,7 @@ def train(cfg: DictConfig) -> int:
 def leave(status: int) -> NoReturn:
     """End this process. A rank skips Python's teardown: a thread of gloo may still give up its last tensor, and a
     thread that asks for the interpreter then aborts the process (seen in 1 of 30 ends under torchrun)."""
+    early.ignore_signals()
     if started_ranks() is None:
         sys.exit(status)
     sys.stdout.flush()
@@ -123,4 +132,7 @@ def leave(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    leave(main())
+    try:
+        leave(main())
+    finally:
+        early.ignore_signals()

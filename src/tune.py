@@ -1,7 +1,7 @@
 """Find values by trying them, and print them as overrides to paste.
 
-    python src/tune.py experiment=digits                 all three, one after the other
-    python src/tune.py lr loader experiment=digits       some of
+    ./run tune experiment=digits                 all three, one after the other
+    ./run tune lr loader experiment=digits       some of
       micro_batch   the largest hardware.micro_batch_size that fits (=auto finds it when a run starts)
       loader        data.loader and data.num_workers: what delivers as fast as the steps take
       lr            a learning-rate range test (Smith 2017): lr.png and optim.lr

@@ -1,13 +1,15 @@
 """Recompute a run: start it again from its own config and code, and compare bit for bit. The run is not changed.
 
-    python src/verify.py outputs/default/2026-11-20_21-35-11-adaa11
-    python src/verify.py RUN --steps 200             # its first steps alone
-    python src/verify.py RUN data.path=/here/x.h5    # a run from another machine
-    python src/verify.py RUN --commit here           # with the files as they are: does my edit change results?
+    ./run verify outputs/default/2026-11-20_21-35-11-adaa11
+    ./run verify RUN --steps 200             # its first steps alone
+    ./run verify RUN data.path=/here/x.h5    # a run from another machine
+    ./run verify RUN --commit own            # with the run's commit, not with the files as they are
+    ./run verify RUN --diff                  # with its uncommitted.diff too: read that first
 
-Compared are the logged metrics, the checkpoints that both have and, at the end, the scores. The code is the run's: its
-commit with its uncommitted.diff, in a temporary git worktree where src/ has changed since. Where the machine, torch or
-the number of threads or ranks differ, and on a GPU without hardware.deterministic=true, equal means to --rounding.
+Compared are the logged metrics, the checkpoints that both have and, at the end, the scores. The code is the present
+files, unless asked otherwise: the run may be somebody else's. Other code lies in a temporary git worktree. Where the
+machine, torch or the number of threads or ranks differ, and on a GPU without hardware.deterministic=true, equal means
+to --rounding.
 
 Exit status: 0 equal, 1 different, 2 a mistake in what was asked.
 """
@@ -28,7 +30,17 @@ def main() -> int:
     parser.add_argument("run", type=Path, help="the directory of a finished or stopped run; nothing in it is changed")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="for the second run: where its data lie, ...")
     parser.add_argument("--steps", type=int, help="compare its first steps; default: all, and the final scores")
-    parser.add_argument("--commit", metavar="REV", help="another code than the run's own; here: the files as they are")
+    parser.add_argument(
+        "--commit",
+        metavar="REV",
+        default="here",
+        help="a commit, or own: the run's; default: here, the files as they are",
+    )
+    parser.add_argument(
+        "--diff",
+        action="store_true",
+        help="the run's commit with its uncommitted.diff, which is executed: read it first",
+    )
     parser.add_argument("--out", type=Path, help="keep the second run in this directory; default: a temporary one")
     parser.add_argument("--rounding", type=float, help="largest relative difference; default: 0, or 0.01, see above")
     args = parser.parse_intermixed_args()
@@ -38,7 +50,7 @@ def main() -> int:
     from engine.verify import verify
 
     try:
-        found = verify(args.run, args.steps, args.commit, args.out, args.rounding, args.overrides)
+        found = verify(args.run, args.steps, args.commit, args.out, args.rounding, args.overrides, args.diff)
     except (ConfigError, RunFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

@@ -134,11 +134,12 @@ def torch_file(w: Draw, folder: Path) -> Case:
         made, names = next(iter(made.values())), ["a"]
     elif kind == "object":
         made = {**made, "model": w.one_of([Case, torch.nn.Linear(2, 2), "text", 5, None])}
+        plain = not isinstance(made["model"], (type, torch.nn.Module))
     torch.save(made, path)
     arrays = [pair[1] for pair in pairs.values()][: len(names)]
-    if kind == "object" or any(a is None for a in arrays):
+    if (kind == "object" and not plain) or any(a is None for a in arrays):
         return Case(path, None)
-    return Case(path, dict(zip(names, arrays)), {}, True)
+    return Case(path, dict(zip(names, arrays)), {}, True, "model" if kind == "object" else "")
 
 
 def zarr_store(w: Draw, folder: Path) -> Case:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ def judge(case: Case) -> tuple[str, str]:
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
-            out = pack(open_source(str(case.path), options), case.path.parent / "out.h5", options, {})
+            source = open_source(str(case.path), options)
+            out = pack(source, case.path.parent / "out.h5", options, {})
     except ConfigError as error:
         text = str(error)
         if "\n" in text or not text.isprintable():
@@ -62,6 +64,8 @@ def judge(case: Case) -> tuple[str, str]:
         return "packed", "and should be refused"
     if case.left_out and case.left_out not in said.getvalue():
         return "packed", f"and no line says that {case.left_out} is left out: {said.getvalue()}"
+    if (case.plain or case.left_out) and bool(source.account.exit_status) != bool(case.left_out):
+        return "packed", f"and the status is {source.account.exit_status}: {source.account.lines()}"
     with h5py.File(out) as file:
         return "packed", next(filter(None, (differs(file, name, value) for name, value in case.expected.items())), "")
 
@@ -101,13 +105,13 @@ def array_differs(name: str, found: np.ndarray, value: np.ndarray) -> str:
 
 
 def same_number(got: Any, want: Any) -> bool:
-    """Whole numbers to the last digit; others may be rounded once, to float32 where that has an exponent for them."""
+    """Whole numbers to the last digit; others may be float32 where that is written with the same digits."""
     if want is None:
         return isinstance(got, float) and math.isnan(got)
     if isinstance(want, float):
         if math.isnan(want):
             return math.isnan(got)
-        rounded = 1e-38 < abs(want) < 2**24 and got == float(np.float32(want))
+        rounded = 1e-38 < abs(want) < 2**24 and got == float(np.float32(want)) and float(str(np.float32(want))) == want
         return got == want or rounded
     return not (isinstance(got, float) and math.isinf(got)) and int(got) == want
 
@@ -143,8 +147,10 @@ def same_cell(got: Any, want: Any, gaps: bool) -> bool:
 
 
 def number_of(cell: str) -> Any:
-    """None: empty; "text": no number."""
+    """None: empty; "text": no number, as 007."""
     cell = cell.strip()
+    if re.match(r"[+-]?0[0-9xX]", cell):
+        return "text"
     if cell in ("", "NA", "N/A", "nan", "NaN", "null"):
         return None
     if cell.lower() in ("true", "false"):

@@ -85,13 +85,16 @@ def lmdb_env(w: Draw, folder: Path) -> Case:
             for k in range(count):
                 prefix = "" if name == "value" else f"{name}-"
                 txn.put(f"{prefix}{k}".encode(), raws[name][k] or b" ")
+        left = ""
         if w.chance(0.3):
-            txn.put(w.one_of([b"num-samples", b"__len__", b"length"]), b"5")
+            name, number = w.one_of([("num-samples", count), ("length", count), ("__len__", count), ("__len__", 99)])
+            txn.put(name.encode(), str(number).encode())
+            left = name if number == 99 else ""
     if expected is not None:
         for name, values in expected.items():
             if isinstance(values, list):  # LMDB holds no empty value
                 expected[name] = [v if len(v) else np.frombuffer(b" ", np.uint8) for v in values]
-    return Case(path, expected, options, expected is not None)
+    return Case(path, expected, options, expected is not None, left)
 
 
 SUFFIX = {"int": "cls", "text": "txt", "npy": "npy", "image": "png"}

@@ -21,15 +21,20 @@ def bare_python(folder: Path) -> Path:
 def clone_with_environment(folder: Path) -> Path:
     """The project after `./run` has made .venv, which is here the environment that runs the tests."""
     copy = copy_of_the_project(folder)
-    stamp = subprocess.run(["cksum"], stdin=open(copy / "pyproject.toml"), capture_output=True, text=True, check=True)  # noqa: SIM115
     executable(copy / ".venv/bin/python", f'exec env PYTHONPATH="{copy}/src" "{sys.executable}" "$@"')
     for extra in ("all", "dev"):
-        (copy / f".venv/stamp.{extra}").write_text(stamp.stdout)
+        (copy / f".venv/stamp.{extra}").write_text(stamp_of(copy))
     return copy
 
 
+def stamp_of(folder: Path) -> str:
+    """As ./run writes it."""
+    files = b"".join((folder / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))
+    return subprocess.run(["cksum"], input=files, capture_output=True, check=True).stdout.decode()
+
+
 def executable(path: Path, script: str) -> None:
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
 

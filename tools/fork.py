@@ -3,7 +3,7 @@
 
     ./run fork mypackage --title "My project" --author "Ada Lovelace" --without gan vae search
     ./run fork --without reports               # later, in a fork
-    python tools/fork.py mypackage --into ../my-project        # leaves this folder as it is; what copier runs
+    ./run fork mypackage --into ../my-project  # leaves this folder as it is; what copier runs
 
 Reads the files that git tracks. src/engine and src/hydra_plugins are copied byte for byte, less the parts left out.
 Needs git, ruff and nothing else, so that it runs before an environment is made. parts.py lists what can be left out.
@@ -20,6 +20,7 @@ import json
 import keyword
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from parts import PARTS, TEMPLATE_ONLY, Part
-from prune import prune_schema, prune_tests
+from prune import bound_by, count_tests, prune_schema, prune_tests, without
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD, LONGEST = "lab", 20
@@ -71,7 +72,8 @@ def main() -> int:
             remarks = leave_out(tree, TEMPLATE_ONLY, present) if args.package else []
             for name in without:
                 remarks += [f"{name}: {remark}" for remark in leave_out(tree, PARTS[name], present)]
-            prune_tests(tree)
+            prune_tests(tree, ROOT)
+            lines_of_tests = tests_report(count_tests(ROOT), count_tests(tree))
             prune_schema(tree)
             functions = [spelled(name, present) for part in without for name in PARTS[part].files if "::" in name]
             forget(tree, [*functions, *(name for name in names if not (tree / name).exists())])
@@ -85,12 +87,32 @@ def main() -> int:
         return 2
     for remark in remarks:
         print(remark, file=sys.stderr)
+    for line in lines_of_tests:
+        print(line)
     if "COPIER_OPERATION" not in os.environ:  # copier has words of its own, and makes several copies for an update
-        less = ", less these" if any(file.startswith(ENGINE) for part in without for file in PARTS[part].files) else ""
+        folder = (args.into or ROOT).resolve()
         left = f", left out: {', '.join(without)}" if without else ""
-        print(f"{(args.into or ROOT).resolve()}: the package is {package}{left}; src/engine is as it was{less}")
-        print("next: git add -A && git commit, then ./run train and ./run test; docs/fork.md says how to update")
+        print(f"{folder}: the package is {package}{left}")
+        print(f"next, in {folder} (docs/fork.md says how to update):")
+        for command in next_commands(folder, wheel="engine" in without):
+            print(f"  {command}")
     return 0
+
+
+def next_commands(folder: Path, wheel: bool) -> list[str]:
+    """What to type there. wheel: the engine is one, which no index has, so it is built of the template's commit."""
+    commands = [] if (folder / ".git").exists() else ["git init"]
+    commands += ['git add -A && git commit -m "Fork"']
+    if wheel:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+        ).stdout
+        builds = subprocess.run(["git", "cat-file", "-e", "HEAD:tools/engine"], cwd=ROOT, stderr=subprocess.DEVNULL)
+        # a fork has no tools/engine
+        source = "ADDRESS-OF-THE-TEMPLATE" if builds.returncode else f"{ROOT.as_uri()}@{commit.strip()}"
+        requirement = shlex.quote(f"git+{source}#subdirectory=tools/engine")
+        commands += [f"./run pip install --no-deps {requirement}"]
+    return [*commands, "./run train", "./run test"]
 
 
 # -- what was asked --------------------------------------------------------------------------------------------------
@@ -195,25 +217,22 @@ def leave_out(tree: Path, part: Part, package: str) -> list[str]:
     missing = []
     for name in (spelled(one, package) for one in part.files):
         path, _, function = name.partition("::")
-        found = [one for one in tree.glob(path) if one.exists()]
-        if not found:
-            missing.append(f"there is no {path}")
-        for one in found:
+        if not any(function_of(one, function) if function else True for one in ROOT.glob(path)):
+            missing.append(f"{path} has no {function}" if function else f"there is no {path}")
+        for one in tree.glob(path):
             if function:
-                if not delete_function(one, function):
-                    missing.append(f"{path} has no {function}")
+                delete_function(one, function)
             elif one.is_dir():
                 shutil.rmtree(one)
             else:
                 one.unlink()
-    for name, patterns in part.lines.items():
-        for pattern in (spelled(one, package) for one in patterns):
-            changed = edit(tree / spelled(name, package), rf"^.*{pattern}.*\n", "")
-            missing += [] if changed else [f"{spelled(name, package)} has no line {pattern!r}"]
-    for name, replaced in part.texts.items():
-        for pattern, new in replaced.items():
-            changed = edit(tree / spelled(name, package), spelled(pattern, package), spelled(new, package))
-            missing += [] if changed else [f"{spelled(name, package)} has no {pattern!r}"]
+    changes = [(name, rf"^.*{line}.*\n", "", f"line {line!r}") for name, lines in part.lines.items() for line in lines]
+    changes += [(name, old, new, repr(old)) for name, texts in part.texts.items() for old, new in texts.items()]
+    for name, pattern, new, said in (tuple(spelled(one, package) for one in change) for change in changes):
+        edit(tree / name, pattern, new)
+        # asked of the project as it was: in the tree another part may have taken it
+        if (ROOT / name).exists() and not re.search(pattern, (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE):
+            missing.append(f"{name} has no {said}")
     return missing
 
 
@@ -222,28 +241,38 @@ def spelled(text: str, package: str) -> str:
     return re.sub(rf"\b{OLD}\b", package, text)
 
 
-def edit(path: Path, pattern: str, new: str | Callable[[re.Match[str]], str]) -> bool:
-    if not path.exists():
-        return True  # left out with another part
-    text, count = re.subn(pattern, new, path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    path.write_text(text, encoding="utf-8")
-    return bool(count)
+def edit(path: Path, pattern: str, new: str | Callable[[re.Match[str]], str]) -> None:
+    if path.exists():
+        path.write_text(re.sub(pattern, new, path.read_text(encoding="utf-8"), flags=re.MULTILINE), encoding="utf-8")
 
 
-def delete_function(path: Path, name: str) -> bool:
-    """A function, class or assignment of a module, with its decorators."""
-    text = path.read_text(encoding="utf-8")
-    for node in ast.parse(text).body:
-        names = [getattr(node, "name", "")]
-        if isinstance(node, ast.Assign):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-        if name in names:
-            decorators = [one.lineno for one in getattr(node, "decorator_list", [])]
-            lines = text.splitlines(keepends=True)
-            del lines[min([node.lineno, *decorators]) - 1 : node.end_lineno]
-            path.write_text("".join(lines), encoding="utf-8")
-            return True
-    return False
+def function_of(path: Path, name: str) -> ast.stmt | None:
+    """A function, class or assignment of a module."""
+    return next((node for node in ast.parse(path.read_text(encoding="utf-8")).body if name in bound_by(node)), None)
+
+
+def delete_function(path: Path, name: str) -> None:
+    if (node := function_of(path, name)) is not None:
+        path.write_text(without(path.read_text(encoding="utf-8"), [node]), encoding="utf-8")
+
+
+def tests_report(before: dict[str, list[str]], left: dict[str, list[str]]) -> list[str]:
+    """How many test functions are left, and which are not: by folder, file or function, as much as has gone whole."""
+    gone = {name: [one for one in tests if one not in left.get(name, ())] for name, tests in before.items()}
+    gone = {name: tests for name, tests in gone.items() if tests}
+    number, kept = sum(map(len, before.values())), sum(map(len, left.values()))
+    lines = [f"tests: {kept} of {number} functions are kept" + (", gone are:" if gone else "")]
+    folders = {parent for name in gone for parent in Path(name).parents}
+    whole = {one.as_posix() for one in folders if not any(Path(name).is_relative_to(one) for name in left)}
+    outer: dict[str, int] = {}
+    for name, tests in gone.items():
+        inside = [one for one in (*reversed(Path(name).parents), Path(name)) if one.as_posix() in whole]
+        if inside or name not in left:
+            place = f"{inside[0].as_posix()}/" if inside else name
+            outer[place] = outer.get(place, 0) + len(tests)
+        else:
+            lines.append(f"  {name}: {', '.join(tests)}")
+    return [lines[0], *(f"  {place}: {count}" for place, count in outer.items()), *lines[1:]]
 
 
 def forget(tree: Path, deleted: list[str]) -> None:

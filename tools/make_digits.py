@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make data/digits.h5 from the digits that scikit-learn carries.
 
-    pip install scikit-learn h5py && python tools/make_digits.py [FILE]
+    ./run pip install scikit-learn && ./run python tools/make_digits.py [FILE]
 
 scikit-learn is needed here alone; the file is part of the repository. A second run gives the same bytes (with the same
 HDF5 library). Groups train, val, test, each with image (N, 1, 8, 8) uint8 and label (N,) int64, both contiguous.

@@ -37,6 +37,9 @@ TEMPLATE_ONLY = Part(
         "tools/copier",
         "tools/engine",
         "tests/lab/test_docs.py",
+        "tests/lab/test_breaks.py",
+        "tests/breaks.py",
+        "tools/mutate.py",
         "tests/lab/test_fork*.py",
         "tests/lab/test_schema.py::test_the_schema_is_current",  # ./run lint asks; a new class leaves the tests green
         "tests/engine/test_wall.py::test_all_that_a_page_shows_is_used_or_documented",
@@ -54,17 +57,17 @@ TEMPLATE_ONLY = Part(
         *(f"tests/lab/test_suite.py::{name}" for name in ("ADDED", "DELETED", "FILES", "TESTS", "FOLDERS", "ASKED")),
         "tests/lab/test_suite.py::test_what_a_fork_adds_and_deletes_leaves_the_tests_green",
     ),
-    {"pyproject.toml": ['"copier>='], "README.md": ["`\\./run fork my_project`"]},
+    {
+        "pyproject.toml": ['"copier>='],
+        "README.md": ["`\\./run fork my_project`"],
+        "docs/contract.md": ["`tests/breaks\\.py`", "tools/mutate\\.py"],
+        "CONTRIBUTING.md": ["`tests/breaks\\.py`"],
+    },
 )
 
 PARTS = {
     # methods
-    "byol": method(
-        "byol",
-        "representations by a student and a teacher",
-        "tests/lab/test_skipping.py::test_what_a_task_updates_is_put_back",
-        lines={"tests/lab/test_skipping.py": ['"byol":']},
-    ),
+    "byol": method("byol", "representations by a student and a teacher"),
     "contrastive": method("contrastive", "representations by pairs"),
     "finetune": method(
         "finetune",

@@ -17,11 +17,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Statement:
-    """One at the top of a module. uses: names that it reads, takes as fixtures, or imports within."""
+    """One at the top of a module. uses: names that it reads, takes as fixtures, or imports within. chains: attributes
+    with what they are of, as in `engine.ranks.World`."""
 
     node: ast.stmt
     binds: frozenset[str]
     uses: frozenset[str]
+    chains: frozenset[str]
     imports: bool
 
     @property
@@ -29,21 +31,31 @@ class Statement:
         return any(name.lower().startswith("test") for name in self.binds) and not self.imports
 
 
-def prune_tests(tree: Path) -> None:
-    """Until nothing changes: what uses a deleted function goes too. A file that is left without tests is deleted."""
+def prune_tests(tree: Path, before: Path) -> None:
+    """Until nothing changes: what uses something that was there before and has gone goes too. A file that is left
+    without tests is deleted, and what only such files have imported. before: the project with all of its parts."""
     changed = True
     while changed:
         changed = False
         names_of.cache_clear()
+        # fixtures of conftest.py, which a test names without importing them
+        fixtures = (names_of(before, "conftest") or set()) - (names_of(tree, "conftest") or set())
         for path in sorted((tree / "tests").rglob("*.py")):
             source = path.read_text(encoding="utf-8")
+            whole = whole_modules(before, source)
             lost = {
                 name
                 for module, imported, name in imports(source)
-                if (held := names_of(tree, module)) is not None and (imported not in held if imported else not held)
+                if gone(tree, before, module, imported) or (imported and gone(tree, before, f"{module}.{imported}", ""))
             }
             rest, doomed = list(statements(source)), []
-            while found := [one for one in rest if not one.imports and lost & one.uses]:
+            lost |= fixtures - {name for one in rest for name in one.binds}
+            while found := [
+                one
+                for one in rest
+                if not one.imports
+                and (lost & one.uses or any(chain_is_gone(tree, before, whole, chain) for chain in one.chains))
+            ]:
                 doomed += found
                 rest = [one for one in rest if one not in found]
                 lost |= {name for one in found for name in one.binds}
@@ -54,6 +66,35 @@ def prune_tests(tree: Path) -> None:
                     path.write_text(without(source, [one.node for one in doomed]), encoding="utf-8")
                 else:
                     path.unlink()
+        for path in used_helpers(before) - used_helpers(tree):
+            if (tree / path).exists():
+                changed = True
+                (tree / path).unlink()
+
+
+def count_tests(tree: Path) -> dict[str, list[str]]:
+    """{file: its test functions}"""
+    found = {}
+    for path in sorted((tree / "tests").rglob("*.py")):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        functions = [one.name for one in nodes if isinstance(one, ast.FunctionDef)]
+        found[path.relative_to(tree).as_posix()] = [name for name in functions if name.startswith("test_")]
+    return found
+
+
+def used_helpers(tree: Path) -> set[str]:
+    """Files below tests/ that are no tests but that tests import, or start: a string has their name."""
+    files = set((tree / "tests").rglob("*.py"))
+    helpers = {path.stem: path for path in files if not path.name.startswith(("test_", "conftest."))}
+    reached, ahead = set(), [path for path in files if path not in helpers.values()]
+    while ahead:
+        source = ahead.pop().read_text(encoding="utf-8")
+        named = {module for module, _, _ in imports(source)} | set(re.findall(r"\b(\w+)\.py\b", source))
+        named |= set(re.findall(r"^ *(?:from|import) (\w+)", source, re.MULTILINE))  # in the code of a child
+        found = {path for name in named if (path := helpers.get(name)) is not None} - reached
+        reached |= found
+        ahead += found
+    return {path.relative_to(tree).as_posix() for path in reached}
 
 
 @cache
@@ -64,11 +105,27 @@ def statements(source: str) -> tuple[Statement, ...]:
         marks = [one for mark in getattr(node, "decorator_list", []) for one in ast.walk(mark)]
         uses = {one.id for one in inner if isinstance(one, ast.Name)}
         uses |= {one.arg for one in inner if isinstance(one, ast.arg)}
-        uses |= {alias.asname or alias.name for one in inner if isinstance(one, ast.ImportFrom) for alias in one.names}
+        inside = [alias for one in inner if isinstance(one, (ast.Import, ast.ImportFrom)) for alias in one.names]
+        uses |= {alias.asname or alias.name for alias in inside}
         uses |= {one.value for one in marks if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+        chains = {ast.unparse(one) for one in inner if isinstance(one, ast.Attribute) and is_chain(one)}
+        chains |= {chain for one in inner if isinstance(one, ast.Call) for chain in patched(one)}
         is_import = isinstance(node, (ast.Import, ast.ImportFrom))
-        found.append(Statement(node, frozenset(bound_by(node)), frozenset(uses), is_import))
+        found.append(Statement(node, frozenset(bound_by(node)), frozenset(uses), frozenset(chains), is_import))
     return tuple(found)
+
+
+def is_chain(node: ast.expr) -> bool:
+    """a.b.c"""
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and is_chain(node.value))
+
+
+def patched(call: ast.Call) -> list[str]:
+    """a.b.c of monkeypatch.setattr(a.b, "c", ...)"""
+    match call.args:
+        case [owner, ast.Constant(value=str(name)), *_] if is_chain(owner):
+            return [f"{ast.unparse(owner)}.{name}"]
+    return []
 
 
 @cache
@@ -83,28 +140,60 @@ def imports(source: str) -> tuple[tuple[str, str, str], ...]:
     return tuple(found)
 
 
+def whole_modules(tree: Path, source: str) -> dict[str, str]:
+    """{name here: module of the project} of imports of a whole module, `from package import module` too."""
+    found = {}
+    for module, imported, name in imports(source):
+        if imported and names_of(tree, f"{module}.{imported}") is not None:
+            found[name] = f"{module}.{imported}"
+        elif not imported and names_of(tree, module) is not None:
+            found |= {name: module} if "." not in name else {name.partition(".")[0]: name.partition(".")[0]}
+    return found
+
+
+def chain_is_gone(tree: Path, before: Path, whole: dict[str, str], chain: str) -> bool:
+    """Whether a.b.c.d names a module, or something in one, that has gone. whole: see whole_modules."""
+    first, *names = chain.split(".")
+    module = whole.get(first)
+    for name in names if module else ():
+        if gone(tree, before, module, name):
+            return True
+        module = f"{module}.{name}"
+        if names_of(before, module) is None:  # a class, a function, or another library's module
+            break
+    return False
+
+
+def gone(tree: Path, before: Path, module: str, name: str) -> bool:
+    """Whether the module, or the name in it, was there before and is not now. A package of src/ that has gone whole is
+    a library from now on: the wheel has all of it."""
+    held = names_of(before, module)
+    first = module.partition(".")[0]
+    if held is None or (name and name not in held):
+        return False
+    if (before / "src" / first).is_dir() and not (tree / "src" / first).is_dir():
+        return False
+    left = names_of(tree, module)
+    return not left or bool(name and name not in left)
+
+
 @cache
 def names_of(tree: Path, module: str) -> set[str] | None:
-    """What can be imported from it; empty if there is no such module any more; None if it is of another library."""
+    """What can be imported from a module of the project; None if it has no such module."""
     first, *inner = module.split(".")
     place = (tree / "src").joinpath(first, *inner)
-    if first in ("engine", "hydra_plugins") or (tree / "src" / first).is_dir():
-        files = [place.with_suffix(".py"), place / "__init__.py"]
-        held = {path.stem for path in place.iterdir()} if place.is_dir() else set()
-    else:
-        files, held = (
-            [root / f"{module}.py" for root in (tree / "src", tree / "tests", *(tree / "tests").glob("*/*/"))],
-            set(),
-        )
-        if not any(file.exists() for file in files):
-            return None
-    return held.union(*(bound(file.read_text(encoding="utf-8")) for file in files if file.exists()))
+    files = [place.with_suffix(".py"), place / "__init__.py"]
+    held = {path.stem for path in place.iterdir() if path.name != "__pycache__"} if place.is_dir() else set()
+    if not inner:
+        files += [root / f"{module}.py" for root in (tree / "tests", *(tree / "tests").glob("*/*/"))]
+    files = [file for file in files if file.exists()]
+    return held.union(*(bound(file.read_text(encoding="utf-8")) for file in files)) if files or held else None
 
 
 @cache
 def bound(source: str) -> set[str]:
     """Names that a module binds at its top, or lists on a page (engine.pages)."""
-    return {name for node in flat(ast.parse(source).body) for name in bound_by(node)} or {"__doc__"}
+    return {name for node in flat(ast.parse(source).body) for name in bound_by(node)} | {"__doc__"}
 
 
 def flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:

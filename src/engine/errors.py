@@ -4,6 +4,7 @@ import errno
 import os
 import re
 
+INTERRUPTED = 130  # exit status after Ctrl-C
 PREEMPTED = 75  # EX_TEMPFAIL: exit status of a preempted run, which was saved and is to be resumed
 
 
@@ -29,6 +30,11 @@ class OutOfMemory(RunFailed):
 
 class RankLost(RunFailed):
     """A rank was killed, died or hung: not an error of the run's own code, so a restart may succeed."""
+
+
+class DataFailed(RuntimeError):
+    """A data set's own code raised, exited or was killed: one line that names the data set, the rows and the split. Its
+    cause has the traceback."""
 
 
 _REMEDIES = {
@@ -57,6 +63,12 @@ def machine_fault(error: BaseException | None) -> str | None:
             return f"{os.strerror(number)}: {_REMEDIES[number]}"
         error = error.__cause__
     return None
+
+
+def one_line(error: BaseException) -> str:
+    """Returns what to say of an error in one line: "KeyError: 'x'"; of those that are written for that, their text."""
+    name, line = type(error).__name__, first_line(error)
+    return line if isinstance(error, (ConfigError, RunFailed, DataFailed)) or line == name else f"{name}: {line}"
 
 
 def first_line(error: BaseException) -> str:

@@ -1,4 +1,8 @@
-"""Text and JSON files: written atomically; a damaged one is reported in one line. Imports no torch."""
+"""Text and JSON files: written atomically; a damaged one is reported in one line. Imports no torch.
+
+A run directory may be somebody else's. All that reads a file of one reads it here: a pipe, a device, a folder, a link
+and a file larger than any that a run writes are refused before a byte is read.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,17 @@ import json
 import math
 import os
 import platform
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from engine.errors import Damaged
+
+# bytes of the largest file of a run by its name, else by the end of its name, else by ""
+LARGEST = {"sweep.json": 1 << 28, ".yaml": 1 << 20, ".json": 1 << 26, ".jsonl": 1 << 33, "": 1 << 28}
+LONGEST_LINE = 1 << 24  # bytes of a line of a .jsonl
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -30,9 +39,67 @@ def replace_text(path: Path, text: str) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def remove_leftovers(directory: Path) -> None:
+    """Delete the temporary files of `replace_text` whose process was killed before it could rename them."""
+    for path in directory.glob(f".*.{platform.node()}.*"):
+        process = path.suffix[1:]
+        if process.isdigit() and not _is_alive(int(process)):
+            path.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def no_links(path: str, flags: int) -> int:
-    """An opener for open(): a symbolic link at the file's name is not followed (OSError)."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    """An opener for open(): a symbolic link or a pipe at the file's name is not written to (OSError)."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file of a run for reading; Damaged if it is no regular file, or larger than a run writes. Never waits.
+
+    OSError where it cannot be opened, FileNotFoundError where there is none.
+    """
+    most = LARGEST.get(path.name) or LARGEST.get(path.suffix) or LARGEST[""]
+    _check_regular(path, os.lstat(path), most)  # before it is opened: opening a device may do something
+    file = open(path, "rb", opener=no_links)  # noqa: SIM115 - the caller's
+    try:
+        _check_regular(path, os.fstat(file.fileno()), most)  # it may have been exchanged since
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_regular(path: Path, found: os.stat_result, most: int) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        raise Damaged(f"{path}: is a symbolic link to {os.readlink(path)}; put the file itself there")
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device"
+        raise Damaged(f"{path}: is {kind}, not a file; remove it")
+    if found.st_size > most:
+        raise Damaged(f"{path}: has {found.st_size:,} bytes, and no run writes more than {most:,} there; remove it")
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a file of a run: see open_regular."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def read_text(path: Path, errors: str = "strict") -> str:
+    """The text of a file of a run: see open_regular. errors: as for bytes.decode; strict: Damaged."""
+    try:
+        return read_file(path).decode(errors=errors)
+    except UnicodeDecodeError as error:
+        raise Damaged(f"{path}: damaged, it is not text: {error}") from None
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
@@ -55,9 +122,11 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """{} where there is no such file; Damaged where it holds no JSON object."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_file(path))
     except (FileNotFoundError, NotADirectoryError):
         return {}
+    except Damaged:
+        raise
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{path}: damaged, it is not valid JSON: {error}") from None
     if not isinstance(value, dict):
@@ -74,10 +143,14 @@ def overwrite_json(path: Path, value: dict[str, Any]) -> None:
 
 def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields (line, record) of a metrics.jsonl; invalid lines (cut off by a kill) are left out."""
-    if not path.exists():
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
         return
-    with open(path, "rb") as file:
-        for line in file:
+    with file:
+        while line := file.readline(LONGEST_LINE):
+            if len(line) == LONGEST_LINE:
+                raise Damaged(f"{path}: damaged, it has a line of more than {LONGEST_LINE:,} bytes")
             with suppress(ValueError, RecursionError):
                 record = json.loads(line)
                 if isinstance(record, dict) and isinstance(record.get("step"), int):

@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from engine.files import read_file
+
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 WAIT_S = 0.05  # between two looks at a holder's file
 
@@ -155,7 +157,7 @@ class _HolderFile:
     def _holder(self) -> dict[str, Any] | None:
         """None: it has just gone, or has not yet said who it is."""
         with suppress(FileNotFoundError, ValueError):
-            holder = json.loads(self.path.read_text())
+            holder = json.loads(read_file(self.path))
             return holder if isinstance(holder, dict) and holder.keys() >= self.own.keys() else None
         return None
 

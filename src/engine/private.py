@@ -71,6 +71,15 @@ def _watched() -> Callable[[Any], bool] | None:
     return lambda one: bool(before or after or recording() or any(getattr(one, name, True) for name in own))
 
 
+def is_torchs_own(optimizer: Optimizer) -> bool:
+    """Whether a step runs torch's code alone, which draws no random numbers: a class of torch's, without hooks or a
+    `step` that was replaced."""
+    seen, kind = _watched(), type(optimizer)
+    if seen is None or seen(optimizer) or "step" in vars(optimizer):
+        return False
+    return kind.__module__.startswith("torch.optim.") and _bare_step(kind).__module__.startswith("torch.optim.")  # type: ignore[arg-type]
+
+
 def skip_dynamo_import() -> None:
     """torch marks some methods as none of dynamo's business, and imports dynamo to do so when they are first called; it
     looks up a function's `__dynamo_disable` before. Right only in a process that compiles nothing."""

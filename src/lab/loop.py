@@ -24,9 +24,10 @@ from torch.optim import Optimizer
 from engine.data import Clock, Loader
 from engine.errors import ConfigError, RunFailed
 from engine.host import collect_garbage, no_garbage_collection
-from engine.private import lean_step
+from engine.private import is_torchs_own, lean_step
 from engine.ranks import (
     Hardware,
+    StepNumbers,
     Stopped,
     World,
     all_sum,
@@ -50,14 +51,12 @@ from lab.callbacks.base import overriding
 from lab.checks import applied, check_losses, check_per_sample, check_terms, explains_mistakes, first_samples
 from lab.groups import TrainerConfig
 from lab.metrics.base import as_metric
-from lab.state import Run, TrainState, averaged, may_skip
+from lab.optim import draws_nothing
+from lab.owed import due_after, ended, out_of_patience, take_up
+from lab.state import Run, TrainState, averaged, may_skip, on_all_ranks
 from lab.tasks.base import Batch, Losses, Task
 
 SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536; each step with inf or NaN gradients halves it
-
-
-def due(step: int, every: int | None) -> bool:
-    return every is not None and step % every == 0
 
 
 @explains_mistakes
@@ -108,18 +107,28 @@ def train_step(
                 f"task: {type(state.task).__name__}.train_step asks for the objective {objective!r}; its `trained` has "
                 f"{', '.join(map(repr, nets))}"
             )
-        values, moves = descend(nets[objective], state, objective, batches, trainer, machine, world)
+        numbers.own()
+        values, moves = descend(nets[objective], state, objective, batches, trainer, machine, world, numbers)
         moved.append(moves)
         return values if not objective else {f"{objective}/{name}": value for name, value in values.items()}
 
     own = itertools.islice(batches, len(machine.micro_batch_sizes))
-    values = state.task.train_step(state.step, own, descend_on)
-    if not (moved and values):
-        raise ConfigError(f"task: {type(state.task).__name__}.train_step must call descend, and return its values")
-    if next(own, None) is not None:
-        raise ConfigError(f"task: {type(state.task).__name__}.train_step has left micro-batches of its step over")
-    state.schedule.step(moved)
+    with StepNumbers(state.step, world.device, may_draw(state)) as numbers:
+        values = state.task.train_step(state.step, own, descend_on)
+        if not (moved and values):
+            raise ConfigError(f"task: {type(state.task).__name__}.train_step must call descend, and return its values")
+        if next(own, None) is not None:
+            raise ConfigError(f"task: {type(state.task).__name__}.train_step has left micro-batches of its step over")
+        state.schedule.step(moved)
     return values
+
+
+def may_draw(state: TrainState) -> bool:
+    """Whether random numbers may be drawn between a gradient and the end of the step: not by torch's optimizers and
+    this project's schedules; by any other, and by what a task does there."""
+    task = type(state.task)
+    plain = task.updated is Task.updated and task.train_step is Task.train_step
+    return not (plain and draws_nothing(state.schedule) and all(map(is_torchs_own, state.optimizers())))
 
 
 def descend(
@@ -130,6 +139,7 @@ def descend(
     trainer: TrainerConfig,
     machine: Hardware,
     world: World,
+    numbers: StepNumbers,
 ) -> tuple[dict[str, Tensor], bool | Tensor]:
     """Forward, backward, clip and update for one objective. Returns (its values, whether its weights moved: `update`).
 
@@ -156,6 +166,7 @@ def descend(
                 (scaler.scale(loss) if scaler else loss).backward()
             for name, value in means.items():
                 totals[name] = totals[name] + value.detach() if name in totals else value.detach()
+    numbers.same()  # what moves the weights must move them alike on all ranks
     if scaler:
         scaler.unscale_(optimizer)  # before clipping: clip_norm limits the unscaled gradients
     trained = [p for group in optimizer.param_groups for p in group["params"]]
@@ -320,24 +331,22 @@ def evaluate(
 
 @no_garbage_collection()
 def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, vals: Mapping[str, Loader], run: Run) -> None:
-    """Train from state.step to run.total_steps, or until a stop is asked for or early stopping's patience is used up.
+    """Train from state.step until `ended`, or until a stop is asked for. What is due after a step is a list in the
+    state, so in each checkpoint: a run that goes on from one begins with the rest of the list.
 
     vals: the validation sets, by the name of their split.
     """
     batches = iter(train)
     clock = Clock(train, run.logger, run.work.speeds)
     trainer = run.trainer
-    stopping = trainer.early_stop_patience is not None and state.stale >= trainer.early_stop_patience
-    if to_be_scored(state, vals, run):  # the run was stopped before this evaluation, or during it
-        with clock.paused():
-            stopping = score(state, vals, run)
-            save(state, run, best=False)
+    take_up(state, vals, run)
+    pay(state, vals, run, clock)
     before_step, on_step = (overriding(run.callbacks, event) for event in ("before_step", "on_step"))
     step = train_step if run.balance is None else run.balance.timed(train_step)
     for net in nets.values():
         net.train()
     run.watch.beat("training", state.step, slow=True)  # a first step may compile
-    while state.step < run.total_steps and not stopping:
+    while not (ended(state, run) or run.stop.cause):
         for call in before_step:
             call(state)
         values = step(nets, state, batches, trainer, run.machine, run.world)
@@ -354,27 +363,30 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, vals: M
                 for call in on_step:
                     call(state)
         collect_garbage(state.step)
-        at_end = state.step == run.total_steps
-        if due(state.step, run.every.log) or at_end:
-            log_train(state, run, clock)
         if state.samples // run.epoch_samples > (state.samples - trainer.global_batch_size) // run.epoch_samples:
             clock.end_epoch(state.step)
-        stopping = run.stop.agreed(run.world)
-        if to_be_scored(state, vals, run) and not stopping:
-            with clock.paused():
-                stopping = score(state, vals, run)
-        if state.step == trainer.stop_at_step and not (stopping or at_end):
-            stopping = run.stop.at_step()
-        if due(state.step, run.every.save) or at_end or stopping:
-            with clock.paused():
-                save(state, run, best=False)
+        state.owes = due_after(state, vals, run)
+        run.stop.agreed(run.world)
+        pay(state, vals, run, clock)
     run.watch.beat("saving", state.step, slow=True)
-    run.checkpoints.wait()  # the run ends, and is scored, with all checkpoints on the disk
+    run.checkpoints.wait(state.best)  # the run ends, and is scored, with all checkpoints on the disk
 
 
-def to_be_scored(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
-    every, at_end = run.every.eval, state.step == run.total_steps
-    return bool(vals and every) and state.scored_step < state.step and (due(state.step, every) or at_end)
+def pay(state: TrainState, vals: Mapping[str, Loader], run: Run, clock: Clock) -> None:
+    """Do what is to be done before the next step. A checkpoint has what is left then; a stop leaves the evaluation."""
+    if "log" in state.owes:
+        state.owes.remove("log")
+        log_train(state, run, clock)
+    if not (state.owes or run.stop.cause):
+        return
+    with clock.paused():
+        if "score" in state.owes and not run.stop.cause:
+            score(state, vals, run)
+        if "save" in state.owes and state.step == run.trainer.stop_at_step and not ended(state, run):
+            run.stop.at_step()
+        if "save" in state.owes or run.stop.cause:
+            state.owes = ["score", "save"] if "score" in state.owes else []
+            save(state, run, best=False)
 
 
 def check_finite(state: TrainState, run: Run) -> dict[str, int]:
@@ -424,9 +436,10 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
     run.logger.log(state.step, logged | clock.read(samples))
 
 
-def score(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
-    """Evaluate; save the state if it is among the best. Returns whether to stop: patience used up, signal, callback."""
+def score(state: TrainState, vals: Mapping[str, Loader], run: Run) -> None:
+    """Evaluate; save the state if it is among the best. It is still owed if a stop was asked for meanwhile."""
     check_finite(state, run)
+    run.replicas.check(on_all_ranks(state), state.step, run.world)
     before = rng_state(run.world.device)
     scores: dict[str, float] = {}
     try:
@@ -434,11 +447,11 @@ def score(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
             scores |= scored(averaged(state), state, split, val, run)
     except Stopped:
         set_rng_state(before, run.world.device)  # as if this evaluation had not begun
-        return True
+        return
     state.scored_step = state.step
     run.logger.log(state.step, scores)
     asked = run.notify("on_eval", state, scores)
-    monitor, patience = run.monitor, run.trainer.early_stop_patience
+    monitor = run.monitor
     sign = 1 if monitor.mode == "min" else -1
     if monitor.key not in scores:
         raise ConfigError(f"monitor.key={monitor.key}: no such score (logged: {', '.join(scores)})")
@@ -450,13 +463,16 @@ def score(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
     if state.schedule.scored(sign * value):
         best = f"{monitor.key}={value:.4g}, best {state.best_score:.4g}"
         run.logger.say(f"step {state.step}: the learning rate is now {state.schedule.last_lr:g} ({best})")
+    if any_rank(asked, run.world):  # a callback may return True on one rank only
+        state.ended = state.ended or "callback"
+    elif out_of_patience(state, run):
+        state.ended = "patience"
+    state.owes = ["save"] if state.ended or "save" in state.owes else []
     if math.isfinite(value):
         ranked = sorted([*state.best, [value, state.step]], key=lambda entry: sign * entry[0])
         state.best = ranked[: run.trainer.keep_best]
         if [value, state.step] in state.best:
             save(state, run, best=True)
-    # any_rank: a callback may return True on one rank only
-    return any_rank(asked, run.world) or (patience is not None and state.stale >= patience)
 
 
 def scored(model: nn.Module, state: TrainState, split: str, loader: Loader, run: Run) -> dict[str, float]:
@@ -477,9 +493,11 @@ def save(state: TrainState, run: Run, best: bool) -> None:
     With trainer.save_async it is written beside the loop, from a copy of the state in host memory."""
     run.watch.beat("saving", state.step, slow=True)
     check_finite(state, run)
+    run.replicas.check(on_all_ranks(state), state.step, run.world)  # before all get rank 0's buffers
     held = Objective(state.model, state.task)
     broadcast_buffers(held, run.world)
     averaged(state)  # copies the model's buffers into the EMA
+    state.logged_lines = run.logger.lines
     run.buffers.check_finite(held, state.step)
     if warning := run.buffers.unsaved():
         run.logger.warn(warning)

@@ -157,15 +157,21 @@ def make_train_loader(config: Config, machine: Hardware, dataset: Any, world: Wo
         order = of_kind("data.order", node, make(dataset, seed=config.cfg.seed), None)
     micro = machine.micro_batch_sizes
     plan = TrainPlan(order, config.trainer.global_batch_size, micro, world.rank, world.size, start)
-    return _loader(config, dataset, plan, world, random=True)
+    return _loader(config, dataset, "train", plan, world, random=True)
 
 
 def make_eval_loader(
-    config: Config, machine: Hardware, dataset: Any, world: World, train: Loader | None = None, whole: bool = False
+    config: Config,
+    machine: Hardware,
+    dataset: Any,
+    split: str,
+    world: World,
+    train: Loader | None = None,
+    whole: bool = False,
 ) -> Loader:
     """Each sample of the set, or of trainer.max_eval_batches batches spread evenly over it, once over all ranks.
 
-    whole: all samples, whatever trainer.max_eval_batches says."""
+    split: the set's name, for messages. whole: all samples, whatever trainer.max_eval_batches says."""
     limit = None if whole else config.trainer.max_eval_batches
     # counted in global batches, so that the scored samples do not depend on the hardware
     count = None if limit is None else limit * config.trainer.global_batch_size
@@ -174,17 +180,19 @@ def make_eval_loader(
     in_step = in_step or task_class(config).across_samples
     full = machine.compile is not None and not isinstance(dataset, Stream)  # another shape would be compiled again
     plan = EvalPlan(len(dataset), machine.eval_batch_size, world.rank, world.size, in_step, count, full)
-    return _loader(config, dataset, plan, world, random=False, like=train)
+    return _loader(config, dataset, split, plan, world, random=False, like=train)
 
 
-def _loader(config: Config, dataset: Any, plan: Plan, world: World, random: bool, like: Loader | None = None) -> Loader:
+def _loader(
+    config: Config, dataset: Any, split: str, plan: Plan, world: World, random: bool, like: Loader | None = None
+) -> Loader:
     """random: include random transforms (augmentation)."""
     own, given = config.data, config.hardware.num_threads
     transform = make_transform(config, random)
     cores = min(int(given), cores_each(local_ranks())) if given != "auto" else None
     return Loader(
         dataset, plan, world.device, transform, own.loader, own.num_workers, seed=config.cfg.seed, cores=cores,
-        like=like,
+        like=like, split=split,
     )  # fmt: skip
 
 
@@ -210,12 +218,19 @@ def add_numbers(batch: Batch, numbers: Tensor) -> Batch:
     return {**batch, "number": numbers}
 
 
+def seed_rank(config: Config, rank: int) -> None:
+    """From here each rank draws its own random numbers (dropout)."""
+    seed_everything(config.cfg.seed, stream=1 + rank)
+
+
 def make_method(
     config: Config, machine: Hardware, begins: bool, logger: Logger, tape: Tape | None = None
 ) -> tuple[nn.Module, Task]:
-    """Returns (model, task), on the CPU. begins: True for a new run, False if a checkpoint will be loaded.
+    """Returns (model, task), on the CPU. Their first weights follow from the seed alone: equal on all ranks, in a run,
+    and for whoever else builds them. begins: True for a new run, False if a checkpoint will be loaded.
 
     tape: records the model, which then has no memory yet: for trainer=fsdp, see engine.ranks.deferred."""
+    seed_everything(config.cfg.seed)
     with tape or nullcontext():
         model = make_model(config)
     before = torch.get_rng_state()
@@ -294,7 +309,6 @@ def make_method_of_rank(
         return *make_method(config, machine, begins, logger, tape), tape
     except ConfigError as error:  # also of a model whose __init__ looks at weights that are not there yet
         cause = error.__cause__ or error
-    seed_everything(config.cfg.seed)
     model, task = make_method(config, machine, begins, logger)
     why = first_line(cause)
     logger.say(f"trainer.fsdp: each process builds the whole {type(model).__name__} in host memory first ({why})")

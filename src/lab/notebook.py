@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from engine.config import ROOT, compose_here, remove_if_empty
 from engine.data import Loader
 from engine.errors import ConfigError
-from engine.files import read_json
+from engine.files import read_json, records
 from engine.ranks import Hardware, World, own_device, resolve_hardware
 from engine.runs import CLASSES, METRICS, Logger
 from lab.groups import check, share_evaluation
@@ -29,6 +28,7 @@ from lab.make import (
     make_task,
     make_train_loader,
     make_transform,
+    seed_rank,
 )
 from lab.restore import restore_model
 from lab.start import start
@@ -62,18 +62,19 @@ class Parts:
 
 
 def build(cfg: DictConfig) -> Parts:
-    """Build in this process what a run of `cfg` would train, for one device, whatever trainer.strategy says."""
+    """Build in this process what a run of `cfg` would train, for one device, whatever trainer.strategy says: with the
+    run's first weights, and random numbers that go on as its rank 0 draws them."""
     cfg = checked(cfg)
     share_evaluation(cfg, 1)
     config = Config.of(cfg)
     machine = resolve_hardware(config.hardware, config.trainer)
     world = World(0, 1, 0, own_device(machine.device))
-    torch.manual_seed(cfg.seed)
     model, task = make_method(config, machine, begins=True, logger=Logger())
     sets = make_datasets(config)
     train = make_train_loader(config, machine, sets["train"], world, 0)
-    others = {split: make_eval_loader(config, machine, data, world, train) for split, data in sets.items()
+    others = {split: make_eval_loader(config, machine, data, split, world, train) for split, data in sets.items()
               if split != "train"}  # fmt: skip
+    seed_rank(config, 0)
     return Parts(model.to(world.device), task.to(world.device), {"train": train, **others}, machine, world)
 
 
@@ -108,7 +109,7 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
     file = Path(run_dir) / METRICS
     if not file.exists():
         raise ConfigError(f"{file}: no such file; give the directory of a run that has logged something")
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return [record for _, record in records(file)]
 
 
 class TrainedRun:

@@ -103,7 +103,8 @@ def write_part(what: Prediction, num_procs: int, folder: Path) -> None:
         loaders: list[Loader] = []
         for member in members:
             member.model.to(own.device), member.task.to(own.device).eval()
-            loaders.append(make_eval_loader(member.config, first.machine, member.dataset, own, whole=True))
+            loader = make_eval_loader(member.config, first.machine, member.dataset, what.split, own, whole=True)
+            loaders.append(loader)
             stack.callback(loaders[-1].close)
         part = Part(folder / f"{own.rank}.h5")
         stack.callback(part.close)

@@ -119,7 +119,7 @@ def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, 
     own = restore(path, split, overrides)
     apply_hardware(own.config.hardware, own.machine)
     with process_group(own.machine.device, timeout_s=60.0) as alone:
-        loader = make_eval_loader(own.config, own.machine, own.dataset, alone)
+        loader = make_eval_loader(own.config, own.machine, own.dataset, split, alone)
         try:
             on = alone.device
             return evaluate(own.model.to(on), own.task.to(on), loader, alone, own.machine, loader.lengths)

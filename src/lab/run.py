@@ -44,7 +44,6 @@ from engine.ranks import (
     process_group,
     recording,
     resolve_hardware,
-    seed_everything,
     settle_threads,
     started_ranks,
     stop_on_signals,
@@ -76,6 +75,7 @@ from lab.make import (
     make_nets,
     make_state,
     make_train_loader,
+    seed_rank,
 )
 from lab.optim import Plateau, check_optimizer, check_trained, follows_scores, stretched
 from lab.profiling import profiling, work_of
@@ -115,7 +115,7 @@ def run(run_dir: Path, began: float | None = None) -> None:
             # ---- the checkpoint to resume from: all ranks check it together and load the same one
             checkpoints.directory.mkdir(exist_ok=True)
             source, payload = checkpoints.newest_valid(put_aside=True) or (None, None)
-            with make_logger(run_dir, config, world, payload["step"] if payload else 0, began) as logger:
+            with make_logger(run_dir, config, world, payload or {"step": 0}, began) as logger:
                 watch.before_end = logger.give_up
                 title = f"run {shown(run_dir)}" + (f", on from {source.name}" if source else "")
                 result = train(config, machine, world, logger, checkpoints, payload, stop, watch, title)
@@ -161,14 +161,13 @@ def train(
     train_loader = make_train_loader(config, machine, sets["train"], world, payload["samples"] if payload else 0)
     # splits named val* are evaluated during training, all splits but train at its end
     loaders = {
-        split: make_eval_loader(config, machine, data, world, train_loader)
+        split: make_eval_loader(config, machine, data, split, world, train_loader)
         for split, data in sets.items()
         if split != "train"
     }
     vals = {split: loader for split, loader in loaders.items() if split.startswith("val")}
 
-    # ---- model, task, optimizer: initialized from the seed alone, so equal on all ranks
-    seed_everything(config.cfg.seed)
+    # ---- model, task, optimizer
     steps_per_epoch = len(sets["train"]) / trainer.global_batch_size
     done = (payload["step"], payload["samples"]) if payload else (0, 0)
     total_steps = count_steps(trainer, len(sets["train"]), *done)
@@ -205,10 +204,11 @@ def train(
     )  # fmt: skip
 
     # ---- resume or begin: from here each rank has its own random numbers
-    seed_everything(config.cfg.seed, stream=1 + world.rank)
+    seed_rank(config, world.rank)
     if payload:
         restore(state, payload, config, run)
         payload.clear()  # `run` holds it too, to the end
+        run.replicas.step = state.step
     for callback in run.callbacks:
         object.__setattr__(callback, "run", run)  # works for frozen dataclasses too
     run.notify("on_start", state)
@@ -228,7 +228,7 @@ def train(
             fit(nets, state, batches, vals, run)
         logger.end_bar()
         stop.settle()
-        if pruning is not None and pruning.pruned:
+        if state.ended == "pruned":
             return {"step": state.step, "pruned": True}
         if stop.cause:
             return {"step": state.step}
@@ -262,15 +262,15 @@ def collective_timeout_s(timeout_s: float | None) -> float:
     return 7 * 24 * 3600.0 if timeout_s is None else 2 * USER_TIMEOUTS * timeout_s + 60
 
 
-def make_logger(run_dir: Path, config: Config, world: World, from_step: int, began: float) -> Logger:
-    """Returns rank 0's RunLogger; on other ranks the null logger."""
+def make_logger(run_dir: Path, config: Config, world: World, payload: dict[str, Any], began: float) -> Logger:
+    """Returns rank 0's RunLogger, which goes on from the checkpoint's payload; on other ranks the null logger."""
     if not world.is_main:
         return Logger()
     record_start(run_dir, began)
     timeout_s = seconds(config.trainer.timeout)
     # the hang watchdog allows SLOW_TIMEOUTS * timeout_s
     most_s = math.inf if timeout_s is None else (SLOW_TIMEOUTS - 1) * timeout_s
-    return RunLogger(run_dir, config.logger, from_step, most_s)
+    return RunLogger(run_dir, config.logger, payload["step"], most_s, payload.get("logged_lines"))
 
 
 def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from engine import early
-from engine.config import TRACEBACK, plain
-from engine.errors import PREEMPTED, ConfigError, RunFailed
+from engine.config import TRACEBACK, plain, read_config
+from engine.errors import PREEMPTED, ConfigError, RunFailed, one_line
 from engine.ranks import (
     Ranks,
     await_directory,
@@ -29,9 +29,11 @@ from engine.ranks import (
     started_ranks,
 )
 from engine.runs import (
+    CHECKPOINTS,
     FAILURE,
     FAILURES,
     STATUS,
+    checkpoint_files,
     claimed,
     empty_directory,
     end_status,
@@ -44,6 +46,7 @@ from engine.runs import (
     read_status,
     reopen_directory,
     settle_resume,
+    step_of,
     undo_resume,
 )
 from lab.groups import HardwareConfig, TrainerConfig, typed
@@ -74,12 +77,14 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
         from engine.data import fetch_all
 
         versions = fetch_all(plain(cfg.data), early.leave_if_asked)
+    early.begin_run()
     with claimed(run_dir):
         if read_status(run_dir).get("status") in leave:
             return
         went_on = holds_run(run_dir)
         foreign = {path.name for path in run_dir.iterdir()}
         if went_on:
+            check_stop(run_dir, trainer.stop_at_step, overrides)
             reopen_directory(run_dir, cfg, overrides)
         else:
             fill_directory(run_dir, cfg, overrides)
@@ -107,6 +112,21 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
             raise first from error
         settle_resume(run_dir)
         end_as_stopped(run_dir)
+
+
+def check_stop(run_dir: Path, stop_at_step: int | None, overrides: list[str]) -> None:
+    """Refuse a step to stop at that a resumed run has passed. One that the run was begun with has done its work, and a
+    command that is repeated with resume=auto has it still."""
+    step = max(map(step_of, checkpoint_files(run_dir / CHECKPOINTS)), default=0)
+    if stop_at_step is None or stop_at_step > step:
+        return
+    again = "resume=auto" in overrides and stop_at_step == read_config(run_dir).trainer.stop_at_step
+    given = any(text.lstrip("+").startswith(("trainer.stop_at_step=", "trainer={")) for text in overrides)
+    if given and not again:
+        raise ConfigError(
+            f"trainer.stop_at_step={stop_at_step}: would have no effect: the run in {run_dir} is at step {step} "
+            "already - give a later one, or leave it out"
+        )
 
 
 def run_ranks(run_dir: Path, num_procs: int, max_restarts: int, began: float) -> None:
@@ -143,7 +163,7 @@ def may_pass(run_dir: Path, moved: bool) -> bool:
 
 
 def newest_checkpoint(run_dir: Path) -> str | None:
-    return max((path.name for path in (run_dir / "checkpoints").glob("last_*")), default=None)
+    return next((path.name for path in reversed(checkpoint_files(run_dir / CHECKPOINTS))), None)
 
 
 def run_rank(run_dir: Path, began: float) -> None:
@@ -192,7 +212,7 @@ def first_failure(run_dir: Path, error: Exception) -> Exception:
         if isinstance(error, (ConfigError, RunFailed)):
             return error
         traceback.print_exception(error)
-        return RunFailed(f"the run failed, and could not record it in {run_dir}")
+        return RunFailed(f"{one_line(error)}; it could not be recorded in {run_dir}")
     if record["type"] == "ConfigError":
         if os.environ.get(TRACEBACK) == "1":
             print(record["traceback"], file=sys.stderr, end="")
@@ -203,7 +223,7 @@ def first_failure(run_dir: Path, error: Exception) -> Exception:
         print(record["traceback"], file=sys.stderr, end="")
         return RunFailed(f"{record['message']} ({run_dir})")
     print(f"rank {record['rank']} failed:\n{record['traceback']}", file=sys.stderr, end="")
-    return RunFailed(f"the run failed; what it wrote is in {run_dir}")
+    return RunFailed(f"{record['cause']}; what it wrote is in {run_dir}")
 
 
 def end_as_stopped(run_dir: Path) -> None:

@@ -19,6 +19,7 @@ from engine.profiling import Work
 from engine.ranks import (
     Balance,
     Hardware,
+    Replicas,
     Stopped,
     StopRequest,
     Watch,
@@ -86,7 +87,11 @@ class TrainState:
     totals: dict[str, Tensor] = field(default_factory=dict)  # sums since the last log, on the device
     counts: dict[str, int] = field(default_factory=dict)  # steps summed in each of `totals`
     logged_step: int = 0  # the step of the last log
+    logged_lines: int = 0  # in metrics.jsonl; known to rank 0
     scored_step: int = 0  # the step of the last evaluation
+    owes: list[str] = field(default_factory=list)  # what is still to be done after `step`: see lab.owed
+    ended: str = ""  # why there are no more steps: "patience", "callback" or "pruned", before total_steps
+    total_steps: int = 0  # the end of training when `owes` was written; 0: not begun, or of an older version
 
     def payload(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         """Returns every field for the checkpoint. ranks: each rank's rank_payload, in the order of the ranks."""
@@ -114,7 +119,7 @@ class TrainState:
             elif payload[name] is not None:
                 held.load_state_dict(payload[name])
             if name == "optimizer":  # before the schedule, which sets the learning rate
-                for optimizer in held.values() if isinstance(held, Optimizers) else (held,):
+                for optimizer in self.optimizers():
                     order_as_weights(optimizer)
                 for group, values in zip(self.optimizer.param_groups, given):
                     group.update(values)
@@ -127,6 +132,9 @@ class TrainState:
             self.counts = dict.fromkeys(self.totals, self.step - self.logged_step)
         if world.rank < len(ranks):
             set_rng_state(ranks[world.rank]["rng"], world.device)
+
+    def optimizers(self) -> Collection[Optimizer]:
+        return self.optimizer.values() if isinstance(self.optimizer, Optimizers) else (self.optimizer,)
 
     def optimizer_of(self, objective: str) -> Optimizer:
         return self.optimizer[objective] if isinstance(self.optimizer, Optimizers) else self.optimizer
@@ -159,6 +167,7 @@ class Run:
     epoch_samples: int
     total_steps: int
     balance: Balance | None = None  # with several ranks: which of them holds the others up
+    replicas: Replicas = field(default_factory=Replicas)
     work: Work = field(default_factory=Work)  # of a sample: what the logged speeds are made from
     first: Callable[[], Batch] = dict  # returns the next training batch of this rank; not to be changed
 
@@ -196,6 +205,34 @@ class Run:
 def may_skip(trainer: TrainerConfig, scaler: torch.amp.GradScaler | None) -> bool:
     """Whether a step whose gradients are not finite is left out; else the run ends."""
     return trainer.non_finite == "skip" or scaler is not None
+
+
+def on_all_ranks(state: TrainState) -> Iterator[tuple[str, Any]]:
+    """(name, value) of what all ranks hold alike: weights and their average, the task's saved buffers, the optimizers'
+    state. Not buffers of the model and running_ ones of the task's modules: statistics of each rank's own samples."""
+    yield from state.model.named_parameters()
+    yield from ((f"task.{name}", p) for name, p in state.task.named_parameters())
+    saved = state.task.state_dict(keep_vars=True)
+    for name, buffer in state.task.named_buffers():
+        if name in saved and not name.rpartition(".")[2].startswith(("running_", "num_batches_tracked")):
+            yield f"task.{name}", buffer
+    yield from ((f"ema.{name}", p) for name, p in (state.ema.named_parameters() if state.ema is not None else ()))
+    names = iter(state.trained)
+    for optimizer in state.optimizers():
+        for number, group in enumerate(optimizer.param_groups):
+            options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+            yield from _numbers(f"the optimizer's group {number}", options)
+            for p in group["params"]:
+                yield from _numbers(f"{next(names)}'s", optimizer.state.get(p, {}))
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(name, value) of the tensors and numbers in nested containers."""
+    if isinstance(value, (Tensor, bool, int, float, complex, str)):
+        yield name, value
+    elif isinstance(value, (dict, list, tuple)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _numbers(f"{name} {key}", item)
 
 
 def averaged(state: TrainState) -> nn.Module:

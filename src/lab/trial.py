@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
 
-from engine.config import parse_interval
+from engine.config import flat, parse_interval, plain
 from engine.data import Loader
 from engine.ranks import (
     Hardware,
@@ -23,7 +25,6 @@ from engine.ranks import (
     own_device,
     peak_memory,
     resolve_hardware,
-    seed_everything,
 )
 from engine.runs import Logger
 from engine.sweeps import Trial
@@ -32,6 +33,15 @@ from lab.loop import Objective, evaluate, train_step
 from lab.state import TrainState
 
 TIMED_STEPS = 3
+# Leaves of the config that change neither the time nor the memory of a step or an evaluation: names, seeds, rates,
+# where things are logged, which score decides, and how many steps, evaluations and saves there are: those are counted.
+LEFT_OUT = re.compile(
+    r"""name | seed | .*\.seed | resume | (sweep|logger|monitor)\..*
+    | optim\.(lr|weight_decay) | optim\.lr_factors\..* | optim\.schedule\.(?!_).*
+    | trainer\.(max_steps|max_epochs|log_every|eval_every|save_every|save_async|keep_best|early_stop_patience)
+    | trainer\.(max_time|stop_at_step|timeout|max_restarts|straggler_share)""",
+    re.VERBOSE,
+)
 
 
 def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
@@ -46,9 +56,8 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
     sets = make.make_datasets(config)
     train = make.make_train_loader(config, machine, sets["train"], world, 0)
     others = [name for name in sets if name != "train"]
-    loaders = {name: make.make_eval_loader(config, machine, sets[name], world) for name in others}
+    loaders = {name: make.make_eval_loader(config, machine, sets[name], name, world) for name in others}
     try:
-        seed_everything(cfg.seed)
         model, task = make.make_method(config, machine, begins=True, logger=Logger())
         steps = make.count_steps(config.trainer, len(sets["train"]))
         # one process with the whole model, for fsdp and ddp too; dp keeps its replicas
@@ -59,9 +68,9 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         make.make_callbacks(config)
         batches = iter(train)
         first = next(batches)
-        shape = shape_of(state, first, [machine, config.trainer.ema_decay, config.optimizer["_target_"]])
+        shape = shape_of(cfg)
         batch = ", ".join(f"{name} {tuple(value.shape)}" for name, value in first.items())
-        took_s = eval_s = None
+        took_s = eval_s = end_s = None
         if shape not in known:
             if not machine.threads.why:
                 objective = Objective(model, task, next(iter(nets)))
@@ -75,17 +84,19 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
             for net in nets.values():
                 net.train()
             took_s = step_s(step, device)
-            vals = {name: loader for name, loader in loaders.items() if name.startswith("val")}
             limit = (config.trainer.max_eval_batches or sys.maxsize) * config.trainer.global_batch_size
             per_rank = machine.eval_batch_size * machine.num_procs
-            eval_s = 0.0
-            for name, loader in vals.items():
-                eval_s += -(-min(len(sets[name]), limit) // per_rank) * _eval_s(state, loader, machine, one)
+            took = {}
+            for name, loader in loaders.items():
+                count = -(-min(len(sets[name]), limit) // per_rank)
+                took[name] = count * _eval_s(state, loader, machine, one, min(count, 2))
+            eval_s = sum(seconds for name, seconds in took.items() if name.startswith("val"))
+            end_s = sum(took.values())
         memory = int(peak_memory(device))
         per_epoch = len(sets["train"]) / config.trainer.global_batch_size
         every = parse_interval(config.trainer.eval_every, per_epoch)
-        evaluations = steps // every if every else 0
-        trial = Trial(shape, batch, steps, evaluations, took_s, eval_s, memory, torch.get_num_threads())
+        evaluations = -(-steps // every) if every else 0  # the last step's, too
+        trial = Trial(shape, batch, steps, evaluations, took_s, eval_s, end_s, memory, torch.get_num_threads())
         return vars(trial)
     finally:
         for loader in (train, *loaders.values()):
@@ -103,11 +114,19 @@ def step_s(step: Callable[[], None], device: torch.device) -> float:
     return (time.perf_counter() - began) / TIMED_STEPS
 
 
-def _eval_s(state: TrainState, loader: Loader, machine: Hardware, world: World) -> float:
-    """Seconds for one evaluation batch."""
-    began = time.perf_counter()
-    evaluate(state.model, state.task, itertools.islice(iter(loader), 1), world, machine, loader.lengths)
-    return time.perf_counter() - began
+def _eval_s(state: TrainState, loader: Loader, machine: Hardware, world: World, count: int) -> float:
+    """Seconds for one evaluation batch: the last of `count`, as the first waits for the loader to start."""
+    batches, took_s = iter(loader), 0.0
+    for number in range(count):
+        began = time.perf_counter()
+        one, lengths = itertools.islice(batches, 1), partial(_lengths_from, loader, number)
+        evaluate(state.model, state.task, one, world, machine, lengths)
+        took_s = time.perf_counter() - began
+    return took_s
+
+
+def _lengths_from(loader: Loader, first: int, k: int) -> tuple[int, int]:
+    return loader.lengths(first + k)
 
 
 def synchronize(device: Any) -> None:
@@ -115,8 +134,8 @@ def synchronize(device: Any) -> None:
         getattr(torch, device.type).synchronize()
 
 
-def shape_of(state: TrainState, batch: dict[str, Any], more: Sequence[Any]) -> str:
-    """Returns a text that is equal for jobs whose steps take the same time and memory."""
-    parameters = [tuple(p.shape) for module in (state.model, state.task) for p in module.parameters()]
-    kinds = type(state.model), type(state.task)
-    return repr((kinds, parameters, [(k, v.shape, v.dtype) for k, v in batch.items()], *more))
+def shape_of(cfg: DictConfig) -> str:
+    """Returns a text that is equal for jobs whose steps and evaluations take the same time and memory: all of the
+    config but what is known not to matter (LEFT_OUT), so a key that is new here counts."""
+    leaves = flat(plain(cfg))
+    return repr({key: value for key, value in sorted(leaves.items()) if not LEFT_OUT.fullmatch(key)})

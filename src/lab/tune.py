@@ -36,7 +36,6 @@ from engine.ranks import (
     pretended_group,
     ranks_here,
     resolve_hardware,
-    seed_everything,
 )
 from engine.runs import Logger
 from lab import make
@@ -80,7 +79,6 @@ class Trial:
         strategy = self.config.trainer.strategy if world.size > 1 else "single"
         config = replace(self.config, trainer=replace(self.config.trainer, strategy=strategy))
         config = replace(config, hardware=replace(config.hardware, compile=False))
-        seed_everything(config.cfg.seed)
         model, task, tape = make.make_method_of_rank(config, machine, True, Logger(), world)
         steps = make.count_steps(config.trainer, len(self.sets["train"]))
         state = make.make_state(config, machine, model, task, steps, world, tape)
@@ -174,8 +172,8 @@ def step_fits(trial: Trial, share: int, parts: int) -> bool:
 def two_steps(trial: Trial, whole: Hardware, machine: Hardware) -> None:
     config, one = trial.config, trial.one
     loader = make.make_train_loader(config, whole, trial.sets["train"], trial.world, 0)
-    val = next((data for split, data in trial.sets.items() if split != "train"), None)
-    scored = None if val is None else make.make_eval_loader(config, whole, val, trial.world, loader)
+    val = next((split for split in trial.sets if split != "train"), None)
+    scored = None if val is None else make.make_eval_loader(config, whole, trial.sets[val], val, trial.world, loader)
     try:
         state, nets = trial.begin(whole, trial.world)
         trainer, batches = without_skipping(state, config.trainer), iter(loader)

@@ -28,7 +28,7 @@ def test_what_is_copied_and_run_is_there(steps: list[tuple[str, str]]) -> None:
     assert "pyproject.toml" in copied
     assert [name for name in copied if name[-1] != "*" and not (ROOT / name).exists()] == []
     needed = re.findall(r'^(?:readme|license) = .*?"([\w.]+\w)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert {*needed, "run"} <= {name.rstrip("*") for name in copied}  # what an installation reads
+    assert {*needed, "run", "constraints.txt"} <= {name.rstrip("*") for name in copied}  # what an installation reads
     assert ("ENTRYPOINT", '["./run"]') in steps
     for step, words in steps:
         if step == "RUN" and "./run" in words:

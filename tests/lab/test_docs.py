@@ -220,6 +220,37 @@ def test_examples_in_yamls_compose(name: str, text_file: Path) -> None:
         check_command(command, text_file)
 
 
+BY_PYTHON = re.compile(
+    rf"(?<!/run )(?<![\w./-])python[\d.]*(?: |['\"], ?['\"]|, )(?:\S*/)?"
+    rf"(?:src/(?:{'|'.join(path.stem for path in (ROOT / 'src').glob('*.py'))})\.py|(?:tools|benchmarks)/\w+\.py)"
+)
+
+
+def test_commands_are_typed_in_one_way() -> None:
+    """`./run ...`: Debian and Ubuntu have no `python`. In pages, in what the program prints, in its own docstrings."""
+    for said in (
+        "x: python src/train.py a",
+        'join(["python", "src/h5.py"',
+        "[python, src/sync.py",
+        "`python tools/fork.py`",
+    ):
+        assert BY_PYTHON.search(said), said
+    folders = ("docs", "conf", "src", "tools", "benchmarks", "notebooks")
+    files = [
+        path
+        for name in folders
+        for path in (ROOT / name).rglob("*")
+        if path.suffix in (".md", ".yaml", ".py", ".ipynb")
+    ]
+    assert len(files) > 200
+    pages = [*ROOT.glob("*.md"), *files]
+    found = {str(path.relative_to(ROOT)): BY_PYTHON.findall(path.read_text()) for path in pages}
+    assert len(found) == len(pages)
+    assert found.pop("README.md") == ["python src/train.py"]
+    assert "`python src/train.py data=h5 trainer=ddp`" in README  # and once as it is without ./run
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
 def keys_of(page: str, column: int = 0) -> list[str]:
     """Code that is overrides and nothing else, in tables from `column` on."""
     found = []

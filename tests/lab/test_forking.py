@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,32 +152,98 @@ def test_a_fork_has_no_trace_of_what_was_left_out(least: Path, template: Path, t
             assert not re.search(r"src/(h5|report|sync)\.py|run (h5|report|sync)\b|sweeper=optuna", data.decode()), name
 
 
-def imported(tree: Path, tools: Any, folder: str, asks: Sequence[tuple[str, str]] = ()) -> Iterator[tuple[Path, Any]]:
-    """Each file below `folder`, with {name: what it holds} of the project's modules that it imports whole. All that it
-    imports of the project is there, but for `asks`: (file, module) where the file asks before."""
-    prune = sys.modules[tools.prune_tests.__module__]
+@pytest.fixture(scope="module")
+def prune(tools: Any) -> Any:
+    return sys.modules[tools.prune_tests.__module__]
+
+
+def check_imports(tree: Path, prune: Any) -> None:
+    """All that src/ imports of the project is there, in functions too."""
+    asks = [("drive.py", "engine.sweeps.report")]  # whether it is there
+    own = {path.stem for path in (tree / "src").iterdir()}
     prune.names_of.cache_clear()
-    for path in (tree / folder).rglob("*.py"):
-        modules = {}
-        for module, wanted, name in prune.imports(path.read_text()):
-            held = prune.names_of(tree, module)
-            if held is None or (path.name, module) in asks:
-                continue
-            assert wanted in held if wanted else held, f"{path}: {module} {wanted}"
-            modules |= {} if wanted or "." in name else {name: held}
-        yield path, modules
+    for path in (tree / "src").rglob("*.py"):
+        for module, wanted, _ in prune.imports(path.read_text()):
+            if module.partition(".")[0] in own and (path.name, module) not in asks:
+                held = prune.names_of(tree, module)
+                assert held, f"{path}: {module}"
+                assert not wanted or wanted in held, f"{path}: {module} {wanted}"
 
 
-def test_nothing_in_src_imports_what_was_left_out(least: Path, tools: Any) -> None:
-    assert list(imported(least, tools, "src", asks=[("drive.py", "engine.sweeps.report")]))
+def test_nothing_in_src_imports_what_was_left_out(least: Path, prune: Any) -> None:
+    check_imports(least, prune)
 
 
-def test_what_the_tests_of_a_fork_use_is_there(least: Path, tools: Any) -> None:
-    for path, modules in imported(least, tools, "tests"):
+USES = """
+from conftest import start
+import engine.ranks.balance as balance, helper, lab.loop as loop, pytest
+from engine.ranks import World
+from lab import tasks, state
+from lab.loop import fit
+class Own: pass
+"""
+TESTS_OF = {  # of what stays, or never was; of what goes
+    "kept": [
+        "def test(): World", "def test(): balance.anything.more", "def test(): fit", "def test(): loop.fit.more",
+        "def test(): helper.Kept", "def test(start): pass", "class TestOwn(Own): pass", "def test(): lab.never.was",
+        "def test(): tasks.kept.run", "def test(monkeypatch): monkeypatch.setattr(loop, 'fit', 1)",
+        "def test(): helper.state.load",
+    ],
+    "gone": [
+        "def test(): from lab.gone import x", "def test(): state.load", "def test(): loop.descend",
+        "@pytest.mark.parametrize('x', [loop.descend])\ndef test(x): pass", "class TestOwn(helper.Gone): pass",
+        "def test(): helper.uses_it()", "def test(resume): pass", "def test(): tasks.gan.run",
+        "@pytest.mark.usefixtures('resume')\ndef test(): pass", "def test(): import lab.state",
+        "def test(monkeypatch): monkeypatch.setattr(loop, 'descend', 1)",
+        "class Test:\n    def test_it(self): tasks.gan",
+    ],
+}  # fmt: skip
+
+
+def test_tests_of_what_has_gone_go_and_no_others(prune: Any, tmp_path: Path) -> None:
+    files = {
+        "src/engine/ranks/__init__.py": "World = 1",
+        "src/engine/ranks/balance.py": "anything = 1",
+        "src/lab/__init__.py": "",
+        "src/lab/loop.py": "def fit(): pass\ndef descend(): pass",
+        "src/lab/state.py": "def load(): pass",
+        "src/lab/tasks/__init__.py": "",
+        "src/lab/tasks/gan.py": "def run(): pass",
+        "src/lab/tasks/kept.py": "def run(): pass",
+        "src/lab/gone.py": "x = 1",
+        "tests/conftest.py": "from lab.gone import x\ndef start(): pass\ndef resume(): x",
+        "tests/helper.py": "from lab import state\nclass Kept: pass\nclass Gone(state.load): pass\n"
+        "def uses_it(): Gone\nclass state: load = 1",
+        "tests/of_gone.py": "import deep",
+        "tests/deep.py": "one = 1",
+        "tests/script.py": "print(1)",
+        "tests/a_user_s.py": "one = 1",
+        "tests/lab/test_gone_too.py": "import of_gone\nimport lab.gone\ndef test(): of_gone.deep, lab.gone.x",
+        "tests/lab/test_script.py": "def test(): start('tests/script.py')",
+    }
+    for what, tests in TESTS_OF.items():
+        files |= {f"tests/lab/test_{what}_{i}.py": f"{USES}\n{test}" for i, test in enumerate(tests)}
+    for name, text in files.items():
+        for tree in ("before", "after"):
+            (tmp_path / tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / tree / name).write_text(text)
+    before, after = tmp_path / "before", tmp_path / "after"
+    shutil.rmtree(after / "src/engine")  # a wheel has it
+    for name in ("lab/gone.py", "lab/state.py", "lab/tasks/gan.py"):
+        (after / "src" / name).unlink()
+    (after / "src/lab/loop.py").write_text("def fit(): pass")
+    prune.prune_tests(after, before)
+    left = {path.relative_to(after / "tests").as_posix() for path in (after / "tests").rglob("*.py")}
+    kept = {f"lab/test_kept_{i}.py" for i, _ in enumerate(TESTS_OF["kept"])}
+    assert left == {"conftest.py", "helper.py", "script.py", "a_user_s.py", "lab/test_script.py", *kept}
+    for name in kept:
+        assert (after / "tests" / name).read_text() == files[f"tests/{name}"]
+    assert "Gone" not in (after / "tests/helper.py").read_text()
+
+
+def test_no_test_of_a_fork_names_a_command_that_was_left_out(least: Path) -> None:
+    for path in (least / "tests").rglob("*.py"):
         tree = ast.parse(path.read_text())
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
-                assert node.attr in modules[node.value.id], f"{path}:{node.lineno}: {node.value.id}.{node.attr}"
         said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
@@ -267,6 +334,89 @@ def test_the_wheel_needs_what_the_project_needs() -> None:
     ]
     assert needs[0] == needs[1]
     assert len(needs[0]) > 5
+
+
+# Each fork in a child of one process that has imported what all of them need but the project.
+COLLECT = """
+import importlib, json, os, pkgutil, sys
+import pytest, hypothesis, hydra, h5py, matplotlib, torch.distributed, torchmetrics, wandb
+sys.path[:] = [path for path in sys.path if path != sys.argv[1]]  # an editable installation
+for line in sys.stdin:
+    if (child := os.fork()) == 0:
+        os.chdir(json.loads(line))
+        log = os.open("collected", os.O_CREAT | os.O_WRONLY)
+        os.dup2(log, 1), os.dup2(log, 2)
+        status = pytest.main(["-q", "--collect-only", "-m", "", "-p", "no:cacheprovider", "--assert=plain", "tests"])
+        import lab
+        for module in pkgutil.walk_packages(lab.__path__, "lab."):
+            importlib.import_module(module.name)
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)  # each of 17 parts takes some seconds where nothing else runs
+def test_without_any_one_part_all_is_collected_and_imported(
+    template: Path, tools: Any, prune: Any, parts: list[str], tmp_path: Path
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", COLLECT, str(ROOT / "src")], cwd=tmp_path, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    ) as server:  # fmt: skip
+        assert server.stdin
+        assert server.stdout
+        for part in parts:
+            folder = tmp_path / part
+            assert fork(template, "--without", part, "--into", str(folder)).stderr == ""
+            check_imports(folder, prune)
+            print(json.dumps(str(folder)), file=server.stdin, flush=True)
+            assert server.stdout.readline() == "0\n", f"{part}\n{(folder / 'collected').read_text()[-3000:]}"
+            shutil.rmtree(folder)
+
+
+def tests_below(folder: Path) -> int:
+    nodes = [node for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    return len([node for node in nodes if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")])
+
+
+def typed(folder: Path, command: str, seconds: float = 120) -> str:
+    """In a shell of the folder, without any network. pip takes what is installed."""
+    offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_FIND_LINKS": "", "PYTHONPATH": ""}
+    identity = {f"GIT_{who}_{key}": "me" for who in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=limit(seconds),
+        env={**os.environ, **offline, **identity},
+    )  # fmt: skip
+    assert done.returncode == 0, f"{command}\n{done.stdout[-5000:]}\n{done.stderr[-5000:]}"
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)  # its quick tests take 4 minutes where nothing else runs
+@pytest.mark.parametrize("asked", ["engine", "all"])
+def test_the_tests_of_a_small_fork_pass(template: Path, tools: Any, tmp_path: Path, asked: str) -> None:
+    """The two outer shapes. What the command says is typed, to the letter."""
+    without = tools.PARTS if asked == "all" else [asked]
+    done = fork(template, "small_one", "--without", *without, "--into", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    kept, number = map(int, re.findall(r"^tests: (\d+) of (\d+) functions are kept, gone are:$", done.stdout, re.M)[0])
+    assert (kept, number) == (tests_below(tmp_path / "tests"), tests_below(template / "tests"))
+    assert kept > 0.7 * tests_below(template / "tests/lab")
+    assert "\n  tests/engine/: " in done.stdout
+
+    # without a network: an environment that sees what this one has, but for its editable installation
+    (tmp_path / "constraints.txt").unlink()  # what this one has may be of other versions
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / ".venv")], check=True)
+    (own,) = (tmp_path / ".venv").glob("lib/python*/site-packages")
+    (own / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+    *commands, train_it, test_it = re.findall(r"^  ((?:git|\./run) .*)$", done.stdout, re.M)
+    assert (train_it, test_it) == ("./run train", "./run test")
+    for command in commands:
+        typed(tmp_path, command)
+    assert (own / "engine").is_dir()
+    typed(tmp_path, f"{train_it} {' '.join(SMALL)} trainer.max_steps=2")
+    assert re.search(r"\d+ passed", typed(tmp_path, f"{test_it} -n 2", 1200))
 
 
 @pytest.mark.slow

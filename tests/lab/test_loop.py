@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import on_ranks
 from torch import Tensor, nn
 
 import lab.loop as loop
+import lab.owed as owed
 from engine.errors import ConfigError, RunFailed
 from engine.ranks.distributed import World
 from engine.ranks.hardware import Hardware
@@ -43,6 +45,7 @@ class Surroundings(Callback):
         self.requested_at: int | None = None  # the call of `agreed` that says yes
         self.calls = 0
         self.cause = ""
+        self.lines = 0
         self.warning: str | None = None
         self.asks = False
 
@@ -76,7 +79,9 @@ class Surroundings(Callback):
 
     def agreed(self, world: World) -> bool:
         self.calls += 1
-        return self.calls == self.requested_at
+        now = self.calls == self.requested_at
+        self.cause = "SIGTERM" if now else self.cause
+        return now
 
     def unsaved(self) -> str | None:
         return self.warning
@@ -90,8 +95,8 @@ class Surroundings(Callback):
     def check(self) -> None:
         self.events.append("checked")
 
-    def wait(self) -> None:
-        self.events.append("waited")
+    def wait(self, best: Any) -> None:
+        self.events.append(("waited", best))
 
     @contextmanager
     def user_code(self, what: str, step: int) -> Iterator[None]:
@@ -170,21 +175,66 @@ class Data:
     ("every", "steps"), [(None, []), (1, [0, 1, 2, 3, 4, 5, 6]), (2, [0, 2, 4, 6]), (3, [0, 3, 6]), (9, [0])]
 )
 def test_due(every: int | None, steps: list[int]) -> None:
-    assert [step for step in range(7) if loop.due(step, every)] == steps
+    assert [step for step in range(7) if owed.due(step, every)] == steps
 
 
 @pytest.mark.parametrize(
-    ("step", "scored", "every", "wanted"),
+    ("step", "changed", "wanted"),
     [
-        (3, 0, 3, True), (3, 3, 3, False), (2, 0, 3, False), (7, 6, 3, True), (7, 7, 3, False), (7, 0, None, False),
-        (6, 3, 3, True), (5, 3, 3, False), (0, 0, 3, False), (3, 6, 3, False),
+        (1, {}, []), (2, {}, ["log"]), (3, {}, ["score"]), (4, {}, ["log", "save"]), (6, {}, ["log", "score"]),
+        (7, {}, ["log", "score", "save"]), (7, {"log": None, "save": None}, ["log", "score", "save"]),
+        (7, {"eval": None}, ["log", "save"]), (5, {"stop_at_step": 5}, ["save"]),
+        (6, {"stop_at_step": 5}, ["log", "score"]), (12, {"total_steps": 99}, ["log", "score", "save"]),
     ],
 )  # fmt: skip
-def test_when_a_state_is_to_be_scored(step: int, scored: int, every: int | None, wanted: bool) -> None:
-    """At its steps and at the last, and no state twice."""
-    run, vals = run_of(Surroundings(), eval=every), {"val": Data([1])}
-    assert loop.to_be_scored(state_of(step=step, scored_step=scored), vals, run) is wanted  # type: ignore[arg-type]
-    assert not loop.to_be_scored(state_of(step=step, scored_step=scored), {}, run)
+def test_what_is_due_after_a_step(step: int, changed: dict[str, Any], wanted: list[str]) -> None:
+    """Each at its steps and at the last; without a split nothing is scored."""
+    run = run_of(Surroundings(), **changed)
+    assert owed.due_after(state_of(step=step), {"val": Data([1])}, run) == wanted
+    assert owed.due_after(state_of(step=step), {}, run) == [what for what in wanted if what != "score"]
+
+
+LEFT = {"owes": ["save"], "total_steps": 7}
+
+
+@pytest.mark.parametrize(
+    ("state", "changed", "owes", "ended"),
+    [
+        ({}, {}, [], ""),
+        ({"step": 6, **LEFT}, {}, ["save"], ""),
+        ({"step": 3, "owes": ["score", "save"], "total_steps": 7}, {}, ["score", "save"], ""),
+        # the resume says otherwise
+        ({"step": 3, "owes": ["score", "save"], "total_steps": 7}, {"eval": None}, ["save"], ""),
+        ({"step": 3, "owes": ["score", "save"], "total_steps": 7}, {"eval": 5}, ["score", "save"], ""),
+        ({"step": 7, **LEFT}, {"total_steps": 9}, ["save"], ""),
+        ({"step": 7, "total_steps": 7}, {"total_steps": 8}, [], ""),
+        ({"step": 5, "logged_step": 4, "scored_step": 3, "total_steps": 7}, {"total_steps": 5},
+         ["log", "score", "save"], ""),
+        ({"step": 6, "logged_step": 6, "scored_step": 6, "total_steps": 7}, {"total_steps": 6}, ["save"], ""),
+        # of an older version
+        ({"step": 3}, {}, ["score"], ""),
+        ({"step": 3, "scored_step": 3}, {}, [], ""),
+        ({"step": 5, "logged_step": 4, "scored_step": 3}, {}, [], ""),
+        ({"step": 7, "logged_step": 7}, {}, ["score", "save"], ""),
+        ({"step": 7, "logged_step": 7, "scored_step": 7}, {}, ["save"], ""),
+        ({"step": 3, "scored_step": 3, "stale": 2}, {"early_stop_patience": 2}, [], "patience"),
+        # why there are no more steps
+        ({"step": 3, "stale": 2, "ended": "patience", **LEFT}, {"early_stop_patience": 2}, ["save"], "patience"),
+        ({"step": 3, "stale": 2, "ended": "patience", **LEFT}, {"early_stop_patience": 3}, ["save"], ""),
+        ({"step": 3, "stale": 2, "ended": "patience", **LEFT}, {}, ["save"], ""),
+        ({"step": 3, "stale": 2, "ended": "patience", **LEFT}, {"early_stop_patience": 2, "total_steps": 9}, ["save"],
+         "patience"),
+        ({"step": 3, "stale": 2, "ended": "callback", **LEFT}, {"early_stop_patience": 3}, ["save"], "callback"),
+        ({"step": 3, "ended": "callback", **LEFT}, {"total_steps": 6}, ["save"], "callback"),
+        ({"step": 3, "ended": "callback", **LEFT}, {"total_steps": 8}, ["save"], ""),
+        ({"step": 3, "ended": "pruned", **LEFT}, {}, ["save"], "pruned"),
+    ],
+)  # fmt: skip
+def test_what_a_run_takes_up(state: dict[str, Any], changed: dict[str, Any], owes: list[str], ended: str) -> None:
+    """What its checkpoint owes, and an end that stands unless the resume has moved that very end."""
+    found, run = state_of(**copy.deepcopy(state)), run_of(Surroundings(), **changed)
+    owed.take_up(found, {"val": Data([1])}, run)
+    assert (found.owes, found.ended, found.total_steps) == (owes, ended, run.total_steps)
 
 
 @pytest.fixture
@@ -260,8 +310,8 @@ def test_what_a_run_does_when(noted: Surroundings) -> None:
         *stepped(4), *logged(4, 3.5, 2), *kept(4),
         *stepped(5), ("end_epoch", 5),
         *stepped(6), *logged(6, 5.5, 2), *scored(6, [[4.0, 6], [7.0, 3]]),
-        *stepped(7), *logged(7, 7.0, 1), *scored(7, [[3.0, 7], [4.0, 6]]), *kept(7),
-        ("beat", "saving", 7, "slow"), "waited",
+        *stepped(7), *logged(7, 7.0, 1), *scored(7, [[3.0, 7], [4.0, 6]])[:-1], *kept(7)[1:],
+        ("beat", "saving", 7, "slow"), ("waited", [[3.0, 7], [4.0, 6]]),
     ]  # fmt: skip
     assert noted.calls == 7, "the ranks agree after each step"
     assert (state.step, state.samples, state.logged_step, state.scored_step) == (7, 28, 7, 7)
@@ -283,11 +333,12 @@ def test_a_stop_ends_with_a_checkpoint_and_the_resume_scores_what_was_due(noted:
     fit(noted, state)
     assert noted.events[-8:] == [
         "paused", ("beat", "saving", 3, "slow"), ("check_finite", 3), ("last", 3), ("beat", "training", 3), "on",
-        ("beat", "saving", 3, "slow"), "waited",
+        ("beat", "saving", 3, "slow"), ("waited", []),
     ]  # fmt: skip
     assert "evaluate" not in noted.events, "who asks for a stop does not wait for an evaluation"
     noted.events.clear()
-    noted.calls, noted.requested_at = 0, 1
+    assert state.owes == ["score", "save"]
+    noted.calls, noted.requested_at, noted.cause = 0, 1, ""
     fit(noted, state)
     first = noted.named("evaluate", "best", "last", "step", "paused", "on")
     assert first == [
@@ -299,15 +350,15 @@ def test_a_stop_ends_with_a_checkpoint_and_the_resume_scores_what_was_due(noted:
 
 def test_nothing_is_left_to_do(noted: Surroundings) -> None:
     """A finished run, and one that has lost its patience, take no step; patience is counted in evaluations."""
-    fit(noted, state_of(step=7, scored_step=7))
-    fit(noted, state_of(step=4, scored_step=3, stale=2), early_stop_patience=2)
+    fit(noted, state_of(step=7, total_steps=7))
+    fit(noted, state_of(step=4, total_steps=7, stale=2), early_stop_patience=2)
+    fit(noted, state_of(step=3, total_steps=7, ended="callback"))
     assert noted.named("step", "evaluate", "last") == []
-    fit(noted, state_of(step=4, scored_step=3, stale=1, best_score=0.0), early_stop_patience=2)
+    fit(noted, state_of(step=4, total_steps=7, stale=1, best_score=0.0), early_stop_patience=2)
     assert noted.named("step", "evaluate", "last") == [("step", 5), ("step", 6), "evaluate", ("last", 6)]
     noted.events.clear()
-    fit(
-        noted, state_of(step=3, stale=1, best_score=0.0), early_stop_patience=2
-    )  # the evaluation that was due is the last
+    owing = state_of(step=3, total_steps=7, owes=["score", "save"], stale=1, best_score=0.0)
+    fit(noted, owing, early_stop_patience=2)  # the evaluation that was put off is the last
     assert noted.named("step", "evaluate", "last") == ["evaluate", ("last", 3)]
 
 
@@ -392,13 +443,16 @@ def test_right_after_a_log_nothing_is_known_of_steps() -> None:
 
 
 def scoring(monkeypatch: pytest.MonkeyPatch, values: list[float], **changed: Any) -> tuple[Any, TrainState, list[Any]]:
-    """Score these one after the other, every 3 steps -> (what was noted, the state, what `score` returned)."""
+    """Score these one after the other, every 3 steps -> (what was noted, the state, why it has ended, each time)."""
     around, state, told = Surroundings(), state_of(), []
     given = iter(values)
     monkeypatch.setattr(loop, "evaluate", lambda *rest: {"loss": next(given), "other": 0.0})
     for _ in values:
         state.step += 3
-        told.append(loop.score(state, {"val": Data([1])}, run_of(around, **{"total_steps": 99, **changed})))  # type: ignore[arg-type]
+        state.owes, state.ended = ["score"], ""
+        loop.score(state, {"val": Data([1])}, run_of(around, **{"total_steps": 99, **changed}))  # type: ignore[arg-type]
+        told.append(state.ended)
+        assert state.owes == ["save"] * bool(state.ended)
     return around, state, told
 
 
@@ -413,7 +467,7 @@ def test_scores_are_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
         ("best", 15, [[4.0, 12], [4.0, 15]]),
     ]
     assert (state.best_score, state.stale, state.scored_step) == (4.0, 3, 21)
-    assert told == [False] * 7
+    assert told == [""] * 7
     assert around.named("log")[1] == ("log", 6, {"val/loss": 7.0, "val/other": 0.0})
     assert around.named("on_eval")[1] == ("on_eval", 6, {"val/loss": 7.0, "val/other": 0.0})
 
@@ -432,7 +486,7 @@ def test_a_score_that_is_not_finite_is_no_best(monkeypatch: pytest.MonkeyPatch) 
     around, state, told = scoring(monkeypatch, [NAN, -INF, 3.0], early_stop_patience=3)
     assert around.named("best") == [("best", 9, [[3.0, 9]])]
     assert (state.best_score, state.stale) == (3.0, 0)
-    assert told == [False] * 3
+    assert told == [""] * 3
 
 
 def test_keep_best_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,14 +496,8 @@ def test_keep_best_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_patience_ends_at_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert scoring(monkeypatch, [1.0, 2.0, 1.0, 0.5, 0.5, 0.5], early_stop_patience=2)[2] == [
-        False,
-        False,
-        True,
-        False,
-        False,
-        True,
-    ]
+    told = scoring(monkeypatch, [1.0, 2.0, 1.0, 0.5, 0.5, 0.5], early_stop_patience=2)[2]
+    assert told == ["", "", "patience", "", "", "patience"]
 
 
 def test_a_callback_may_end_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,7 +510,20 @@ def test_a_callback_may_end_the_training(monkeypatch: pytest.MonkeyPatch) -> Non
             return False
 
     for callbacks in ([Asking(), Other()], [Other(), Asking()]):
-        assert scoring(monkeypatch, [1.0, 3.0, 4.0], callbacks=callbacks)[2] == [False, True, False]
+        assert scoring(monkeypatch, [1.0, 3.0, 4.0], callbacks=callbacks)[2] == ["", "callback", ""]
+
+
+def test_what_a_callback_asks_on_one_rank_ends_all(tmp_path: Path) -> None:
+    def work(world: World, folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "evaluate", lambda *rest: {"loss": 1.0})
+            for asking in (1, None, 0):
+                around, state = Surroundings(), state_of(step=3, trained=["weight", "bias"])
+                around.asks = world.rank == asking
+                loop.score(state, {"val": Data([1])}, run_of(around, world=world))  # type: ignore[arg-type]
+                assert state.ended == ("" if asking is None else "callback")
+
+    on_ranks(work, tmp_path / "ranks")
 
 
 def test_an_evaluation_that_was_left_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,9 +536,10 @@ def test_an_evaluation_that_was_left_has_not_begun(monkeypatch: pytest.MonkeyPat
     torch.manual_seed(5)
     expected = torch.rand(2)
     torch.manual_seed(5)
-    assert loop.score(state, {"val": Data([1])}, run_of(around)) is True  # type: ignore[arg-type]
+    state.owes = ["score"]
+    loop.score(state, {"val": Data([1])}, run_of(around))  # type: ignore[arg-type]
     assert torch.equal(torch.rand(2), expected)
-    assert (state.scored_step, state.best, state.stale) == (0, [], 0)
+    assert (state.scored_step, state.best, state.stale, state.owes) == (0, [], 0, ["score"])
     assert around.named("log", "on_eval", "best") == []
 
 
@@ -571,6 +633,24 @@ def test_a_step_is_that_of_the_mean_over_all_samples(fp16: bool, limit: float | 
     assert state.schedule.updates == 1
     if state.scaler:
         assert state.scaler.get_scale() == 2048.0
+
+
+class Weighted(Supervised):
+    def weights(self, batch: dict[str, Tensor]) -> Tensor:
+        return batch["x"][:, 0] + batch["y"] + 1
+
+
+def test_a_step_of_weighted_samples_is_that_of_their_weighted_mean() -> None:
+    """Over both micro-batches together, whose weights have different sums."""
+    state = state_of(task=Weighted(squared, {}))
+    model, parts = copy.deepcopy(state.model), list(Data([3, 2]))
+    weights = torch.cat([state.task.weights(part) for part in parts])  # type: ignore[misc]
+    loss = (torch.cat([squared(model(part["x"]), part) for part in parts]) * weights).sum() / weights.sum()
+    loss.backward()
+    before = [p.detach().clone() for p in state.model.parameters()]
+    assert stepped(state)["loss"].item() == pytest.approx(loss.item(), rel=1e-6)
+    for old, new, p in zip(before, state.model.parameters(), model.parameters()):
+        torch.testing.assert_close(new.detach(), old - 0.5 * p.grad)  # type: ignore[operator]
 
 
 def test_an_output_is_gone_when_the_next_is_computed() -> None:
@@ -776,6 +856,18 @@ def test_an_evaluation_counts_what_counts(monkeypatch: pytest.MonkeyPatch, train
     assert model.training is training
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_an_evaluation_leaves_each_module_in_its_mode(training: bool) -> None:
+    """Those of the task too, which train or do not by themselves."""
+    model, task = nn.Sequential(Same(), nn.Dropout()), Supervised(first, {})
+    task.head = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())
+    model.train(training), task.train(not training)
+    modules = [*model.modules(), *task.modules()]
+    before = [module.training for module in modules]
+    evaluated(task, model=model)
+    assert [module.training for module in modules] == before
+
+
 def test_sums_are_exact() -> None:
     """Of as many samples as a split may have: single precision would lose the small ones."""
     batches = [torch.tensor([2.0**24]), torch.tensor([1.0]), torch.tensor([1.0])]
@@ -823,6 +915,29 @@ def test_an_evaluation_is_left_together(at: int | None) -> None:
     with pytest.raises(Stopped):
         got.extend(run_of(around).evaluating(Data([2, 2, 2]), 6))  # type: ignore[arg-type]
     assert len(got) == (at or 3)
+
+
+# ---- the final scores
+
+
+def test_the_best_weights_are_scored_with_the_task_of_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    import lab.run
+
+    def scored(model: Any, state: TrainState, split: str, loader: Any, run: Run) -> dict[str, float]:
+        return {f"{split}/weight": model.weight.item(), f"{split}/task": state.task.held.item()}  # type: ignore[operator, union-attr]
+
+    monkeypatch.setattr(lab.run, "scored", scored)
+    around, state = Surroundings(), state_of(nn.Linear(1, 1), step=6, best=[[0.5, 3]])
+    state.task.register_buffer("held", torch.tensor(3.0))
+    with torch.no_grad():
+        state.model.weight.fill_(3.0)  # type: ignore[operator, union-attr]
+        best = copy.deepcopy(state.payload([]))
+        state.model.weight.fill_(6.0), state.task.held.fill_(6.0)  # type: ignore[operator, union-attr]
+    around.load_best = lambda entries: (entries[0], best)  # type: ignore[attr-defined]
+    around.latest = lambda *names: {}  # type: ignore[attr-defined]
+    around.close = lambda: None  # type: ignore[attr-defined]
+    found = lab.run.final_scores(state, {"val": around}, run_of(around))  # type: ignore[dict-item]
+    assert (found["val/weight"], found["val/task"], found["best_step"]) == (3.0, 3.0, 3)
 
 
 def test_a_run_s_directory_holds_its_checkpoints() -> None:

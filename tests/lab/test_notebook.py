@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -13,11 +14,12 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, assert_equal, last_checkpoint, limit, start_run
+from conftest import ROOT, assert_equal, last_checkpoint, limit, one_quick, start_run
 from conftest import compose as typed
 from omegaconf import OmegaConf
 
 import lab
+import lab.loop
 from engine.errors import ConfigError
 
 SHORT = ["logger=none", "hardware=cpu", "trainer.max_steps=6", "trainer.max_epochs=null", "trainer.eval_every=3"]
@@ -59,6 +61,43 @@ def test_fit_goes_on_in_a_directory_that_holds_the_run(run_dir: Path, tmp_path: 
     first = lab.fit(lab.compose(SHORT), tmp_path / "run")
     assert lab.fit(lab.compose(longer), first) == first
     assert last_checkpoint(first)["step"] == 9
+
+
+BUILT = {
+    "dropout": ("model.dropout=0.5",),
+    "convolutions": ("model=resnet", "model.width=4", "model.dropout=0.3"),
+    "own modules": ("task=byol", "model.num_outputs=8", "model.hidden=[16]", "task.augment={}"),
+    "finetune": ("task=finetune", "task.weights=RUN", "model.dropout=0.2"),
+}
+
+
+@pytest.mark.parametrize("kind", one_quick(BUILT, every=2))
+def test_build_is_what_a_run_trains(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Bit for bit: all first weights and buffers, and the first step's loss with its dropout."""
+    common = [*SHORT, "hardware.num_threads=1", "trainer.log_every=1", "seed=5"]
+    overrides = [*common, *(text.replace("RUN", str(run_dir)) for text in BUILT[kind])]
+    first: dict[str, torch.Tensor] = {}
+    original = lab.loop.train_step
+
+    def train_step(nets: Any, state: Any, *rest: Any) -> Any:
+        if not first:
+            first.update(copy.deepcopy(weights(state.model, state.task)))
+        return original(nets, state, *rest)
+
+    def weights(model: torch.nn.Module, task: torch.nn.Module) -> dict[str, torch.Tensor]:
+        return {**model.state_dict(prefix="model."), **task.state_dict(prefix="task.")}
+
+    monkeypatch.setattr(lab.loop, "train_step", train_step)
+    logged = lab.read_metrics(lab.fit(lab.compose(overrides), tmp_path / "run"))[0]
+    parts = lab.build(lab.compose(overrides))
+    try:
+        assert_equal(weights(parts.model, parts.task), first)
+        batch = next(iter(parts.loaders["train"]))
+        losses = parts.task.losses(parts.model, batch)[0]
+        losses = losses if isinstance(losses, torch.Tensor) else losses["loss"]
+        assert (losses.sum() / len(losses)).item() == logged["train/loss"]
+    finally:
+        parts.close()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -95,6 +96,25 @@ def test_the_device_goes_on_from_where_it_is() -> None:
     assert device.state_dict() == host.state_dict()
     again.load_state_dict(host.state_dict())
     assert [float(group["lr"]) for group in made[2].optimizer.param_groups] == own
+
+
+def test_a_resume_falls_when_the_run_would_have() -> None:
+    """From a checkpoint after any of the evaluations: how many were stale, and what the best was, come along."""
+
+    def made() -> Schedule:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+        return Schedule(optimizer, Plateau(0.0, 0.5, 3, 0.0, 0.01), 100)
+
+    scores = [1.0, 0.5, 0.9, 0.8, 0.7, 0.6, 0.6, 0.6, 0.4, 0.5, 0.5, 0.5]
+    straight = made()
+    wanted = [(straight.scored(score), straight.last_lr) for score in scores]
+    assert [number for number, (fell, _) in enumerate(wanted) if fell] == [4, 7, 11]
+    for cut in range(len(scores)):
+        before, after = made(), made()
+        for score in scores[:cut]:
+            before.scored(score)
+        after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+        assert [(after.scored(score), after.last_lr) for score in scores[cut:]] == wanted[cut:], cut
 
 
 UNSCORED = (

@@ -4,18 +4,24 @@ refused."""
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, last_checkpoint
+from conftest import QUICK, last_checkpoint, one_quick
 from omegaconf import OmegaConf
 from sweeps import call
 
 from engine.errors import ConfigError
-from engine.runs.resume import leaves_of
+from engine.runs.resume import choose_run, leaves_of
 from lab.optim import check_optimizer, check_trained
 
 RUN = (*QUICK, "trainer.max_steps=8", "trainer.eval_every=2", "trainer.save_every=4", "trainer.log_every=1")
@@ -98,3 +104,170 @@ def test_another_class_is_refused_where_the_checkpoints_arguments_would_undo_it(
             check_optimizer(saved, groups(kind), "K")
     older = [{key: value for key, value in group.items() if key != "decoupled_weight_decay"} for group in saved]
     check_optimizer(older, groups(torch.optim.AdamW), "AdamW")
+
+
+TAKEN = (
+    ("callback.summary.depth=2", "callback.summary.depth", 2),
+    ("+callback.summary.depth=1", "callback.summary.depth", 1),
+    ("callback={summary: {depth: 1}}", "callback.summary.depth", 1), ("model.width=4", "model.width", 4),
+    ("+optim.amsgrad=true", "optim.amsgrad", True), ("trainer.stop_at_step=6", "trainer.stop_at_step", 6),
+    ("++trainer.max_steps=9", "trainer.max_steps", 9),
+)  # fmt: skip
+REFUSED = (
+    ("callback.summary.dept=2", "callback.summary.dept: lab.callbacks.summary.Summary takes no 'dept'"),
+    ("model.hidden=[3]", "model.hidden: lab.models.resnet.ResNet takes no 'hidden'"),
+    ("+model.foo=3", "model.foo: lab.models.resnet.ResNet takes no 'foo'"),
+    ("trainer.foo=3", "trainer.foo: no such key (trainer has: "), ("+trainer.foo=3", "trainer.foo: no such key"),
+    ("foo=3", "foo: no such key"), ("callback.pictures.count=2", "callback.pictures.count: no such key"),
+    ("model=mlp", "keeps its groups"), ("trainer=ddp", "keeps its groups"),
+    ("optim/schedule=linear", "keeps its groups"),
+    ("trainer.stop_at_step=1", "trainer.stop_at_step=1: would have no effect: the run in"),
+    ("trainer.stop_at_step=4", "is at step 4 already - give a later one"),
+    ("trainer={stop_at_step: 2}", "trainer.stop_at_step=2: would have no effect"),
+    ("hydra.run.dir=elsewhere", "hydra.run.dir=elsewhere: would have no effect"),
+    ("optim.lr=1,2", "error: optim.lr=1,2: several values"),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of other groups than conf/ composes by default."""
+    quick = [text for text in RUN if not text.startswith("model.")]
+    run = tmp_path_factory.mktemp("other") / "run"
+    more = ("model=resnet", "model.width=4", "model.blocks=[1]", "callback=summary", "trainer.stop_at_step=4")
+    assert "at step 4" in call(*quick, *more, f"hydra.run.dir={run}").stderr
+    return run
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *overrides: str) -> tuple[int, str]:
+    """The command in this process, without the training. Returns (status, what it printed)."""
+    import lab.start
+    import train
+
+    monkeypatch.setattr(sys, "argv", ["train.py", *overrides])
+    monkeypatch.setattr(lab.start, "run_rank", lambda *_: None)
+    return train.main(), capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("override", "key", "value"), one_quick(TAKEN, every=3))
+def test_a_resume_takes_values_of_the_runs_own_config(
+    other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    override: str, key: str, value: Any,
+) -> None:  # fmt: skip
+    """Whatever conf/ composes by default has no say in it."""
+    run = shutil.copytree(other, tmp_path / "run")
+    before = OmegaConf.load(run / "config.yaml")
+    assert typed(monkeypatch, capsys, f"resume={run}", override)[0] in (0, 75)
+    after = OmegaConf.load(run / "config.yaml")
+    assert OmegaConf.select(after, key) == value
+    OmegaConf.update(before, key, value, force_add=True)
+    assert after == before
+    assert override.removeprefix("++") in OmegaConf.load(run / "overrides.yaml")
+
+
+@pytest.mark.parametrize(("override", "said"), one_quick(REFUSED, every=5))
+def test_a_resume_refuses_what_would_have_no_effect(
+    other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    override: str, said: str,
+) -> None:  # fmt: skip
+    """In one line with the true reason; the run stays as it was."""
+    monkeypatch.chdir(tmp_path)
+    run = shutil.copytree(other, tmp_path / "run")
+    before = {path: path.read_bytes() for path in run.rglob("*.yaml")}
+    status, printed = typed(monkeypatch, capsys, f"resume={run}", override)
+    assert (status, printed.count("\n")) == (2, 1)
+    assert said in printed
+    assert {path: path.read_bytes() for path in run.rglob("*.yaml")} == before
+
+
+def test_a_command_that_is_repeated_may_have_stopped_there(
+    other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(other, tmp_path / "run")
+    again = ("resume=auto", f"hydra.run.dir={run}", "trainer.stop_at_step=4")
+    quick = ["model=resnet", *(text for text in RUN if not text.startswith("model."))]
+    assert typed(monkeypatch, capsys, *quick, *again)[0] in (0, 75)
+    assert "would have no effect" in typed(monkeypatch, capsys, *again[:2], "trainer.stop_at_step=3")[1]
+
+
+# -- where a resume logs -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def listening() -> Iterator[tuple[str, list[str]]]:
+    """(url, the first lines of the requests) of a server that answers nothing else."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle_one_request(self) -> None:
+            asked.append(self.rfile.readline().decode())
+            self.close_connection = True
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def chosen(run: Path, *overrides: str, **logger: Any) -> Any:
+    """The config with which a run that was saved with these values of its logger would go on."""
+    saved = OmegaConf.load(run / "config.yaml")
+    for key, value in logger.items():
+        OmegaConf.update(saved, f"logger.{key}", value)
+    (run / "config.yaml").write_text(OmegaConf.to_yaml(saved))
+    cfg = OmegaConf.create({"resume": str(run), "data": {}, "logger": saved.logger})
+    return choose_run(cfg, run, [f"resume={run}", *overrides], run)[0].logger
+
+
+STRANGERS = {"mlflow": {"tracking_uri": "http://stranger", "experiment": "x"}, "kind": "wandb", "entity": "stranger",
+             "project": "theirs", "mode": "online", "artifact": True}  # fmt: skip
+
+
+@pytest.mark.parametrize("typed", [[], ["logger=mlflow", "logger.mlflow.tracking_uri=http://stranger"],
+                                   ["logger=../../stranger"], ["experiment=stranger"], ["logger=${oc.env:HOME}"],
+                                   ["hydra.searchpath=[file:///x]", "logger.kind=wandb", "name=${x}"]])  # fmt: skip
+def test_a_resume_logs_where_the_present_config_says(
+    run: Path, typed: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the saved config nor the overrides that the run was begun with give an address."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mine")
+    (run / "overrides.yaml").write_text(OmegaConf.to_yaml(typed))
+    found = chosen(run, **STRANGERS)
+    assert "stranger" not in str(found)
+    assert (found.entity, found.project, found.artifact) == (None, "default", False)
+    assert found.mlflow is None or found.mlflow.tracking_uri == "http://mine"
+    assert "logger.entity=null ('stranger' in the run)" in caplog.text
+
+
+def test_a_resume_keeps_its_own_logger(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The options that it chose from conf/, under its name, and what this command gives."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mine")
+    assert chosen(run).kind == "none", "it was begun with logger=none"
+    assert chosen(run, "logger=[wandb,mlflow]").mlflow.tracking_uri == "http://mine"
+    assert chosen(run, "logger.project=other").project == "other"
+    (run / "overrides.yaml").write_text(OmegaConf.to_yaml(["logger=[wandb,mlflow]", "name=paper"]))
+    saved = OmegaConf.load(run / "config.yaml")
+    saved.name = "paper"
+    (run / "config.yaml").write_text(OmegaConf.to_yaml(saved))
+    found = chosen(run)
+    assert (found.kind, found.project, found.mlflow.experiment) == ("wandb", "paper", "paper")
+
+
+@pytest.mark.slow
+def test_a_strangers_server_gets_no_request(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
+    with listening() as (url, asked):
+        for number, uri in enumerate((url, f"file:{tmp_path}/elsewhere")):
+            chosen(run, **STRANGERS | {"mlflow": {"tracking_uri": uri, "experiment": "x"}})
+            monkeypatch.setenv("WANDB_BASE_URL", url if not number else "http://127.0.0.1:9")
+            done = resumed(run, f"trainer.stop_at_step={5 + number}")
+            assert f"at step {5 + number}" in done.stderr
+            assert "a resume logs where this command says" in done.stderr
+    assert asked == []
+    assert not (tmp_path / "elsewhere").exists()

@@ -170,6 +170,7 @@ def test_a_killed_rank_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(RunFailed):
         start_run(tmp_path / "run", *SHORT, "trainer=ddp", "hardware.num_procs=2")
     assert status(tmp_path / "run")["status"] == "failed"
+    assert "rank 1 was killed by SIGKILL" in status(tmp_path / "run")["error"]
 
 
 def poisoned(at_call: int, rank: int) -> Callable[..., Any]:
@@ -280,6 +281,19 @@ def test_load_run_and_evaluate_agree_with_the_run(tmp_path: Path) -> None:
     assert bad.returncode == 2
     assert "data.pth" in bad.stderr
     assert bad.stderr.count("\n") == 1
+
+
+def test_a_best_checkpoint_that_has_gone_is_forgotten(tmp_path: Path) -> None:
+    """The first evaluation is the best for good here (the highest loss): if its file is gone, the next one is kept."""
+    run = (*QUICK, "trainer.max_steps=20", "trainer.eval_every=5", "trainer.keep_best=1", "monitor.mode=max")
+    with pytest.raises(SystemExit):
+        start_run(tmp_path / "run", *run, "trainer.stop_at_step=10")
+    (gone,) = (tmp_path / "run/checkpoints").glob("best_*")
+    assert gone.name == "best_000000005.pt"
+    gone.unlink()
+    start_run(tmp_path / "run", *run)
+    assert [path.name for path in (tmp_path / "run/checkpoints").glob("best_*")] == ["best_000000015.pt"]
+    assert result(tmp_path / "run")["best_step"] == 15
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

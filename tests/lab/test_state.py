@@ -20,6 +20,7 @@ CPU = torch.device("cpu")
 VALUES = {
     "step": 12, "samples": 345, "best": [[0.5, 9], [0.7, 3]], "best_score": 0.5, "stale": 3, "logged_step": 10,
     "scored_step": 9, "trained": ["a", "b"], "monitor": ["val/x", "max"], "counts": {"loss": 2, "non_finite": 2},
+    "logged_lines": 4, "owes": ["save"], "ended": "callback", "total_steps": 40,
 }  # fmt: skip
 
 
@@ -88,6 +89,16 @@ def test_a_state_without_average_and_scaler() -> None:
     assert payload["scaler"] is None
     assert averaged(state) is state.model
     state_of("trainer.ema_decay=null", "hardware.precision=fp16").load(payload, World(0, 1, 0, CPU), options=[])
+
+
+def test_sums_of_a_checkpoint_that_did_not_count_are_of_all_steps_since_the_log() -> None:
+    state = worked()
+    payload = through_a_file(state.payload([state.rank_payload(CPU)]))
+    del payload["counts"]
+    fresh = state_of()
+    fresh.load(payload, World(0, 1, 0, CPU), options=[])
+    assert state.logged_step != state.scored_step
+    assert fresh.counts == dict.fromkeys(state.totals, state.step - state.logged_step)
 
 
 def test_values_of_the_optimizer_that_the_config_gives_hold_at_a_resume() -> None:

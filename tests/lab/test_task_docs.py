@@ -41,11 +41,12 @@ def shell(clone: Path, *command: str) -> str:
 
 @pytest.mark.parametrize("number", [0, slow(1)])
 def test_the_commands_run(clone: Path, number: int) -> None:
-    python, *words = shlex.split((clone / "commands").read_text().splitlines()[number])
-    assert python == "python"
+    run, script, *words = shlex.split((clone / "commands").read_text().splitlines()[number])
+    assert run == "./run"
     shell(
         clone,
         sys.executable,
+        f"src/{script}.py",
         *words,
         f"name=run{number}",
         "logger=none",

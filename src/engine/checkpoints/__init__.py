@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         load_weights,
         save_checkpoint,
         some_keys,
-        step_of,
         unmapped,
         weights_of,
     )

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 import time
 import zipfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,14 @@ from torch import nn
 from engine.checkpoints import shards
 from engine.checkpoints.background import Background, Copies
 from engine.checkpoints.intact import WHOLE, Share, check_zip, reading
+from engine.config import CONFIG, enter
 from engine.errors import ConfigError, Damaged, RunFailed
 from engine.ranks import World, gather, group_for_threads, is_part, meet, share_from_main
+from engine.runs import CHECKPOINT, checkpoint_files, step_of
 
 log = logging.getLogger("engine")
 WEIGHTS = ("model", "ema")
 KEEP_LAST = 2  # the newest may turn out damaged
-NAME = re.compile(r"(last|best)_(\d+)(\.pt|\.dcp)")
 # keys and types in checkpoints of all versions; keys that later versions added may be missing
 KEYS = {
     "model": dict, "ema": dict | None, "optimizer": dict, "schedule": dict, "step": int, "samples": int, "best": list,
@@ -194,19 +194,18 @@ class Checkpoints:
 
     def save_last(self, payload: dict[str, Any]) -> None:
         """All ranks call this. A sharded payload is written by all ranks, any other by rank 0."""
-        self._save("last", payload, lambda files: files[KEEP_LAST:])
+        self._save("last", payload)
 
     def save_best(self, payload: dict[str, Any]) -> None:
         """Save, and delete the best_ checkpoints that are not in payload["best"], a list of [score, step]."""
-        kept = {int(step) for _, step in payload["best"]}
-        self._save("best", payload, lambda files: [file for file in files if step_of(file) not in kept])
+        self._save("best", payload)
 
-    def _save(self, kind: str, payload: dict[str, Any], outdated: Callable[[list[Path]], list[Path]]) -> None:
+    def _save(self, kind: str, payload: dict[str, Any]) -> None:
         assert self.world is not None
         began = time.monotonic()
         in_parts = any(is_part(value) for value in payload["model"].values())
         if not self._beside:
-            self._write(kind, payload, in_parts, outdated, began)
+            self._write(kind, payload, in_parts, began)
             meet(self.world)  # barrier: the other ranks wait here while rank 0 writes
         elif in_parts or self.world.is_main:
             self._background.wait()  # it writes the copy that is overwritten now
@@ -215,7 +214,7 @@ class Checkpoints:
 
             def work() -> None:
                 ready()
-                self._write(kind, copy, in_parts, outdated, began, group)
+                self._write(kind, copy, in_parts, began, group)
 
             self._background.start(work)
 
@@ -224,7 +223,6 @@ class Checkpoints:
         kind: str,
         payload: dict[str, Any],
         in_parts: bool,
-        outdated: Callable[[list[Path]], list[Path]],
         began: float,
         group: Any = None,
     ) -> None:
@@ -235,10 +233,14 @@ class Checkpoints:
             shards.save(payload, path, self.world, save_checkpoint, group)
         elif self.world.is_main:
             save_checkpoint(payload, path)
-        if self.world.is_main:
-            for old in outdated(self._files(kind)):
-                shards.delete(old) if old.is_dir() else old.unlink(missing_ok=True)
+        self._delete_outdated(kind, payload["best"])
         self._saved(time.monotonic() - began)
+
+    def _delete_outdated(self, kind: str, best: Sequence[list[float]]) -> None:
+        files, kept = self._files(kind), {int(step) for _, step in best}
+        outdated = files[KEEP_LAST:] if kind == "last" else [file for file in files if step_of(file) not in kept]
+        for old in outdated if self._leads else ():
+            shards.delete(old) if old.is_dir() else old.unlink(missing_ok=True)
 
     @property
     def saving(self) -> bool:
@@ -249,10 +251,14 @@ class Checkpoints:
         """Raise the error of a save that has failed beside the loop; does not wait."""
         self._background.check()
 
-    def wait(self) -> None:
-        """Wait until the last save is durable, on all ranks; all ranks call this."""
+    def wait(self, best: Sequence[list[float]] = ()) -> None:
+        """Wait until the last save is durable, on all ranks; all ranks call this. best: the state's; what a save would
+        have deleted is deleted, as its process may have been killed before it came to that."""
         assert self.world is not None
         self._background.wait()
+        self._delete_outdated("last", best)
+        if best:  # none: perhaps those of another monitor are there, until there is one of this
+            self._delete_outdated("best", best)
         meet(self.world)
 
     def __enter__(self) -> Checkpoints:
@@ -327,36 +333,34 @@ class Checkpoints:
 
     def files(self) -> list[Path]:
         """All checkpoints of this run, oldest first."""
-        return sorted(self._files("last") + self._files("best"), key=lambda path: (step_of(path), path.name))
+        return checkpoint_files(self.directory)
 
     def _path(self, kind: str, step: int, suffix: str) -> Path:
         return self.directory / f"{kind}_{step:09d}{suffix}"
 
     def _files(self, kind: str) -> list[Path]:
-        """Returns this run's checkpoints, newest first; files with other names are not ours."""
-        found = [path for path in self.directory.glob(f"{kind}_*") if NAME.fullmatch(path.name)]
-        return sorted(found, key=step_of, reverse=True)
+        """Newest first."""
+        return [path for path in reversed(self.files()) if path.name.startswith(kind)]
 
 
 def remove_leftovers(directory: Path) -> None:
     """Delete what a killed process was writing or deleting (shards.py)."""
     for left in directory.glob(".*"):
-        if left.suffix in (".tmp", ".old") and NAME.fullmatch(left.stem.removeprefix(".")):
+        if left.suffix in (".tmp", ".old") and CHECKPOINT.fullmatch(left.stem.removeprefix(".")):
             shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
-
-
-def step_of(path: Path) -> int:
-    return int(path.stem.rsplit("_", 1)[1])
 
 
 def find_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
     """path: a checkpoint or a run directory (its best one, else its newest valid one). Returns (checkpoint, payload
     with the weights)."""
     if path.is_file() or path.suffix == shards.SUFFIX:
+        above = path.absolute().parents[1]
+        enter(above if (above / CONFIG).exists() else path)
         return path, load_checkpoint(path, WEIGHTS)
     checkpoints = Checkpoints(path / "checkpoints")
     if not checkpoints.directory.is_dir():
         raise ConfigError(f"{path} is neither a checkpoint nor a run directory with checkpoints")
+    enter(path if (path / CONFIG).exists() else checkpoints.directory)
     newest = checkpoints.newest_valid()
     if newest is None:
         raise ConfigError(f"{checkpoints.directory} holds no checkpoint")
@@ -372,6 +376,8 @@ def find_weights(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
     if path.is_dir():
         file, payload = find_checkpoint(path)
         return file, weights_of(payload)
+    if not path.is_file():
+        raise ConfigError(f"{path}: is neither a run directory nor a file")
     with reading(path):
         if zipfile.is_zipfile(path):  # torch < 1.6 wrote no zip files
             check_zip(path)

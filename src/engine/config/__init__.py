@@ -4,8 +4,8 @@ Given: argv, conf/, and what the project registers (engine.app): schemas, allowe
 DictConfig without interpolations, dataclasses of its groups, objects built of its `_target_` nodes. Imports no torch.
 
 Promised: a check changes nothing. A config that an older version saved is read as data, never executed: keys that it
-lacks take their defaults, import paths that have moved are translated, links out of its folder are refused. Only what
-the project allows as `_target_` is imported.
+lacks take their defaults, import paths that have moved are translated; links out of its folder, pipes and YAML aliases
+are refused. Only what the project allows as `_target_` is imported.
 
 Raised: ConfigError, which names the key, the value and the remedy; RunFailed where user code fails while it is built.
 
@@ -47,7 +47,17 @@ if TYPE_CHECKING:
     )
     from engine.config.fit import check_fit
     from engine.config.messages import explain, one_line
-    from engine.config.saved import CONFIG, OVERRIDES, check_links, read_config, read_overrides
+    from engine.config.saved import (
+        CONFIG,
+        OVERRIDES,
+        check_saved,
+        current,
+        enter,
+        load_plain,
+        read_config,
+        read_overrides,
+        saved_config,
+    )
     from engine.config.schema import (
         MISSING,
         Count,
@@ -71,6 +81,6 @@ if TYPE_CHECKING:
         typed,
     )
     from engine.config.targets import build_target, check_targets, locate
-    from engine.config.wandb_agent import quote_value
+    from engine.config.wandb_agent import quote_value, written
 else:
     __getattr__ = lazy(__name__, __file__)

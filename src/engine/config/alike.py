@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from engine.config.saved import load_plain
 from engine.config.schema import join
 
 # groups that say where and how a job runs, not what it computes: they tell jobs apart only where they are swept
@@ -20,7 +19,6 @@ COMPARED_IF_SWEPT = ("hardware", "logger", "callback", "profiler", "name")
 NEVER_COMPARED = ("hydra", "sweep", "resume")
 JOBS_OWN = "hydra"  # key in `follows` for values that come from the job's number, directory or time
 _ABSENT = object()
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's loader: 1 ms per config, not 10
 
 
 def flat(node: Any, key: str = "") -> dict[str, Any]:
@@ -32,7 +30,7 @@ def flat(node: Any, key: str = "") -> dict[str, Any]:
 
 def load_flat(path: Path) -> dict[str, Any]:
     """A saved config, {dotted key: value}; empty where there is none."""
-    return flat(yaml.load(path.read_text(), _Loader) or {}) if path.exists() else {}
+    return flat(load_plain(path, dict))
 
 
 def is_seed(key: str) -> bool:
@@ -49,8 +47,8 @@ def unswept(
     """The dotted keys in which jobs differ although they were not swept.
 
     configs, overrides, names: one per job; name: its directory's name. follows: {swept key: keys that interpolate it}.
-    Seeds and the groups AROUND are not compared. A key that a swept group's option may have set (keys below the group;
-    any key, for an experiment) is compared only among jobs with the same option.
+    Seeds and the groups COMPARED_IF_SWEPT are not compared. A key that a swept group's option may have set (keys below
+    the group; any key, for an experiment) is compared only among jobs with the same option.
     """
     known = [i for i, config in enumerate(configs) if config]
     if not known:

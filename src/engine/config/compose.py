@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import inspect
 import os
+import re
 import secrets
 import sys
 import time
@@ -63,18 +64,20 @@ def run_hydra(job: Callable[[DictConfig], Any]) -> None:
     check_arguments(sys.argv[1:])
     yamls.check_primary(sys.argv[1:], CONF)
     yamls.check_rerun(sys.argv[1:])
+    yamls.check_bare(sys.argv[1:], CONF)
     register_resolvers()
     shown = os.environ.get(_FULL_ERROR)
+    arguments = quoted(from_agent(sys.argv[1:]))
     # 1.4 wants an allowlist, and warns of the version_base that 1.3 wants
     options: dict[str, Any] = {"execution_whitelist": app().allowed} if _HYDRA_14 else {"version_base": None}
     decorate = hydra.main(config_path=str(CONF), config_name="train", **options)
     try:
-        with _full_error("1"), _command_line(quoted(from_agent(sys.argv[1:]))):
+        with _full_error("1"), _command_line(for_a_run(arguments)):
             decorate(job)()
     except Exception as error:
         if shown == "1" or (line := explain(error, sys.argv[1:], CONF, composed)) is None:
             raise
-        raise ConfigError(line) from error
+        raise ConfigError(line if for_a_run(arguments) == arguments else line.replace("++", "")) from error
 
 
 @contextlib.contextmanager
@@ -106,6 +109,22 @@ def quoted(arguments: Sequence[str]) -> list[str]:
         return f"{group}='{name}'" if reads_as_value and (CONF / group / f"{name}.yaml").is_file() else argument
 
     return [one(argument) for argument in arguments]
+
+
+def for_a_run(arguments: Sequence[str]) -> list[str]:
+    """With resume=RUN, key=value -> ++key=value: whether there is such a key says the run's config, not what conf/
+    composes by default. (engine.runs.resume takes the value and leaves out the rest.)"""
+    keys = [argument.partition("=")[0] for argument in arguments]
+    if "resume" not in keys or {"resume=auto", "resume=null", "-m", "--multirun"} & set(arguments):
+        return [*arguments]
+    plainly = re.compile(r"[\w.]+")  # no group, nothing added or deleted, no option
+
+    def one(key: str, argument: str) -> str:
+        chooses = (CONF / key).is_dir() and not argument.startswith(f"{key}={{")
+        is_value = "=" in argument and plainly.fullmatch(key) and not chooses
+        return f"++{argument}" if is_value and key != "resume" and not key.startswith("hydra.") else argument
+
+    return [*map(one, keys, arguments)]
 
 
 @contextlib.contextmanager
@@ -157,6 +176,7 @@ def _composed(overrides: Sequence[str], with_hydra: bool) -> DictConfig:
 
 def compose_here(overrides: Sequence[str], cwd: Path) -> DictConfig:
     """Returns the resolved config for these overrides, without a command line: for a notebook or a script."""
+    yamls.check_bare(overrides, CONF)
     try:
         cfg = _composed(overrides, with_hydra=False)
     except Exception as error:

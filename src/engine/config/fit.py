@@ -44,7 +44,8 @@ def check_fit(values: Mapping[str, Any], partial: Mapping[str, Sequence[str]]) -
         check_limits(optim.get(name), limits, f"optim.{name}")
     nodes = {"data.order": values["data"]["order"], "optim": optim, "optim.schedule": optim["schedule"]}
     nodes |= {"task.criterion": task.get("criterion")}
-    nodes |= {f"task.metrics.{name}": node for name, node in (task.get("metrics") or {}).items()}
+    if isinstance(metrics := task.get("metrics"), Mapping):  # check_targets reports others
+        nodes |= {f"task.metrics.{name}": node for name, node in metrics.items()}
     for key, node in nodes.items():
         target = node.get("_target_") if isinstance(node, Mapping) else None
         if not isinstance(target, str):

@@ -27,6 +27,8 @@ from engine.project import ROOT
 
 _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config search path|provider=)")
 
+_NAMES_A_KEY = re.compile(r"[a-z]\w*(\.\w+)+(\[|=|: | )")
+
 SRC = ROOT / "src"
 CALLERS = ("engine/config/compose.py", "engine/config/messages.py", "train.py")  # our files that call Hydra to compose
 FREE = ("data", "model", "optim", "callback")  # groups whose keys are not all in a schema
@@ -247,7 +249,8 @@ def _interpolation(error: OmegaConfBaseException) -> str:
     while isinstance(raised, OmegaConfBaseException):
         raised = raised.__cause__ or raised.__context__  # OmegaConf clears the cause
     if isinstance(raised, ConfigError):
-        return str(raised) if key.startswith("hydra.") else f"{key}: {raised}"  # hydra.run.dir is not what was typed
+        # a resolver's error names the key that can be changed, data.path; `key` is the one that was resolved
+        return str(raised) if _NAMES_A_KEY.match(str(raised)) or key.startswith("hydra.") else f"{key}: {raised}"
     if isinstance(error, InterpolationToMissingValueError):
         name = text.rpartition(" ")[2]
         return f"{name}: a value is missing here (???) - give one, {name}=..."

@@ -1,18 +1,20 @@
-"""Read the config of a run directory, which may be somebody else's: as data. Interpolations are not resolved, nothing
-is executed, no symbolic link is followed.
+"""The door to a run directory, which may be somebody else's: `enter` first, then its config, as data. Interpolations
+are not resolved, nothing is executed, no symbolic link out of it is followed, no pipe is waited for.
 
 Imports no torch. A mistake in a file is a ConfigError of one line.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -20,14 +22,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from engine.app import app
 from engine.config.schema import check_resolved, completed, plain
-from engine.errors import ConfigError
+from engine.config.targets import check_nodes
+from engine.errors import ConfigError, Damaged
+from engine.files import read_text
 
+T = TypeVar("T")
 log = logging.getLogger("engine")
 
 CONFIG, OVERRIDES = "config.yaml", "overrides.yaml"
 GROUPS = ("data", "model", "task", "optim", "trainer", "hardware")
 _said: set[tuple[Path, str]] = set()  # warnings given, so that each is given once per process
-FOLDERS = ("", "checkpoints", "stuck", ".before")  # folders of a run directory that a run writes into
+MOST_NODES, DEEPEST, LONGEST = 50_000, 50, 1 << 16  # values in a saved yaml, levels, characters of one value
+LoaderOfC = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's: 1 ms per config, not 10
 
 
 def read_config(directory: Path) -> DictConfig:
@@ -35,8 +41,12 @@ def read_config(directory: Path) -> DictConfig:
 
     A key that the run's version did not have gets its default, one that no longer exists is dropped; both are logged.
     """
-    path = directory / CONFIG
-    cfg = _loaded(path)
+    enter(directory)
+    return current(saved_config(directory), directory / CONFIG)
+
+
+def current(cfg: Any, path: Path) -> DictConfig:
+    """Returns a config that some version has written to `path` as one of this version."""
     if not isinstance(cfg, DictConfig) or not all(isinstance(cfg._get_node(group), DictConfig) for group in GROUPS):
         raise ConfigError(f"{path}: not the config of a run, which has {', '.join(GROUPS)}; take it from a copy")
     try:
@@ -44,6 +54,17 @@ def read_config(directory: Path) -> DictConfig:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return _of_this_version(cfg, path)
+
+
+def saved_config(directory: Path) -> Any:
+    """Returns config.yaml as it was written, by whatever version; of anybody, so nothing of it is checked."""
+    return _loaded(directory / CONFIG, lambda text: OmegaConf.load(io.StringIO(text)))
+
+
+def check_saved(cfg: Any) -> None:
+    """ConfigError for an interpolation or a `_target_` anywhere in a config, of whatever version, that the present one
+    would not build; `current` would leave out keys that it does not know."""
+    check_nodes(_moved(plain(cfg, resolve=False)))
 
 
 def _of_this_version(cfg: DictConfig, path: Path) -> DictConfig:
@@ -77,39 +98,87 @@ def _moved_path(text: Any) -> Any:
 def read_overrides(directory: Path) -> list[str]:
     """Returns the overrides that the user typed for a run, interpolations unresolved."""
     path = directory / OVERRIDES
-    values = _loaded(path, yaml.SafeLoader) or []
+    values = _loaded(path, lambda text: yaml.load(text, LoaderOfC)) or []
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ConfigError(f"{path}: expected a list of texts such as optim.lr=0.1; it is damaged - take it from a copy")
     return [re.sub(r"(?<=_target_)([=:] *)([a-zA-Z_0-9.]+)", lambda m: m[1] + _moved_path(m[2]), v) for v in values]
 
 
-def check_links(directory: Path) -> None:
-    """ConfigError if the directory has symbolic links out of it, or pipes: a run would write somewhere else."""
+def enter(directory: Path) -> None:
+    """The door: ConfigError if a directory of a run, which may be anybody's, holds a symbolic link out of it, a pipe, a
+    socket or a device. Whatever reads or writes there comes in here first; engine.files opens its files.
+
+    Not looked into: wandb/, whose links are that library's, and folders of other runs, such as a sweep's jobs.
+    """
     base = directory.resolve()
-    for entry in _entries(base):
-        if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(base):
+    for path in _entries(base):
+        try:
+            kind = path.lstat().st_mode
+            out = stat.S_ISLNK(kind) and not path.resolve().is_relative_to(base)
+        except FileNotFoundError:  # it was just deleted, as an older checkpoint is
+            continue
+        except (RuntimeError, OSError) as error:  # links that go round in a ring
+            raise ConfigError(f"{path}: {error}; remove it") from None
+        if out:
             raise ConfigError(
-                f"{entry.path}: is a symbolic link to {os.readlink(entry.path)}, and a run writes only into its own "
-                "directory - put the file or folder itself there; for another disk, hydra.run.dir="
+                f"{path}: is a symbolic link to {os.readlink(path)}, and a run keeps to its own directory - put the "
+                "file or folder itself there; for another disk, hydra.run.dir="
             )
-        if not (entry.is_symlink() or entry.is_dir() or entry.is_file()):
-            raise ConfigError(f"{entry.path}: is neither a file nor a folder; remove it")
+        if not (stat.S_ISLNK(kind) or stat.S_ISDIR(kind) or stat.S_ISREG(kind)):
+            raise ConfigError(f"{path}: is neither a file nor a folder; remove it")
 
 
-def _entries(base: Path) -> Iterator[os.DirEntry[str]]:
-    for name in FOLDERS:
-        if (base / name).is_dir():
-            with os.scandir(base / name) as entries:
-                yield from entries
+def _entries(base: Path) -> Iterator[Path]:
+    """All entries below `base`, links not followed."""
+    folders = [base]
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(folder) as entries:
+                listed = list(entries)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for entry in listed:
+            yield Path(entry.path)
+            inner = entry.is_dir(follow_symlinks=False) and entry.name != "wandb"
+            if inner and not os.path.lexists(os.path.join(entry.path, CONFIG)):
+                folders.append(Path(entry.path))
 
 
-def _loaded(path: Path, loader: type | None = None) -> Any:
+def load_plain(path: Path, kind: type[T]) -> T:
+    """What a saved yaml holds, as plain values; an empty `kind` where there is no such file, or nothing in it."""
+    value = _loaded(path, lambda text: yaml.load(text, LoaderOfC)) if os.path.lexists(path) else None
+    if value is not None and not isinstance(value, kind):
+        raise Damaged(f"{path}: damaged, it holds no {kind.__name__} but a {type(value).__name__}")
+    return kind() if value is None else value
+
+
+def _loaded(path: Path, load: Callable[[str], Any]) -> Any:
     try:
-        if loader is None:
-            return OmegaConf.load(path)
-        return yaml.load(path.read_text(encoding="utf-8"), loader)
+        text = read_text(path)
+        check_yaml(text)
+        return load(text)
+    except Damaged:
+        raise
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, AttributeError, RecursionError) as error:
-        text = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"{path}: not the yaml that a run wrote ({text}); take it from a copy") from None
+        line = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{path}: not the yaml that a run wrote ({line}); take it from a copy") from None
+
+
+def check_yaml(text: str) -> None:
+    """ValueError for what no run writes: aliases, of which a few lines make billions of values, tags, which name
+    classes, and more levels or values than any config has. Nothing is built here."""
+    depth = nodes = 0
+    for event in yaml.parse(text, Loader=LoaderOfC):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise ValueError(f"line {event.start_mark.line + 1}: an alias or anchor")
+        if isinstance(event, yaml.NodeEvent):
+            nodes += 1
+            if event.tag is not None:
+                raise ValueError(f"line {event.start_mark.line + 1}: a tag, {event.tag[:40]}")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST or nodes > MOST_NODES or len(getattr(event, "value", "") or "") > LONGEST:
+            what = f"{DEEPEST} levels, {MOST_NODES:,} values or {LONGEST:,} characters in one"
+            raise ValueError(f"line {event.start_mark.line + 1}: more than {what}")

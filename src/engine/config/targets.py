@@ -7,7 +7,7 @@ import inspect
 import pkgutil
 import traceback
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -18,6 +18,7 @@ from engine.errors import ConfigError
 from engine.project import ROOT
 
 _CLASSES_ONLY = ("torch.*", "torchmetrics.*", "optuna.*")
+NEEDS_TARGET = "needs a _target_, the import path of what to build"
 _SPECIAL = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")
 
 
@@ -35,14 +36,25 @@ def check_targets(
     own: {key: entries of that node that are no arguments}. given: {key: arguments that the caller adds}.
     """
     wanted = {key: _at(cfg, key) for key in single}
-    wanted |= {join(key, str(name)): node for key in collections for name, node in (_at(cfg, key) or {}).items()}
+    for key in collections:
+        entries = _at(cfg, key) or {}
+        if not isinstance(entries, Mapping):
+            raise ConfigError(f"{key}: expected a mapping of names, each with a _target_, got {show(entries)}")
+        wanted |= {join(key, str(name)): node for name, node in entries.items()}
     for key, node in wanted.items():
         if not isinstance(node, Mapping) or "_target_" not in node:
-            raise ConfigError(f"{key}: needs a _target_, the import path of what to build, got {show(node)}")
+            raise ConfigError(f"{key}: {NEEDS_TARGET}, got {show(node)}")
     for key, node in _walk(cfg, ""):
         target = _check_node(node, key, allowed)
         keywords = {n: v for n, v in node.items() if n not in _SPECIAL and n not in own.get(key, ())}
         _check_keywords(target, node, keywords, key, own.get(key, ()), given.get(key, ()))
+
+
+def check_nodes(tree: Any) -> None:
+    """Raise a ConfigError if a plain tree, wherever it is from, has a `_target_` that is not allowed or not there."""
+    check_resolved(tree)
+    for key, node in _walk(tree, ""):
+        _check_node(node, key, ())
 
 
 def build_target(node: Any, key: str = "", allowed: Sequence[str] = (), /, **arguments: Any) -> Any:
@@ -212,10 +224,43 @@ def _check_types(target: Any, keywords: dict[str, Any], key: str) -> None:
     except Exception:  # annotations that cannot be evaluated are no mistake of the config
         return
     for name, value in keywords.items():
+        for where, wrong in _unbuilt(value, hints.get(name, Any), join(key, name)):
+            raise ConfigError(f"{where}: {NEEDS_TARGET}, got {show(wrong)}")
         hint = _plain_part(hints.get(name, Any))
         if hint is not None and not isinstance(value, Mapping) and not fits(value, hint, exact=True)[0]:
             raise ConfigError(f"{join(key, name)}: expected {describe(hint)}, got {show(value)}")
         check_limits(value, ruled.get(name, Any), join(key, name))
+
+
+def _unbuilt(value: Any, hint: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Yields (key, value) where an annotation wants an object built (Callable, nn.Module, a class of the project) and
+    the value, or an entry of a mapping or list, names no _target_."""
+    if isinstance(value, Mapping) and "_target_" in value:
+        return
+    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    for member in members:
+        inner = [arg for arg in get_args(member) if arg is not Ellipsis]
+        if isinstance(value, Mapping) and get_origin(member) in (dict, Mapping) and len(inner) == 2:
+            for name, item in value.items():
+                yield from _unbuilt(item, inner[1], join(key, str(name)))
+            return
+        if isinstance(value, list) and get_origin(member) in (list, tuple, Sequence) and inner:
+            for index, item in enumerate(value):
+                yield from _unbuilt(item, inner[0], f"{key}[{index}]")
+            return
+    others = [_plain_part(member) for member in members if not _is_built(member)]
+    if len(others) < len(members) and not any(part is None or fits(value, part, exact=True)[0] for part in others):
+        yield key, value
+
+
+def _is_built(hint: Any) -> bool:
+    """Whether an annotation means an object that no yaml can hold."""
+    if hint is Callable or get_origin(hint) is Callable:
+        return True
+    homes = {kind.__module__ for kind in getattr(hint, "__mro__", ())} if inspect.isclass(hint) else set()
+    return bool(homes & {"torch.nn.modules.module", "torch.optim.optimizer"}) or any(
+        home.split(".")[0] in ("engine", app().package) for home in homes
+    )
 
 
 def _plain_part(hint: Any) -> Any:

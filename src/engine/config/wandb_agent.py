@@ -12,9 +12,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-
 
 def from_agent(arguments: Sequence[str]) -> list[str]:
     """Returns the arguments in Hydra's syntax; unchanged if the agent did not start this process."""
@@ -36,29 +33,29 @@ def _translated(argument: str) -> Iterator[str]:
     if isinstance(value, Mapping):
         yield from _flat(key, value)
     elif value is None or isinstance(value, (bool, list, tuple)):
-        yield f"{key}={_written(value)}"
+        yield f"{key}={written(value)}"
     else:
         yield argument if _one_value(argument) else f"{key}={quote_value(text)}"
 
 
 def _flat(key: str, value: Any) -> Iterator[str]:
     if not isinstance(value, Mapping):
-        yield f"{key}={_written(value)}"
+        yield f"{key}={written(value)}"
         return
     for name, inner in value.items():
         yield from _flat(f"{key}.{name}", inner)
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
     """Returns a plain value in Hydra's syntax."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(_written, value))}]"
+        return f"[{','.join(map(written, value))}]"
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{name}:{_written(inner)}" for name, inner in value.items()) + "}"
+        return "{" + ",".join(f"{name}:{written(inner)}" for name, inner in value.items()) + "}"
     return repr(value) if isinstance(value, (int, float)) else quote_value(value)
 
 
@@ -71,6 +68,10 @@ def quote_value(text: str) -> str:
 
 def _one_value(argument: str) -> bool:
     """Whether Hydra reads it as one value: "a,b" is a sweep, "a: {" a syntax error."""
+    # imported here, as a report needs the rest of this file and no Hydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
     try:
         return not OverridesParser.create().parse_override(argument).is_sweep_override()
     except HydraException:

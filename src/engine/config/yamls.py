@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,15 @@ def read(name: str, argv: Sequence[str], conf: Path) -> tuple[Path, Any] | None:
 
 
 def chosen(argv: Sequence[str]) -> list[str]:
-    """model=mlp -> model/mlp"""
+    """model=mlp -> model/mlp; logger=[wandb,mlflow], and a sweep model=mlp,gpt -> each"""
     pairs = (argument.lstrip("+").partition("=") for argument in argv if not argument.startswith(("-", "~")))
-    return [f"{group.partition('@')[0]}/{option}" for group, equals, option in pairs if equals and option]
+    return [
+        f"{group.partition('@')[0]}/{option.strip()}"
+        for group, equals, options in pairs
+        if equals
+        for option in options.strip("[]").split(",")
+        if option.strip()
+    ]
 
 
 def options(group: str, argv: Sequence[str], conf: Path) -> list[str]:
@@ -88,6 +95,49 @@ def included(name: str, content: Any) -> Iterator[str]:
                 continue
             path = f"{key}/{option.partition('@')[0]}" if key else option.partition("@")[0]
             yield path.lstrip("/") if path.startswith("/") or not group else f"{group}/{path}"
+
+
+def check_bare(argv: Sequence[str], conf: Path) -> None:
+    """ConfigError if a yaml that is composed gives a group a bare value, logger: none. Hydra would replace the whole
+    group by that text, and a later yaml the text by a mapping of what it alone sets."""
+    groups = [path.relative_to(conf).parts for path in sorted(conf.rglob("*")) if any(path.glob("*.yaml"))]
+    groups = [group for group in groups if group[0] != "hydra"]
+    todo, seen = ["train", *chosen(argv)], set()
+    while todo:
+        name = todo.pop()
+        if name in seen or (found := read(name, argv, conf)) is None:
+            continue
+        seen.add(name)
+        file, content = found
+        todo += included(name, content)
+        for group in groups if isinstance(content, Mapping) else ():
+            if (keys := below(package(file, name), group)) is None:
+                continue
+            node: Any = content
+            for part in keys:
+                node = node.get(part, {}) if isinstance(node, Mapping) else {}
+            if not isinstance(node, Mapping) and "${" not in str(node):
+                text = "null" if node is None else str(node)
+                there = options("/".join(group), argv, conf)
+                option = text if text in there else there[0] if len(there) == 1 else f"one of {', '.join(there)}"
+                change = "" if name == "train" else "override /"
+                raise ConfigError(
+                    f"{file}: {'.'.join(keys)}: {text} - a group is chosen in the list of defaults, "
+                    f"`defaults: - {change}{'/'.join(group)}: {option}`"
+                )
+
+
+def package(file: Path, name: str) -> tuple[str, ...]:
+    """The keys below which a file's content stands: those of its group, unless its first lines say # @package."""
+    stated = re.search(r"^#\s*@package\s+(\S+)", file.read_text(), re.MULTILINE)
+    text = stated[1] if stated else "_group_"
+    text = text.replace("_group_", ".".join(Path(name).parent.parts)).replace("_global_", "")
+    return tuple(part for part in text.split(".") if part)
+
+
+def below(package: tuple[str, ...], group: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The keys of a group within a file of this package; None if the group is not below it."""
+    return group[len(package) :] or None if group[: len(package)] == package else None
 
 
 def option_with(key: str, argv: Sequence[str], conf: Path) -> str | None:

@@ -8,7 +8,8 @@ micro-batches; an evaluation counts each sample once. Random numbers of a sample
 sample). The bytes are h5py's: where a layout is not known for certain, h5py reads it. A file that changes or is cut
 short while it is read is an error, never other data. No process or thread stays once a loader is closed.
 
-Raised: ConfigError for files and fields that are not there or do not fit, RunFailed for workers that died.
+Raised: ConfigError for files and fields that are not there or do not fit, RunFailed for files that change. DataFailed
+for what a data set's own code raises, and for workers that died; it names data set, rows and split.
 
     order, sampling, windows, permutation    row numbers of each step (an order is named by data.order._target_)
     h5, reading/       HDF5: files here and behind URLs, external and virtual data, layouts, filters
@@ -34,14 +35,15 @@ if TYPE_CHECKING:
     from engine.data.probe import num_outputs, sample_shape
     from engine.data.reading.copies import files_of, local_copy
     from engine.data.reading.external import (
-        ALLOW_EXTERNAL,
         REFUSE_EXTERNAL,
         check_external,
         external_files,
         items_below,
+        link_of,
     )
     from engine.data.reading.fields import Fixed, open_field
-    from engine.data.reading.finding import Sources, type_name
+    from engine.data.reading.filters import HDF5PLUGIN, filter_name, missing_filter
+    from engine.data.reading.finding import Sources
     from engine.data.reading.layout import plan_reader
     from engine.data.reading.opening import open_h5, split_of
     from engine.data.reading.raw import ChunkCache

@@ -9,8 +9,8 @@ A dataset is one of two kinds:
 
     threads    loading.ring         threads gather into reused (pinned) buffers, copied to the GPU beside the step
     device     loading.resident     the whole set lies on the device
-    workers    loading.workers      processes run __getitem__ and write into shared slots;
-               loading.torch_loader PyTorch's DataLoader, where the dataset has its own `collate`
+    workers    loading.workers      processes run __getitem__ and write into shared slots, or send whole batches where
+                                    the dataset has its own `collate`
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.data.loading import choose
 from engine.data.loading.open_workers import open_workers
 from engine.data.loading.resident import Resident
 from engine.data.loading.ring import Ring
-from engine.data.loading.samples import InProcess
+from engine.data.loading.samples import InProcess, Samples
 from engine.data.loading.slots import CAN_REUSE, Batch
 from engine.data.loading.waits import waits_on
 from engine.data.order import Plan
@@ -61,6 +61,7 @@ class BatchDataset(Protocol):
 class Loader:
     """Micro-batches of this rank, on `device`, transformed; each iteration begins at the plan's begin.
 
+    split: the data set's name in messages, beside its class.
     seed: of the random numbers that a map-style dataset draws, which depend on (seed, sample number) only.
     lengths: of an evaluation's plan, see EvalPlan.lengths.
     cores: that reading may keep busy; None: this rank's share of the machine.
@@ -81,6 +82,7 @@ class Loader:
         start_method: str | None = None,
         cores: int | None = None,
         like: Loader | None = None,
+        split: str = "",
     ) -> None:
         if num_workers != "auto" and not (isinstance(num_workers, int) and num_workers >= 0):
             raise ConfigError(f"data.num_workers={num_workers!r} must be auto or a number of at least 0")
@@ -91,22 +93,23 @@ class Loader:
         self._waits = waits_on(device)
         self.lengths: Any = getattr(plan, "lengths", None)
         self.kind, self.why = choose.kind_of(dataset, plan, device, kind)
+        self._samples = Samples(dataset, seed, split)
         self._source: Any = None  # None: it is opened by the first batch
         if isinstance(dataset, Stream):
             if num_workers not in ("auto", 0):
                 raise ConfigError(f"data.num_workers={num_workers}: a stream is read in this process, give auto or 0")
             self.why = "workers: a stream is read in this process, in its own order"
-            self._source = InProcess(dataset, device, seed)
+            self._source = InProcess(self._samples, device)
         elif self.kind == "device":
-            self._source = Resident(dataset, device)
+            self._source = Resident(self._samples, device)
         elif self.kind == "threads":
-            count, measured = choose.num_threads(dataset, plan, num_workers, cores)
+            count, measured = choose.num_threads(self._samples, plan, num_workers, cores)
             self.why += f"; {measured}" + ("" if CAN_REUSE else "; this torch cannot reuse buffers")
-            self._source = Ring(dataset, device, count)
+            self._source = Ring(self._samples, device, count)
         else:
             if num_workers == "auto" and like is not None and like.kind == "workers":
                 num_workers = like.num_workers
-            self._open = partial(open_workers, dataset, plan, device, num_workers, seed, start_method, cores)
+            self._open = partial(open_workers, self._samples, plan, device, num_workers, start_method, cores)
             if like is None:
                 self._source, measured = self._open()
                 self.why += f"; {measured}"
@@ -150,11 +153,15 @@ class Loader:
                     return
                 batch, numbers = pair
                 # hold no batch while the consumer works: its buffer could not be used again when the consumer lets go
-                out = [batch if self.transform is None else self.transform(batch, numbers)]
+                out = [batch if self.transform is None else self._transformed(batch, numbers)]
                 del pair, batch, numbers
                 yield out.pop()
         finally:
             stream.close()
+
+    def _transformed(self, batch: Batch, numbers: Tensor) -> Batch:
+        with self._samples.transforming(numbers):
+            return self.transform(batch, numbers)  # type: ignore[misc]
 
     def close(self) -> None:
         """End threads and workers; safe to call twice."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class Stream:
         self._next = 0  # the number of the sample that comes next
         self._last: Any = None  # the sample before it
         self._begin = self._state()  # of sample 0
+        self.begin_sample: Callable[[int], None] = lambda number: None  # seeds; those that are skipped draw numbers too
         if hasattr(source, "collate"):
             self.collate = source.collate
         _check_plain(self._begin, type(source).__name__)
@@ -53,9 +54,15 @@ class Stream:
         if number < self._next - 1 or (number < self._next and self._last is None):
             self.load_state_dict({"next": 0, "source": self._begin})
         while self._next <= number:
+            self.begin_sample(self._next)
             self._last = self._read()
             self._next += 1
         return self._last
+
+    @property
+    def reading(self) -> int:
+        """The number of the sample that is being read; those of other ranks are read too."""
+        return self._next
 
     def _read(self) -> Any:
         for _ in range(2):  # a stream that has ended begins again

@@ -18,7 +18,7 @@ Garbage: in a block, Python's collector runs where it is called alone.
 Raises nothing of its own; OSError where the system refuses.
 
     cpu, gpu, numa, machine    what there is       signals    stopping       parent, heartbeat, child    child processes
-    garbage     its collector
+    garbage     its collector                      user_code  where a thread is in it
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     )
     from engine.host.machine import gpu_facts, machine_changes, machine_facts, machine_line
     from engine.host.numa import bind_to_gpus
-    from engine.host.parent import die_with, die_with_starter
+    from engine.host.parent import die_with, die_with_starter, end_children_at_exit
     from engine.host.signals import SAME_SIGNAL_S, STOP_SIGNALS, handling_signals, heeded_signals, held_signals
+    from engine.host.user_code import place, set_place
 else:
     __getattr__ = lazy(__name__, __file__)

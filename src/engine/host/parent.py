@@ -7,10 +7,12 @@ import os
 import signal
 import threading
 import time
+from multiprocessing import util
 
 from engine.private import set_death_signal
 
 POLL_S = 1.0
+_ends_children = 0  # the process that does so
 
 
 def die_with(parent: int) -> None:
@@ -35,6 +37,21 @@ def die_with_starter(by_main_thread: bool) -> None:
         die_with(starter.pid)
     else:
         threading.Thread(target=_outlive, args=(os.getppid(),), name="parent", daemon=True).start()
+
+
+def end_children_at_exit() -> None:
+    """At this process's end kill the daemons of multiprocessing that somebody's code has started. It would send them
+    SIGTERM and wait for ever, as they have inherited a handler that only asks a run to save."""
+    global _ends_children
+    if _ends_children != os.getpid():  # a fork has none of them
+        _ends_children = os.getpid()
+        util.Finalize(None, _end_children, exitpriority=50)
+
+
+def _end_children() -> None:
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()
 
 
 def _outlive(parent: int) -> None:

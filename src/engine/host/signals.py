@@ -25,13 +25,18 @@ def held_signals() -> Iterator[None]:
 
 @contextmanager
 def handling_signals(handle: Callable[[int, Any], None]) -> Iterator[None]:
-    """Install `handle` for the stop signals for the length of the block."""
+    """Install `handle` for the stop signals for the length of the block.
+
+    Behind it the former handlers are back; in a process that ends with its run signals are only noted, up to its end:
+    what the run's end is has been decided in the block.
+    """
     before = {number: signal.signal(number, handle) for number in heeded_signals()}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        with held_signals():  # all at once, or `handle` could raise between two
+            for number, handler in before.items():
+                signal.signal(number, early.note_only if early.ends_with_run() else handler)
 
 
 def heeded_signals() -> list[signal.Signals]:

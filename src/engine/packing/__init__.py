@@ -4,7 +4,8 @@ Given: a source (`open_source`) and `PackOptions`, by `src/h5.py`. Returned: one
 all; a pack that was killed goes on where it stopped. Imports nothing of ranks and runs.
 
 Promised: what is read back is what was given, bit for bit: types, order, splits, text. A value that HDF5
-cannot hold, or that differs in kind from its neighbours, is refused with the sample that holds it. Each sample has the
+cannot hold, or that differs in kind from its neighbours, is refused with the sample that holds it. What is not taken
+is counted and named, and in the exit status. Nothing outside of the source is read through a link. Each sample has the
 same place whatever the number of processes.
 
 Raised: ConfigError, with the file, the sample and the remedy.
@@ -12,6 +13,8 @@ Raised: ConfigError, with the file, the sample and the remedy.
     importers/                                  a reader for each format
     plan, encode, write, pool, file, journal    the writer
     repack, inspect, summary                    other layouts, what a file holds
+    tree, copying, comparing, raw_values        all of an HDF5 file, in another
+    account                                     what was left out
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import h5py
 import numpy as np
@@ -43,7 +44,20 @@ WRITE_BACK_ALIGN = 1 << 18  # bytes
 PAGE = 4096  # bytes; datasets begin on a page, so that mapped rows share none with metadata
 
 
-Rest = Callable[[h5py.File], None]
+class Structure(Protocol):
+    """Of a file that holds more than the columns: how all of it is made, and compared once the columns are filled."""
+
+    def properties(self) -> Any:
+        """With which the file is created."""
+
+    def build(self, file: h5py.File, columns: list[Column]) -> None:
+        """Make the columns too, allocated."""
+
+    def finish(self, path: Path) -> None:
+        """What lies before HDF5's own bytes."""
+
+    def compare(self, path: Path) -> None:
+        """All but the columns."""
 
 
 @dataclass(frozen=True)
@@ -70,27 +84,58 @@ class Span:
     crc: int
 
 
-def create(path: Path, columns: list[Column], attrs: Mapping[str, Any], rest: Rest | None = None) -> None:
-    """Make the file with all its datasets allocated, unfilled, on page borders. rest: adds all that has no rows."""
+def create(
+    path: Path,
+    columns: list[Column],
+    attrs: Mapping[str, Any],
+    structure: Structure | None = None,
+    groups: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> None:
+    """Make the file with all its datasets allocated, unfilled, those of a page and more on page borders.
+
+    attrs: the file's attributes. groups: {path of a group: its attributes}.
+    """
     need = sum(c.row_bytes * c.shape[0] for c in columns)
-    # v108: room for attributes of more than 64 KB (class names, lists of skipped files); any HDF5 since 2008 reads it
-    with h5py.File(path, "w", libver=("v108", "latest"), alignment_threshold=1, alignment_interval=PAGE) as file:
-        layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        layout.set_layout(h5py.h5d.CONTIGUOUS)
-        layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        parents = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-        parents.set_create_intermediate_group(True)
-        parents.set_char_encoding(h5py.h5t.CSET_UTF8)
-        for c in columns:
-            kind, space = h5py.h5t.py_create(c.dtype, logical=True), h5py.h5s.create_simple(c.shape)
-            made = h5py.h5d.create(file.id, None, kind, space, layout)
-            h5py.h5o.link(made, file.id, c.path.encode(), lcpl=parents)
-            set_attrs(h5py.Dataset(made), c.attrs)
-        if rest is not None:
-            rest(file)
+    with new_file(path, structure, (PAGE, PAGE)) as file:
+        if structure is not None:
+            structure.build(file, columns)
+            columns = []
+        for column in columns:
+            allocate(file, column, h5py.h5p.create(h5py.h5p.DATASET_CREATE), None, file.id)
         set_attrs(file, attrs)
+        for group, held in groups.items():
+            set_attrs(file[group or "/"], held)
+    if structure is not None:
+        structure.finish(path)
     reserve(path, need)
+
+
+def allocate(file: h5py.File, column: Column, plan: Any, kind: Any = None, parent: Any = None) -> Any:
+    """A contiguous dataset, its bytes unfilled. plan: what else holds of it; parent: None leaves it without a name."""
+    plan.set_layout(h5py.h5d.CONTIGUOUS)
+    plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    links.set_create_intermediate_group(True)
+    links.set_char_encoding(h5py.h5t.CSET_UTF8)
+    kind = h5py.h5t.py_create(column.dtype, logical=True) if kind is None else kind
+    made = h5py.h5d.create(file.id, None, kind, h5py.h5s.create_simple(column.shape), plan)
+    if parent is not None:
+        name = column.path if parent == file.id else column.path.rpartition("/")[2]
+        h5py.h5o.link(made, parent, name.encode(), lcpl=links)
+    set_attrs(h5py.Dataset(made), column.attrs)
+    return made
+
+
+def new_file(path: Path, structure: Structure | None, alignment: tuple[int, int]) -> h5py.File:
+    """alignment: from how many bytes on, to a multiple of how many."""
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    # v108: room for attributes of more than 64 KB (class names, lists of skipped files); any HDF5 since 2008 reads it
+    access.set_libver_bounds(h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_LATEST)
+    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+    made = structure.properties() if structure is not None else h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    start, step = alignment
+    access.set_alignment(start, min(step, made.get_userblock() or step))  # HDF5 wants the first one aligned too
+    return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, made, access))
 
 
 def reserve(path: Path, need: int) -> None:

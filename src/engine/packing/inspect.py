@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,25 +15,26 @@ import numpy as np
 import torch
 
 from engine.data import (
-    ALLOW_EXTERNAL,
+    HDF5PLUGIN,
     H5Dataset,
     external_files,
+    filter_name,
     items_below,
+    link_of,
     local_copy,
+    missing_filter,
     open_h5,
     plan_reader,
-    type_name,
 )
-from engine.errors import ConfigError
-from engine.packing.importers.hdf5 import missing_filter, scan
+from engine.errors import ConfigError, first_line
+from engine.packing.copying import SMALL
+from engine.packing.importers.base import printable
+from engine.packing.tree import attribute_names, grows, text
 
 BATCH = 256
 COSTLY = 4.0  # bytes read for each byte wanted, from which on another layout is worth its while
 POINTLESS = 0.85  # stored / decoded bytes, above which compression saves too little for what it costs
-FILTERS = {
-    1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scale-offset", 32000: "lzf", 32001: "blosc",
-    32004: "lz4", 32008: "bitshuffle", 32015: "zstd", 32026: "blosc2",
-}  # fmt: skip
+MOST_ATTRIBUTES = 12  # of a dataset or group
 
 
 @dataclass
@@ -50,32 +53,74 @@ def inspect_file(path: str, seconds: float) -> None:
     path = local_copy(path)
     with open_h5(path) as file:
         print(f"{path}: {Path(path).stat().st_size / 1e6:,.1f} MB")
-        for name, value in file.attrs.items():
-            print(f"  {name}: {shorten(value)}")
-        found = [examine(name, item) for name, item in datasets(file)]
+        show_attributes(file, ())
+        found = []
+        for name, item in items_below(file):
+            with reported(name):
+                if item is None:
+                    print(f"\n{clean(name)}: cannot be opened: it is damaged")
+                elif isinstance(item, h5py.Dataset):
+                    found.append(each := examine(name, item))
+                    show(path, each, seconds)
+                elif isinstance(item, h5py.Group):
+                    show_group(name, item)
         if not found:
-            print("  it holds no datasets")
-        for each in found:
-            show(path, each, seconds)
-        for name, link in scan(file, False, ALLOW_EXTERNAL).links.items():
-            if isinstance(link, h5py.ExternalLink):
-                print(f"\n{name}: a link to {link.path} in {link.filename}, which is not followed here")
+            print("  it holds no datasets that can be read")
+        with reported("/"):
+            show_links(file, "")
         advise(path, found)
 
 
-def datasets(file: h5py.File) -> list[tuple[str, h5py.Dataset]]:
-    found = []
-    for name, item in items_below(file):
-        if isinstance(item, h5py.Dataset) and type_name(item)[0] != "(":
-            found.append((name, item))
-        elif item is None or isinstance(item, h5py.Dataset):
-            print(f"\n{name}: cannot be read: " + ("it is damaged" if item is None else type_name(item)))
-    return found
+@contextmanager
+def reported(name: str) -> Iterator[None]:
+    """One object that cannot be read must not hide the others."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError, OverflowError, MemoryError) as error:
+        print(f"\n{clean(name)}: cannot be read: {clean(first_line(error))}")
+
+
+def show_attributes(item: Any, known: tuple[str, ...]) -> None:
+    names = [text(name) for name in attribute_names(item.id)]
+    shown = [name for name in names if name not in known]
+    for name in shown[:MOST_ATTRIBUTES]:
+        try:
+            value = shorten(item.attrs[name])
+        except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
+            value = f"cannot be read: {first_line(error)}"
+        print(f"  {clean(name)}: {clean(value)}")
+    if len(shown) > MOST_ATTRIBUTES:
+        print(f"  and {len(shown) - MOST_ATTRIBUTES} more attributes")
+
+
+def show_group(name: str, group: h5py.Group) -> None:
+    if attribute_names(group.id):
+        print(f"\n{clean(name)}: group")
+        show_attributes(group, ())
+    show_links(group, f"{name}/")
+
+
+def show_links(group: h5py.Group, prefix: str) -> None:
+    """Those that are not followed here."""
+    for name in group:
+        link = link_of(group, name)
+        if isinstance(link, h5py.ExternalLink):
+            where = f"{clean(link.path)} in {clean(link.filename)}"
+            print(f"\n{clean(prefix + name)}: a link to {where}, which is not followed here")
+        elif link is None:
+            print(f"\n{clean(prefix + name)}: a link of a user's own class, which cannot be followed")
+
+
+def clean(words: str) -> str:
+    """On one line, and nothing that steers a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in printable(words))
 
 
 def examine(name: str, dset: h5py.Dataset) -> Found:
     plan = dset.id.get_create_plist()
-    filters = [FILTERS.get(n := plan.get_filter(k)[0], f"filter {n}") for k in range(plan.get_nfilters())]
+    filters = [filter_name(plan.get_filter(k)[0]) for k in range(plan.get_nfilters())]
     way, reason = plan_reader(dset)
     size = (dset.size or 0) * dset.dtype.itemsize
     return Found(name, dset, filters, dset.id.get_storage_size(), size, amplification(dset), way, reason)
@@ -100,13 +145,15 @@ def show(path: str, each: Found, seconds: float) -> None:
         layout += f", in other files: {shorten(', '.join(others))}"
     shape = "x".join(map(str, dset.shape)) if dset.shape else "no rows"
     stored = f", {each.stored / 1e6:,.1f} MB in the file" if each.filters else ""
-    print(f"\n{each.name}: {shape} {dset.dtype}, {each.size / 1e6:,.1f} MB{stored}")
+    print(f"\n{clean(each.name)}: {shape} {dset.dtype}, {each.size / 1e6:,.1f} MB{stored}")
     print(f"  layout: {layout}" + (f", {' + '.join(each.filters)}" if each.filters else ""))
     if each.amplification is not None:
         print(f"  random row: {each.amplification:,.1f} bytes read and decoded for each byte wanted")
     print(f"  read: {each.way} ({each.reason})")
-    if "classes" in dset.attrs:
-        print(f"  classes: {len(dset.attrs['classes'])} ({shorten(dset.attrs['classes'])})")
+    listed = "classes" in dset.attrs and np.ndim(dset.attrs["classes"]) == 1
+    if listed:
+        print(f"  classes: {len(dset.attrs['classes'])} ({clean(shorten(dset.attrs['classes']))})")
+    show_attributes(dset, ("classes",) * listed)
     if seconds > 0 and each.amplification is not None:
         measure(path, each, seconds)
 
@@ -152,7 +199,11 @@ def advise(path: str, found: list[Found]) -> None:
         print(f"  {each.name}: of variable length, which HDF5 reads one by one; flat values and offsets are mapped")
     fixable = []
     for each in found:
-        if why := complaint(each):
+        if (number := missing_filter(each.dset)) is not None and each.way == "h5py":
+            brings = "hdf5plugin brings it" if number in HDF5PLUGIN else "hdf5plugin does not bring it"
+            which = f"the filter {filter_name(number)} (number {number})"
+            print(f"  {each.name}: needs {which}, which is not here; {brings}")
+        elif why := complaint(each):
             print(f"  {each.name}: {why}")
             fixable.append(each)
     if not fixable and not vlen:
@@ -160,14 +211,16 @@ def advise(path: str, found: list[Found]) -> None:
         return
     new = str(Path(path).with_suffix("")) + ".repacked.h5"
     whole = sum(each.size for each in found)
-    flatten = ["--flatten"] * bool(vlen)
-    print(f"  fastest to read ({whole / 1e6:,.1f} MB):\n    {command('repack', path, new, *flatten)}")
+    options = ["--flatten"] * bool(vlen) + ["--fixed"] * any(grows(each.dset.id) for each in fixable)
+    print(f"  fastest to read ({whole / 1e6:,.1f} MB):\n    {command('repack', path, new, *options)}")
+    if "--fixed" in options:
+        print("    (--fixed: what can grow becomes contiguous too, and can grow no more)")
     if any(e.filters and e.stored < POINTLESS * e.size for e in fixable):
         print(f"  smaller, one to a few rows to a chunk:\n    {command('repack', path, new, '--codec', 'zstd')}")
 
 
 def complaint(each: Found) -> str | None:
-    if each.amplification is None or each.dset.dtype.kind == "O":
+    if each.amplification is None or each.dset.dtype.kind == "O" or each.size < SMALL or not each.stored:
         return None
     if each.filters and each.size and each.stored > POINTLESS * each.size:
         return f"compression saves {1 - each.stored / each.size:.0%} and costs the decoding of each sample"
@@ -179,7 +232,7 @@ def complaint(each: Found) -> str | None:
 
 
 def command(*words: str) -> str:
-    return shlex.join(["python", "src/h5.py", *words])
+    return shlex.join(["./run", "h5", *words])
 
 
 def shorten(value: Any, limit: int = 100) -> str:

@@ -13,6 +13,19 @@ from engine.errors import ConfigError
 from engine.locks import Busy, Lock
 
 
+def work_on(out: Path) -> tuple[Path, Path]:
+    """(the file under work, its journal) of the pack that makes `out`."""
+    return out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.partial.progress")
+
+
+def forget_finished(out: Path) -> None:
+    """Delete the journal of a pack that was killed when `out` had its name already."""
+    temp, path = work_on(out)
+    if path.exists() and not temp.exists():
+        with contextlib.suppress(Busy), Lock(path):  # Busy: another pack begins now
+            path.unlink(missing_ok=True)
+
+
 class Journal:
     """The progress of one pack and its lock. Lines: a header that says what is packed, then one per finished block."""
 

@@ -16,11 +16,18 @@ class PackOptions:
     )  # name in the source -> name in the file; empty: all, unchanged
     kinds: Mapping[str, str] = field(default_factory=dict)  # how bytes or strings are read, by name in the source
     file_column: str | None = None  # column of a table that names image files, relative to the table
+    separator: str | None = None  # of a CSV; None: found out
+    header: bool | None = None  # whether a CSV's first line names its columns; None: found out
+    decimal: str = "."  # of a CSV's numbers
+    encoding: str | None = None  # of a CSV; None: UTF-8
     empty: str = "stop"  # empty cells of number columns of a table; nan: they are NaN, and the column floats
     # images
     size: tuple[int, int] | None = None  # (height, width) in pixels
     crop: str = "none"  # none: resize to `size` whatever the aspect; center: shorter side to `size`, then the middle
-    mode: str = "RGB"  # RGB, L (grey), RGBA, or I;16 (16-bit grey)
+    mode: str = (
+        "auto"  # RGB, L (grey), RGBA, P (numbers of a palette), I;16 (16-bit grey); auto: P if the first has one
+    )
+    exif: str | None = None  # an orientation: apply, ignore; None: not applied, and said
     variable: bool = False  # keep each image's own size: flat values + offsets + shapes
     # text
     tokenizer: str = "bytes"
@@ -35,13 +42,15 @@ class PackOptions:
     shard: tuple[int, int] = (0, 1)  # (i, n): write the i-th of n equal shares
     # running
     on_error: str = "stop"
+    leave_out: tuple[str, ...] = ()  # names, or patterns of names, that a line "left out" would show
+    external: str = "refuse"  # links that lead out of a source: refuse or allow
     overwrite: bool = False
     workers: int = os.cpu_count() or 1
     quiet: bool = False
 
     def identity(self) -> dict[str, object]:
         """The options that decide what bytes are written: a killed pack goes on only where these are the same."""
-        how = {"overwrite", "workers", "quiet", "on_error"}
+        how = {"overwrite", "workers", "quiet", "on_error", "leave_out", "external"}
         return {
             k: dict(v) if isinstance(v, Mapping) else list(v) if isinstance(v, tuple) else v
             for k, v in sorted(vars(self).items())

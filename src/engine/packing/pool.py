@@ -17,12 +17,13 @@ from tqdm import tqdm
 
 from engine.errors import ConfigError
 from engine.packing.file import crc_of, pwrite_all
-from engine.packing.importers.base import Bad, Rows, Source, one_line
+from engine.packing.importers.base import Bad, Left, Rows, Source, one_line
 
 tqdm.monitor_interval = 0  # no thread of tqdm's beside a fork
 
 # rows of the source, {field: byte in the file where the block's values go}, {ragged field: (rows, dims) shapes}
 Task = tuple[Rows, dict[str, int], dict[str, np.ndarray]]
+Done = tuple[dict[str, tuple[int, int]], list[Bad], list[Left]]
 
 
 class Worker:
@@ -36,11 +37,13 @@ class Worker:
         with one_line(self.source.origin):
             return self.source.measure(rows, name)
 
-    def write(self, task: Task) -> tuple[dict[str, tuple[int, int]], list[Bad]]:
-        """-> (field: (bytes written, their crc32)), the samples that could not be read."""
+    def write(self, task: Task) -> Done:
+        """-> (field: (bytes written, their crc32)), the samples that could not be read, what of the others was lost."""
         rows, places, shapes = task
         with one_line(self.source.origin):
+            self.source.lost()
             values, bad = self.source.read(rows, list(places))
+            left = self.source.lost()
         done = {}
         for name, place in places.items():
             data = values[name]
@@ -48,7 +51,7 @@ class Worker:
                 expected = np.delete(shapes[name], [b.place for b in bad], axis=0)
                 data = flatten(data, expected, self.source.fields[name].dtype, name)
             done[name] = (data.nbytes, pwrite_all(self._file(), data, place))
-        return done, bad
+        return done, bad, left
 
     def check(self, place: int, size: int) -> int:
         return crc_of(self._file(), place, size)
@@ -86,7 +89,7 @@ def _start(source: Source, path: Path) -> None:
     threading.Thread(target=lambda: (parent_process().join(), os._exit(1)), daemon=True).start()  # type: ignore[union-attr]
 
 
-def write_here(task: Task) -> tuple[dict[str, tuple[int, int]], list[Bad]]:
+def write_here(task: Task) -> Done:
     return _worker.write(task)
 
 

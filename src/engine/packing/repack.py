@@ -6,8 +6,11 @@ chunks       threads compress, one writes; begun anew after a kill. Read back th
 
 from __future__ import annotations
 
+import json
 import shlex
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +18,57 @@ import h5py
 import numpy as np
 from tqdm import tqdm
 
-from engine.data import REFUSE_EXTERNAL, Sources, open_h5
+from engine.data import REFUSE_EXTERNAL, open_h5
 from engine.errors import ConfigError
+from engine.packing.account import MOST_NAMES, Account
+from engine.packing.comparing import Comparison
+from engine.packing.copying import SMALL, Copier, creation, file_properties
 from engine.packing.encode import Encoding
-from engine.packing.file import bytes_of, crc32, flushing, full_disk, publish
-from engine.packing.importers.base import Source, one_line
-from engine.packing.importers.hdf5 import Contents, H5Source, copy_rest, scan
-from engine.packing.journal import Journal
+from engine.packing.file import Column, allocate, bytes_of, crc32, flushing, full_disk, in_words, new_file, publish
+from engine.packing.importers.base import Source, one_line, printable
+from engine.packing.importers.hdf5 import Contents, H5Source, Wanted, scan
+from engine.packing.journal import Journal, forget_finished, work_on
 from engine.packing.options import PackOptions
 from engine.packing.plan import BLOCK_BYTES, Part, plan_parts, shard_name
 from engine.packing.pool import in_flight
+from engine.packing.tree import NOTE, Tree, grows
 from engine.packing.write import pack, write_parts
+
+MOST_TIMES, MOST_BYTES = 20, 1 << 30  # of the source's size, that a copy may have without being asked for
 
 
 def pack_encoded(
     source: Source, out: str, options: PackOptions, encoding: Encoding, provenance: dict[str, Any]
-) -> None:
-    """Pack; with a codec in two steps, contiguous into OUT.raw, then repack: it can go on after a kill, and skip."""
+) -> Account:
+    """Pack -> what was left out. With a codec in two steps, contiguous into OUT.raw, then repack: it can go on after a
+    kill, and skip."""
     final = shard_name(Path(out), options.shard)
     if encoding.contiguous:
         pack(source, out, options, provenance)
-        return
-    if final.exists() and not options.overwrite:
-        raise ConfigError(f"{final} exists; --overwrite replaces it")
+        return source.account
     raw = final.with_name(final.name + ".raw")
-    if not (raw.exists() and made_by(raw, provenance)):
+    counted = raw.with_name(raw.name + ".account")
+    if final.exists() and not options.overwrite:
+        forget_finished(final)
+        if raw.exists() and raw.stat().st_mtime_ns <= final.stat().st_mtime_ns and made_by(raw, provenance):
+            counted.unlink(missing_ok=True)
+            raw.unlink()  # it was killed when the file made from this one had its name already
+        raise ConfigError(f"{final} exists; --overwrite replaces it")
+    if raw.exists() and counted.exists() and made_by(raw, provenance):
+        forget_finished(raw)
+        held, taken, asked, left = json.loads(counted.read_text())
+        source.account = Account(Counter(held), Counter(taken), Counter(asked), left)
+    else:
+        if raw.exists() and made_by(raw, provenance):
+            raw.unlink()  # killed before what was left out had been written down
         write_parts(source, plan_parts(source, options, out), raw, options, provenance)
+        partial = counted.with_name(counted.name + ".partial")  # a name that the next try writes again
+        partial.write_text(json.dumps([getattr(source.account, f.name) for f in fields(Account)]))
+        partial.replace(counted)
     repack_file(str(raw), str(final), options, encoding, {})
+    counted.unlink()
     raw.unlink()
+    return source.account
 
 
 def made_by(raw: Path, provenance: dict[str, Any]) -> bool:
@@ -58,47 +84,136 @@ def repack_file(
     provenance: dict[str, Any],
     flatten: bool = False,
     external: str = REFUSE_EXTERNAL,
-) -> None:
-    """provenance: its command and date become the attribute `repacked`; the old file's attributes are kept.
+    fixed: bool = False,
+    inflate: bool = False,
+) -> Account:
+    """-> what was left out. provenance: its command and date become the attribute `repacked`.
 
     external: refuse or allow datasets whose bytes lie in files elsewhere, which are copied.
     flatten: HDF5's variable length and strings become groups of flat `values` and `offsets`.
+    fixed: what can grow becomes contiguous too, and can grow no more.
+    inflate: write also many times what the source holds.
     """
     if flatten and not encoding.contiguous:
         raise ConfigError("--flatten: the flat values are mapped, so leave --codec and --rows-per-chunk out")
     old, new = Path(source), Path(out)
     if new.exists() and (not options.overwrite or new.samefile(old)):
+        forget_finished(new)
         raise ConfigError(
             f"{out} exists; " + ("--overwrite replaces it" if not new.samefile(old) else "name another file")
         )
+    small = 0 if options.shuffle else SMALL
     with one_line(source):
         with open_h5(old) as file:
-            contents = scan(file, flatten, external)
-            for name in [*contents.plain, *contents.vlen]:
-                Sources(file[name])
-        attrs = {"repacked": f"{provenance['created']} {provenance['command']}"} if provenance else {}
+            contents = scan(file, Account(), Wanted(flatten, external, fixed, encoding.rows, small))
+            if encoding.contiguous and not inflate:
+                check_size(file, contents)
+        account = contents.tree.account
+        account.held.update(contents.tree.counts)
+        attrs = {NOTE.decode(): f"{provenance['created']} {provenance['command']}"} if provenance else {}
         rows = H5Source(old, contents)
         try:
             parts = make_parts(rows, contents, options)
-
-            def rest(target: h5py.File) -> None:
-                with open_h5(old) as file:
-                    for line in copy_rest(file, target, contents):
-                        print(f"left out: {line}")
-
+            structure = Whole(old, contents, encoding, options, fixed)
             if encoding.contiguous:
-                write_parts(rows, parts, new, options, attrs, rest)
+                write_parts(rows, parts, new, options, attrs, structure)
             else:
-                write_chunks(rows, parts, contents, new, options, encoding, attrs, rest)
+                write_chunks(rows, parts, contents, new, options, encoding, attrs, structure)
         finally:
             rows.close()
+    if not encoding.contiguous:
+        print(*[f"{line}\n" for line in account.lines()], sep="", end="")
     if not options.quiet:
-        before, after = old.stat().st_size, new.stat().st_size
-        print(f"{old}: {before / 1e6:,.1f} MB -> {new}: {after / 1e6:,.1f} MB; look with: {look(new)}")
+        tell(old, new, contents)
+    return account
+
+
+def tell(old: Path, new: Path, contents: Contents) -> None:
+    why: dict[str, list[str]] = {}
+    for path, reason in contents.kept.items():
+        why.setdefault(reason, []).append(path)
+    for reason, paths in why.items():
+        if reason:
+            shown = ", ".join(paths[:MOST_NAMES]) + f" and {len(paths) - MOST_NAMES} more" * (len(paths) > MOST_NAMES)
+            print(f"kept as they lie in the file, being {reason}: {printable(shown)}")
+    held = ", ".join(f"{count:,} {kind}" for kind, count in contents.tree.account.held.items() if count)
+    print(f"{old} holds {held}; {new}: {contents.tree.account.closing}")
+    before, after = old.stat().st_size, new.stat().st_size
+    print(f"{old}: {before / 1e6:,.1f} MB -> {new}: {after / 1e6:,.1f} MB; look with: {look(new)}")
+
+
+def check_size(file: h5py.File, contents: Contents) -> None:
+    """What was hardly written, or compresses a thousandfold, would fill a disk."""
+    sizes = {path: file[path].nbytes for path in contents.plain if not (file[path].is_virtual or file[path].external)}
+    size, need = Path(file.filename).stat().st_size, sum(sizes.values())
+    if need > MOST_TIMES * size and need > MOST_BYTES:
+        path = max(sizes, key=sizes.__getitem__)
+        raise ConfigError(
+            f"{file.filename} has {in_words(size)}, a contiguous copy would have {in_words(need)} ({path} alone "
+            f"{in_words(sizes[path])}); --inflate writes it, --codec gzip keeps it small"
+        )
+
+
+class Whole:
+    """All that a file holds, as `file.Structure` for its copy."""
+
+    def __init__(self, old: Path, contents: Contents, encoding: Encoding, options: PackOptions, fixed: bool) -> None:
+        self.old, self.contents, self.encoding, self.options, self.fixed = old, contents, encoding, options, fixed
+
+    def properties(self) -> Any:
+        with open_h5(self.old) as file:
+            return file_properties(file)
+
+    def build(self, file: h5py.File, columns: list[Column]) -> None:
+        """Without columns: chunks, or what else `encoding` says."""
+        by_path = {column.path: column for column in columns}
+
+        def make(path: str, dset: Any, tid: Any) -> Any:
+            path = path.lstrip("/")
+            if path in self.contents.plain:
+                return self.plain(file, path, dset, tid)
+            if path in self.contents.vlen:
+                group = h5py.h5g.create(file.id, None)
+                for name in ("values", "offsets"):
+                    allocate(file, by_path[f"{path}/{name}"], h5py.h5p.create(h5py.h5p.DATASET_CREATE), None, group)
+                return group
+            return None
+
+        with open_h5(self.old) as source:
+            Copier(self.contents.tree, source, file, make, self.options.shuffle).copy()
+
+    def plain(self, file: h5py.File, path: str, dset: Any, tid: Any) -> Any:
+        shape, dtype = self.contents.plain[path]
+        kind = tid if tid.committed() else h5py.h5t.py_create(dtype, logical=True)
+        plan, chunk_rows = creation(dset), self.encoding.rows(shape, dtype)
+        if not chunk_rows:
+            if not self.encoding.contiguous:
+                return h5py.h5d.create(file.id, None, kind, h5py.h5s.create_simple(shape), plan)
+            return allocate(file, Column(path, shape, dtype), plan, kind)
+        most = h5py.Dataset(dset).maxshape
+        how = {"chunks": (chunk_rows, *shape[1:]), **self.encoding.create_options(dtype)}
+        if grows(dset) and not self.fixed and dset.get_create_plist().get_layout() == h5py.h5d.CHUNKED:
+            how["maxshape"] = most
+        return file.create_dataset(None, shape, h5py.Datatype(kind), dcpl=plan, **how).id
+
+    def finish(self, path: Path) -> None:
+        with open_h5(self.old) as file:
+            size = file.userblock_size
+        if size:
+            with open(self.old, "rb") as old, open(path, "r+b") as new:
+                new.write(old.read(size))
+
+    def compare(self, path: Path) -> None:
+        contents, account = self.contents, self.contents.tree.account
+        replaced = {f"/{name}" for name in (*contents.plain, *contents.vlen)}
+        with open_h5(self.old) as old, h5py.File(path, "r") as new:
+            Comparison(contents.tree, old, new, replaced).run()
+            flat = {f"/{name}": rows for name, rows in contents.vlen.items()}
+            account.taken = Tree(new, Account(), flat).counts
 
 
 def look(path: Path) -> str:
-    return shlex.join(["python", "src/h5.py", "inspect", str(path)])
+    return shlex.join(["./run", "h5", "inspect", str(path)])
 
 
 def make_parts(source: H5Source, contents: Contents, options: PackOptions) -> list[Part]:
@@ -117,6 +232,12 @@ def make_parts(source: H5Source, contents: Contents, options: PackOptions) -> li
             )
         together.setdefault((name.rpartition("/")[0], shape[0]), []).append(name)
     groups = {group for group, _ in together}
+    for name, why in contents.kept.items():
+        if why:
+            raise ConfigError(f"--shuffle: {name} would keep its order, being {why}")
+    for name, size in contents.rows.items():
+        if (name.rpartition("/")[0], size) in together and size > 1:
+            raise ConfigError(f"--shuffle: {name} has {size} rows of strings or the like, which would keep their order")
     if len(groups) < len(together):
         raise ConfigError(
             "--shuffle: the datasets of one group differ in length, so which rows belong together is unknown"
@@ -135,16 +256,17 @@ def write_chunks(
     options: PackOptions,
     encoding: Encoding,
     attrs: dict[str, Any],
-    rest: Any,
+    structure: Whole,
 ) -> None:
-    temp = out.with_name(out.name + ".partial")
-    journal = Journal(temp.with_name(temp.name + ".progress"))
+    temp, progress = work_on(out)
+    journal = Journal(progress)
     try:
         need = sum(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in contents.plain.values())
         with full_disk(out, lambda: need, temp):
-            sums = _write(source, parts, contents, temp, options, encoding, attrs, rest)
+            sums = _write(source, parts, contents, temp, options, encoding, attrs, structure)
             with flushing(temp):
                 _verify(temp, sums, options)
+                structure.compare(temp)
             publish(temp, out)
     finally:
         temp.unlink(missing_ok=True)
@@ -163,21 +285,16 @@ def _write(
     options: PackOptions,
     encoding: Encoding,
     attrs: dict[str, Any],
-    rest: Any,
+    structure: Whole,
 ) -> Sums:
     # chunks need no pages, but numbers at odd addresses are slow to read
-    aligned = {"alignment_threshold": 1, "alignment_interval": 8}
-    with (
-        h5py.File(temp, "w", libver=("v108", "latest"), **aligned) as file,
-        ThreadPoolExecutor(options.workers) as pool,
-    ):
+    with new_file(temp, structure, (1, 8)) as file, ThreadPoolExecutor(options.workers) as pool:
+        structure.build(file, [])
         tasks, steps = [], {}
         for part in parts:
             for name in part.paths:
                 shape, dtype = contents.plain[name]
                 chunk_rows = encoding.rows(shape, dtype)
-                chunked = {"chunks": (chunk_rows, *shape[1:]), **encoding.create_options(dtype)} if chunk_rows else {}
-                file.create_dataset(name, shape, dtype, **chunked)
                 row_bytes = max(1, int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize)
                 step = max(1, BLOCK_BYTES // row_bytes)
                 step = max(1, step // chunk_rows) * chunk_rows if chunk_rows else step
@@ -186,7 +303,6 @@ def _write(
                 for begin in range(0, shape[0], step):
                     end = min(begin + step, shape[0])
                     tasks.append(((name, begin, end), (name, part.rows[begin:end], chunk_rows, encode)))
-        rest(file)
         for name, value in attrs.items():
             file.attrs[name] = value
         sums: Sums = {}
@@ -212,6 +328,7 @@ def _write(
                         dset.id.write_direct_chunk((begin + k * steps[name], *[0] * (dset.ndim - 1)), chunk)
                 sums[name, begin, end] = crc
                 bar.update(end - begin)
+    structure.finish(temp)
     return sums
 
 

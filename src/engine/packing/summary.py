@@ -10,7 +10,10 @@ from engine.packing.plan import Part
 
 
 def summary(out: Path, parts: list[Part], source: Source, size: int) -> str:
-    lines = [f"{out}: {size / 1e6:,.1f} MB, all read back and compared"]
+    account = source.account
+    lines = [f"{out}: {size / 1e6:,.1f} MB, {account.closing}"]
+    counted = [f"{account.taken[kind]:,} of {count:,} {kind}" for kind, count in account.held.items() if count]
+    lines += [f"  counted in it: {', '.join(counted)}"] * bool(counted)
     for part in parts:
         for name, path in part.paths.items():
             what = source.fields[name]
@@ -19,7 +22,7 @@ def summary(out: Path, parts: list[Part], source: Source, size: int) -> str:
             shown = ", ".join(map(str, classes[:5])) + ", ..." * (len(classes) > 5)
             named = f", {len(classes):,} classes: {printable(shown)}" if len(classes) else ""
             lines.append(f"  {path}: {len(part.rows):,} rows of {shape}{what.dtype}{named}")
-    lines.append(f"look at it: {shlex.join(['python', 'src/h5.py', 'inspect', str(out)])}")
+    lines.append(f"look at it: {shlex.join(['./run', 'h5', 'inspect', str(out)])}")
     sequences = [
         new.rpartition("/")[2]
         for name, new in parts[0].paths.items()
@@ -35,8 +38,8 @@ def train_command(out: Path, paths: list[str], sequences: list[str]) -> str:
     groups = {path.rpartition("/")[0] for path in paths}
     names = list(dict.fromkeys(path.rpartition("/")[2] for path in paths))
     if names == ["tokens"]:
-        return shlex.join(["python", "src/train.py", "experiment=shakespeare", f"data.path={out}"])
-    command = ["python", "src/train.py", f"data.path={out}"]
+        return shlex.join(["./run", "train", "experiment=shakespeare", f"data.path={out}"])
+    command = ["./run", "train", f"data.path={out}"]
     if len(names) == 1 and names == sequences:
         command[2:2] = ["experiment=sequences"]
         command += [f"data.fields.tokens={names[0]}"]

@@ -10,21 +10,46 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 from tqdm import tqdm
 
 from engine.errors import ConfigError
-from engine.packing.file import Rest, Span, create, damaged, flushing, full_disk, offsets, publish, pwrite_all, verify
+from engine.packing.account import Account
+from engine.packing.file import (
+    Span,
+    Structure,
+    bytes_of,
+    create,
+    damaged,
+    flushing,
+    full_disk,
+    offsets,
+    publish,
+    pwrite_all,
+    verify,
+)
 from engine.packing.importers.base import Source, UnlikeSample
-from engine.packing.journal import Journal
+from engine.packing.journal import Journal, forget_finished, work_on
 from engine.packing.options import PackOptions
-from engine.packing.plan import Block, Part, columns, cut_blocks, measure, plan_parts, shard_name, total_bytes
+from engine.packing.plan import (
+    Block,
+    Part,
+    columns,
+    cut_blocks,
+    measure,
+    place_groups,
+    plan_parts,
+    shard_name,
+    total_bytes,
+)
 from engine.packing.pool import Task, Worker, in_flight, make_pool, measure_here, write_here
 from engine.packing.summary import summary
 
@@ -41,19 +66,20 @@ def write_parts(
     out: Path,
     options: PackOptions,
     provenance: dict[str, Any],
-    rest: Rest | None = None,
+    structure: Structure | None = None,
 ) -> Path:
     if out.exists() and not options.overwrite:
+        forget_finished(out)
         raise ConfigError(f"{out} exists; --overwrite replaces it")
     if not out.parent.is_dir():
         raise ConfigError(f"{out.parent} is no folder; make it first")
-    temp = out.with_name(out.name + ".partial")
-    journal = Journal(temp.with_name(temp.name + ".progress"))
+    temp, progress = work_on(out)
+    journal = Journal(progress)
     worker = Worker(source, temp)
     pool = make_pool(worker, options.workers)
     try:
         with full_disk(out, lambda: sum(total_bytes(source, part) for part in parts), temp):
-            Run(source, parts, temp, journal, options, provenance, rest).go(pool, worker, out)
+            Run(source, parts, temp, journal, options, provenance, structure).go(pool, worker, out)
         journal.remove()
     except BrokenProcessPool:
         raise ConfigError(
@@ -64,6 +90,25 @@ def write_parts(
         worker.close()
         journal.close()
     return out
+
+
+def excuse(account: Account, patterns: Sequence[str]) -> None:
+    """What --leave-out names is no loss."""
+    for kind, names in account.left.items():
+        asked = [name for name in names if any(fnmatch(name.partition(" (")[0], pattern) for pattern in patterns)]
+        account.left[kind] = [name for name in names if name not in set(asked)]
+        account.asked[kind] += len(asked)
+
+
+def same_attr(found: Any, name: str, value: Any) -> bool:
+    """Read back as it was given."""
+    if name not in found:
+        return False
+    got, want = found[name], value
+    if isinstance(value, (str, list)):
+        return bool(np.array_equal(np.asarray(got, object), np.asarray(value, object)))
+    want = np.asarray(value)
+    return np.asarray(got).dtype == want.dtype and bytes_of(np.asarray(got)).tobytes() == bytes_of(want).tobytes()
 
 
 class Run:
@@ -77,10 +122,11 @@ class Run:
         journal: Journal,
         options: PackOptions,
         provenance: dict[str, Any],
-        rest: Rest | None,
+        structure: Structure | None,
     ) -> None:
         self.source, self.parts, self.temp, self.journal = source, parts, temp, journal
-        self.options, self.provenance, self.rest = options, provenance, rest
+        self.options, self.provenance, self.structure = options, provenance, structure
+        self.groups = place_groups(source, parts, {**provenance, "skipped": None})
         self.records: dict[int, dict[str, Any]] = {}
         self.places: dict[str, int] = {}
 
@@ -100,10 +146,47 @@ class Run:
         spans += self.write_offsets(final)
         with flushing(final):
             verify(final, spans, self.options.workers, self.options.quiet)
+            if self.structure is not None:
+                self.structure.compare(final)
+            else:
+                self.count(final, len(bad))
+        if bad:
+            self.temp.unlink()  # before the name is given: a journal alone is that of a pack that is done
         publish(final, out)
-        self.temp.unlink(missing_ok=True)
-        if not self.options.quiet:
+        for line in self.source.account.lines():
+            print(line)
+        if not self.options.quiet and self.parts:
             print(summary(out, self.parts, self.source, sum(span.size for span in spans)))
+
+    def count(self, path: Path, skipped: int) -> None:
+        """What the source holds and what is read in the file; what lines of the journal say was left out."""
+        account, source = self.source.account, self.source
+        if source.splits:
+            account.held["rows"] = sum(map(len, source.splits.values()))
+            account.asked["rows"] = account.held["rows"] - sum(len(part.rows) for part in self.parts)
+        with h5py.File(path) as file:
+            for part in self.parts if source.splits else ():
+                places = [file[name] for name in part.paths.values()]
+                rows = [len(p["offsets"]) - 1 if isinstance(p, h5py.Group) else len(p) for p in places]
+                account.taken["rows"] += min(rows)
+            # splits may share them
+            of_fields = {id(attrs): (name, attrs) for (_, name), attrs in source.field_attrs.items()}
+            for name, attrs in of_fields.values():
+                paths = [part.paths[name] for part in self.parts if part.attrs.get(name) is attrs]
+                there = [file[f"{p}/values" if source.fields[name].ragged else p].attrs for p in paths]
+                account.taken["attributes"] += sum(
+                    bool(there) and all(same_attr(found, key, value) for found in there) for key, value in attrs.items()
+                )
+            for group, attrs in source.group_attrs.items():
+                placed = [p for p in self.groups if p == group or p.endswith(f"/{group}")]
+                for value in attrs.values():
+                    keys = {p: next(k for k, v in self.groups[p].items() if v is value) for p in placed}
+                    whole = all(same_attr(file[p or "/"].attrs, k, value) for p, k in keys.items())
+                    account.taken["attributes"] += bool(placed) and whole
+        for block in self.blocks:
+            for kind, name, why in self.records[block.number].get("left", ()):
+                account.leave(kind, name, why)
+        excuse(account, self.options.leave_out)
 
     # -- begin or go on
 
@@ -117,6 +200,7 @@ class Run:
         }
         plan = json.loads(json.dumps(plan))
         header, records = self.journal.load()
+        left = (header or {}).pop("left", {})
         if records and header != plan and not self.options.overwrite:
             differ = next(k for k in plan if (header or {}).get(k) != plan[k])
             raise ConfigError(
@@ -126,12 +210,14 @@ class Run:
             self.journal.begin({})
             self.temp.unlink(missing_ok=True)
             try:
-                create(self.temp, made, self.provenance, self.rest)
+                create(self.temp, made, self.provenance, self.structure, self.groups)
             except OSError:
                 self.discard()
                 raise
-            self.journal.begin(plan)
+            self.journal.begin({**plan, "left": self.source.account.left})
             records = {}
+        elif self.structure is not None:  # it was made before
+            self.source.account.left = left
         self.places = offsets(self.temp)
         self.records = {k: r for k, r in records.items() if self.stands(worker, r)}
         if self.records and not self.options.quiet:
@@ -169,7 +255,7 @@ class Run:
         with tqdm(
             total=total, initial=done, unit=" rows", unit_scale=True, disable=self.options.quiet, desc="pack"
         ) as bar:
-            for block, (written, bad) in in_flight(pool, call, todo, 2 * self.options.workers):
+            for block, (written, bad, left) in in_flight(pool, call, todo, 2 * self.options.workers):
                 if bad and self.options.on_error == "stop":
                     raise ConfigError(
                         f"{bad[0].name}: {bad[0].reason}; --on-error skip leaves such samples out and lists them"
@@ -178,6 +264,7 @@ class Run:
                     "block": block.number,
                     "written": {name: list(w) for name, w in written.items()},
                     "bad": [[b.place, b.name, b.reason] for b in bad],
+                    **({"left": left} if left else {}),
                 }
                 self.journal.add(record)
                 self.records[block.number] = record
@@ -213,7 +300,7 @@ class Run:
             part.rows = np.asarray(part.rows)[keep]
         final = self.temp.with_name(self.temp.name + ".compact")
         made = [c for part in self.parts for c in columns(part, self.source.fields)]
-        create(final, made, {**self.provenance, "skipped": listed}, self.rest)
+        create(final, made, {**self.provenance, "skipped": listed}, self.structure, self.groups)
         places, filled, moved = offsets(final), dict.fromkeys((c.path for c in made), 0), []
         source, target = os.open(self.temp, os.O_RDONLY), os.open(final, os.O_RDWR)
         try:

@@ -16,6 +16,7 @@ where an evaluation was cut short on all ranks.
     ddp, fsdp, blocks, data_parallel    the strategies      deferred    models built without memory, for fsdp
     hardware, threads, seed, dynamo     device, precision, batch sizes; settings that follow from the machine
     skipping                steps that are left out without asking the device
+    replicas                whether all ranks hold the same
     stop, watch, guard, failures        stopping together, hang watchdog, the first failure on record
     balance                 stragglers and peak memory      terminal    breakpoints in ranks      options
 """
@@ -98,7 +99,8 @@ if TYPE_CHECKING:
         publish_directory,
         release_followers,
     )
-    from engine.ranks.seed import rng_state, seed_everything, set_rng_state
+    from engine.ranks.replicas import Replicas
+    from engine.ranks.seed import StepNumbers, rng_state, seed_everything, set_rng_state
     from engine.ranks.skipping import DeviceSchedule, average_in, can_skip, unless
     from engine.ranks.stop import AT_STEP, Stopped, StopRequest, stop_on_signals
     from engine.ranks.threads import (

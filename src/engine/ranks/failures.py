@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from engine.errors import RunFailed
-from engine.host import say_ended
+from engine.host import place, say_ended
 from engine.ranks import distributed
 from engine.ranks.watch import Watch
 from engine.runs import end_status, explained_error, record_failure
@@ -43,6 +44,7 @@ def recording(run_dir: Path, rank: int, watch: Watch | None = None) -> Iterator[
 def _record(run_dir: Path, rank: int, error: BaseException, watch: Watch | None) -> None:
     if watch is not None:
         watch.record_dead_peers()  # a peer's death may have caused this error
+    vars(error).setdefault("failed_at", time.monotonic())  # for launch.py, where it cannot be recorded
     record_failure(run_dir, rank, error)
     say_ended()
 
@@ -66,8 +68,9 @@ def no_silent_exit(run_dir: Path, rank: int) -> Iterator[None]:
     def exit_on_record(status: int) -> NoReturn:
         if os.getpid() == owner:  # not a process that was forked from this one
             caller = sys._getframe(1)
-            place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-            error = RunFailed(f"rank {rank} called os._exit({status}) at {place}")
+            inside = f" ({place()})" if place() else ""
+            where = f"{caller.f_code.co_filename}:{caller.f_lineno}{inside}"
+            error = RunFailed(f"rank {rank} called os._exit({status}) at {where}")
             stack = "".join(traceback.format_stack(caller))
             if record_failure(run_dir, rank, error, stack=stack) and not distributed.has_parent():
                 print(f"failed: {error}", file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ them (clipping, fused optimizers, the moving average) is given the local shards.
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from engine.errors import ConfigError, RunFailed, first_line
+from engine.errors import ConfigError, RunFailed, first_line, one_line
 from engine.ranks import blocks
 from engine.ranks.distributed import World
 
@@ -85,7 +86,7 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
     forward = model.forward
 
     def explained(*args: Any, **kwargs: Any) -> Any:
-        with _explained(wrong, ConfigError):
+        with _explained(wrong):
             return forward(*args, **kwargs)
 
     model.forward = explained
@@ -188,14 +189,14 @@ def _cut_again(model: Any, inputs: Any, output: Any) -> None:
 
 
 @contextmanager
-def _explained(wrong: str, error: type[Exception]) -> Iterator[None]:
-    """Raise error(wrong) in place of torch's error about an operation that DTensors do not support."""
+def _explained(wrong: str) -> Iterator[None]:
+    """Raise ConfigError(wrong) in place of torch's error about an operation that DTensors do not support."""
     try:
         yield
     except (NotImplementedError, RuntimeError) as cause:
         if "sharding" not in str(cause).lower() and "DTensor" not in str(cause):
             raise
-        raise error(f"{wrong} ({str(cause).splitlines()[0]})") from cause
+        raise ConfigError(f"{wrong} ({first_line(cause)})") from cause
 
 
 @contextmanager
@@ -205,9 +206,33 @@ def on_shards(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     if not is_part(optimizer.param_groups[0]["params"][0]):
         yield
         return
-    wrong = f"optim: {type(optimizer).__name__} cannot update sharded weights"
-    with _explained(wrong, RunFailed), _fused_on_shards() if optimizer.defaults.get("fused") else nullcontext():
-        yield
+    try:
+        with _fused_on_shards() if optimizer.defaults.get("fused") else nullcontext():
+            yield
+    except Exception as cause:
+        if not _steps_on_plain(optimizer):
+            raise
+        wrong = f"optim: {type(optimizer).__name__} cannot update sharded weights"
+        raise RunFailed(f"{wrong} ({one_line(cause)}); use another one, or trainer=ddp") from cause
+
+
+def _steps_on_plain(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a first step of the same optimizer succeeds on plain tensors in place of the DTensors, copies of this
+    rank's shards. Then DTensors are why it has failed, whatever torch's error about them is called and says."""
+    plain = object.__new__(type(optimizer))
+    vars(plain).update(vars(optimizer), state=defaultdict(dict))
+    plain.param_groups = [{**group, "params": [_plain(p) for p in group["params"]]} for group in optimizer.param_groups]
+    try:
+        plain.step()
+    except Exception:
+        return False
+    return True
+
+
+def _plain(parameter: Tensor) -> nn.Parameter:
+    copied = nn.Parameter(local_parts([parameter])[0].detach().clone())
+    copied.grad = None if parameter.grad is None else local_parts([parameter.grad])[0].detach().clone()
+    return copied
 
 
 @functools.cache

@@ -18,6 +18,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import connection
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import early
-from engine.errors import RankLost, RunFailed
+from engine.errors import ConfigError, RankLost, RunFailed, one_line
 from engine.host import (
     SAME_SIGNAL_S,
     Hearts,
@@ -48,6 +49,8 @@ POLL_S = 0.5
 SETTLE_S = 0.1  # ranks end within this of each other when one fault ends them all
 LAST_S = 20.0  # time for the other ranks to end by themselves after a failure: a rank's watchdog needs 6 s
 
+_UNRECORDED = "\0failed "  # in a rank's pipe, before its time and its line
+
 LIKELY: dict[int, str] = {  # likely causes of these signals
     signal.SIGKILL: " (the kernel does that when memory runs out: see dmesg)",
     signal.SIGBUS: " (a data file was cut short while it was read, or the shared memory of /dev/shm is full)",
@@ -62,9 +65,10 @@ class Ranks:
     def __init__(self) -> None:
         self.signalled: signal.Signals | None = None
         self._signalled_at = 0.0
+        self._interrupted = False
         self._processes: list[Any] = []
         self._hearts: Hearts
-        self._stacks: list[Any] = []  # pipes from the faulthandler of each rank
+        self._stacks: list[Any] = []  # pipes from each rank: what its faulthandler wrote, or a failure not recorded
 
     @contextmanager
     def passing_on_signals(self) -> Iterator[None]:
@@ -80,7 +84,10 @@ class Ranks:
             early.leave_hung_up_terminal()
         now, again = time.monotonic(), self.signalled == number == signal.SIGINT
         if again and now - self._signalled_at > SAME_SIGNAL_S:
-            raise KeyboardInterrupt
+            if not self._interrupted:  # once: what it ends is not to be disturbed
+                self._interrupted = True
+                raise KeyboardInterrupt
+            return
         if not again:
             self.signalled, self._signalled_at = signal.Signals(number), now
         self._tell(number)
@@ -116,6 +123,7 @@ class Ranks:
                     if process.pid is not None:
                         process.kill()
                         process.join()
+                told = [word for i in range(count) if (word := self._unrecorded(i)) is not None]
                 self._processes = []
                 for end in (end for pipe in pipes for end in pipe):
                     end.close()
@@ -125,6 +133,10 @@ class Ranks:
         if codes != [0] * count:
             if 130 in codes:
                 raise KeyboardInterrupt
+            if told and read_failure(directory) is None:
+                line, _, stack = min(told)[1].partition("\n")
+                print(stack, file=sys.stderr, end="")
+                raise RunFailed(line)
             lost = RankLost(f"the ranks ended with exit status {codes}")
             record_failure(directory, first_rank(count), lost)  # no effect where a record exists
             raise RunFailed(str(lost))
@@ -161,6 +173,13 @@ class Ranks:
         """What faulthandler wrote in a rank that has ended."""
         receive = self._stacks[index]
         return readable_stack(os.read(receive.fileno(), 1 << 16).decode(errors="replace")) if receive.poll() else ""
+
+    def _unrecorded(self, index: int) -> tuple[float, str] | None:
+        """(when, the failure's line and traceback) of a rank that could not record it, as where the disk is full."""
+        if _UNRECORDED not in (text := self._stack(index)):
+            return None
+        when, _, line = text.partition(_UNRECORDED)[2].partition(" ")
+        return float(when), f"rank {first_rank(len(self._stacks)) + index}: {line}"
 
     def _record_death(self, directory: Path) -> None:
         """Record a rank killed by a signal as the first failure: the others would only report a broken connection."""
@@ -212,6 +231,7 @@ def _rank_main(
     take_heart(hearts, index)
     os.set_blocking(stack.fileno(), False)
     faulthandler.enable(file=stack.fileno())  # the stack if native code crashes or hangs
+    early.begin_run(own_process=True)
     for number in heeded_signals():  # blocked (held_signals) until the run handles them
         signal.signal(number, signal.SIG_DFL)
     os.environ.update(rank_environment(index, count, store), LAB_PARENT=str(parent))
@@ -225,7 +245,12 @@ def _rank_main(
         raise SystemExit(130) from None
     except Exception as error:
         if read_failure(directory) is None:  # the record could not be written (disk full)
-            print(f"rank {index}: {error}", file=sys.stderr)
+            at, shown = getattr(error, "failed_at", time.monotonic()), ""
+            if not isinstance(error, (ConfigError, RunFailed)):
+                shown = "".join(traceback.format_exception(error))
+            with suppress(OSError):
+                os.write(stack.fileno(), f"{_UNRECORDED}{at} {one_line(error)}\n{shown}".encode())
         raise SystemExit(1) from None
     finally:
         say_ended()
+        early.ignore_signals()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.files import replace_text
+from engine.files import read_text, replace_text
 from engine.ranks.cluster import cluster_role
 from engine.ranks.distributed import START_TIMEOUT_S, forget_store, local_ranks, num_hosts, started_ranks, store
 
@@ -117,7 +117,7 @@ def _sees(directory: Path, token: str) -> bool:
     while True:
         with suppress(OSError):
             os.listdir(directory)  # makes an NFS client look again
-            if (directory / TOKEN).read_text() == token:
+            if read_text(directory / TOKEN) == token:
                 return True
         if time.monotonic() > end:
             return False

@@ -9,14 +9,64 @@ from typing import Any
 import numpy as np
 import torch
 
+IN_STEPS = 1  # keeps the keys of steps apart from those of streams
+_run_seed = 0
+
 
 def seed_everything(seed: int, stream: int = 0) -> None:
     """Seed Python, numpy and torch on all devices. stream: differs per rank, so that ranks draw different numbers."""
+    global _run_seed
+    _run_seed = seed
+    torch.manual_seed(_seed_host(seed, stream))
+
+
+def _seed_host(*key: int) -> int:
+    """Seed Python and numpy. Returns torch's seed."""
     # SeedSequence keeps (seed 0, stream 1) and (seed 1, stream 0) apart, which seed + stream would not
-    words = np.random.SeedSequence([seed, stream]).generate_state(4)
+    words = np.random.SeedSequence(key).generate_state(4)
     random.seed(int(words[0]))
     np.random.seed(words[1])
-    torch.manual_seed((int(words[2]) << 32) + int(words[3]))
+    return (int(words[2]) << 32) + int(words[3])
+
+
+class StepNumbers:
+    """The random numbers of a step: each rank's own in forward and backward passes; from a backward pass to the next
+    forward pass, or to the end of the step (the block of `with`), the same on all ranks.
+
+    What moves the weights must do so alike on all ranks: an optimizer that adds noise, a task that begins a dead unit
+    anew. These numbers follow from the seed that the run was given, the step and the count of backward passes in it,
+    and not from the ranks; each rank's own go on as if nothing had been drawn. Nothing here waits for the device: the
+    state of its generator is kept on the host.
+    """
+
+    def __init__(self, step: int, device: torch.device, drawn: bool = True) -> None:
+        """drawn: False where it is known that nothing draws, as this costs 0.2 ms."""
+        self._step, self._device, self._drawn = step, device, drawn
+        self._passes = 0
+        self._own: dict[str, Any] | None = None  # the generators, while ranks draw the same
+
+    def __enter__(self) -> StepNumbers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.own()
+
+    def same(self) -> None:
+        """After a backward pass."""
+        if not self._drawn:
+            return
+        self._passes += 1
+        self._own = self._own or _states(self._device)
+        seed = _seed_host(_run_seed, self._step, self._passes, IN_STEPS)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed is slow where a device is not in use
+        if self._device.type in ("cuda", "mps"):
+            getattr(torch, self._device.type).manual_seed(seed)
+
+    def own(self) -> None:
+        """Before a forward pass."""
+        if self._own is not None:
+            _set_states(self._own, self._device)
+            self._own = None
 
 
 def make_deterministic() -> None:
@@ -28,12 +78,19 @@ def make_deterministic() -> None:
 
 def rng_state(device: torch.device) -> dict[str, Any]:
     """The generators' states as plain containers and tensors, loadable with weights_only=True."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state()
-    state: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, gauss),
-        "torch": torch.get_rng_state(),
-    }
+    state = _states(device)
+    kind, keys, *rest = state["numpy"]
+    return {**state, "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest)}
+
+
+def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+    kind, keys, *rest = state["numpy"]
+    _set_states({**state, "numpy": (kind, keys.numpy().astype(np.uint32), *rest)}, device)
+
+
+def _states(device: torch.device) -> dict[str, Any]:
+    """As the generators give them."""
+    state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     if device.type == "mps":
@@ -41,11 +98,10 @@ def rng_state(device: torch.device) -> dict[str, Any]:
     return state
 
 
-def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+def _set_states(state: dict[str, Any], device: torch.device) -> None:
     version, keys, gauss_next = state["python"]
     random.setstate((version, tuple(keys), gauss_next))
-    kind, words, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((kind, words.numpy().astype(np.uint32), position, has_gauss, gauss))
+    np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)

@@ -15,11 +15,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from engine import early
-from engine.host import SAME_SIGNAL_S, STOP_SIGNALS, handling_signals
+from engine.host import SAME_SIGNAL_S, STOP_SIGNALS, end_children_at_exit, handling_signals
 from engine.ranks.distributed import broadcast_from_main, is_noted, note, own_rank, started_ranks
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class StopRequest:
         self.max_time_s: float | None = None
         self.save_s = 0.0  # the longest save so far
         self._signalled_at = -SAME_SIGNAL_S
+        self._interrupted = False
         self._last_call: float | None = None
         self._announced_at = began
         self._calls = 0  # calls of agreed since the last broadcast began
@@ -150,11 +151,15 @@ class StopRequest:
         now, name = time.monotonic(), signal.Signals(number).name
         again = now - self._signalled_at > SAME_SIGNAL_S or started_ranks() is None
         if number == signal.SIGINT and self.requested == "SIGINT" and again:
-            raise KeyboardInterrupt
+            if not self._interrupted:  # once: what it ends is not to be disturbed
+                self._interrupted = True
+                raise KeyboardInterrupt
+            return
         if number == signal.SIGINT:
             self._signalled_at = now
         if not self.requested and own_rank() == 0:
-            os.write(2, f"\n{name}: saving and stopping after this step; Ctrl-C again: now\n".encode())
+            with suppress(OSError):  # nobody reads it any more
+                os.write(2, f"\n{name}: saving and stopping after this step; Ctrl-C again: now\n".encode())
         if CAUSES.index(name) > CAUSES.index(self.requested):
             self.requested = name
 
@@ -166,6 +171,7 @@ def stop_on_signals(began: float) -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
+    end_children_at_exit()
     with handling_signals(request._handle):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         yield request

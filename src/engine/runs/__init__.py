@@ -27,6 +27,7 @@ from engine.pages import lazy
 
 if TYPE_CHECKING:
     from engine.runs.directory import (
+        CHECKPOINT,
         CHECKPOINTS,
         CLASSES,
         DIFF,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         RESULT,
         STATUS,
         STUCK,
+        checkpoint_files,
         claimed,
         empty_directory,
         end_status,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
         reopen_directory,
         settle_resume,
         shown,
+        step_of,
         undo_resume,
         write_config,
         write_status,
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
     from engine.runs.environment import (
         Code,
         Surroundings,
+        changes_of,
         code_here,
         code_of,
         codes_of,

@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import time
@@ -17,9 +18,18 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from engine.config import CONFIG, OVERRIDES, check_links, flat, load_flat, plain, read_overrides
-from engine.errors import Claimed, ConfigError, Damaged, RunFailed
-from engine.files import as_json, no_links, overwrite_json, read_json, replace_text, write_json
+from engine.config import CONFIG, OVERRIDES, enter, flat, load_flat, plain, read_overrides
+from engine.errors import Claimed, ConfigError, Damaged, RunFailed, one_line
+from engine.files import (
+    as_json,
+    no_links,
+    overwrite_json,
+    read_file,
+    read_json,
+    remove_leftovers,
+    replace_text,
+    write_json,
+)
 from engine.locks import Busy, Lock, is_locked, write_once
 from engine.runs import environment
 from engine.runs.environment import Surroundings, code_here, codes_of, surroundings, use_code
@@ -31,6 +41,7 @@ CLASSES = "classes.json"  # {field: names of its classes}, where the data set na
 STATUS, RESULT, FAILURE = "status.json", "result.json", "failure.json"
 REMOTE = "remote.json"
 METRICS, CHECKPOINTS, LOCK = "metrics.jsonl", "checkpoints", ".lock"
+CHECKPOINT = re.compile(r"(last|best)_(\d+)(\.pt|\.dcp)")
 BEFORE = ".before"  # copies of the files in UNDONE from before a resume, until its first step
 UNDONE = (CONFIG, OVERRIDES, STATUS, FAILURE, ENVIRONMENT, DIFF)
 FAILURES, STUCK = "failures.jsonl", "stuck"  # failures before restarts; stacks of hung ranks
@@ -43,13 +54,14 @@ def claimed(directory: Path) -> Iterator[None]:
     """Hold the directory's lock in this block; the kernel releases it if the process dies. Raises Claimed."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        check_links(directory)
+        enter(directory)
         lock = Lock(directory / LOCK)
     except Busy as busy:
         raise Claimed(f"hydra.run.dir={directory}: another process is running there; wait or stop it{busy}") from None
     except OSError as error:
         raise ConfigError(f"hydra.run.dir={directory}: nothing can be written there: {error.strerror}") from None
     with lock:
+        remove_leftovers(directory)
         yield
 
 
@@ -103,13 +115,21 @@ def new_wandb_id() -> str:
 def reopen_directory(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
     """Prepare a resume, perhaps with changed values or code. The old files are kept for `undo`, until `settle`."""
     if not (directory / BEFORE).exists():  # else a resume was killed before its first step
+        files = {name: read_file(directory / name) for name in UNDONE if (directory / name).exists()}
         temporary = directory / f"{BEFORE}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        for name in UNDONE:
-            if (directory / name).exists():
-                shutil.copyfile(directory / name, temporary / name)
+        for name, content in files.items():
+            (temporary / name).write_bytes(content)
         temporary.replace(directory / BEFORE)
+    try:
+        _reopen(directory, cfg, overrides)
+    except Exception:  # a damaged environment.json, a full disk
+        undo_resume(directory)
+        raise
+
+
+def _reopen(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
     forget_failure(directory)
     known = read_overrides(directory)
     by_key = {override.partition("=")[0]: override for override in known}
@@ -124,7 +144,7 @@ def reopen_directory(directory: Path, cfg: DictConfig, overrides: list[str]) -> 
 
 def keep_changes(directory: Path, cfg: DictConfig) -> None:
     """Record in environment.json what a resume changes: {"after": step, "was": {key: value before}, "code": Code}."""
-    step = max((int(path.stem[5:]) for path in (directory / CHECKPOINTS).glob(f"last_{'[0-9]' * 9}.*")), default=0)
+    step = max(map(step_of, checkpoint_files(directory / CHECKPOINTS)), default=0)
     change: dict[str, Any] = {}
     before, now = load_flat(directory / CONFIG), flat(plain(cfg))
     was = {key: value for key, value in before.items() if key in now and now[key] != value}
@@ -173,6 +193,16 @@ def undo_resume(directory: Path, but: Collection[str] = ()) -> None:
         if name not in but and (before / name).exists():
             (before / name).replace(directory / name)
     shutil.rmtree(before, ignore_errors=True)
+
+
+def checkpoint_files(checkpoints: Path) -> list[Path]:
+    """All checkpoints in a run's folder of them, oldest first; files with other names are not ours."""
+    found = [path for path in checkpoints.glob("*_*") if CHECKPOINT.fullmatch(path.name)]
+    return sorted(found, key=lambda path: (step_of(path), path.name))
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.stem.rsplit("_", 1)[1])
 
 
 def has_trained(directory: Path) -> bool:
@@ -254,7 +284,13 @@ def record_failure(directory: Path, rank: int, error: BaseException, first: bool
     if error.__traceback__ is not None:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     kind = ConfigError if isinstance(error, ConfigError) else type(error)
-    record = {"rank": rank, "type": kind.__name__, "message": str(error), "traceback": text}
+    record = {
+        "rank": rank,
+        "type": kind.__name__,
+        "message": str(error),
+        "cause": one_line(error),
+        "traceback": text,
+    }
     try:
         if not write_once(directory / FAILURE, as_json(record, indent=2)):
             return False

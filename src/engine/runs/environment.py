@@ -13,7 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.files import read_json, replace_text, write_json
+from engine.errors import Damaged
+from engine.files import read_json, read_text, replace_text, write_json
 from engine.host import machine_changes
 from engine.project import ROOT
 
@@ -56,14 +57,32 @@ class Code(NamedTuple):
 
 def code_of(run_dir: Path) -> Code:
     diff = run_dir / DIFF
-    text = diff.read_text(errors="replace") if diff.exists() else ""
+    text = read_text(diff, errors="replace") if diff.exists() else ""
     return _code(read_json(run_dir / FILE).get("git_commit"), text)
 
 
 def codes_of(run_dir: Path) -> list[Code]:
     """With which it began, and those with which it was resumed."""
+    return [code_of(run_dir), *(Code(*change["code"]) for change in changes_of(run_dir) if "code" in change)]
+
+
+def changes_of(run_dir: Path) -> list[dict[str, Any]]:
+    """What resumes have changed, as directory.keep_changes records it. Damaged where it is of another form."""
     changes = read_json(run_dir / FILE).get("changes", [])
-    return [code_of(run_dir), *(Code(*change["code"]) for change in changes if "code" in change)]
+
+    def is_one(change: Any) -> bool:
+        return (
+            isinstance(change, dict)
+            and isinstance(change.get("after"), int)
+            and isinstance(change.get("was", {}), dict)
+            and (
+                "code" not in change or (isinstance(change["code"], list) and len(change["code"]) == len(Code._fields))
+            )
+        )
+
+    if not isinstance(changes, list) or not all(map(is_one, changes)):
+        raise Damaged(f"{run_dir / FILE}: damaged, its changes are not as a run records them")
+    return changes
 
 
 def use_code(run_dir: Path, known: Surroundings) -> None:

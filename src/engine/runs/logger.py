@@ -6,6 +6,7 @@ All calls of one of these libraries are made in order by a thread of its own (en
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from engine.files import as_json, no_links, records, replace_text
+from engine.files import as_json, no_links, read_file, records, replace_text
 from engine.runs.background import Background
 from engine.runs.directory import METRICS, read_status, settle_resume
 from engine.runs.media import save
@@ -34,6 +35,8 @@ GIVE_UP_S = 5.0  # time to send data when a run hangs
 
 class Logger:
     """The null logger of the ranks that are not the main one."""
+
+    lines = 0  # of metrics.jsonl, so far
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Log {name: value} for one optimizer step."""
@@ -78,20 +81,23 @@ class Logger:
 
 
 class RunLogger(Logger):
-    """Rank 0's logger. from_step: lines logged after it are deleted once the resumed run has made a step. most_s: limit
-    for W&B's upload at the end."""
+    """Rank 0's logger. from_step, lines: the checkpoint's step and the lines logged before it was saved; those after
+    are deleted once the resumed run has made a step. most_s: limit for W&B's upload at the end."""
 
-    def __init__(self, directory: Path, config: LoggerConfig, from_step: int, most_s: float) -> None:
-        self._metrics, self._from_step = directory / METRICS, from_step
+    def __init__(
+        self, directory: Path, config: LoggerConfig, from_step: int, most_s: float, lines: int | None = None
+    ) -> None:
+        self._metrics, self._from_step, self._lines_before = directory / METRICS, from_step, lines
         self._file: int | None = None
         self._wandb: WandbThread | None = None
         self._copies: list[Background] = []  # W&B's among them
         self._directory, self._config, self._most_s = directory, config, most_s
         self._bar: Any = None
         self._latest: dict[str, float] = {}
-        for _, record in records(self._metrics):
-            if record["step"] <= from_step:
-                self._latest |= {key: value for key, value in record.items() if "/" in key and value is not None}
+        kept = kept_lines(self._metrics, from_step, lines)
+        self.lines = len(kept)
+        for _, record in kept:
+            self._latest |= {key: value for key, value in record.items() if "/" in key and value is not None}
 
     def latest(self, prefix: str) -> dict[str, float]:
         return {key: value for key, value in self._latest.items() if key.startswith(prefix)}
@@ -99,7 +105,7 @@ class RunLogger(Logger):
     def _go_on(self) -> int:
         """Returns metrics.jsonl's file descriptor; the first call makes a resume final (see directory.settle)."""
         if self._file is None:
-            cut_metrics(self._metrics, self._from_step)
+            cut_metrics(self._metrics, self._from_step, self._lines_before)
             self._file = os.open(self._metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             settle_resume(self._directory)
         return self._file
@@ -123,6 +129,7 @@ class RunLogger(Logger):
         except OSError as error:
             error.filename = str(self._metrics)
             raise
+        self.lines += 1
         for copy in self._copies:
             copy.log(step, values)
         self._latest |= values
@@ -222,8 +229,16 @@ def log_to(directory: Path) -> Iterator[None]:
             handler.close()
 
 
-def cut_metrics(path: Path, from_step: int) -> None:
-    """Delete lines after `from_step`: the run resumes from there and will log them again."""
-    kept = "".join(line for line, record in records(path) if record["step"] <= from_step)
-    if path.exists() and path.read_bytes() != kept.encode():
+def kept_lines(path: Path, from_step: int, lines: int | None) -> list[tuple[str, dict[str, Any]]]:
+    """The lines that were logged before a checkpoint of step `from_step` was saved. lines: their number, which older
+    checkpoints lack: a step's evaluation may come after its checkpoint, if a signal has put it off."""
+    if lines is not None:
+        return list(itertools.islice(records(path), lines))
+    return [(line, record) for line, record in records(path) if record["step"] <= from_step]
+
+
+def cut_metrics(path: Path, from_step: int, lines: int | None) -> None:
+    """Delete the other lines: the run resumes from there and will log them again."""
+    kept = "".join(line for line, _ in kept_lines(path, from_step, lines))
+    if path.exists() and read_file(path) != kept.encode():
         replace_text(path, kept)

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import logging
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from engine.config import CONF, absolute, composed, flat, plain, read_config, read_overrides, resolved, show
+from engine.config import (
+    CONF,
+    absolute,
+    composed,
+    flat,
+    no_such_key,
+    plain,
+    quote_value,
+    read_config,
+    read_overrides,
+    resolved,
+    show,
+)
 from engine.errors import ConfigError
 from engine.runs.directory import BEFORE, CONFIG, check_free, claimed, holds_run, undo_resume
 
+log = logging.getLogger("engine")
+LOGGER = "logger"
+CHOICE = re.compile(r"(?P<group>\w+(/\w+)*)=(?P<options>[\w-]+|\[[\w-]+(,[\w-]+)*\])")
 REPLACEABLE = ("hardware", "logger", "callback", "profiler")  # groups that a resume may replace: not the algorithm
 
 
@@ -20,7 +39,8 @@ def choose_run(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) 
     """Returns (resolved config, directory) of the run to begin or resume. cfg: as composed. run_dir: for a new run.
 
     A resumed run keeps its saved config, even if conf/ has changed, except for the command's overrides; with
-    resume=auto only for overrides that the run was not given before.
+    resume=auto only for overrides that the run was not given before. Its logger is the present config's: a stranger's
+    run would send this user's passwords, or what is trained, to an address of its own.
     """
     resume = cfg.resume
     directory = run_dir if resume in (None, "auto") else Path(absolute(resume, cwd))
@@ -52,9 +72,46 @@ def choose_run(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) 
                 change_value(saved, cfg, each, override, directory)
                 changed.append(each)
     check_followers(saved, typed, changed)
+    saved.logger = own_logger(saved, cfg, typed, overrides)
     if "path" in saved.data:
         saved.data.path = absolute(plain(saved.data.path), cwd)
     return saved, directory
+
+
+def own_logger(saved: DictConfig, cfg: DictConfig, typed: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
+    """Returns the group `logger` as conf/ and this command have it, for the run's name and the options that the run has
+    chosen from conf/ (logger=none, an experiment). Says in one line what the run had otherwise.
+
+    cfg: as this command has composed it. typed: the run's overrides; their values are not taken. overrides: this
+    command's.
+    """
+    if any(override.partition("=")[0] == LOGGER and not is_choice(override) for override in overrides):
+        return OmegaConf.to_container(cfg[LOGGER], resolve=True)  # type: ignore[return-value] # of --config-dir
+    given = [o for o in overrides if o.lstrip("+~").split("=")[0].split(".")[0] in (LOGGER, "name") or is_choice(o)]
+    keys = {override.partition("=")[0] for override in given}
+    kept = [override for override in typed if is_choice(override) and override.partition("=")[0] not in keys]
+    kept += [] if "name" in keys else [f"name={quote_value(str(saved.name))}"]
+    whole = DictConfig({key: node for key, node in composed([*kept, *given]).items() if key != "hydra"})
+    logger: dict[str, Any] = OmegaConf.to_container(whole[LOGGER], resolve=True)  # type: ignore[assignment]
+    was, now = flat(plain(saved[LOGGER])), flat(logger)
+    unlike = [
+        f"{LOGGER}.{key}={show(now.get(key))} ({show(value)} in the run)"
+        for key, value in was.items()
+        if now.get(key) != value and not any(f"{LOGGER}.{key}".startswith(k) for k in keys)
+    ]
+    if unlike:
+        log.warning("a resume logs where this command says: %s; give a value to keep it", ", ".join(unlike))
+    return logger
+
+
+def is_choice(override: str) -> bool:
+    """Whether it chooses options of a group that are there in conf/, by name: logger=[wandb,mlflow]."""
+    found = CHOICE.fullmatch(override)
+    return (
+        found is not None
+        and not found["group"].startswith("hydra")
+        and all((CONF / found["group"] / f"{name}.yaml").is_file() for name in found["options"].strip("[]").split(","))
+    )
 
 
 def leaves_of(override: str) -> list[str]:
@@ -67,15 +124,25 @@ def leaves_of(override: str) -> list[str]:
 
 def change_value(saved: DictConfig, cfg: DictConfig, key: str, override: str, directory: Path) -> None:
     """Copy the value that `override` has set in `cfg` into a run's saved config."""
+    key = key.removeprefix("+")
     if key in REPLACEABLE:
         OmegaConf.update(saved, key, OmegaConf.to_container(cfg[key], resolve=True), merge=False)
-    elif (has_key(saved, key) or has_key(saved, override.partition("=")[0])) and not (CONF / key).is_dir():
-        OmegaConf.update(saved, key, OmegaConf.select(cfg, key))
-    else:
+    elif key.startswith("~") or (CONF / key.partition("@")[0]).is_dir():
         raise ConfigError(
             f"{override}: the run in {directory} keeps its groups; what can be changed when it goes on are values "
             f"(trainer.max_epochs=40) and the groups {', '.join(REPLACEABLE)} - for another run leave out resume"
         )
+    elif has_key(saved, key) or has_key(saved, override.partition("=")[0]) or adds(saved, override):
+        OmegaConf.update(saved, key, OmegaConf.select(cfg, key), force_add=True)
+    else:
+        parent = OmegaConf.select(saved, key.rpartition(".")[0]) if "." in key else saved
+        raise ConfigError(f"{no_such_key(key, list(map(str, parent or ())))}, in the config of the run in {directory}")
+
+
+def adds(saved: DictConfig, override: str) -> bool:
+    """Whether it adds a key to a node of the run's config; whether that takes it says the check of the whole."""
+    parent = override.partition("=")[0].rpartition(".")[0]
+    return override.startswith("+") and isinstance(OmegaConf.select(saved, parent.removeprefix("+")), DictConfig)
 
 
 def check_followers(saved: DictConfig, typed: list[str], changed: list[str]) -> None:

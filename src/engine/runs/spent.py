@@ -7,6 +7,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+from engine.files import read_file
 from engine.runs import directory
 from engine.runs.logger import METRICS
 
@@ -36,7 +37,7 @@ def before(run_dir: Path, since: float) -> float:
 
 def last_logged(path: Path) -> float:
     """Returns time.time() of the last line of a metrics.jsonl; 0 if there is none."""
-    for line in reversed(path.read_bytes().splitlines() if path.exists() else []):
+    for line in reversed(read_file(path).splitlines() if path.exists() else []):
         try:
             return float(json.loads(line)["time"])
         except (ValueError, KeyError, TypeError):  # the half line of a killed process

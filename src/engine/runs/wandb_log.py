@@ -117,7 +117,7 @@ class WandbThread(Background):
             self._run = begin_wandb(arguments, self._directory, "offline", self._config.timeout_s)
 
     def _sync_command(self) -> str:
-        return f"python src/sync.py {directory.shown(self._directory)}"
+        return f"./run sync {directory.shown(self._directory)}"
 
 
 def begin_wandb(arguments: dict[str, Any], folder: Path, mode: str, timeout_s: float) -> Any:

@@ -20,7 +20,7 @@ OLD_DIGITS = 8  # in directory names of the first version, whose sweep.json has 
 
 
 def values_of(overrides: Sequence[str], swept: Collection[str] = (), cwd: Path | None = None) -> dict[str, Any]:
-    """{key: canonical value} of the overrides that tell jobs apart; jobs are the same if these dicts are equal.
+    """{key: canonical value} of the overrides that tell jobs apart; jobs are the same if these have one digest.
 
     1e-3 is 0.001, 7.0 is 7, 'a' is a; a group's value is its option's name; of a key given twice the last counts.
     swept: keys in which the jobs differ. cwd: base of a relative data.path.

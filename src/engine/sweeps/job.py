@@ -1,6 +1,6 @@
 """One job, from its run directory alone. Whoever runs it gives it a process of its own: the pool, SLURM, Ray, or
 
-python src/train.py sweep.job=outputs/<name>/sweeps/<sweep>/<job>
+./run train sweep.job=outputs/<name>/sweeps/<sweep>/<job>
 """
 
 from __future__ import annotations

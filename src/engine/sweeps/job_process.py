@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from engine import early
 from engine.app import App, register
 from engine.errors import Claimed, RankLost, RunFailed
-from engine.files import no_links
+from engine.files import no_links, read_text
 from engine.host import STOP_SIGNALS, die_with, heeded_signals, readable_stack, say_ended, take_heart
 from engine.runs import claimed, record_failure, write_status
 from engine.sweeps.job import run_job
@@ -32,7 +33,7 @@ def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None,
                 write_status(job.directory, state, signal=stopped.name)
                 return
             fault = job.directory / FAULT
-            trace = readable_stack(fault.read_text(errors="replace")).strip() if fault.exists() else ""
+            trace = readable_stack(read_text(fault, errors="replace")).strip() if fault.exists() else ""
             if hung:
                 error: RunFailed = RankLost(hung)
             elif exit_code < 0:
@@ -49,8 +50,9 @@ def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None,
 def job_main(project: App, directory: Path, environment: dict[str, str], quiet: bool, parent: int, hearts: Any) -> None:
     register(project)
     os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, which passes it on once
+    early.begin_run(own_process=True)
     for number in heeded_signals():
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(number, early.note_only)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     die_with(parent)
     take_heart(hearts, 0)
@@ -65,6 +67,7 @@ def job_main(project: App, directory: Path, environment: dict[str, str], quiet: 
             faulthandler.disable()
     except KeyboardInterrupt:
         code = 130
+    early.ignore_signals()
     sys.stdout.flush()
     sys.stderr.flush()
     say_ended()

@@ -34,6 +34,7 @@ class Launch(ABC):
                 self._run()
         finally:
             self._screen.close()
+            early.allow_interrupt()  # of what is done with the results
         return self._stopped
 
     @abstractmethod

@@ -21,9 +21,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from engine.config import check_links
+from engine.config import enter
 from engine.errors import ConfigError
-from engine.files import read_json, write_json
+from engine.files import read_json, remove_leftovers, write_json
 from engine.locks import Lock
 from engine.runs import RESULT, STATUS, Surroundings, fill_directory, holds_run, is_claimed, surroundings
 from engine.sweeps.identity import OLD_DIGITS, differing_keys, digest, directory_name
@@ -205,6 +205,7 @@ class Ledger:
         if holds_run(job.directory) and job.state() != "queued":
             return  # sweep.json was removed: keep what has run
         job.directory.mkdir(exist_ok=True)
+        remove_leftovers(job.directory)
         facts = {"sweep": self.name, "job": job.number, **new.facts}
         fill_directory(job.directory, new.cfg, list(new.overrides), "queued", known, sweep=facts)
 
@@ -218,12 +219,13 @@ class Ledger:
         """Lock for changes of sweep.json by one process at a time; the kernel releases it if the process is killed."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            check_links(self.directory)
+            enter(self.directory)
             lock = Lock(self.directory / ".lock", wait=True)
         except OSError as error:
             why = error.strerror
             raise ConfigError(f"hydra.sweep.dir={self.directory}: nothing can be written there: {why}") from None
         with lock:
+            remove_leftovers(self.directory)
             self.refresh()
             yield
 

@@ -30,8 +30,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Trial:
-    """Measurements of one rank of a job. shape: key of all that decides times and memory. step_s, eval_s: seconds of
-    one optimizer step, of one evaluation; None: the shape was timed before. memory: bytes. threads: CPU threads."""
+    """Measurements of one rank of a job. shape: key of all that decides times and memory. step_s, eval_s, end_s:
+    seconds of one optimizer step, of one evaluation, of the final scores; None: the shape was timed before. memory:
+    bytes. threads: CPU threads."""
 
     shape: str
     batch: str
@@ -39,6 +40,7 @@ class Trial:
     evaluations: int
     step_s: float | None
     eval_s: float | None
+    end_s: float | None
     memory: int
     threads: int
 
@@ -54,8 +56,8 @@ def preflight(candidates: Sequence[Candidate], at_once: int) -> str:
         early.leave_if_asked()
         trial = in_a_process(candidate, sorted(known), max(1, cores() // at_once))
         timed = known.setdefault(trial.shape, trial)
-        assert timed.step_s is not None and timed.eval_s is not None  # noqa: PT018
-        job_s = trial.steps * timed.step_s + trial.evaluations * timed.eval_s
+        assert timed.step_s is not None and timed.eval_s is not None and timed.end_s is not None  # noqa: PT018
+        job_s = trial.steps * timed.step_s + trial.evaluations * timed.eval_s + timed.end_s
         seconds, memory = seconds + job_s, max(memory, timed.memory)
         figures = [f"{trial.steps:,}", f"{1e3 * timed.step_s:.1f}", megabytes(timed.memory), clock(job_s)]
         rows.append([str(candidate.number), *figures, trial.batch, candidate.label])

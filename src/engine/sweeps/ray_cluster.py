@@ -1,6 +1,6 @@
 """Ray launcher: each of a sweep's jobs is a task of a Ray cluster, and a process of its own on the node that takes it.
 
-    jobs -> Ray's queue -> a node: python src/train.py sweep.job=DIRECTORY -> status.json -> the next
+    jobs -> Ray's queue -> a node: ./run train sweep.job=DIRECTORY -> status.json -> the next
 
 Ray runs a task again whose node was lost, and the job goes on from its last checkpoint. If this process ends, its tasks
 end too; the same command later goes on.

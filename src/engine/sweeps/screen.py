@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.errors import Damaged
+from engine.files import open_regular
 from engine.runs import METRICS
 from engine.sweeps.ledger import ENDED, Job, Ledger, differing
 
@@ -152,10 +154,10 @@ def shown_score(job: Job, ledger: Ledger) -> str:
 def latest(run_dir: Path) -> str:
     """The run's last logged step and losses, as text."""
     try:
-        with open(run_dir / METRICS, "rb") as file:
+        with open_regular(run_dir / METRICS) as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
+    except (OSError, Damaged):
         return "starting"
     found: dict[str, Any] = {}
     for line in lines:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.app import App, app, register
 from engine.errors import PREEMPTED, Claimed, ConfigError, RunFailed
-from engine.files import read_json, replace_text
+from engine.files import read_json, read_text, replace_text
 from engine.host import heeded_signals
 from engine.project import ROOT
 from engine.ranks import become_rank, follows, release_followers
@@ -120,7 +120,7 @@ class Batch(Launch):
         queued = self._queue() or set()
         for job in jobs:
             known = job.directory / NUMBER
-            number = known.read_text() if known.exists() else ""
+            number = read_text(known) if known.exists() else ""
             if number in queued:
                 self._running.append(Submitted(job, number))
             else:

@@ -15,9 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from engine.config import enter
 from engine.errors import RunFailed
 from engine.extras import missing
-from engine.files import read_json, records, write_json
+from engine.files import read_file, read_json, records, write_json
 from engine.project import ROOT
 from engine.runs import (
     METRICS,
@@ -46,6 +47,7 @@ def offline_parts(run_dir: Path) -> list[Path]:
 
 def upload_plan(run_dir: Path) -> str:
     """Returns what to do: sync (`wandb sync`), replay, nothing (uploaded, or not logged to W&B), running (later)."""
+    enter(run_dir)
     status = read_json(run_dir / STATUS).get("status")
     if status == "running" and is_claimed(run_dir):
         return "running"
@@ -102,7 +104,7 @@ def own_checkpoint(run_dir: Path, result: dict[str, Any]) -> Path | None:
 def _sent(run_dir: Path) -> dict[str, Any]:
     """Returns what a replay depends on (status, hash of the metrics): if unchanged, no upload is needed."""
     status = read_json(run_dir / STATUS)
-    text = (run_dir / METRICS).read_bytes() if (run_dir / METRICS).exists() else b""
+    text = read_file(run_dir / METRICS) if (run_dir / METRICS).exists() else b""
     return {"status": status.get("status"), "metrics": hashlib.sha256(text).hexdigest()}
 
 

@@ -5,8 +5,8 @@ which names the first metric, the first tensor of a checkpoint and the first sco
 differs in the surroundings (machine, versions, threads, ranks, data files, code).
 
 The second run is the command `src/train.py` in a directory of its own, in a process of its own: from the present files
-where those below src/ are the run's, else from a git worktree of its commit with its uncommitted.diff. It is stopped by
-trainer.stop_at_step, which leaves the schedule as it is.
+or, only where that is asked for, from a git worktree of its commit, without or with its uncommitted.diff. Whatever the
+code, the present check of the config comes first. It is stopped by trainer.stop_at_step, which leaves the schedule.
 
 Raised: ConfigError for a run that cannot be started again, or of which nothing can be compared.
 

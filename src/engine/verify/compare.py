@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.checkpoints import Checkpoints, load_checkpoint, step_of
+from engine.checkpoints import Checkpoints, load_checkpoint
 from engine.errors import Damaged
 from engine.files import read_json, records
-from engine.runs import CHECKPOINTS, METRICS, RESULT
+from engine.runs import CHECKPOINTS, METRICS, RESULT, step_of
 
 BY_THE_CLOCK = ("perf/", "balance/")
 SMALLEST = 1e-8  # metrics below it are equal to rounding

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from glob import glob
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from engine.app import app
-from engine.checkpoints import Checkpoints, step_of
-from engine.config import CONFIG, ROOT, plain, quote_value, read_config, read_overrides
+from engine.checkpoints import Checkpoints
+from engine.config import CONFIG, ROOT, check_saved, current, plain, quote_value, read_config, saved_config
 from engine.errors import PREEMPTED, ConfigError, RunFailed
-from engine.files import read_json, records, write_json
+from engine.files import read_json, read_text, records, write_json
 from engine.host import count_gpus, machine_changes
 from engine.ranks import AT_STEP, ONE_PROCESS, started_ranks
 from engine.runs import (
@@ -30,6 +32,8 @@ from engine.runs import (
     METRICS,
     RESULT,
     Code,
+    LoggerConfig,
+    changes_of,
     code_here,
     code_of,
     fill_directory,
@@ -37,10 +41,11 @@ from engine.runs import (
     is_claimed,
     read_status,
     shown,
+    step_of,
 )
 from engine.verify.compare import Part, compare_checkpoints, compare_metrics, compare_scores
 
-HERE = "here"
+HERE, OWN = "here", "own"  # code of the second run: the files as they are, the run's commit
 ROUNDING = 1e-2  # relative, where the surroundings round in another way
 ROUNDS = ("torch", "numpy")  # packages that decide about rounding
 
@@ -64,15 +69,17 @@ class Verdict:
 def verify(
     run: Path,
     steps: int | None = None,
-    commit: str | None = None,
+    commit: str = HERE,
     out: Path | None = None,
     rounding: float | None = None,
     overrides: Sequence[str] = (),
+    diff: bool = False,
 ) -> Verdict:
     """Compare the first `steps` steps of a run, None: all it made, with a second run in `out`, None: a temporary one.
 
-    commit: the code of the second run; None: the run's own; HERE: the files as they are. rounding: largest relative
-    difference; None: 0, and ROUNDING where the surroundings differ. overrides: key=value, as for a resume.
+    commit: the code of the second run; HERE: the files as they are; OWN: the run's commit. diff: OWN, and the run's
+    uncommitted.diff. The run may be a stranger's, so neither is taken without being asked for. rounding: largest
+    relative difference; None: 0, and ROUNDING where the surroundings differ. overrides: key=value, as for a resume.
     """
     if started_ranks() is not None:
         raise ConfigError("verify.py starts its processes by itself: not by torchrun or srun")
@@ -93,7 +100,7 @@ def verify(
             f"--steps {last}: {run} has logged and saved from step {min(saved):,} to {max(saved):,}; give a step "
             "between these, or leave --steps out"
         )
-    changes = [change for change in began.get("changes", []) if change["after"]]
+    changes = [change for change in changes_of(run) if change["after"]]
     hints = undo_changes(cfg, changes)
     if changes and last > changes[0]["after"]:
         last = changes[0]["after"]
@@ -109,8 +116,9 @@ def verify(
             again = out.absolute()
             if again.exists():
                 raise ConfigError(f"--out {out}: exists; give a directory that does not")
-        root, code = stack.enter_context(code_for(run, commit))
-        prepare(again, run, changes, began)
+        config = as_begun(run, changes)
+        root, code = stack.enter_context(code_for(run, commit, diff))
+        prepare(again, config, began)
         own = settings(cfg, began, ranks, None if at_end or not stops(root) else last)
         start(run, again, root, [*own, *overrides])
         cfg = read_config(again)  # with the overrides
@@ -138,14 +146,26 @@ def start(run: Path, again: Path, root: Path, overrides: Sequence[str]) -> None:
         raise RunFailed(f"{run}: started again it failed, see above")
 
 
-def prepare(again: Path, run: Path, changes: list[dict[str, Any]], began: dict[str, Any]) -> None:
-    """Write the second run's directory: the first one's config as it is, for its own version of the code, with the
-    values from before any resume, and the number of threads that it has settled on."""
-    cfg = OmegaConf.load(run / CONFIG)
+def as_begun(run: Path, changes: list[dict[str, Any]]) -> DictConfig:
+    """The run's config as it is, for its own version of the code, with the values from before any resume.
+
+    ConfigError where the present code would not run it, or would not build a target anywhere in it: older code may have
+    a weaker check, and reads keys that the present one leaves out.
+    """
+    cfg = saved_config(run)
     assert isinstance(cfg, DictConfig)  # read_config has checked it
     undo_changes(cfg, changes)
+    check_saved(cfg)
+    whole = current(cfg, run / CONFIG)
+    whole.logger = asdict(LoggerConfig(kind="none"))  # as the second run's, whose library need not be there
+    app().check(whole)
+    return cfg
+
+
+def prepare(again: Path, cfg: DictConfig, began: dict[str, Any]) -> None:
+    """Write the second run's directory: the first one's config, and the number of threads that it has settled on."""
     again.mkdir(parents=True)
-    fill_directory(again, cfg, read_overrides(run))
+    fill_directory(again, cfg, [])
     if "threads" in began:
         write_json(again / ENVIRONMENT, read_json(again / ENVIRONMENT) | {"threads": began["threads"]})
 
@@ -178,44 +198,60 @@ def undo_changes(cfg: DictConfig, changes: list[dict[str, Any]]) -> list[str]:
         values += [f"code -> {Code(*change['code'])}"] if "code" in change else []
         said.append(f"compared up to step {change['after']:,}, after which a resume changed {', '.join(values)}")
         for key, value in was.items():
-            OmegaConf.update(cfg, key, value)
+            try:
+                OmegaConf.update(cfg, key, value)
+            except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
+                raise ConfigError(
+                    f"{ENVIRONMENT}: what a resume changed, {key}, cannot be put back ({error})"
+                ) from None
     return said[::-1]
 
 
 @contextmanager
-def code_for(run: Path, commit: str | None) -> Iterator[tuple[Path, str]]:
+def code_for(run: Path, commit: str, diff: bool) -> Iterator[tuple[Path, str]]:
     """(project folder, what code it holds): the present files, or a worktree that is removed after the block."""
+    if diff and commit not in (HERE, OWN):
+        raise ConfigError(f"--diff --commit {commit}: the run's changes fit its own commit alone; give one of the two")
     own, present = code_of(run), code_here()
-    if commit == HERE or (commit is None and (own == present or own.commit is None)):
-        yield ROOT, "the present files" + (f" ({present}), not the run's ({own})" if own != present else "")
+    if commit == HERE and not diff:
+        if own == present:
+            yield ROOT, "the present files"
+            return
+        asked = "--diff" if own.changes else f"--commit {OWN}"
+        line = f"the present files ({present}), not the run's ({own}), which {asked} takes"
+        print(f"code: {line}", file=sys.stderr, flush=True)
+        yield ROOT, line
         return
-    wanted, diff = commit or str(own.commit), run / DIFF
+    if own.commit is None and (diff or commit == OWN):
+        raise ConfigError(f"{run}: has no commit recorded; leave out --commit {OWN} and --diff")
+    wanted = str(own.commit) if diff or commit == OWN else commit
+    patch = read_text(run / DIFF) if diff and (run / DIFF).exists() else ""
     with tempfile.TemporaryDirectory(prefix="verify-code-") as folder:
         tree = Path(folder) / "code"
         try:
             prefix = git(ROOT, "rev-parse", "--show-prefix")
             git(ROOT, "worktree", "add", "--quiet", "--detach", "--", str(tree), wanted)
         except ConfigError as error:
-            remedy = f"git fetch it, or compare with the present files: --commit {HERE}"
+            remedy = f"git fetch it, or compare with the present files, --commit {HERE}"
             raise ConfigError(f"{run}: its code, commit {wanted}, is not to be had ({error}); {remedy}") from None
         try:
-            if commit is None and diff.exists():
+            if re.search("^diff --git ", patch, re.MULTILINE):  # else it only names files, which it could not hold
                 try:
-                    git(tree, "apply", "--whitespace=nowarn", str(diff.absolute()))
+                    git(tree, "apply", "--whitespace=nowarn", "-", stdin=patch)
                 except ConfigError as error:
-                    remedy = f"--commit {wanted[:7]} goes without it, --commit {HERE} takes the present files"
-                    raise ConfigError(f"{diff}: cannot be applied to its commit ({error}); {remedy}") from None
-            yield tree / prefix, f"{own if commit is None else f'commit {wanted}'}, in a temporary worktree"
+                    remedy = f"--commit {OWN} goes without it, --commit {HERE} takes the present files"
+                    raise ConfigError(f"{run / DIFF}: cannot be applied to its commit ({error}); {remedy}") from None
+            yield tree / prefix, f"{own if diff else f'commit {wanted[:12]}'}, in a temporary worktree"
         finally:
             git(ROOT, "worktree", "remove", "--force", str(tree))
 
 
-def git(folder: Path, *arguments: str) -> str:
+def git(folder: Path, *arguments: str, stdin: str = "") -> str:
     """What git says; ConfigError with its first line where it fails."""
     try:
         done = subprocess.run(
             ["git", "-c", f"core.hooksPath={os.devnull}", "-C", str(folder), *arguments],
-            capture_output=True, text=True, check=False,
+            capture_output=True, text=True, check=False, input=stdin,
         )  # fmt: skip
     except FileNotFoundError:
         raise ConfigError("there is no git") from None

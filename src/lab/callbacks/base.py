@@ -36,7 +36,8 @@ class Callback:
 
     def on_eval(self, state: Any, scores: dict[str, float]) -> bool | None:
         """After an evaluation during training, with its scores over all ranks (val/...). If any rank returns True,
-        training ends on all ranks, the best weights are scored, and the run is finished."""
+        training ends on all ranks, the best weights are scored, and the run is finished: also if it is resumed, unless
+        with more steps than it had."""
 
     def on_end(self, state: Any, scores: dict[str, float]) -> None:
         """After the final scores (val/... and test/... of the best weights); not if the run failed or was stopped.

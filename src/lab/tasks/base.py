@@ -17,7 +17,8 @@ class Task(nn.Module):
 
     A task is a module: the parameters and buffers that it holds (a teacher, a temperature, a critic, a queue) are on
     the device, trained where they require a gradient, averaged over the ranks, saved and restored with the model.
-    Random numbers: torch's generators differ by rank and are restored at a resume. engine.data.Draws(seed,
+    Random numbers: torch's generators differ by rank in `losses`, and draw the same on all ranks in `updated`, and in
+    `train_step` after a descend; they are restored at a resume. engine.data.Draws(seed,
     stream), indexed by batch["number"], gives the same for any number of ranks and micro-batches (set `numbered`).
     """
 

@@ -3,7 +3,7 @@ is computed from the training images, kernels that keep their norm, evaluations 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class Whitened(Supervised):
 
     def __init__(
         self,
-        criterion: Any,
+        criterion: Callable[[Any, Batch], Any],
         metrics: Mapping[str, Metric],
         path: str | Sequence[str],
         group: str,

@@ -159,7 +159,7 @@ def test_one_line_that_lists_all_groups(call: Call, arguments: list[str], line: 
         ("# @package _global_\nmax_steps: 3", f"max_steps: no such key - did you mean trainer.max_steps? {ROOT_HAS}"),
         ("# @package _global_\ntrainer: {max_step: 3}", f"trainer.max_step: no such key - did you mean trainer.max_steps? {TRAINER_HAS}"),
         ("# @package _global_\nmodel: {hiden: 3}", "model.hiden: lab.models.mlp.MLP takes no 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
-        ("# @package _global_\ntrainer: 3", "trainer: expected a mapping, got 3"),
+        ("# @package _global_\ntrainer: 3", "{file}: trainer: 3 - a group is chosen in the list of defaults, `defaults: - override /trainer: one of ddp, dp, fsdp, single`"),
         ("# @package _global_\ndefaults: [{override /model: mpl}]", f"model=mpl: no such option - did you mean model=mlp? {MODEL_HAS}"),
         ("defaults: [{override /model: mlp}]", "experiment/new.yaml: must begin with '# @package _global_' to override the whole config"),
         ("- a", "experiment: its yaml holds a list; it must begin with '# @package _global_', and hold keys"),

@@ -314,7 +314,7 @@ def test_a_run_does_not_write_through_links(name: str, stranger: Callable[..., P
     link.unlink(missing_ok=True)
     link.symlink_to(target)
     with (
-        pytest.raises(ConfigError, match=r"is a symbolic link to .*only into its own directory"),
+        pytest.raises(ConfigError, match=r"is a symbolic link to .*a run keeps to its own directory"),
         claimed(run_dir),
     ):
         raise AssertionError("claimed")

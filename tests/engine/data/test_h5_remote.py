@@ -8,11 +8,13 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socketserver
 import ssl
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +27,7 @@ import torch
 from conftest import QUICK, ROOT, TRAIN, assert_equal, compose, last_checkpoint, limit, result, start_run, wait_for
 from fsspec.asyn import AsyncFileSystem
 from http_files import Server, serving
+from writes import attempt, mark
 
 from engine.data import probe
 from engine.data.h5 import H5Dataset
@@ -49,6 +52,37 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sources, "PAUSE_S", 0.001)
     forget()
     return tmp_path / "cache"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 404 \x1b[31mEVIL\x1b]0;title\x07\r\n\r\n",
+        b"HTTP/1.1 500 \x1b[2J\x9b1m\r\n\r\n",
+        b"\x1b[31mno server of the web\r\n\r\n",
+        b"HTTP/1.1 302 \x1b[1m\r\nLocation: file:///etc/\x1b[31mpasswd\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: /f.h5\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: \x1b[31m1\r\n\r\n",
+    ],
+    ids=["reason", "failed", "garbage", "moved", "loop", "size"],
+)
+def test_a_server_s_words_are_one_printable_line(answer: bytes) -> None:
+    class Says(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline().strip():
+                pass
+            self.wfile.write(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Says) as own:
+        thread = threading.Thread(target=own.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(ConfigError) as caught:
+                sources.source_of(f"http://127.0.0.1:{own.server_address[1]}/f.h5", 1)
+        finally:
+            own.shutdown()
+            thread.join()
+    assert str(caught.value).isprintable(), str(caught.value)
 
 
 @pytest.fixture
@@ -271,6 +305,41 @@ def test_one_that_was_killed_is_gone_on_from(
     small_spans(monkeypatch)
     assert_equal(opened(server.url()).gather(np.arange(9)), opened(str(tmp_path / "f.h5")).gather(np.arange(9)))
     assert server.sent == size - there + 1
+
+
+def test_killed_at_any_write_the_next_one_has_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each piece too. The pieces come from memory: who forks here has no thread of a server."""
+    whole = made(tmp_path / "f.h5", 100)
+
+    def pieces(source: Any, at: int, between: Any) -> Iterator[bytes]:
+        for begin in range(at, source.size, 1 << 16):
+            mark("before a piece")
+            yield whole[begin : begin + (1 << 16)]
+
+    monkeypatch.setattr(remote, "_pieces", pieces)
+
+    def fetch(cache: Path) -> Callable[[], None]:
+        def into_it() -> None:
+            source = SimpleNamespace(size=len(whole), url="http://here/f.h5")
+            remote.copy_of = lambda url: (cache / "version/f.h5", source)
+            remote.fetched(source.url)
+
+        return into_it
+
+    def files(cache: Path) -> dict[str, bytes]:
+        return {str(path.relative_to(cache)): path.read_bytes() for path in cache.rglob("*") if path.is_file()}
+
+    straight = tmp_path / "straight"
+    done = attempt(fetch(straight), straight)
+    assert done.status == 0, done.shown
+    assert done.writes.count("before a piece ") > 2
+    assert files(straight) == {"version/.lock": b"", "version/f.h5": whole}
+    for number, what in enumerate(done.writes):
+        cache = tmp_path / str(number)
+        assert attempt(fetch(cache), cache, number).status < 0, what
+        again = attempt(fetch(cache), cache)
+        assert again.status == 0, (what, again.shown)
+        assert files(cache) == files(straight), what
 
 
 def test_who_waits_for_a_file_may_stop(

@@ -22,7 +22,8 @@ from engine.data.loader import Loader
 from engine.data.loading import open_workers
 from engine.data.loading.samples import seed_sample
 from engine.data.order import EvalPlan, TrainPlan, shuffled
-from engine.errors import ConfigError
+from engine.data.stream import Stream
+from engine.errors import ConfigError, DataFailed
 from lab.callbacks.base import Callback
 
 CPU = torch.device("cpu")
@@ -76,13 +77,6 @@ class Failing(Noisy):
     def __getitem__(self, i: int) -> dict[str, Any]:
         if i == 33:
             raise OSError(f"sample {i} cannot be read")
-        return super().__getitem__(i)
-
-
-class Dying(Noisy):
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        if i == 33:
-            os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(i)
 
 
@@ -171,10 +165,14 @@ def test_batch_datasets_in_workers() -> None:
     )
 
 
-def test_making_samples_here_leaves_the_loops_random_numbers_alone() -> None:
-    for num_workers in (0, "auto"):
+@pytest.mark.parametrize("dataset", [Noisy(), Varying(), Blocks()], ids=["slots", "collate", "gather"])
+def test_no_loader_draws_from_the_loops_random_numbers(dataset: Any) -> None:
+    """Else a run would not go on as it was: after a resume the loaders are made once more."""
+    for num_workers in (0, 1, "auto"):
         states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
-        take(Noisy(), 3, num_workers)
+        with Loader(dataset, EvalPlan(40, 7, 0, 1), CPU, kind="workers", num_workers=num_workers, seed=7) as loader:
+            for _ in range(2):
+                assert len(list(loader)) == 6
         assert random.getstate() == states[0]
         assert np.random.get_state()[1].tolist() == states[1]
         assert torch.equal(torch.get_rng_state(), states[2])
@@ -243,11 +241,131 @@ def test_samples_that_do_not_fit_are_named(bad: Any, message: str, num_workers: 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_error_in_a_sample_arrives_with_its_traceback(num_workers: int) -> None:
-    with pytest.raises(OSError, match="sample 33 cannot be read") as caught:
+    message = r"data: OSError: sample 33 cannot be read \(Failing, row 33\)"
+    with pytest.raises(DataFailed, match=message) as caught:
         take(Failing(), 20, num_workers)
     if num_workers:
         assert "in __getitem__" in str(caught.value.__cause__)
         assert "in worker" in str(caught.value.__cause__)
+
+
+class Faulty:
+    """`fault` happens in row 33 of 40."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> Any:
+        return FAULTS[self.fault][0]() if i == 33 else {"x": torch.zeros(3)}
+
+
+class FaultyCollate(Faulty):
+    def collate(self, samples: list[Any]) -> Any:
+        return {"x": torch.stack([sample["x"] for sample in samples])}
+
+
+class FaultyStream(Faulty):
+    """Its samples in order; a stream has no rows."""
+
+    __getitem__ = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Any:
+        return (Faulty.__getitem__(self, i) for i in range(40))
+
+
+class FaultyGather(Faulty):
+    spec = {"x": ((3,), torch.float32)}  # noqa: RUF012
+
+    def gather(self, rows: np.ndarray, out: dict[str, Tensor]) -> dict[str, Tensor]:
+        if 33 in rows:
+            FAULTS[self.fault][0]()
+        out["x"].zero_()
+        return out
+
+
+class BadCollate(Noisy):
+    def __getitem__(self, i: int) -> Any:
+        return i
+
+    def collate(self, samples: list[int]) -> Any:
+        if 33 in samples:
+            raise ValueError("no such shape")
+        return {"row": torch.tensor(samples)}
+
+
+def fails() -> None:
+    raise OSError("cannot be read")
+
+
+# what happens -> what the message says of it; of a data set with collate; in worker processes alone?
+FAULTS: dict[str, tuple[Any, str, str, bool]] = {
+    "raise": (fails, "OSError: cannot be read", "OSError: cannot be read", False),
+    "None": (lambda: None, "returned a NoneType", "of samples that are None: TypeError", False),
+    "a list": (lambda: [torch.zeros(3)], "returned a list", "TypeError", False),
+    "shape": (lambda: {"x": torch.zeros(4)}, "samples differ in field 'x'", "stack expects each tensor", False),
+    "dtype": (lambda: {"x": torch.zeros(3).double()}, "samples differ in field 'x'", "", False),
+    "keys": (lambda: {"y": torch.zeros(3)}, "samples differ in their fields", "KeyError: 'x'", False),
+    "sys.exit": (lambda: sys.exit(3), r"sys\.exit\(3\)", r"sys\.exit\(3\)", False),
+    "os._exit": (lambda: os._exit(0), "exit code 0: its code ended", "exit code 0: its code ended", True),
+    "SIGKILL": (lambda: os.kill(os.getpid(), signal.SIGKILL), "-9: .*want of memory", "-9: .*memory", True),
+    "SIGSEGV": (lambda: os.kill(os.getpid(), signal.SIGSEGV), "-11: .*native code", "-11: .*native", True),
+}
+ROW, BATCH = "row 33 of split val", "rows 28, 29, 30, 31, 32, 33, 34 of split val"
+
+
+KINDS = {"sample": Faulty, "collate": FaultyCollate, "stream": FaultyStream, "gather": FaultyGather}
+READERS = {  # kind -> how it is read: data.loader, data.num_workers
+    "sample": [("workers", 0), ("workers", 2)],
+    "collate": [("workers", 0), ("workers", 2)],
+    "stream": [("auto", 0)],
+    "gather": [("threads", 1), ("device", 0), ("workers", 0), ("workers", 2)],
+}
+
+
+def faults_of(kind: str, reader: tuple[str, int]) -> list[str]:
+    there = [fault for fault in FAULTS if reader == ("workers", 2) or not FAULTS[fault][3]]
+    if kind == "gather":  # it writes into the loader's memory, and returns no samples
+        return [fault for fault in there if fault in ("raise", "sys.exit") or FAULTS[fault][3]]
+    return [fault for fault in there if FAULTS[fault][2] or kind != "collate"]
+
+
+CASES = [(kind, reader, fault) for kind in KINDS for reader in READERS[kind] for fault in faults_of(kind, reader)]
+
+
+@pytest.mark.parametrize(("kind", "reader", "fault"), CASES)
+def test_a_data_set_that_fails_is_named_with_row_and_split(kind: str, reader: tuple[str, int], fault: str) -> None:
+    """In whatever way it fails, and whoever reads it: here, a thread or a worker process."""
+    _, says, collate_says, _ = FAULTS[fault]
+    of_batch = kind == "gather" or (kind == "collate" and fault in ("a list", "shape", "keys"))
+    where = "sample 33 of split val" if kind == "stream" else BATCH if of_batch else ROW
+    if reader[0] in ("device", "threads"):  # several batches are read at once
+        where = "rows 0, 1, 2, 3, 4, 5, 6, 7, ... of split val"
+    data: Any = KINDS[kind](fault)
+    names = rf"\({type(data).__name__}, {where}\)$"
+    loader, num_workers = reader
+    message = rf"(?s)^data: .*{collate_says if kind == 'collate' else says}.*{names}"
+    with (
+        pytest.raises((DataFailed, ConfigError), match=message),
+        Loader(
+            Stream(data, 40) if kind == "stream" else data, EvalPlan(40, 7, 0, 1), CPU, kind=loader,
+            num_workers=num_workers, seed=0, split="val",
+        ) as batches,
+    ):  # fmt: skip
+        list(batches)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_collate_that_fails_is_named_with_its_rows(num_workers: int) -> None:
+    plan = EvalPlan(40, 7, 0, 1)
+    message = rf"^data: in collate: ValueError: no such shape \(BadCollate, {BATCH}\)$"
+    with (
+        Loader(BadCollate(), plan, CPU, kind="workers", num_workers=num_workers, seed=0, split="val") as loader,
+        pytest.raises(DataFailed, match=message),
+    ):
+        list(loader)
 
 
 def test_the_loader_goes_on_after_an_error() -> None:
@@ -255,13 +373,8 @@ def test_the_loader_goes_on_after_an_error() -> None:
         for _ in range(2):
             stream = iter(loader)
             assert [next(stream)["row"].tolist() for _ in range(8)] == np.arange(32).reshape(8, 4).tolist()
-            with pytest.raises(OSError, match="sample 33"):
+            with pytest.raises(DataFailed, match="sample 33"):
                 next(stream)
-
-
-def test_a_killed_worker_is_reported() -> None:
-    with pytest.raises(RuntimeError, match=r"data worker \d \(pid \d+\) died with exit code -9.*memory"):
-        take(Dying(), 20, 2)
 
 
 def test_what_cannot_be_pickled_is_named() -> None:
@@ -288,7 +401,7 @@ def test_auto_measures_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         batches = [{k: v.clone() for k, v in b.items()} for _, b in zip(range(3), loader, strict=False)]
     assert same(batches, take(Noisy(), 3, 0))
     with Loader(Varying(), plan_of(), CPU, num_workers=2, seed=0) as loader:
-        assert "PyTorch's DataLoader" in loader.why
+        assert "whole batches, for the dataset's own collate" in loader.why
     with pytest.raises(ConfigError, match=r"data\.loader=threads needs"):
         Loader(Noisy(), plan_of(), CPU, kind="threads", seed=0)
 

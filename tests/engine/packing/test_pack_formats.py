@@ -323,12 +323,12 @@ def test_csv_columns_stacked_and_empty_cells(tmp_path: Path) -> None:
 
 def test_a_pattern_names_shards(tmp_path: Path) -> None:
     for split, k in (("train", 0), ("train", 1), ("val", 0), ("other", 0)):
-        (tmp_path / f"{split}-{k}.csv").write_text(f"n\n{k}1\n{k}2\n")
+        (tmp_path / f"{split}-{k}.csv").write_text(f"n\n{k + 1}1\n{k + 1}2\n")
     with run(tmp_path / "[tv]*-*.csv") as file:
-        assert file["train/n"][:].tolist() == [1, 2, 11, 12]
-        assert file["val/n"][:].tolist() == [1, 2]
+        assert file["train/n"][:].tolist() == [11, 12, 21, 22]
+        assert file["val/n"][:].tolist() == [11, 12]
     with run(tmp_path / "other-*.csv") as file:
-        assert file["n"][:].tolist() == [1, 2]
+        assert file["n"][:].tolist() == [11, 12]
     np.save(tmp_path / "a.npy", np.arange(3))
     with pytest.raises(ConfigError, match=r"a pattern may name shards of .*; of numpy give"):
         run(tmp_path / "*.npy")

@@ -244,7 +244,7 @@ def test_inspect_of_everything(tmp_path: Path) -> None:
     assert "--flatten" in shown
     advice = shown[shown.index("advice:") :]
     assert "train/image" in advice
-    assert f"python src/h5.py repack {tmp_path}/a.h5 {tmp_path}/a.repacked.h5 --flatten" in advice
+    assert f"./run h5 repack {tmp_path}/a.h5 {tmp_path}/a.repacked.h5 --flatten" in advice
 
 
 @pytest.mark.slow
@@ -255,10 +255,10 @@ def test_the_advice_is_right(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "it's a.h5", "w") as file:
         file.create_dataset("x", data=x, chunks=(100, 1000), compression="gzip")
     shown = inspect(tmp_path / "it's a.h5")
-    commands = [line.strip() for line in shown.splitlines() if "src/h5.py repack" in line]
+    commands = [line.strip() for line in shown.splitlines() if "./run h5 repack" in line]
     assert len(commands) == 2
     for command in commands:
-        command = command.replace("python", sys.executable, 1) + " --quiet --overwrite"
+        command = command.replace("./run h5", f"{sys.executable} src/h5.py", 1) + " --quiet --overwrite"
         subprocess.run(command, shell=True, check=True, cwd=H5.parents[1])
         again = inspect(tmp_path / "it's a.repacked.h5")
         assert "nothing to repack" in again, again

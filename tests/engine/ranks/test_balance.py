@@ -7,6 +7,7 @@ import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from torch import nn
 import engine.data.loading.waits
 import engine.ranks.balance
 import lab.loop
+from engine.ranks import World
 from engine.ranks.balance import figures, listed, max_over_mean, straggler
+from engine.runs import Logger
 from lab.datasets.synthetic import Synthetic
 
 SLOW_S = 0.06
@@ -142,6 +145,20 @@ def test_marks_that_the_device_has_yet_to_pass_are_read_at_the_log(
     monkeypatch.setattr(engine.ranks.balance.HostClock, "seconds", seconds)
     run = start_run(tmp_path / "run", *RUN, "hardware.num_procs=2")
     assert all(rank["step_time_ms"] > 0 for rank in result(run)["balance"]["ranks"])
+
+
+def test_figures_are_those_since_the_last_log() -> None:
+    """Whatever the loader has waited before; and the wait for other ranks is not a rank's own work."""
+    loader = SimpleNamespace(wait_s=7.0)
+    balance = engine.ranks.balance.Balance(nn.Linear(1, 1), World(0, 1, 0, torch.device("cpu")), loader, Logger(), None)
+    step = balance.timed(dict)
+    for steps, wait_s, marks in ((4, 9.0, [2.0, 5.0]), (2, 9.5, [1.0, 2.0, 4.0, 8.0]), (3, 9.5, [])):
+        for _ in range(steps):
+            step()
+        before, loader.wait_s = loader.wait_s, wait_s
+        balance._add(0.0, 10.0, marks)
+        waited = sum(marks[1::2]) - sum(marks[::2])
+        assert balance.row()[1:] == [10.0 - waited, 1, wait_s - before, steps]
 
 
 def test_one_rank_has_no_balance(tmp_path: Path) -> None:

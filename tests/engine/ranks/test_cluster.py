@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import QUICK, TRAIN, assert_equal, free_port, last_checkpoint, limit, result
 
 from engine.errors import ConfigError
@@ -117,6 +118,14 @@ def test_a_rank_takes_its_own_gpu_or_the_only_one_it_is_shown(monkeypatch: pytes
     assert gpu_index(3, 1) == 0
     with pytest.raises(ConfigError, match="2 can be seen"):
         gpu_index(2, 2)
+
+
+def test_each_rank_of_a_host_computes_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "count_gpus", lambda: 4)
+    for local in range(4):
+        for name, value in {"RANK": 4 + local, "WORLD_SIZE": 8, "LOCAL_RANK": local}.items():
+            monkeypatch.setenv(name, str(value))
+        assert distributed.own_device("cuda") == torch.device("cuda", local)
 
 
 def pods(count: int, *overrides: str, **more: str) -> list[tuple[int, str]]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -40,6 +41,7 @@ import lab.run
 from engine.checkpoints import checkpoint, shards
 from engine.checkpoints.intact import file_sum
 from engine.errors import ConfigError, Damaged, RunFailed
+from engine.ranks.fsdp import _without_sync
 from lab import load_run
 from lab.callbacks.base import Callback
 from lab.models.mlp import MLP
@@ -253,6 +255,18 @@ def test_shards_are_clipped_as_the_whole(tmp_path: Path, ranks: int, replicas: i
 
     on_ranks(work, tmp_path / "ranks", ranks)
     assert len({path.read_text() for path in (tmp_path / "ranks").glob("[0-9]")}) == 1
+
+
+def test_gradients_are_reduced_again_after_a_block_without() -> None:
+    """Whether the block ends well or not; until then by no module."""
+    asked: list[bool] = []
+    model = SimpleNamespace(set_requires_gradient_sync=asked.append)
+    with _without_sync(model):
+        assert asked == [False]
+    assert asked == [False, True]
+    with pytest.raises(ZeroDivisionError), _without_sync(model):
+        raise ZeroDivisionError
+    assert asked == [False, True] * 2
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "Adam", "SGD", "Adagrad"])
@@ -604,6 +618,39 @@ def test_an_optimizer_that_cannot_shard_is_named(tmp_path: Path) -> None:
     more = ("optim._target_=torch.optim.Adafactor", "~optim.betas", "trainer.max_steps=2")
     with pytest.raises(RunFailed, match=r"optim: Adafactor cannot update sharded weights"):
         start_run(tmp_path / "run", *QUICK, *FSDP, *more)
+
+
+class Refusing(torch.optim.SGD):
+    """Raises `error` for sharded weights, and for others too where it is `broken`."""
+
+    def __init__(self, params: Any, error: Exception, broken: bool) -> None:
+        super().__init__(params, lr=0.1)
+        self.error, self.broken = error, broken
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if self.broken or hasattr(self.param_groups[0]["params"][0], "full_tensor"):
+            raise self.error
+        super().step(closure)
+
+
+@pytest.mark.parametrize("error", [NotImplementedError("aten.x"), TypeError("unlike any"), AssertionError()])
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_an_optimizer_cannot_do_with_shards_is_told_by_what_it_can_do_with_others(
+    error: Exception, broken: bool
+) -> None:
+    """Whatever torch raises for an operation that has no sharded form; its own mistakes stay what they are."""
+    from engine.ranks.fsdp import on_shards
+
+    weight: Any = nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    weight.full_tensor, weight._local_tensor = None, weight.detach()  # what a DTensor is known by
+    optimizer = Refusing([weight], error, broken)
+    with pytest.raises(type(error) if broken else RunFailed) as caught, on_shards(optimizer):
+        optimizer.step()
+    named = str(caught.value).startswith("optim: Refusing cannot update sharded weights (")
+    assert named is not broken
+    assert torch.equal(weight, torch.ones(3))
+    assert not optimizer.state
 
 
 @NEEDS_GPT

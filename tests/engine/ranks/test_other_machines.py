@@ -324,7 +324,7 @@ def test_the_examples_for_kubernetes(kind: str, pod: tuple[str], trainer: tuple[
     assert mounts["shm"]["mountPath"] == "/dev/shm"
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory"}
     program, script, *overrides = within(job["spec"], *trainer)["command"]
-    assert (program, script) == ("python", "src/train.py")
+    assert (program, script) == ("./run", "train")
     assert any(text.startswith(f"hydra.run.dir={mounts['shared']['mountPath']}/") for text in overrides)
     assert compose(*overrides).trainer.strategy == "ddp"
 
@@ -332,12 +332,12 @@ def test_the_examples_for_kubernetes(kind: str, pod: tuple[str], trainer: tuple[
 def test_the_example_for_skypilot_starts_hosts(tmp_path: Path) -> None:
     task = example("file_mounts:")
     assert task.keys() == {"name", "num_nodes", "resources", "workdir", "file_mounts", "setup", "run"}
-    (tmp_path / "python").write_text("#!/bin/sh\nenv\n")
-    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "run").write_text("#!/bin/sh\nenv\n")
+    (tmp_path / "run").chmod(0o755)
     sky = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8"}
-    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **sky}
-    shown = subprocess.run(["bash", "-c", task["run"]], env=given, capture_output=True, text=True, check=True).stdout
-    env = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    command = ["bash", "-c", task["run"]]
+    done = subprocess.run(command, env={**os.environ, **sky}, cwd=tmp_path, capture_output=True, text=True, check=True)
+    env = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
     assert cluster_role(env) == ClusterRole("host", 1, 2, "10.0.0.7", 29500)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -95,6 +97,16 @@ def test_all_ranks_stop_after_the_same_step(seed: int, step_s: float, monkeypatc
     step, cause = stops[0]
     assert cause in {cause for cause, _ in at.values()}
     assert step >= min(when for _, when in at.values())
+
+
+@pytest.mark.parametrize(("first", "second"), itertools.permutations(["SIGUSR2", "SIGUSR1", "SIGTERM", "SIGINT"], 2))
+def test_of_two_signals_the_stronger_is_the_cause(first: str, second: str) -> None:
+    """Whichever comes first: it decides whether the run was preempted or interrupted."""
+    with stop.stop_on_signals(0.0) as request:
+        for name in (first, second):
+            signal.raise_signal(getattr(signal, name))
+        assert request.agreed(World(0, 1, 0, None))  # type: ignore[arg-type]
+        assert request.cause == max(first, second, key=CAUSES.index)
 
 
 @pytest.mark.parametrize("size", [2, 1024])

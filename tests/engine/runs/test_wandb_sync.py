@@ -87,7 +87,7 @@ def test_a_resumed_run_is_one_run(train_command: Command, tmp_path: Path, server
     for path in (run / "checkpoints").glob("*8.pt"):
         path.unlink()  # as if it had been killed after its last log, before it was saved
     for steps in (12, 16):
-        done = train_command(f"resume={run}", f"trainer.max_steps={steps}")
+        done = train_command(f"resume={run}", f"trainer.max_steps={steps}", "logger.tags=[a]")
         assert done.returncode == 0, done.stderr
     parts = sorted((run / "wandb").glob("offline-run-*"))
     assert len(parts) == 3

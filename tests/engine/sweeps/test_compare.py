@@ -61,6 +61,24 @@ def test_pairs_of_one_seed_find_what_the_spread_over_seeds_hides() -> None:
     assert unpaired.needed == math.ceil(7.849 * spread / unpaired.difference**2)
 
 
+def test_pairs_are_of_one_seed_whatever_the_order_of_the_jobs() -> None:
+    """And whatever other seeds each group has."""
+    noise = np.random.default_rng(0).normal(0, 1, 9)
+    a, b = {seed: 1 + noise[seed] for seed in range(8)}, {seed: 1.1 + noise[seed] for seed in (8, 5, 7, 1, 0, 3)}
+    columns = {"optim.lr": [0.1] * len(a) + [0.2] * len(b), "seed": [*a, *b]}
+    [found] = rows(made("s", columns, [*a.values(), *b.values()]))
+    assert (found.paired, found.n) == (True, 5)
+    assert abs(found.difference) == pytest.approx(0.1)
+    assert found.high - found.low < 1e-9, "the noise of a seed is in both of its pair"
+
+
+def test_the_observed_case_is_one_of_those_that_are_drawn() -> None:
+    """Of as many as 2.7 million, the 10,000 drawn need not hold it: no p is 0."""
+    one, random = np.arange(12.0), np.random.default_rng(0)
+    assert permutations(one, one + 1000, random) == pytest.approx(1 / 10_001)
+    assert sign_flips(np.ones(40), random) == pytest.approx(1 / 10_001)
+
+
 def test_three_seeds_are_too_few_to_tell_anything() -> None:
     study = two([1.0, 1.1, 1.2], [9.0, 9.1, 9.2])
     [found] = rows(study)

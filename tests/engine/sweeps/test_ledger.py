@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from writes import attempt
 
 from engine.errors import ConfigError
 from engine.locks import is_locked
@@ -257,3 +258,40 @@ def test_no_link_leads_out_of_the_sweep(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="symbolic link"):
         added(tmp_path / "s", one("seed=0"))
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+# ---- killed
+
+
+@pytest.mark.slow
+def test_killed_at_any_write_the_same_commands_leave_the_same_ledger(tmp_path: Path) -> None:
+    """Two commands, of which the second knows one of its jobs already; the parent dies at each write of either."""
+    commands = {"seed=0": ("0",), "seed=0,1": ("0", "1")}
+
+    def run(folder: Path) -> Callable[[], None]:
+        def both() -> None:
+            for command, seeds in commands.items():
+                added(folder, *(one(f"seed={seed}") for seed in seeds), command=(command,))
+
+        return both
+
+    def contents(folder: Path) -> dict[str, Any]:
+        changing = ("created", "time", "wandb_id")
+        found: dict[str, Any] = {}
+        for path in sorted(folder.rglob("*")):
+            text = "" if path.is_dir() else path.read_text()
+            if path.suffix == ".json":
+                found[str(path.relative_to(folder))] = {k: v for k, v in json.loads(text).items() if k not in changing}
+            else:
+                found[str(path.relative_to(folder))] = text
+        return found
+
+    straight = tmp_path / "straight" / "s"
+    writes = attempt(run(straight), straight.parent).writes
+    assert len(contents(straight)) > 10
+    for number, what in enumerate(writes):
+        folder = tmp_path / str(number) / "s"
+        assert attempt(run(folder), folder.parent, number).status < 0, what
+        again = attempt(run(folder), folder.parent)
+        assert again.status == 0, (what, again.shown)
+        assert contents(folder) == contents(straight), what

@@ -13,6 +13,7 @@ from conftest import QUICK, ROOT, processes_with, slow, start_run, status
 
 import lab  # noqa: F401 - registers the project
 from engine.errors import ConfigError
+from engine.runs import write_status
 from engine.sweeps.options import SearchConfig
 
 optuna = pytest.importorskip("optuna", reason="needs the extra optuna")
@@ -308,14 +309,14 @@ def test_every_combination_once_and_no_more(tmp_path: Path) -> None:
 
 
 def test_the_storage_is_a_file_of_the_sweep_and_keeps_to_one_search(tmp_path: Path) -> None:
-    search = a_search(settings(), [*SPACE, "trainer.max_steps=5", "logger=none"], LOSS, "digits/lr", tmp_path)
+    search = a_search(settings(), [*SPACE, "trainer.max_steps=1", "logger=none"], LOSS, "digits/lr", tmp_path)
     search.ask()
     with sqlite3.connect(tmp_path / "study.db") as db:
         assert db.execute("select study_name from studies").fetchall() == [("digits/lr",)]
     # what does not say what is computed may change
     a_search(
         settings(sampler=sampler("RandomSampler"), n_trials=99),
-        [*SPACE, "trainer.max_steps=5"],
+        [*SPACE, "trainer.max_steps=1"],
         LOSS,
         "digits/lr",
         tmp_path,
@@ -323,9 +324,10 @@ def test_the_storage_is_a_file_of_the_sweep_and_keeps_to_one_search(tmp_path: Pa
     for arguments, objectives in [
         ([*SPACE], LOSS),
         ([*SPACE, "trainer.max_steps=6"], LOSS),
-        (["optim.lr=interval(1,2)", "trainer.max_steps=5"], LOSS),
-        ([*SPACE, "trainer.max_steps=5"], [Objective("val/loss", "max")]),
-        ([*SPACE, "trainer.max_steps=5"], [*LOSS, Objective("seconds", "min")]),
+        ([*SPACE, "trainer.max_steps=true"], LOSS),  # to Python True is 1
+        (["optim.lr=interval(1,2)", "trainer.max_steps=1"], LOSS),
+        ([*SPACE, "trainer.max_steps=1"], [Objective("val/loss", "max")]),
+        ([*SPACE, "trainer.max_steps=1"], [*LOSS, Objective("seconds", "min")]),
     ]:
         with pytest.raises(
             ConfigError, match=r"holds another search \(optim\.lr=tag\(log,interval\(1e-4,1e-1\)\) .*val/loss min"
@@ -403,6 +405,10 @@ def test_a_pruned_run_stops_on_all_ranks_and_leaves_nothing(tmp_path: Path, rank
     evaluated = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert max(evaluated) == 12
     assert processes_with(str(run_dir)) == []
+    write_status(run_dir, "running")  # as one that was killed before it could say how it ended
+    start_run(run_dir, *PRUNED, *ddp, own_process=True)
+    assert status(run_dir)["status"] == "pruned"
+    assert not (run_dir / "result.json").exists()
     with open(run_dir / ".lock") as lock:  # no rank holds the directory
         import fcntl
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from conftest import QUICK, ROOT, assert_equal, compose, last_checkpoint, limit, metrics, start_run, status
 from fork import copy_of_the_project
 
@@ -222,12 +224,12 @@ def test_stop_at_step_leaves_the_schedule_and_the_bits(whole: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("steps", "commit", "said"),
     [
-        (25, None, "--steps 25: .* has logged and saved from step 4 to 24"),
-        (3, None, "--steps 3: .* has logged and saved from step 4 to 24"),
+        (25, "here", "--steps 25: .* has logged and saved from step 4 to 24"),
+        (3, "here", "--steps 3: .* has logged and saved from step 4 to 24"),
         (None, "nosuch", "commit nosuch, is not to be had"),
     ],
 )
-def test_mistakes_are_named(whole: Path, steps: int | None, commit: str | None, said: str) -> None:
+def test_mistakes_are_named(whole: Path, steps: int | None, commit: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         recompute.verify(whole, steps, commit)
 
@@ -241,11 +243,50 @@ def test_the_second_run_has_the_firsts_threads_and_ranks_but_no_time_limit_and_n
     assert recompute.settings(compose(*RUN), {}, 1, None) == wanted[:1]
     directory.fill_directory(tmp_path, cfg, list(RUN))
     again = tmp_path / "again"
-    recompute.prepare(again, tmp_path, [], {"threads": {"count": 3}})
+    recompute.prepare(again, recompute.as_begun(tmp_path, []), {"threads": {"count": 3}})
     assert (again / "config.yaml").read_text() == (tmp_path / "config.yaml").read_text()
     assert json.loads((again / "environment.json").read_text())["threads"] == {"count": 3}
     assert recompute.stops(ROOT)
     assert not recompute.stops(tmp_path), "of an older version"
+
+
+EVIL = {"_target_": "engine.runs.environment._git", "_args_": ["-c", "alias.x=!touch pwned", "x"]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda cfg, facts: cfg.update(model=EVIL),
+        lambda cfg, facts: cfg.update(
+            gone={"deep": [{"a": EVIL}]}
+        ),  # the present code leaves it out, older code may not
+        lambda cfg, facts: cfg["task"].update(_target_="lab.app._git"),
+        lambda cfg, facts: cfg.update(gone="${oc.env:HOME}"),
+        lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"model": EVIL}}]),
+        lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"gone.x": EVIL}}]),
+        lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"seed": "${oc.env:HOME}"}}]),
+        lambda cfg, facts: facts.update(changes=[{"after": 20, "was": 3}]),
+        lambda cfg, facts: facts.update(changes=[[]]),
+    ],
+)
+@pytest.mark.parametrize("asked", [{}, {"commit": "own"}, {"commit": "HEAD"}, {"diff": True}])
+def test_the_present_check_comes_before_anything_starts(
+    copied: Path, change: Callable[[dict[str, Any], dict[str, Any]], None], asked: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Whatever the code that is asked for: an older one may have a weaker check, and know other keys."""
+    monkeypatch.setattr(recompute, "start", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(recompute, "git", lambda *_, **__: pytest.fail("other code was fetched"))
+    cfg, facts = (
+        yaml.safe_load((copied / "config.yaml").read_text()),
+        json.loads((copied / "environment.json").read_text()),
+    )
+    change(cfg, facts)
+    (copied / "config.yaml").write_text(yaml.safe_dump(cfg))
+    (copied / "environment.json").write_text(json.dumps(facts))
+    with pytest.raises(ConfigError) as error:
+        recompute.verify(copied, **asked)
+    assert "\n" not in str(error.value)
 
 
 def test_a_directory_that_is_no_run_or_is_in_the_way(whole: Path, tmp_path: Path) -> None:
@@ -329,16 +370,25 @@ def test_a_run_of_another_commit_with_changes_that_were_not_committed(project: P
     assert done.returncode == 0, done.stderr
     assert "with changes" in str(code_of(run))
     own = {"src": project / "src"}
-    assert "code: the present files\n" in command(run, **own).stdout
+    assert "code: the present files\n" in command(run, "--steps", "4", **own).stdout
     loop.write_text(text)
     (project / "src/lab/half.py").unlink()
     (project / "notes.md").write_text("later")
     commit(project, "second")
-    done = command(run, **own)
+    done = command(run, "--diff", **own)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "equal bit for bit" in done.stdout
     assert "in a temporary worktree" in done.stdout
-    done = command(run, "--steps", "4", "--commit", "here", **own)
-    assert done.returncode == 1
-    assert "step 4: train/loss" in done.stdout
-    assert ", not the run's (commit " in done.stdout
+    marked = (run / "uncommitted.diff").read_text().replace("+def halve", "+open('pwned', 'w')\n+def halve")
+    (run / "uncommitted.diff").write_text(marked.replace("+1,2 @@", "+1,3 @@"))
+    for more in ((), ("--commit", "own")):
+        done = command(run, "--steps", "4", *more, **own)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert "step 4: train/loss" in done.stdout
+        assert not list(tmp_path.rglob("pwned")), "the changes are run only where they are asked for"
+    [line] = [line for line in command(run, "--steps", "4", **own).stderr.splitlines() if line.startswith("code: ")]
+    assert re.search(r", not the run's \(commit \w+ with changes \w+\), which --diff takes$", line)
+    (run / "uncommitted.diff").write_text("# new, not in this patch: src/lab/large.bin\n")
+    done = command(run, "--steps", "4", "--diff", **own)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "in a temporary worktree" in done.stdout

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.data.loading.samples import InProcess, own_random_numbers, seed_sample, spec_of
-from engine.data.loading.slots import Spec
-from engine.data.loading.torch_loader import TorchLoader
+from engine.data.loading.samples import InProcess, Samples, own_random_numbers
 from engine.data.loading.workers import Workers
 from engine.data.order import Plan
 
@@ -22,63 +20,50 @@ _GAIN = 1.1  # more workers must be so much faster to be worth their memory
 
 
 def open_workers(
-    dataset: Any,
+    samples: Samples,
     plan: Plan,
     device: torch.device,
     num_workers: int | str,
-    seed: int,
     start_method: str | None,
     most: int,
 ) -> tuple[Any, str]:
     """(the source of batches, why so many workers); num_workers: auto tries 1, 2, 4, ... up to `most`."""
     part = plan(0)
     if part is None or num_workers == 0:
-        return InProcess(dataset, device, seed), "in this process" + (", as data.num_workers says" if part else "")
-    own_collate = hasattr(dataset, "collate")
+        return InProcess(samples, device), "in this process" + (", as data.num_workers says" if part else "")
+    collates = samples.has("collate")
 
     def make(count: int, where: torch.device) -> Any:
-        if own_collate:
-            return TorchLoader(dataset, where, seed, count, start_method)
-        capacity = getattr(plan, "max_rows", len(part[0]))
-        return Workers(dataset, where, seed, count, spec, capacity, start_method)
+        return Workers(samples, where, count, spec, getattr(plan, "max_rows", len(part[0])), start_method)
 
     with own_random_numbers():
-        spec = {} if own_collate else _spec(dataset, seed, part)
-        way = "PyTorch's DataLoader, for the dataset's own collate" if own_collate else "shared slots"
+        spec = None if collates else samples.spec_of(int(part[0][0]), int(part[1][0]))
+        way = "whole batches, for the dataset's own collate" if collates else "shared slots"
         if isinstance(num_workers, int):
             return make(num_workers, device), f"{num_workers} workers, as data.num_workers says ({way})"
-        sample_s = _sample_s(dataset, seed, part)
+        sample_s = _sample_s(samples, part)
     batch_s = sample_s * len(part[0])
     if batch_s < _HAND_OVER_S:
-        return InProcess(
-            dataset, device, seed
-        ), f"in this process: a batch takes only {batch_s * 1e3:.2g} ms (measured)"
+        why = f"in this process: a batch takes only {batch_s * 1e3:.2g} ms (measured)"
+        return InProcess(samples, device), why
     trial = _trial_plan(plan, max(1, min(len(part[0]), int(_JOB_S / sample_s))))
     count, rates = _best(lambda n: make(n, torch.device("cpu")), trial, most)
     measured = ", ".join(f"{n} worker{'s' * (n > 1)} {rate:,.0f}" for n, rate in rates.items())
     return make(count, device), f"{count} of at most {most} workers ({way}); measured samples/s: {measured}"
 
 
-def _spec(dataset: Any, seed: int, part: tuple[np.ndarray, np.ndarray]) -> Spec:
-    if hasattr(dataset, "gather"):
-        return dict(dataset.spec)
-    seed_sample(seed, int(part[0][0]))
-    return spec_of(dataset[int(part[1][0])])
-
-
-def _sample_s(dataset: Any, seed: int, part: tuple[np.ndarray, np.ndarray]) -> float:
+def _sample_s(samples: Samples, part: tuple[np.ndarray, np.ndarray]) -> float:
     """Seconds that one sample takes in this process."""
-    if hasattr(dataset, "gather"):
+    if samples.has("gather"):
         out = {
-            field: torch.empty((len(part[1]), *shape), dtype=dtype) for field, (shape, dtype) in dataset.spec.items()
+            field: torch.empty((len(part[1]), *shape), dtype=dtype) for field, (shape, dtype) in samples.spec.items()
         }
         began = time.perf_counter()
-        dataset.gather(part[1], out)
+        samples.gather(part[1], out)
         return (time.perf_counter() - began) / len(part[1])
     began, done = time.perf_counter(), 0
     for number, row in zip(part[0].tolist(), part[1].tolist(), strict=True):
-        seed_sample(seed, number)
-        dataset[row]
+        samples.sample(number, row)
         done += 1
         if time.perf_counter() - began > _TRIAL_S:
             break

@@ -1,18 +1,20 @@
-"""The worker's side of workers.py: for each job of its pipe, samples into a shared slot."""
+"""The worker's side of workers.py: each job of its pipe, until the pipe or its parent ends."""
 
 from __future__ import annotations
 
 import signal
 import traceback
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.data.loading.samples import fill
+from engine.data.loading.samples import Samples
 from engine.data.loading.slots import Batch, Spec
+from engine.errors import DataFailed, one_line
 from engine.host import STOP_SIGNALS, die_with_starter
 
 _ALIGN = 64
@@ -41,52 +43,61 @@ class Layout:
         return indices, batch
 
 
+class Maker:
+    """Makes the batch of a job (slot, number of samples), whose indices lie in the slot: into the slot, or, where the
+    data set collates, as a batch of its own, which it returns."""
+
+    def __init__(self, samples: Samples, shared: Tensor, layout: Layout, collates: bool) -> None:
+        self.samples, self._shared, self._layout, self._collates = samples, shared, layout, collates
+
+    def __call__(self, slot: int, rows: int) -> Batch | None:
+        indices, batch = self._layout.views(self._shared[slot], rows)
+        if self._collates:
+            return self.samples.collated(*indices.tolist())
+        self.samples.fill(indices[0].tolist(), indices[1].numpy(), self._layout.spec, batch)
+        return None
+
+
 class WorkerTraceback(Exception):
     """The traceback of an error in a worker, as text."""
 
 
-def belong_to_the_run(by_main_thread: bool, worker: int = 0) -> None:
+def belong_to_the_run(by_main_thread: bool) -> None:
     """First of all in a worker: it leaves signals to the run, whose process ends it, and it never outlives that."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     die_with_starter(by_main_thread)
 
 
-def work(
-    dataset: Any,
-    seed: int,
-    shared: Tensor,
-    layout: Layout,
-    pipe: Connection,
-    inherited: list[Connection],
-    by_main_thread: bool,
-) -> None:
+def work(make: Maker, making: Tensor, pipe: Connection, inherited: list[Connection], by_main_thread: bool) -> None:
+    """Answer each job with (what was made, None), or with (None, (the error, its traceback)).
+
+    making: (1,) int64 in shared memory, for the row that is being made."""
     belong_to_the_run(by_main_thread)
     for other in inherited:
         other.close()  # forked with this worker: kept open, the workers before it would not see their parent end
     torch.set_num_threads(1)
+    make.samples.progress = making.numpy()
     try:
-        while True:
-            job = pipe.recv()
-            if job is None:
-                return
-            slot, rows = job
-            try:
-                indices, batch = layout.views(shared[slot], rows)
-                fill(dataset, seed, indices[0].tolist(), indices[1].numpy(), layout.spec, batch)
-                answer = None
-            except BaseException as error:
-                answer = _portable(error), traceback.format_exc()
-            pipe.send(answer)
+        while (job := pipe.recv()) is not None:
+            pipe.send_bytes(_answer(make, job))
     except (EOFError, OSError):
         return  # the parent is gone or has closed the pipe
 
 
-def _portable(error: BaseException) -> BaseException:
-    from multiprocessing.reduction import ForkingPickler
-
+def _answer(make: Maker, job: tuple[int, int]) -> Any:
+    """Pickled here, so that what cannot be pickled is an answer too."""
     try:
-        ForkingPickler.loads(ForkingPickler.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+        made = make(*job)
+        try:
+            return ForkingPickler.dumps((made, None))
+        except Exception as error:
+            raise DataFailed(f"data: a batch of {make.samples.name} cannot be pickled: {one_line(error)}") from error
+    except BaseException as error:
+        text = traceback.format_exc()
+        try:
+            answer = ForkingPickler.dumps((None, (error, text)))
+            ForkingPickler.loads(answer)
+        except Exception:
+            answer = ForkingPickler.dumps((None, (RuntimeError(one_line(error)), text)))
+        return answer

@@ -4,8 +4,11 @@
     worker         for each index: seed, dataset[row] -> its place in the slot
 
 Nothing is pickled but slot numbers. A slot is used again when nobody holds a view of it any more; a consumer who holds
-many gets copies. Workers ignore the signals of a terminal or a scheduler (this process decides when to end), and end
-when this process is gone.
+many gets copies. Batches of a dataset with its own `collate` differ in size: slots hold their indices alone, and the
+worker answers with the batch, whose tensors torch hands over in shared memory.
+
+Workers ignore the signals of a terminal or a scheduler (this process decides when to end), and end when this process is
+gone; by `close`, whoever still holds a batch or an iterator; else before multiprocessing waits for its processes.
 """
 
 from __future__ import annotations
@@ -28,31 +31,34 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
+from engine.data.loading.samples import Samples, deliver
 from engine.data.loading.side_stream import SideStream
 from engine.data.loading.slots import CAN_REUSE, Batch, Spec, to_device, users
-from engine.data.loading.worker import Layout, WorkerTraceback, work
+from engine.data.loading.worker import Layout, Maker, WorkerTraceback, work
 from engine.data.order import Plan
-from engine.errors import ConfigError
+from engine.errors import ConfigError, DataFailed
 
 _JOBS_EACH = 2  # jobs a worker has before it: one in work, one waiting
 _SPARE = 3  # slots that the consumer may hold: the batch in use, the one before, the one being handed over
 
 
 class Workers:
-    """`stream(plan)` gives the micro-batches of a plan; the workers stay for the next one, one stream at a time."""
+    """`stream(plan)` gives the micro-batches of a plan; the workers stay for the next one, one stream at a time.
+
+    spec: of one sample; None: the data set has a `collate`. capacity: the most samples of a micro-batch.
+    """
 
     def __init__(
         self,
-        dataset: Any,
+        samples: Samples,
         device: torch.device,
-        seed: int,
         num_workers: int,
-        spec: Spec,
+        spec: Spec | None,
         capacity: int,
         start_method: str | None,
     ) -> None:
-        self.device, self.num_workers = device, num_workers
-        self._layout = Layout(spec, capacity)
+        self.device, self.num_workers, self._samples = device, num_workers, samples
+        self._layout, self._collates = Layout(spec or {}, capacity), spec is None
         count = num_workers * _JOBS_EACH + _SPARE
         _check_shared_memory(count * self._layout.nbytes)
         self._shared = torch.empty((count, self._layout.nbytes), dtype=torch.uint8).share_memory_()
@@ -62,31 +68,35 @@ class Workers:
         self._copied: list[Any] = [None] * count  # events, recorded behind the copies to the GPU
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
-        self._unanswered = [0] * num_workers
+        self._unanswered: list[deque[tuple[int, int]]] = [deque() for _ in range(num_workers)]  # (slot, rows)
+        self._making = torch.full((num_workers, 1), -1).share_memory_()  # the row that each worker is making
         self._working: set[int] = set()  # slots that a worker may be writing to
         self._stream_number = 0
         # before multiprocessing's own end, which would wait for workers that ignore its signal
         then: list[Callable[[], None]] = []
         self._end = util.Finalize(self, _stop, (self._pipes, self._processes, then), exitpriority=100)
-        self._start(dataset, seed, start_method)
+        self._start(start_method)
         self._side = SideStream.of(device)
-        if self._side is not None:  # page-locked after the start: the workers need not know
+        if self._side is not None and not self._collates:  # page-locked after the start: the workers need not know
             self._side.cuda.register(self._shared)
             then.append(partial(_unlock, self._side, self._shared, self._copied))
 
-    def _start(self, dataset: Any, seed: int, start_method: str | None) -> None:
+    def _start(self, start_method: str | None) -> None:
         context: Any = mp.get_context(start_method)
         by_main_thread = threading.current_thread() is threading.main_thread()
+        if self._collates:
+            util.get_temp_dir()  # of the sockets by which tensors are handed over; a killed worker would leave its own
+        make = Maker(self._samples, self._shared, self._layout, self._collates)
         for i in range(self.num_workers):
             ours, theirs = context.Pipe()
             inherited = [*self._pipes, ours] if context.get_start_method() == "fork" else []
-            arguments = (dataset, seed, self._shared, self._layout, theirs, inherited, by_main_thread)
+            arguments = (make, self._making[i], theirs, inherited, by_main_thread)
             process = context.Process(target=work, args=arguments, daemon=True, name=f"data-worker-{i}")
             try:
                 process.start()
             except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
                 raise ConfigError(
-                    f"data: {type(dataset).__name__} cannot be sent to a worker started by "
+                    f"data: {self._samples.name} cannot be sent to a worker started by "
                     f"{context.get_start_method()} ({error}); open files in __getitem__, or data.num_workers=0"
                 ) from error
             theirs.close()
@@ -100,23 +110,21 @@ class Workers:
         self._stream_number += 1
         mine = self._stream_number
         self._drain()
-        jobs: deque[tuple[int, int, int]] = deque()  # worker, slot, rows
+        workers: deque[int] = deque()  # that have a job, in the order of the batches
         k, part = 0, plan(0)
         while True:
             if self._stream_number != mine:
                 raise RuntimeError("this loader was iterated anew: its earlier iteration cannot go on")
-            while part is not None and len(jobs) < self.num_workers * _JOBS_EACH:
-                jobs.append(self._submit(k % self.num_workers, *part))
+            while part is not None and len(workers) < self.num_workers * _JOBS_EACH:
+                workers.append(k % self.num_workers)
+                self._submit(workers[-1], *part)
                 k += 1
                 part = plan(k)
-            if not jobs:
+            if not workers:
                 return
-            worker, slot, rows = jobs[0]
-            self._receive(worker, slot)
-            jobs.popleft()
-            yield self._deliver(slot, rows)
+            yield self._receive(workers.popleft())
 
-    def _submit(self, worker: int, numbers: np.ndarray, rows: np.ndarray) -> tuple[int, int, int]:
+    def _submit(self, worker: int, numbers: np.ndarray, rows: np.ndarray) -> None:
         slot = next((i for i in range(len(self._slots)) if self._free(i)), None)
         if slot is None:  # _deliver leaves one, unless copies to the GPU are behind
             for copied in self._copied:
@@ -127,35 +135,37 @@ class Workers:
         indices, _ = self._layout.views(self._slots[slot], len(rows))
         indices.copy_(torch.from_numpy(np.stack([numbers, rows])))
         self._working.add(slot)
-        self._unanswered[worker] += 1
-        self._send(worker, (slot, len(rows)))
-        return worker, slot, len(rows)
-
-    def _send(self, worker: int, job: tuple[int, int]) -> None:
+        self._unanswered[worker].append((slot, len(rows)))
         try:
-            self._pipes[worker].send(job)
+            self._pipes[worker].send((slot, len(rows)))
         except OSError as error:
             raise self._death(worker) from error
 
-    def _receive(self, worker: int, slot: int | None) -> None:
-        """Wait for the worker's next answer, which is about `slot`; None: whatever it is about, nobody wants it."""
+    def _receive(self, worker: int) -> tuple[Batch, Tensor]:
+        """Wait for the worker's next batch; deliver it."""
+        made, failed = self._answer(worker)
+        slot, rows = self._unanswered[worker].popleft()
+        self._working.discard(slot)
+        if failed is not None:
+            cause, text = failed
+            raise cause from WorkerTraceback(f"in worker {worker}\n{text}")
+        if made is None:
+            return self._deliver(slot, rows)
+        indices, _ = self._layout.views(self._slots[slot], rows)
+        return deliver(made, indices[0].clone(), self.device, self._side)
+
+    def _answer(self, worker: int) -> Any:
         try:
-            answer = self._pipes[worker].recv()
+            return self._pipes[worker].recv()
         except (EOFError, OSError) as error:
             raise self._death(worker) from error
-        self._unanswered[worker] -= 1
-        if slot is None:
-            return
-        self._working.discard(slot)
-        if answer is not None:
-            cause, text = answer
-            raise cause from WorkerTraceback(f"in worker {worker}\n{text}")
 
     def _drain(self) -> None:
-        """Wait for the jobs of a stream that was broken off."""
-        for worker in range(self.num_workers):
-            while self._unanswered[worker]:
-                self._receive(worker, None)
+        """Wait for the jobs of a stream that was broken off; nobody wants what became of them."""
+        for worker, jobs in enumerate(self._unanswered):
+            while jobs:
+                self._answer(worker)
+                jobs.popleft()
         self._working.clear()
 
     def _free(self, slot: int) -> bool:
@@ -178,18 +188,23 @@ class Workers:
             return {field: value.clone() for field, value in batch.items()}, numbers
         return batch, numbers
 
-    def _death(self, worker: int) -> RuntimeError:
-        process = self._processes[worker]
+    def _death(self, worker: int) -> DataFailed:
+        process, rows = self._processes[worker], [int(self._making[worker])]
         process.join(timeout=2)
         pid, code = process.pid, process.exitcode
+        if rows == [-1] and self._unanswered[worker]:  # not in a sample: in gather or collate, or between two samples
+            slot, count = self._unanswered[worker][0]
+            rows = self._layout.views(self._slots[slot], count)[0][1].tolist()
         self.close()
-        hint = (
-            "killed from outside, perhaps for want of memory"
-            if code == -signal.SIGKILL
-            else "it crashed in native code"
-        )
-        return RuntimeError(
-            f"data worker {worker} (pid {pid}) died with exit code {code}: {hint}; data.num_workers=0 shows where"
+        if code == -signal.SIGKILL:
+            hint = "killed from outside, perhaps for want of memory"
+        elif code is not None and code >= 0:
+            hint = "its code ended the process, as os._exit does"
+        else:
+            hint = "it crashed in native code"
+        return DataFailed(
+            f"data: worker {worker} (pid {pid}) died with exit code {code}: {hint}; data.num_workers=0 shows where "
+            f"({self._samples.place(rows)})"
         )
 
     def close(self) -> None:

@@ -43,13 +43,21 @@ def check_link(link: Any, file: h5py.File, where: str, external: str) -> None:
                 raise _refused(f"{where} links to {link.filename}, which is outside of the file's folder")
 
 
+def link_of(group: h5py.Group, name: str) -> Any:
+    """What h5py says of a link; None: there is none, or it is of a user's own class, which h5py does not know."""
+    try:
+        return group.get(name, getlink=True)
+    except TypeError:
+        return None
+
+
 def check_way(group: h5py.Group, path: str, depth: int = 0) -> None:
     """Raise a ConfigError where an external link on this path, soft links followed, leads to what is no file."""
     item: Any = group.file if path.startswith("/") else group
     for part in filter(None, path.split("/")):
         if not isinstance(item, h5py.Group):
             return
-        link = item.get(part, getlink=True)
+        link = link_of(item, part)
         if isinstance(link, h5py.ExternalLink):
             for there in candidates(item.file, link.filename, EXT):
                 check_regular(there)
@@ -72,11 +80,16 @@ def items_below(group: h5py.Group) -> Iterator[tuple[str, Any]]:
     seen, left = {group.id}, [("", group)]
     while left:
         prefix, above = left.pop()
-        for name in above:
+        try:
+            names = list(above)
+        except (KeyError, OSError, RuntimeError, ValueError):
+            yield prefix.rstrip("/"), None
+            continue
+        for name in names:
             item = None
-            if not isinstance(above.get(name, getlink=True), h5py.HardLink):
+            if not isinstance(link_of(above, name), h5py.HardLink):
                 continue
-            with suppress(KeyError, OSError, RuntimeError):
+            with suppress(KeyError, OSError, RuntimeError, ValueError, TypeError):
                 item = above[name]
             if item is not None and item.id in seen:
                 continue
@@ -195,5 +208,5 @@ def _within(path: str, folders: set[str]) -> bool:
 
 def _refused(what: str) -> ConfigError:
     return ConfigError(
-        f"{what}: refused - if you trust this file, data.external=allow reads it (src/h5.py repack: --external allow)"
+        f"{what}: refused - if you trust this file, data.external=allow reads it (./run h5 repack: --external allow)"
     )

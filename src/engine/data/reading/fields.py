@@ -18,6 +18,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from engine.data.reading.filters import check_filters
 from engine.data.reading.finding import Sources, check_type, find
 from engine.data.reading.layout import plan
 from engine.data.reading.opening import named
@@ -45,15 +46,15 @@ class Fixed:
         self._where = where = f"{dset.file.filename}: {dset.name}"
         dtype = dset.dtype if member is None else dset.dtype[member]
         if dtype.names and member is not None:
-            raise ConfigError(f"{where}/{member} is a compound type within another, which is not read; repack it")
+            raise ConfigError(f"{where}/{member} is a compound type within another, which is not read; write it flat")
         if dtype.names:
-            raise ConfigError(
-                f"{where} has a compound type; name a member: {dset.name}/{dtype.names[0]} (of {dtype.names})"
-            )
+            fit = [name for name in dtype.names if (dtype[name].subdtype or (dtype[name],))[0].kind in "biufc"]
+            remedy = f"name a member: {dset.name}/{fit[0]}" if fit else "none of its members can be a tensor"
+            raise ConfigError(f"{where} has a compound type; {remedy} (of {dtype.names})")
         base, inner = dtype.subdtype or (dtype, ())
         strings = base.kind == "S" and (member is not None or inner)  # those of a dataset of strings become str
         if base.kind not in "biufcS" or base.char in "gG" or strings:  # g: long double
-            raise ConfigError(f"{where} has the type {dtype}, which no tensor can hold; repack it as another type")
+            raise ConfigError(f"{where} has the type {dtype}, which no tensor can hold; write it as another type")
         if not dset.shape:
             raise ConfigError(f"{where} is a single value without rows; a field needs a dataset of shape (rows, ...)")
         self.shape, self.dtype, self._stored = (*dset.shape, *inner), torch_dtype(base), base.newbyteorder("=")
@@ -65,6 +66,7 @@ class Fixed:
             way, self.reason, layout = plan(dset)
         self.reader: Way
         if layout is None:
+            check_filters(dset)
             self.way, self.reader = "h5py", ThroughH5py(dset, member, swmr, sources)
         elif way == "mapped":
             self.way, self.reader = way, Mapped(layout)
@@ -224,11 +226,12 @@ class Objects:
         string, vlen = h5py.check_string_dtype(dset.dtype), h5py.check_vlen_dtype(dset.dtype)
         if string is None and (vlen is None or np.dtype(vlen).kind not in "biuf"):
             raise ConfigError(
-                f"{self._where} has the type {dset.dtype}, which no tensor can hold; repack it as another type"
+                f"{self._where} has the type {dset.dtype}, which no tensor can hold; write it as another type"
             )
         self._rows, self.text, self.chunk_rows = dset.shape[0], string is not None, 1
         self.shape, self.dtype = (-1,), torch_dtype(np.dtype(np.uint8 if self.text else vlen))
         self._fixed = Fixed(dset, None, cache, swmr) if string and string.length is not None else None
+        check_filters(dset)
         self._reader = ThroughH5py(dset, None, swmr, Sources(dset))
         self.way, self.reason = (self._fixed.way, self._fixed.reason) if self._fixed else ("h5py", "variable length")
         self._bytes_a_row = dset.dtype.itemsize

@@ -14,20 +14,52 @@ from typing import Any
 import h5py
 import numpy as np
 
+from engine.errors import ConfigError
 from engine.extras import missing
 
 DEFLATE, SHUFFLE, FLETCHER32, BLOSC, LZ4, ZSTD = 1, 2, 3, 32001, 32004, 32015
 NAMES = {DEFLATE: "gzip", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", BLOSC: "blosc", LZ4: "lz4", ZSTD: "zstd"}
 COMPRESSORS = (DEFLATE, BLOSC, LZ4, ZSTD)
-OTHERS = {4: "szip", 5: "nbit", 6: "scale-offset", 32000: "lzf", 32008: "bitshuffle", 32026: "blosc2"}
+OTHERS = {4: "szip", 5: "nbit", 6: "scale-offset", 32000: "lzf"}
+# of the registered ones, those that hdf5plugin brings, and others that occur
+HDF5PLUGIN = {
+    307: "bzip2", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32015: "zstd", 32017: "sz",
+    32018: "fcidecomp", 32024: "sz3", 32026: "blosc2", 32028: "sperr",
+}  # fmt: skip
+ELSEWHERE = {305: "LZO", 32002: "mafisc", 32003: "snappy", 32009: "SPDP", 32010: "lpc-rice", 32019: "jpeg"}
 LIBRARY = {BLOSC: "blosc", LZ4: "lz4.block", ZSTD: "zstandard"}
 
 Options = tuple[int, ...]
 _local = threading.local()
 
 
-def name(number: int) -> str:
-    return NAMES.get(number) or OTHERS.get(number) or f"filter {number}"
+def filter_name(number: int) -> str:
+    known = {**OTHERS, **ELSEWHERE, **HDF5PLUGIN, **NAMES}
+    return known.get(number) or f"filter {number}"
+
+
+def missing_filter(dset: h5py.Dataset) -> int | None:
+    """The number of a filter without which this installation of HDF5 cannot read the dataset."""
+    load_plugins(dset)
+    return next((n for n in _numbers(dset) if not h5py.h5z.filter_avail(n)), None)
+
+
+def check_filters(dset: h5py.Dataset) -> None:
+    """Raise a ConfigError that names the filter that HDF5 lacks for this dataset."""
+    if (number := missing_filter(dset)) is None:
+        return
+    what = f"{dset.file.filename}: {dset.name} needs the filter {filter_name(number)} (number {number})"
+    if number in HDF5PLUGIN and _load("hdf5plugin") is None:
+        raise ConfigError(f"{what}; {missing('HDF5', 'hdf5plugin', 'codecs')}")
+    raise ConfigError(
+        f"{what}, which is not in hdf5plugin; where that filter is, write the file again with another: "
+        f"h5repack -f GZIP=4 OLD NEW"
+    )
+
+
+def _numbers(dset: h5py.Dataset) -> list[int]:
+    create = dset.id.get_create_plist()
+    return [create.get_filter(k)[0] for k in range(create.get_nfilters())]
 
 
 def obstacle(pipeline: tuple[tuple[int, Options], ...], chunk_bytes: int) -> str | None:
@@ -36,10 +68,10 @@ def obstacle(pipeline: tuple[tuple[int, Options], ...], chunk_bytes: int) -> str
         return "several compressors, between which a chunk may have any size"
     for number, _ in pipeline:
         if number not in NAMES:
-            return f"the filter {name(number)}"
+            return f"the filter {filter_name(number)}"
         library = LIBRARY.get(number)
         if library and _load(library) is None:
-            return missing(name(number), library.split(".")[0], "codecs")
+            return missing(filter_name(number), library.split(".")[0], "codecs")
         if number == FLETCHER32 and chunk_bytes > 1 << 24:
             return "checksums of chunks above 16 MB"
     return None
@@ -47,8 +79,7 @@ def obstacle(pipeline: tuple[tuple[int, Options], ...], chunk_bytes: int) -> str
 
 def load_plugins(dset: h5py.Dataset) -> None:
     """Let h5py know more filters, where this dataset has one that it does not know."""
-    create = dset.id.get_create_plist()
-    if not all(h5py.h5z.filter_avail(create.get_filter(k)[0]) for k in range(create.get_nfilters())):
+    if not all(map(h5py.h5z.filter_avail, _numbers(dset))):
         _load("hdf5plugin")
 
 

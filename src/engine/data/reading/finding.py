@@ -19,6 +19,7 @@ from engine.data.reading.external import (
     check_link,
     check_way,
     items_below,
+    link_of,
     own_name,
     source_names,
 )
@@ -29,19 +30,19 @@ from engine.errors import ConfigError
 def listing(group: h5py.Group, limit: int = 24) -> list[str]:
     """Names of the datasets below a group, with shape and type."""
     found: list[str] = []
-    with suppress(OSError, RuntimeError, KeyError, ValueError):  # what is damaged ends the list
-        for name, item in items_below(group):
+    for name, item in items_below(group):
+        with suppress(OSError, RuntimeError, KeyError, ValueError, TypeError):  # what is damaged is left out
             if isinstance(item, h5py.Dataset):
                 found.append(f"{name} {item.shape} {type_name(item)}")
-            if len(found) >= limit:
-                break
+        if len(found) >= limit:
+            break
     return found
 
 
 def type_name(dset: h5py.Dataset) -> str:
     try:
         return str(dset.dtype)
-    except TypeError as error:  # NumPy has no such type
+    except (TypeError, ValueError) as error:  # NumPy has no such type
         return f"({error})"
 
 
@@ -79,9 +80,7 @@ def class_names(item: h5py.Dataset | h5py.Group) -> list[str] | None:
 def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tuple[Any, str | None]:
     try:
         check_way(file, group)
-        check_link(
-            file.get(group, getlink=True) if group.strip("/") else None, file, f"{file.filename}: {group}", external
-        )
+        check_link(link_of(file, group) if group.strip("/") else None, file, f"{file.filename}: {group}", external)
         top = file[group]
     except (KeyError, ValueError) as error:
         if "doesn't exist" not in str(error):
@@ -110,7 +109,7 @@ def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tu
             break
         try:
             where = f"{file.filename}: {item.name.rstrip('/')}/{part} ({key})"
-            check_link(item.get(part, getlink=True), file, where, external)
+            check_link(link_of(item, part), file, where, external)
             item = item[part]
         except (KeyError, RuntimeError) as error:
             if part not in item:
@@ -128,22 +127,24 @@ def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tu
 
 def _unreadable_link(group: h5py.Group, name: str, file: h5py.File, key: str, error: Exception) -> ConfigError:
     """Of a name that is there."""
-    link, what = group.get(name, getlink=True), f"{file.filename}: {name!r} ({key})"
+    link, what = link_of(group, name), f"{file.filename}: {name!r} ({key})"
     if isinstance(link, h5py.ExternalLink):
         if not candidates(file, link.filename, EXT):
             return ConfigError(f"{what} links to {link.filename}, which is missing")
         what += f", a link to {link.path} of {link.filename},"
     elif isinstance(link, h5py.SoftLink):
         what += f", a link to {link.path},"
+    elif link is None:
+        what += ", a link of a user's own class, which h5py does not know,"
     return unreadable(what, error)
 
 
 def check_type(dset: h5py.Dataset, key: str) -> None:
     try:
         _ = dset.dtype
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{dset.file.filename}: {dset.name} ({key}) has a type that NumPy lacks ({error}); repack it as another"
+            f"{dset.file.filename}: {dset.name} ({key}) has a type that NumPy lacks ({error}); write it as another"
         ) from error
 
 

@@ -16,7 +16,6 @@ import h5py
 from h5py._objects import phil  # its lock: a second one, held while h5py waits for its own, could deadlock
 
 from engine.errors import ConfigError, machine_fault
-from engine.extras import missing
 
 
 def is_remote(name: str) -> bool:
@@ -80,7 +79,7 @@ def named(what: object) -> Iterator[None]:
     """What h5py raises in this block becomes one line about `what`."""
     try:
         yield
-    except ConfigError:
+    except (ConfigError, BrokenPipeError):  # a pipe that we print to is no file that we read
         raise
     except (OSError, RuntimeError, KeyError, ValueError, OverflowError, MemoryError) as error:  # what h5py may raise
         raise unreadable(what, error) from error
@@ -228,7 +227,7 @@ _HINTS = {  # words of HDF5's: what they mean
     "truncated": "it is cut short: was the copy, or the program that wrote it, interrupted? Copy or write it again",
     "file signature": "it is not an HDF5 file, or its beginning is damaged",
     "filter returned failure": "what is stored there is damaged; copy or write it again",
-    "not registered|open directory|plugin": missing("it", "a filter of hdf5plugin", "codecs"),
+    "not registered|open directory|plugin": "it needs a filter that this HDF5 lacks; `h5.py inspect` names it",
     "version": f"it is damaged there, or written by a newer HDF5 than {h5py.version.hdf5_version}",
     "checksum|signature|corrupt|overflow|past end|ran off|EOA|heap|bad |wrong |greater than": "it is damaged there; "
     "copy or write it again",

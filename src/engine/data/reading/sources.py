@@ -31,6 +31,9 @@ STAMPS = ("ETag", "etag", "md5Hash", "checksum", "generation", "LastModified", "
 class Failed(Exception):
     """No server, a timeout, an answer that was cut or is not the one asked for."""
 
+    def __init__(self, said: object) -> None:
+        super().__init__(on_one_line(said))
+
 
 class Source(Protocol):
     """version: another one is another file. ranged: a part can be had without what comes before it."""
@@ -132,11 +135,11 @@ class Http:
             said = f"{error.code} {error.reason}{MEANS.get(error.code, '')}"
             if error.code in (408, 429) or error.code >= 500:
                 raise Failed(said) from error
-            raise ConfigError(f"{shown(self.url)}: {said}") from None
+            raise refused(self.url, said) from None
         except (OSError, http.client.HTTPException) as error:
             reason = error.reason if isinstance(error, URLError) else error
             if isinstance(reason, ssl.SSLCertVerificationError):
-                raise ConfigError(f"{shown(self.url)}: its certificate: {reason.verify_message}") from None
+                raise refused(self.url, f"its certificate: {reason.verify_message}") from None
             raise Failed(getattr(reason, "strerror", None) or reason or type(reason).__name__) from error
 
 
@@ -173,13 +176,22 @@ class Fsspec:
         try:
             yield
         except ImportError as error:
-            raise ConfigError(f"{shown(self.url)}: {first_line(error)} - {pip_install(extra='remote')}") from None
+            raise refused(self.url, f"{first_line(error)} - {pip_install(extra='remote')}") from None
         except FileNotFoundError:
             raise ConfigError(f"{shown(self.url)}: no such file; a pattern is not looked up, give a list") from None
         except (PermissionError, ValueError) as error:  # of an unknown protocol too
-            raise ConfigError(f"{shown(self.url)}: {first_line(error)}") from None
+            raise refused(self.url, first_line(error)) from None
         except Exception as error:  # of any library
             raise Failed(first_line(error)) from error
+
+
+def on_one_line(said: object) -> str:
+    """Whatever a server or a library says, for a terminal: without its control characters and line ends."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(str(said).split()))
+
+
+def refused(url: str, said: str) -> ConfigError:
+    return ConfigError(on_one_line(f"{shown(url)}: {said}"))
 
 
 def _changed(url: str) -> ConfigError:

@@ -40,6 +40,7 @@ BY_SUFFIX = {
     ".tfrecords": "tfrecord",
     ".tar": "webdataset",
     ".csv": "table",
+    ".tsv": "table",
     ".parquet": "table",
     ".txt": "text",
 }
@@ -55,7 +56,7 @@ def open_source(path: str, options: PackOptions) -> Source:
     if first is None:
         raise ConfigError(f"{path} does not exist")
     check_kind(first)
-    kind = recognise(first, options.variable) if options.format == "auto" else options.format
+    kind = recognise(first, options) if options.format == "auto" else options.format
     if kind not in OPENERS:
         raise ConfigError(f"--format: {kind!r} is none of {', '.join(OPENERS)}")
     if first is not where and kind not in SHARDED:
@@ -70,7 +71,7 @@ def open_source(path: str, options: PackOptions) -> Source:
     return source
 
 
-def recognise(path: Path, variable: bool) -> str:
+def recognise(path: Path, options: PackOptions) -> str:
     if path.is_file():
         if path.suffix in (".h5", ".hdf5"):
             raise ConfigError(f"{path} is HDF5 already: `repack` changes its layout")
@@ -88,15 +89,15 @@ def recognise(path: Path, variable: bool) -> str:
         return "zarr"
     if path.suffix == ".n5" or (path / "attributes.json").exists():
         return "n5"
-    return recognise_folder(path, variable)
+    return recognise_folder(path, options)
 
 
-def recognise_folder(path: Path, variable: bool) -> str:
+def recognise_folder(path: Path, options: PackOptions) -> str:
     """By the suffixes in it. Text and tables beside images or arrays describe these. Arrays in class folders are
     samples, in a flat folder columns."""
     found: dict[str, str] = {}  # kind -> the first file of it
     empty = True
-    for folder, _, names in walk(path):
+    for folder, _, names in walk(path, options.external):
         empty = empty and not names
         for name in names:
             if kind := kind_in_folder(name):
@@ -111,7 +112,8 @@ def recognise_folder(path: Path, variable: bool) -> str:
         raise ConfigError(f"{path} {what}; known: {', '.join(OPENERS)} (say which with --format)")
     kind, file = next(iter(found.items()))
     if kind == "arrays":
-        return "numpy" if file.lower().endswith(".npy") and not variable and are_columns(path) else "samples"
+        columns = file.lower().endswith(".npy") and not options.variable and are_columns(path, options.external)
+        return "numpy" if columns else "samples"
     return kind
 
 
@@ -123,17 +125,18 @@ def kind_in_folder(name: str) -> str:
         return "images"
     if suffix in (".npy", ".pth", ".pt"):
         return "arrays"
-    if suffix in (".txt", ".tar", ".parquet", ".csv"):
+    if suffix in (".txt", ".tar", ".parquet", ".csv", ".tsv"):
         return BY_SUFFIX[suffix]
     return "tfrecord" if ".tfrecord" in name else ""
 
 
-def are_columns(path: Path) -> bool:
+def are_columns(path: Path, external: str) -> bool:
     """x.npy, y.npy ... in the folder itself; or train/x.npy, test/x.npy: the same few names in the folder of each
     split. Else each file is a sample."""
     names: dict[Path, set[str]] = {}
-    for file in path.rglob("*.npy"):
-        names.setdefault(file.parent, set()).add(file.name)
+    for folder, _, files in walk(path, external):
+        if found := {name for name in files if name.endswith(".npy")}:
+            names[Path(folder)] = found
     if set(names) == {path}:
         return True
     splits = all(folder.parent == path and folder.name.lower() in SPLIT_NAMES for folder in names)

@@ -2,40 +2,52 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from engine.errors import ConfigError
+from engine.packing.account import Account
 from engine.packing.importers.base import SPLIT_NAMES, ArraySource, printable
-from engine.packing.importers.folders import check_kind, walk
+from engine.packing.importers.folders import walk
 from engine.packing.options import PackOptions
 
 _SPLIT = "|".join(SPLIT_NAMES)
 _IN_NAME = re.compile(rf"(?:(?P<a>{_SPLIT})[_/.-](?P<x>.+)|(?P<y>.+)[_/.-](?P<b>{_SPLIT}))", re.IGNORECASE)
 
 
-def split_names(arrays: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
+def split_names(arrays: dict[str, np.ndarray], path: Path) -> dict[str, dict[str, np.ndarray]]:
     """x_train, y_train, x_test ... -> {train: {x, y}, test: {x, ...}}; any name without a split: no splits."""
-    tables: dict[str, dict[str, np.ndarray]] = {}
-    for name, array in arrays.items():
-        match = _IN_NAME.fullmatch(name)
-        if not match:
-            return {"": arrays}
-        split = SPLIT_NAMES[(match["a"] or match["b"]).lower()]
-        tables.setdefault(split, {})[match["x"] or match["y"]] = array
+    matches = {name: _IN_NAME.fullmatch(name) for name in arrays}
+    if not all(matches.values()):
+        return {"": arrays}
+    parts = {name: ((m["a"] or m["b"]), (m["x"] or m["y"])) for name, m in matches.items() if m}
+    return by_split(arrays, parts, path)
+
+
+def by_split(arrays: Mapping[str, Any], parts: Mapping[str, tuple[str, str]], path: Path) -> dict[str, dict[str, Any]]:
+    """parts: name -> (word for its split, name in it). Two arrays of one place would be one."""
+    tables: dict[str, dict[str, Any]] = {}
+    names: dict[tuple[str, str], str] = {}
+    for name, (word, field) in parts.items():
+        place = SPLIT_NAMES[word.lower()], field
+        if (first := names.setdefault(place, name)) != name:
+            raise ConfigError(f"{path}: {first!r} and {name!r} are both {field!r} of {place[0]}; rename one")
+        tables.setdefault(place[0], {})[field] = arrays[name]
     return tables
 
 
 def open_numpy(path: Path, options: PackOptions) -> ArraySource:
     """Mapped, not loaded (a compressed .npz is loaded: it has no rows to map)."""
-    files = sorted(path.rglob("*.npy")) if path.is_dir() else [path]
-    for file in files:
-        check_kind(file)
+    account = Account()
+    files = array_files(path, options.external, account) if path.is_dir() else [path]
     if path.suffix.lower() == ".npz":
-        arrays = read_npz(path)
+        arrays = read_npz(path, options.fields, account)
     else:
         arrays = {str(f.relative_to(path).with_suffix("")) if path.is_dir() else f.stem: read_npy(f) for f in files}
     if not arrays:
@@ -47,13 +59,22 @@ def open_numpy(path: Path, options: PackOptions) -> ArraySource:
         arrays = {name: arrays[name] for name in options.fields}
         tables = {"": arrays}
     else:
-        tables = split_names(arrays)
-    if path.is_dir() and not options.quiet:
-        others = [n for _, _, names in walk(path) for n in names if not n.endswith(".npy")]
-        if others:
-            print(f"left out: {len(others)} files that are no .npy ({printable(', '.join(others[:3]))})")
+        tables = split_names(arrays, path)
     stats = [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
-    return ArraySource(tables, stats, {})
+    source = ArraySource(tables, stats, {})
+    source.account = account
+    return source
+
+
+def array_files(path: Path, external: str, account: Account) -> list[Path]:
+    found = []
+    for folder, _, names in walk(path, external, account):
+        for name in names:
+            if name.endswith(".npy"):
+                found.append(Path(folder, name))
+            else:
+                account.leave("files", os.path.relpath(os.path.join(folder, name), path), "no .npy")
+    return sorted(found)
 
 
 def read_npy(path: Path) -> np.ndarray:
@@ -63,12 +84,21 @@ def read_npy(path: Path) -> np.ndarray:
         raise ConfigError(f"{path} cannot be read as .npy: {explain(error)}") from None
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray]:
+def read_npz(path: Path, wanted: Mapping[str, str], account: Account) -> dict[str, np.ndarray]:
+    """wanted: those that --fields names, if it names members of this archive; none: all."""
     try:
         with np.load(path, allow_pickle=False) as loaded, zipfile.ZipFile(path) as archive:
+            members = archive.namelist()
+            if twice := next((m for m in members if members.count(m) > 1), None):
+                raise ValueError(f"it has two members {twice!r}")
+            names = [member[: -len(".npy")] for member in members if member.endswith(".npy")]
+            for member in members:
+                if not member.endswith((".npy", "/")):
+                    account.leave("members", printable(member), "no .npy")
+            names = [n for n in names if n in wanted] if wanted and set(wanted) <= set(names) else names
             return {
                 name: _map_member(path, archive.getinfo(f"{name}.npy")) if _stored(archive, name) else loaded[name]
-                for name in loaded.files
+                for name in names
             }
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError) as error:
         raise ConfigError(f"{path} cannot be read as .npz: {explain(error)}") from None

@@ -7,13 +7,16 @@ import errno
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from engine.errors import ConfigError, machine_fault
+from engine.packing.account import Account
 
 Rows = np.ndarray | range
+Left = tuple[str, str, str]  # (kind in the plural, name, why): see Account.leave
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
@@ -72,6 +75,8 @@ def one_line(what: object) -> Iterator[None]:
     """Whatever a format's library raises about a source, as one line that names it."""
     try:
         yield
+    except BrokenPipeError:
+        raise
     except ConfigError as error:
         if "\n" not in str(error):
             raise
@@ -91,6 +96,8 @@ class Source:
     """Rows by number. Picklable where `processes` is true; handles are opened where they are used.
 
     fields: name -> Field. splits: name -> the source's rows, "" where the source has no splits of its own.
+    group_attrs: path of a group in the file, "" of all of it -> attributes. field_attrs: (split, field) -> attributes
+    that the field has in this split only.
     processes: reading is Python work, so read in processes; else in threads.
     ordered: rows are a stream (tokens): shares are cut off its end, never drawn.
     slow_random: reading rows out of order decodes whole blocks for single rows.
@@ -99,13 +106,24 @@ class Source:
     fields: dict[str, Field]
     splits: dict[str, Rows]
     origin: object = "the source"  # its path
+    group_attrs: Mapping[str, Mapping[str, Any]] = {}
+    field_attrs: Mapping[tuple[str, str], Mapping[str, Any]] = {}
     processes = False
     ordered = False
     slow_random = False
 
+    @cached_property
+    def account(self) -> Account:
+        """What it holds, and what of it is not given."""
+        return Account()
+
     def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
         """The readable ones of these rows: field -> (B, *shape) array, or a list of B arrays for a ragged field."""
         raise NotImplementedError
+
+    def lost(self) -> list[Left]:
+        """What of the samples read since the last call was not given. Of a source that is read in processes."""
+        return []
 
     def measure(self, rows: Rows, name: str) -> np.ndarray:
         """(B, dims) int64: the shapes of a ragged field's samples; zeros where the sample cannot be read."""

@@ -36,15 +36,27 @@ def common_type(columns: Sequence[Any], csv: bool) -> np.dtype:
 
 
 def smallest_float(cells: Any) -> np.dtype:
-    """float32 if it holds whole numbers exactly and rounds the rest to its 24 bits, else float64."""
+    """float32 if it holds whole numbers exactly, and the rest to all digits that were written, else float64."""
     values = as_numpy(cells)
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float32)
     if values.dtype.kind != "f":
         return np.dtype(np.float32 if (narrow.astype(np.float64) == values).all() and fits(values, narrow) else "f8")
     size = np.abs(values)
-    same = np.isnan(values) | (narrow == values) | ((size >= SMALLEST) & (size < WHOLE))
+    usual = (size >= SMALLEST) & (size < WHOLE)
+    same = np.isnan(values) | (narrow == values)
+    if (rest := usual & ~same).any():
+        same[rest] = as_written(narrow[rest]) == values[rest]
     return np.dtype(np.float32 if same.all() else np.float64)
+
+
+def as_written(narrow: np.ndarray) -> np.ndarray:
+    """The numbers that float32 would be written as: 0.1 for the one nearest to 0.1; those of more digits come back as
+    others."""
+    import pyarrow as pa
+
+    written: np.ndarray = pa.array(narrow).cast(pa.string()).cast(pa.float64()).to_numpy()
+    return written
 
 
 def as_numpy(cells: Any) -> np.ndarray:

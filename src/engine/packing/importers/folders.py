@@ -1,34 +1,58 @@
-"""What lies below a folder: all of it, each real folder once."""
+"""What lies below a folder: all of it, each real folder once, and nothing that lies elsewhere."""
 
 from __future__ import annotations
 
 import os
 import stat
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 from engine.errors import ConfigError
+from engine.packing.account import Account
 from engine.packing.importers.base import printable
 
+# what systems and programs put beside data, for themselves
+OF_SYSTEMS = (".DS_Store", "._*", ".git", ".gitignore", ".gitattributes", ".ipynb_checkpoints", ".nfs*", ".directory")
+REFUSE, ALLOW = "refuse", "allow"
 
-def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """(folder, names of its folders, of its files), sorted; hidden ones are left out, links are followed.
 
-    ConfigError: a folder cannot be read, or a link leads to one that was met before or lies above.
+def walk(
+    root: Path, external: str, account: Account | None = None, hidden: bool = False, source: Path | None = None
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """(folder, names of its folders, of its files), sorted; links are followed, and to what lies outside of root only
+    if external is `allow`. Hidden ones are left out, and said to the account, or with `hidden` among the others.
+    source: the folder that was given, if root lies in it.
+
+    ConfigError: a folder cannot be read, or a link leads to one that was met before or lies above, or outside.
     """
 
     def stop(error: OSError) -> None:
-        raise ConfigError(f"{error.filename} cannot be read: {error.strerror}")
+        raise ConfigError(printable(f"{error.filename} cannot be read: {error.strerror}"))
 
-    met = {_identity(above): str(above) for above in root.resolve().parents}
+    top = os.path.realpath(source or root)
+    check_inside(root, top, external)
+    met = {_identity(above): str(above) for above in Path(os.path.realpath(root)).parents}
     for folder, names, files in os.walk(root, onerror=stop, followlinks=True):
         if (first := met.setdefault(_identity(folder), folder)) != folder:
-            raise ConfigError(f"{folder} is {first} again, by a link; remove the link")
-        names[:] = sorted(n for n in names if not n.startswith("."))
-        files = sorted(f for f in files if not f.startswith("."))
-        for name in files:
-            check_kind(Path(folder, name))
+            raise ConfigError(printable(f"{folder} is {first} again, by a link; remove the link"))
+        if not hidden:
+            if account is not None:
+                leave_hidden(os.path.relpath(folder, source or root), [*names, *files], account)
+            names[:] = [n for n in names if not n.startswith(".")]
+            files = [f for f in files if not f.startswith(".")]
+        names.sort()
+        files.sort()
+        for name in [*names, *files]:
+            check_kind(path := Path(folder, name))
+            check_inside(path, top, external)
         yield folder, names, files
+
+
+def leave_hidden(folder: str, names: list[str], account: Account) -> None:
+    for name in sorted(n for n in names if n.startswith(".")):
+        if not any(fnmatch(name, own) for own in OF_SYSTEMS):
+            account.leave("hidden files or folders", os.path.normpath(os.path.join(folder, name)))
 
 
 def check_kind(path: Path) -> None:
@@ -41,6 +65,24 @@ def check_kind(path: Path) -> None:
         raise ConfigError(
             printable(f"{path} is no regular file (a pipe, a socket or a device); give files, or folders")
         )
+
+
+def check_inside(path: Path, top: str, external: str) -> None:
+    """top: the real path of the source. A folder from elsewhere could hold a link to any file of whoever packs it."""
+    if external == ALLOW or not path.is_symlink() or lies_in(path, top):
+        return
+    raise ConfigError(
+        printable(
+            f"{path} is a link to {os.path.realpath(path)}, outside of {top}; --external allow reads what lies "
+            "elsewhere, if you trust who made the link"
+        )
+    )
+
+
+def lies_in(path: Path, top: str) -> bool:
+    """Whether what a path leads to, by all its links, lies in the folder of this real path."""
+    real = os.path.realpath(path)
+    return real == top or real.startswith(top.rstrip(os.sep) + os.sep)
 
 
 def _identity(folder: str | Path) -> tuple[int, int]:

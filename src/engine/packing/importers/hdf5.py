@@ -1,10 +1,10 @@
-"""HDF5 files as a source for `repack`: plain datasets by rows, and a list of all else, which is copied as it is."""
+"""HDF5 files as a source for `repack`: which datasets are written anew, and their rows."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,55 +12,87 @@ from typing import Any
 import h5py
 import numpy as np
 
-from engine.data import check_external, plan_reader
-from engine.errors import ConfigError
-from engine.extras import missing
+from engine.data import REFUSE_EXTERNAL, Sources, check_external, filter_name, missing_filter, plan_reader
+from engine.packing.account import Account
+from engine.packing.copying import SMALL
 from engine.packing.importers.base import Bad, Field, Rows, Source
+from engine.packing.tree import DATASET, UNREADABLE, Tree, grows
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """flatten: HDF5's variable length becomes values and offsets. external: refuse or allow datasets whose bytes lie in
+    files elsewhere. fixed: what can grow need not be able to. chunk_rows: (shape, type) -> rows to a chunk, 0 for none.
+    small: bytes of a dataset, below which it is copied without a task and a page of its own."""
+
+    flatten: bool = False
+    external: str = REFUSE_EXTERNAL
+    fixed: bool = False
+    chunk_rows: Callable[[tuple[int, ...], np.dtype], int] = lambda shape, dtype: 0
+    small: int = SMALL
 
 
 @dataclass
 class Contents:
-    """Paths of what a file holds."""
+    """By path: what is written anew, row by row; all else is copied as it is."""
 
+    tree: Tree
     plain: dict[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)  # numbers with rows
     vlen: dict[str, int] = field(default_factory=dict)  # samples of variable length, to be made flat: number of rows
-    groups: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)  # scalars, strings, variable length ...: copied by HDF5
-    aliases: dict[str, str] = field(default_factory=dict)  # further names of one object
-    links: dict[str, Any] = field(default_factory=dict)  # soft and external
+    kept: dict[str, str] = field(default_factory=dict)  # numbers with rows that keep their layout, and why
+    rows: dict[str, int] = field(default_factory=dict)  # of the other datasets with rows
 
 
-def scan(file: h5py.File, flatten: bool, external: str) -> Contents:
-    """external: refuse or allow datasets whose bytes lie in files elsewhere."""
-    contents, seen = Contents(), {_address(file): "/"}
-
-    def walk(group: h5py.Group, prefix: str) -> None:
-        for name in group:
-            path, link = prefix + name, group.get(name, getlink=True)
-            if not isinstance(link, h5py.HardLink):
-                contents.links[path] = link
+def scan(file: h5py.File, account: Account, wanted: Wanted) -> Contents:
+    contents = Contents(tree := Tree(file, account))
+    for where, node in tree.nodes.items():
+        if node.what != DATASET:
+            continue
+        # by name: HDF5 looks through the whole file for the name of what was opened by a reference
+        named = h5py.h5o.open(file.id, node.path.encode("utf-8", "surrogateescape")) if node.named else None
+        dset, path = h5py.Dataset(named or tree.open(where, file)), node.path.lstrip("/")
+        check_external(dset, file, wanted.external)
+        if dset.is_virtual or dset.external:
+            Sources(dset)
+        with contextlib.suppress(*UNREADABLE):  # said where it is copied
+            path.encode()
+            if not node.named:
                 continue
-            item = group[name]
-            check_external(item, file, external)
-            if (first := seen.setdefault(_address(item), path)) != path:
-                contents.aliases[path] = first
-            elif isinstance(item, h5py.Group):
-                contents.groups.append(path)
-                walk(item, path + "/")
-            elif isinstance(item, h5py.Dataset) and is_plain(item):
-                contents.plain[path] = (item.shape, native(item.dtype))
-            elif flatten and isinstance(item, h5py.Dataset) and item.ndim == 1 and vlen_type(item) is not None:
-                contents.vlen[path] = len(item)
+            if wanted.flatten and dset.ndim == 1 and vlen_type(dset) is not None:
+                contents.vlen[path] = len(dset)
+            elif not is_plain(dset):
+                contents.rows |= {path: dset.shape[0]} if dset.shape else {}
+            elif (why := reason_to_keep(dset, wanted)) is None:
+                contents.plain[path] = (dset.shape, native(dset.dtype))
+                if grows(dset.id) and (wanted.fixed or dset.is_virtual or dset.external):
+                    account.asked["extents that can grow"] += 1
             else:
-                contents.others.append(path)
-
-    walk(file, "")
+                contents.kept[path] = why
+    for path in contents.vlen:
+        dset = file[path]
+        account.asked["extents that can grow"] += grows(dset.id)
+        defined = dset.id.get_create_plist().fill_value_defined()
+        account.asked["fill values"] += defined == h5py.h5d.FILL_VALUE_USER_DEFINED
     return contents
 
 
-def _address(item: Any) -> Any:
-    info = h5py.h5o.get_info(item.id)
-    return info.fileno, info.addr
+def reason_to_keep(dset: h5py.Dataset, wanted: Wanted) -> str | None:
+    """Why a dataset of numbers keeps its layout, "" where that goes without saying."""
+    if dset.nbytes < wanted.small:
+        return ""
+    if dset.is_virtual or dset.external:
+        return None
+    if (number := missing_filter(dset)) is not None:
+        return f"stored by the filter {filter_name(number)} (number {number}), which is not here"
+    if grows(dset.id) and not wanted.fixed and not wanted.chunk_rows(dset.shape, dset.dtype):
+        return "able to grow, which needs chunks; --fixed makes them contiguous"
+    if not dset.id.get_storage_size():
+        return ""  # never written
+    if dset.chunks:
+        count = math.prod(-(-side // c) for side, c in zip(dset.shape, dset.chunks, strict=True))
+        if 2 * dset.id.get_num_chunks() < count:
+            return "for the most part never written"
+    return None
 
 
 def is_plain(dset: h5py.Dataset) -> bool:
@@ -68,7 +100,7 @@ def is_plain(dset: h5py.Dataset) -> bool:
     dtype = dtype_of(dset)
     if dtype is None or not dset.ndim or not dset.size or dtype.hasobject or dtype.subdtype or padded(dtype):
         return False
-    if dtype.kind not in "biufcSV":
+    if dtype.kind not in "biufcSV" or (dset.id.get_type().committed() and native(dtype) != dtype):
         return False
     return bool(dset.id.get_type().equal(h5py.h5t.py_create(dset.dtype, logical=True)))
 
@@ -77,7 +109,7 @@ def dtype_of(dset: h5py.Dataset) -> np.dtype | None:
     """None: NumPy has no such type."""
     try:
         return dset.dtype
-    except TypeError:
+    except (TypeError, ValueError):
         return None
 
 
@@ -107,7 +139,7 @@ class H5Source(Source):
     """Plain datasets by path. They differ in length, so the parts to write are made by the caller."""
 
     def __init__(self, path: Path, contents: Contents) -> None:
-        self.path, self.splits = path, {}
+        self.path, self.splits, self.account = path, {}, contents.tree.account
         self.fields = {name: Field(shape[1:], dtype) for name, (shape, dtype) in contents.plain.items()}
         self._file = h5py.File(path, "r", rdcc_nbytes=1 << 26)
         self._arrays: dict[str, Any] = {name: self._array(name) for name in contents.plain}
@@ -118,8 +150,6 @@ class H5Source(Source):
 
     def _array(self, name: str) -> Any:
         dset = self._file[name]
-        if number := missing_filter(dset):
-            raise ConfigError(missing(f"{self.path}: {name}", f"the HDF5 filter {number}", "codecs"))
         if dset.chunks or plan_reader(dset)[0] != "mapped":
             return dset
         return np.memmap(dset.file.filename, dset.dtype, "r", dset.id.get_offset(), dset.shape)
@@ -144,48 +174,3 @@ class H5Source(Source):
     def close(self) -> None:
         self._arrays.clear()
         self._file.close()
-
-
-def missing_filter(dset: h5py.Dataset) -> int | None:
-    """The number of a filter without which this installation of HDF5 cannot read the dataset."""
-    with contextlib.suppress(ImportError):
-        importlib.import_module("hdf5plugin")  # brings the usual ones
-    plan = dset.id.get_create_plist()
-    numbers = (plan.get_filter(k)[0] for k in range(plan.get_nfilters()))
-    return next((n for n in numbers if not h5py.h5z.filter_avail(n)), None)
-
-
-def copy_attrs(source: Any, target: Any) -> Iterator[str]:
-    """Yields those that cannot be copied: references to objects of the old file, types that NumPy lacks."""
-    for name in source.attrs:
-        try:
-            kind = source.attrs.get_id(name).dtype
-        except TypeError:
-            yield f"{name} (a type that NumPy lacks)"
-            continue
-        if h5py.check_ref_dtype(kind) or any(h5py.check_ref_dtype(f[0]) for f in (kind.fields or {}).values()):
-            yield f"{name} (a reference)"
-        else:
-            value = source.attrs[name]
-            target.attrs.create(name, value, None if isinstance(value, h5py.Empty) else np.shape(value), kind)
-
-
-def copy_rest(source: h5py.File, target: h5py.File, contents: Contents) -> list[str]:
-    """Everything but the rows: groups, attributes, links, and objects that are copied whole -> what was left out."""
-    lost: list[str] = []
-    for path in contents.groups:
-        target.require_group(path)
-    for path in ["/", *contents.groups, *contents.plain, *contents.vlen]:
-        lost += [f"{path}: attribute {name}" for name in copy_attrs(source[path], target[path])]
-    if contents.others and source.id.get_create_plist().get_sizes() != (8, 8):
-        raise ConfigError(
-            f"{source.filename} was written with addresses of other than 8 bytes, from which HDF5 copies no "
-            f"{contents.others[0]} (scalars, strings, variable length ...); write it again with the usual ones"
-        )
-    for path in contents.others:
-        source.copy(source[path], target, name=path)
-    for path, link in contents.links.items():
-        target[path] = link
-    for path, first in contents.aliases.items():
-        target[path] = target[first]
-    return lost

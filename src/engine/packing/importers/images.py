@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +14,54 @@ import numpy as np
 
 from engine.errors import ConfigError, first_line
 from engine.extras import need
+from engine.packing.account import Account
 from engine.packing.importers.base import (
     SPLIT_NAMES,
     Bad,
     BadSample,
     Field,
+    Left,
     Rows,
     SampleSource,
     UnlikeSample,
     bad,
     printable,
 )
-from engine.packing.importers.folders import walk
+from engine.packing.importers.folders import leave_hidden, walk
 from engine.packing.options import PackOptions
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
-CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4, "I;16": 1}
+CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4, "P": 1, "I;16": 1}
+AUTO = "auto"
+COLOURS = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "YCbCr"}  # modes whose colours RGB has
+ORIENTATION = 0x0112  # the tag of EXIF; 1: upright
 
 
 class ImageDecoder:
-    """Encoded image -> (C, H, W) uint8 (uint16 in mode I;16). EXIF rotation is ignored, as torchvision does."""
+    """Encoded image -> (C, H, W) uint8 (uint16 in mode I;16).
+
+    Mode auto: P, the numbers of the palette, if the first image has one, as masks of classes do (a GIF has to); else
+    RGB. `lost` lists what a mode that nobody asked for leaves out.
+    """
 
     def __init__(self, options: PackOptions) -> None:
         self.size, self.crop, self.mode, self.variable = options.size, options.crop, options.mode, options.variable
+        self.auto, self.exif = options.mode == AUTO, options.exif
+        self.palette: np.ndarray | None = None  # (n, 3) uint8, of the first image of mode P
+        self.first: object = None
+        self.lost: list[Left] = []
         need("PIL.Image", "reading images", "pillow", "images")
-        if self.mode not in CHANNELS:
+        if self.mode not in (AUTO, *CHANNELS):
             raise ConfigError(f"--mode: {self.mode!r} is none of {', '.join(CHANNELS)}")
         if self.variable and self.size:
             raise ConfigError("--variable keeps each image's own size and --size makes them one: give one of the two")
 
     def field(self, first: np.ndarray, name: str) -> Field:
         shape = (first.shape[0], None, None) if self.variable else first.shape
-        return Field(shape, first.dtype, {"layout": "CHW", "mode": self.mode})
+        attrs: dict[str, Any] = {"layout": "CHW", "mode": self.mode}
+        if self.mode == "P" and self.palette is not None:
+            attrs["palette"] = self.palette
+        return Field(shape, first.dtype, attrs)
 
     def __call__(self, data: bytes | str, name: object) -> np.ndarray:
         from PIL import Image
@@ -57,7 +73,10 @@ class ImageDecoder:
             with Image.open(io.BytesIO(data)) as image:
                 if lost := more_than_kept(image):
                     raise BadSample(name, lost)
-                if image.mode != self.mode:
+                if self.mode == AUTO:
+                    self.mode = "P" if image.mode == "P" and image.format != "GIF" else "RGB"
+                image = self._upright(image, name)
+                if image.mode != self.mode or self.mode == "P":
                     image = self._convert(image, name)
                 if self.size:
                     image = self._resize(image)
@@ -66,8 +85,7 @@ class ImageDecoder:
             raise
         except Exception as error:  # Pillow's plugins raise whatever they meet: OSError, SyntaxError, struct.error ...
             raise bad(name, error, reason(error)) from None
-        if self.mode == "I;16":
-            pixels = pixels.astype(np.uint16)
+        pixels = pixels.astype(np.uint16 if self.mode == "I;16" else np.uint8, copy=False)
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
     def shape(self, path: str) -> tuple[int, int, int]:
@@ -76,11 +94,46 @@ class ImageDecoder:
 
         try:
             with Image.open(path) as image:
-                return (CHANNELS[self.mode], image.height, image.width)
+                sides = (image.height, image.width)
+                turned = self.exif == "apply" and orientation(image) >= 5
+                return (CHANNELS[self.mode], *(sides[::-1] if turned else sides))
         except Exception as error:
             raise bad(path, error, reason(error)) from None
 
+    def _upright(self, image: Any, name: object) -> Any:
+        if (turned := orientation(image)) == 1 or self.exif == "ignore":
+            return image
+        if self.exif == "apply":
+            from PIL import ImageOps
+
+            return ImageOps.exif_transpose(image)
+        self._leave("EXIF orientations", name, f"{turned}; --exif apply turns the pixels, --exif ignore does not")
+        return image
+
+    def _leave(self, kind: str, name: object, why: str) -> None:
+        self.lost.append((kind, printable(name), why))
+
+    def _numbers(self, image: Any, name: object) -> Any:
+        """Of the palette, or grey values where --mode P says that these are numbers."""
+        if image.mode in ("1", "L") and not self.auto:
+            return image
+        if image.mode != "P":
+            remedy = "--mode RGB packs the colours" + "; --mode P the grey values" * (image.mode == "L")
+            raise BadSample(name, f"is an image of mode {image.mode}, without a palette; {remedy}")
+        palette = palette_of(image)
+        if self.palette is None:
+            self.palette, self.first = palette, name
+        size = min(len(palette), len(self.palette))
+        if not np.array_equal(palette[:size, :3], self.palette[:size, :3]):
+            if self.auto:
+                why = "its numbers are other colours; --mode RGB packs the colours, --mode P the numbers"
+                raise BadSample(name, f"has another palette than {self.first}: {why}")
+            self._leave("palettes", name, "another one than the first, which the file has")
+        return image
+
     def _convert(self, image: Any, name: object) -> Any:
+        if self.mode == "P":
+            return self._numbers(image, name)
         deep = image.mode.startswith("I") or image.mode == "F"
         if deep != (self.mode == "I;16") or image.mode == "F":
             remedy = "--mode RGB or L reads it" if not deep else "--mode 'I;16' keeps it"
@@ -90,21 +143,30 @@ class ImageDecoder:
             if image.getextrema()[1] > 65535 or image.getextrema()[0] < 0:
                 raise BadSample(name, "holds values outside 0..65535; store such values as .npy")
             return image
-        if image.mode == "P" and "transparency" in image.info:
+        if self.auto and image.mode not in COLOURS:
+            self._leave("colours", name, f"{image.mode}, made RGB; --mode RGB asks for it")
+        was = image
+        if "transparency" in image.info or image.mode in ("PA", "LA", "RGBA"):
             image = image.convert("RGBA")
-        return image.convert(self.mode)
+            if self.auto and image.getextrema()[3][0] < 255:
+                self._leave("alpha channels", name, "--mode RGBA keeps them, --mode RGB does not")
+        made = (image if was.mode == "P" else was).convert(self.mode)
+        if self.mode == "L" and was.mode == "P" and not np.array_equal(np.asarray(made), np.asarray(was)):
+            self._leave("palette numbers", name, "--mode L packs the brightness of the colours, --mode P the numbers")
+        return made
 
     def _resize(self, image: Any) -> Any:
         from PIL import Image
 
         height, width = self.size or image.size[::-1]
+        between = Image.Resampling.NEAREST if self.mode == "P" else Image.Resampling.BILINEAR  # no number is in between
         if self.crop == "center":  # the shorter side to size, then the middle
             scale = max(height / image.height, width / image.width)
             full = (max(width, round(image.width * scale)), max(height, round(image.height * scale)))
-            image = image.resize(full, Image.Resampling.BILINEAR) if full != image.size else image
+            image = image.resize(full, between) if full != image.size else image
             left, top = (full[0] - width) // 2, (full[1] - height) // 2
             return image.crop((left, top, left + width, top + height))
-        return image.resize((width, height), Image.Resampling.BILINEAR) if image.size != (width, height) else image
+        return image.resize((width, height), between) if image.size != (width, height) else image
 
 
 def more_than_kept(image: Any) -> str:
@@ -116,6 +178,21 @@ def more_than_kept(image: Any) -> str:
         if any(";16" in w if isinstance(w, str) else image.format == "PPM" and w > 255 for w in words if w):
             return "has 16 bits for each colour, and 8 would be kept; store such values as .npy"
     return ""
+
+
+def orientation(image: Any) -> int:
+    """1 to 8; EXIF that cannot be read says nothing."""
+    try:
+        found = image.getexif().get(ORIENTATION, 1)
+    except Exception:  # of Pillow's parser: SyntaxError, struct.error, ValueError ...
+        return 1
+    return int(found) if found in range(1, 9) else 1
+
+
+def palette_of(image: Any) -> np.ndarray:
+    """(n, 3) uint8, or (n, 4) where some of its colours are transparent."""
+    mode = "RGBA" if "transparency" in image.info else "RGB"
+    return np.array(image.getpalette(mode), np.uint8).reshape(-1, len(mode))
 
 
 def reason(error: Exception) -> str:
@@ -164,6 +241,9 @@ class FileSource(SampleSource):
         where = np.delete(np.asarray(rows), [b.place for b in bad])
         return {f: out[f] if f == self.image else self.targets[f][where] for f in fields}, bad
 
+    def lost(self) -> list[Left]:
+        return drained([self.decode])
+
     def _check(self, row: int, values: dict[str, Any]) -> None:
         try:
             super()._check(row, values)
@@ -187,10 +267,23 @@ class FileSource(SampleSource):
         return {"folder": str(self.root.resolve()), "files": len(self.files), "names": names, "targets": targets}
 
 
-def list_folder(root: Path, suffixes: set[str]) -> tuple[list[str], dict[str, Rows], list[str], np.ndarray, list[str]]:
-    """(files relative to root, splits, class names, class of each file, files left out because of their suffix)."""
+def drained(decoders: Iterable[Any]) -> list[Left]:
+    """What these left out since they were asked last."""
+    found = []
+    for decode in decoders:
+        if isinstance(decode, ImageDecoder):
+            found += decode.lost
+            decode.lost = []
+    return found
+
+
+def list_folder(
+    root: Path, suffixes: set[str], external: str, account: Account
+) -> tuple[list[str], dict[str, Rows], list[str], np.ndarray]:
+    """(files relative to root, splits, class names, class of each file). Files of other kinds are left out."""
     try:
-        tops = sorted(e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith("."))
+        below = sorted(e.name for e in os.scandir(root))
+        tops = [name for name in below if (root / name).is_dir() and not name.startswith(".")]
     except OSError as error:
         raise ConfigError(f"{root} cannot be read: {error.strerror}") from None
     parts = {top: SPLIT_NAMES[top.lower()] for top in tops if top.lower() in SPLIT_NAMES}
@@ -203,10 +296,15 @@ def list_folder(root: Path, suffixes: set[str]) -> tuple[list[str], dict[str, Ro
     files: list[str] = []
     labels: list[str] = []
     others: list[str] = []
+    if parts:
+        leave_hidden("", below, account)
+        for name in set(below) - set(tops):
+            if not name.startswith("."):
+                account.leave("files", name, "in the folder of no split")
     splits: dict[str, Rows] = {}
     for top, split in parts.items() or [("", "")]:
         begin = len(files)
-        _list_split(root, top, suffixes, files, labels, others)
+        _list_split(root, top, suffixes, files, labels, others, external, account)
         if len(files) == begin:
             kinds = " ".join(sorted(suffixes))
             raise ConfigError(
@@ -223,15 +321,24 @@ def list_folder(root: Path, suffixes: set[str]) -> tuple[list[str], dict[str, Ro
         )
     index = {name: k for k, name in enumerate(classes)}
     ids = np.array([index.get(label, 0) for label in labels], np.int64)
-    return files, splits, classes, ids, others
+    for name in others:
+        account.leave("files", name, f"no {' '.join(sorted(suffixes))}" if len(suffixes) < 4 else "no image")
+    return files, splits, classes, ids
 
 
 def _list_split(
-    root: Path, top: str, suffixes: set[str], files: list[str], labels: list[str], others: list[str]
+    root: Path,
+    top: str,
+    suffixes: set[str],
+    files: list[str],
+    labels: list[str],
+    others: list[str],
+    external: str,
+    account: Account,
 ) -> None:
     """Append the files below root/top, sorted, with the class folder of each."""
     base = root / top
-    for folder, names, found in walk(base):
+    for folder, names, found in walk(base, external, account, source=root):
         below = os.path.relpath(folder, base)
         label = "" if below == "." else below.split(os.sep)[0]
         before = len(files)
@@ -248,9 +355,9 @@ def _list_split(
 
 def open_folder(root: Path, options: PackOptions) -> FileSource:
     decoder = ImageDecoder(options)
-    files, splits, classes, ids, others = list_folder(root, SUFFIXES)
-    if others and not options.quiet:
-        shown = printable(", ".join(others[:3]) + " ..." * (len(others) > 3))
-        print(f"left out: {len(others)} files that are no images ({shown})")
+    account = Account()
+    files, splits, classes, ids = list_folder(root, SUFFIXES, options.external, account)
     targets = {"label": (ids, {"classes": classes})} if classes else {}
-    return FileSource(root, files, splits, "image", decoder, decoder.field, targets)
+    source = FileSource(root, files, splits, "image", decoder, decoder.field, targets)
+    source.account = account
+    return source

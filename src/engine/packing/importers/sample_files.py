@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.packing.importers.base import Field, bad, printable
+from engine.packing.account import Account
+from engine.packing.importers.base import Field, bad
 from engine.packing.importers.images import FileSource, list_folder
 from engine.packing.importers.values import read_pth
 from engine.packing.options import PackOptions
@@ -25,8 +26,9 @@ def open_samples(path: Path, options: PackOptions) -> FileSource:
     def field(first: np.ndarray, name: str) -> Field:
         return Field((None,) * first.ndim if options.variable else first.shape, first.dtype)
 
-    files, splits, classes, ids, others = list_folder(path, {".npy", ".pth", ".pt"})
-    if others and not options.quiet:
-        print(f"left out: {len(others)} files that are no samples ({printable(', '.join(others[:3]))})")
+    account = Account()
+    files, splits, classes, ids = list_folder(path, {".npy", ".pth", ".pt"}, options.external, account)
     targets = {"label": (ids, {"classes": classes})} if classes else {}
-    return FileSource(path, files, splits, "x", decode, field, targets)
+    source = FileSource(path, files, splits, "x", decode, field, targets)
+    source.account = account
+    return source

@@ -11,23 +11,27 @@ import numpy as np
 from engine.errors import ConfigError
 from engine.extras import need
 from engine.packing.importers.base import Rows
-from engine.packing.importers.exact import common_type, is_list, restore_whole_numbers
+from engine.packing.importers.csv_file import check_names, read_csv_files
+from engine.packing.importers.exact import common_type, is_list
+from engine.packing.options import PackOptions
 
 
 class Groups:
     """The row groups of Parquet files, or a CSV as one of them."""
 
-    def __init__(self, files: list[Path]) -> None:
+    def __init__(self, files: list[Path], options: PackOptions) -> None:
         self.files = files
         self.places: list[tuple[int, int]] = []  # (file, group in it)
         schemas: list[Any] = []
         sizes: list[int] = []
+        self.metadata: list[dict[str, Any]] = []  # of each file
         self._csv: dict[int, Any] = {}
         self._last: tuple[Any, Any] = (None, None)
         pq = need("pyarrow.parquet", f"reading {files[0]}", "pyarrow", "tables")
+        csv = read_csv_files([file for file in files if file.suffix.lower() != ".parquet"], options)
         for k, file in enumerate(files):
-            if file.suffix.lower() == ".csv":
-                table = read_csv(file)
+            if file in csv:
+                table = csv[file]
                 self._csv[len(sizes)] = table
                 self.places.append((k, -1))
                 sizes.append(len(table))
@@ -41,6 +45,7 @@ class Groups:
                 self.places += [(k, g) for g in range(meta.num_row_groups)]
                 sizes += [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
             schemas.append(schema)
+            self.metadata.append(plain_metadata(schema.metadata))
             check_names(file, schema.names)
             if not schema.equals(schemas[0]):
                 here, there = ([f"{f.name} {f.type}" for f in s] for s in (schema, schemas[0]))
@@ -93,49 +98,29 @@ class Groups:
             parts += [c if self._csv or c.null_count else c.slice(0, 0) for c in found]
         return common_type(parts, bool(self._csv))
 
+    @property
+    def is_csv(self) -> bool:
+        return bool(self._csv)
+
+    def column_metadata(self, column: str) -> dict[str, Any]:
+        return plain_metadata(self.schema.field(column).metadata)
+
     def forget(self) -> None:
         """Before a fork: the parent's Parquet tables stay with the parent."""
         self._last = (None, None)
 
 
-def read_csv(file: Path) -> Any:
-    csv = need("pyarrow.csv", f"reading {file}", "pyarrow", "tables")
-    import pyarrow as pa
-
-    wrong: list[Any] = []
-
-    def stop(row: Any) -> str:
-        wrong.append(row)
-        return "error"
-
-    def read(**convert: Any) -> Any:
-        return csv.read_csv(
-            file,
-            csv.ReadOptions(use_threads=False),
-            csv.ParseOptions(invalid_row_handler=stop),
-            csv.ConvertOptions(**convert),
-        )
-
-    def as_text(column: str) -> Any:
-        kinds = {column: pa.string()}
-        return read(include_columns=[column], column_types=kinds, strings_can_be_null=True).column(0)
-
-    try:
-        table = read().combine_chunks()
-        check_names(file, table.schema.names)
-        return restore_whole_numbers(table, as_text)
-    except ConfigError:
-        raise
-    except Exception as error:  # pyarrow raises its own and OSError
-        if wrong:
-            row = wrong[0]
-            cells = f"{row.actual_columns} cells, the header {row.expected_columns}"
-            raise ConfigError(
-                f"{file}: line {row.number} has {cells}: {row.text[:60]!r}; a cell that holds a comma stands in quotes"
-            ) from None
-        raise ConfigError(f"{file} cannot be read as CSV: {error}") from None
+OF_THE_FORMAT = ("ARROW:", "PARQUET:")  # what the types say
 
 
-def check_names(file: Path, names: list[str]) -> None:
-    if twice := next((n for n in names if names.count(n) > 1), None):
-        raise ConfigError(f"{file} has two columns {twice!r}; give each a name of its own")
+def plain_metadata(found: dict[bytes, bytes] | None) -> dict[str, Any]:
+    """Texts by their names; bytes that are no UTF-8 as numbers."""
+    made: dict[str, Any] = {}
+    for key, value in (found or {}).items():
+        name = key.decode("utf-8", "backslashreplace")
+        if not name.startswith(OF_THE_FORMAT):
+            try:
+                made[name] = value.decode()
+            except UnicodeDecodeError:
+                made[name] = np.frombuffer(value, np.uint8)
+    return made

@@ -2,13 +2,14 @@
 
 Strings become classes (sorted, as the attribute `classes`) or, with --as COLUMN=text, UTF-8 of any length. Bytes, and
 the {bytes, path} of Hugging Face's image sets, are decoded as in values.py. A column `split` gives the splits. Numbers
-of a CSV with a point are float32, or float64 where float32 would change a large or tiny one; a Parquet file says its
+of a CSV with a point are float32, or float64 where that has fewer digits than were written; a Parquet file says its
 types itself. Whole numbers are kept to the last digit, or refused by name.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,12 @@ from typing import Any
 import numpy as np
 
 from engine.errors import ConfigError
-from engine.packing.importers.base import SPLIT_NAMES, Bad, BadSample, Field, Rows, Source
+from engine.packing.account import Account
+from engine.packing.importers.attributes import attributes
+from engine.packing.importers.base import SPLIT_NAMES, Bad, BadSample, Field, Left, Rows, Source
 from engine.packing.importers.exact import exact, is_list
-from engine.packing.importers.images import FileSource, ImageDecoder
+from engine.packing.importers.folders import ALLOW, lies_in
+from engine.packing.importers.images import FileSource, ImageDecoder, drained
 from engine.packing.importers.table_groups import Groups
 from engine.packing.importers.values import TEXT, decoder, field_of, files_by_split, guess, ranges, stamp
 from engine.packing.options import PackOptions
@@ -43,6 +47,8 @@ class TableSource(Source):
                 raise ConfigError(f"--fields: {where} has no column {wanted!r}; it has {names}")
             self._columns[wanted] = found
             self.fields[wanted] = self._learn(wanted, found, options)
+        if unknown := sorted(set(options.kinds) - set(self.fields) - known):
+            raise ConfigError(f"--as: {where} has no column {unknown[0]!r}; it has {names}")
         self.groups.forget()
 
     @staticmethod
@@ -74,9 +80,14 @@ class TableSource(Source):
                 raise ConfigError(f"{self.where}: the first row says what all are like, but {error}") from None
         if isinstance(value, dict):
             raise ConfigError(f"{self.where}: column {name!r} holds records; choose other columns with --fields")
+        if given not in (None, "int", "float"):
+            raise ConfigError(f"--as {name}={given}: {self.where} holds {kind} there, which is packed as it is")
         size = self._numbers(first, range(1), columns, None).shape[1:]  # before: says what is no number
         dtype = self.groups.number_type(columns, self._nan)
         return Field((None,) if options.variable and is_list(kind) and len(columns) == 1 else size, dtype)
+
+    def as_text(self, column: str) -> str:
+        return f", or --as {column}=text keeps it as it is written" if self.groups.is_csv else ""
 
     def _distinct(self, column: str) -> set[str]:
         found: set[Any] = set()
@@ -131,7 +142,9 @@ class TableSource(Source):
         try:
             return exact(cells, dtype)
         except ValueError as error:
-            raise ConfigError(f"{self.where}: column {column!r}: {error}; choose columns with --fields") from None
+            raise ConfigError(
+                f"{self.where}: column {column!r}: {error}; choose columns with --fields{self.as_text(column)}"
+            ) from None
 
     def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
         table = self.groups.take(rows, list(dict.fromkeys(c for f in fields for c in self._columns[f])))
@@ -158,6 +171,12 @@ class TableSource(Source):
                     got = out[name].shape[1:]
                     raise ConfigError(f"{self.where}: column {name!r}, rows from {rows[0]}: {got}, not {want.shape}")
         return self._without(out, bad, len(rows)), list(bad.values())
+
+    def single_columns(self) -> list[str]:
+        return [name for name, columns in self._columns.items() if columns == [name]]
+
+    def lost(self) -> list[Left]:
+        return drained(self._decode.values())
 
     def _decoded(self, rows: Rows, name: str, cells: list[Any], bad: dict[int, Bad]) -> list[np.ndarray | None]:
         made: list[np.ndarray | None] = []
@@ -194,9 +213,10 @@ class TableSource(Source):
 
 
 def open_table(path: Path, options: PackOptions) -> Source:
-    by_split = files_by_split(path, lambda p: p.suffix.lower() in (".csv", ".parquet"))
+    account = Account()
+    by_split = files_by_split(path, (".csv", ".tsv", ".parquet"), options.external, account)
     sizes, all_files = {}, [f for files in by_split.values() for f in files]
-    groups = Groups(all_files)
+    groups = Groups(all_files, options)
     if not len(groups):
         raise ConfigError(f"{path} has no rows")
     per_file = np.bincount([f for f, _ in groups.places], np.diff(groups.begins), len(all_files)).astype(int)
@@ -205,9 +225,30 @@ def open_table(path: Path, options: PackOptions) -> Source:
     splits = ranges(sizes)
     if "split" in groups.schema.names and list(splits) == [""]:
         splits = by_column(groups, path)
-    if options.file_column:
-        return image_list(path, groups, splits, options)
-    return TableSource(groups, splits, options, path)
+    made: Source = (
+        TableSource(groups, splits, options, path)
+        if not options.file_column
+        else image_list(path, groups, splits, options)
+    )
+    made.account = account
+    take_metadata(made, groups, account)
+    return made
+
+
+def take_metadata(source: Source, groups: Groups, account: Account) -> None:
+    """What Parquet files say of the whole, if all say it, and of their columns."""
+    first, *others = groups.metadata
+    alike = {name: value for name, value in first.items() if all(same(value, other.get(name)) for other in others)}
+    for name in dict.fromkeys(name for each in groups.metadata for name in each if name not in alike):
+        account.leave("attributes", name, "differs between the files")
+    source.group_attrs = {"": attributes(alike, "the file", account)} if alike else {}
+    if isinstance(source, TableSource):
+        found = {name: attributes(groups.column_metadata(name), name, account) for name in source.single_columns()}
+        source.field_attrs = {(split, name): own for split in source.splits for name, own in found.items() if own}
+
+
+def same(value: Any, other: Any) -> bool:
+    return type(value) is type(other) and bool(np.array_equal(value, other))
 
 
 def by_column(groups: Groups, path: Path) -> dict[str, Rows]:
@@ -237,5 +278,12 @@ def image_list(path: Path, groups: Groups, splits: dict[str, Rows], options: Pac
         targets = {n: (values[n], dict(table.fields[n].attrs)) for n in chosen}
     files = [str(v) for v in groups.take(whole, [column]).column(column).to_pylist()]
     root = path if path.is_dir() else path.parent
+    if options.external != ALLOW:
+        top = os.path.realpath(root)
+        if out := next((name for name in files if not lies_in(root / name, top)), None):
+            raise ConfigError(
+                f"{path}: column {column!r} names {out!r}, outside of {root}; --external allow reads what lies "
+                "elsewhere"
+            )
     decode = ImageDecoder(options)
     return FileSource(root, files, splits, "image", decode, decode.field, targets)

@@ -13,6 +13,7 @@ import numpy as np
 
 from engine.errors import ConfigError
 from engine.extras import need
+from engine.packing.account import Account
 from engine.packing.importers.base import ArraySource
 from engine.packing.importers.values import files_by_split, stamp
 from engine.packing.options import PackOptions
@@ -29,7 +30,8 @@ class TokenSource(ArraySource):
 
 def open_text(path: Path, options: PackOptions) -> TokenSource:
     """The field `tokens`; its attributes say which tokenizer, and how many ids there are where that is known."""
-    by_split = files_by_split(path, lambda p: p.suffix.lower() == ".txt")
+    account = Account()
+    by_split = files_by_split(path, (".txt",), options.external, account)
     files = [f for found in by_split.values() for f in found]
     if empty := [f for f in files if not f.stat().st_size]:
         raise ConfigError(f"{empty[0]} is empty")
@@ -47,7 +49,9 @@ def open_text(path: Path, options: PackOptions) -> TokenSource:
         if size:
             attrs["vocab_size"] = size
         tables = tokens(by_split, encode, size)
-    return TokenSource(tables, [options.tokenizer, *stamp(files)], {"tokens": attrs})
+    source = TokenSource(tables, [options.tokenizer, *stamp(files)], {"tokens": attrs})
+    source.account = account
+    return source
 
 
 def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -163,15 +163,16 @@ def example(data: bytes) -> dict[str, Any]:
         if number != 1:
             raise ValueError("a SequenceExample, whose feature_lists are not read" if number == 2 else "other fields")
         for entry_number, entry in message(features):
-            if entry_number == 1:
-                parts = dict(message(entry))
-                out[parts[1].decode()] = feature(parts.get(2, b""))
+            parts = dict(message(entry))
+            if entry_number != 1 or not set(parts) <= {1, 2}:
+                raise ValueError("other fields")
+            out[parts[1].decode()] = feature(parts.get(2, b""))
     return out
 
 
 class RecordSource(EncodedSource):
     def __init__(self, path: Path, options: PackOptions) -> None:
-        by_split = files_by_split(path, lambda p: ".tfrecord" in p.name)
+        by_split = files_by_split(path, (".tfrecord",), options.external, self.account)
         self.files = [file for files in by_split.values() for file in files]
         found = [np.array(list(frames(file)), np.int64).reshape(-1, 2) for file in self.files]
         number = np.repeat(np.arange(len(found)), [len(f) for f in found])

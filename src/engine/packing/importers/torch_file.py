@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from engine.errors import ConfigError, first_line
-from engine.packing.importers.arrays import split_names
-from engine.packing.importers.base import SPLIT_NAMES, ArraySource
+from engine.packing.account import Account
+from engine.packing.importers.arrays import by_split, split_names
+from engine.packing.importers.base import SPLIT_NAMES, ArraySource, printable
 from engine.packing.importers.values import stamp, to_numpy
 from engine.packing.options import PackOptions
 
@@ -25,23 +26,27 @@ def open_torch(path: Path, options: PackOptions) -> ArraySource:
         raise ConfigError(
             f"{path} cannot be read by torch.load(weights_only=True): {first_line(error)}; save plain tensors"
         ) from None
-    values = flatten(loaded, path)
-    if values and all(name.partition("/")[0].lower() in SPLIT_NAMES and "/" in name for name in values):
-        tables: dict[str, dict[str, np.ndarray]] = {}
-        for name, array in values.items():
-            split, _, rest = name.partition("/")
-            tables.setdefault(SPLIT_NAMES[split.lower()], {})[rest] = array
+    account = Account()
+    values = flatten(loaded, path, account)
+    if not values:
+        named = next(iter(account.left.get("values", [])), "nothing")
+        raise ConfigError(f"{path} holds no tensors with rows, only {printable(named)}")
+    if all(name.partition("/")[0].lower() in SPLIT_NAMES and "/" in name for name in values):
+        tables = by_split(values, {name: (name.partition("/")[0], name.partition("/")[2]) for name in values}, path)
     else:
         whole = {n: a for n, a in values.items() if not options.fields or n in options.fields} or values
-        tables = split_names(whole)
-    return ArraySource(tables, stamp([path]), {})
+        tables = split_names(whole, path)
+    source = ArraySource(tables, stamp([path]), {})
+    source.account = account
+    return source
 
 
-def flatten(value: Any, path: Path, name: str = "") -> dict[str, np.ndarray]:
-    """Nested names joined by /; what is in a tuple is called field0, field1 ..."""
+def flatten(value: Any, path: Path, account: Account, name: str = "") -> dict[str, np.ndarray]:
+    """Nested names joined by /; what is in a tuple is called field0, field1 ... What is no tensor is left out."""
     if hasattr(value, "detach"):
         if value.ndim == 0:
-            raise ConfigError(f"{path}: {name or 'the tensor'} is a single number, not rows")
+            account.leave("values", name or "the tensor", f"the single number {value.item()}")
+            return {}
         try:
             return {name or path.stem: to_numpy(value)}
         except ValueError as error:
@@ -51,10 +56,12 @@ def flatten(value: Any, path: Path, name: str = "") -> dict[str, np.ndarray]:
     elif isinstance(value, (tuple, list)) and len(value) <= 100:
         items = [(f"field{k}", v) for k, v in enumerate(value)]
     else:
-        raise ConfigError(
-            f"{path}: {name or 'it'} is a {type(value).__name__}; tensors, dicts and short tuples are read"
-        )
+        account.leave("values", name or "it", f"a {type(value).__name__}, no tensor")
+        return {}
     out: dict[str, np.ndarray] = {}
     for key, item in items:
-        out |= flatten(item, path, f"{name}/{key}" if name else key)
+        found = flatten(item, path, account, f"{name}/{key}" if name else key)
+        if twice := next((n for n in found if n in out), None):
+            raise ConfigError(f"{path} holds two tensors of the name {twice!r}; rename one")
+        out |= found
     return out

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import io
-import math
+import itertools
+import os
 import pickletools
+import re
 from collections.abc import Callable, Mapping, Sequence
-from glob import glob
+from glob import escape, glob
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from engine.errors import ConfigError, first_line
+from engine.packing.account import Account
 from engine.packing.importers.base import (
     SPLIT_NAMES,
     BadSample,
     Field,
+    Left,
     Rows,
     SampleSource,
     UnlikeSample,
     bad,
 )
-from engine.packing.importers.folders import check_kind, walk
-from engine.packing.importers.images import ImageDecoder
+from engine.packing.importers.folders import check_inside, check_kind, walk
+from engine.packing.importers.images import ImageDecoder, drained
 from engine.packing.options import PackOptions
 
 TEXT = {"encoding": "utf-8"}
 IMAGE_MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"P5", b"P6")
 Decode = Callable[[Any, object], np.ndarray]  # (bytes, name of the sample) -> array
+WHOLE_NUMBER = re.compile(rb"0|-?[1-9][0-9]*")  # what int() and str() carry there and back
 
 
 def guess(raw: bytes, where: object) -> str:
@@ -50,7 +55,7 @@ def guess(raw: bytes, where: object) -> str:
         raise ConfigError(
             f"{where}: {len(raw)} bytes of unknown kind; say which with --as NAME=uint8:3,32,32"
         ) from None
-    return "int" if text.strip().lstrip("-").isdigit() else "text"
+    return "number" if WHOLE_NUMBER.fullmatch(text.strip().encode()) else "text"
 
 
 def is_pickle(raw: bytes) -> bool:
@@ -69,6 +74,7 @@ def is_pickle(raw: bytes) -> bool:
 
 def decoder(kind: str, options: PackOptions, name: str) -> Decode:
     plain = {"npy": read_npy, "pth": read_pth, "text": read_text, "int": read_int, "float": read_float}
+    plain["number"] = read_number
     if kind == "image":
         return ImageDecoder(options)
     if kind in plain:
@@ -94,6 +100,22 @@ class Raw:
         if len(raw) != size:
             raise BadSample(name, f"has {len(raw)} bytes, {self.dtype}:{self.shape} takes {size}")
         return np.frombuffer(raw, self.dtype).reshape(self.shape)
+
+
+def is_npz(raw: object) -> bool:
+    """A zip whose first member is an array; one of torch.save begins with a folder."""
+    return isinstance(raw, bytes) and raw[:4] == b"PK\x03\x04" and raw[30:][: raw[26] + 256 * raw[27]].endswith(b".npy")
+
+
+def read_npz(raw: bytes, field: str, name: object) -> dict[str, np.ndarray]:
+    """Each array is a field of its own, field.array."""
+    try:
+        with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
+            if len(set(arrays.files)) < len(arrays.files):
+                raise ValueError("two arrays of one name")
+            return {f"{field}.{array}": arrays[array] for array in arrays.files}
+    except Exception as error:  # of NumPy, zipfile, zlib ...
+        raise bad(name, error, f"{field} cannot be read as .npz: {first_line(error)}") from None
 
 
 def read_npy(raw: bytes, name: object) -> np.ndarray:
@@ -138,6 +160,14 @@ def read_text(raw: bytes, name: object) -> np.ndarray:
     return np.frombuffer(raw, np.uint8)
 
 
+def read_number(raw: bytes, name: object) -> np.ndarray:
+    """A whole number that nobody called one: 007 is a name."""
+    if not WHOLE_NUMBER.fullmatch(raw.strip()) and re.fullmatch(rb"[+-]?[0-9]+", raw.strip()):
+        why = "--as NAME=text keeps it as it is written, --as NAME=int takes the number"
+        raise BadSample(name, f"is {raw.strip()[:30].decode()!r}, which no number is written as; {why}")
+    return read_int(raw, name)
+
+
 def read_int(raw: bytes, name: object) -> np.ndarray:
     try:
         return np.array(int(raw), np.int64)
@@ -150,14 +180,14 @@ def read_int(raw: bytes, name: object) -> np.ndarray:
 
 
 def read_float(raw: bytes, name: object) -> np.ndarray:
+    """As float64: which of the others need more digits than float32 has is not known here."""
     try:
         value = float(raw)
-        narrow = np.float32(value) if abs(value) < 3e38 or not math.isfinite(value) else np.float32(0)
-        if abs(value) >= 1 << 24 and float(narrow) != value:
-            raise BadSample(name, f"is too large for the digits of float32: {raw[:30]!r}; --as NAME=text keeps it")
-        return np.array(narrow)
     except ValueError:
         raise BadSample(name, f"is no number: {raw[:20]!r}") from None
+    if re.fullmatch(rb"[+-]?[0-9]+", raw.strip()) and (np.isinf(value) or int(value) != int(raw)):
+        raise BadSample(name, f"is too large for the digits of float64: {raw[:30]!r}; --as NAME=text keeps it")
+    return np.array(value, np.float64)
 
 
 def field_of(decode: Decode, first: np.ndarray, variable: bool, name: str) -> Field:
@@ -183,7 +213,7 @@ class EncodedSource(SampleSource):
         last: Exception | None = None
         for row in range(min(size, 100)):
             try:
-                values = self.raw(row)
+                values = self._values(row)
                 for name, raw in values.items():
                     given = options.kinds.get(name) or (usual or {}).get(name)
                     if isinstance(raw, bytes):
@@ -203,8 +233,17 @@ class EncodedSource(SampleSource):
             f"{where}: " + (f"no sample can be read; the last: {last}" if last else "it holds no samples")
         )
 
+    def lost(self) -> list[Left]:
+        return drained(self.decoders.values())
+
+    def _values(self, row: int) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for field, raw in self.raw(row).items():
+            made |= read_npz(raw, field, self.name_of(row)) if is_npz(raw) else {field: raw}
+        return made
+
     def sample(self, row: int, fields: Sequence[str]) -> dict[str, Any]:
-        raws = self.raw(row)
+        raws = self._values(row)
         if not self._chosen and (more := sorted(set(raws) - set(self.fields))):
             first = f"the first sample ({self.name_of(0)}) has only {sorted(self.fields)}"
             raise UnlikeSample(f"{self.name_of(row)} has a field {more[0]!r}, {first}; choose with --fields")
@@ -219,21 +258,39 @@ class EncodedSource(SampleSource):
         }
 
 
-def files_by_split(path: Path, keep: Callable[[Path], bool]) -> dict[str, list[Path]]:
+def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Account) -> dict[str, list[Path]]:
     """The files of a set of shards, in a folder or named by a pattern; by split if the folder or name of each
-    (train-0001.tar) says one, else under ""."""
+    (train-0001.tar) says one, else under "". kinds: such as ".tar"; other files of the folder are left out.
+
+    A pattern names files in the folder before its first * or ?: a link out of this is nobody's argument."""
     if path.is_dir():
-        files = sorted(p for folder, _, names in walk(path) for n in names if keep(p := Path(folder, n)))
+        files = []
+        for folder, _, names in walk(path, external, account):
+            for name in names:
+                if is_kind(name, kinds):
+                    files.append(Path(folder, name))
+                else:
+                    account.leave("files", os.path.relpath(os.path.join(folder, name), path), f"no {' '.join(kinds)}")
+        files.sort()
+    elif path.is_file():
+        files = [path]
     else:
-        files = [path] if path.is_file() else [Path(p) for p in sorted(glob(str(path)))]
+        files = [Path(p) for p in sorted(glob(str(path)))]
+        plain = list(itertools.takewhile(lambda part: part == escape(part), path.parent.parts))
         for file in files:
             check_kind(file)
+            check_inside(file, os.path.realpath(Path(*plain)), external)
     if not files:
         raise ConfigError(f"{path} holds no such files")
     splits = [split_of(f.relative_to(path).parts if path.is_dir() else (f.name,)) for f in files if f != path]
     if not all(splits) or not splits:
         return {"": files}
     return {split: [f for f, s in zip(files, splits, strict=True) if s == split] for split in dict.fromkeys(splits)}
+
+
+def is_kind(name: str, kinds: Sequence[str]) -> bool:
+    """name.tfrecord-00000-of-00010 is one of .tfrecord, too."""
+    return name.lower().endswith(tuple(kinds)) or (".tfrecord" in kinds and ".tfrecord" in name)
 
 
 def split_of(parts: tuple[str, ...]) -> str:

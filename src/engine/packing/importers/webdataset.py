@@ -15,7 +15,7 @@ from engine.packing.importers.images import SUFFIXES
 from engine.packing.importers.values import EncodedSource, files_by_split, ranges, stamp
 from engine.packing.options import PackOptions
 
-KINDS = {"cls": "int", "npy": "npy", "pth": "pth", "pt": "pth", "txt": "text"}
+KINDS = {"cls": "number", "npy": "npy", "pth": "pth", "pt": "pth", "txt": "text"}
 NAMES = {"cls": "label", **{suffix[1:]: "image" for suffix in SUFFIXES}}
 
 
@@ -23,8 +23,7 @@ class TarSource(EncodedSource):
     """Samples by their place in the tars, found in one pass over the headers."""
 
     def __init__(self, path: Path, options: PackOptions) -> None:
-        by_split = files_by_split(path, lambda p: p.suffix == ".tar")
-        self._others: list[str] = []
+        by_split = files_by_split(path, (".tar",), options.external, self.account)
         self.files = [file for files in by_split.values() for file in files]
         self._keys: list[str] = []
         places: dict[str, list[tuple[int, int, int, int]]] = {}  # field -> (sample, file, offset, size)
@@ -35,9 +34,6 @@ class TarSource(EncodedSource):
                 self._index(file, places)
             sizes[split] = len(self._keys) - before
         self.splits = ranges(sizes)
-        if self._others and not options.quiet:
-            shown = printable(", ".join(self._others[:3]) + " ..." * (len(self._others) > 3))
-            print(f"left out: {len(self._others)} members that are no files of samples ({shown})")
         self._places = {name: self._table(found) for name, found in places.items()}
         self._fds: dict[int, int] = {}
         kinds = {NAMES.get(ext, ext): KINDS[ext] for ext in KINDS if NAMES.get(ext, ext) in places}
@@ -54,7 +50,9 @@ class TarSource(EncodedSource):
                     if member.issparse():
                         raise ConfigError(f"{file}: {member.name} is stored as sparse; write the tar without --sparse")
                     if not member.isfile() or not dot or not stem:
-                        self._others += [member.name] * (not member.isdir())
+                        if not member.isdir():
+                            why = "no file" if not member.isfile() else "no name.kind, so of no sample"
+                            self.account.leave("members", printable(f"{file.name}: {member.name}"), why)
                         continue
                     if (key := f"{folder}/{stem}") != last:
                         self._keys.append(f"{file.name}: {key.lstrip('/')}")

@@ -42,13 +42,13 @@ def write(sweep_dir: Path) -> list[Path]:
         made.parent.mkdir(exist_ok=True)
         write_json(made, {"state": now, "files": [str(path.relative_to(sweep_dir)) for path in files]})
     except Exception as error:
-        say(f"no report ({type(error).__name__}: {error}); later: python src/report.py {shown(sweep_dir)}")
+        say(f"no report ({type(error).__name__}: {error}); later: ./run report {shown(sweep_dir)}")
         return []
     if study.jobs[0].config.get("logger.kind") == "wandb":
         from engine.sweeps.wandb_sync import summarise_apart
 
         if trouble := summarise_apart(sweep_dir, SUMMARY_S):
-            say(f"no summary in W&B ({trouble}); later: python src/sync.py --summary {shown(sweep_dir)}")
+            say(f"no summary in W&B ({trouble}); later: ./run sync --summary {shown(sweep_dir)}")
     return files
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import yaml
 
-from engine.config import flat, is_seed
+from engine.config import flat, is_seed, written
 from engine.errors import ConfigError
 from engine.runs import NOT_COMPUTED, shown
 from engine.sweeps.report.analyse import Group, show
@@ -27,22 +27,11 @@ def override_list(group: Group) -> list[str]:
     """Overrides that reproduce this configuration on the command line: its jobs', without seed, logger and sweep."""
     overrides = group.jobs[0].overrides
     kept = [o for o in overrides if _top(o) not in (*NOT_COMPUTED, "hydra") and not is_seed(_key(o))]
-    return [*kept, *(f"{key}={_written(value)}" for key, value in group.unswept.items())]
-
-
-def _written(value: Any) -> str:
-    """A config value in the grammar of Hydra's overrides."""
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{name}:{_written(inner)}" for name, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return f"[{','.join(map(_written, value))}]"
-    if isinstance(value, str):
-        return "'" + value.replace("\\'", "\\\\'").replace("'", "\\'") + "'"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    return [*kept, *(f"{key}={written(value)}" for key, value in group.unswept.items())]
 
 
 def best_command(group: Group) -> str:
-    return shlex.join(["python", "src/train.py", *override_list(group)])
+    return shlex.join(["./run", "train", *override_list(group)])
 
 
 def save_best(study: Study, group: Group, overwrite: bool = False) -> Path:

@@ -32,7 +32,6 @@ class Pruning:
 
     def __init__(self, run_dir: Path, facts: Mapping[str, Any]) -> None:
         self._run_dir, self._facts = run_dir, facts
-        self.pruned = False  # the answer, the same on all ranks
         self._trial: Trial | None = None
         self._given_up = False
 
@@ -43,14 +42,17 @@ class Pruning:
         return Pruning(run_dir, facts) if facts.get("pruner") else None
 
     def on_eval(self, state: Any, scores: Mapping[str, float]) -> bool:
-        """Whether to stop the run, the same on all ranks. All ranks call this (broadcast)."""
+        """Whether to stop the run, the same on all ranks, and why: then the state has it, so a checkpoint too. All
+        ranks call this (broadcast)."""
         run = self.run
         if state.step >= run.total_steps:
             return False
         evaluation = state.step // run.every.eval - 1  # from 0
         answer = self._ask(evaluation, scores[self._facts["objective"]]) if run.world.is_main else False
-        self.pruned = share_from_main(bool(answer), run.world)  # Optuna's may be a numpy bool
-        return self.pruned
+        pruned = bool(share_from_main(bool(answer), run.world))  # Optuna's may be a numpy bool
+        if pruned:
+            state.ended = "pruned"
+        return pruned
 
     def _ask(self, evaluation: int, value: float) -> bool:
         if self._given_up:

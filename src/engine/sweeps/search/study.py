@@ -61,7 +61,7 @@ class Search:
         known = self._study.user_attrs.get(SPACE)
         if known is None and not self.trials():
             self._study.set_user_attr(SPACE, {**now, "typed": self.space.typed})
-        elif known is None or any(known.get(part, {}) != now[part] for part in now):
+        elif known is None or any(_text(known.get(part, {})) != _text(now[part]) for part in now):
             was = "another program's trials" if known is None else _shortly(known)
             url = shown(url_of(self.config.storage, self.sweep_dir))
             raise ConfigError(
@@ -157,6 +157,11 @@ def _suggest(trial: Trial, key: str, distribution: BaseDistribution) -> Any:
     suggest: Any = trial.suggest_int if isinstance(distribution, IntDistribution) else trial.suggest_float
     d: Any = distribution
     return suggest(key, d.low, d.high, step=d.step, log=d.log)
+
+
+def _text(part: Any) -> str:
+    """For a comparison: to Python True, 1 and 1.0 are equal."""
+    return json.dumps(part, sort_keys=True)
 
 
 def _shortly(known: Mapping[str, Any]) -> str:

@@ -1,0 +1,55 @@
+"""What is still to be done after a step, and why there is no further one: state.owes and state.ended, which each
+checkpoint holds. A run that was killed or stopped after any of its writes goes on with the rest of it.
+
+    after a step         owes = log, score, save, as they are due           due_after
+    after each of them   owes = the rest; checkpoints have it so            lab.loop.pay
+    a stop               saves at once; the evaluation is still owed
+    a resume             pays what the checkpoint owes, then takes steps    take_up
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+
+from lab.state import Run, TrainState
+
+
+def due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
+
+
+def due_after(state: TrainState, vals: Sized, run: Run) -> list[str]:
+    """What is to be done after the step that was taken, in this order. vals: the validation sets."""
+    step, every, at_end = state.step, run.every, state.step == run.total_steps
+    scored = bool(vals and every.eval) and (due(step, every.eval) or at_end)
+    saved = due(step, every.save) or at_end or step == run.trainer.stop_at_step
+    return ["log"] * (due(step, every.log) or at_end) + ["score"] * scored + ["save"] * saved
+
+
+def ended(state: TrainState, run: Run) -> bool:
+    return state.step >= run.total_steps or bool(state.ended)
+
+
+def out_of_patience(state: TrainState, run: Run) -> bool:
+    patience = run.trainer.early_stop_patience
+    return patience is not None and state.stale >= patience
+
+
+def take_up(state: TrainState, vals: Sized, run: Run) -> None:
+    """Before the first step of a process: settle what is owed, and why training has ended, where a resume has changed
+    the config.
+
+    The end by max_steps, max_epochs and by patience is that of today's config. A callback's end stands, unless the run
+    is given more steps than it had.
+    """
+    moved = state.total_steps != run.total_steps
+    if state.step and moved and (state.step == run.total_steps or not state.total_steps):
+        # this step has become the last one; or an older version wrote the checkpoint, and did not say what it owes
+        done = {"log": state.logged_step, "score": state.scored_step}
+        state.owes = [what for what in due_after(state, vals, run) if done.get(what) != state.step]
+    if not (vals and run.every.eval):
+        state.owes = [what for what in state.owes if what != "score"]
+    if state.ended == "patience" or 0 < state.total_steps < run.total_steps:
+        state.ended = ""
+    state.ended = state.ended or "patience" * out_of_patience(state, run)
+    state.total_steps = run.total_steps

@@ -1,0 +1,218 @@
+"""./run makes the environment: what it asks of pip and of uv, when, and what it says. constraints.txt beside
+pyproject.toml. Nothing is installed: python3, pip and uv are stand-ins that note what they are asked."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, limit
+from shell import executable, stamp_of
+
+PYTHON = f"""\
+case "$1 $2" in
+"-m venv") echo "venv $3" >>"$NOTES"
+  mkdir -p "$3/bin" && cp "$0" "$3/bin/python"
+  [ -z "$NO_VENV" ] || {{ echo "no ensurepip"; exit 1; }} ;; # its python is there then, too
+"-m pip") shift 2; echo "pip $*" >>"$NOTES"
+  [ "$1" != install ] || [ -z "$PIP_FAILS" ] || {{ echo "ERROR: no network" >&2; exit 7; }}
+  echo "Collecting torch"; echo "  Downloading small.whl (1.2 MB)"; echo "  Downloading torch.whl (873.2 MB)"
+  echo "Installing collected packages: a, b, c" ;;
+"-c import"*) exec "{sys.executable}" -S "$@" ;;
+*) echo "python $*" >>"$NOTES"; [ -z "$SAY_PID" ] || echo "pid $$" ;;
+esac"""
+UV = """echo "uv $*" >>"$NOTES"
+for last; do :; done
+[ "$1" != venv ] || { mkdir -p "$last/bin" && cp "$(command -v python3)" "$last/bin/python"; }"""
+CPU = "no NVIDIA GPU here"
+
+
+class Machine:
+    """A folder with ./run, and a PATH with python3, perhaps uv and nvidia-smi."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.bin, self.notes = folder / "project", folder / "bin", folder / "notes"
+        self.root.mkdir()
+        for name in ("run", "pyproject.toml", "constraints.txt"):
+            shutil.copy2(ROOT / name, self.root / name)
+        self.has("python3", PYTHON)
+
+    def has(self, name: str, script: str) -> None:
+        self.bin.mkdir(exist_ok=True)
+        executable(self.bin / name, script)
+
+    def types(self, command: str, **environment: str) -> tuple[int, str, list[str]]:
+        """Returns the exit status, what is shown, what was asked of the stand-ins."""
+        self.notes.write_text("")
+        given = {"PATH": f"{self.bin}:/usr/bin:/bin", "NOTES": str(self.notes), **environment}
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=self.root, env=given, capture_output=True, text=True, timeout=limit(30)
+        )
+        return done.returncode, done.stdout + done.stderr, self.notes.read_text().splitlines()
+
+    def pip(self, extra: str) -> str:
+        return f"pip install --disable-pip-version-check -c {self.root}/constraints.txt -e {self.root}[{extra}]"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "extra", "then"),
+    [
+        ("./run train a=b", "all", "python {root}/src/train.py a=b"),
+        ("./run test x", "dev", "python -m pytest -n auto --maxprocesses 4 --dist worksteal x"),
+        ("./run docs", "docs", "python -m mkdocs build"),
+        ("./run python x.py", "all", "python x.py"),
+    ],
+)
+def test_pip_installs_the_pinned_versions_once(machine: Machine, command: str, extra: str, then: str) -> None:
+    then = then.format(root=machine.root)
+    status, shown, asked = machine.types(command)
+    assert (status, asked) == (0, [f"venv {machine.root}/.venv", machine.pip(extra), then])
+    assert (machine.root / f".venv/stamp.{extra}").read_text() == stamp_of(machine.root)
+    assert "  Downloading torch.whl (873.2 MB)\n  Installing 3 packages\n" in shown  # what takes long
+    assert "Collecting" not in shown
+    assert "small.whl" not in shown
+    assert machine.types(command)[1:] == ("", [then])
+
+
+def test_signals_reach_the_program(machine: Machine) -> None:
+    """It is the process that was started."""
+    shown = machine.types("./run train & echo pid $!; wait", SAY_PID="1")[1]
+    first, second = [line for line in shown.splitlines() if line.startswith("pid ")]
+    assert first == second
+
+
+def test_uv_chooses_torch_for_the_machine(machine: Machine) -> None:
+    machine.has("uv", UV)
+    status, shown, asked = machine.types("./run train")
+    venv = f"{machine.root}/.venv"
+    assert status == 0
+    assert asked[:2] == [
+        f"uv venv --quiet --seed --allow-existing --python >=3.10,<3.15 {venv}",
+        f"uv pip install --python {venv}/bin/python --torch-backend=auto -c {machine.root}/constraints.txt "
+        f"-e {machine.root}[all]",
+    ]
+    assert CPU not in shown
+    assert len(machine.types("./run train")[2]) == 1
+
+
+def test_what_is_newer_is_installed(machine: Machine) -> None:
+    """dev has all of all; docs has not."""
+
+    def installed(command: str) -> list[str]:
+        return [line for line in machine.types(command)[2] if line.startswith("pip install")]
+
+    assert installed("./run docs") == [machine.pip("docs")]
+    assert installed("./run lint") == [machine.pip("dev")]
+    assert installed("./run train") == []
+    for name in ("constraints.txt", "pyproject.toml"):
+        (machine.root / name).write_text((machine.root / name).read_text() + "\n")
+        assert installed("./run train") == [machine.pip("all")]
+        assert installed("./run test") == [machine.pip("dev")]
+    (machine.root / "constraints.txt").unlink()
+    free = machine.pip("all").replace(f"-c {machine.root}/constraints.txt ", "")
+    assert installed("./run train") == [free]
+    assert installed("./run train") == []
+
+
+def test_pip_comes_before_what_cannot_be_installed(machine: Machine) -> None:
+    """A wheel that no index has."""
+    assert machine.types("./run train", PIP_FAILS="1")[0] == 7
+    status, _, asked = machine.types("./run pip install --no-deps x.whl")
+    assert (status, asked) == (0, ["pip install --no-deps x.whl"])
+    assert machine.types("./run train")[2][0] == machine.pip("all")
+
+
+def test_what_failed_is_tried_again(machine: Machine) -> None:
+    status, shown, _ = machine.types("./run train", NO_VENV="1")
+    assert status == 2
+    assert "no ensurepip" in shown
+    status, shown, asked = machine.types("./run train", PIP_FAILS="1")
+    assert status == 7
+    assert "ERROR: no network" in shown
+    assert [line.split()[0] for line in asked] == ["venv", "pip"]
+    assert [line.split()[0] for line in machine.types("./run train")[2]] == ["pip", "python"]
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists() or sys.platform != "linux", reason="of Linux without a GPU")
+@pytest.mark.parametrize(
+    ("given", "gpu", "said"),
+    [({}, False, True), ({}, True, False), ({"PIP_EXTRA_INDEX_URL": "x"}, False, False)],
+)
+def test_pip_without_a_gpu_says_how_to_get_the_cpu_build(
+    machine: Machine, given: dict[str, str], gpu: bool, said: bool
+) -> None:
+    if gpu:
+        machine.has("nvidia-smi", "true")
+    elif shutil.which("nvidia-smi", path="/usr/bin:/bin"):
+        pytest.skip("it is in /usr/bin")
+    shown = machine.types("./run train", **given)[1]
+    assert (CPU in shown) is said
+    assert ("PIP_EXTRA_INDEX_URL=..." in shown) is said
+
+
+# -- constraints.txt -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def constraints() -> Any:
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        yield importlib.import_module("constraints")
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+
+
+PROJECT = {
+    "name": "lab",
+    "dependencies": ["torch>=2.8,<2.16"],
+    "optional-dependencies": {
+        "more": ["zarr>=3; python_version>='3.11'"],
+        "dev": ["lab[more]", "Ruff>=0.8"],
+        "no": ["x"],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("torch==2.13.0\nzarr==3.1\nruff==0.17 # why\nother==1\n", []),
+        ('torch==2.13.0 ; python_version >= "3.11"\nzarr==3.1\nruff==0.17\n', []),
+        ("torch==2.16.0\nzarr==3.1\nruff==0.17\n", ["has torch==2.16.0, pyproject.toml asks for torch<2.16,>=2.8"]),
+        ("torch==2.13.0\nruff==0.17\n", ["has no zarr, which pyproject.toml asks for"]),
+        ("torch==2.13.0\nzarr==3.1\nruff>=0.17\n", ["ruff>=0.17: is no version", "has no Ruff"]),
+        ("torch==2.13.*\nzarr==2\nruff==0.7\n", ["torch==2.13.*: is no version", "no torch", "zarr==2,", "Ruff==0.7,"]),
+    ],
+)
+def test_a_disagreement_with_pyproject_is_named(constraints: Any, text: str, said: list[str]) -> None:
+    found = sorted(constraints.disagreements(PROJECT, text))
+    assert len(found) == len(said)
+    assert all(any(part in line for line in found) for part in said)
+
+
+def test_every_requirement_is_pinned_within_its_bounds() -> None:
+    done = subprocess.run(
+        [sys.executable, "tools/constraints.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=limit(30)
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_is_written_has_all_that_dev_needs(constraints: Any) -> None:
+    """By this environment: agrees with its pyproject.toml, and each Python has a version."""
+    project = constraints.tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [one.name for one in constraints.required(project) if one.marker is None or one.marker.evaluate()]
+    assert len(needed) > 30
+    text = constraints.pinned({**project, "dependencies": ["torch", "numpy"], "optional-dependencies": {"dev": []}})
+    lines = [line for line in text.splitlines() if line[0] != "#"]
+    assert [line for line in lines if "+" in line] == []  # no build for the CPU
+    assert {"torch", "numpy", "sympy", "filelock"} <= {line.partition("==")[0].lower() for line in lines}

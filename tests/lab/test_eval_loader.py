@@ -1,0 +1,98 @@
+"""What an evaluation is given: the samples as they are, the same ones on any hardware, the ranks in step if need be."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from conftest import QUICK, ROOT, compose
+
+from engine.data import Loader
+from engine.ranks import World, resolve_hardware
+from lab.make import Config, make_dataset, make_eval_loader, make_train_loader
+from lab.tasks.supervised import Supervised
+
+
+def loader_of(rank: int, ranks: int, eval_batch_size: int, *overrides: str) -> tuple[Loader, Config]:
+    """The loader of `val` for one of so many ranks."""
+    config = Config.of(compose(*QUICK, "trainer.max_steps=1", "trainer.global_batch_size=12", *overrides))
+    machine = replace(resolve_hardware(config.hardware, config.trainer), eval_batch_size=eval_batch_size)
+    world = World(rank, ranks, rank, torch.device("cpu"))
+    return make_eval_loader(config, machine, make_dataset(config, "val"), "val", world), config
+
+
+def rows_of(loader: Loader) -> list[int]:
+    """Those that count."""
+    rows, k = [], 0
+    while (part := loader.plan(k)) is not None:
+        rows += part[1][: loader.lengths(k)[1]].tolist()
+        k += 1
+    loader.close()
+    return rows
+
+
+def test_samples_are_not_augmented() -> None:
+    shift = "{_target_:lab.transforms.fields.RandomCrop,field:x,size:[8,8],padding:3,seed:0}"
+    loader, config = loader_of(0, 1, 250, f"+data.transforms.crop={shift}")
+    (batch,) = loader
+    loader.close()
+    with h5py.File(ROOT / config.cfg.data.path) as file:
+        images = file["val/image"][()]
+    np.testing.assert_allclose(batch["x"].numpy(), images / np.float32(255), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("ranks", "eval_batch_size"), [(1, 7), (2, 12), (3, 64)])
+def test_what_is_scored_does_not_depend_on_the_hardware(ranks: int, eval_batch_size: int) -> None:
+    """trainer.max_eval_batches counts global batches."""
+    rows = [rows_of(loader_of(r, ranks, eval_batch_size, "trainer.max_eval_batches=5")[0]) for r in range(ranks)]
+    wanted = rows_of(loader_of(0, 1, 12, "trainer.max_eval_batches=5")[0])
+    assert len(wanted) == 60
+    assert sorted(itertools.chain(*rows)) == wanted
+
+
+@pytest.mark.parametrize("way", ["a task", "the config", "shards"])
+def test_ranks_are_in_step_where_they_talk(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """250 samples on 3 ranks: 84, 83 and 83, in batches of the same sizes, each counted once."""
+    if way == "a task":
+        monkeypatch.setattr(Supervised, "across_samples", True)
+    more = {
+        "a task": (),
+        "the config": ("trainer.eval_in_step=true",),
+        "shards": ("trainer=fsdp", "hardware.num_procs=3"),
+    }[way]
+    sizes, rows = [], []
+    for rank in range(3):
+        loader, _ = loader_of(rank, 3, 10, *more)
+        sizes.append([loader.lengths(k)[0] for k in range(9)])
+        rows += rows_of(loader)
+    assert sizes == [[10] * 8 + [4]] * 3
+    assert sorted(rows) == list(range(250))
+
+
+def test_what_a_rank_takes_does_not_depend_on_its_host() -> None:
+    """Six ranks on two hosts: of training and evaluation each has its own samples."""
+    config = Config.of(compose(*QUICK, "trainer.max_steps=1", "trainer.global_batch_size=12"))
+    machine = replace(resolve_hardware(config.hardware, config.trainer), micro_batch_sizes=[2], eval_batch_size=50)
+    train, val = make_dataset(config, "train"), make_dataset(config, "val")
+    trained, scored = [], []
+    for rank in range(6):
+        world = World(rank, 6, rank % 3, torch.device("cpu"))
+        with make_train_loader(config, machine, train, world, 0) as loader:
+            trained += loader.plan(0)[0].tolist()  # type: ignore[index]
+        scored += rows_of(make_eval_loader(config, machine, val, "val", world))
+    assert sorted(trained) == list(range(12))
+    assert sorted(scored) == list(range(250))
+
+
+def test_ranks_that_do_not_talk_take_what_is_theirs() -> None:
+    lengths: list[Any] = []
+    for rank in range(3):
+        loader, _ = loader_of(rank, 3, 10)
+        lengths.append([loader.lengths(k) for k in range(9)])
+        loader.close()
+    assert [each[-1] for each in lengths] == [(4, 4), (3, 3), (3, 3)]

@@ -1,0 +1,81 @@
+"""The preflight of a sweep: which jobs count as one, what is timed."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import QUICK, compose
+from omegaconf import DictConfig, OmegaConf
+
+import lab.trial
+from engine.config import flat, plain
+from engine.ranks import World
+from lab.trial import shape_of, try_out
+
+# what may differ between jobs that are timed once
+SAME = {
+    "name", "seed", "data.order.seed", "task.seed", "resume", "optim.lr", "optim.weight_decay", "trainer.max_steps",
+    "trainer.max_epochs", "trainer.log_every", "trainer.eval_every", "trainer.save_every", "trainer.save_async",
+    "trainer.keep_best", "trainer.early_stop_patience", "trainer.max_time", "trainer.stop_at_step", "trainer.timeout",
+    "trainer.max_restarts", "trainer.straggler_share",
+}  # fmt: skip
+SAME_BELOW = ("sweep.", "monitor.", "logger.", "optim.lr_factors.", "optim.schedule.")
+CONFIGS = ((), ("task=byol", "optim/schedule=plateau"), ("trainer=fsdp", "+optim.lr_factors={head: 2.0}"))
+
+
+def same(key: str) -> bool:
+    below = key.startswith(SAME_BELOW) and not key.endswith("_target_")
+    return key in SAME or below or key.endswith(".seed")
+
+
+@pytest.mark.parametrize("overrides", CONFIGS)
+def test_each_value_of_a_config_tells_jobs_apart_but_those_listed(overrides: tuple[str, ...]) -> None:
+    cfg = compose("logger=none", *overrides)
+    leaves = flat(plain(cfg))
+    assert len(leaves) > 90
+    for key in [*leaves, "trainer.new", "new", "model.inner.deep", "data.splits.val_more.rows"]:
+        changed = OmegaConf.create(plain(cfg))
+        OmegaConf.update(changed, key, f"other than {leaves.get(key)}", force_add=True, merge=False)
+        assert (shape_of(changed) == shape_of(cfg)) == same(key), key
+
+
+def test_the_second_batch_of_an_evaluation_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first waits for the loader; its samples are counted as they lie."""
+    clock = itertools.accumulate([0, 100, 0, 7, 0, 3])
+    monkeypatch.setattr(lab.trial.time, "perf_counter", lambda: next(clock))
+    seen: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(lab.trial, "evaluate", lambda m, t, batches, w, h, lengths: seen.append((*batches, lengths(0))))
+    world = World(0, 1, 0, torch.device("cpu"))
+    state: Any = SimpleNamespace(model=None, task=None)
+
+    class Loader:
+        def __iter__(self) -> Any:
+            return iter("abc")
+
+        def lengths(self, k: int) -> Any:
+            return k
+
+    loader: Any = Loader()
+    assert lab.trial._eval_s(state, loader, None, world, 2) == 7  # type: ignore[arg-type]
+    assert seen == [("a", 0), ("b", 1)]
+    assert lab.trial._eval_s(state, loader, None, world, 1) == 3  # type: ignore[arg-type]
+    assert lab.trial._eval_s(state, loader, None, world, 0) == 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("steps", "every", "evaluations"), [(7, 3, 3), (6, 3, 2), (2, 3, 1), (2, "null", 0)])
+def test_the_evaluation_at_the_end_counts(
+    monkeypatch: pytest.MonkeyPatch, steps: int, every: Any, evaluations: int
+) -> None:
+    """As the loop has it; and the final scores, of the test split too."""
+    monkeypatch.setattr(lab.trial, "_eval_s", lambda state, loader, machine, world, count: 1.0)
+    more = ("hardware.eval_batch_size=100", "trainer.max_eval_batches=1", "trainer.global_batch_size=50")
+    cfg: DictConfig = compose(*QUICK, f"trainer.max_steps={steps}", f"trainer.eval_every={every}", *more)
+    threads = torch.get_num_threads()
+    trial = try_out(cfg, [])
+    torch.set_num_threads(threads)
+    assert trial["evaluations"] == evaluations
+    assert (trial["eval_s"], trial["end_s"]) == (1.0, 2.0)

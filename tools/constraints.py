@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Write constraints.txt: the versions, in this environment, of all that the extra `dev` needs. ./run installs these.
+
+    ./run python tools/constraints.py             # after all tests have passed with them
+    ./run python tools/constraints.py --check     # writes nothing; what ./run lint asks
+
+A version that does not take each Python of `requires-python` gets a marker; older Pythons take what pyproject.toml
+allows. Exit status of --check: 1 where pyproject.toml asks for what is not pinned, or for another version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # mypy and pytest bring it along
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE = "constraints.txt"
+HEAD = """\
+# The versions with which all tests passed, of all that the extra dev needs: what ./run installs, by pip or uv.
+# Without this file it takes what pyproject.toml allows. Written by tools/constraints.py.
+"""
+
+
+def required(project: dict[str, Any], extras: Iterable[str] = ("dev",)) -> Iterator[Requirement]:
+    """What the project and these extras ask for; an extra may name others, as in lab[all,zarr]."""
+    ahead, done = [None, *extras], set()
+    while ahead:
+        extra = ahead.pop()
+        done.add(extra)
+        for text in project["optional-dependencies"][extra] if extra else project["dependencies"]:
+            requirement = Requirement(text)
+            if canonicalize_name(requirement.name) != canonicalize_name(project["name"]):
+                yield requirement
+            ahead += [one for one in requirement.extras - done if one in project["optional-dependencies"]]
+
+
+def disagreements(project: dict[str, Any], constraints: str) -> list[str]:
+    """A line for each requirement that has no pin, or one that it does not allow; for each line that is no pin."""
+    pins: dict[str, Version] = {}
+    found = []
+    for line in constraints.splitlines():
+        if text := line.partition("#")[0].strip():
+            pin = Requirement(text)
+            if not (version := re.fullmatch(r"==([^,*]+)", str(pin.specifier))):
+                found.append(f"{FILE}: {text}: is no version, NAME==VERSION")
+            else:
+                pins[canonicalize_name(pin.name)] = Version(version[1])
+    for requirement in required(project):
+        pinned = pins.get(canonicalize_name(requirement.name))
+        if pinned is None and not requirement.url:
+            found.append(f"{FILE}: has no {requirement.name}, which pyproject.toml asks for")
+        elif pinned is not None and not requirement.specifier.contains(pinned, prereleases=True):
+            found.append(f"{FILE}: has {requirement.name}=={pinned}, pyproject.toml asks for {requirement}")
+    return found
+
+
+def pinned(project: dict[str, Any]) -> str:
+    """The file's text, of the distributions that are installed."""
+    minors = [f"3.{minor}" for minor in range(30) if SpecifierSet(project["requires-python"]).contains(f"3.{minor}")]
+    pins, done = {}, set()
+    ahead = [(one.name, extra) for one in required(project) for extra in ("", *one.extras)]
+    while ahead:
+        name, extra = ahead.pop()
+        if (canonicalize_name(name), extra) in done:
+            continue
+        done.add((canonicalize_name(name), extra))
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:
+            sys.exit(f"error: {name} is not installed, which the extra dev needs - ./run pip install -e '.[dev]'")
+        taken = [one for one in minors if SpecifierSet(found.metadata["Requires-Python"] or "").contains(f"{one}.0")]
+        marks = [f'python_version >= "{taken[0]}"'] if taken[0] != minors[0] else []
+        marks += [f'python_version <= "{taken[-1]}"'] if taken[-1] != minors[-1] else []
+        version = found.version.partition("+")[0]  # a build for the CPU, for CUDA
+        pins[canonicalize_name(name)] = f"{name}=={version}" + (f" ; {' and '.join(marks)}" if marks else "")
+        for text in found.requires or []:
+            inner = Requirement(text)
+            if inner.marker is None or inner.marker.evaluate({"extra": extra}):
+                ahead += [(inner.name, one) for one in ("", *inner.extras)]
+    return HEAD + "".join(f"{pins[name]}\n" for name in sorted(pins))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if the two disagree")
+    check = parser.parse_args().check
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    file = ROOT / FILE
+    if not check:
+        file.write_text(pinned(project), encoding="utf-8")
+        print(f"{FILE}: written")
+    lines = disagreements(project, file.read_text(encoding="utf-8")) if file.exists() else []
+    for line in lines:
+        print(f"{line} - ./run pip install -e '.[dev]', then ./run python tools/constraints.py", file=sys.stderr)
+    return int(bool(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
