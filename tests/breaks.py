@@ -139,7 +139,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "src/engine/sweeps/ledger.py",
         'ENDED = ("finished", "pruned")',
         'ENDED = ("pruned",)',
-        "tests/engine/sweeps/test_sweep_kill.py::test_killed_again_and_again_it_ends_as_if_undisturbed[options0-kinds0]",
+        "tests/engine/sweeps/test_sweep.py::test_start_again_extend_reorder",
     ),
     # ---- scores
     (

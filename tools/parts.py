@@ -196,7 +196,7 @@ PARTS = {
         {
             "src/lab/run.py": {
                 r"\*\(\[\] if pruning is None else \[pruning\]\), ": "",
-                r"^ +if pruning is not None and pruning\.pruned:\n.*\n": "",
+                r"^ +if state\.ended == .pruned.:\n.*\n": "",
             },
             "tests/engine/config/test_untrusted.py": {"OURS, ALLOWED, ": "OURS, "},
             "pyproject.toml": {"optuna,": ""},

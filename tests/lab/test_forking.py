@@ -375,7 +375,7 @@ def test_without_any_one_part_all_is_collected_and_imported(
             shutil.rmtree(folder)
 
 
-def tests_below(folder: Path) -> int:
+def count_tests(folder: Path) -> int:
     nodes = [node for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
     return len([node for node in nodes if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")])
 
@@ -401,8 +401,8 @@ def test_the_tests_of_a_small_fork_pass(template: Path, tools: Any, tmp_path: Pa
     done = fork(template, "small_one", "--without", *without, "--into", str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     kept, number = map(int, re.findall(r"^tests: (\d+) of (\d+) functions are kept, gone are:$", done.stdout, re.M)[0])
-    assert (kept, number) == (tests_below(tmp_path / "tests"), tests_below(template / "tests"))
-    assert kept > 0.7 * tests_below(template / "tests/lab")
+    assert (kept, number) == (count_tests(tmp_path / "tests"), count_tests(template / "tests"))
+    assert kept > 0.7 * count_tests(template / "tests/lab")
     assert "\n  tests/engine/: " in done.stdout
 
     # without a network: an environment that sees what this one has, but for its editable installation

@@ -40,6 +40,7 @@ class Stream:
         self.source, self.length = source, ENDLESS if length is None else length
         self._items: Iterator[Any] | None = None
         self._next = 0  # the number of the sample that comes next
+        self.reading = 0  # the number of the one that is read, or was last; those of other ranks are read too
         self._last: Any = None  # the sample before it
         self._begin = self._state()  # of sample 0
         self.begin_sample: Callable[[int], None] = lambda number: None  # seeds; those that are skipped draw numbers too
@@ -54,15 +55,11 @@ class Stream:
         if number < self._next - 1 or (number < self._next and self._last is None):
             self.load_state_dict({"next": 0, "source": self._begin})
         while self._next <= number:
+            self.reading = self._next
             self.begin_sample(self._next)
             self._last = self._read()
             self._next += 1
         return self._last
-
-    @property
-    def reading(self) -> int:
-        """The number of the sample that is being read; those of other ranks are read too."""
-        return self._next
 
     def _read(self) -> Any:
         for _ in range(2):  # a stream that has ended begins again
