@@ -67,12 +67,17 @@ TEMPLATE_ONLY = Part(
 
 PARTS = {
     # methods
-    "byol": method("byol", "representations by a student and a teacher"),
+    "byol": method(
+        "byol",
+        "representations by a student and a teacher",
+        lines={"tests/lab/test_trial.py": ['"task=byol"'], "tests/lab/test_notebook.py": ['"task=byol"']},
+    ),
     "contrastive": method("contrastive", "representations by pairs"),
     "finetune": method(
         "finetune",
         "weights of another run, frozen parts",
         "tests/lab/test_resume_changes.py::test_moments_stay_with_their_parameters",
+        lines={name: ["finetune"] for name in ("tests/lab/test_notebook.py", "tests/engine/config/test_door.py")},
     ),
     "gan": method("gan", "a Wasserstein GAN: two optimizers"),
     "pose": method("pose", "2-D to 3-D joints"),
@@ -220,6 +225,7 @@ PARTS = {
             "src/engine/sweeps/__init__.py": [r"from engine\.sweeps\.(report|wandb_sync)"],
             "pyproject.toml": ["^report = ", r"^\[tool.setuptools.package-data\]", r"^\"engine.sweeps.report\" = "],
             "run": ["^  report ", "^  sync "],
+            "tests/engine/config/test_door.py": [r"main\(\"(report|sync)\.py"],
         },
         {"pyproject.toml": {"report,": ""}, "run": {r" report \| sync \|": ""}},
         kind="extra",

@@ -24,7 +24,11 @@ SAME = {
     "trainer.max_restarts", "trainer.straggler_share",
 }  # fmt: skip
 SAME_BELOW = ("sweep.", "monitor.", "logger.", "optim.lr_factors.", "optim.schedule.")
-CONFIGS = ((), ("task=byol", "optim/schedule=plateau"), ("trainer=fsdp", "+optim.lr_factors={head: 2.0}"))
+CONFIGS = (
+    (),
+    ("task=byol",),
+    ("optim/schedule=plateau", "trainer=fsdp", "+optim.lr_factors={head: 2.0}"),
+)
 
 
 def same(key: str) -> bool:
