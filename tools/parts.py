@@ -70,6 +70,7 @@ PARTS = {
     "byol": method(
         "byol",
         "representations by a student and a teacher",
+        "tests/lab/test_replicas.py::test_each_ranks_own_statistics_may_differ",
         lines={"tests/lab/test_trial.py": ['"task=byol"'], "tests/lab/test_notebook.py": ['"task=byol"']},
     ),
     "contrastive": method("contrastive", "representations by pairs"),
@@ -77,7 +78,11 @@ PARTS = {
         "finetune",
         "weights of another run, frozen parts",
         "tests/lab/test_resume_changes.py::test_moments_stay_with_their_parameters",
-        lines={name: ["finetune"] for name in ("tests/lab/test_notebook.py", "tests/engine/config/test_door.py")},
+        lines={
+            "tests/lab/test_notebook.py": ["finetune"],
+            "tests/engine/config/test_door.py": ["finetune"],
+            "tests/engine/config/test_wrong_kind.py": ["finetune"],
+        },
     ),
     "gan": method("gan", "a Wasserstein GAN: two optimizers"),
     "pose": method("pose", "2-D to 3-D joints"),
@@ -111,7 +116,7 @@ PARTS = {
             "conf/experiment/cifar10_fast.yaml",
             "tests/lab/test_model_cifar_fast.py",
         ),
-        {"docs/tasks.md": [r"^\| `whitened` \|"]},
+        {"docs/tasks.md": [r"^\| `whitened` \|"], "tests/engine/config/test_wrong_kind.py": ["whitened"]},
     ),
     # experiments
     "cifar10": Part(
@@ -147,7 +152,7 @@ PARTS = {
                 )
             ),
         ),
-        {"docs/callbacks.md": [r"^\| `sample_text` \|"]},
+        {"docs/callbacks.md": [r"^\| `sample_text` \|"], "tests/engine/config/test_wrong_kind.py": ["sample_text"]},
         kind="experiment",
     ),
     # the rest
@@ -257,6 +262,7 @@ PARTS = {
             "run": ["^  h5 "],
             "src/lab/app.py": ['"folder_classes": '],
             "tests/engine/config/test_config.py": ['"data=image_folder": '],
+            "tests/engine/config/test_wrong_kind.py": ["image_folder"],
         },
         {"pyproject.toml": {"lmdb,zarr,n5,": "", r', "tests/engine/packing"': ""}, "run": {r" h5 \|": ""}},
         kind="extra",
