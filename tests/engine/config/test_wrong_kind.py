@@ -29,6 +29,7 @@ CASES = [
     f"{group}={path.stem}" for group in GROUPS for path in sorted((ROOT / "conf" / group).glob("*.yaml"))
     if path.stem not in FILES_MISSING
 ]  # fmt: skip
+NORMALIZE = "+data.transforms.normalize={_target_: lab.transforms.fields.Normalize, field: x, mean: [0.1], std: [0.3]}"
 MORE = {  # what an option asks for
     "task=finetune": ["task.weights=x"],
     "task=whitened": ["data=h5", NORMALIZE],
@@ -45,9 +46,6 @@ def targets(node: Any, key: str = "") -> Iterator[str]:
                 return
         for name, inner in node.items():
             yield from targets(inner, f"{key}.{name}" if key else str(name))
-
-
-NORMALIZE = "+data.transforms.normalize={_target_: lab.transforms.fields.Normalize, field: x, mean: [0.1], std: [0.3]}"
 
 
 def given(choice: str) -> list[str]:
