@@ -18,7 +18,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from engine.config import CONFIG, OVERRIDES, enter, flat, load_flat, plain, read_overrides
+from engine.config import CONFIG, OVERRIDES, enter, flat, load_flat, plain, portable, read_overrides
 from engine.errors import Claimed, ConfigError, Damaged, RunFailed, one_line
 from engine.files import (
     as_json,
@@ -32,6 +32,7 @@ from engine.files import (
 )
 from engine.locks import Busy, Lock, is_locked, write_once
 from engine.runs import environment
+from engine.runs.data_files import files_of, fingerprints, is_same
 from engine.runs.environment import Surroundings, code_here, codes_of, surroundings, use_code
 
 log = logging.getLogger("engine")
@@ -146,9 +147,12 @@ def keep_changes(directory: Path, cfg: DictConfig) -> None:
     """Record in environment.json what a resume changes: {"after": step, "was": {key: value before}, "code": Code}."""
     step = max(map(step_of, checkpoint_files(directory / CHECKPOINTS)), default=0)
     change: dict[str, Any] = {}
-    before, now = load_flat(directory / CONFIG), flat(plain(cfg))
+    before, now = load_flat(directory), flat(portable(plain(cfg, resolve=False)))
     was = {key: value for key, value in before.items() if key in now and now[key] != value}
-    if was := {key: value for key, value in was.items() if key.split(".")[0] not in NOT_COMPUTED}:
+    was = {key: value for key, value in was.items() if key.split(".")[0] not in NOT_COMPUTED}
+    known_files = files_of(directory) if was else {}
+    now_files = fingerprints({key: plain(OmegaConf.select(cfg, key)) for key in was if key in known_files})
+    if was := {k: v for k, v in was.items() if k not in now_files or not is_same(now_files[k], known_files[k])}:
         change["was"] = was
     if read_status(directory).get("status") != "queued":  # the sweep has seen to those
         known = surroundings()
@@ -225,7 +229,7 @@ def empty_directory(directory: Path, keep: Set[str]) -> None:
 
 
 def write_config(directory: Path, cfg: DictConfig) -> None:
-    replace_text(directory / CONFIG, OmegaConf.to_yaml(cfg))
+    replace_text(directory / CONFIG, OmegaConf.to_yaml(portable(plain(cfg, resolve=False))))
 
 
 def read_status(directory: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from engine.errors import ConfigError
 from engine.files import read_json, remove_leftovers, write_json
 from engine.locks import Lock
 from engine.runs import RESULT, STATUS, Surroundings, fill_directory, holds_run, is_claimed, surroundings
-from engine.sweeps.identity import OLD_DIGITS, differing_keys, digest, directory_name
+from engine.sweeps.identity import OLD_DIGITS, differing_keys, digest, directory_name, older_digest
 
 SWEEP = "sweep.json"
 ENDED = ("finished", "pruned")  # never run again
@@ -148,8 +148,8 @@ class Ledger:
 
     def find(self, values: Mapping[str, Any]) -> Job | None:
         """The job with these values, whichever command added it; None: there is none."""
-        identity = digest(values)
-        return self._by_identity.get(identity) or self._by_identity.get(identity[:OLD_DIGITS])
+        known, digests = self._by_identity, dict.fromkeys((digest(values), older_digest(values)))
+        return next((known[d] for one in digests for d in (one, one[:OLD_DIGITS]) if d in known), None)
 
     def named(self, key: str) -> Job | None:
         """The job whose directory has this name."""

@@ -26,7 +26,6 @@ from engine import early
 from engine.app import app
 from engine.config import (
     CONF,
-    CONFIG,
     JOBS_OWN,
     MISSING,
     NEVER_COMPARED,
@@ -36,6 +35,7 @@ from engine.config import (
     flat,
     load_flat,
     plain,
+    portable,
     read_config,
     resolved,
     show,
@@ -195,8 +195,11 @@ def unlike(ledger: Ledger, before: Sequence[Job], new: Sequence[NewJob], compose
     "". The report uses the same rule (engine.config.alike)."""
     if not before or not new:
         return ""
-    known = [(load_flat(j.directory / CONFIG), j.overrides, j.key) for j in before]
-    added = [(flat(plain(j.cfg)), j.overrides, j.key or directory_name(j.values, composer.swept)) for j in new]
+    known = [(load_flat(j.directory), j.overrides, j.key) for j in before]
+    added = [
+        (flat(portable(plain(j.cfg, resolve=False))), j.overrides, j.key or directory_name(j.values, composer.swept))
+        for j in new
+    ]
     configs, overrides, names = zip(*known, *added)
     given = differing_keys([before[0].overrides, *(one.overrides for one in new)])
     swept = {*ledger.swept, *composer.swept, *given}

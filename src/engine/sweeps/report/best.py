@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import yaml
 
-from engine.config import flat, is_seed, written
+from engine.config import flat, is_seed, portable, written
 from engine.errors import ConfigError
 from engine.runs import NOT_COMPUTED, shown
 from engine.sweeps.report.analyse import Group, show
@@ -52,7 +52,7 @@ def save_best(study: Study, group: Group, overwrite: bool = False) -> Path:
         raise ConfigError(f"{job.path}: {lost[0]}=null cannot be written into an experiment; use the list of overrides")
     base = _resolved([*(f"{g}={o}" for g, o in chosen.items()), *_seeds(job)])
     swept = [key.split(".") for key in group.values]
-    values = _difference(_part(base, left_out), _part(_whole(job), left_out), swept)
+    values = portable(_difference(_part(base, left_out), _part(_whole(job), left_out), swept))
     body = "\n".join([_header(study, group, name), *_defaults(chosen), *([_dump(values)] if values else [])]).rstrip()
     text = _sealed(study, body)
     before = path.read_text() if path.exists() else None
