@@ -26,7 +26,7 @@ def portable(node: Any, root: Path = ROOT) -> Any:
 
     def one(text: str) -> str:
         below = _below(text, root)
-        return text if below is None else f"{HERE}/{below}" if below else HERE
+        return text if below is None else f"{HERE}{below}"
 
     return _texts(node, one)
 
@@ -46,7 +46,7 @@ def moved_here(node: Any, root: Path | None) -> Any:
 
     def one(text: str) -> str:
         below = _below(text, root) if root is not None and os.path.isabs(text) else None
-        here = f"{ROOT}/{below}"
+        here = f"{ROOT}{below}"
         return here if below and (os.path.lexists(here) or glob(here)) else text
 
     return node if root in (None, ROOT) else _texts(node, one)
@@ -66,16 +66,16 @@ def writer(directory: Path) -> Path | None:
 
 
 def _below(text: str, root: Path) -> str | None:
-    """What follows the root in an absolute path, also in one through a symbolic link to it; None: it is not below."""
+    """/data/x.h5: what follows the root in an absolute path, also in one through a link to it; None: it is not below."""
     if not os.path.isabs(text) or root == Path(root.anchor):
         return None
     path = Path(os.path.normpath(text))
     if path.is_relative_to(root):
-        rest = text.removeprefix(f"{root}/")  # as it was written, but for a way round through `..`
-        return rest if rest != text else "" if path == root else str(path.relative_to(root))
+        rest = text.removeprefix(str(root))  # as it was written, but for a way round through `..`
+        return rest if rest != text else f"/{path.relative_to(root)}"
     for above in path.parents if root.exists() else ():
         if above.name and os.path.exists(above) and os.path.samefile(above, root):
-            return str(path.relative_to(above))
+            return f"/{path.relative_to(above)}"
     return None
 
 

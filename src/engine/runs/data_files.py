@@ -1,4 +1,4 @@
-"""Fingerprints of the files that a config names: data are known again wherever they lie. Imports neither torch nor h5py.
+"""Fingerprints of the files that a config names: data are known again wherever they lie. No torch, no h5py.
 
 Of each file its size and BLOCKS blocks, evenly spread from its first byte to its last, are hashed: all of a small file,
 half a megabyte of a large one, whatever its format. Not seen: bytes between the blocks of a large file that are changed

@@ -76,6 +76,7 @@ def groups(study: Study, objective: Objective | None = None) -> list[Group]:
         made.append(Group(values, tuple(jobs), name, silent))
     doubled = Counter(group.label for group in made)
     made = [g if doubled[g.label] == 1 else replace(g, label=_told_apart(g, made)) for g in made]
+    made = [g if g.label else replace(g, label=g.jobs[0].key) for g in made]
     sign = 1 if objective.mode == "min" else -1
 
     def rank(group: Group) -> tuple[bool, float]:
@@ -161,14 +162,14 @@ def _sweep_label(values: dict[str, Any], jobs: Sequence[Job]) -> str:
 
 
 def _run_label(study: Study, job: Job, common: set[str]) -> str:
-    """What was given to this run and not to all (without seed), in one spelling; if nothing, the run's directory."""
+    """What was given to this run and not to all (without seed), in one spelling; "": nothing was."""
     keys = {o.partition("=")[0].lstrip("+"): o for o in job.overrides if o not in common and o[:5] != "hydra"}
     told = {
         key: f"{key}={show(study.value(job, key))}" if "=" in override else override
         for key, override in keys.items()
         if not is_seed(key) and (key in study.swept if key in job.config else key.split(".")[0] not in NOT_COMPUTED)
     }
-    return " ".join(told.values()) or job.key
+    return " ".join(told.values())
 
 
 def _one_spelling(value: Any) -> Any:
@@ -186,7 +187,7 @@ def _told_apart(group: Group, all_groups: Sequence[Group]) -> str:
     shown = [f"{key}={v if isinstance(v := group.values[key], float) else show(v)}" for key in keys[:FEW_KEYS]]
     if len({repr([one.get(key) for key in keys[:FEW_KEYS]]) for one in alike}) < len(alike) or not shown:
         shown.append(group.jobs[0].key)
-    return f"{group.label} ({', '.join(shown)})"
+    return f"{group.label} ({', '.join(shown)})" if group.label else " ".join(shown)
 
 
 def value_text(study: Study, job: Job, key: str) -> str:

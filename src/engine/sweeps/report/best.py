@@ -16,6 +16,7 @@ from engine.config import flat, is_seed, portable, written
 from engine.errors import ConfigError
 from engine.runs import NOT_COMPUTED, shown
 from engine.sweeps.report.analyse import Group, show
+from engine.sweeps.report.merging import CONTENT
 from engine.sweeps.report.read import CONFIG, Job, Study
 
 NOT_PART = (*NOT_COMPUTED, "hydra", "experiment", "debug")
@@ -27,7 +28,8 @@ def override_list(group: Group) -> list[str]:
     """Overrides that reproduce this configuration on the command line: its jobs', without seed, logger and sweep."""
     overrides = group.jobs[0].overrides
     kept = [o for o in overrides if _top(o) not in (*NOT_COMPUTED, "hydra") and not is_seed(_key(o))]
-    return [*kept, *(f"{key}={written(value)}" for key, value in group.unswept.items())]
+    silent = {k: v.partition(CONTENT)[0] if isinstance(v, str) else v for k, v in group.unswept.items()}
+    return [*kept, *(f"{key}={written(value)}" for key, value in silent.items())]
 
 
 def best_command(group: Group) -> str:

@@ -10,8 +10,8 @@ import math
 import os
 import platform
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from engine.errors import ConfigError
 from engine.files import read_json, records
 from engine.project import ROOT
 from engine.runs import ENVIRONMENT, METRICS, NOT_COMPUTED, RESULT, STATUS, Code, codes_of, files_of, is_claimed
+from engine.sweeps.report.merging import choices_between, same_data
 
 log = logging.getLogger("engine")
 SWEEP = "sweep.json"
@@ -177,7 +178,7 @@ def _sweeps(paths: Sequence[Path], out: Path | None, objective: Objective | None
     for key, keys in ((key, keys) for book in books for key, keys in (book.get("follows") or {}).items()):
         follows[key] = [*follows.get(key, ()), *keys]
     more = unswept(configs, overrides, names, swept, follows)
-    if len(paths) > 1 and more and (choices := _choices_between(jobs, swept, more)):
+    if len(paths) > 1 and more and (choices := choices_between(jobs, swept, more)):
         swept += choices
         more = unswept(configs, overrides, names, swept, follows)
     directory = out or (paths[0] if len(paths) == 1 else TOGETHER)
@@ -187,40 +188,6 @@ def _sweeps(paths: Sequence[Path], out: Path | None, objective: Objective | None
         books[0].get("created"), commands, tuple(more), log_keys,
         is_search=all(job.path.name.startswith("trial_") for job in jobs),
     )  # fmt: skip
-
-
-def _choices_between(jobs: Sequence[Job], swept: Sequence[str], unlike: Sequence[str]) -> list[str]:
-    """The config groups that some of these sweeps have chosen otherwise (model=gpt), each for all its jobs: its options
-    tell more than the keys that differ below it, `unlike`."""
-    chosen = [{o.partition("=")[0].lstrip("+"): o.partition("=")[2] for o in job.overrides} for job in jobs]
-    groups = [key for key in dict.fromkeys(key for one in chosen for key in one) if key not in swept]
-    groups = [key for key in groups if any(k.startswith(f"{key.replace('/', '.')}.") for k in unlike)]
-    return [key for key in groups if len({one.get(key) for one in chosen}) > 1]
-
-
-def same_data(jobs: Sequence[Job], but: Collection[str] = ()) -> tuple[Job, ...]:
-    """The jobs with one text for data of one content, wherever they lie, and with two texts for one path to data of two
-    contents. Of a run without fingerprints the path alone is known. but: keys to leave as they are."""
-    known: dict[tuple[str, str], Any] = {}  # (key, digest) -> the text for it
-    digests: dict[tuple[str, str], dict[str, None]] = {}  # (key, path) -> those of the jobs that have it
-    for job in jobs:
-        for key, digest in job.files.items():
-            known.setdefault((key, digest), job.config.get(key))
-            digests.setdefault((key, str(job.config.get(key))), {})[digest] = None
-    for (key, _), several in digests.items():
-        for digest in several if len(several) > 1 else ():
-            known[key, digest] = f"{known[key, digest]} (content {digest[:6]})"
-
-    def config(job: Job) -> Mapping[str, Any]:
-        found = {}
-        for key in {key for key, _ in known} & job.config.keys() - {*but}:
-            of_path = digests.get((key, str(job.config[key])), {})
-            digest = job.files.get(key) or (next(iter(of_path)) if len(of_path) == 1 else None)
-            if digest is not None:
-                found[key] = known[key, digest]
-        return {**job.config, **found}
-
-    return tuple(replace(job, config=config(job)) for job in jobs) if known else tuple(jobs)
 
 
 def read_job(path: Path, number: int, overrides: tuple[str, ...], key: str | None = None) -> Job:
