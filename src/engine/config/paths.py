@@ -66,7 +66,7 @@ def writer(directory: Path) -> Path | None:
 
 
 def _below(text: str, root: Path) -> str | None:
-    """/data/x.h5: what follows the root in an absolute path, also in one through a link to it; None: it is not below."""
+    """/data/x.h5: what follows the root in an absolute path, also through a link to it; None: it is not below."""
     if not os.path.isabs(text) or root == Path(root.anchor):
         return None
     path = Path(os.path.normpath(text))

@@ -47,6 +47,8 @@ BEFORE = ".before"  # copies of the files in UNDONE from before a resume, until 
 UNDONE = (CONFIG, OVERRIDES, STATUS, FAILURE, ENVIRONMENT, DIFF)
 FAILURES, STUCK = "failures.jsonl", "stuck"  # failures before restarts; stacks of hung ranks
 NOT_COMPUTED = ("logger", "profiler", "resume", "sweep")  # groups that do not change what is computed
+MOST_DUMPS = 1000  # parts of configs that are kept as yaml
+_dumps: dict[str, str] = {}
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -89,7 +91,7 @@ def check_free(directory: Path) -> None:
 
 def fill_directory(
     directory: Path,
-    cfg: DictConfig,
+    cfg: DictConfig | dict[str, Any],
     overrides: list[str],
     status: str = "created",
     known: Surroundings | None = None,
@@ -103,7 +105,7 @@ def fill_directory(
     write_json(directory / ENVIRONMENT, known.environment)
     if known.diff:
         replace_text(directory / DIFF, known.diff)
-    replace_text(directory / OVERRIDES, OmegaConf.to_yaml(overrides))
+    replace_text(directory / OVERRIDES, to_yaml(overrides))
     write_status(directory, status, wandb_id=new_wandb_id(), **facts)
     write_config(directory, cfg)
 
@@ -228,8 +230,23 @@ def empty_directory(directory: Path, keep: Set[str]) -> None:
         directory.rmdir()
 
 
-def write_config(directory: Path, cfg: DictConfig) -> None:
-    replace_text(directory / CONFIG, OmegaConf.to_yaml(portable(plain(cfg, resolve=False))))
+def write_config(directory: Path, cfg: DictConfig | dict[str, Any]) -> None:
+    replace_text(directory / CONFIG, to_yaml(portable(plain(cfg, resolve=False))))
+
+
+def to_yaml(values: dict[str, Any] | list[str]) -> str:
+    """OmegaConf.to_yaml of each entry by itself: most of these are the same in all jobs of a sweep."""
+    entries: list[Any] = [{k: v} for k, v in values.items()] if isinstance(values, dict) else [[v] for v in values]
+    return "".join(map(_dumped, entries)) or OmegaConf.to_yaml(values)
+
+
+def _dumped(entry: Any) -> str:
+    key = repr(entry)
+    if key not in _dumps:
+        if len(_dumps) >= MOST_DUMPS:
+            _dumps.clear()
+        _dumps[key] = OmegaConf.to_yaml(entry)
+    return _dumps[key]
 
 
 def read_status(directory: Path) -> dict[str, Any]:
