@@ -224,6 +224,7 @@ PARTS = {
             "docs/assets/report.png",
             "tests/engine/runs/test_wandb_sync.py",
             "tests/engine/sweeps/test_report.py",
+            "tests/engine/sweeps/test_merge.py",
             "tests/engine/sweeps/test_compare.py",
         ),
         {

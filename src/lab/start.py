@@ -41,6 +41,7 @@ from engine.runs import (
     has_trained,
     holds_run,
     keep_failure,
+    keep_files,
     keep_versions,
     read_failure,
     read_status,
@@ -89,6 +90,8 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
         else:
             fill_directory(run_dir, cfg, overrides)
         keep_versions(run_dir, versions)
+        for line in keep_files(run_dir, cfg, begins=not has_trained(run_dir)):
+            print(line, file=sys.stderr)
         # a sweep's job keeps its new status and failure when the resume is undone
         stay = (STATUS, FAILURE) if leave else ()
         try:

@@ -14,6 +14,7 @@ Raised: ConfigError, which names the key, the value and the remedy; RunFailed wh
     messages, yamls        Hydra's and YAML's errors in one line
     targets, building      which classes may be built, and building them
     saved, alike           a run directory's config; differences between configs
+    paths                  those below the project's root, saved relative to it
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     )
     from engine.config.fit import check_fit
     from engine.config.messages import explain, one_line
+    from engine.config.paths import localized, portable
     from engine.config.saved import (
         CONFIG,
         OVERRIDES,

@@ -6,12 +6,14 @@ different configs, so they are no repetitions: the differing keys are shown, and
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.config.saved import load_plain
+from engine.config.paths import portable, writer
+from engine.config.saved import CONFIG, load_plain, updated
 from engine.config.schema import join
 
 # groups that say where and how a job runs, not what it computes: they tell jobs apart only where they are swept
@@ -19,6 +21,7 @@ COMPARED_IF_SWEPT = ("hardware", "logger", "callback", "profiler", "name")
 NEVER_COMPARED = ("hydra", "sweep", "resume")
 JOBS_OWN = "hydra"  # key in `follows` for values that come from the job's number, directory or time
 _ABSENT = object()
+_current: set[tuple[str, ...]] = set()  # keys and targets of configs that this version has written
 
 
 def flat(node: Any, key: str = "") -> dict[str, Any]:
@@ -28,9 +31,20 @@ def flat(node: Any, key: str = "") -> dict[str, Any]:
     return {key: node}
 
 
-def load_flat(path: Path) -> dict[str, Any]:
-    """A saved config, {dotted key: value}; empty where there is none."""
-    return flat(load_plain(path, dict))
+def load_flat(directory: Path) -> dict[str, Any]:
+    """A run's config, {dotted key: value}, as this version would have saved it: with keys that are younger than the
+    run, and paths relative to the project that wrote it. Empty where there is none. To compare runs."""
+    whole = load_plain(directory / CONFIG, dict)
+    values = flat(whole)
+    kind = tuple(f"{key}={value}" if key.endswith("_target_") else key for key, value in values.items())
+    if values and kind not in _current:
+        of_now = updated(whole)[0]
+        if of_now == whole:
+            _current.add(kind)  # the jobs of a sweep are of few kinds, and bringing one up to date takes a while
+        values = flat(of_now)
+    values = portable(values)
+    elsewhere = any(isinstance(v, (str, list)) and os.path.isabs(str(v).strip("['")) for v in values.values())
+    return portable(values, root) if elsewhere and (root := writer(directory)) else values
 
 
 def is_seed(key: str) -> bool:

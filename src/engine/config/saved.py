@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from engine.app import app
+from engine.config.paths import localized, moved_here, writer
 from engine.config.schema import check_resolved, completed, plain
 from engine.config.targets import check_nodes
 from engine.errors import ConfigError, Damaged
@@ -57,8 +58,17 @@ def current(cfg: Any, path: Path) -> DictConfig:
 
 
 def saved_config(directory: Path) -> Any:
-    """Returns config.yaml as it was written, by whatever version; of anybody, so nothing of it is checked."""
-    return _loaded(directory / CONFIG, lambda text: OmegaConf.load(io.StringIO(text)))
+    """Returns config.yaml as it was written, by whatever version, with the paths of this project (paths.py); of
+    anybody, so nothing of it is checked."""
+    cfg = _loaded(directory / CONFIG, lambda text: OmegaConf.load(io.StringIO(text)))
+    if not isinstance(cfg, DictConfig):
+        return cfg
+    was = localized(plain(cfg, resolve=False))
+    here = moved_here(was, writer(directory))
+    if here != was and (directory, "moved") not in _said:
+        _said.add((directory, "moved"))
+        log.warning("%s: was saved by a project in %s: its paths are this one's", directory / CONFIG, writer(directory))
+    return DictConfig(here)
 
 
 def check_saved(cfg: Any) -> None:
@@ -68,17 +78,23 @@ def check_saved(cfg: Any) -> None:
 
 
 def _of_this_version(cfg: DictConfig, path: Path) -> DictConfig:
-    values, filled, gone = completed(app().schema, _moved(plain(cfg, resolve=False)))
-    for group, schema in app().own.items():
-        names = {one.name for one in fields(schema)}
-        own = {name: value for name, value in values[group].items() if name in names}
-        whole, more, _ = completed(schema, own, group)
-        values[group], filled = values[group] | whole, filled + more
+    values, filled, gone = updated(plain(cfg, resolve=False))
     for keys, what in ((filled, "younger than this run, with their defaults"), (gone, "gone, and left out")):
         if keys and (path, what) not in _said:
             _said.add((path, what))
             log.warning("%s: keys that are %s: %s", path, what, ", ".join(keys))
     return DictConfig(values)
+
+
+def updated(cfg: Any) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Returns (a plain config as one of this version, "key=value" of keys that it lacked, keys that are gone)."""
+    values, filled, gone = completed(app().schema, _moved(cfg))
+    for group, schema in app().own.items():
+        names = {one.name for one in fields(schema)}
+        if isinstance(node := values.get(group), dict):
+            whole, more, _ = completed(schema, {name: value for name, value in node.items() if name in names}, group)
+            values[group], filled = node | whole, filled + more
+    return values, filled, gone
 
 
 def _moved(node: Any) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING as MISSING_DEFAULT
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import OmegaConf
@@ -70,6 +71,16 @@ def option(*words: str) -> Rule:
     return Rule(words=words)
 
 
+def hints_of(what: Any, with_rules: bool = False) -> dict[str, Any]:
+    """get_type_hints, once for each class or function: it evaluates the annotations' text."""
+    return _hints_of(what, with_rules)
+
+
+@cache
+def _hints_of(what: Any, with_rules: bool) -> dict[str, Any]:
+    return get_type_hints(what, include_extras=with_rules)
+
+
 def typed(cls: type[T], node: Any, key: str = "") -> T:
     """Returns `node`, a mapping of plain values at `key` (empty: the root), as an instance of `cls`, or ConfigError."""
     values = plain(node)
@@ -82,7 +93,7 @@ def typed(cls: type[T], node: Any, key: str = "") -> T:
     for name in schema:
         if name not in values:
             raise ConfigError(f"{join(key, name)}: this key is missing - give it a value, {join(key, name)}=...")
-    hints = get_type_hints(cls, include_extras=True)
+    hints = hints_of(cls, True)
     return cls(**{name: _value(values[name], hints[name], join(key, name)) for name in schema})
 
 
@@ -92,7 +103,7 @@ def completed(cls: type[Any], values: Mapping[str, Any], key: str = "") -> tuple
     known = {f.name: f for f in fields(cls)}
     whole, filled = dict(values), []
     gone = [join(key, str(name)) for name in values if name not in known]
-    for name, hint in get_type_hints(cls).items():
+    for name, hint in hints_of(cls).items():
         at, own = join(key, name), known[name]
         if name not in values:
             make: Any = own.default_factory

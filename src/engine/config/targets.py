@@ -10,10 +10,21 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 from engine.app import app
-from engine.config.schema import check_limits, check_resolved, describe, did_you_mean, fits, join, nearest, plain, show
+from engine.config.schema import (
+    check_limits,
+    check_resolved,
+    describe,
+    did_you_mean,
+    fits,
+    hints_of,
+    join,
+    nearest,
+    plain,
+    show,
+)
 from engine.errors import ConfigError
 from engine.project import ROOT
 
@@ -220,7 +231,7 @@ def _check_types(target: Any, keywords: dict[str, Any], key: str) -> None:
     """Check plain values against the target's annotations, as far as these restrict plain values."""
     try:
         function = target.__init__ if inspect.isclass(target) else target
-        hints, ruled = get_type_hints(function), get_type_hints(function, include_extras=True)
+        hints, ruled = hints_of(function), hints_of(function, True)
     except Exception:  # annotations that cannot be evaluated are no mistake of the config
         return
     for name, value in keywords.items():

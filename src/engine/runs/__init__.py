@@ -15,6 +15,7 @@ file that does not read, RunFailed for a directory that went away.
 
     directory, environment    files, lock, status         resume    a new run, or an old one with changed values
     logger, media             logged values, pictures     spent     seconds over all processes of a run
+    data_files                data known again elsewhere
     background, *_log         W&B, TensorBoard, MLflow
     options                   what a user may set
 """
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING
 from engine.pages import lazy
 
 if TYPE_CHECKING:
+    from engine.runs.data_files import files_of, is_same, keep_files, other_data
     from engine.runs.directory import (
         CHECKPOINT,
         CHECKPOINTS,

@@ -18,7 +18,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from engine.config import CONFIG, OVERRIDES, enter, flat, load_flat, plain, read_overrides
+from engine.config import CONFIG, OVERRIDES, enter, flat, load_flat, plain, portable, read_overrides
 from engine.errors import Claimed, ConfigError, Damaged, RunFailed, one_line
 from engine.files import (
     as_json,
@@ -32,6 +32,7 @@ from engine.files import (
 )
 from engine.locks import Busy, Lock, is_locked, write_once
 from engine.runs import environment
+from engine.runs.data_files import files_of, fingerprints, is_same
 from engine.runs.environment import Surroundings, code_here, codes_of, surroundings, use_code
 
 log = logging.getLogger("engine")
@@ -46,6 +47,8 @@ BEFORE = ".before"  # copies of the files in UNDONE from before a resume, until 
 UNDONE = (CONFIG, OVERRIDES, STATUS, FAILURE, ENVIRONMENT, DIFF)
 FAILURES, STUCK = "failures.jsonl", "stuck"  # failures before restarts; stacks of hung ranks
 NOT_COMPUTED = ("logger", "profiler", "resume", "sweep")  # groups that do not change what is computed
+MOST_DUMPS = 1000  # parts of configs that are kept as yaml
+_dumps: dict[str, str] = {}
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -88,7 +91,7 @@ def check_free(directory: Path) -> None:
 
 def fill_directory(
     directory: Path,
-    cfg: DictConfig,
+    cfg: DictConfig | dict[str, Any],
     overrides: list[str],
     status: str = "created",
     known: Surroundings | None = None,
@@ -102,7 +105,7 @@ def fill_directory(
     write_json(directory / ENVIRONMENT, known.environment)
     if known.diff:
         replace_text(directory / DIFF, known.diff)
-    replace_text(directory / OVERRIDES, OmegaConf.to_yaml(overrides))
+    replace_text(directory / OVERRIDES, to_yaml(overrides))
     write_status(directory, status, wandb_id=new_wandb_id(), **facts)
     write_config(directory, cfg)
 
@@ -146,9 +149,12 @@ def keep_changes(directory: Path, cfg: DictConfig) -> None:
     """Record in environment.json what a resume changes: {"after": step, "was": {key: value before}, "code": Code}."""
     step = max(map(step_of, checkpoint_files(directory / CHECKPOINTS)), default=0)
     change: dict[str, Any] = {}
-    before, now = load_flat(directory / CONFIG), flat(plain(cfg))
+    before, now = load_flat(directory), flat(portable(plain(cfg, resolve=False)))
     was = {key: value for key, value in before.items() if key in now and now[key] != value}
-    if was := {key: value for key, value in was.items() if key.split(".")[0] not in NOT_COMPUTED}:
+    was = {key: value for key, value in was.items() if key.split(".")[0] not in NOT_COMPUTED}
+    known_files = files_of(directory) if was else {}
+    now_files = fingerprints({key: plain(OmegaConf.select(cfg, key)) for key in was if key in known_files})
+    if was := {k: v for k, v in was.items() if k not in now_files or not is_same(now_files[k], known_files[k])}:
         change["was"] = was
     if read_status(directory).get("status") != "queued":  # the sweep has seen to those
         known = surroundings()
@@ -224,8 +230,23 @@ def empty_directory(directory: Path, keep: Set[str]) -> None:
         directory.rmdir()
 
 
-def write_config(directory: Path, cfg: DictConfig) -> None:
-    replace_text(directory / CONFIG, OmegaConf.to_yaml(cfg))
+def write_config(directory: Path, cfg: DictConfig | dict[str, Any]) -> None:
+    replace_text(directory / CONFIG, to_yaml(portable(plain(cfg, resolve=False))))
+
+
+def to_yaml(values: dict[str, Any] | list[str]) -> str:
+    """OmegaConf.to_yaml of each entry by itself: most of these are the same in all jobs of a sweep."""
+    entries: list[Any] = [{k: v} for k, v in values.items()] if isinstance(values, dict) else [[v] for v in values]
+    return "".join(map(_dumped, entries)) or OmegaConf.to_yaml(values)
+
+
+def _dumped(entry: Any) -> str:
+    key = repr(entry)
+    if key not in _dumps:
+        if len(_dumps) >= MOST_DUMPS:
+            _dumps.clear()
+        _dumps[key] = OmegaConf.to_yaml(entry)
+    return _dumps[key]
 
 
 def read_status(directory: Path) -> dict[str, Any]:

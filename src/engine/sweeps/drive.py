@@ -118,7 +118,7 @@ def tried(
         Candidate(job.number, label(job, ledger), read_config(job.directory)) for job in ledger.due(known, retry_failed)
     ]
     for number, one in enumerate(new.values(), start=len(ledger.jobs)):
-        candidates.append(Candidate(number, differing(one.overrides, swept), one.cfg))
+        candidates.append(Candidate(number, differing(one.overrides, swept), DictConfig(one.cfg)))
     if not candidates:
         return "preflight: no job is to run"
     return preflight(candidates, at_once(launcher, len(candidates)))

@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from engine.config import COMPARED_IF_SWEPT, NEVER_COMPARED, absolute
+from engine.config import COMPARED_IF_SWEPT, NEVER_COMPARED, absolute, localized, portable
 
 NAME_DIGITS, SLUG_LENGTH, VALUE_LENGTH = 16, 80, 24
 OLD_DIGITS = 8  # in directory names of the first version, whose sweep.json has no `identity`
@@ -50,7 +50,7 @@ def keyed(override: Override, cwd: Path) -> tuple[str, Any]:
     if override.is_delete():
         return key, None
     value = canonical(override.value())
-    return key, absolute(value, cwd) if key == "data.path" else value
+    return key, portable(absolute(value, cwd)) if key == "data.path" else value
 
 
 def canonical(value: Any) -> Any:
@@ -71,6 +71,11 @@ def digest(values: Mapping[str, Any]) -> str:
     """The job's identity, a hash of its values in any order; the directory's name ends with its first digits."""
     text = json.dumps(sorted(values.items()), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def older_digest(values: Mapping[str, Any]) -> str:
+    """As older versions made it, with absolute paths: the ledgers of their sweeps have it."""
+    return digest(localized(dict(values)))
 
 
 def directory_name(values: Mapping[str, Any], swept: Collection[str]) -> str:

@@ -19,14 +19,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from engine.config import enter
 from engine.errors import ConfigError
 from engine.files import read_json, remove_leftovers, write_json
 from engine.locks import Lock
 from engine.runs import RESULT, STATUS, Surroundings, fill_directory, holds_run, is_claimed, surroundings
-from engine.sweeps.identity import OLD_DIGITS, differing_keys, digest, directory_name
+from engine.sweeps.identity import OLD_DIGITS, differing_keys, digest, directory_name, older_digest
+from engine.sweeps.progress import counted
 
 SWEEP = "sweep.json"
 ENDED = ("finished", "pruned")  # never run again
@@ -62,14 +61,14 @@ class Job:
 
 @dataclass(frozen=True)
 class NewJob:
-    """A job to write. cfg: resolved and checked. values: its identity (identity.values_of).
+    """A job to write. cfg: resolved and checked, plain values. values: its identity (identity.values_of).
 
     key: the directory's name; None: made from the values. (A search may try equal values twice, so it sets the key.)
     facts: further entries of status.json's `sweep`, such as {"trial": 3}.
     """
 
     overrides: Sequence[str]
-    cfg: DictConfig
+    cfg: dict[str, Any]
     values: Mapping[str, Any]
     key: str | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -148,8 +147,8 @@ class Ledger:
 
     def find(self, values: Mapping[str, Any]) -> Job | None:
         """The job with these values, whichever command added it; None: there is none."""
-        identity = digest(values)
-        return self._by_identity.get(identity) or self._by_identity.get(identity[:OLD_DIGITS])
+        known, digests = self._by_identity, dict.fromkeys((digest(values), older_digest(values)))
+        return next((known[d] for one in digests for d in (one, one[:OLD_DIGITS]) if d in known), None)
 
     def named(self, key: str) -> Job | None:
         """The job whose directory has this name."""
@@ -174,7 +173,7 @@ class Ledger:
             known = surroundings()
             entries, added = list(self._book.get("jobs", [])), []
             compared = [job.overrides for job in self._jobs[:1]]  # one known job is enough: all_swept has the rest
-            for one in new:
+            for one in counted(list(new), "writing"):
                 job = self.named(one.key) if one.key else self.find(one.values)
                 if job is None:
                     key = one.key or directory_name(one.values, all_swept)

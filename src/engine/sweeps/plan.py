@@ -26,7 +26,6 @@ from engine import early
 from engine.app import app
 from engine.config import (
     CONF,
-    CONFIG,
     JOBS_OWN,
     MISSING,
     NEVER_COMPARED,
@@ -36,6 +35,7 @@ from engine.config import (
     flat,
     load_flat,
     plain,
+    portable,
     read_config,
     resolved,
     show,
@@ -43,8 +43,10 @@ from engine.config import (
 )
 from engine.errors import Claimed, ConfigError
 from engine.runs import REPLACEABLE, change_value, claimed, write_config
+from engine.sweeps.difference import First
 from engine.sweeps.identity import counts, differing_keys, digest, directory_name, keyed
 from engine.sweeps.ledger import Job, Ledger, NewJob, Share, differing
+from engine.sweeps.progress import counted
 from engine.sweeps.threads import decide
 
 MAX_SHOWN = 4
@@ -70,21 +72,14 @@ class Composer:
     swept: Collection[str] = ()
     follows: dict[str, set[str]] = field(default_factory=dict)  # overridden key -> keys that interpolate it
     _bases: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)
-    _parsed: dict[str, Override] = field(default_factory=dict)
+    _firsts: dict[tuple[str, ...], First] = field(default_factory=dict)
+    _parsed: dict[str, tuple[Override, bool]] = field(default_factory=dict)  # and whether it only sets a plain value
 
-    def job(self, number: int, key: str, overrides: Sequence[str]) -> DictConfig:
-        """The job's config, resolved and checked; a ConfigError names the job's number."""
+    def job(self, number: int, key: str, overrides: Sequence[str]) -> dict[str, Any]:
+        """The job's config, resolved and checked, as plain values; a ConfigError names the job's number."""
         try:
-            cfg = self._composed(overrides)
-            OmegaConf.set_readonly(cfg.hydra, False)  # Hydra 1.4 makes it read-only
-            with open_dict(cfg):  # for users' ${hydra:...} interpolations
-                cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
-                cfg.hydra.runtime.output_dir = str(self.sweep_dir / key)
-            HydraConfig.instance().set_config(cfg)
-            with open_dict(cfg):
-                del cfg["hydra"]
-            new = resolved(cfg, self.cwd)
-            new.resume, new.sweep.name = None, self.sweep_dir.name
+            new = self.config(number, key, overrides)
+            new["resume"], new["sweep"]["name"] = None, self.sweep_dir.name
             app().check(new)
             return new
         except Exception as error:
@@ -93,29 +88,57 @@ class Composer:
             shown = differing(overrides, self.swept) or " ".join(overrides)
             raise ConfigError(f"job {number} ({shown}): {line}") from error
 
-    def _composed(self, overrides: Sequence[str]) -> DictConfig:
-        """The config as Hydra composes it. Jobs that differ only in plain values share one composition, into which the
-        values are set as Hydra does: a tenth of the time."""
+    def config(self, number: int, key: str, overrides: Sequence[str]) -> dict[str, Any]:
+        """The job's config, resolved, as plain values: what Hydra composes. Of jobs that differ in plain values alone
+        the first is composed, the others are made by their difference to it where that is certain."""
+        kind, values = self._kind(overrides)
+        first = self._firsts.get(kind)
+        if first is not None and (new := first.changed({v.key_or_group: v.value() for v in values})) is not None:
+            return new
+        cfg = self._composed(overrides)
+        OmegaConf.set_readonly(cfg.hydra, False)  # Hydra 1.4 makes it read-only
+        with open_dict(cfg):  # for users' ${hydra:...} interpolations
+            cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
+            cfg.hydra.runtime.output_dir = str(self.sweep_dir / key)
+        HydraConfig.instance().set_config(cfg)
+        with open_dict(cfg):
+            del cfg["hydra"]
+        new = plain(resolved(cfg, self.cwd))
+        if first is None:
+            self._firsts[kind] = First(cfg, new, [value.key_or_group for value in values], self.cwd)
+        return new
+
+    def _kind(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], list[Override]]:
+        """(the overrides without values that are plain: what those have in common that are composed once; the plain
+        values)."""
         for text in overrides:
             if text not in self._parsed:
-                self._parsed[text] = OverridesParser.create().parse_override(text)
+                override = OverridesParser.create().parse_override(text)
+                self._parsed[text] = override, self._is_value(override)
         parsed = {text: self._parsed[text] for text in overrides}
-        keys = [override.key_or_group for override in parsed.values()]
+        keys = [override.key_or_group for override, _ in parsed.values()]
         values = {
             text: override
-            for text, override in parsed.items()
-            if self._is_value(override) and sum(_touch(override.key_or_group, key) for key in keys) == 1
+            for text, (override, is_value) in parsed.items()
+            if is_value and sum(_touch(override.key_or_group, key) for key in keys) == 1
         }
-        kind = tuple(override.key_or_group if text in values else text for text, override in parsed.items())
+        kind = tuple(values[text].key_or_group if text in values else text for text in parsed)
+        return kind, list(values.values())
+
+    def _composed(self, overrides: Sequence[str]) -> DictConfig:
+        """The config as Hydra composes it, not resolved. Jobs that differ only in plain values share one composition,
+        into which the values are set as Hydra does."""
+        kind, values = self._kind(overrides)
         base = self._bases.get(kind)
         if base is None:
             base = self._bases[kind] = self.loader.load_sweep_config(self.master, list(overrides))
             without_hydra = OmegaConf.masked_copy(base, [str(key) for key in base if key != "hydra"])
             raw = flat(OmegaConf.to_container(without_hydra, resolve=False))
+            keys = [self._parsed[text][0].key_or_group for text in overrides]
             for key in (*keys, JOBS_OWN):  # also keys not swept now: another command may give another value
                 self.follows.setdefault(key, set()).update(dependents(raw, key))
         cfg = copy.deepcopy(base)
-        for override in values.values():
+        for override in values:
             OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
         return cfg
 
@@ -181,7 +204,7 @@ def _alternatives(override: Override) -> list[str]:
 def compose(ledger: Ledger, combinations: Sequence[Combination], composer: Composer) -> dict[int, NewJob]:
     """{index in combinations: new job} for those that the ledger lacks; a mistake in any is a ConfigError."""
     number, found = len(ledger.jobs), {}
-    for index, combination in enumerate(combinations):
+    for index, combination in enumerate(counted(combinations, "composing")):
         early.leave_if_asked()
         if ledger.find(combination.values) is None:
             cfg = composer.job(number, directory_name(combination.values, composer.swept), combination.overrides)
@@ -195,8 +218,11 @@ def unlike(ledger: Ledger, before: Sequence[Job], new: Sequence[NewJob], compose
     "". The report uses the same rule (engine.config.alike)."""
     if not before or not new:
         return ""
-    known = [(load_flat(j.directory / CONFIG), j.overrides, j.key) for j in before]
-    added = [(flat(plain(j.cfg)), j.overrides, j.key or directory_name(j.values, composer.swept)) for j in new]
+    known = [(load_flat(j.directory), j.overrides, j.key) for j in before]
+    added = [
+        (flat(portable(plain(j.cfg, resolve=False))), j.overrides, j.key or directory_name(j.values, composer.swept))
+        for j in new
+    ]
     configs, overrides, names = zip(*known, *added)
     given = differing_keys([before[0].overrides, *(one.overrides for one in new)])
     swept = {*ledger.swept, *composer.swept, *given}
@@ -220,8 +246,8 @@ def write(
 ) -> list[Job]:  # fmt: skip
     """Write the `new` jobs. Returns all jobs of this command, in its order. follows: Composer's. share: of each job."""
     if new:
-        monitor = next(iter(new.values())).cfg.monitor
-        objectives = ledger.objectives or [{"key": str(monitor.key), "mode": str(monitor.mode)}]
+        monitor = next(iter(new.values())).cfg["monitor"]
+        objectives = ledger.objectives or [{"key": str(monitor["key"]), "mode": str(monitor["mode"])}]
         ledger.add(new.values(), command, swept_keys(command), objectives, follows, share)
     return [job for combination in combinations if (job := ledger.find(combination.values)) is not None]
 
@@ -234,7 +260,7 @@ def adapt(ledger: Ledger, combinations: Sequence[Combination], jobs: Sequence[Jo
         given = {text: key for text, key in keys.items() if re.split(r"[./@]", key)[0] in REPLACEABLE}
         if not given:
             continue
-        cfg = composer.job(job.number, job.key, combination.overrides)
+        cfg = DictConfig(composer.job(job.number, job.key, combination.overrides))
         with contextlib.suppress(Claimed), claimed(job.directory):
             saved = read_config(job.directory)
             for text, key in given.items():

@@ -15,8 +15,10 @@ from engine.host import cores_each
 from engine.ranks import ONE_PROCESS
 from engine.sweeps.ledger import Ledger, Share
 
+Config = DictConfig | dict[str, Any]
 
-def share_of(launcher: Any, num_jobs: int, ledger: Ledger, configs: Iterable[DictConfig]) -> Share | None:
+
+def share_of(launcher: Any, num_jobs: int, ledger: Ledger, configs: Iterable[Config]) -> Share | None:
     """Each new job's share of this machine; an extended sweep keeps its share while there are enough cores.
 
     num_jobs: of the command, ended ones included. configs: of new jobs; the first whose thread count must be measured
@@ -28,20 +30,20 @@ def share_of(launcher: Any, num_jobs: int, ledger: Ledger, configs: Iterable[Dic
     if known is not None:
         return Share(min(cores, known.cores), known.threads)
     for cfg in configs:
-        if cfg.hardware.num_threads == "auto" and (found := _known(cfg, cores)) is not None and not found[0]:
+        if cfg["hardware"]["num_threads"] == "auto" and (found := _known(cfg, cores)) is not None and not found[0]:
             return Share(cores, _measured(cfg, found[1]))
     return Share(cores, None)
 
 
-def decide(cfg: DictConfig, share: Share | None) -> None:
+def decide(cfg: Config, share: Share | None) -> None:
     """Replace hardware.num_threads=auto in `cfg` by the number of threads of each rank."""
-    if share is None or cfg.hardware.num_threads != "auto" or (found := _known(cfg, share.cores)) is None:
+    if share is None or cfg["hardware"]["num_threads"] != "auto" or (found := _known(cfg, share.cores)) is None:
         return
     count, most = found
-    cfg.hardware.num_threads = count or min(share.threads or most, most)
+    cfg["hardware"]["num_threads"] = count or min(share.threads or most, most)
 
 
-def _known(cfg: DictConfig, cores: int) -> tuple[int, int] | None:
+def _known(cfg: Config, cores: int) -> tuple[int, int] | None:
     """(threads of a rank, 0: to be measured; most threads of a rank). None: this machine cannot run the job, which will
     fail with the reason when it starts."""
     from engine.ranks import choose_device, count_processes
@@ -57,10 +59,10 @@ def _known(cfg: DictConfig, cores: int) -> tuple[int, int] | None:
     return found.count if found.why else 0, found.most
 
 
-def _measured(cfg: DictConfig, most: int) -> int:
+def _measured(cfg: Config, most: int) -> int:
     from engine.sweeps.preflight import Candidate, in_a_process
 
     try:
-        return in_a_process(Candidate(0, "", cfg), [], most).threads
+        return in_a_process(Candidate(0, "", DictConfig(cfg)), [], most).threads
     except (ConfigError, RunFailed):  # the job itself fails with it when it starts
         return 1

@@ -20,9 +20,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from engine.app import app
 from engine.checkpoints import Checkpoints
-from engine.config import CONFIG, ROOT, check_saved, current, plain, quote_value, read_config, saved_config
+from engine.config import CONFIG, ROOT, check_saved, current, localized, plain, quote_value, read_config, saved_config
 from engine.errors import PREEMPTED, ConfigError, RunFailed
-from engine.files import read_json, read_text, records, write_json
+from engine.files import read_json, read_text, records, replace_text, write_json
 from engine.host import count_gpus, machine_changes
 from engine.ranks import AT_STEP, ONE_PROCESS, started_ranks
 from engine.runs import (
@@ -36,9 +36,12 @@ from engine.runs import (
     changes_of,
     code_here,
     code_of,
+    files_of,
     fill_directory,
     holds_run,
     is_claimed,
+    is_same,
+    other_data,
     read_status,
     shown,
     step_of,
@@ -129,7 +132,7 @@ def verify(
         parts += compare_checkpoints(run, again, last, rounding)
         if at_end:
             parts.append(compare_scores(run, again, rounding))
-    return Verdict(last, code, rounding, unlike, parts, [*hints, *later_files(run, cfg)])
+    return Verdict(last, code, rounding, unlike, parts, [*hints, *other_files(run, again, cfg)])
 
 
 def start(run: Path, again: Path, root: Path, overrides: Sequence[str]) -> None:
@@ -166,6 +169,7 @@ def prepare(again: Path, cfg: DictConfig, began: dict[str, Any]) -> None:
     """Write the second run's directory: the first one's config, and the number of threads that it has settled on."""
     again.mkdir(parents=True)
     fill_directory(again, cfg, [])
+    replace_text(again / CONFIG, OmegaConf.to_yaml(cfg))  # its paths as they are: other code lies in another folder
     if "threads" in began:
         write_json(again / ENVIRONMENT, read_json(again / ENVIRONMENT) | {"threads": began["threads"]})
 
@@ -199,7 +203,7 @@ def undo_changes(cfg: DictConfig, changes: list[dict[str, Any]]) -> list[str]:
         said.append(f"compared up to step {change['after']:,}, after which a resume changed {', '.join(values)}")
         for key, value in was.items():
             try:
-                OmegaConf.update(cfg, key, value)
+                OmegaConf.update(cfg, key, localized(value))
             except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
                 raise ConfigError(
                     f"{ENVIRONMENT}: what a resume changed, {key}, cannot be put back ({error})"
@@ -282,8 +286,12 @@ def surroundings_differ(
     return found
 
 
-def later_files(run: Path, cfg: DictConfig) -> list[str]:
-    """The config's files that were written after the run's first record."""
+def other_files(run: Path, again: Path, cfg: DictConfig) -> list[str]:
+    """The config's files that hold other data than those of the run; of a run that has kept no fingerprints of its
+    files, those that were written after its first record."""
+    if known := files_of(run):
+        now = files_of(again)
+        return [f"{k}: {other_data(one, now[k])}" for k, one in known.items() if k in now and not is_same(one, now[k])]
     began = next((record["time"] for _, record in records(run / METRICS) if "time" in record), None)
     values = [(key, plain(OmegaConf.select(cfg, key))) for key in app().paths]
     named = [(key, text) for key, value in values for text in (value if isinstance(value, list) else [value])]

@@ -284,6 +284,7 @@ OTHERS = {
     "engine/config/yamls.py": ("file.read_text(", "yaml.safe_load(", "open(name, 'rb')"),  # conf/
     "engine/config/saved.py": ("OmegaConf.load(io.StringIO(", "yaml.load(text", "load(text)"),  # behind the door
     "engine/runs/environment.py": ("file.read_bytes(",),  # the project's own files
+    "engine/runs/data_files.py": ("open(name, 'rb')",),  # data
     "engine/runs/media.py": ("wave.open(",),
     "engine/runs/logger.py": ("open(self.baseFilename, 'a', opener=no_links)", "os.open(self._metrics, os.O_WRONLY"),
     "engine/runs/directory.py": ("open(directory / FAILURES, 'a', opener=no_links)",),

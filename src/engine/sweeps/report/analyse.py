@@ -11,10 +11,12 @@ from itertools import pairwise
 from typing import Any
 
 from engine.config import is_seed
+from engine.runs import NOT_COMPUTED
 from engine.sweeps.code import by_code
 from engine.sweeps.report.read import FAILED, Job, Objective, Study
 
 FEW = 6  # most numbers of a key that get a tick label each
+FEW_KEYS = 3  # most keys that are added to an equal label
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,17 @@ def groups(study: Study, objective: Objective | None = None) -> list[Group]:
     found: dict[str, list[Job]] = {}
     keys = config_keys(study)
     for job in study.jobs:
-        found.setdefault(repr([study.value(job, key) for key in keys]), []).append(job)
+        found.setdefault(repr([_one_spelling(study.value(job, key)) for key in keys]), []).append(job)
     common = set.intersection(*(set(job.overrides) for job in study.jobs))
     made = []
     for jobs in found.values():
         values = {key: study.value(jobs[0], key) for key in keys if not study.lacks(jobs[0], key)}
-        name = _sweep_label(values, jobs) if study.is_sweep else _run_label(jobs, common)
+        name = _sweep_label(values, jobs) if study.is_sweep else _run_label(study, jobs[0], common)
         silent = {key: jobs[0].config[key] for key in study.unswept if key in jobs[0].config}
         made.append(Group(values, tuple(jobs), name, silent))
     doubled = Counter(group.label for group in made)
-    made = [g if doubled[g.label] == 1 else replace(g, label=f"{g.label} ({g.jobs[0].key})") for g in made]
+    made = [g if doubled[g.label] == 1 else replace(g, label=_told_apart(g, made)) for g in made]
+    made = [g if g.label else replace(g, label=g.jobs[0].key) for g in made]
     sign = 1 if objective.mode == "min" else -1
 
     def rank(group: Group) -> tuple[bool, float]:
@@ -158,10 +161,33 @@ def _sweep_label(values: dict[str, Any], jobs: Sequence[Job]) -> str:
     return " ".join(words) or ("all seeds" if len(jobs) > 1 else jobs[0].key)
 
 
-def _run_label(jobs: Sequence[Job], common: set[str]) -> str:
-    """The overrides that not all runs share (without seed); if there are none, the run's directory."""
-    own = [o for o in jobs[0].overrides if o not in common and not is_seed(o.partition("=")[0]) and o[:5] != "hydra"]
-    return " ".join(own) or jobs[0].key
+def _run_label(study: Study, job: Job, common: set[str]) -> str:
+    """What was given to this run and not to all (without seed), in one spelling; "": nothing was."""
+    keys = {o.partition("=")[0].lstrip("+"): o for o in job.overrides if o not in common and o[:5] != "hydra"}
+    told = {
+        key: f"{key}={show(study.value(job, key))}" if "=" in override else override
+        for key, override in keys.items()
+        if not is_seed(key) and (key in study.swept if key in job.config else key.split(".")[0] not in NOT_COMPUTED)
+    }
+    return " ".join(told.values())
+
+
+def _one_spelling(value: Any) -> Any:
+    """1.0 is 1, as it is for `==`."""
+    if isinstance(value, list):
+        return [_one_spelling(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _told_apart(group: Group, all_groups: Sequence[Group]) -> str:
+    """The label of one of several groups with an equal one: with the values in which they differ."""
+    alike = [other.values for other in all_groups if other.label == group.label]
+    absent = object()
+    keys = [key for key in group.values if any(one.get(key, absent) != group.values[key] for one in alike)]
+    shown = [f"{key}={v if isinstance(v := group.values[key], float) else show(v)}" for key in keys[:FEW_KEYS]]
+    if len({repr([one.get(key) for key in keys[:FEW_KEYS]]) for one in alike}) < len(alike) or not shown:
+        shown.append(group.jobs[0].key)
+    return f"{group.label} ({', '.join(shown)})" if group.label else " ".join(shown)
 
 
 def value_text(study: Study, job: Job, key: str) -> str:

@@ -12,10 +12,11 @@ from typing import Any, cast
 
 import yaml
 
-from engine.config import flat, is_seed, written
+from engine.config import flat, is_seed, portable, written
 from engine.errors import ConfigError
 from engine.runs import NOT_COMPUTED, shown
 from engine.sweeps.report.analyse import Group, show
+from engine.sweeps.report.merging import CONTENT
 from engine.sweeps.report.read import CONFIG, Job, Study
 
 NOT_PART = (*NOT_COMPUTED, "hydra", "experiment", "debug")
@@ -27,7 +28,8 @@ def override_list(group: Group) -> list[str]:
     """Overrides that reproduce this configuration on the command line: its jobs', without seed, logger and sweep."""
     overrides = group.jobs[0].overrides
     kept = [o for o in overrides if _top(o) not in (*NOT_COMPUTED, "hydra") and not is_seed(_key(o))]
-    return [*kept, *(f"{key}={written(value)}" for key, value in group.unswept.items())]
+    silent = {k: v.partition(CONTENT)[0] if isinstance(v, str) else v for k, v in group.unswept.items()}
+    return [*kept, *(f"{key}={written(value)}" for key, value in silent.items())]
 
 
 def best_command(group: Group) -> str:
@@ -52,7 +54,7 @@ def save_best(study: Study, group: Group, overwrite: bool = False) -> Path:
         raise ConfigError(f"{job.path}: {lost[0]}=null cannot be written into an experiment; use the list of overrides")
     base = _resolved([*(f"{g}={o}" for g, o in chosen.items()), *_seeds(job)])
     swept = [key.split(".") for key in group.values]
-    values = _difference(_part(base, left_out), _part(_whole(job), left_out), swept)
+    values = portable(_difference(_part(base, left_out), _part(_whole(job), left_out), swept))
     body = "\n".join([_header(study, group, name), *_defaults(chosen), *([_dump(values)] if values else [])]).rstrip()
     text = _sealed(study, body)
     before = path.read_text() if path.exists() else None

@@ -20,11 +20,13 @@ from engine.config import CONFIG, OVERRIDES, enter, load_flat, load_plain, unswe
 from engine.errors import ConfigError
 from engine.files import read_json, records
 from engine.project import ROOT
-from engine.runs import ENVIRONMENT, METRICS, NOT_COMPUTED, RESULT, STATUS, Code, codes_of, is_claimed
+from engine.runs import ENVIRONMENT, METRICS, NOT_COMPUTED, RESULT, STATUS, Code, codes_of, files_of, is_claimed
+from engine.sweeps.report.merging import choices_between, same_data
 
 log = logging.getLogger("engine")
 SWEEP = "sweep.json"
 FAILED = ("failed", "killed")
+TOGETHER = ROOT / "outputs" / "compare"  # where a report of several folders goes
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Job:
     curves: Mapping[str, list[tuple[int, float]]]
     seconds: Sequence[tuple[int, float]]  # (step, seconds since the first record)
     code: Sequence[Code] = ()  # with which it ran, in the order of its resumes
+    files: Mapping[str, str] = field(default_factory=dict)  # config key -> digest of the data that it names
 
     def score(self, objective: Objective) -> float | None:
         """Score of a finished job from result.json; None: the job has not finished, or the value is NaN or inf."""
@@ -125,50 +128,65 @@ class Study:
         """A job's value of a swept key, or its option of a swept config group; None: it has none."""
         if key in job.config:
             return job.config[key]
-        return next(
-            (o.partition("=")[2] for o in reversed(job.overrides) if o.partition("=")[0].lstrip("+") == key), None
-        )
+        texts = (o.partition("=")[2] for o in reversed(job.overrides) if o.partition("=")[0].lstrip("+") == key)
+        return next((text.strip("'\"") for text in texts), None)
 
 
 def read_study(paths: Sequence[Path], out: Path | None = None, objective: Objective | None = None) -> Study:
-    """Read directories into a study: one sweep, or runs (or folders of runs) to compare. ConfigError: none found."""
+    """Read directories into a study: a sweep, also one that was run in several folders, or runs (or folders of runs) to
+    compare. ConfigError: none found."""
     for path in paths:
         if not path.is_dir():
             raise ConfigError(f"{path}: no such directory; give a sweep, run directories, or a folder that holds some")
-    if len(paths) == 1 and (paths[0] / SWEEP).exists():
-        return _sweep(paths[0].absolute(), out, objective)
+    if all((path / SWEEP).exists() for path in paths):
+        return _sweeps([path.absolute() for path in paths], out, objective)
     folders = list(dict.fromkeys(folder for path in paths for folder in runs_below(path.absolute())))
     if not folders:
         raise ConfigError(f"{', '.join(map(str, paths))}: no run there (a run directory has a {CONFIG})")
     above = Path(os.path.commonpath([folder.parent for folder in folders]))  # keys: as short as they stay unique
-    jobs = tuple(read_job(f, number, (), key=str(f.relative_to(above))) for number, f in enumerate(folders))
+    jobs = same_data([read_job(f, number, (), key=str(f.relative_to(above))) for number, f in enumerate(folders)])
     lone_folder = len(paths) == 1 and folders != [paths[0].absolute()]
-    directory = out or (paths[0].absolute() if lone_folder else ROOT / "outputs" / "compare")
+    directory = out or (paths[0].absolute() if lone_folder else TOGETHER)
     found = (objective,) if objective else _monitored(jobs)
     return Study(directory.name, directory, jobs, differing(jobs), found, is_sweep=False)
 
 
-def _sweep(path: Path, out: Path | None, objective: Objective | None) -> Study:
-    facts = read_json(path / SWEEP)
-    listed = facts.get("jobs") or []
-    jobs = tuple(
-        read_job(path / job["key"], job.get("number", number), tuple(job.get("overrides") or ()))
-        for number, job in enumerate(listed)
-    )
-    if not jobs:
-        raise ConfigError(f"{path / SWEEP}: lists no job yet")
-    asked = tuple(Objective(o["key"], o["mode"]) for o in facts.get("objectives") or ())
-    given = facts.get("commands") or [facts.get("overrides") or ()]  # the first version kept the last command's
-    commands = tuple(tuple(o for o in one if not o.startswith(("sweep=", "sweep.name="))) for one in given)
+def _sweeps(paths: Sequence[Path], out: Path | None, objective: Objective | None) -> Study:
+    """One sweep, or the parts of one that were run in several folders."""
+    books = [read_json(path / SWEEP) for path in paths]
+    read: list[Job] = []
+    above = paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.parent for path in paths]))
+    for path, book in zip(paths, books):
+        for job in book.get("jobs") or []:
+            number = job.get("number", len(read)) if len(paths) == 1 else len(read)
+            folder = path / job["key"]
+            read.append(read_job(folder, number, tuple(job.get("overrides") or ()), str(folder.relative_to(above))))
+    if not read:
+        raise ConfigError(f"{', '.join(str(path / SWEEP) for path in paths)}: lists no job yet")
+    asked = tuple(Objective(o["key"], o["mode"]) for o in books[0].get("objectives") or ())
+    # the first version kept the last command's
+    given = [command for book in books for command in book.get("commands") or [book.get("overrides") or ()]]
+    commands = tuple(dict.fromkeys(tuple(o for o in c if not o.startswith(("sweep=", "sweep.name="))) for c in given))
     typed = [override for command in commands for override in command]
     log_keys = frozenset(o.partition("=")[0].lstrip("+") for o in typed if re.search(r"\blog\b", o.partition("=")[2]))
-    swept = tuple(facts.get("swept") or differing(jobs))
-    configs, overrides, keys = zip(*((job.config, job.overrides, job.key) for job in jobs))
-    more = tuple(unswept(configs, overrides, keys, swept, facts.get("follows") or {}))
+    listed = [key for book in books for key in book.get("swept") or ()]
+    jobs = same_data(read, but=listed)
+    swept = list(dict.fromkeys(listed or differing(jobs)))
+    configs, overrides = [job.config for job in jobs], [job.overrides for job in jobs]
+    names = [job.path.name for job in jobs]
+    follows: dict[str, list[str]] = {}
+    for key, keys in ((key, keys) for book in books for key, keys in (book.get("follows") or {}).items()):
+        follows[key] = [*follows.get(key, ()), *keys]
+    more = unswept(configs, overrides, names, swept, follows)
+    if len(paths) > 1 and more and (choices := choices_between(jobs, swept, more)):
+        swept += choices
+        more = unswept(configs, overrides, names, swept, follows)
+    directory = out or (paths[0] if len(paths) == 1 else TOGETHER)
+    name = books[0].get("name") or paths[0].name if len(paths) == 1 else directory.name
     return Study(
-        facts.get("name") or path.name, out or path, jobs, (*swept, *more),
-        (objective,) if objective else asked or _monitored(jobs), True, facts.get("created"), commands, more, log_keys,
-        is_search=all(job.key.startswith("trial_") for job in jobs),
+        name, directory, jobs, (*swept, *more), (objective,) if objective else asked or _monitored(jobs), True,
+        books[0].get("created"), commands, tuple(more), log_keys,
+        is_search=all(job.path.name.startswith("trial_") for job in jobs),
     )  # fmt: skip
 
 
@@ -189,11 +207,12 @@ def read_job(path: Path, number: int, overrides: tuple[str, ...], key: str | Non
         status="queued" if state == "created" else state,
         error=error[0] if error else None,
         traceback=status.get("traceback"),
-        config=load_flat(path / CONFIG),
+        config=load_flat(path),
         result=read_json(path / RESULT),
         curves=curves,
         seconds=seconds,
         code=codes_of(path) if curves or state == "finished" else (),
+        files={file: str(one["digest"]) for file, one in files_of(path).items()},
     )
 
 

@@ -95,7 +95,9 @@ def corners_of(space: Space, composer: Composer, all_of_them: bool) -> list[Cand
     """Checked configs that cover every choice and both ends of every range; only the first one without all_of_them."""
     params = islice(space.corners(), None if all_of_them else 1)
     found = [(space.overrides(values), " ".join(space.drawn(values))) for values in params]
-    return [Candidate(n, label, composer.job(n, trial_key(n), texts)) for n, (texts, label) in enumerate(found)]
+    return [
+        Candidate(n, label, DictConfig(composer.job(n, trial_key(n), texts))) for n, (texts, label) in enumerate(found)
+    ]
 
 
 class Drive:
