@@ -18,7 +18,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from engine.config import CONFIG, OVERRIDES, enter, flat, load_flat, plain, read_overrides
+from engine.config import CONFIG, OVERRIDES, agents_run, enter, flat, load_flat, plain, read_overrides
 from engine.errors import Claimed, ConfigError, Damaged, RunFailed, one_line
 from engine.files import (
     as_json,
@@ -109,7 +109,8 @@ def fill_directory(
 
 def new_wandb_id() -> str:
     """Returns the id that W&B's sweep agent has set; else a random one."""
-    return (os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID")) or secrets.token_hex(4)
+    ids = agents_run()
+    return ids[1] if ids else secrets.token_hex(4)
 
 
 def reopen_directory(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
