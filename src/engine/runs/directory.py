@@ -108,9 +108,10 @@ def fill_directory(
 
 
 def new_wandb_id() -> str:
-    """Returns the id that W&B's sweep agent has set; else a random one."""
+    """Returns the id that W&B's sweep agent or its launch agent has set; else a random one."""
     ids = agents_run()
-    return ids[1] if ids else secrets.token_hex(4)
+    launched = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_LAUNCH") else None
+    return ids[1] if ids else launched or secrets.token_hex(4)
 
 
 def reopen_directory(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:

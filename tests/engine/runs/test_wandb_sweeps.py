@@ -37,9 +37,9 @@ def online(server: SweepServer) -> dict[str, str]:
 def begin_sweep(server: SweepServer, folder: Path, *overrides: str) -> None:
     """`wandb sweep` with conf/wandb_sweep.yaml, its runs short, below `folder`."""
     sweep = yaml.safe_load((ROOT / "conf" / "wandb_sweep.yaml").read_text())
-    at = sweep["command"].index("trainer.max_epochs=5")
-    sweep["command"][at : at + 1] = [*RUN, *EVERY, *overrides, f"hydra.run.dir={folder}/${{run_folder:none}}"]
-    (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep | {"program": TRAIN[1]}))
+    assert sweep["command"][:3] == ["./run", "train", "trainer.max_epochs=5"]
+    sweep["command"][:3] = [*TRAIN, *RUN, *EVERY, *overrides, f"hydra.run.dir={folder}/${{run_folder:none}}"]
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     done = subprocess.run(
         ["wandb", "sweep", "--project", "lab", "sweep.yaml"],
         cwd=folder, env={**os.environ, **online(server)}, capture_output=True, text=True, timeout=limit(60),
