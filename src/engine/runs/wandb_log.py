@@ -57,12 +57,13 @@ def run_name(run_dir: Path) -> str:
         swept = set(sweep.get("swept") or ())
         overrides = [o for o in overrides if o.partition("=")[0].lstrip("+~") in swept]
     elif os.environ.get("WANDB_SWEEP_ID"):
-        overrides = read_overrides(run_dir)
+        overrides = [o for o in read_overrides(run_dir) if not o.startswith("resume=")]
     if not overrides:
         return run_dir.name
     lasts = [o.partition("=")[0].split(".")[-1] for o in overrides]
     short = [o.split(".", o.partition("=")[0].count("."))[-1] for o in overrides]
-    return " ".join(s if lasts.count(last) == 1 else o for o, s, last in zip(overrides, short, lasts))[:128]
+    name = " ".join(s if lasts.count(last) == 1 else o for o, s, last in zip(overrides, short, lasts))
+    return name if len(name) <= 128 else name[-128:].partition(" ")[2] or name[:128]  # an agent's values come last
 
 
 class WandbThread(Background):

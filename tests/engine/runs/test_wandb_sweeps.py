@@ -101,6 +101,7 @@ def test_a_preempted_run_is_handed_out_again_and_goes_on(tmp_path: Path) -> None
             assert result(path)["step"] == 2000
             assert_once(server, path)
         config = yaml.safe_load((run / "config.yaml").read_text())
+        assert server.runs["run0"]["displayName"].endswith("lr=0.01 clip_norm=null hidden=[16]")
         assert (config["optim"]["lr"], config["trainer"]["clip_norm"], config["resume"]) == (0.01, None, None)
 
 
