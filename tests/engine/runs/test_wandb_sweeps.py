@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from wandb_sweeps import SweepServer, serving_sweep
 from engine.config.compose import composed
 from engine.config.wandb_agent import from_agent, run_folder
 from engine.errors import ConfigError
+from engine.runs import write_status
 from engine.runs.wandb_stop import stopped_by_wandb
+from lab.start import end_as_stopped
 
 RUN = [o for o in QUICK if not o.startswith(("logger", "model"))]
 EVERY = ["trainer.log_every=50", "trainer.eval_every=100", "trainer.save_every=100"]
@@ -47,7 +49,7 @@ def begin_sweep(server: SweepServer, folder: Path, *overrides: str) -> None:
     assert "wandb agent me/lab/s1" in done.stderr, done.stderr
 
 
-@contextmanager
+@contextlib.contextmanager
 def agent(server: SweepServer, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """`wandb agent`, as `wandb sweep` has printed it; no process of it stays."""
     with open(folder / "agent.log", "a") as log:
@@ -191,6 +193,23 @@ def test_a_run_of_the_agents_has_one_folder(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("WANDB_RUN_ID", "../r1")
     with pytest.raises(ConfigError, match=r"WANDB_RUN_ID=\.\./r1: not an id"):
         run_folder("2026-x")
+
+
+@pytest.mark.parametrize(
+    ("state", "signal", "raised"),
+    [("interrupted", "W&B", None), ("interrupted", "SIGINT", KeyboardInterrupt), ("preempted", "SIGTERM", SystemExit)],
+)
+def test_the_agent_counts_no_run_that_it_stopped_as_failed(
+    tmp_path: Path, state: str, signal: str, raised: type[BaseException] | None
+) -> None:
+    """It counts each exit status above 0, and gives up after three in its first minute."""
+    write_status(tmp_path, state, signal=signal)
+    ended: type[BaseException] | None = None
+    try:
+        end_as_stopped(tmp_path)
+    except (KeyboardInterrupt, SystemExit) as end:
+        ended = type(end)
+    assert ended is raised
 
 
 def test_who_stopped_a_run_is_asked_of_the_server(
