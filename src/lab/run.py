@@ -52,6 +52,7 @@ from engine.ranks import (
 from engine.runs import (
     CLASSES,
     RESULT,
+    WANDB,
     Logger,
     RunLogger,
     log_to,
@@ -59,6 +60,7 @@ from engine.runs import (
     record_machine,
     record_start,
     shown,
+    stopped_by_wandb,
     write_status,
 )
 from engine.sweeps import Pruning
@@ -357,9 +359,10 @@ def finish(
         logger.say(f"pruned by the search at step {result['step']}: {shown(run_dir)}")
         return
     if stop.cause:
-        state = "interrupted" if stop.cause == "SIGINT" else "preempted"
-        write_status(run_dir, state, signal=stop.cause, seconds=seconds)
-        logger.say(f"stopped by {stop.cause} at step {result['step']}, saved; go on with: resume={shown(run_dir)}")
+        by = WANDB if stop.cause in ("SIGTERM", "SIGINT") and stopped_by_wandb() else stop.cause
+        state = "interrupted" if by in ("SIGINT", WANDB) else "preempted"
+        write_status(run_dir, state, signal=by, seconds=seconds)
+        logger.say(f"stopped by {by} at step {result['step']}, saved; go on with: resume={shown(run_dir)}")
         return
     write_json(run_dir / RESULT, result | {"seconds": seconds})
     write_status(run_dir, "finished", seconds=seconds)

@@ -33,6 +33,7 @@ from engine.runs import (
     FAILURE,
     FAILURES,
     STATUS,
+    WANDB,
     checkpoint_files,
     claimed,
     empty_directory,
@@ -230,9 +231,10 @@ def first_failure(run_dir: Path, error: Exception) -> Exception:
 
 
 def end_as_stopped(run_dir: Path) -> None:
-    """Raise KeyboardInterrupt for an interrupted run, SystemExit for a preempted one."""
-    status = read_status(run_dir).get("status")
-    if status == "interrupted":
+    """Raise KeyboardInterrupt for an interrupted run, SystemExit for a preempted one. One that W&B has stopped ends
+    with status 0: its agent would count it as failed, and give up after a few."""
+    status = read_status(run_dir)
+    if status.get("status") == "interrupted" and status.get("signal") != WANDB:
         raise KeyboardInterrupt
-    if status == "preempted":
+    if status.get("status") == "preempted":
         raise SystemExit(PREEMPTED)

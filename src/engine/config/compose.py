@@ -26,7 +26,7 @@ from engine.app import app
 from engine.config import yamls
 from engine.config.messages import check_arguments, explain
 from engine.config.schema import MISSING, below_outputs, join
-from engine.config.wandb_agent import from_agent
+from engine.config.wandb_agent import from_agent, run_folder
 from engine.errors import ConfigError
 from engine.project import ROOT
 
@@ -39,7 +39,8 @@ _HYDRA_14 = "execution_whitelist" in inspect.signature(hydra.main).parameters
 
 def register_resolvers() -> None:
     """${root:} the project's folder; ${suffix:} six random hex digits, the same in all of a config; ${sweep_name:name}
-    the name, or the time if null; ${below_outputs:name} the name, checked; and those of the project (engine.app)."""
+    the name, or the time if null; ${below_outputs:name} the name, checked; ${run_folder:name} the name, or the ids of
+    W&B's agent; and those of the project (engine.app)."""
 
     def sweep_name(name: str | None) -> str:
         return name or f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
@@ -51,6 +52,7 @@ def register_resolvers() -> None:
     register("suffix", lambda: secrets.token_hex(3), use_cache=True, replace=True)
     register("sweep_name", sweep_name, use_cache=True, replace=True)
     register("below_outputs", below_outputs, replace=True)  # before Hydra makes the run's folder
+    register("run_folder", run_folder, replace=True)
     for name, resolver in app().resolvers.items():
         register(name, resolver, replace=True)
 

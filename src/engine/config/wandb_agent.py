@@ -1,7 +1,8 @@
 """Translate the command line of a W&B sweep's agent (conf/wandb_sweep.yaml) into Hydra's syntax.
 
 The agent writes values as Python's str() does: nested parameters as {'lr': 0.1}, null as None, a list as ['a', 'b'],
-text without quotes. Imports no torch.
+text without quotes. A run that W&B has queued again gets all of its config as arguments, with a key _wandb
+(github.com/wandb/wandb/issues/9143); the overrides that it began with are in it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,12 +13,46 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from engine.errors import ConfigError
+
+
+def agents_run() -> tuple[str, str] | None:
+    """Returns W&B's ids of (sweep, run) if its agent started this process."""
+    sweep, run = os.environ.get("WANDB_SWEEP_ID"), os.environ.get("WANDB_RUN_ID")
+    return (sweep, run) if sweep and run else None
+
+
+def run_folder(otherwise: str) -> str:
+    """Returns a run's folder below its name's: of a run of the agent's always the same, so that it is found again."""
+    if (ids := agents_run()) is None:
+        return otherwise
+    for name, value in zip(("WANDB_SWEEP_ID", "WANDB_RUN_ID"), ids):
+        if not re.fullmatch(r"\w[\w.-]*", value):
+            raise ConfigError(f"{name}={value}: not an id of W&B's, after which the run's folder could be named")
+    return "/".join(ids)
+
 
 def from_agent(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments in Hydra's syntax; unchanged if the agent did not start this process."""
+    """Returns the arguments in Hydra's syntax, with resume=auto; unchanged if the agent did not start this process."""
     if not os.environ.get("WANDB_SWEEP_ID"):
         return list(arguments)
-    return [override for argument in arguments for override in _translated(argument)]
+    if (began_with := _recorded(arguments)) is not None:
+        plain = (text for text in arguments if text.startswith(("hydra", "-")))
+        translated = [*plain, *(text for text in began_with if not text.startswith("resume="))]
+    else:
+        translated = [override for argument in arguments for override in _translated(argument)]
+    multirun = {"-m", "--multirun"} & set(translated)
+    if agents_run() is None or multirun or any(text.startswith("resume=") for text in translated):
+        return translated
+    return [*translated, "resume=auto"]
+
+
+def _recorded(arguments: Sequence[str]) -> list[str] | None:
+    """The overrides in a run's whole config, as engine.runs.wandb_log gives it to W&B: run={'overrides': [...]}."""
+    for argument in arguments:
+        if argument.startswith("run={"):
+            return list(ast.literal_eval(argument.removeprefix("run="))["overrides"])
+    return None
 
 
 def _translated(argument: str) -> Iterator[str]:

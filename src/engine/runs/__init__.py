@@ -89,5 +89,6 @@ if TYPE_CHECKING:
         wandb_arguments,
         wandb_reachable,
     )
+    from engine.runs.wandb_stop import WANDB, stopped_by_wandb
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -18,7 +18,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+<<<<<<< HEAD
 from engine.config import CONFIG, OVERRIDES, enter, flat, load_flat, plain, portable, read_overrides
+=======
+from engine.config import CONFIG, OVERRIDES, agents_run, enter, flat, load_flat, plain, read_overrides
+>>>>>>> agents
 from engine.errors import Claimed, ConfigError, Damaged, RunFailed, one_line
 from engine.files import (
     as_json,
@@ -111,8 +115,10 @@ def fill_directory(
 
 
 def new_wandb_id() -> str:
-    """Returns the id that W&B's sweep agent has set; else a random one."""
-    return (os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID")) or secrets.token_hex(4)
+    """Returns the id that W&B's sweep agent or its launch agent has set; else a random one."""
+    ids = agents_run()
+    launched = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_LAUNCH") else None
+    return ids[1] if ids else launched or secrets.token_hex(4)
 
 
 def reopen_directory(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:

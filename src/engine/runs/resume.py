@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from engine.config import (
     CONF,
     absolute,
+    agents_run,
     composed,
     flat,
     no_such_key,
@@ -27,7 +28,16 @@ from engine.config import (
     show,
 )
 from engine.errors import ConfigError
-from engine.runs.directory import BEFORE, CONFIG, check_free, claimed, holds_run, undo_resume
+from engine.runs.directory import (
+    BEFORE,
+    CONFIG,
+    check_free,
+    claimed,
+    holds_run,
+    read_status,
+    shown,
+    undo_resume,
+)
 
 log = logging.getLogger("engine")
 LOGGER = "logger"
@@ -62,6 +72,9 @@ def choose_run(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) 
         return new, directory
     saved = read_config(directory)
     typed = read_overrides(directory)
+    ids = agents_run() if resume == "auto" else None
+    if ids:
+        check_id(directory, ids[1])
     given, changed = set(typed), []
     for override in overrides:
         key = override.partition("=")[0]
@@ -69,6 +82,8 @@ def choose_run(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) 
         repeated = override in given and (resume in (None, "auto") or (CONF / key).is_dir())
         if not repeated and key != "resume" and not key.startswith("hydra."):
             for each in leaves_of(override):
+                if ids:
+                    check_same(saved, cfg, each, ids[1], directory)
                 change_value(saved, cfg, each, override, directory)
                 changed.append(each)
     check_followers(saved, typed, changed)
@@ -137,6 +152,26 @@ def change_value(saved: DictConfig, cfg: DictConfig, key: str, override: str, di
     else:
         parent = OmegaConf.select(saved, key.rpartition(".")[0]) if "." in key else saved
         raise ConfigError(f"{no_such_key(key, list(map(str, parent or ())))}, in the config of the run in {directory}")
+
+
+def check_id(directory: Path, wandb_id: str) -> None:
+    """ConfigError if the sweep's command has one directory for all runs, and it holds another run than this one."""
+    if (other := read_status(directory).get("wandb_id")) != wandb_id:
+        raise ConfigError(
+            f"hydra.run.dir={directory}: it holds W&B's run {other}, not {wandb_id}; leave it out of the sweep's "
+            "command, or end it with /${oc.env:WANDB_RUN_ID}"
+        )
+
+
+def check_same(saved: DictConfig, cfg: DictConfig, key: str, wandb_id: str, directory: Path) -> None:
+    """ConfigError if a run of W&B's sweep would go on with another value: its server takes the scores as those of the
+    values that it chose when the run began."""
+    was, now = (OmegaConf.select(one, key.lstrip("+~")) for one in (saved, cfg))
+    if not (CONF / key).is_dir() and key.split(".")[0] not in REPLACEABLE and was != now:
+        raise ConfigError(
+            f"{key}={show(plain(now))}: W&B's run {wandb_id} has {show(plain(was))}, and goes on with what it began "
+            f"with; move {shown(directory)} away to begin it anew"
+        )
 
 
 def adds(saved: DictConfig, override: str) -> bool:

@@ -57,12 +57,13 @@ def run_name(run_dir: Path) -> str:
         swept = set(sweep.get("swept") or ())
         overrides = [o for o in overrides if o.partition("=")[0].lstrip("+~") in swept]
     elif os.environ.get("WANDB_SWEEP_ID"):
-        overrides = read_overrides(run_dir)
+        overrides = [o for o in read_overrides(run_dir) if not o.startswith("resume=")]
     if not overrides:
         return run_dir.name
     lasts = [o.partition("=")[0].split(".")[-1] for o in overrides]
     short = [o.split(".", o.partition("=")[0].count("."))[-1] for o in overrides]
-    return " ".join(s if lasts.count(last) == 1 else o for o, s, last in zip(overrides, short, lasts))[:128]
+    name = " ".join(s if lasts.count(last) == 1 else o for o, s, last in zip(overrides, short, lasts))
+    return name if len(name) <= 128 else name[-128:].partition(" ")[2] or name[:128]  # an agent's values come last
 
 
 class WandbThread(Background):
@@ -183,17 +184,23 @@ def auto_wandb_mode() -> str:
     """Returns WANDB_MODE if set; else online if there is an API key or an identity token, else offline."""
     if os.environ.get("WANDB_MODE"):
         return os.environ["WANDB_MODE"]
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or _setting("api_key"):
-        return "online"
+    return "online" if os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or wandb_key() else "offline"
+
+
+def wandb_key() -> str | None:
+    """Returns the API key from WANDB_API_KEY, `wandb login` or .netrc."""
+    if known := os.environ.get("WANDB_API_KEY") or _setting("api_key"):
+        return known
     own = [Path(os.environ["NETRC"])] if os.environ.get("NETRC") else [Path("~/.netrc"), Path("~/_netrc")]
     for path in own:
         try:
-            known = netrc.netrc(path.expanduser())
+            hosts = netrc.netrc(path.expanduser())
         except (OSError, netrc.NetrcParseError):
             continue
-        if any(known.authenticators(name) for name in (urlsplit(_url()).netloc, _server()[0])):
-            return "online"
-    return "offline"
+        for name in (urlsplit(wandb_url()).netloc, _server()[0]):
+            if found := hosts.authenticators(name):
+                return found[2]
+    return None
 
 
 def _setting(name: str) -> str | None:
@@ -207,12 +214,12 @@ def _setting(name: str) -> str | None:
     return known.get("default", name, fallback=None)
 
 
-def _url() -> str:
+def wandb_url() -> str:
     return os.environ.get("WANDB_BASE_URL") or _setting("base_url") or "https://api.wandb.ai"
 
 
 def _server() -> tuple[str, int]:
-    url = urlsplit(_url())
+    url = urlsplit(wandb_url())
     return url.hostname or "", url.port or (80 if url.scheme == "http" else 443)
 
 

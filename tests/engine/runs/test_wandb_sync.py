@@ -213,7 +213,8 @@ def the_sweep(run_dir: Path, *more: str) -> dict[str, Any]:
     sweep = yaml.safe_load((ROOT / "conf" / "wandb_sweep.yaml").read_text())
     at = sweep["command"].index("${args_no_hyphens}")
     sweep["command"] = [
-        *sweep["command"][:at],
+        *TRAIN,
+        *sweep["command"][2:at],
         *RUN,
         "trainer.max_steps=2",
         f"hydra.run.dir={run_dir}",

@@ -1,0 +1,233 @@
+"""Sweeps that W&B's server leads, by the real `wandb sweep` and `wandb agent`: runs stopped or handed out again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import QUICK, ROOT, TRAIN, limit, metrics, processes_with, result, status, wait_for
+from omegaconf import OmegaConf
+from wandb_server import KEY
+from wandb_sweeps import SweepServer, serving_sweep
+
+from engine.config.compose import composed
+from engine.config.wandb_agent import from_agent, run_folder
+from engine.errors import ConfigError
+from engine.runs import write_status
+from engine.runs.wandb_stop import stopped_by_wandb
+from lab.start import end_as_stopped
+
+RUN = [o for o in QUICK if not o.startswith(("logger", "model"))]
+EVERY = ["trainer.log_every=50", "trainer.eval_every=100", "trainer.save_every=100"]
+VALUES = {"optim.lr": 0.01, "trainer.clip_norm": None, "model.hidden": [16]}  # as the server chooses them
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def online(server: SweepServer) -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY, "WANDB_MODE": "online"}
+
+
+def begin_sweep(server: SweepServer, folder: Path, *overrides: str) -> None:
+    """`wandb sweep` with conf/wandb_sweep.yaml, its runs short, below `folder`."""
+    sweep = yaml.safe_load((ROOT / "conf" / "wandb_sweep.yaml").read_text())
+    assert sweep["command"][:3] == ["./run", "train", "trainer.max_epochs=5"]
+    sweep["command"][:3] = [*TRAIN, *RUN, *EVERY, *overrides, f"hydra.run.dir={folder}/${{run_folder:none}}"]
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    done = subprocess.run(
+        ["wandb", "sweep", "--project", "lab", "sweep.yaml"],
+        cwd=folder, env={**os.environ, **online(server)}, capture_output=True, text=True, timeout=limit(60),
+    )  # fmt: skip
+    assert "wandb agent me/lab/s1" in done.stderr, done.stderr
+
+
+@contextlib.contextmanager
+def agent(server: SweepServer, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """`wandb agent`, as `wandb sweep` has printed it; no process of it stays."""
+    with open(folder / "agent.log", "a") as log:
+        process = subprocess.Popen(
+            ["wandb", "agent", "me/lab/s1"], cwd=folder, env={**os.environ, **online(server)},
+            stdout=log, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pid in processes_with(f"hydra.run.dir={folder}"):
+            os.kill(pid, signal.SIGKILL)
+
+
+def finished(process: subprocess.Popen[str], folder: Path) -> str:
+    """The agent's output, once its sweep has ended by itself."""
+    process.wait(limit(100))
+    return (folder / "agent.log").read_text()
+
+
+def saved(run: Path) -> bool:
+    return any((run / "checkpoints").glob("last_*.pt"))
+
+
+def assert_once(server: SweepServer, run: Path) -> None:
+    """Each step of metrics.jsonl is on the server once, in order, with the loss of the file."""
+    losses = {line["step"]: line["train/loss"] for line in metrics(run) if "train/loss" in line}
+    rows = {row["_step"]: row for row in server.rows(run.name)}
+    assert server.steps(run.name) == sorted(losses)
+    assert {step: rows[step]["train/loss"] for step in losses} == pytest.approx(losses, rel=1e-12)
+
+
+@pytest.mark.slow
+def test_a_preempted_run_is_handed_out_again_and_goes_on(tmp_path: Path) -> None:
+    with serving_sweep([VALUES, VALUES | {"optim.lr": 0.02}]) as server:
+        begin_sweep(server, tmp_path, "trainer.max_steps=2000")
+        run = tmp_path / "s1" / "run0"
+        with agent(server, tmp_path) as process:
+            wait_for(lambda: saved(run), process)
+            (pid,) = processes_with(f"hydra.run.dir={tmp_path}")
+            os.kill(pid, signal.SIGTERM)
+            said = finished(process, tmp_path)
+        assert server.given == [("run", "run0"), ("resume", "run0"), ("run", "run1")]
+        assert "saving and stopping" in said
+        assert ", on from last_" in said
+        assert sorted(path.name for path in (tmp_path / "s1").iterdir()) == ["run0", "run1"]
+        for path in (tmp_path / "s1").iterdir():
+            assert server.state_of(path.name) == status(path)["status"] == "finished"
+            assert result(path)["step"] == 2000
+            assert_once(server, path)
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        assert server.runs["run0"]["displayName"].endswith("lr=0.01 clip_norm=null hidden=[16]")
+        assert (config["optim"]["lr"], config["trainer"]["clip_norm"], config["resume"]) == (0.01, None, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_stream", [False, True])
+def test_what_wandb_stops_is_saved_and_not_handed_out_again(tmp_path: Path, by_stream: bool) -> None:
+    """A button of its page, an early termination: the agent sends SIGTERM, wandb in the run SIGINT. The agent does not
+    count it as a failure, and goes on with the next run."""
+    with serving_sweep([VALUES, VALUES]) as server:
+        server.stop_at["run0"], server.by_stream = 4, by_stream
+        begin_sweep(server, tmp_path, "trainer.max_steps=1000000")
+        run = tmp_path / "s1" / "run0"
+        with agent(server, tmp_path) as process:
+            wait_for(lambda: saved(tmp_path / "s1" / "run1"), process)
+            assert status(run)["status"] == "interrupted"
+            server.stop_at["run1"] = 0
+            said = finished(process, tmp_path)
+        assert ("SIGINT: saving" if by_stream else "SIGTERM: saving") in said
+        assert [given for given in server.given if given[0] != "stop"] == [("run", "run0"), ("run", "run1")]
+        assert "failed runs" not in said
+        assert (status(run)["signal"], server.state_of("run0"), server.preempting) == ("W&B", "killed", set())
+        assert saved(run)
+        assert_once(server, run)
+
+
+@pytest.mark.slow
+def test_a_run_that_a_cancelled_sweep_killed_goes_on_by_hand(tmp_path: Path, train_command: Command) -> None:
+    """`wandb sweep --cancel`: the agent sends SIGKILL."""
+    with serving_sweep([VALUES]) as server:
+        begin_sweep(server, tmp_path, "trainer.max_steps=1000000")
+        run = tmp_path / "s1" / "run0"
+        with agent(server, tmp_path) as process:
+            wait_for(lambda: saved(run), process)
+            server.state = "CANCELED"
+            finished(process, tmp_path)
+        assert status(run)["status"] == "running"  # nobody could say otherwise
+        words = [*RUN, *EVERY, "trainer.max_steps=1000000", f"hydra.run.dir={tmp_path}/${{run_folder:none}}"]
+        words += ["optim.lr=0.01", "trainer.clip_norm=None", "model.hidden=[16]"]
+        ids = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "run0", **online(server)}
+        done = train_command(*words, "trainer.max_time=5s", **ids)
+        assert done.returncode == 2
+        assert "trainer.max_time='5s': W&B's run run0 has null, and goes on with what it began with" in done.stderr
+        before = max(int(path.stem.split("_")[1]) for path in (run / "checkpoints").glob("last_*"))
+        last = metrics(run)[-1]["step"]
+        again = subprocess.Popen(
+            [*TRAIN, *words], cwd=tmp_path, env={**os.environ, **ids}, stderr=subprocess.PIPE, text=True
+        )
+        wait_for(lambda: metrics(run)[-1]["step"] > last + 100, again)
+        again.terminate()
+        assert f"on from last_{before:09d}" in again.communicate(timeout=limit(60))[1]
+        assert (again.returncode, server.state_of("run0")) == (75, "preempted")
+        for steps in (server.steps("run0"), [line["step"] for line in metrics(run) if "train/loss" in line]):
+            assert steps == sorted(set(steps))
+
+
+def test_another_run_of_wandbs_is_not_taken_for_this_one(tmp_path: Path, train_command: Command) -> None:
+    """A folder that the sweep's command names, the same for all of its runs."""
+    words = [*RUN, "trainer.max_steps=2", "hydra.run.dir=run"]
+    ids = {"WANDB_SWEEP_ID": "s1", "WANDB_MODE": "offline"}
+    assert train_command(*words, "logger=none", WANDB_RUN_ID="one", **ids).returncode == 0
+    done = train_command(*words, "logger=none", WANDB_RUN_ID="two", **ids)
+    assert done.returncode == 2
+    assert "it holds W&B's run one, not two; leave it out of the sweep's command" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_whole_config_is_read_as_the_overrides_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As wandb/wandb issue 9143 shows what a run that is handed out again gets."""
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    monkeypatch.setenv("WANDB_RUN_ID", "r1")
+    given = [
+        "hydra.run.dir=x", "trainer.max_steps=5", "_wandb={'cli_version': '0.31.0'}", "resume=None",
+        "run={'overrides': ['trainer.max_steps=5', 'optim.lr=0.1', 'resume=auto'], 'host': 'a'}", "optim={'lr': 0.1}",
+        "optim.lr=0.1",
+    ]  # fmt: skip
+    assert from_agent(given) == ["hydra.run.dir=x", "trainer.max_steps=5", "optim.lr=0.1", "resume=auto"]
+    assert from_agent(["optim.lr=0.1", "resume=out"]) == ["optim.lr=0.1", "resume=out"]
+
+
+def test_a_run_of_the_agents_has_one_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    hydra: Any = OmegaConf.create(composed(["name=exp"]))["hydra"]
+    assert "${run_folder:" in OmegaConf.to_container(hydra)["run"]["dir"]
+    assert run_folder("2026-x") == "2026-x"
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    monkeypatch.setenv("WANDB_RUN_ID", "r1")
+    assert run_folder("2026-x") == "s1/r1"
+    monkeypatch.setenv("WANDB_RUN_ID", "../r1")
+    with pytest.raises(ConfigError, match=r"WANDB_RUN_ID=\.\./r1: not an id"):
+        run_folder("2026-x")
+
+
+@pytest.mark.parametrize(
+    ("state", "signal", "raised"),
+    [("interrupted", "W&B", None), ("interrupted", "SIGINT", KeyboardInterrupt), ("preempted", "SIGTERM", SystemExit)],
+)
+def test_the_agent_counts_no_run_that_it_stopped_as_failed(
+    tmp_path: Path, state: str, signal: str, raised: type[BaseException] | None
+) -> None:
+    """It counts each exit status above 0, and gives up after three in its first minute."""
+    write_status(tmp_path, state, signal=signal)
+    ended: type[BaseException] | None = None
+    try:
+        end_as_stopped(tmp_path)
+    except (KeyboardInterrupt, SystemExit) as end:
+        ended = type(end)
+    assert ended is raised
+
+
+def test_who_stopped_a_run_is_asked_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving_sweep([]) as server:
+        server.stop_at["r1"] = 0
+        for name, value in {**online(server), "WANDB_SWEEP_ID": "s1"}.items():
+            monkeypatch.setenv(name, value)
+        assert not stopped_by_wandb()  # not the agent's
+        for run, stopped in (("r1", True), ("r2", False)):
+            monkeypatch.setenv("WANDB_RUN_ID", run)
+            assert stopped_by_wandb() is stopped
+        assert not caplog.records
+    monkeypatch.setenv("WANDB_RUN_ID", "r1")
+    assert not stopped_by_wandb()
+    assert "W&B does not say" in caplog.text
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    caplog.clear()
+    assert not stopped_by_wandb()
+    assert not caplog.records

@@ -1,0 +1,143 @@
+"""As much of a W&B server as `wandb sweep` and `wandb agent` ask for: it hands out runs, stops them, queues them again.
+
+As W&B documents it, and as its users see it: a run that was marked preempting and ended with another status than 0 is
+handed out again, by the command "resume" with all of the run's config as arguments (wandb/wandb issues 4237, 9143); a
+stopped one is named by each heartbeat of its agent; a cancelled sweep ends agents, which kill their runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import yaml
+from wandb_server import Handler, Server
+
+
+class SweepServer(Server):
+    """configs: the sweep's runs, {key: value} each, in order. sweep: what `wandb sweep` has sent. given: (command, run)
+    in the order that agents got them. requeued: runs to be handed out again. stop_at: {run: logged lines after
+    which it is told to stop}. by_stream: wandb in the run hears it too, and not its agent alone."""
+
+    def __init__(self, configs: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.RequestHandlerClass = SweepHandler
+        self.configs, self.sweep = configs, {}
+        self.given: list[tuple[str, str]] = []
+        self.requeued: list[str] = []
+        self.stop_at: dict[str, int] = {}
+        self.preempting: set[str] = set()
+        self.state, self.by_stream = "RUNNING", False
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that was killed has left its connections: no traceback in the output of a test."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+    def stops(self, run: str) -> bool:
+        return len(self.history.get(run, ())) >= self.stop_at.get(run, 10**9)
+
+    def state_of(self, run: str) -> str:
+        """As W&B's page would show it."""
+        code = self.exits.get(run)
+        if code is None or code == 0 or run not in self.preempting:
+            return {None: "running", 0: "finished", 255: "killed"}.get(code, "failed")
+        return "preempted"
+
+    def config(self, run: str) -> dict[str, Any]:
+        return json.loads(self.runs[run].get("config") or "{}")
+
+    def commands(self, running: list[str]) -> list[dict[str, Any]]:
+        """What an agent that has these runs is told."""
+        if self.state == "CANCELED":
+            return [{"type": "exit"}]
+        if stopping := [run for run in running if self.stops(run)]:
+            return [self._command("stop", run) for run in stopping]
+        if running:
+            return []
+        if self.requeued:
+            run = self.requeued.pop(0)
+            self.exits.pop(run, None)
+            self.preempting.discard(run)
+            return [self._command("resume", run, self.config(run))]
+        begun = sum(command == "run" for command, _ in self.given)
+        if self.state != "RUNNING" or begun == len(self.configs):
+            return [{"type": "exit"}]
+        values = {key: {"value": value} for key, value in self.configs[begun].items()}
+        return [self._command("run", f"run{begun}", values)]
+
+    def _command(self, kind: str, run: str, args: dict[str, Any] | None = None) -> dict[str, Any]:
+        self.given.append((kind, run))
+        return {"type": kind, "run_id": run, "args": args, "program": self.sweep.get("program")}
+
+
+class SweepHandler(Handler):
+    server: SweepServer
+
+    def _run(self) -> str | None:
+        """The run that this request streams to, if it does."""
+        stream = re.fullmatch(r"/files/[^/]+/[^/]+/([^/]+)/file_stream", self.path)
+        return stream and stream[1]
+
+    def _body(self) -> bytes:
+        body = super()._body()
+        if (run := self._run()) and json.loads(body).get("preempting"):
+            self.server.preempting.add(run)
+        return body
+
+    def _answer(self, value: Any) -> None:
+        if run := self._run():
+            value = {**value, "stopped": self.server.by_stream and self.server.stops(run)}
+            if self.server.state_of(run) == "preempted" and run not in self.server.requeued:
+                self.server.requeued.append(run)
+        super()._answer(value)
+
+    def _graphql(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+        server = self.server
+        project = {"id": "p", "name": "lab", "entity": {"id": "e", "name": "me"}}
+        if name == "UpsertSweep":
+            server.sweep = yaml.safe_load(given["config"]) if given.get("config") else server.sweep
+            server.state = given.get("state") or server.state
+            return {"upsertSweep": {"sweep": {"name": "s1", "project": project}, "configValidationWarnings": []}}
+        if name == "SweepWithRuns":
+            text = yaml.safe_dump(server.sweep)
+            return {
+                "project": {
+                    "sweep": {"id": "s", "name": "s1", "state": server.state, "config": text, "runs": {"edges": []}}
+                }
+            }
+        if name == "CreateAgent":
+            return {"createAgent": {"agent": {"id": "a"}}}
+        if name == "Heartbeat":
+            running = list(json.loads(given["runState"] or "{}"))
+            return {"agentHeartbeat": {"agent": {"id": "a"}, "commands": json.dumps(server.commands(running))}}
+        if name == "RunStoppedStatus":
+            return {"project": {"run": {"stopped": server.stops(given["runId"]), "shouldStop": False}}}
+        if name == "RunResumeStatus" and (run := server.runs.get(given["name"])):
+            return {"model": {**project, "bucket": self._bucket(given["name"], run)}}
+        return super()._graphql(name, given)
+
+    def _bucket(self, name: str, run: dict[str, Any]) -> dict[str, Any]:
+        rows = [json.dumps(row) for row in self.server.rows(name)]
+        return {
+            "id": "b", "name": name, "displayName": run.get("displayName"), "config": run.get("config") or "{}",
+            "summaryMetrics": run.get("summaryMetrics") or "{}", "tags": run.get("tags") or [], "notes": "",
+            "historyLineCount": len(rows), "historyTail": json.dumps(rows[-1:]), "eventsLineCount": 0,
+            "eventsTail": "[]", "logLineCount": 0, "wandbConfig": json.dumps({"t": 1}),
+        }  # fmt: skip
+
+
+@contextmanager
+def serving_sweep(configs: list[dict[str, Any]]) -> Iterator[SweepServer]:
+    server = SweepServer(configs)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
