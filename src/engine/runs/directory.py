@@ -18,11 +18,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-<<<<<<< HEAD
-from engine.config import CONFIG, OVERRIDES, enter, flat, load_flat, plain, portable, read_overrides
-=======
-from engine.config import CONFIG, OVERRIDES, agents_run, enter, flat, load_flat, plain, read_overrides
->>>>>>> agents
+from engine.config import CONFIG, OVERRIDES, agents_run, enter, flat, load_flat, plain, portable, read_overrides
 from engine.errors import Claimed, ConfigError, Damaged, RunFailed, one_line
 from engine.files import (
     as_json,
