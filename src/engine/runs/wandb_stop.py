@@ -39,7 +39,7 @@ def stopped_by_wandb() -> bool:
     ).encode()
     try:
         with urlopen(Request(f"{wandb_url()}/graphql", body, headers), timeout=TIMEOUT_S) as answer:
-            run = json.load(answer)["data"]["project"]["run"]
+            run = json.loads(answer.read())["data"]["project"]["run"]
         return bool(run["stopped"] or run["shouldStop"])
     except (OSError, HTTPException, ValueError, TypeError, KeyError) as error:
         log.warning("W&B does not say whether it has stopped this run (%s): marked as preempted", error)
