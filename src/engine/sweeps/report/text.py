@@ -23,6 +23,7 @@ from engine.sweeps.report.analyse import (
     value_text,
 )
 from engine.sweeps.report.best import best_command
+from engine.sweeps.report.choice import caution
 from engine.sweeps.report.compare import Compared, Comparison
 from engine.sweeps.report.escape import Markdown, block, cell, code, text
 from engine.sweeps.report.importance import Importance
@@ -108,6 +109,8 @@ def _facts(study: Study) -> str:
     found = ", ".join(f"{number} {text(status)}" for status, number in counts(study).items())
     what = "; ".join(f"{text(o.key)} ({'less' if o.mode == 'min' else 'more'} is better)" for o in study.objectives)
     lines = [f"{len(study.jobs)} jobs: {found}. Score: {what}, of result.json; ± is the standard deviation over seeds."]
+    if said := caution(study.objectives):
+        lines.append(f"**{text(said)}.**")
     if study.typed:
         commands = "; ".join(map(code, study.typed))
         begun = f"; begun {text(study.created)}." if study.created else "."
@@ -196,6 +199,7 @@ def latex(study: Study, compared: Compared) -> str:
         "% mean and standard deviation over n seeds; dagger: not told from the best (p >= 0.05, Holm); double dagger: "
     )
     note += "too few seeds to tell"
+    note += f"\n% {said}" if (said := caution(study.objectives)) else ""
     return f"{note}\n\\begin{{tabular}}{{{layout}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
 
 
