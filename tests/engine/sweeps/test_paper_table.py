@@ -191,7 +191,7 @@ def test_each_file_has_the_best_in_bold_and_says_what_was_chosen() -> None:
     assert sum(cell["best"] for row in data["rows"] for cell in row) == 4
     assert data["head"][1] == "digits test/accuracy [%]" or data["head"][1] == "signals test/accuracy [%]"
     for row, column, cell in made.cells():
-        said = f"{row.label(column)}: {cell.chosen} (val/accuracy"
+        said = f"{row.at(column)}: {cell.chosen} (val/accuracy"
         assert said in text
         assert said in tex
         assert any(line.startswith(said) for line in data["notes"])

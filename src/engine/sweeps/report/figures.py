@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from engine.sweeps.report.against import AXES, Line
 from engine.sweeps.report.analyse import wants_log
+from engine.sweeps.report.choice import caution
 from engine.sweeps.report.pictures import RC
 from engine.sweeps.report.style import CATEGORICAL, MARKERS, MAX_COLORED
 from engine.sweeps.report.table import Score, Table
@@ -28,11 +29,10 @@ def draw(table: Table, curves: Mapping[str, Sequence[Line]], inches: tuple[float
     """scores_<size>.pdf, curves_<axis>_<size>.pdf for the sizes column and page, and a .png of each for a page."""
     files = []
     with matplotlib.rc_context(PAPER):
-        for size, width in zip(("column", "page"), inches):
-            figures = {"scores": _scores(table, width, stacked=size == "column")}
-            figures |= {
-                f"curves_{axis}": _curves(table, axis, of_axis, width) for axis, of_axis in curves.items() if of_axis
-            }
+        for size, width, stacked in zip(("column", "page"), inches, (True, False)):
+            figures = {"scores": _scores(table, width, stacked)}
+            drawn = {axis: of_axis for axis, of_axis in curves.items() if of_axis}
+            figures |= {f"curves_{axis}": _curves(table, axis, lines, width, stacked) for axis, lines in drawn.items()}
             for name, figure in figures.items():
                 path = folder / f"{name}_{size}.pdf"
                 figure.savefig(path, metadata={"CreationDate": None})
@@ -56,11 +56,14 @@ def _scores(table: Table, width: float, stacked: bool) -> Figure:
                 _dot(axes, cell.scores[k], table.factors[k], place)
         percent = " [%]" if table.factors[k] == 100 else ""
         axes.set(xlabel=table.shown[k].key + percent, title=table.columns[i], ylim=(len(table.rows) - 0.5, -0.5))
-        axes.set_yticks(range(len(table.rows)), [row.label("") for row in table.rows])
+        axes.set_yticks(range(len(table.rows)), [row.label for row in table.rows])
         axes.grid(False, axis="y")
     for axes in places[len(panels) :]:
         axes.set_axis_off()
-    figure.supxlabel(f"mean over seeds ± {SHORT[table.spread]}; small: the seeds", fontsize=7, color="#59616A")
+    about = f"mean over seeds ± {SHORT[table.spread]}; small: the seeds"
+    if said := caution([table.objective]):
+        about += f"\n{said}"
+    figure.supxlabel(about, fontsize=7, color="#59616A")
     return figure
 
 
@@ -75,28 +78,34 @@ def _dot(axes: Axes, score: Score, factor: float, place: int) -> None:
     axes.errorbar(score.mean * factor, place, xerr=error, fmt=marker, color=color, ms=4, lw=1.2, capsize=2)
 
 
-def _curves(table: Table, axis: str, curves: Sequence[Line], width: float) -> Figure:
+def _curves(table: Table, axis: str, curves: Sequence[Line], width: float, stacked: bool) -> Figure:
     """A panel for each column, a line for each row, bands of the table's error."""
-    key, panels = table.objective.key, len(table.columns)
-    rows = -(-len(table.rows) // (4 if width > 5 else 2))
-    figure = Figure(figsize=(width, PANEL_IN + 0.17 * rows), layout="constrained")
-    all_axes = figure.subplots(1, panels, squeeze=False, sharey=True)[0]
-    for axes, column in zip(all_axes, table.columns):
-        for line in curves:
-            if line.column == column:
-                color, marker = _look(line.row)
-                every = max(1, len(line.x) // 8)
-                label = table.rows[line.row].label("")
-                axes.plot(line.x, line.mean, color=color, marker=marker, markevery=every, ms=3, lw=1.1, label=label)
-                axes.fill_between(line.x, line.low, line.high, color=color, alpha=0.2, lw=0)
-        axes.set(xlabel=AXES[axis], title=column)
-    all_axes[0].set_ylabel(key)
-    if wants_log([value for line in curves for value in line.mean]):
-        all_axes[0].set_yscale("log")
+    panels, per_line = len(table.columns), 2 if stacked else 4
+    rows, columns = (panels, 1) if stacked else (-(-panels // 3), min(panels, 3))
+    height = rows * PANEL_IN + 0.17 * -(-len(table.rows) // per_line)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    places = list(figure.subplots(rows, columns, squeeze=False, sharex=stacked, sharey=True).flat)
     handles: dict[str, Any] = {}
-    for axes in all_axes:
-        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels())}
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=4 if width > 5 else 2)
+    for axes, column in zip(places, table.columns):
+        for line in (line for line in curves if line.column == column):
+            (color, marker), every = _look(line.row), max(1, len(line.x) // 8)
+            drawn = axes.plot(line.x, line.mean, color=color, marker=marker, markevery=every, ms=3, lw=1.1)
+            handles[table.rows[line.row].label] = drawn[0]
+            axes.fill_between(line.x, line.low, line.high, color=color, alpha=0.2, lw=0)
+        axes.set_title(column)
+    for axes in places[panels:]:
+        axes.set_axis_off()
+    if wants_log([value for line in curves for value in line.mean]):
+        places[0].set_yscale("log")
+    if wants_log([line.x[-1] for line in curves]):  # of one model a hundred times as many as of another
+        for axes in places:
+            axes.set_xscale("log")
+    for axes in places[
+        panels - columns : panels
+    ]:  # the lowest of each column; no supxlabel: it would lie on the legend
+        axes.set_xlabel(AXES[axis])
+    figure.supylabel(table.objective.key, fontsize=8)
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=per_line)
     return figure
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from engine.config import is_seed
 from engine.errors import ConfigError
-from engine.sweeps.report.analyse import Group, config_keys, groups, short_names, show, value_text
+from engine.sweeps.report.analyse import Group, config_keys, groups, is_number, short_names, show, value_text
 from engine.sweeps.report.compare import comparisons
 from engine.sweeps.report.interval import mean_interval
 from engine.sweeps.report.read import Job, Objective, Study
@@ -72,10 +72,11 @@ class Cell:
 @dataclass(frozen=True)
 class Row:
     names: tuple[str, ...]  # the values of Table.per
+    label: str  # the same in one text, a number with its key: mlp lr=0.1
     cells: tuple[Cell | None, ...]  # one for each column; None: no such job
 
-    def label(self, column: str) -> str:
-        return " ".join([*self.names, column]).strip()
+    def at(self, column: str) -> str:
+        return f"{self.label} {column}".strip()
 
 
 @dataclass(frozen=True)
@@ -107,20 +108,23 @@ def table(study: Study, ask: Ask) -> Table:
     shown = tuple(shown_score(study, text) for text in ask.show)
     if strange := [key for key in ask.percent if key not in {o.key for o in shown}]:
         raise ConfigError(f"--percent {strange[0]}: is not shown; --show has {', '.join(o.key for o in shown)}")
-    places: dict[tuple[str, ...], dict[tuple[str, ...], list[Job]]] = {}
+    places: dict[tuple[str, ...], dict[tuple[str, ...], list[Job]]] = {}  # row -> column -> its jobs
+    first: dict[tuple[str, ...], Job] = {}
     columns: dict[tuple[str, ...], str] = {}
-    names: dict[tuple[str, ...], tuple[str, ...]] = {}
     for job in study.jobs:
         row, column = (tuple(str(study.value(job, key)) for key in keys) for keys in (per, across))
-        names.setdefault(row, tuple(_label(study, job, key) for key in per))
-        columns.setdefault(column, " ".join(_label(study, job, key) for key in across))
+        first.setdefault(row, job)
+        columns.setdefault(column, _label(study, job, across))
         places.setdefault(row, {}).setdefault(column, []).append(job)
     tuned = _tuned(study, [jobs for row in places.values() for jobs in row.values()], {*per, *across})
     found = [
         _compared(study, shown, [_cell(study, row.get(column), tuned, shown, ask.spread) for row in places.values()])
         for column in columns
     ]
-    rows = tuple(Row(names[row], tuple(column[i] for column in found)) for i, row in enumerate(places))
+    rows = tuple(
+        Row(tuple(_text(study, job, key) for key in per), _label(study, job, per), tuple(cells))
+        for job, cells in zip(first.values(), zip(*found))
+    )
     factors = tuple(100.0 if o.key in ask.percent else 1.0 for o in shown)
     return Table(study, tuple(short_names(per).values()), tuple(columns.values()), shown, factors, ask.spread, rows)
 
@@ -222,6 +226,12 @@ def _tuned(study: Study, cells: Sequence[Sequence[Job]], named: set[str]) -> lis
     return [key for key in config_keys(study) if key not in named and any(differs(key, jobs) for jobs in cells)]
 
 
-def _label(study: Study, job: Job, key: str) -> str:
+def _text(study: Study, job: Job, key: str) -> str:
     value = study.value(job, key)
     return "default" if value is None and key not in job.config else show(value)
+
+
+def _label(study: Study, job: Job, keys: Sequence[str]) -> str:
+    names = short_names(keys)
+    bare = {key: not is_number(study.value(job, key)) for key in keys}
+    return " ".join(("" if bare[key] else f"{names[key]}=") + _text(study, job, key) for key in keys)

@@ -11,7 +11,7 @@ from engine.sweeps.report.choice import caution
 from engine.sweeps.report.digits import rounded
 from engine.sweeps.report.escape import Markdown, text
 from engine.sweeps.report.table import SPREADS, Row, Score, Table
-from engine.sweeps.report.text import _csv, _table, score_text, tex
+from engine.sweeps.report.text import _csv, _table, tex
 
 TITLE = "The paper's table"
 
@@ -95,8 +95,12 @@ def paper_data(table: Table) -> dict[str, Any]:
 def number(score: Score, factor: float) -> str:
     if score.mean is None:
         return "-"
-    mean, error, power = rounded(score.mean * factor, score.error and score.error * factor)
-    plain = mean if error is None else f"{mean} ± {error}"
+    return _plain(score.mean * factor, score.error and score.error * factor)
+
+
+def _plain(mean: float, error: float | None) -> str:
+    mean_text, error_text, power = rounded(mean, error)
+    plain = mean_text if error_text is None else f"{mean_text} ± {error_text}"
     return f"({plain})e{power}" if power else plain
 
 
@@ -105,10 +109,9 @@ def chosen_lines(table: Table) -> list[str]:
     objective, lines = table.objective, []
     for row, column, cell in table.cells():
         if cell.group and cell.chosen:
+            score = _plain(cell.group.mean(objective) or 0.0, cell.group.std(objective))
             n = len(cell.group.scores(objective))
-            lines.append(
-                f"{row.label(column)}: {cell.chosen} ({objective.key} {score_text(cell.group, objective)}, n = {n})"
-            )
+            lines.append(f"{row.at(column)}: {cell.chosen} ({objective.key} {score}, n = {n})")
     return lines
 
 
@@ -133,7 +136,7 @@ def notes(table: Table) -> list[str]:
             states = ", ".join(f"{n} {status}" for status, n in found.items())
             left = "the choice is among the others" if cell.group else "there is nothing to show"
             what = f"{len(without)} of {len(cell.jobs)} jobs have no {objective.key} ({states}); {left}"
-            lines.append(f"{row.label(column)}: {what}")
+            lines.append(f"{row.at(column)}: {what}")
     return lines
 
 
