@@ -123,9 +123,9 @@ def notes(table: Table) -> list[str]:
     lines = [warning] if warning else []
     if any(cell.chosen for _, _, cell in table.cells()):
         lines.append(f"chosen in each row: what has the {better} {objective.key}, mean over seeds")
+        if objective.key in {o.key for o in table.shown}:
+            lines.append(f"{objective.key} has chosen, too: what is shown of it is too good")
     lines.append(f"shown: mean over n seeds ± {SPREADS[table.spread]}")
-    if objective.key in {o.key for o in table.shown}:
-        lines.append(f"{objective.key} has chosen, too: what is shown of it is too good")
     marks = {score.mark for _, _, cell in table.cells() for score in cell.scores}
     said = {"†": "not told from the best by its seeds", "‡": "too few seeds to tell it from the best"}
     lines += [f"{mark} {said[mark]}" for mark in said if mark in marks]

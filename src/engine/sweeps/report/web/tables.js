@@ -62,7 +62,7 @@ function head() {
     const shown = (cell) => element("td", {}, cell.best ? element("b", {}, cell.text) : cell.text);
     $("paper").append(element("thead", {}, element("tr", {}, ...D.paper.head.map((text) => element("th", {}, text)))),
       element("tbody", {}, ...D.paper.rows.map((row) => element("tr", {}, ...row.map(shown)))));
-    $("paper-notes").append(...D.paper.notes.map((line) => element("p", {}, line)));
+    $("paper-notes").append(...D.paper.notes.map((line) => element("div", {}, line)));
   }
   if (D.unlike) {
     $("unlike-section").hidden = false;
