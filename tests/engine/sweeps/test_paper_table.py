@@ -282,13 +282,13 @@ def test_curves_stand_where_their_samples_hours_and_flop_are() -> None:
 
 def test_figures_have_the_asked_width_and_embedded_truetype(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from engine.sweeps.report.figures import draw
+    from engine.sweeps.report.figures import draw_paper
 
     given = small({"a": [0.8, 0.9, 0.7], "b": [0.5, 0.6, 0.7]})
     jobs = tuple(replace(j, curves={"val/accuracy": [(1, 0.5), (2, 0.6)]}) for j in given.jobs)
     made = table(replace(given, jobs=jobs), ASK)
     curves = {"step": lines(made, "step")}
-    files = draw(made, curves, (3.0, 6.0), tmp_path)
+    files = draw_paper(made, curves, (3.0, 6.0), tmp_path)
     figures = {path.name: path.read_bytes() for path in files if path.suffix == ".pdf"}
     assert set(figures) == {f"{name}_{size}.pdf" for name in ("scores", "curves_step") for size in ("column", "page")}
     for name, data in figures.items():
@@ -296,8 +296,13 @@ def test_figures_have_the_asked_width_and_embedded_truetype(tmp_path: Path) -> N
         assert width == pytest.approx(72 * (3 if "column" in name else 6))
         assert b"/FontFile2" in data
         assert b"/Type3" not in data
-    draw(made, curves, (3.0, 6.0), tmp_path)
+    draw_paper(made, curves, (3.0, 6.0), tmp_path)
     assert all((tmp_path / name).read_bytes() == data for name, data in figures.items())  # no date in them
+    draw_paper(made, {"samples": curves["step"]}, (3.0, 6.0), tmp_path)
+    assert {path.name for path in tmp_path.glob("curves_*.pdf")} == {
+        "curves_samples_column.pdf",
+        "curves_samples_page.pdf",
+    }
 
 
 # -- as typed ----------------------------------------------------------------------------------------------------------

@@ -9,20 +9,20 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from engine.extras import missing
 from engine.files import read_json, replace_text, write_json
 from engine.runs import METRICS, STATUS, shown
-from engine.sweeps.report.against import lines
+from engine.sweeps.report.against import Line, lines
 from engine.sweeps.report.analyse import best_group, groups, other_code
 from engine.sweeps.report.best import save_best
 from engine.sweeps.report.compare import comparisons
 from engine.sweeps.report.importance import importance
 from engine.sweeps.report.read import SWEEP, Objective, Study, read_study
-from engine.sweeps.report.table import Ask, table
+from engine.sweeps.report.table import Ask, Table, table
 from engine.sweeps.report.table_text import paper_csv, paper_data, paper_latex, paper_markdown
 from engine.sweeps.report.text import OTHER_CODE, groups_csv, jobs_csv, latex, markdown
 
@@ -105,15 +105,30 @@ def write_study(study: Study, say: Callable[[str], object] = say, ask: Ask | Non
     }
     if not absent:
         texts["report.html"] = page(study, compared, found, paper_data(asked) if asked else None)
-    if asked and ask:
-        (folder / PAPER).mkdir(exist_ok=True)
-        if not absent:
-            from engine.sweeps.report.figures import draw as draw_figures
-
-            pictures += draw_figures(asked, curves, ask.inches, folder / PAPER)
-        drawn = [path.name for path in pictures if path.parent.name == PAPER and path.suffix == ".png"]
-        texts |= {f"{PAPER}/table.md": paper_markdown(asked, drawn)}
-        texts |= {f"{PAPER}/table.csv": paper_csv(asked), f"{PAPER}/table.tex": paper_latex(asked)}
     for name, text in texts.items():
         replace_text(folder / name, text)
-    return [*(folder / name for name in texts), *pictures]
+    paper = _write_paper(asked, curves, ask.inches, not absent, say) if asked and ask else []
+    return [*(folder / name for name in texts), *pictures, *paper]
+
+
+def _write_paper(
+    asked: Table,
+    curves: Mapping[str, Sequence[Line]],
+    inches: tuple[float, float],
+    draw: bool,
+    say: Callable[[str], object],
+) -> list[Path]:
+    folder = asked.study.directory / PAPER
+    folder.mkdir(exist_ok=True)
+    figures: list[Path] = []
+    if draw:
+        from engine.sweeps.report.figures import draw_paper
+
+        if not any(curves.values()):
+            say(f"no curves in {PAPER}/: no run logged {asked.objective.key} while it trained")
+        figures = draw_paper(asked, curves, inches, folder)
+    drawn = [path.name for path in figures if path.suffix == ".png"]
+    texts = {"table.md": paper_markdown(asked, drawn), "table.csv": paper_csv(asked), "table.tex": paper_latex(asked)}
+    for name, text in texts.items():
+        replace_text(folder / name, text)
+    return [*(folder / name for name in texts), *figures]

@@ -25,3 +25,16 @@ def rounded(mean: float, error: float | None) -> tuple[str, str | None, int]:
     mean, error = round(mean, places), round(error, places)
     shown = max(places, 0)
     return f"{mean + 0.0:.{shown}f}", f"{error:.{shown}f}", power
+
+
+def plus_minus(mean: float, error: float | None) -> str:
+    mean_text, error_text, power = rounded(mean, error)
+    plain = mean_text if error_text is None else f"{mean_text} ± {error_text}"
+    return f"({plain})e{power}" if power else plain
+
+
+def tex_plus_minus(mean: float, error: float | None) -> str:
+    r"""For LaTeX's math mode: 83.5 \pm 3.3."""
+    mean_text, error_text, power = rounded(mean, error)
+    plain = mean_text if error_text is None else rf"{mean_text} \pm {error_text}"
+    return rf"({plain}) \times 10^{{{power}}}" if power else plain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,13 @@ SHORT = {"sd": "standard deviation", "se": "standard error", "interval": "95 % i
 PANEL_IN = 2.1  # height of a panel of curves
 
 
-def draw(table: Table, curves: Mapping[str, Sequence[Line]], inches: tuple[float, float], folder: Path) -> list[Path]:
+def draw_paper(
+    table: Table, curves: Mapping[str, Sequence[Line]], inches: tuple[float, float], folder: Path
+) -> list[Path]:
     """scores_<size>.pdf, curves_<axis>_<size>.pdf for the sizes column and page, and a .png of each for a page."""
     files = []
+    for axis, size, ending in product(AXES, ("column", "page"), ("pdf", "png")):  # of an earlier report, of other runs
+        (folder / f"curves_{axis}_{size}.{ending}").unlink(missing_ok=True)
     with matplotlib.rc_context(PAPER):
         for size, width, stacked in zip(("column", "page"), inches, (True, False)):
             figures = {"scores": _scores(table, width, stacked)}

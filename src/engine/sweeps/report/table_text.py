@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.sweeps.report.analyse import counts
 from engine.sweeps.report.choice import caution
-from engine.sweeps.report.digits import rounded
+from engine.sweeps.report.digits import plus_minus, tex_plus_minus
 from engine.sweeps.report.escape import Markdown, text
 from engine.sweeps.report.table import SPREADS, Row, Score, Table
 from engine.sweeps.report.text import _csv, _table, tex
@@ -47,9 +47,7 @@ def paper_latex(table: Table) -> str:
     def shown(score: Score, factor: float, n: str) -> str:
         if score.mean is None:
             return "--"
-        mean, error, power = rounded(score.mean * factor, score.error and score.error * factor)
-        plain = mean if error is None else rf"{mean} \pm {error}"
-        plain = rf"({plain}) \times 10^{{{power}}}" if power else plain
+        plain = tex_plus_minus(score.mean * factor, score.error and score.error * factor)
         plain = rf"\mathbf{{{plain}}}" if score.best else plain
         mark = {"": "", "†": r"^\dagger", "‡": r"^\ddagger"}[score.mark]
         return f"${plain}{mark}$" + tex(n)
@@ -95,13 +93,7 @@ def paper_data(table: Table) -> dict[str, Any]:
 def number(score: Score, factor: float) -> str:
     if score.mean is None:
         return "-"
-    return _plain(score.mean * factor, score.error and score.error * factor)
-
-
-def _plain(mean: float, error: float | None) -> str:
-    mean_text, error_text, power = rounded(mean, error)
-    plain = mean_text if error_text is None else f"{mean_text} ± {error_text}"
-    return f"({plain})e{power}" if power else plain
+    return plus_minus(score.mean * factor, score.error and score.error * factor)
 
 
 def chosen_lines(table: Table) -> list[str]:
@@ -109,7 +101,7 @@ def chosen_lines(table: Table) -> list[str]:
     objective, lines = table.objective, []
     for row, column, cell in table.cells():
         if cell.group and cell.chosen:
-            score = _plain(cell.group.mean(objective) or 0.0, cell.group.std(objective))
+            score = plus_minus(cell.group.mean(objective) or 0.0, cell.group.std(objective))
             n = len(cell.group.scores(objective))
             lines.append(f"{row.at(column)}: {cell.chosen} ({objective.key} {score}, n = {n})")
     return lines

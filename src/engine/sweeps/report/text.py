@@ -25,6 +25,7 @@ from engine.sweeps.report.analyse import (
 from engine.sweeps.report.best import best_command
 from engine.sweeps.report.choice import caution
 from engine.sweeps.report.compare import Compared, Comparison
+from engine.sweeps.report.digits import plus_minus, tex_plus_minus
 from engine.sweeps.report.escape import Markdown, block, cell, code, text
 from engine.sweeps.report.importance import Importance
 from engine.sweeps.report.read import Job, Objective, Study
@@ -96,7 +97,7 @@ def markdown(
 
 def score_text(group: Group, objective: Objective) -> str:
     mean, std = group.mean(objective), group.std(objective)
-    return "-" if mean is None else show(mean) + (f" ± {show(std)}" if std is not None else "")
+    return "-" if mean is None else plus_minus(mean, std)
 
 
 def better_but_fewer(study: Study, best: Group, objective: Objective) -> Group | None:
@@ -186,7 +187,7 @@ def latex(study: Study, compared: Compared) -> str:
         cells = [tex(value_text(study, group.jobs[0], key)) for key in keys] if study.is_sweep else [tex(group.label)]
         for o in study.objectives:
             mean, std = group.mean(o), group.std(o)
-            number = "--" if mean is None else show(mean) + (rf" \pm {show(std)}" if std is not None else "")
+            number = "--" if mean is None else tex_plus_minus(mean, std)
             number = rf"\mathbf{{{number}}}" if (group.label, o.key) in best else number
             mark = {"not told from seeds": r"^\dagger", "too few seeds to tell": r"^\ddagger"}.get(
                 verdicts.get((group.label, o.key), ""), ""
