@@ -215,6 +215,7 @@ PARTS = {
             "tests/engine/runs/test_wandb_sync.py",
             "tests/engine/sweeps/test_report.py",
             "tests/engine/sweeps/test_compare.py",
+            "tests/engine/sweeps/test_inference.py",
         ),
         {
             "src/engine/sweeps/__init__.py": [r"from engine\.sweeps\.(report|wandb_sync)"],
