@@ -219,6 +219,7 @@ PARTS = {
             "tests/engine/sweeps/test_compare.py",
             "tests/engine/sweeps/test_paper_*.py",
             "tests/lab/test_paper.py",
+            "tests/engine/sweeps/test_inference.py",
         ),
         {
             "src/engine/sweeps/__init__.py": [r"from engine\.sweeps\.(report|wandb_sync)"],

@@ -25,7 +25,7 @@ from engine.sweeps.report import write_study
 from engine.sweeps.report.against import lines
 from engine.sweeps.report.choice import caution, check_choice
 from engine.sweeps.report.digits import rounded
-from engine.sweeps.report.interval import mean_interval
+from engine.sweeps.report.inference import mean_interval
 from engine.sweeps.report.read import Job, Objective, Study
 from engine.sweeps.report.table import Ask, Table, table
 from engine.sweeps.report.table_text import paper_csv, paper_data, paper_latex, paper_markdown
@@ -157,7 +157,8 @@ def test_what_stands_after_the_plus_minus_is_what_is_said() -> None:
         assert words in json.dumps(paper_data(made))
     pair = table(small({"a": values[:2], "b": values}), Ask(["model"], ["test/accuracy"], spread="interval"))
     assert pair.rows[0].cells[0].scores[0].error is None
-    assert "0.82" in paper_markdown(pair)
+    assert "| a | 0.82‡ | 2 |" in paper_markdown(pair)
+    assert "- without ±: too few seeds for it" in paper_markdown(pair)
 
 
 def test_the_interval_is_student_s() -> None:
@@ -335,7 +336,7 @@ def report(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_the_command_prints_the_table_and_names_its_files(sweep: Path) -> None:
     done = report(sweep, "--per", "model", "--show", "test/loss")
     assert done.returncode == 0, done.stderr
-    assert "| a | **0** | 1 |\n| b | 3 | 1 |" in done.stdout
+    assert "| a | **0** | 1 |\n| b | 3‡ | 1 |" in done.stdout
     assert "a: lr=0.1 (val/loss 0.1, n = 1)" in done.stdout
     for name in ("table.md", "table.csv", "table.tex"):
         assert (sweep / "paper" / name).exists()
@@ -353,7 +354,7 @@ def test_a_test_score_chooses_only_where_that_is_asked_for_and_said(sweep: Path)
         assert not (sweep / "report.md").exists()
     done = report(sweep, "--score", "test/loss:max", "--choose-on-test", "--per", "model", "--show", "test/loss")
     assert done.returncode == 0, done.stderr
-    assert "| a | 1 | 1 |\n| b | **3** | 1 |" in done.stdout
+    assert "| a | 1‡ | 1 |\n| b | **3** | 1 |" in done.stdout
     files = ["report.md", "table.tex", "paper/table.md", "paper/table.csv", "paper/table.tex"]
     files += ["report.html"] if (sweep / "report.html").exists() else []
     assert all("CHOSEN ON TEST" in (sweep / name).read_text() for name in files)

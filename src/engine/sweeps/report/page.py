@@ -213,7 +213,10 @@ def _best(study: Study) -> list[dict[str, Any]]:
 def _comparison(key: str, compared: Sequence[Comparison]) -> dict[str, Any]:
     """An objective's table. rows: {texts of the columns, numbers to sort by}."""
     rows = [
-        {"texts": compared_cells(c), "values": [c.group.label, c.difference, c.low, c.p, c.n, c.verdict, c.needed]}
+        {
+            "texts": compared_cells(c),
+            "values": [c.group.label, c.difference, c.effect, c.low, c.p, c.n, c.verdict, c.needed],
+        }
         for c in compared
     ]
     return {"key": key, "note": compared_note(compared[0].best.label), "rows": rows}

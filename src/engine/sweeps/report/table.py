@@ -13,7 +13,7 @@ from engine.config import is_seed
 from engine.errors import ConfigError
 from engine.sweeps.report.analyse import Group, config_keys, groups, is_number, short_names, show, value_text
 from engine.sweeps.report.compare import comparisons
-from engine.sweeps.report.interval import mean_interval
+from engine.sweeps.report.inference import mean_interval
 from engine.sweeps.report.read import Job, Objective, Study
 
 SPREADS = {
@@ -21,7 +21,7 @@ SPREADS = {
     "se": "standard error of the mean over seeds",
     "interval": "half of the mean's 95 % interval over seeds (Student's t)",
 }
-BEST = "best"
+BEST, TOO_FEW = "best", "too few seeds"
 LESS, MORE = re.compile(r"loss|error|perplexity"), re.compile(r"accuracy|auroc|f1|iou")
 
 
@@ -56,7 +56,7 @@ class Score:
     def mark(self) -> str:
         """Of a score that may be the best one's equal."""
         tied = self.verdict not in ("", "differs")
-        return "" if not tied else "‡" if self.verdict.startswith("too few") else "†"
+        return "" if not tied else "‡" if self.verdict == TOO_FEW else "†"
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,8 @@ def verdicts(study: Study, chosen: Sequence[Group], objective: Objective) -> dic
     rows = comparisons(replace(study, jobs=jobs, objectives=(objective,))).get(objective.key, ())
     sign = 1 if objective.mode == "min" else -1
     best = rows[0].best if rows else min(scored, key=lambda group: sign * (group.mean(objective) or 0.0))
-    return {best.jobs[0].key: BEST, **{row.group.jobs[0].key: row.verdict for row in rows}}
+    found = {group.jobs[0].key: TOO_FEW for group in scored}  # of one seed each, which no test takes
+    return found | {row.group.jobs[0].key: row.verdict for row in rows} | {best.jobs[0].key: BEST}
 
 
 def _tuned(study: Study, cells: Sequence[Sequence[Job]], named: set[str]) -> list[str]:

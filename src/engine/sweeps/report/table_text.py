@@ -118,7 +118,10 @@ def notes(table: Table) -> list[str]:
         if objective.key in {o.key for o in table.shown}:
             lines.append(f"{objective.key} has chosen, too: what is shown of it is too good")
     lines.append(f"shown: mean over n seeds ± {SPREADS[table.spread]}")
-    marks = {score.mark for _, _, cell in table.cells() for score in cell.scores}
+    scores = [score for _, _, cell in table.cells() for score in cell.scores]
+    if any(score.values and score.error is None for score in scores):
+        lines.append("without ±: too few seeds for it")
+    marks = {score.mark for score in scores}
     said = {"†": "not told from the best by its seeds", "‡": "too few seeds to tell it from the best"}
     lines += [f"{mark} {said[mark]}" for mark in said if mark in marks]
     for row, column, cell in table.cells():
