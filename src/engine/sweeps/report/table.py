@@ -116,7 +116,7 @@ def table(study: Study, ask: Ask) -> Table:
         first.setdefault(row, job)
         columns.setdefault(column, _label(study, job, across))
         places.setdefault(row, {}).setdefault(column, []).append(job)
-    tuned = _tuned(study, [jobs for row in places.values() for jobs in row.values()], {*per, *across})
+    tuned = _tuned(study, [jobs for row in places.values() for jobs in row.values()])
     found = [
         _compared(study, shown, [_cell(study, row.get(column), tuned, shown, ask.spread) for row in places.values()])
         for column in columns
@@ -218,13 +218,13 @@ def verdicts(study: Study, chosen: Sequence[Group], objective: Objective) -> dic
     return found | {row.group.jobs[0].key: row.verdict for row in rows} | {best.jobs[0].key: BEST}
 
 
-def _tuned(study: Study, cells: Sequence[Sequence[Job]], named: set[str]) -> list[str]:
+def _tuned(study: Study, cells: Sequence[Sequence[Job]]) -> list[str]:
     """The keys that differ within some cell: of these a value is chosen."""
 
     def differs(key: str, jobs: Sequence[Job]) -> bool:
         return len({str(study.value(job, key)) for job in jobs}) > 1
 
-    return [key for key in config_keys(study) if key not in named and any(differs(key, jobs) for jobs in cells)]
+    return [key for key in config_keys(study) if any(differs(key, jobs) for jobs in cells)]
 
 
 def _text(study: Study, job: Job, key: str) -> str:
