@@ -3,6 +3,7 @@
     ./run report outputs/default/sweeps/lr
     ./run report outputs/default/2026-11-20_* outputs/other/2026-11-21_10-00-00-4f0c1e --out outputs/compare
     ./run report outputs/default/sweeps/lr --save-best      # conf/experiment/best_lr.yaml
+    ./run report outputs/default/sweeps/all --per model --show test/accuracy test/loss      # a paper's table, figures
 
 Exit status: 0 done, 2 a mistake in what was asked.
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.sweeps import Objective
+    from engine.sweeps import Ask, Objective
 
 
 def main() -> int:
@@ -29,22 +30,45 @@ def main() -> int:
     parser.add_argument("--score", metavar="KEY:min|max", help="what is best, e.g. val/accuracy:max")
     parser.add_argument("--save-best", action="store_true", help="write conf/experiment/best_<sweep>.yaml")
     parser.add_argument("--overwrite", action="store_true", help="with --save-best: replace whatever is there")
+    parser.add_argument("--choose-on-test", action="store_true", help="allow a test score to decide what is best")
+    paper = parser.add_argument_group("a paper's table and figures, into paper/")
+    paper.add_argument("--per", nargs="+", default=[], metavar="KEY", help="a row for each value: model, optim, ...")
+    paper.add_argument("--columns", nargs="+", default=[], metavar="KEY", help="columns for each value: data, ...")
+    paper.add_argument("--show", nargs="+", default=[], metavar="KEY[:min|max]", help="scores: test/accuracy ...")
+    paper.add_argument("--percent", nargs="+", default=[], metavar="KEY", help="of the shown scores, as percentages")
+    paper.add_argument("--spread", choices=("sd", "se", "interval"), default="sd", help="what stands after ± [sd]")
+    axes = ("step", "samples", "hours", "flop")
+    paper.add_argument("--against", nargs="+", choices=axes, default=["step"], help="axes of the curves [step]")
+    paper.add_argument("--inches", nargs=2, type=float, default=(3.25, 6.75), metavar=("COLUMN", "PAGE"), help="widths")
     args = parser.parse_args()
     import lab  # noqa: F401 - the project that the engine reads the runs of
     from engine.errors import ConfigError
 
     try:
-        from engine.sweeps import best_command, best_group, groups, read_study, save_best, score_text, write_study
+        from engine.sweeps import (
+            best_command,
+            best_group,
+            check_choice,
+            groups,
+            read_study,
+            save_best,
+            score_text,
+            write_study,
+        )
 
+        ask = asked(args)
         study = read_study(args.directories, args.out and args.out.absolute(), args.score and objective(args.score))
+        check_choice(study.objectives, args.choose_on_test)
         done = [job for job in study.jobs if job.status == "finished"]
         if args.score and done and not any(study.objective.key in job.result for job in done):
             keys = ", ".join(sorted(key for key in done[0].result if "/" in key))
             raise ConfigError(f"--score {args.score}: no run has this score; they have {keys}")
-        files = write_study(study, say=lambda line: print(line, file=sys.stderr))
+        files = write_study(study, lambda line: print(line, file=sys.stderr), ask)
         best = best_group(study)
-        for group in groups(study)[:10]:
+        for group in () if ask else groups(study)[:10]:
             print(f"{score_text(group, study.objective):>24}  n={len(group.scores(study.objective))}  {group.label}")
+        if ask:
+            print((study.directory / "paper/table.md").read_text().partition("\n![")[0])
         print("\n".join(os.path.relpath(path) for path in files))
         for one in study.objectives:
             if of_one := best_group(study, one):
@@ -58,6 +82,18 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def asked(args: argparse.Namespace) -> Ask | None:
+    """What is asked for of a paper's table; None: none is."""
+    from engine.errors import ConfigError
+    from engine.sweeps import Ask
+
+    if args.per and args.show:
+        return Ask(args.per, args.show, args.columns, args.percent, args.spread, args.against, tuple(args.inches))
+    if args.per or args.show or args.columns:
+        raise ConfigError("a paper's table needs its rows and its scores: --per model --show test/accuracy")
+    return None
 
 
 def objective(text: str) -> Objective:

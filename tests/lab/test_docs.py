@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(not OURS, reason="of the template's docs; this p
 DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 TOP = {path.name: path.read_text() for path in sorted(ROOT.glob("*.md"))}
 WALKED = ("my_data.md", "my_model.md", "my_method.md", "callbacks.md")  # typed from their beginning to their end
-OTHERS = {"tasks.md": "test_task_docs.py", "README.md": "test_readme.py"}  # of these the commands run there
+OTHERS = {"tasks.md": "test_task_docs.py", "paper.md": "test_paper.py", "README.md": "test_readme.py"}  # run there
 # commands of others, and those whose program is not this machine's
 FOREIGN = (
     "pip", "wandb", "status=$?", "if", "exit", "scontrol", "#SBATCH", "#!/bin/bash", "tensorboard", "mlflow",

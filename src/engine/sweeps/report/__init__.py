@@ -1,6 +1,7 @@
 """Reports: of a sweep, while it runs or after, and of any set of run directories.
 
 read.py -> analyse.py, importance.py, best.py -> text.py (csv, md), pictures.py (png), page.py (html)
+read.py -> table.py (a paper's table) -> table_text.py (md, csv, tex), figures.py (pdf), page.py
 """
 
 from __future__ import annotations
@@ -8,23 +9,27 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from engine.extras import missing
 from engine.files import read_json, replace_text, write_json
 from engine.runs import METRICS, STATUS, shown
+from engine.sweeps.report.against import Line, lines
 from engine.sweeps.report.analyse import best_group, groups, other_code
 from engine.sweeps.report.best import save_best
 from engine.sweeps.report.compare import comparisons
 from engine.sweeps.report.importance import importance
 from engine.sweeps.report.read import SWEEP, Objective, Study, read_study
+from engine.sweeps.report.table import Ask, Table, table
+from engine.sweeps.report.table_text import paper_csv, paper_data, paper_latex, paper_markdown
 from engine.sweeps.report.text import OTHER_CODE, groups_csv, jobs_csv, latex, markdown
 
 __all__ = ["Objective", "best_group", "groups", "read", "save_best", "write", "write_study"]
 
 MADE_FROM = "made_from.json"  # in report/: the sweep's state (state_of) when the report was written
+PAPER = "paper"  # folder of the paper's table and figures
 SUMMARY_S = 30.0  # time limit for a sweep's summary in W&B
 
 
@@ -66,12 +71,15 @@ def state_of(sweep_dir: Path) -> str:
     return digest.hexdigest()
 
 
-def write_study(study: Study, say: Callable[[str], object] = say) -> list[Path]:
-    """Write report.csv, groups.csv, report.md, table.tex; with the extra `report` also pictures and report.html.
+def write_study(study: Study, say: Callable[[str], object] = say, ask: Ask | None = None) -> list[Path]:
+    """Write report.csv, groups.csv, report.md, table.tex; with the extra `report` also pictures and report.html. With
+    `ask` also paper/table.md, .csv, .tex, figures as paper/*.pdf, and the table on the page.
 
     Returns the files. say: called with one line if the extra is not installed, or if jobs ran with
-    different code.
+    different code. ConfigError, before anything is written: `ask` has a mistake.
     """
+    asked = table(study, ask) if ask else None
+    curves = {axis: lines(asked, axis) for axis in ask.against} if asked and ask else {}
     folder = study.directory
     folder.mkdir(parents=True, exist_ok=True)
     found, compared = importance(study, study.objective), comparisons(study)
@@ -96,7 +104,31 @@ def write_study(study: Study, say: Callable[[str], object] = say) -> list[Path]:
         "table.tex": latex(study, compared),
     }
     if not absent:
-        texts["report.html"] = page(study, compared, found)
+        texts["report.html"] = page(study, compared, found, paper_data(asked) if asked else None)
     for name, text in texts.items():
         replace_text(folder / name, text)
-    return [*(folder / name for name in texts), *pictures]
+    paper = _write_paper(asked, curves, ask.inches, not absent, say) if asked and ask else []
+    return [*(folder / name for name in texts), *pictures, *paper]
+
+
+def _write_paper(
+    asked: Table,
+    curves: Mapping[str, Sequence[Line]],
+    inches: tuple[float, float],
+    draw: bool,
+    say: Callable[[str], object],
+) -> list[Path]:
+    folder = asked.study.directory / PAPER
+    folder.mkdir(exist_ok=True)
+    figures: list[Path] = []
+    if draw:
+        from engine.sweeps.report.figures import draw_paper
+
+        if not any(curves.values()):
+            say(f"no curves in {PAPER}/: no run logged {asked.objective.key} while it trained")
+        figures = draw_paper(asked, curves, inches, folder)
+    drawn = [path.name for path in figures if path.suffix == ".png"]
+    texts = {"table.md": paper_markdown(asked, drawn), "table.csv": paper_csv(asked), "table.tex": paper_latex(asked)}
+    for name, text in texts.items():
+        replace_text(folder / name, text)
+    return [*(folder / name for name in texts), *figures]

@@ -16,6 +16,7 @@ from engine.config import flat, is_seed, portable, written
 from engine.errors import ConfigError
 from engine.runs import NOT_COMPUTED, shown
 from engine.sweeps.report.analyse import Group, show
+from engine.sweeps.report.choice import caution
 from engine.sweeps.report.merging import CONTENT
 from engine.sweeps.report.read import CONFIG, Job, Study
 
@@ -84,6 +85,8 @@ def _sealed(study: Study, body: str) -> str:
 def _header(study: Study, group: Group, name: str) -> str:
     lines = ["# @package _global_", f"# ./run train experiment={name}"]
     lines.append(f"# The best of the sweep {study.name}: {group.label}")
+    if said := caution(study.objectives):
+        lines.append(f"# {said}")
     for objective in study.objectives:
         mean, std, n = group.mean(objective), group.std(objective), len(group.scores(objective))
         spread = f" +- {show(std)}" if std is not None else ""

@@ -32,6 +32,7 @@ from engine.sweeps.report.analyse import (
     wants_log,
 )
 from engine.sweeps.report.best import best_command
+from engine.sweeps.report.choice import caution
 from engine.sweeps.report.compare import Compared, Comparison
 from engine.sweeps.report.curves import keys_of
 from engine.sweeps.report.importance import Importance
@@ -53,15 +54,18 @@ POINTS = 400_000  # most points of all curves together: above it they are thinne
 MAX_CURVE = 1500
 
 
-def page(study: Study, compared: Compared, importance: Importance | None) -> str:
+def page(
+    study: Study, compared: Compared, importance: Importance | None, paper: Mapping[str, Any] | None = None
+) -> str:
+    """paper: the paper's table (table_text.paper_data), None: none was asked for."""
     text = (WEB / "page.html").read_text()
     parts = {
         "title": _escaped(study.name),
         "style": (WEB / "page.css").read_text(),
         # inside <script>, only </script would end it; in JSON every < can be written as an escape
-        "data": json.dumps(data(study, compared, importance), separators=(",", ":"), allow_nan=False).replace(
-            "<", "\\u003c"
-        ),
+        "data": json.dumps(
+            data(study, compared, importance) | {"paper": paper}, separators=(",", ":"), allow_nan=False
+        ).replace("<", "\\u003c"),
         "plotly": _plotly(),
         "script": "\n".join((WEB / name).read_text() for name in SCRIPTS),
     }
@@ -97,6 +101,7 @@ def data(study: Study, compared: Compared, importance: Importance | None) -> dic
         "unlike": _unlike(study),
         "objectives": [{"key": o.key, "mode": o.mode} for o in study.objectives],
         "counts": counts(study),
+        "caution": caution(study.objectives),
         "best": _best(study),
         "metrics": keys,
         "logScore": wants_log(scores),
@@ -208,7 +213,10 @@ def _best(study: Study) -> list[dict[str, Any]]:
 def _comparison(key: str, compared: Sequence[Comparison]) -> dict[str, Any]:
     """An objective's table. rows: {texts of the columns, numbers to sort by}."""
     rows = [
-        {"texts": compared_cells(c), "values": [c.group.label, c.difference, c.low, c.p, c.n, c.verdict, c.needed]}
+        {
+            "texts": compared_cells(c),
+            "values": [c.group.label, c.difference, c.effect, c.low, c.p, c.n, c.verdict, c.needed],
+        }
         for c in compared
     ]
     return {"key": key, "note": compared_note(compared[0].best.label), "rows": rows}

@@ -35,7 +35,7 @@ RC: dict[Any, Any] = {
     "font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.spines.top": False,
     "axes.spines.right": False, "axes.grid": True, "grid.color": "#E6E8EB", "grid.linewidth": 0.7,
     "axes.axisbelow": True, "legend.frameon": False, "figure.facecolor": "white", "axes.edgecolor": "#8A9199",
-    "xtick.color": "#3B424A", "ytick.color": "#3B424A",
+    "xtick.color": "#3B424A", "ytick.color": "#3B424A", "pdf.fonttype": 42,  # TrueType: journals refuse Type 3
 }  # fmt: skip
 MAX_LABEL = 44
 MAX_PANELS = 12

@@ -23,7 +23,9 @@ from engine.sweeps.report.analyse import (
     value_text,
 )
 from engine.sweeps.report.best import best_command
+from engine.sweeps.report.choice import caution
 from engine.sweeps.report.compare import Compared, Comparison
+from engine.sweeps.report.digits import plus_minus, tex_plus_minus
 from engine.sweeps.report.escape import Markdown, block, cell, code, text
 from engine.sweeps.report.importance import Importance
 from engine.sweeps.report.read import Job, Objective, Study
@@ -95,7 +97,7 @@ def markdown(
 
 def score_text(group: Group, objective: Objective) -> str:
     mean, std = group.mean(objective), group.std(objective)
-    return "-" if mean is None else show(mean) + (f" ± {show(std)}" if std is not None else "")
+    return "-" if mean is None else plus_minus(mean, std)
 
 
 def better_but_fewer(study: Study, best: Group, objective: Objective) -> Group | None:
@@ -108,6 +110,8 @@ def _facts(study: Study) -> str:
     found = ", ".join(f"{number} {text(status)}" for status, number in counts(study).items())
     what = "; ".join(f"{text(o.key)} ({'less' if o.mode == 'min' else 'more'} is better)" for o in study.objectives)
     lines = [f"{len(study.jobs)} jobs: {found}. Score: {what}, of result.json; ± is the standard deviation over seeds."]
+    if said := caution(study.objectives):
+        lines.append(f"**{text(said)}.**")
     if study.typed:
         commands = "; ".join(map(code, study.typed))
         begun = f"; begun {text(study.created)}." if study.created else "."
@@ -142,21 +146,26 @@ def _group_table(study: Study) -> str:
     return _table([*head, *(o.key for o in study.objectives), "n", "failures", "pruned, unfinished"], rows)
 
 
-COMPARED = ("configuration", "difference", "95 % interval", "p", "n", "", "seeds needed")  # columns of a comparison
+COMPARED = ("configuration", "difference", "effect size", "95 % interval", "p", "n", "", "seeds needed")  # columns
 
 
 def compared_cells(each: Comparison) -> list[str]:
     """Its texts in the columns COMPARED."""
-    interval, counted = f"{each.low:+.3g} to {each.high:+.3g}", f"{each.n} {'pairs' if each.paired else 'each'}"
-    numbers = [f"{each.difference:+.3g}", interval, f"{each.p:.2g}", counted]
-    return [each.group.label, *numbers, each.verdict, "" if each.needed is None else str(each.needed)]
+    size = "-" if each.effect is None else f"{each.effect_name} {each.effect:+.2g}"
+    interval = "none below 3 seeds" if each.low is None else f"{each.low:+.3g} to {each.high:+.3g}"
+    p = "-" if each.p is None else f"{each.p:.2g}" if each.p >= 1e-4 else "below 0.0001"
+    counted = f"{each.n} {'pairs' if each.paired else 'each'}"
+    needed = "-" if each.needed is None else str(each.needed)
+    return [each.group.label, f"{each.difference:+.3g}", size, interval, p, counted, each.verdict, needed]
 
 
 def compared_note(best: str) -> str:
     return (
-        f"Against {best}, which has the best mean. Interval: bootstrap over seeds. p: sign flips of the "
-        "pairs of one seed (permutations where seeds differ), after Holm's correction for the rows of this table. "
-        "Seeds needed: to find such a difference with a power of 80 %."
+        f"Against {best}, which has the best mean. Effect size: the difference in standard deviations, of the pairs of "
+        "one seed (d_z, Cohen 1988) or, where seeds differ, of the runs (g, Hedges 1981). Interval: Student's t of the "
+        "pairs (else Welch's), wider because the best was chosen by these scores. p: corrected for all rows and that "
+        'choice (max-T, step-down, normal scores): any false "differs" in this table has a chance of 5 %. '
+        "Seeds needed: to find such a difference in 80 % of such tables."
     )
 
 
@@ -165,9 +174,12 @@ def _comparison_table(compared: Sequence[Comparison]) -> str:
     return f"{note}\n\n{_table(COMPARED, [compared_cells(each) for each in compared])}"
 
 
+MARKS: dict[str | None, str] = {"differs": "", "not told from seeds": r"^\dagger"}
+
+
 def latex(study: Study, compared: Compared) -> str:
     """A table for a paper, with booktabs: means and standard deviations over seeds, the best in bold, daggers
-    where a configuration is not told from the best by its seeds."""
+    where a configuration is not told from the best by its seeds, double ones where that was not tested."""
     keys = config_keys(study) if study.is_sweep else ()
     names = short_names(keys)
     verdicts = {(each.group.label, key): each.verdict for key, found in compared.items() for each in found}
@@ -183,19 +195,18 @@ def latex(study: Study, compared: Compared) -> str:
         cells = [tex(value_text(study, group.jobs[0], key)) for key in keys] if study.is_sweep else [tex(group.label)]
         for o in study.objectives:
             mean, std = group.mean(o), group.std(o)
-            number = "--" if mean is None else show(mean) + (rf" \pm {show(std)}" if std is not None else "")
+            number = "--" if mean is None else tex_plus_minus(mean, std)
             number = rf"\mathbf{{{number}}}" if (group.label, o.key) in best else number
-            mark = {"not told from seeds": r"^\dagger", "too few seeds to tell": r"^\ddagger"}.get(
-                verdicts.get((group.label, o.key), ""), ""
-            )
+            mark = "" if (group.label, o.key) in best else MARKS.get(verdicts.get((group.label, o.key)), r"^\ddagger")
             cells.append("--" if mean is None else f"${number}{mark}$")
         lines.append(" & ".join([*cells, str(len(group.scores(study.objective)))]) + r" \\")
     layout = "l" * (len(head) - len(study.objectives) - 1) + "r" * (len(study.objectives) + 1)
     body = "\n".join([lines[0], r"\midrule", *lines[1:]])
     note = (
-        "% mean and standard deviation over n seeds; dagger: not told from the best (p >= 0.05, Holm); double dagger: "
+        "% mean and standard deviation over n seeds; dagger: not told from the best (p >= 0.05, corrected for all rows "
+        "and for the choice of the best: max-T, step-down); double dagger: not tested, fewer than 3 seeds"
     )
-    note += "too few seeds to tell"
+    note += f"\n% {said}" if (said := caution(study.objectives)) else ""
     return f"{note}\n\\begin{{tabular}}{{{layout}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
 
 

@@ -54,6 +54,16 @@ function head() {
   $("counts").append(...Object.entries(D.counts).map(([status, n]) => element("span", { class: `chip ${status}` }, `${SIGNS[status] || ""} ${n} ${status}`)));
   const what = D.objectives.map((o) => `${o.key} (${o.mode === "min" ? "less" : "more"} is better)`).join(", ");
   $("facts").textContent = `${D.jobs.length} ${D.isSweep ? "jobs" : "runs"}, score: ${what}${D.typed.map((line) => ` · ${line}`).join("")}${D.created ? ` · begun ${D.created}` : ""}`;
+  $("caution").hidden = !D.caution;
+  $("caution").textContent = D.caution || "";
+  if (D.paper) { // as it is in paper/table.md, whatever the brushes select
+    $("paper-section").hidden = false;
+    $("paper-title").textContent = D.paper.title;
+    const shown = (cell) => element("td", {}, cell.best ? element("b", {}, cell.text) : cell.text);
+    $("paper").append(element("thead", {}, element("tr", {}, ...D.paper.head.map((text) => element("th", {}, text)))),
+      element("tbody", {}, ...D.paper.rows.map((row) => element("tr", {}, ...row.map(shown)))));
+    $("paper-notes").append(...D.paper.notes.map((line) => element("div", {}, line)));
+  }
   if (D.unlike) {
     $("unlike-section").hidden = false;
     $("unlike-title").textContent = D.unlike.title;
