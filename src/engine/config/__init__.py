@@ -83,6 +83,6 @@ if TYPE_CHECKING:
         typed,
     )
     from engine.config.targets import build_target, check_targets, locate
-    from engine.config.wandb_agent import agents_run, quote_value, written
+    from engine.config.wandb_agent import agents_run, handed_out_again, quote_value, written
 else:
     __getattr__ = lazy(__name__, __file__)

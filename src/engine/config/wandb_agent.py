@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,11 @@ def from_agent(arguments: Sequence[str]) -> list[str]:
     if agents_run() is None or multirun or any(text.startswith("resume=") for text in translated):
         return translated
     return [*translated, "resume=auto"]
+
+
+def handed_out_again() -> bool:
+    """Whether W&B's agent has started this process for a run that was begun before."""
+    return agents_run() is not None and _recorded(sys.argv[1:]) is not None
 
 
 def _recorded(arguments: Sequence[str]) -> list[str] | None:

@@ -19,6 +19,7 @@ from engine.config import (
     agents_run,
     composed,
     flat,
+    handed_out_again,
     no_such_key,
     plain,
     quote_value,
@@ -67,6 +68,8 @@ def choose_run(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) 
             undo_resume(directory)
     if not holds_run(directory):
         check_free(directory)
+        if handed_out_again():
+            log.warning("W&B hands this run out again, but %s is not here: it begins anew", shown(directory))
         new = resolved(cfg, cwd)
         new.resume = None
         return new, directory

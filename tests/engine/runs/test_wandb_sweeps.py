@@ -183,6 +183,15 @@ def test_a_whole_config_is_read_as_the_overrides_in_it(monkeypatch: pytest.Monke
     assert from_agent(["optim.lr=0.1", "resume=out"]) == ["optim.lr=0.1", "resume=out"]
 
 
+def test_a_run_that_was_begun_elsewhere_begins_anew_and_says_so(tmp_path: Path, train_command: Command) -> None:
+    ids = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "r1"}
+    began_with = [*RUN, "logger=none", "trainer.max_steps=2", "optim.lr=0.5"]
+    done = train_command("hydra.run.dir=run", "_wandb={}", f"run={ {'overrides': began_with} }", "optim.lr=0.5", **ids)
+    assert done.returncode == 0, done.stderr
+    assert "W&B hands this run out again, but run is not here: it begins anew" in done.stderr
+    assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["optim"]["lr"] == 0.5
+
+
 def test_a_run_of_the_agents_has_one_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     hydra: Any = OmegaConf.create(composed(["name=exp"]))["hydra"]
     assert "${run_folder:" in OmegaConf.to_container(hydra)["run"]["dir"]
