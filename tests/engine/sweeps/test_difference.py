@@ -172,6 +172,7 @@ def test_plain_values_are_composed_once_and_what_follows_them_is_resolved(
         found = [composer.config(i, "job", ["model=b", f"optim.lr={i}", f"seed={i}"]) for i in range(5)]
         assert len(composed) == 1
         assert [cfg["model"]["width"] for cfg in found] == [0, 1, 2, 3, 4]
+        assert [cfg["task"]["width"] for cfg in found] == [0, 1, 2, 3, 4], "by way of model.width"
         assert [cfg["data"]["shape"][0] for cfg in found] == [0, 1, 2, 3, 4]
         assert found[3]["task"]["all"] == {"lr": 3, "momentum": 3, "nested": {"a": 1, "b": 3}}
         seen = Seen.calls

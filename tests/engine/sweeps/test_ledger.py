@@ -13,9 +13,10 @@ from writes import attempt
 
 from engine.errors import ConfigError
 from engine.locks import is_locked
+from engine.project import ROOT
 from engine.runs import directory
 from engine.sweeps import ledger as module
-from engine.sweeps.identity import digest
+from engine.sweeps.identity import digest, values_of
 from engine.sweeps.ledger import Job, Ledger, NewJob, Share, differing, is_due
 
 
@@ -295,3 +296,12 @@ def test_killed_at_any_write_the_same_commands_leave_the_same_ledger(tmp_path: P
         again = attempt(run(folder), folder.parent)
         assert again.status == 0, (what, again.shown)
         assert contents(folder) == contents(straight), what
+
+
+def test_a_job_is_the_same_in_a_moved_project_and_in_a_ledger_of_absolute_paths(tmp_path: Path) -> None:
+    here = values_of(["data.path=data/x.h5"], cwd=ROOT)
+    assert here == values_of([f"data.path={ROOT}/data/x.h5"]) == {"data.path": "${root:}/data/x.h5"}
+    older = {"data.path": f"{ROOT}/data/x.h5"}
+    cfg = OmegaConf.to_container(OmegaConf.create({"name": "digits"}))
+    (job,) = added(tmp_path / "s", NewJob(["data.path=data/x.h5"], cfg, older))  # type: ignore[arg-type]
+    assert Ledger(tmp_path / "s").find(here) == job
