@@ -32,7 +32,7 @@ TRAIN = [sys.executable, str(ROOT / "src" / "train.py")]
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 torch.set_num_threads(1)
-tqdm.tqdm.monitor_interval = 0  # torch.compile's bar would start its thread: ranks are then spawned, without our classes
+tqdm.tqdm.monitor_interval = 0  # torch.compile's bar would start its thread: ranks are then spawned without our classes
 # the same examples each time, and no verdict on a machine that pauses
 checks = (hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large)
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, suppress_health_check=checks)
