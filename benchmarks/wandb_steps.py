@@ -1,10 +1,10 @@
 """Steps per second with W&B online, with a healthy, a slow and a dead server, against those without W&B.
 
-    ./run python benchmarks/wandb.py [--rounds 5] [--steps 4000]
+    ./run python benchmarks/wandb_steps.py [--rounds 5] [--steps 4000]
 
-The server is the tests' own, in this process, on this machine: what it and wandb's processes use of the cores counts as
-the run's cost. Rounds are interleaved; the table has medians of the steps' own time (perf of metrics.jsonl's lines), and
-of the seconds from the last line to the end of the process, in which the GPU and the lock are held.
+The server is the tests' own, in this process, on this machine: what it and wandb's processes use of the cores counts
+as the run's cost. Rounds are interleaved; the table has medians of the speed between the first and the last line of
+metrics.jsonl, and of the seconds from the last line to the end of the process, which holds the GPU and the lock.
 """
 
 from __future__ import annotations
