@@ -1,10 +1,10 @@
-"""Upload what was logged offline to Weights & Biases: runs, sweeps, whole folders; resumed runs as one run.
+"""Send to Weights & Biases what it lacks of runs: those logged offline, interrupted, cut off by an outage.
 
     ./run sync                                # all below outputs/
     ./run sync outputs/default/sweeps/lr
-    ./run sync RUN_DIR --replay               # write the run anew from metrics.jsonl, whatever was uploaded
+    ./run sync RUN_DIR --replay               # the whole run as a new W&B run, of a new id
 
-Exit status: 0 all is there, 1 an upload failed, 2 a mistake in what was asked.
+Exit status: 0 all is there (or running), 1 something is not, 2 a mistake in what was asked.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+AT_ONCE = 4  # runs
+
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Upload runs and sweeps that were logged offline to W&B.")
+    parser = argparse.ArgumentParser(description="Send to W&B what it lacks of runs and sweeps.")
     parser.add_argument("directories", nargs="*", type=Path, help="run directories, sweeps, folders of them")
-    parser.add_argument("--replay", action="store_true", help="write the runs anew from their metrics.jsonl")
-    parser.add_argument("--offline", type=Path, metavar="FOLDER", help="replay into offline runs there, to look at")
+    parser.add_argument("--replay", action="store_true", help="send the runs anew, under new ids")
+    parser.add_argument(
+        "--offline", type=Path, metavar="FOLDER", help="write offline W&B runs there instead, to look at"
+    )
     parser.add_argument("--summary", action="store_true", help="only the summaries of sweeps")
     args = parser.parse_args()
     import lab  # noqa: F401 - the project that the engine reads the runs of
@@ -46,8 +51,8 @@ def main() -> int:
                 )
             if not wandb_reachable(10.0):
                 raise ConfigError("W&B's server cannot be reached (WANDB_BASE_URL, if it is one of your own)")
-        runs = [] if args.summary else [run for folder in folders for run in runs_below(folder)]
-        failed = upload(runs, mode, args.replay, args.offline)
+        runs = [] if args.summary else list(dict.fromkeys(run for folder in folders for run in runs_below(folder)))
+        failed = upload(runs, args.replay, args.offline)
         sweeps = dict.fromkeys(path.parent for folder in folders for path in folder.rglob(SWEEP))
         failed += summaries(list(sweeps), None if args.summary else mode, args.offline)
     except (ConfigError, OSError) as error:
@@ -56,23 +61,20 @@ def main() -> int:
     return min(failed, 1)
 
 
-def upload(runs: list[Path], mode: str, anew: bool, folder: Path | None) -> int:
-    """Returns the number of failed uploads. anew: replay all runs from their metrics.jsonl."""
-    from engine.sweeps import offline_parts, replay_run, upload_parts, upload_plan
+def upload(runs: list[Path], anew: bool, folder: Path | None) -> int:
+    """Returns the number of failed uploads. anew: all of each, under a new id."""
+    from engine.sweeps import upload_run, write_offline
 
-    failed, whole = 0, []
-    for run in runs:
-        what = "replay" if anew or folder else upload_plan(run)
-        if what == "sync":
-            whole += offline_parts(run)
-        elif what == "replay":
-            failed += attempt(run, partial(replay_run, run, mode, folder))
-        elif what == "running":
-            print(f"{os.path.relpath(run)}: is running, later")
-    if whole:
-        failed += attempt(Path(f"{len(whole)} runs"), partial(upload_parts, whole))
-    elif runs:
-        print("nothing more to upload")
+    if folder is not None:
+        return sum(attempt(run, partial(write_offline, run, folder)) for run in runs)
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # each waits for a process of its own
+        failed = sum(pool.map(lambda run: attempt(run, partial(upload_run, run, anew)), runs))
+    if runs:
+        print(
+            f"{len(runs) - failed} of {len(runs)} runs: nothing is lacking in W&B"
+            if failed
+            else "nothing is lacking in W&B"
+        )
     return failed
 
 

@@ -8,7 +8,7 @@ under a final name. A resume that fails before its first step leaves the directo
 `settle_resume`). Of several failures the first is kept. A full disk never hides the error that ended a run.
 
 Logging: `Logger` is the null object, `RunLogger` writes metrics.jsonl, train.log, media, the progress bar and, from
-threads, W&B, TensorBoard and MLflow, which neither delay nor end a run.
+threads and a process, TensorBoard, MLflow and W&B, which neither delay nor end a run.
 
 Raised: Claimed where another process holds the directory, ConfigError for what the user asked in vain, Damaged for a
 file that does not read, RunFailed for a directory that went away.
@@ -16,7 +16,7 @@ file that does not read, RunFailed for a directory that went away.
     directory, environment    files, lock, status         resume    a new run, or an old one with changed values
     logger, media             logged values, pictures     spent     seconds over all processes of a run
     data_files                data known again elsewhere
-    background, *_log         W&B, TensorBoard, MLflow
+    background, *_log         TensorBoard, MLflow, W&B; wandb_upload: the process that sends a run there
     options                   what a user may set
 """
 
@@ -81,14 +81,14 @@ if TYPE_CHECKING:
     from engine.runs.spent import record_start
     from engine.runs.wandb_log import (
         auto_wandb_mode,
-        begin_wandb,
         choose_wandb_mode,
-        end_wandb,
-        log_wandb_artifact,
-        log_wandb_step,
+        sync_command,
+        upload_command,
+        upload_environment,
         wandb_arguments,
         wandb_reachable,
     )
     from engine.runs.wandb_stop import WANDB, stopped_by_wandb
+    from engine.runs.wandb_upload import begin_wandb, confirmed, finish_wandb, follow, send_wandb, status_of
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -24,10 +24,10 @@ class Background:
 
     title = ""  # as the user knows the library
 
-    def __init__(self, most_s: float, timeout_s: float = 0.0) -> None:
+    def __init__(self, most_s: float) -> None:
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._calls.put(self._start)
-        self._limit_s, self._timeout_s, self._most_s = FINISH_S, timeout_s, most_s
+        self._most_s = most_s
         # a daemon: if the library hangs, the process can still end and free its GPU and its directory's lock
         self._thread = threading.Thread(target=self._work, name=self.title, daemon=True)
         self._thread.start()
@@ -42,14 +42,13 @@ class Background:
         self._calls.put(lambda: self._show(step, name, media))
 
     def finish(self, status: str, limit_s: float | None = None) -> None:
-        """End the record; waits at most limit_s (default: `_limit_s`) + timeout_s, never more than most_s. status: as
-        in status.json."""
+        """End the record; waits limit_s at most (default: FINISH_S), and most_s. status: as in status.json."""
         self._calls.put(lambda: self._end(status))
         self._calls.put(None)
-        limit_s = min((limit_s or self._limit_s) + self._timeout_s, self._most_s)
+        limit_s = min(limit_s or FINISH_S, self._most_s)
         self._thread.join(limit_s)
         if self._thread.is_alive():
-            log.warning("%s is still busy after %.0f s%s", self.title, limit_s, self._unsent())
+            log.warning("%s is still busy after %.0f s", self.title, limit_s)
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -57,7 +56,7 @@ class Background:
                 call()
             except Exception as error:
                 what = f"{type(error).__name__}: {error}"
-                log.warning("%s stopped (%s); metrics.jsonl goes on%s", self.title, what, self._lost())
+                log.warning("%s stopped (%s); metrics.jsonl goes on", self.title, what)
                 return
 
     def _again(self, metrics: Path, from_step: int, known: Mapping[str, Collection[int]]) -> None:
@@ -67,14 +66,6 @@ class Background:
             values = {k: v for k, v in record.items() if "/" in k and v is not None and step not in known.get(k, ())}
             if values and step <= from_step:
                 self._log(step, values)
-
-    def _unsent(self) -> str:
-        """Ends the message on data that were not sent in time."""
-        return ""
-
-    def _lost(self) -> str:
-        """Ends the message on an error."""
-        return ""
 
     def _start(self) -> None:
         raise NotImplementedError

@@ -1,6 +1,7 @@
 """Logging: metrics.jsonl (the complete record), W&B, TensorBoard, MLflow (copies), the terminal (the latest values).
 
-All calls of one of these libraries are made in order by a thread of its own (engine.runs.background).
+All calls of one of these libraries are made in order by a thread of its own (engine.runs.background); those of wandb
+by a process.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from engine.runs.media import save
 from engine.runs.mlflow_log import MLflowThread
 from engine.runs.options import LoggerConfig
 from engine.runs.tensorboard_log import TensorBoardThread
-from engine.runs.wandb_log import WandbThread
+from engine.runs.wandb_log import WandbProcess
 
 log = logging.getLogger("engine")
 TRAIN_LOG = "train.log"
@@ -82,15 +83,14 @@ class Logger:
 
 class RunLogger(Logger):
     """Rank 0's logger. from_step, lines: the checkpoint's step and the lines logged before it was saved; those after
-    are deleted once the resumed run has made a step. most_s: limit for W&B's upload at the end."""
+    are deleted once the resumed run has made a step. most_s: limit for the copies at the end."""
 
     def __init__(
         self, directory: Path, config: LoggerConfig, from_step: int, most_s: float, lines: int | None = None
     ) -> None:
         self._metrics, self._from_step, self._lines_before = directory / METRICS, from_step, lines
         self._file: int | None = None
-        self._wandb: WandbThread | None = None
-        self._copies: list[Background] = []  # W&B's among them
+        self._copies: list[Background | WandbProcess] = []
         self._directory, self._config, self._most_s = directory, config, most_s
         self._bar: Any = None
         self._latest: dict[str, float] = {}
@@ -108,12 +108,16 @@ class RunLogger(Logger):
             cut_metrics(self._metrics, self._from_step, self._lines_before)
             self._file = os.open(self._metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             settle_resume(self._directory)
+            self._begin_wandb()
         return self._file
 
+    def _begin_wandb(self) -> None:
+        if self._config.kind == "wandb" and not any(isinstance(copy, WandbProcess) for copy in self._copies):
+            self._copies.append(WandbProcess(self._directory, self._config))
+
     def begin(self, step: int, total_steps: int) -> None:
-        if self._config.kind == "wandb":
-            self._wandb = WandbThread(self._directory, self._config, self._most_s)
-            self._copies.append(self._wandb)
+        if not self._metrics.exists():  # else once a resume has taken its lines back: W&B cannot
+            self._begin_wandb()
         if self._config.tensorboard:
             self._copies.append(TensorBoardThread(self._directory, self._from_step, self._most_s))
         if self._config.mlflow is not None:
@@ -122,14 +126,7 @@ class RunLogger(Logger):
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        line = as_json({"step": step, "time": time.time(), **values}).encode() + b"\n"
-        try:
-            if os.write(self._go_on(), line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            error.filename = str(self._metrics)
-            raise
-        self.lines += 1
+        self._write(step, values)
         for copy in self._copies:
             copy.log(step, values)
         self._latest |= values
@@ -138,6 +135,16 @@ class RunLogger(Logger):
             shown = {k: f"{self._latest[k]:.4g}" for k in wanted}
             self._bar.set_postfix(shown, refresh=False)
         log.debug("step %d: %s", step, ", ".join(f"{k} {v:.6g}" for k, v in values.items()))
+
+    def _write(self, step: int, values: dict[str, Any]) -> None:
+        line = as_json({"step": step, "time": time.time(), **values}).encode() + b"\n"
+        try:
+            if os.write(self._go_on(), line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            error.filename = str(self._metrics)
+            raise
+        self.lines += 1
 
     def progress(self, step: int) -> None:
         self._go_on()
@@ -159,6 +166,7 @@ class RunLogger(Logger):
 
     def show(self, step: int, name: str, value: Any) -> None:
         media = save(self._directory, step, name, value)
+        self._write(step, {"media": {name: media.kind}})
         for copy in self._copies:
             copy.show(step, name, media)
 
@@ -168,8 +176,6 @@ class RunLogger(Logger):
 
     def result(self, result: dict[str, Any]) -> None:
         self.summary({f"final/{key}": value for key, value in result.items() if "/" in key})
-        if self._wandb and self._config.artifact and "best_checkpoint" in result:
-            self._wandb.artifact(result)
 
     def end_bar(self) -> None:
         if self._bar is not None:

@@ -1,6 +1,6 @@
 """Pictures, figures, histograms, audio, text and tables that a run logs: each is a file of the run first.
 
-media/<name>/<step>.png .csv .wav .txt
+media/<name>/<step>.png .csv .wav .txt, and a line of metrics.jsonl: {"step": ..., "media": {name: kind}}
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ import io
 import re
 import wave
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, Damaged
 from engine.extras import need
-from engine.files import replace_text
+from engine.files import read_text, replace_text
 
 FOLDER = "media"
+SUFFIXES = {"image": ".png", "histogram": ".csv", "table": ".csv", "audio": ".wav", "text": ".txt"}  # by kind
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
 
 
@@ -97,6 +99,26 @@ def save(run_dir: Path, step: int, name: str, value: Any) -> Media:
         return Media("image", path, None)
     _write_png(path := path.with_suffix(".png"), _array(value), name)
     return Media("image", path, None)
+
+
+def media_file(run_dir: Path, step: int, name: str, kind: str) -> Path:
+    """Where `save` wrote it. Raises Damaged for a name that it cannot have had: metrics.jsonl may be a stranger's."""
+    if not NAME.fullmatch(name) or ".." in name or kind not in SUFFIXES:
+        raise Damaged(f"{run_dir}: no picture of a run: {name!r}, {kind!r}")
+    return run_dir / FOLDER / name / f"{step:08d}{SUFFIXES[kind]}"
+
+
+def read_table(path: Path) -> tuple[list[str], list[list[Any]]]:
+    """(heads, rows) of a table or histogram; numbers are numbers again."""
+    heads, *rows = csv.reader(io.StringIO(read_text(path)))
+    return heads, [[_number(cell) for cell in row] for row in rows]
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _array(value: Any) -> np.ndarray:

@@ -1,32 +1,33 @@
-"""Weights & Biases: a run's name and arguments there, and the background thread that makes all calls of wandb.
-
-Training never waits for the network. src/sync.py uploads runs that were logged offline.
-"""
+"""Weights & Biases: a run's name and arguments there, and the process that sends it. Imports no wandb."""
 
 from __future__ import annotations
 
 import configparser
-import html
 import logging
 import netrc
 import os
 import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
 
+from engine.app import app
 from engine.config import read_config, read_overrides, typed
+from engine.files import no_links, read_json, write_json
+from engine.project import ROOT
 from engine.runs import directory
-from engine.runs.background import Background
 from engine.runs.media import Media
 from engine.runs.options import LoggerConfig
 
 log = logging.getLogger("engine")
-ARTIFACT_S = 900.0  # time for unsent data at the end; src/sync.py sends the rest
-# W&B shows 255 as killed by the user, others except 0 as failed, or as preempted after mark_preempting()
-EXIT_CODES = {"finished": 0, "pruned": 0, "interrupted": 255, "preempted": 75}
+FOLDER, OUTPUT, SUMMARY = "wandb", "upload.log", "summary.json"  # wandb's and its process's own lines; whole-run values
+END_S = 5.0  # that a run alone waits at its end
 
 
 def wandb_arguments(run_dir: Path) -> tuple[LoggerConfig, dict[str, Any]]:
@@ -66,114 +67,77 @@ def run_name(run_dir: Path) -> str:
     return name if len(name) <= 128 else name[-128:].partition(" ")[2] or name[:128]  # an agent's values come last
 
 
-class WandbThread(Background):
-    """One W&B run."""
+class WandbProcess:
+    """One W&B run, sent by a process of its own (engine.runs.wandb_upload), which reads what the run writes.
 
-    title = "W&B"
+    Training makes no call of wandb, and the run ends without waiting for the network: the process sends the rest. A
+    pipe tells it the run's end, also where the run is killed. Has the methods of a Background.
+    """
 
-    def __init__(self, run_dir: Path, config: LoggerConfig, most_s: float) -> None:
-        self._directory, self._config = run_dir, config
-        self._run: Any = None
-        super().__init__(most_s, config.timeout_s)
-
-    def artifact(self, result: dict[str, Any]) -> None:
-        """Queue the upload of the best checkpoint, as named in result.json; done while `finish` waits."""
-        self._limit_s = ARTIFACT_S
-        self._calls.put(lambda: log_wandb_artifact(self._run, result))
-
-    def _log(self, step: int, values: dict[str, float]) -> None:
-        log_wandb_step(self._run, step, values)
-
-    def _summary(self, values: dict[str, Any]) -> None:
-        self._run.summary.update(values)
-
-    def _show(self, step: int, name: str, media: Media) -> None:
-        log_wandb_step(self._run, step, {name: shown(media)})
-
-    def _end(self, status: str) -> None:
-        end_wandb(self._run, status)
-
-    def _unsent(self) -> str:
-        return f"; send the rest with: {self._sync_command()}"
-
-    def _lost(self) -> str:
-        return f", to be uploaded later: {self._sync_command()} --replay"
+    def __init__(self, run_dir: Path, config: LoggerConfig) -> None:
+        self._directory = run_dir
+        self._process: subprocess.Popen[str] | None = None
+        self._told = False
+        (run_dir / FOLDER).mkdir(exist_ok=True)
+        if choose_wandb_mode(config) == "online":
+            self._start()
 
     def _start(self) -> None:
-        mode = choose_wandb_mode(self._config)
-        if mode == "online" and not wandb_reachable(3.0):
-            log.warning("W&B's server cannot be reached: this run is logged offline; later: %s", self._sync_command())
-            mode = "offline"
-        import wandb
+        with open(self._directory / FOLDER / OUTPUT, "a", opener=no_links) as output:
+            self._process = subprocess.Popen(
+                upload_command(self._directory, "live", str(os.getpid())), env=upload_environment(),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True, start_new_session=True,
+            )  # fmt: skip
+        threading.Thread(target=self._listen, args=(self._process,), name="W&B", daemon=True).start()
 
-        _, arguments = wandb_arguments(self._directory)
-        resume = {"resume": "allow"} if mode == "online" else {}
-        try:
-            self._run = begin_wandb(arguments | resume, self._directory, mode, self._config.timeout_s)
-        except Exception as error:
-            if mode != "online":
-                raise
-            log.warning("W&B did not start (%s): this run is logged offline; later: %s", error, self._sync_command())
-            wandb.teardown()  # wandb's service process still holds the run's id, and would refuse it
-            self._run = begin_wandb(arguments, self._directory, "offline", self._config.timeout_s)
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        """Say what the process says: one line when the server cannot be reached."""
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._told = True
+            log.warning("W&B: %s; what it lacks is sent later, or by: %s", line.strip(), sync_command(self._directory))
 
-    def _sync_command(self) -> str:
-        return f"./run sync {directory.shown(self._directory)}"
+    def log(self, step: int, values: dict[str, float]) -> None: ...
 
+    def show(self, step: int, name: str, media: Media) -> None: ...
 
-def begin_wandb(arguments: dict[str, Any], folder: Path, mode: str, timeout_s: float) -> Any:
-    """wandb.init, with the optimizer step as the x axis of all charts."""
-    import wandb
+    def summary(self, values: dict[str, Any]) -> None:
+        path = self._directory / FOLDER / SUMMARY
+        write_json(path, read_json(path) | values)
 
-    settings = wandb.Settings(init_timeout=timeout_s, silent=True, console="off")
-    run = wandb.init(mode=mode, dir=str(folder), settings=settings, **arguments)  # type: ignore[arg-type]
-    run.define_metric("*", step_metric="step")
-    return run
-
-
-def log_wandb_step(run: Any, step: int, values: dict[str, Any]) -> None:
-    """Log a step unless W&B has it already: a resumed run repeats steps since its checkpoint, bit for bit the same."""
-    if step >= run.step:
-        run.log({"step": step, **values}, step=step)
-
-
-def shown(media: Media) -> Any:
-    """The media as an object of wandb."""
-    import wandb
-
-    content = media.content
-    if media.kind == "image":
-        return wandb.Image(str(media.path))
-    if media.kind == "histogram":
-        return wandb.Histogram(np_histogram=content)
-    if media.kind == "audio":
-        return wandb.Audio(str(media.path), sample_rate=content.rate)
-    if media.kind == "table":
-        return wandb.Table(columns=list(content.columns), data=[list(row) for row in content.rows])
-    return wandb.Html(f"<pre>{html.escape(content)}</pre>")
+    def finish(self, status: str, limit_s: float | None = None) -> None:
+        """Tell the process how the run ended. A run alone gives it a moment, as a container or a job of SLURM ends with
+        the run; a sweep's job none."""
+        if self._process is None:
+            return
+        if self._process.poll():  # killed: by another one all is sent
+            self._start()
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.write(status)
+            self._process.stdin.close()
+        if "sweep" not in directory.read_status(self._directory):
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(min(END_S, limit_s or END_S))
+            if self._process.poll() is None and not self._told:
+                log.info("W&B: the rest is sent by a process of its own, or by: %s", sync_command(self._directory))
+        self._process.returncode = self._process.returncode or 0  # else Python warns that it still runs
 
 
-def log_wandb_artifact(run: Any, result: dict[str, Any]) -> None:
-    """Upload the best checkpoint, if one was kept. policy=immutable: W&B reads the file itself, not a copy."""
-    import wandb
-
-    if "best_checkpoint" not in result:
-        return
-    path = Path(result["best_checkpoint"])
-    scores = {key: value for key, value in result.items() if "/" in key}
-    artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata={"step": result["best_step"], **scores})
-    if path.is_dir():  # one file of each rank
-        artifact.add_dir(str(path), name=path.name, policy="immutable")
-    else:
-        artifact.add_file(str(path), name=path.name, policy="immutable")
-    run.log_artifact(artifact, aliases=["best"])
+def upload_command(run_dir: Path, how: str, *more: str) -> list[str]:
+    """See engine.runs.wandb_upload."""
+    code = f"import {app().package}; from engine.runs.wandb_upload import command; command()"
+    return [sys.executable, "-c", code, str(run_dir.absolute()), how, *more]
 
 
-def end_wandb(run: Any, status: str) -> None:
-    run.summary["status"] = status
-    if status == "preempted":
-        run.mark_preempting()  # W&B shows it as preempted, and a sweep of W&B's may queue it again
-    run.finish(exit_code=EXIT_CODES.get(status, 1))
+def upload_environment() -> dict[str, str]:
+    """Finds the project and the engine; WANDB_MODE has been obeyed already."""
+    found = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(found), "WANDB_MODE": "online"}
+
+
+def sync_command(path: Path) -> str:
+    return f"./run sync {directory.shown(path)}"
 
 
 def choose_wandb_mode(config: LoggerConfig) -> str:

@@ -48,6 +48,6 @@ if TYPE_CHECKING:
     from engine.sweeps.search.drive import run_search
     from engine.sweeps.search.pruning import Pruning
     from engine.sweeps.slurm import run_on_slurm
-    from engine.sweeps.wandb_sync import offline_parts, replay_run, upload_parts, upload_plan, upload_summary
+    from engine.sweeps.wandb_sync import upload_run, upload_summary, write_offline
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -1,111 +1,71 @@
-"""Upload offline runs to W&B's server, and write a sweep's summary as a W&B run.
-
-A run with one offline directory is uploaded by `wandb sync`, with system metrics, media and artifacts. A resumed run
-has several directories with one id, in which some steps occur twice, and the server would show them twice. It is
-replayed from metrics.jsonl instead, replacing what the server has under its id: each step once, none lost.
-"""
+"""Send to W&B what it lacks of runs, and a sweep's summary as a W&B run."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from engine.config import enter
+from engine.config import read_config
 from engine.errors import RunFailed
-from engine.extras import missing
-from engine.files import read_file, read_json, records, write_json
+from engine.files import no_links
 from engine.project import ROOT
 from engine.runs import (
     METRICS,
-    RESULT,
-    STATUS,
     begin_wandb,
     choose_wandb_mode,
-    end_wandb,
+    confirmed,
+    finish_wandb,
+    follow,
     is_claimed,
-    log_wandb_artifact,
-    log_wandb_step,
+    send_wandb,
+    status_of,
+    sync_command,
+    upload_command,
+    upload_environment,
     wandb_arguments,
     wandb_reachable,
 )
 from engine.sweeps.report.analyse import best_group, config_keys, counts, groups, is_failure
 from engine.sweeps.report.best import override_list
-from engine.sweeps.report.read import Study, read_job, read_study
+from engine.sweeps.report.read import Study, read_study
 
-REPLAYED = "replayed.json"  # in a run's wandb/: status and hash of the metrics that were sent
-
-
-def offline_parts(run_dir: Path) -> list[Path]:
-    """Returns W&B's directories of a run, one for each start of it, oldest first."""
-    return sorted((run_dir / "wandb").glob("*run-*-*"), key=lambda path: path.name.split("run-")[1])
+RUN_S = 1800.0  # for what one run lacks
 
 
-def upload_plan(run_dir: Path) -> str:
-    """Returns what to do: sync (`wandb sync`), replay, nothing (uploaded, or not logged to W&B), running (later)."""
-    enter(run_dir)
-    status = read_json(run_dir / STATUS).get("status")
-    if status == "running" and is_claimed(run_dir):
-        return "running"
-    parts = offline_parts(run_dir)
-    offline = [part for part in parts if part.name.startswith("offline-")]
-    if not offline:
-        return "nothing"
-    if len(parts) == 1:
-        return "nothing" if list(parts[0].glob("*.synced")) else "sync"
-    sent = read_json(run_dir / "wandb" / REPLAYED)
-    return "nothing" if sent == _sent(run_dir) else "replay"
+def upload_run(run_dir: Path, anew: bool) -> str | None:
+    """Send what W&B lacks of a run, in a process of its own, so that wandb can hang or end alone. Returns a line for
+    the user; None if the record says that all is there, or the run does not log to W&B. Raises RunFailed."""
+    if not anew and (confirmed(run_dir) or read_config(run_dir).logger.kind != "wandb"):
+        return None
+    if is_claimed(run_dir):
+        return "is running, and sends by itself"
+    if not anew and status_of(run_dir) == "queued" and not (run_dir / METRICS).exists():
+        return None
+    (run_dir / "wandb").mkdir(exist_ok=True)
+    with open(run_dir / "wandb" / "upload.log", "a", opener=no_links) as output:
+        command = upload_command(run_dir, "anew" if anew else "sync")
+        try:
+            done = subprocess.run(
+                command, env=upload_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=output, text=True, timeout=RUN_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise RunFailed(f"W&B gave no answer within {RUN_S:.0f} s") from None
+    said = (done.stdout.strip().splitlines() or [f"ended with status {done.returncode}"])[-1]
+    if done.returncode:
+        raise RunFailed(f"{said} (wandb's own lines: {output.name})")
+    return said
 
 
-def upload_parts(parts: list[Path]) -> str:
-    """Upload with `wandb sync`. Returns a line for the user. Raises RunFailed."""
-    beside = Path(sys.executable).with_name("wandb")
-    command = str(beside) if beside.exists() else shutil.which("wandb")
-    if command is None:
-        raise RunFailed(missing("the upload", "wandb"))
-    here = parts[0].resolve().parents[1]  # the run directory: wandb sync makes a folder wandb/ where it is started
-    runs = [str(part.resolve()) for part in parts]
-    if status := subprocess.run([command, "sync", "--yes", *runs], cwd=here).returncode:
-        raise RunFailed(f"wandb sync ended with status {status}")
-    return "uploaded by wandb sync"
-
-
-def replay_run(run_dir: Path, mode: str, folder: Path | None = None) -> str:
-    """Write metrics.jsonl into one W&B run of its id. Returns a line for the user. mode: online, or offline to view it
-    (wandb leet). folder: for W&B's own files, not needed after the upload."""
-    logger, arguments = wandb_arguments(run_dir)
-    status = read_job(run_dir, 0, ()).status
-    run = begin_wandb(arguments, folder or run_dir, mode, logger.timeout_s)
-    for _, record in records(run_dir / METRICS):
-        step, when = record.pop("step"), record.pop("time")
-        known = {key: value for key, value in record.items() if value is not None}
-        log_wandb_step(run, step, {**known, "_timestamp": when})
-    result = read_json(run_dir / RESULT)
-    run.summary.update({f"final/{key}": value for key, value in result.items() if "/" in key})
-    if logger.artifact and (best := own_checkpoint(run_dir, result)) is not None:
-        log_wandb_artifact(run, result | {"best_checkpoint": str(best)})
-    end_wandb(run, status)
-    if mode == "online":
-        write_json(run_dir / "wandb" / REPLAYED, _sent(run_dir))
-    return "written as one run"
-
-
-def own_checkpoint(run_dir: Path, result: dict[str, Any]) -> Path | None:
-    """Returns the best checkpoint that result.json names, only if it is in this run directory: no other is uploaded."""
-    path = run_dir / "checkpoints" / Path(str(result.get("best_checkpoint", ""))).name
-    inside = path.resolve().parent == (run_dir.resolve() / "checkpoints")
-    return path if "best_checkpoint" in result and inside and path.exists() else None
-
-
-def _sent(run_dir: Path) -> dict[str, Any]:
-    """Returns what a replay depends on (status, hash of the metrics): if unchanged, no upload is needed."""
-    status = read_json(run_dir / STATUS)
-    text = read_file(run_dir / METRICS) if (run_dir / METRICS).exists() else b""
-    return {"status": status.get("status"), "metrics": hashlib.sha256(text).hexdigest()}
+def write_offline(run_dir: Path, folder: Path) -> str:
+    """Write metrics.jsonl into an offline W&B run, to view it (wandb leet)."""
+    run, _, _ = send_wandb(run_dir, follow(run_dir), folder, "offline")
+    finish_wandb(run, run_dir, status_of(run_dir))
+    return "written as an offline run"
 
 
 def upload_summary(sweep_dir: Path, mode: str | None = None, folder: Path | None = None) -> str | None:
@@ -121,7 +81,7 @@ def upload_summary(sweep_dir: Path, mode: str | None = None, folder: Path | None
     logger, arguments = wandb_arguments(begun[0].path)
     mode = mode or choose_wandb_mode(logger)
     if mode == "online" and not wandb_reachable(3.0):
-        mode = "offline"
+        raise RunFailed("W&B's server cannot be reached")
     name = f"{study.name}: summary"
     about = {"sweep": study.name, "overrides": study.typed, "directory": str(sweep_dir)}
     arguments |= {"id": _summary_id(study), "name": name, "job_type": "summary", "config": about}
@@ -168,13 +128,20 @@ def _summary_id(study: Study) -> str:
     return hashlib.sha256(f"{study.name} {study.created}".encode()).hexdigest()[:8]
 
 
-def summarise_apart(sweep_dir: Path, limit_s: float) -> str | None:
-    """Run `summarise` in its own process, as W&B changes global state, for limit_s at most. Returns an error's last
-    line; None if it went well."""
-    command = [sys.executable, str(ROOT / "src/sync.py"), "--summary", str(sweep_dir)]
+def sync_apart(sweep_dir: Path, limit_s: float) -> str | None:
+    """At a sweep's end: send what its runs lack (the machine of a SLURM job is gone with the job) and the summary, in a
+    process that goes on after limit_s. Returns an error's last line; None if there is none yet."""
+    command = [sys.executable, str(ROOT / "src/sync.py"), str(sweep_dir)]
     environment = {name: value for name, value in os.environ.items() if name != "WANDB_RUN_ID"}
+    log = sweep_dir / "sync.log"
+    with open(log, "w", opener=no_links) as output:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, env=environment)
+        status = process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        return f"W&B gave no answer within {limit_s:.0f} s"
-    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        process.returncode = 0  # it goes on alone
+        return f"W&B is still being sent to; if it does not get through: {sync_command(sweep_dir)}"
+    said = log.read_text(errors="replace").strip().splitlines()
+    return None if status == 0 else f"{(said or ['no word'])[-1]}; again: {sync_command(sweep_dir)}"

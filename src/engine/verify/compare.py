@@ -42,7 +42,9 @@ class Gap(NamedTuple):
 def compare_metrics(run: Path, again: Path, last: int, at_end: bool, rounding: float) -> Part:
     """Records up to the step `last`. At that step a stopped run may lack some: the stop comes before or after an
     evaluation. at_end: the run had finished, so it lacks none. rounding: largest relative difference; 0: none."""
-    theirs, ours = ([_values(r) for _, r in records(d / METRICS) if r["step"] <= last] for d in (run, again))
+    theirs, ours = (
+        [_values(r) for _, r in records(d / METRICS) if r["step"] <= last and "media" not in r] for d in (run, again)
+    )
     values, largest = 0, 0.0
     for number, record in enumerate(theirs):
         step = record["step"]

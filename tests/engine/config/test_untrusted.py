@@ -36,13 +36,13 @@ from engine.config.targets import build_target, locate
 from engine.errors import ConfigError
 from engine.runs.directory import claimed
 from engine.runs.resume import choose_run
+from engine.runs.wandb_upload import own_checkpoint
 from engine.sweeps.ledger import Ledger
 from engine.sweeps.report import escape
 from engine.sweeps.report.compare import comparisons
 from engine.sweeps.report.read import read_study
 from engine.sweeps.report.text import groups_csv, jobs_csv, markdown
 from engine.sweeps.search.methods import ALLOWED
-from engine.sweeps.wandb_sync import own_checkpoint
 from lab import load_run
 from lab.groups import TARGETS_ALLOWED, check
 

@@ -1,95 +1,161 @@
-"""What Weights & Biases gets, read back with its own tool; and that it can never hold up or end a run."""
+"""What Weights & Biases gets of a run, from a server that keeps it; and that it can never hold up or end a run."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import shutil
+import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, ROOT, limit, metrics, processes_with, status
+from conftest import QUICK, ROOT, compose, limit, metrics, processes_with, status, wait_for
+from wandb_server import KEY, Server, serving
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="W&B's command is looked up beside Python")
+from engine.runs import Audio, Histogram, RunLogger, Table
+from engine.runs.directory import fill_directory, write_config, write_status
+from engine.runs.options import LoggerConfig
+
 RUN = tuple(o for o in QUICK if not o.startswith("logger"))
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def inspect(run_dir: Path, *options: str) -> list[dict[str, Any]]:
-    """The records of the run's one transaction log."""
-    files = list((run_dir / "wandb").glob("offline-run-*/*.wandb"))
-    assert len(files) == 1, files
-    return inspect_file(files[0], *options)
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as made:
+        yield made
 
 
-def inspect_file(file: Path, *options: str) -> list[dict[str, Any]]:
-    """Through `wandb leet inspect`."""
-    beside = Path(sys.executable).with_name("wandb")
-    wandb = str(beside if beside.exists() else shutil.which("wandb"))
-    done = subprocess.run(
-        [wandb, "leet", "inspect", str(file), "--json", *options], capture_output=True, text=True, timeout=limit(60)
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()] if not options else [json.loads(done.stdout)]
+def online(server: Server) -> dict[str, str]:
+    return {"WANDB_API_KEY": KEY, "WANDB_MODE": "online", "WANDB_BASE_URL": server.url}
 
 
-def test_an_offline_run_holds_metrics_and_config(train_command: Command, tmp_path: Path) -> None:
-    more = ("trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=30", "trainer.log_every=10", "logger.tags=[a,b]")
-    done = train_command(*RUN, *more, "logger.group=g", "hydra.run.dir=run")
-    assert done.returncode == 0, done.stderr
-    run = tmp_path / "run"
-    (summary,) = inspect(run, "--summary")
-    logged = metrics(run)
-    assert summary["config"]["optim"]["lr"] == 1e-3
-    assert summary["config"]["model"]["hidden"] == [16]
-    assert "trainer=ddp" in summary["config"]["run"]["overrides"]
-    assert summary["config"]["run"]["git_commit"]
-    assert summary["tags"] == ["a", "b"]
-    assert summary["state"] == "finished"
-    assert summary["summary"]["train/loss"] == pytest.approx([m for m in logged if "train/loss" in m][-1]["train/loss"])
-    history = [record for record in inspect(run) if record.get("type") == "history"]
-    text = json.dumps(history)
-    for line in logged:
-        for key, value in line.items():
-            assert key in text, key
-            if isinstance(value, float) and value != 0:
-                assert str(value)[:8] in text, (key, value)
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what of redone steps depends on the clock."""
+    return metrics(run_dir)
+
+
+def assert_holds(server: Server, run_dir: Path, state: str = "finished") -> None:
+    """The server has each line of metrics.jsonl once, in order, with its values, the config and the run's end."""
+    run = status(run_dir)["wandb_id"]
+    rows, wanted = server.rows(run), lines(run_dir)
+    assert [row["step"] for row in rows] == [line["step"] for line in wanted]
+    assert [row["_step"] for row in rows] == list(range(len(wanted)))
+    for row, line in zip(rows, wanted):
+        values = {key: value for key, value in line.items() if value is not None and key != "media"}
+        assert {key: row[key] for key in values} == pytest.approx(values, rel=1e-12)
+        assert set(line.get("media") or ()) <= row.keys()
+    assert not server.changed
+    assert (server.states[run], server.summaries[run]["status"]) == (state, status(run_dir)["status"])
+    assert server.configs[run]["run"]["value"]["directory"]
+
+
+@contextlib.contextmanager
+def no_process_left(folder: Path) -> Iterator[None]:
+    """Ends the processes that go on sending where the server is away."""
+    try:
+        yield
+    finally:
+        for pid in processes_with(str(folder)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        wait_for(lambda: not processes_with(str(folder)))
 
 
 @pytest.mark.slow
-def test_a_failed_run_is_failed_there_too(train_command: Command, tmp_path: Path) -> None:
+def test_an_online_run_holds_metrics_and_config(train_command: Command, tmp_path: Path, server: Server) -> None:
+    more = ("trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=30", "trainer.log_every=10", "logger.tags=[a,b]")
+    done = train_command(*RUN, *more, "logger.group=g", "callback=pictures", "logger.artifact=true",
+                         "hydra.run.dir=run", **online(server))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "wandb" not in done.stderr  # its own lines: wandb/upload.log
+    run, name = tmp_path / "run", status(tmp_path / "run")["wandb_id"]
+    wait_for(lambda: not processes_with(str(run)))
+    assert_holds(server, run)
+    config = server.configs[name]
+    assert (config["optim"]["value"]["lr"], config["model"]["value"]["hidden"]) == (1e-3, [16])
+    assert "trainer=ddp" in config["run"]["value"]["overrides"]
+    assert config["run"]["value"]["git_commit"]
+    assert (server.runs[name]["tags"], server.runs[name]["groupName"]) == (["a", "b"], "g")
+    assert server.summaries[name]["final/val/loss"] == json.loads((run / "result.json").read_text())["val/loss"]
+    shown = [file for file in server.files[name] if file.startswith("media/images/val/predictions_")]
+    assert len(shown) == len([line for line in lines(run) if "media" in line]) > 0
+    (artifact,) = server.artifacts.values()
+    assert (artifact["state"], artifact["artifactCollectionName"]) == ("COMMITTED", f"model-{name}")
+
+
+@pytest.mark.slow
+def test_a_failed_run_is_failed_there_too(train_command: Command, tmp_path: Path, server: Server) -> None:
     # 1e30 makes the loss overflow in the first steps
     done = train_command(
         *RUN, "optim=sgd", "optim.lr=1e30", "optim/schedule=constant", "optim.schedule.warmup=0",
-        "trainer.max_steps=50", "trainer.log_every=5", "trainer.clip_norm=null", "hydra.run.dir=run",
+        "trainer.max_steps=50", "trainer.log_every=5", "trainer.clip_norm=null", "hydra.run.dir=run", **online(server),
     )  # fmt: skip
     assert done.returncode == 1
     assert "not finite" in done.stderr
     assert "Traceback" not in done.stderr
-    assert status(tmp_path / "run")["status"] == "failed"
-    (summary,) = inspect(tmp_path / "run", "--summary")
-    assert (summary["state"], summary["exit_code"]) == ("failed", 1)
+    wait_for(lambda: not processes_with(str(tmp_path / "run")))
+    assert_holds(server, tmp_path / "run", "failed")
+    assert server.exits[status(tmp_path / "run")["wandb_id"]] == 1
 
 
-@pytest.mark.slow
-def test_each_job_of_a_multirun_is_a_run(train_command: Command, tmp_path: Path) -> None:
-    done = train_command("-m", *RUN, "trainer.max_steps=3", "seed=1,2", f"hydra.sweep.dir={tmp_path}/sweep")
+def test_offline_nothing_of_wandb_is_started(train_command: Command, tmp_path: Path) -> None:
+    done = train_command(*RUN, "trainer.max_steps=4", "logger=wandb", "hydra.run.dir=run", WANDB_MODE="offline")
     assert done.returncode == 0, done.stderr
-    summaries = [inspect(job, "--summary")[0] for job in sorted((tmp_path / "sweep").glob("seed-*"))]
-    assert [s["config"]["seed"] for s in summaries] == [1, 2]
-    assert len({s["run_id"] for s in summaries}) == 2
+    assert [path.name for path in (tmp_path / "run/wandb").iterdir()] == ["summary.json"]
+    assert "final/val/loss" in json.loads((tmp_path / "run/wandb/summary.json").read_text())
+
+
+def begun(run: Path, *overrides: str) -> LoggerConfig:
+    """A run directory that a RunLogger can write to, without a training."""
+    cfg = compose(*QUICK[1:], "logger=wandb", "trainer.max_steps=30", *overrides)
+    run.mkdir(parents=True)
+    fill_directory(run, cfg, list(overrides), "running")
+    write_config(run, cfg)
+    return LoggerConfig(kind="wandb", timeout_s=10)
+
+
+def test_each_kind_of_media_reaches_wandb(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in online(server).items():
+        monkeypatch.setenv(name, value)
+    run = tmp_path / "run"
+    config = begun(run)
+    import numpy as np
+
+    with RunLogger(run, config, 0, 60.0) as logger:
+        logger.begin(0, 10)
+        logger.log(3, {"val/loss": 0.5})
+        logger.show(3, "val/image", np.zeros((3, 8, 9), np.uint8))
+        logger.show(3, "weights", Histogram([0.0, 1.0, 1.0], bins=2))
+        logger.show(3, "voice", Audio([0.0, 0.5], 8000))
+        logger.show(3, "text", "said")
+        logger.show(3, "errors", Table(["image", "label"], [[7, "cat"], [0.5, "dog"]]))
+        logger.summary({"balance/x": 2.0})
+        write_status(run, "finished")
+    wait_for(lambda: not processes_with(str(run)))
+    assert_holds(server, run)
+    name = status(run)["wandb_id"]
+    made = {key: row[key] for row in server.rows(name)[1:] for key in row if not key.startswith("_") and key != "step"}
+    kinds = {key: value["_type"] for key, value in made.items()}
+    assert kinds == {"val/image": "image-file", "weights": "histogram", "voice": "audio-file", "text": "html-file",
+                     "errors": "table-file"}  # fmt: skip
+    assert (made["weights"]["values"], made["weights"]["bins"]) == ([1, 2], [0.0, 0.5, 1.0])
+    table = json.loads(server.files[name][made["errors"]["path"]])
+    assert (table["columns"], table["data"]) == (["image", "label"], [[7, "cat"], [0.5, "dog"]])
+    assert {made[key]["path"] for key in ("val/image", "voice", "text")} <= server.files[name].keys()
+    assert server.summaries[name]["balance/x"] == 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["nobody", "silent", pytest.param("500", marks=pytest.mark.slow), "401"])
-def test_a_server_that_cannot_be_reached_costs_seconds(train_command: Command, tmp_path: Path, server: str) -> None:
-    """With a key but no network, or with a server that says nothing or refuses, the run goes on offline, whole."""
+@pytest.mark.parametrize("server", ["nobody", "silent", "500", "401"])
+def test_a_server_that_cannot_be_reached_costs_nothing(train_command: Command, tmp_path: Path, server: str) -> None:
+    """With a key but no network, or with a server that says nothing or refuses: one line, one command."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     held: list[socket.socket] = []
@@ -99,19 +165,17 @@ def test_a_server_that_cannot_be_reached_costs_seconds(train_command: Command, t
         threading.Thread(target=refuse, args=(listener, int(server)), daemon=True).start()
     else:
         threading.Thread(target=lambda: [held.append(listener.accept()[0]) for _ in range(20)], daemon=True).start()
-    done = train_command(
-        *RUN, "trainer.max_steps=3", "logger.timeout_s=3", "hydra.run.dir=run", timeout=limit(60),
-        WANDB_API_KEY="0" * 40, WANDB_MODE="online", WANDB_BASE_URL=f"http://127.0.0.1:{port}",
-    )  # fmt: skip
+    with no_process_left(tmp_path / "run"):
+        done = train_command(
+            *RUN, "trainer.max_steps=3", "hydra.run.dir=run", timeout=limit(60),
+            WANDB_API_KEY=KEY, WANDB_MODE="online", WANDB_BASE_URL=f"http://127.0.0.1:{port}",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("./run sync run") == 1
+        assert "wandb:" not in done.stderr
+        assert status(tmp_path / "run")["status"] == "finished"
+        assert len(metrics(tmp_path / "run")) >= 1
     listener.close()
-    assert done.returncode == 0, done.stderr
-    assert "offline" in done.stderr
-    assert status(tmp_path / "run")["status"] == "finished"
-    assert len(metrics(tmp_path / "run")) >= 1
-    assert "W&B stopped" not in done.stderr
-    history = json.dumps([record for record in inspect(tmp_path / "run") if record.get("type") == "history"])
-    assert all(key in history for record in metrics(tmp_path / "run") for key in record)
-    assert not processes_with(str(tmp_path))
 
 
 def refuse(listener: socket.socket, status: int) -> None:

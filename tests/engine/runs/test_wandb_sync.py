@@ -1,10 +1,13 @@
-"""Offline runs, uploaded later to a server that keeps what it gets; sweeps as groups; runs that W&B's agent starts."""
+"""What W&B lacks of a run is sent: after a kill, an outage, offline parts, by a resume and by ./run sync.
+
+Sweeps as groups; runs that W&B's agent starts."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,16 +16,16 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import QUICK, ROOT, TRAIN, limit, metrics, result, status
-from test_wandb import inspect, inspect_file
-from wandb_server import KEY, Server, serving
+from conftest import ROOT, TRAIN, kill_at, limit, metrics, processes_with, result, status, wait_for
+from test_wandb import RUN, assert_holds, no_process_left, online
+from wandb_server import Server, serving
 
 from engine.config.wandb_agent import from_agent
 from engine.runs.directory import write_json
 from engine.runs.wandb_log import run_name
 
-RUN = tuple(o for o in QUICK if not o.startswith("logger"))
 SYNC = [sys.executable, str(ROOT / "src" / "sync.py")]
+STEPS = ("trainer.log_every=2", "trainer.eval_every=4", "trainer.save_every=4")
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -32,147 +35,213 @@ def server() -> Iterator[Server]:
         yield made
 
 
-def sync(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
-    online = {"WANDB_API_KEY": KEY, "WANDB_MODE": "online", "WANDB_BASE_URL": server.url}
+def sync(server: Server, *arguments: str, code: int = 0) -> str:
     done = subprocess.run(
-        [*SYNC, *arguments], capture_output=True, text=True, timeout=limit(60), env={**os.environ, **online}
+        [*SYNC, *arguments], capture_output=True, text=True, timeout=limit(100), env={**os.environ, **online(server)}
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "wandb:" not in done.stderr
+    return done.stdout + done.stderr
 
 
-def merged(run_dir: Path) -> dict[int, dict[str, float]]:
-    """metrics.jsonl, the lines of a step together."""
-    rows: dict[int, dict[str, float]] = {}
-    for line in metrics(run_dir):
-        step = int(line.pop("step"))
-        rows.setdefault(step, {}).update(line)
-    return rows
-
-
-def assert_holds(server: Server, run_dir: Path) -> None:
-    """The server has each step of metrics.jsonl once, with its values."""
-    rows = {row["_step"]: row for row in server.rows(status(run_dir)["wandb_id"])}
-    truth = merged(run_dir)
-    assert server.steps(status(run_dir)["wandb_id"]) == sorted(truth)
-    for step, values in truth.items():
-        assert {key: rows[step][key] for key in values} == pytest.approx(values, rel=1e-12)
+def settled(run: Path) -> None:
+    """Its own process has ended."""
+    wait_for(lambda: not processes_with(str(run)))
 
 
 @pytest.mark.slow
-def test_a_run_is_uploaded_once(
-    train_command: Command, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    done = train_command(
-        *RUN, "trainer.max_steps=6", "trainer.log_every=2", "trainer.eval_every=4", "hydra.run.dir=run"
-    )
+def test_an_offline_run_is_sent_once(train_command: Command, tmp_path: Path, server: Server) -> None:
+    done = train_command(*RUN, *STEPS, "trainer.max_steps=6", "callback=pictures", "hydra.run.dir=sweep/run")
     assert done.returncode == 0, done.stderr
-    assert "uploaded by wandb sync" in sync(server, "../run").stdout
-    assert not list(Path.cwd().iterdir())  # wandb's own log lies in the run directory
-    assert_holds(server, tmp_path / "run")
-    assert server.exits[status(tmp_path / "run")["wandb_id"]] == 0
-    server.history.clear()
-    assert "nothing more" in sync(server, str(tmp_path / "run")).stdout
-    assert not server.history
+    run = tmp_path / "sweep/run"
+    count = len(metrics(run))
+    assert f"{count} of {count} lines sent" in sync(server, str(tmp_path))
+    assert_holds(server, run)
+    shown = [name for name in server.files[status(run)["wandb_id"]] if name.startswith("media/")]
+    assert len(shown) == len([line for line in metrics(run) if "media" in line]) > 0
+    asked = server.asked.total()
+    assert "nothing is lacking" in sync(server, str(run))
+    assert server.asked.total() == asked
+    (run / "wandb/sent.json").unlink()  # then the server is asked
+    assert "all is there" in sync(server, str(run))
+    assert server.asked["UpsertBucket"] == 2  # of the first time
+    assert_holds(server, run)
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_one_run(train_command: Command, tmp_path: Path, server: Server) -> None:
-    """Started three times; before the second start it had logged steps that it then did again."""
-    options = [*RUN, "trainer.log_every=2", "trainer.eval_every=4", "trainer.save_every=4", "logger.tags=[a]"]
+def test_online_and_offline_parts_are_one_run(train_command: Command, tmp_path: Path, server: Server) -> None:
+    """Online, offline, online on another machine (a copy of the directory); a lost file comes again."""
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    begin = [*RUN, *STEPS, "callback=pictures", "hydra.run.dir=run", "trainer.max_steps=8"]
+    assert train_command(*begin, **online(server)).returncode == 0
+    settled(run)
+    assert train_command(f"resume={run}", "trainer.max_steps=12").returncode == 0
+    shutil.move(run, moved)
+    name = status(moved)["wandb_id"]
+    lost = next(file for file in server.files[name] if file.startswith("media/"))
+    del server.files[name][lost]
+    assert train_command(f"resume={moved}", "trainer.max_steps=16", **online(server)).returncode == 0
+    settled(moved)
+    assert_holds(server, moved)
+    assert lost in server.files[name]
+    assert server.steps(name)[-1] == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ill", ["slow", "dead", "well"])
+def test_a_killed_run_that_is_resumed_has_no_hole(tmp_path: Path, server: Server, ill: str) -> None:
+    """kill -9 of the run, or of it, its process and wandb-core (dead): the resume sends what the server lacks."""
     run = tmp_path / "run"
-    assert train_command(*options, "trainer.max_steps=8", "hydra.run.dir=run").returncode == 0
-    for path in (run / "checkpoints").glob("*8.pt"):
-        path.unlink()  # as if it had been killed after its last log, before it was saved
-    for steps in (12, 16):
-        done = train_command(f"resume={run}", f"trainer.max_steps={steps}", "logger.tags=[a]")
-        assert done.returncode == 0, done.stderr
-    parts = sorted((run / "wandb").glob("offline-run-*"))
-    assert len(parts) == 3
-    twice = [step for part in parts for step in steps_of(part)]
-    assert len(twice) > len(set(twice))  # what W&B's own upload would send
-    assert "written as one run" in sync(server, str(run)).stdout
+    overrides = (*RUN, *STEPS, "trainer.max_steps=24", f"hydra.run.dir={run}")
+    os.environ.update(online(server))
+    try:
+        server.ill = {"slow": lambda path: 0.5 if "file_stream" in path else None, "well": None,
+                      "dead": lambda path: "hang" if "file_stream" in path else None}[ill]  # fmt: skip
+        kill_at(run, 8, overrides)
+        if ill == "dead":
+            for pid in processes_with(str(run)):  # its process, and below it wandb-core
+                children = subprocess.run(
+                    ["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True
+                ).stdout
+                for one in (pid, *map(int, children.split())):
+                    os.kill(one, signal.SIGKILL)
+        server.ill = None
+        done = subprocess.run([*TRAIN, f"resume={run}"], capture_output=True, text=True, timeout=limit(100))
+    finally:
+        os.environ["WANDB_MODE"] = "offline"
+    assert done.returncode == 0, done.stderr
+    settled(run)
+    assert "nothing is lacking" in sync(server, str(run))
     assert_holds(server, run)
-    wandb_id = status(run)["wandb_id"]
-    assert server.runs[wandb_id]["displayName"] == "run"
-    assert server.runs[wandb_id]["tags"] == ["a"]
-    server.history.clear()
-    assert "nothing more" in sync(server, str(run)).stdout
-    assert not server.history
-    assert train_command(f"resume={run}", "trainer.max_steps=18").returncode == 0
-    sync(server, str(run))
-    assert_holds(server, run)
-
-
-def steps_of(part: Path) -> list[int]:
-    (file,) = part.glob("*.wandb")
-    return [r["history"]["step"]["num"] for r in inspect_file(file) if r["type"] == "history"]
 
 
 @pytest.mark.slow
-def test_replayed_offline_it_can_be_read(train_command: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ill", [500, 403, 429, "hang", "drop"])
+def test_after_an_outage_the_printed_command_sends_the_rest(
+    train_command: Command, tmp_path: Path, server: Server, ill: Any
+) -> None:
+    """From the first lines on no stream is taken. The run ends at once; so does the sync, which then has sent all."""
+    run = tmp_path / "run"
+    server.ill = lambda path: ill if "file_stream" in path else None
+    with no_process_left(run):
+        done = train_command(*RUN, *STEPS, "trainer.max_steps=12", "hydra.run.dir=run", **online(server))
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("W&B:") == done.stderr.count("./run sync run") == 1, done.stderr
+        server.ill = None
+        said = sync(server, str(run))
+        assert "lines sent" in said or "nothing is lacking" in said
+        assert_holds(server, run)
+        settled(run)
+
+
+@pytest.mark.slow
+def test_the_evaluation_of_the_step_of_a_stop_is_there(train_command: Command, tmp_path: Path, server: Server) -> None:
+    """A stop between a step's line and its evaluation's: both are rows, whenever the second comes."""
+    run = tmp_path / "run"
+    options = [*RUN, *STEPS, "trainer.stop_at_step=8", "trainer.max_steps=12", "hydra.run.dir=run"]
+    assert train_command(*options, **online(server)).returncode == 75
+    settled(run)
+    name = status(run)["wandb_id"]
+    assert (server.states[name], server.exits[name]) == ("preempted", 75)
+    assert_holds(server, run, "preempted")
+    assert train_command(f"resume={run}", **online(server)).returncode == 0
+    settled(run)
+    assert_holds(server, run)
+    assert [row["step"] for row in server.rows(name) if "val/loss" in row] == [4, 8, 12]
+
+
+@pytest.mark.slow
+def test_two_at_once_send_each_line_once(train_command: Command, tmp_path: Path, server: Server) -> None:
+    for name in ("a", "b"):
+        assert train_command(*RUN, *STEPS, "trainer.max_steps=12", f"hydra.run.dir={name}").returncode == 0
+    command = [*SYNC, str(tmp_path)]
+    both = [subprocess.Popen(command, env={**os.environ, **online(server)}, stdout=subprocess.DEVNULL) for _ in "12"]
+    assert [process.wait(limit(100)) for process in both] == [0, 0]
+    for name in ("a", "b"):
+        assert_holds(server, tmp_path / name)
+
+
+@pytest.mark.slow
+def test_what_is_no_beginning_of_metrics_is_sent_as_a_new_run(
+    train_command: Command, tmp_path: Path, server: Server
+) -> None:
+    """A row for each step, as older versions wrote: whole, it stays; with a hole, the run is sent under a new id."""
+    run = tmp_path / "run"
+    assert train_command(*RUN, *STEPS, "trainer.max_steps=12", "hydra.run.dir=run").returncode == 0
+    old = status(run)["wandb_id"]
+    steps = sorted({line["step"] for line in metrics(run)})
+    server.runs[old] = {"project": "default"}
+    server.summaries[old], server.states[old] = {"status": "finished"}, "finished"
+    server.history[old] = {i: {"_step": step, "step": step} for i, step in enumerate(steps)}
+    assert "all is there" in sync(server, str(run))
+    (run / "wandb/sent.json").unlink()
+    del server.history[old][len(steps) - 2]
+    said = sync(server, str(run))
+    assert f"as a new run {status(run)['wandb_id']}" in said
+    assert status(run)["wandb_id"] != old
+    assert_holds(server, run)
+    sync(server, str(run), "--replay")
+    assert len(server.runs) == 3
+    assert_holds(server, run)
+
+
+@pytest.mark.slow
+def test_what_stopped_a_run_is_noted(tmp_path: Path, train_command: Command, server: Server) -> None:
+    """failed, preempted, pruned, interrupted: as its status.json says."""
+    done = train_command(*RUN, "trainer.max_steps=2", "hydra.run.dir=runs/finished")
+    assert done.returncode == 0, done.stderr
+    states = {"failed": (1, "failed"), "preempted": (75, "preempted"), "pruned": (0, "finished"),
+              "interrupted": (255, "killed")}  # fmt: skip
+    for state in states:
+        run = shutil.copytree(tmp_path / "runs/finished", tmp_path / "runs" / state)
+        write_json(run / "status.json", {**status(run), "status": state, "wandb_id": state})
+    sync(server, str(tmp_path / "runs"))
+    for state, (code, shown) in states.items():
+        assert_holds(server, tmp_path / "runs" / state, shown)
+        assert (server.exits[state], server.summaries[state]["status"]) == (code, state)
+
+
+@pytest.mark.slow
+def test_written_offline_it_can_be_read(train_command: Command, tmp_path: Path) -> None:
     done = train_command(*RUN, "trainer.max_steps=4", "trainer.log_every=2", "logger=none", "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
-    done = subprocess.run(
-        [*SYNC, str(tmp_path / "run"), "--offline", str(tmp_path / "look")],
-        capture_output=True,
-        text=True,
-        timeout=limit(60),
-    )
+    command = [*SYNC, str(tmp_path / "run"), "--offline", str(tmp_path / "look")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "run/wandb").exists()
-    (summary,) = inspect(tmp_path / "look", "--summary")
+    (file,) = (tmp_path / "look/wandb").glob("offline-run-*/*.wandb")
+    wandb = str(Path(sys.executable).with_name("wandb"))
+    read = subprocess.run([wandb, "leet", "inspect", str(file), "--json", "--summary"], capture_output=True, text=True)
+    summary = json.loads(read.stdout)
     assert summary["run_id"] == status(tmp_path / "run")["wandb_id"]
     assert summary["summary"]["final/val/loss"] == result(tmp_path / "run")["val/loss"]
-    assert summary["summary"]["status"] == "finished"
 
 
 @pytest.mark.slow
-def test_what_stopped_a_run_is_noted(tmp_path: Path, train_command: Command) -> None:
-    """failed, preempted, pruned, interrupted: as its status.json says."""
-    done = train_command(*RUN, "trainer.max_steps=2", "logger=none", "hydra.run.dir=run")
-    assert done.returncode == 0, done.stderr
-    states = {"failed": 1, "preempted": 75, "pruned": 0, "interrupted": 255}
-    for state in states:
-        run = shutil.copytree(tmp_path / "run", tmp_path / state)
-        write_json(run / "status.json", {**status(run), "status": state, "wandb_id": state})
-    command = [*SYNC, *(str(tmp_path / state) for state in states), "--offline", str(tmp_path / "look")]
-    assert subprocess.run(command, capture_output=True, timeout=limit(60)).returncode == 0
-    for state, code in states.items():
-        (file,) = (tmp_path / "look/wandb").glob(f"offline-*/run-{state}.wandb")
-        (summary,) = inspect_file(file, "--summary")
-        assert (summary["summary"]["status"], summary["exit_code"]) == (state, code)
-        announced = any(record["type"] == "preempting" for record in inspect_file(file))
-        assert announced == (state == "preempted")
-
-
-@pytest.mark.slow
-def test_a_sweep_is_a_group_with_a_summary(tmp_path: Path) -> None:
+def test_a_sweep_is_a_group_with_a_summary(tmp_path: Path, server: Server) -> None:
     folder = tmp_path / "sweeps" / "lr"
     options = [*RUN, "trainer.max_steps=4", "optim.lr=1e-3,1e-2", "seed=1,2", "logger.tags=[x]", "logger.artifact=true"]
     command = [*TRAIN, "-m", *options, "trainer.eval_every=2", "sweep=lr", f"hydra.sweep.dir={folder}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit(100))
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=limit(100), env={**os.environ, **online(server)}
+    )
     assert done.returncode == 0, done.stderr
+    settled(folder)
     names, scores = set(), []
     for path in sorted(path.parent for path in folder.glob("*/config.yaml")):
-        (summary,) = inspect(path, "--summary")
-        (begun,) = [record["run"] for record in inspect(path) if record["type"] == "run"][:1]
-        assert (begun["run_group"], begun["job_type"], summary["tags"]) == ("lr", "train", ["x"])
-        assert summary["config"]["run"]["sweep"]["sweep"] == "lr"
-        names.add(summary["name"])
+        assert_holds(server, path)
+        run = server.runs[status(path)["wandb_id"]]
+        assert (run["groupName"], run["jobType"], run["tags"]) == ("lr", "train", ["x"])
+        assert server.configs[status(path)["wandb_id"]]["run"]["value"]["sweep"]["sweep"] == "lr"
+        names.add(run["displayName"])
         scores.append(result(path)["val/loss"])
-        (artifact,) = [record["artifact"] for record in inspect(path) if record["type"] == "artifact"]
-        (entry,) = artifact["manifest"]["contents"]
-        assert entry["local_path"] == result(path)["best_checkpoint"]  # not a copy of it
-        assert (artifact["type"], artifact["name"]) == ("model", f"model-{summary['run_id']}")
-        assert "best" in artifact["aliases"]
+    assert [made["state"] for made in server.artifacts.values() if made["artifactTypeName"] == "model"] == 4 * [
+        "COMMITTED"
+    ]
     assert names == {f"lr={lr} seed={seed}" for lr in ("0.001", "0.01") for seed in (1, 2)}
-    (summary,) = inspect(folder, "--summary")
-    (begun,) = [record["run"] for record in inspect(folder) if record["type"] == "run"][:1]
-    assert (begun["run_group"], begun["job_type"], summary["name"]) == ("lr", "summary", "lr: summary")
-    facts = summary["summary"]
+    ((name, run),) = [(name, run) for name, run in server.runs.items() if run["jobType"] == "summary"]
+    assert (run["groupName"], run["displayName"]) == ("lr", "lr: summary")
+    facts = server.summaries[name]
     assert (facts["jobs"], facts["jobs/finished"], facts["best/n"]) == (4, 4, 2)
     assert facts["best/val/loss"] == pytest.approx(min(sum(scores[:2]) / 2, sum(scores[2:]) / 2))
     assert "optim.lr=0.01" in facts["best/overrides"]
@@ -194,7 +263,7 @@ sys.exit(agent._run_processes[command["run_id"]].wait())
 
 
 def run_agent(
-    cwd: Path, sweep: dict[str, Any], values: dict[str, Any], run_id: str
+    cwd: Path, sweep: dict[str, Any], values: dict[str, Any], run_id: str, server: Server | None = None
 ) -> subprocess.CompletedProcess[str]:
     command = {
         "program": str(ROOT / sweep["program"]),
@@ -202,10 +271,10 @@ def run_agent(
         "args": {k: {"value": v} for k, v in values.items()},
     }
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "WANDB_SWEEP_ID": "s1", "WANDB_PROJECT": "led", "WANDB_MODE": "offline"}
+    environment = {**os.environ, "PATH": path, "WANDB_SWEEP_ID": "s1", "WANDB_PROJECT": "led"}
     return subprocess.run(
-        [sys.executable, "-c", AGENT, json.dumps([sweep, command])],
-        cwd=cwd, capture_output=True, text=True, timeout=limit(60), env=environment,
+        [sys.executable, "-c", AGENT, json.dumps([sweep, command])], cwd=cwd, capture_output=True, text=True,
+        timeout=limit(60), env=environment | (online(server) if server else {}),
     )  # fmt: skip
 
 
@@ -230,21 +299,21 @@ def some_values(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_the_sweep_yaml_runs_under_the_agent(tmp_path: Path) -> None:
+def test_the_sweep_yaml_runs_under_the_agent(tmp_path: Path, server: Server) -> None:
     sweep = the_sweep(tmp_path / "run", "logger.entity=me")
     values = some_values(sweep["parameters"])
-    done = run_agent(tmp_path, sweep, values, "abc123")
+    done = run_agent(tmp_path, sweep, values, "abc123", server)
     assert done.returncode == 0, done.stderr
     config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert config["optim"]["lr"] == values["optim.lr"]
     assert config["model"]["hidden"] == values["model.hidden"]
     assert config["trainer"]["clip_norm"] is None
     assert status(tmp_path / "run")["wandb_id"] == "abc123"
-    (summary,) = inspect(tmp_path / "run", "--summary")
-    assert (summary["run_id"], summary["project"], summary["state"]) == ("abc123", "led", "finished")
-    assert "lr=0.0001" in summary["name"]
-    (begun,) = [record["run"] for record in inspect(tmp_path / "run") if record["type"] == "run"][:1]
-    assert begun["sweep_id"] == "s1"
+    settled(tmp_path / "run")
+    assert_holds(server, tmp_path / "run")
+    run = server.runs["abc123"]
+    assert (run["project"], run["entity"], run["sweep"]) == ("led", "me", "s1")
+    assert "lr=0.0001" in run["displayName"]
 
 
 @pytest.mark.slow
@@ -254,8 +323,7 @@ def test_two_ranks_under_the_agent_are_one_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert (config["optim"]["lr"], config["optim"]["schedule"]["warmup"]) == (0.01, 0)
-    (summary,) = inspect(tmp_path / "run", "--summary")  # one directory of W&B's, so one run
-    assert summary["run_id"] == "abc124"
+    assert status(tmp_path / "run")["wandb_id"] == "abc124"
 
 
 def test_a_mistake_under_the_agent_ends_with_2(tmp_path: Path) -> None:

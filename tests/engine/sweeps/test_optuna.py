@@ -416,28 +416,16 @@ def test_a_pruned_run_stops_on_all_ranks_and_leaves_nothing(tmp_path: Path, rank
 
 
 @pytest.mark.slow
-def test_wandb_is_told_of_the_trial_and_its_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.runs import wandb_log
+def test_wandb_is_told_of_the_trial_and_its_pruning(tmp_path: Path) -> None:
+    from engine.runs import wandb_arguments
+    from engine.runs.wandb_upload import EXIT_CODES, status_of
 
-    ended = []
-
-    class Told:
-        summary: dict[str, Any] = {}  # noqa: RUF012
-        step = 0
-
-        def log(self, *args: Any, **more: Any) -> None: ...
-
-        def finish(self, exit_code: int) -> None:
-            ended.append((exit_code, self.summary["status"]))
-
-    begun: dict[str, Any] = {}
-    monkeypatch.setattr(wandb_log, "begin_wandb", lambda arguments, *rest: begun.update(arguments) or Told())
     run_dir, _ = trial_directory(tmp_path)
     facts = {"status": "queued", "wandb_id": "abc", "sweep": {"sweep": "s", "job": 1, "trial": 1}}
     (run_dir / "status.json").write_text(json.dumps(facts))
     start_run(run_dir, *PRUNED, "logger=wandb")
-    assert begun["config"]["run"]["sweep"] == facts["sweep"]
-    assert ended == [(0, "pruned")]
+    assert wandb_arguments(run_dir)[1]["config"]["run"]["sweep"] == facts["sweep"]
+    assert (status_of(run_dir), EXIT_CODES["pruned"]) == ("pruned", 0)
 
 
 def test_a_run_goes_on_where_its_search_cannot_be_reached(tmp_path: Path) -> None:

@@ -30,12 +30,12 @@ __all__ = ["Objective", "best_group", "groups", "read", "save_best", "write", "w
 
 MADE_FROM = "made_from.json"  # in report/: the sweep's state (state_of) when the report was written
 PAPER = "paper"  # folder of the paper's table and figures
-SUMMARY_S = 30.0  # time limit for a sweep's summary in W&B
+SYNC_S = 10.0  # that a sweep's end waits for W&B; what is left is sent without it
 
 
 def write(sweep_dir: Path) -> list[Path]:
-    """Write a sweep's report and, if its jobs log to W&B, its summary there. Returns the files. Does nothing if the
-    sweep is unchanged since the last report. Never raises: an error is printed as one line."""
+    """Write a sweep's report and, if its jobs log to W&B, send what is lacking there, the summary too. Returns the
+    files. Does nothing if the sweep is unchanged since the last report. Never raises: an error is one line."""
     try:
         made = sweep_dir / "report" / MADE_FROM
         now = state_of(sweep_dir)
@@ -49,12 +49,22 @@ def write(sweep_dir: Path) -> list[Path]:
     except Exception as error:
         say(f"no report ({type(error).__name__}: {error}); later: ./run report {shown(sweep_dir)}")
         return []
-    if study.jobs[0].config.get("logger.kind") == "wandb":
-        from engine.sweeps.wandb_sync import summarise_apart
+    if is_online(study):
+        from engine.sweeps.wandb_sync import sync_apart
 
-        if trouble := summarise_apart(sweep_dir, SUMMARY_S):
-            say(f"no summary in W&B ({trouble}); later: ./run sync --summary {shown(sweep_dir)}")
+        if trouble := sync_apart(sweep_dir, SYNC_S):
+            say(trouble)
     return files
+
+
+def is_online(study: Study) -> bool:
+    """Whether the sweep's jobs log to W&B's server."""
+    begun = [job for job in study.jobs if job.config]
+    if not begun or begun[0].config.get("logger.kind") != "wandb":
+        return False
+    from engine.runs import choose_wandb_mode, wandb_arguments
+
+    return choose_wandb_mode(wandb_arguments(begun[0].path)[0]) == "online"
 
 
 def say(text: str) -> None:
