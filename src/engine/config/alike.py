@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.config.saved import load_plain
+from engine.config.saved import load_plain, load_sections
 from engine.config.schema import join
 
 # groups that say where and how a job runs, not what it computes: they tell jobs apart only where they are swept
@@ -29,8 +29,8 @@ def flat(node: Any, key: str = "") -> dict[str, Any]:
 
 
 def load_flat(path: Path) -> dict[str, Any]:
-    """A saved config, {dotted key: value}; empty where there is none."""
-    return flat(load_plain(path, dict))
+    """A saved config, {dotted key: value}; empty where there is none. Lists in it are shared: do not change them."""
+    return flat(load_plain(path, dict, load_sections))
 
 
 def is_seed(key: str) -> bool:
@@ -63,6 +63,8 @@ def unswept(
             or is_seed(key)
             or any(_within(key, one) for one in explained - {*groups})
         ):
+            continue
+        if all(configs[i].get(key, _ABSENT) == configs[known[0]].get(key, _ABSENT) for i in known):
             continue
         owners = [group for group in groups if _owns(group, key, keys)]
         values: dict[Any, Any] = {}

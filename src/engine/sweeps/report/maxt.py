@@ -57,7 +57,7 @@ class Table:
 @dataclass(frozen=True)
 class Studentized:
     """Each row against its table's best one; all (D, k). variance: of the difference of one seed, shrunk; df: its
-    degrees of freedom; n: pairs or, unpaired, the harmonic mean of both n; statistic: |t| on the scale of a normal quantile."""
+    degrees of freedom; n: pairs or, unpaired, the harmonic mean of both n; statistic: |t| as a normal quantile."""
 
     best: np.ndarray  # (D,)
     difference: np.ndarray
