@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.paths import portable, writer
-from engine.config.saved import CONFIG, load_plain, updated
+from engine.config.saved import CONFIG, load_plain, load_sections, updated
 from engine.config.schema import join
 
 # groups that say where and how a job runs, not what it computes: they tell jobs apart only where they are swept
@@ -34,7 +34,7 @@ def flat(node: Any, key: str = "") -> dict[str, Any]:
 def load_flat(directory: Path) -> dict[str, Any]:
     """A run's config, {dotted key: value}, as this version would have saved it: with keys that are younger than the
     run, and paths relative to the project that wrote it. Empty where there is none. To compare runs."""
-    whole = load_plain(directory / CONFIG, dict)
+    whole = load_plain(directory / CONFIG, dict, load_sections)
     values = flat(whole)
     kind = tuple(f"{key}={value}" if key.endswith("_target_") else key for key, value in values.items())
     if values and kind not in _current:
@@ -77,6 +77,8 @@ def unswept(
             or is_seed(key)
             or any(_within(key, one) for one in explained - {*groups})
         ):
+            continue
+        if all(configs[i].get(key, _ABSENT) == configs[known[0]].get(key, _ABSENT) for i in known):
             continue
         owners = [group for group in groups if _owns(group, key, keys)]
         values: dict[Any, Any] = {}

@@ -13,6 +13,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,7 +61,7 @@ def current(cfg: Any, path: Path) -> DictConfig:
 def saved_config(directory: Path) -> Any:
     """Returns config.yaml as it was written, by whatever version, with the paths of this project (paths.py); of
     anybody, so nothing of it is checked."""
-    cfg = _loaded(directory / CONFIG, lambda text: OmegaConf.load(io.StringIO(text)))
+    cfg = _loaded(directory / CONFIG, _checked_omegaconf)
     if not isinstance(cfg, DictConfig):
         return cfg
     was = localized(plain(cfg, resolve=False))
@@ -114,7 +115,7 @@ def _moved_path(text: Any) -> Any:
 def read_overrides(directory: Path) -> list[str]:
     """Returns the overrides that the user typed for a run, interpolations unresolved."""
     path = directory / OVERRIDES
-    values = _loaded(path, lambda text: yaml.load(text, LoaderOfC)) or []
+    values = _loaded(path, checked_yaml) or []
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ConfigError(f"{path}: expected a list of texts such as optim.lr=0.1; it is damaged - take it from a copy")
     return [re.sub(r"(?<=_target_)([=:] *)([a-zA-Z_0-9.]+)", lambda m: m[1] + _moved_path(m[2]), v) for v in values]
@@ -161,19 +162,47 @@ def _entries(base: Path) -> Iterator[Path]:
                 folders.append(Path(entry.path))
 
 
-def load_plain(path: Path, kind: type[T]) -> T:
+def _checked_omegaconf(text: str) -> Any:
+    check_yaml(text)
+    return OmegaConf.load(io.StringIO(text))
+
+
+def checked_yaml(text: str) -> Any:
+    check_yaml(text)
+    return yaml.load(text, LoaderOfC)
+
+
+def load_sections(text: str) -> Any:
+    """As checked_yaml. Each section (from a key at the start of a line to the next) is parsed once in a process: the
+    configs of a sweep's jobs share most of them. A text that does not fall apart into one key each is parsed whole."""
+    sections = [part for part in re.split(r"(?m)^(?=[A-Za-z_])", text) if part]
+    whole: dict[str, Any] = {}
+    try:
+        for section in sections:
+            found = _section(section)
+            if not isinstance(found, dict) or len(found) != 1 or len(text) > MOST_NODES:  # more is for check_yaml
+                return checked_yaml(text)
+            whole |= found
+    except (yaml.YAMLError, ValueError, RecursionError):  # its line is one of the section: ask for the file's
+        return checked_yaml(text)
+    return whole if whole and len(whole) == len(sections) else checked_yaml(text)
+
+
+_section = lru_cache(4096)(checked_yaml)
+
+
+def load_plain(path: Path, kind: type[T], load: Callable[[str], Any] = checked_yaml) -> T:
     """What a saved yaml holds, as plain values; an empty `kind` where there is no such file, or nothing in it."""
-    value = _loaded(path, lambda text: yaml.load(text, LoaderOfC)) if os.path.lexists(path) else None
+    value = _loaded(path, load) if os.path.lexists(path) else None
     if value is not None and not isinstance(value, kind):
         raise Damaged(f"{path}: damaged, it holds no {kind.__name__} but a {type(value).__name__}")
     return kind() if value is None else value
 
 
 def _loaded(path: Path, load: Callable[[str], Any]) -> Any:
+    """load: of a text that may be anybody's; it calls check_yaml."""
     try:
-        text = read_text(path)
-        check_yaml(text)
-        return load(text)
+        return load(read_text(path))
     except Damaged:
         raise
     except OSError as error:

@@ -31,7 +31,7 @@ from omegaconf import OmegaConf
 
 from engine.checkpoints import shards
 from engine.config.compose import ROOT
-from engine.config.saved import read_config, read_overrides
+from engine.config.saved import checked_yaml, load_sections, read_config, read_overrides
 from engine.config.targets import build_target, locate
 from engine.errors import ConfigError
 from engine.runs.directory import claimed
@@ -493,3 +493,28 @@ def test_code_and_blocks_hold_what_they_are_given() -> None:
         "a=b",
         None,
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: 1\nb:\n  c: [1, 2]\n",
+        "",
+        "# nothing\n",
+        "a:\n- 1\n- b: 2\nc: null\n",
+        'a: "one\nb: two"\nc: 3\n',
+        "a: {x: 1,\ny: 2}\n",
+        "a: x\n'b': 2\n",
+        "a: 1\na: 2\n",
+        "---\na: |\n  b: c\n\n  d\ne: 5\n",
+        "a: |\nb: c\n",
+    ],
+)
+def test_a_config_read_by_its_sections_is_that_read_whole(text: str) -> None:
+    assert load_sections(text) == checked_yaml(text)
+
+
+def test_a_section_is_checked_as_the_whole_is() -> None:
+    for text in ("a: 1\nb: &x 2\nc: *x\n", "a: 1\nb: !!python/none 2\n", "a: 1\nb: " + "[" * 60 + "]" * 60):
+        with pytest.raises(ValueError, match="line 2"):
+            load_sections(text)

@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -30,12 +31,17 @@ class Group:
 
     def scores(self, objective: Objective) -> list[float]:
         """One for each seed: a search may draw the same values twice, and a job repeated with its seed says nothing."""
-        found: dict[Any, float] = {}
-        for job in self.jobs:
+        found: dict[str, float] = {}
+        for seed, job in self._seeded:
             if (score := job.score(objective)) is not None:
-                seeds = [(key, value) for key, value in sorted(job.config.items()) if is_seed(key)]
-                found.setdefault(repr(seeds) if seeds else job.key, score)
+                found.setdefault(seed, score)
         return list(found.values())
+
+    @cached_property
+    def _seeded(self) -> list[tuple[str, Job]]:
+        """(what names its seeds, job)."""
+        seeds = [sorted((key, value) for key, value in job.config.items() if is_seed(key)) for job in self.jobs]
+        return [(repr(found) if found else job.key, job) for found, job in zip(seeds, self.jobs)]
 
     def mean(self, objective: Objective) -> float | None:
         scores = self.scores(objective)
@@ -63,6 +69,17 @@ def config_keys(study: Study) -> tuple[str, ...]:
 def groups(study: Study, objective: Objective | None = None) -> list[Group]:
     """Groups by their mean of the objective (None: the first), best first, those without a score last."""
     objective = objective or study.objective
+    sign = 1 if objective.mode == "min" else -1
+
+    def rank(group: Group) -> tuple[bool, float]:
+        mean = group.mean(objective)
+        return mean is None, 0.0 if mean is None else sign * mean
+
+    return sorted(_groups(study), key=rank)
+
+
+@lru_cache(4)
+def _groups(study: Study) -> tuple[Group, ...]:
     found: dict[str, list[Job]] = {}
     keys = config_keys(study)
     for job in study.jobs:
@@ -76,14 +93,7 @@ def groups(study: Study, objective: Objective | None = None) -> list[Group]:
         made.append(Group(values, tuple(jobs), name, silent))
     doubled = Counter(group.label for group in made)
     made = [g if doubled[g.label] == 1 else replace(g, label=_told_apart(g, made)) for g in made]
-    made = [g if g.label else replace(g, label=g.jobs[0].key) for g in made]
-    sign = 1 if objective.mode == "min" else -1
-
-    def rank(group: Group) -> tuple[bool, float]:
-        mean = group.mean(objective)
-        return mean is None, 0.0 if mean is None else sign * mean
-
-    return sorted(made, key=rank)
+    return tuple(g if g.label else replace(g, label=g.jobs[0].key) for g in made)
 
 
 def best_group(study: Study, objective: Objective | None = None) -> Group | None:

@@ -31,7 +31,7 @@ def _against_best(study: Study, objective: Objective) -> list[Comparison]:
     if not ranked:
         return []
     first = best_group(study, objective)
-    best = next((i for i, group in enumerate(ranked) if group == first), 0)
+    best = next((i for i, group in enumerate(ranked) if group is first), 0)
     could_be_best = None if study.is_sweep else range(len(ranked))  # a sweep's best has the most scores
     rows = [scores_by_seed(study, group, objective) for group in ranked]
     found = against_best(rows, objective.mode, best, could_be_best)

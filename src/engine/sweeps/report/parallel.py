@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
@@ -64,15 +65,22 @@ def parallel(study: Study) -> Figure | None:
         return last.place(scored[job.key]) if job.key in scored else NO_SCORE if is_failure(job, objective) else None
 
     drawn = [(job, y) for job in study.jobs if (y := end(job)) is not None]
+    lines = []
     for job, y in sorted(drawn, key=lambda pair: -abs(pair[1] - good_end)):  # the best ones on top
         heights = [s.place(study.value(job, key)) for s, key in zip(scales, keys)] + [y]
         points = [(x, height) for x, height in enumerate(heights) if height is not None]  # past axes of keys it lacks
-        look: dict[str, Any] = {"color": colors(0.95 * abs(y - good_end)), "lw": 1.3, "alpha": 0.85}
+        color: Any = colors(0.95 * abs(y - good_end))
+        width, style = 1.3, "-"
         if job.key not in scored:
-            look |= {"color": FAILED, "ls": "--"}
+            color, style = FAILED, "--"
         elif job.status != "finished":
-            look |= {"color": FAINT, "lw": 0.8, "zorder": 1}
-        axes.plot(*zip(*points), **look)
+            color, width = FAINT, 0.8
+        lines.append((color is FAINT, points, color, width, style))
+    lines.sort(key=lambda line: not line[0])  # those that have not finished behind the others
+    _, segments, shades, widths, styles = zip(*lines)
+    axes.add_collection(
+        LineCollection(segments, colors=shades, linewidths=widths, linestyles=styles, alpha=0.85, zorder=2)
+    )
     for x, (key, found) in enumerate([*zip(keys, scales), (objective.key, last)]):
         _axis(axes, x, key, found)
     if any(job.key not in scored for job, _ in drawn):

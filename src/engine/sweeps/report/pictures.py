@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
@@ -75,8 +76,11 @@ def _curves(study: Study, ranked: Sequence[Group]) -> Figure | None:
     figure = Figure(figsize=(5.2 * len(keys), 3.6), layout="constrained")
     for axes, key in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys):
         seen: list[list[float]] = []
+        faint: list[list[tuple[float, float]]] = []
         for rank, group in reversed(list(enumerate(ranked))):
-            seen.append(_group_curve(axes, group, rank, key))
+            seen.append(_group_curve(axes, group, rank, key, faint))
+        axes.add_collection(LineCollection(faint, colors=FAINT, linewidths=0.7, zorder=1))
+        axes.autoscale_view()
         axes.set(xlabel="step", title=key)
         if wants_log([value for values in seen for value in values]):
             axes.set_yscale("log")
@@ -96,9 +100,9 @@ def _curves(study: Study, ranked: Sequence[Group]) -> Figure | None:
     return figure
 
 
-def _group_curve(axes: Axes, group: Group, rank: int, key: str) -> list[float]:
-    """Draw one group's curve into `axes`. Returns the values that the y axis must show."""
-    color = CATEGORICAL[rank] if rank < MAX_COLORED else FAINT
+def _group_curve(axes: Axes, group: Group, rank: int, key: str, faint: list[list[tuple[float, float]]]) -> list[float]:
+    """Draw one group's curve into `axes`, or add it to `faint` if it gets no colour. Returns the values that the y axis
+    must show."""
     seen: list[float] = []
     for job in group.jobs:
         points = job.curves.get(key)
@@ -110,13 +114,15 @@ def _group_curve(axes: Axes, group: Group, rank: int, key: str) -> list[float]:
     found = band(group.jobs, key)
     if found is None:
         return seen
-    look: dict[str, Any] = {"lw": 0.7, "zorder": 1}
-    if rank < MAX_COLORED:
-        look = {"lw": 1.6, "label": shortened(group.label)}
-        if len(found.steps) < 12:
-            look |= {"marker": MARKERS[rank], "ms": 3.5}
+    if rank >= MAX_COLORED:
+        faint.append(list(zip(found.steps, found.mean)))
+        return seen + found.mean
+    color = CATEGORICAL[rank]
+    look: dict[str, Any] = {"lw": 1.6, "label": shortened(group.label)}
+    if len(found.steps) < 12:
+        look |= {"marker": MARKERS[rank], "ms": 3.5}
     axes.plot(found.steps, found.mean, color=color, **look)
-    if found.seeds > 1 and rank < MAX_COLORED:
+    if found.seeds > 1:
         axes.fill_between(found.steps, found.low, found.high, color=color, alpha=0.18, lw=0)
     return seen + found.mean
 
@@ -179,15 +185,25 @@ def _score_panel(axes: Axes, study: Study, key: str, other: str | None) -> None:
 def _score_line(axes: Axes, study: Study, jobs: Sequence[tuple[float | None, Job]], i: int, name: str | None) -> None:
     """jobs: (x, job). Dots for scores, a line through the mean at each x, crosses above the axes for failures."""
     by_place: dict[float, list[float]] = {}
+    dots: list[tuple[float, float]] = []
+    unfinished: list[tuple[float, float]] = []
+    failed: list[tuple[float, float]] = []
     for x, job in jobs:
         score = job.score(study.objective)
         if x is not None and score is not None:
             by_place.setdefault(x, []).append(score)
-            axes.plot(x, score, MARKERS[i], color=CATEGORICAL[i], ms=4.5, alpha=0.55, mew=0)
+            dots.append((x, score))
         elif x is not None and (reached := job.provisional(study.objective)) is not None:
-            axes.plot(x, reached, MARKERS[i], color=FAINT, ms=4, mfc="none", mew=0.8, zorder=1.5)
+            unfinished.append((x, reached))
         elif x is not None and is_failure(job, study.objective):
-            axes.plot(x, 1.04, "x", color=FAILED, ms=5.5, clip_on=False, transform=axes.get_xaxis_transform())
+            failed.append((x, 1.04))
+    if dots:  # one artist for all: with one for each of 5,000 jobs a picture takes seconds
+        axes.plot(*zip(*dots), MARKERS[i], color=CATEGORICAL[i], ms=4.5, alpha=0.55, mew=0)
+    if unfinished:
+        axes.plot(*zip(*unfinished), MARKERS[i], color=FAINT, ms=4, mfc="none", mew=0.8, zorder=1.5)
+    if failed:
+        above = axes.get_xaxis_transform()
+        axes.plot(*zip(*failed), "x", color=FAILED, ms=5.5, clip_on=False, transform=above)
     if 1 < len(by_place) <= 12 and any(len(found) > 1 for found in by_place.values()):
         xs = sorted(by_place)
         means = [statistics.fmean(by_place[x]) for x in xs]

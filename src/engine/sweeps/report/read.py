@@ -91,7 +91,7 @@ class Job:
         return self.error or (f"{self.status} at step {self.step}" if self.step else self.status)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Study:
     """Jobs to report on. swept: the dotted keys, or config groups, in which they differ."""
 
