@@ -20,14 +20,14 @@ from wandb_server import Handler, Server
 
 
 class SweepServer(Server):
-    """configs: the sweep's runs, {key: value} each, in order. sweep: what `wandb sweep` has sent. given: (command, run)
+    """choices: the sweep's runs, {key: value} each, in order. sweep: what `wandb sweep` has sent. given: (command, run)
     in the order that agents got them. requeued: runs to be handed out again. stop_at: {run: logged lines after
     which it is told to stop}. by_stream: wandb in the run hears it too, and not its agent alone."""
 
-    def __init__(self, configs: list[dict[str, Any]]) -> None:
+    def __init__(self, choices: list[dict[str, Any]]) -> None:
         super().__init__()
         self.RequestHandlerClass = SweepHandler
-        self.configs, self.sweep = configs, {}
+        self.choices, self.sweep = choices, {}
         self.given: list[tuple[str, str]] = []
         self.requeued: list[str] = []
         self.stop_at: dict[str, int] = {}
@@ -66,9 +66,9 @@ class SweepServer(Server):
             self.preempting.discard(run)
             return [self._command("resume", run, self.config(run))]
         begun = sum(command == "run" for command, _ in self.given)
-        if self.state != "RUNNING" or begun == len(self.configs):
+        if self.state != "RUNNING" or begun == len(self.choices):
             return [{"type": "exit"}]
-        values = {key: {"value": value} for key, value in self.configs[begun].items()}
+        values = {key: {"value": value} for key, value in self.choices[begun].items()}
         return [self._command("run", f"run{begun}", values)]
 
     def _command(self, kind: str, run: str, args: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -133,8 +133,8 @@ class SweepHandler(Handler):
 
 
 @contextmanager
-def serving_sweep(configs: list[dict[str, Any]]) -> Iterator[SweepServer]:
-    server = SweepServer(configs)
+def serving_sweep(choices: list[dict[str, Any]]) -> Iterator[SweepServer]:
+    server = SweepServer(choices)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield server

@@ -132,7 +132,8 @@ def verify(
         parts += compare_checkpoints(run, again, last, rounding)
         if at_end:
             parts.append(compare_scores(run, again, rounding))
-    return Verdict(last, code, rounding, unlike, parts, [*hints, *other_files(run, again, cfg)])
+        hints += other_files(run, again, cfg)  # `again` is removed after this block
+    return Verdict(last, code, rounding, unlike, parts, hints)
 
 
 def start(run: Path, again: Path, root: Path, overrides: Sequence[str]) -> None:
