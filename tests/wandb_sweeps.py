@@ -75,6 +75,28 @@ class SweepServer(Server):
         self.given.append((kind, run))
         return {"type": kind, "run_id": run, "args": args, "program": self.sweep.get("program")}
 
+    def graphql(self, name: str, given: dict[str, Any], query: str) -> dict[str, Any]:
+        project = {"id": "p", "name": "lab", "entity": {"id": "e", "name": "me"}}
+        if name == "UpsertSweep":
+            self.sweep = yaml.safe_load(given["config"]) if given.get("config") else self.sweep
+            self.state = given.get("state") or self.state
+            return {"upsertSweep": {"sweep": {"name": "s1", "project": project}, "configValidationWarnings": []}}
+        if name == "SweepWithRuns":
+            text = yaml.safe_dump(self.sweep)
+            return {
+                "project": {
+                    "sweep": {"id": "s", "name": "s1", "state": self.state, "config": text, "runs": {"edges": []}}
+                }
+            }
+        if name == "CreateAgent":
+            return {"createAgent": {"agent": {"id": "a"}}}
+        if name == "Heartbeat":
+            running = list(json.loads(given["runState"] or "{}"))
+            return {"agentHeartbeat": {"agent": {"id": "a"}, "commands": json.dumps(self.commands(running))}}
+        if name == "RunStoppedStatus":
+            return {"project": {"run": {"stopped": self.stops(given["runId"]), "shouldStop": False}}}
+        return super().graphql(name, given, query)
+
 
 class SweepHandler(Handler):
     server: SweepServer
@@ -90,46 +112,12 @@ class SweepHandler(Handler):
             self.server.preempting.add(run)
         return body
 
-    def _answer(self, value: Any) -> None:
+    def _answer(self, value: Any, status: int = 200) -> None:
         if run := self._run():
             value = {**value, "stopped": self.server.by_stream and self.server.stops(run)}
             if self.server.state_of(run) == "preempted" and run not in self.server.requeued:
                 self.server.requeued.append(run)
-        super()._answer(value)
-
-    def _graphql(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
-        server = self.server
-        project = {"id": "p", "name": "lab", "entity": {"id": "e", "name": "me"}}
-        if name == "UpsertSweep":
-            server.sweep = yaml.safe_load(given["config"]) if given.get("config") else server.sweep
-            server.state = given.get("state") or server.state
-            return {"upsertSweep": {"sweep": {"name": "s1", "project": project}, "configValidationWarnings": []}}
-        if name == "SweepWithRuns":
-            text = yaml.safe_dump(server.sweep)
-            return {
-                "project": {
-                    "sweep": {"id": "s", "name": "s1", "state": server.state, "config": text, "runs": {"edges": []}}
-                }
-            }
-        if name == "CreateAgent":
-            return {"createAgent": {"agent": {"id": "a"}}}
-        if name == "Heartbeat":
-            running = list(json.loads(given["runState"] or "{}"))
-            return {"agentHeartbeat": {"agent": {"id": "a"}, "commands": json.dumps(server.commands(running))}}
-        if name == "RunStoppedStatus":
-            return {"project": {"run": {"stopped": server.stops(given["runId"]), "shouldStop": False}}}
-        if name == "RunResumeStatus" and (run := server.runs.get(given["name"])):
-            return {"model": {**project, "bucket": self._bucket(given["name"], run)}}
-        return super()._graphql(name, given)
-
-    def _bucket(self, name: str, run: dict[str, Any]) -> dict[str, Any]:
-        rows = [json.dumps(row) for row in self.server.rows(name)]
-        return {
-            "id": "b", "name": name, "displayName": run.get("displayName"), "config": run.get("config") or "{}",
-            "summaryMetrics": run.get("summaryMetrics") or "{}", "tags": run.get("tags") or [], "notes": "",
-            "historyLineCount": len(rows), "historyTail": json.dumps(rows[-1:]), "eventsLineCount": 0,
-            "eventsTail": "[]", "logLineCount": 0, "wandbConfig": json.dumps({"t": 1}),
-        }  # fmt: skip
+        super()._answer(value, status)
 
 
 @contextmanager
