@@ -80,8 +80,8 @@ def assert_once(server: SweepServer, run: Path) -> None:
     """Each step of metrics.jsonl is on the server once, in order, with the loss of the file."""
     losses = {line["step"]: line["train/loss"] for line in metrics(run) if "train/loss" in line}
     rows = [row for row in server.rows(run.name) if "train/loss" in row]
-    assert [row["_step"] for row in rows] == sorted(losses)
-    assert {row["_step"]: row["train/loss"] for row in rows} == pytest.approx(losses, rel=1e-12)
+    assert [row["step"] for row in rows] == sorted(losses)
+    assert {row["step"]: row["train/loss"] for row in rows} == pytest.approx(losses, rel=1e-12)
 
 
 @pytest.mark.slow
