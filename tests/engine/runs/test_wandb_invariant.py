@@ -6,23 +6,27 @@ wandb's client: what it has been given arrives in order, up to where it or the s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
 import pytest
-from conftest import status
+from conftest import ROOT, limit, processes_with, status, wait_for
 from hypothesis import strategies as st
-from test_wandb import assert_holds, begun
-from wandb_server import Server
+from test_wandb import assert_holds, begun, online
+from wandb_server import Server, serving
 
 from engine.files import write_json
 from engine.runs import RunLogger, wandb_upload
@@ -221,3 +225,96 @@ def test_a_few_sequences(model: Model, template: Path, tmp_path: Path) -> None:
         run = one_sequence(model, template, tmp_path / str(number), events)
         model.server.changed.clear()
         assert_holds(model.server, run)
+
+
+# ---- the same with wandb itself
+
+# from which request on the server is ill, for how many seconds, and how
+OUTAGE = st.one_of(
+    st.none(),
+    st.tuples(st.integers(0, 12), st.sampled_from([0.5, 3.0]), st.sampled_from([0.2, 500, 429, 403, "hang", "drop"])),
+)
+REAL = st.one_of(
+    st.tuples(st.just("run"), st.integers(1, 9), st.sampled_from(ENDS), OUTAGE, st.booleans()),
+    st.tuples(st.just("sync"), OUTAGE),
+    st.tuples(st.just("move")),
+)
+
+
+def outage(first: int, seconds: float, how: Any) -> Callable[[str], Any]:
+    asked, until = iter(range(10**9)), [0.0]
+
+    def ill(path: str) -> Any:
+        if not until[0]:
+            if next(asked) < first:
+                return None
+            until[0] = time.monotonic() + seconds
+        return how if time.monotonic() < until[0] else None
+
+    return ill
+
+
+def in_a_process(work: Callable[[], Any]) -> None:
+    if (child := os.fork()) == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def kill_senders(run: Path) -> None:
+    """The process that sends a run, and below it wandb-core."""
+    for pid in processes_with(str(run)):
+        listed = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True).stdout
+        for one in (pid, *map(int, listed.split())):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+
+
+def a_real_sequence(server: Server, template: Path, folder: Path, events: list[Any], env: dict[str, str]) -> Path:
+    def sync(code: set[int]) -> None:
+        command = [sys.executable, str(ROOT / "src/sync.py"), str(run)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit(120))
+        assert done.returncode in code, done.stdout + done.stderr
+
+    run = shutil.copytree(template, folder / "run")
+    write_json(run / "status.json", status(run) | {"wandb_id": f"r{len(server.runs)}"})
+    for number, (event, *more) in enumerate(events):
+        ill = more[-1] if event == "sync" else more[2] if event == "run" else None
+        server.ill = outage(*ill) if ill else None
+        if event == "run":
+            steps, end, _, killed = more
+            in_a_process(partial(train, run, steps, end, "wandb"))
+            if killed:
+                kill_senders(run)
+        elif event == "sync":
+            sync({0, 1})
+        else:
+            moved = shutil.copytree(run, folder / f"moved{number}")
+            kill_senders(run)  # else both would send the same run, from two machines at once
+            run = moved
+        if saved(run)[0] == LAST:
+            break
+    server.ill = None
+    while saved(run)[0] < LAST or status(run)["status"] != "finished":
+        in_a_process(partial(train, run, LAST, "finished", "wandb"))
+    sync({0})
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@hypothesis.settings(
+    max_examples=int(os.environ.get("SEQUENCES", "3")), suppress_health_check=list(hypothesis.HealthCheck)
+)
+@hypothesis.given(events=st.lists(REAL, min_size=1, max_size=4))
+def test_after_any_sequence_with_wandb_itself(template: Path, events: list[Any]) -> None:
+    """SEQUENCES in the environment: how many; each takes some 15 seconds."""
+    with serving() as server, tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        for name, value in online(server).items():
+            patched.setenv(name, value)
+        run = a_real_sequence(server, template, Path(folder), events, dict(os.environ))
+        wait_for(lambda: not processes_with(folder))
+        server.changed.clear()  # of steps done again: what depends on the clock
+        assert_holds(server, run)
