@@ -355,7 +355,7 @@ def test_a_test_score_chooses_only_where_that_is_asked_for_and_said(sweep: Path)
     done = report(sweep, "--score", "test/loss:max", "--choose-on-test", "--per", "model", "--show", "test/loss")
     assert done.returncode == 0, done.stderr
     assert "| a | 1‡ | 1 |\n| b | **3** | 1 |" in done.stdout
-    files = ["report.md", "table.tex", "paper/table.md", "paper/table.csv", "paper/table.tex"]
+    files = ["report.md", "table.tex", "groups.csv", "paper/table.md", "paper/table.csv", "paper/table.tex"]
     files += ["report.html"] if (sweep / "report.html").exists() else []
     assert all("CHOSEN ON TEST" in (sweep / name).read_text() for name in files)
 

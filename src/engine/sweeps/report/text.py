@@ -54,16 +54,16 @@ def jobs_csv(study: Study) -> str:
 
 
 def groups_csv(study: Study) -> str:
-    """One row per configuration: mean, standard deviation and number of seeds."""
-    keys = config_keys(study)
+    """One row per configuration, best first: mean, standard deviation and number of seeds."""
+    keys, said = config_keys(study), caution(study.objectives)
     columns = [f"{o.key} {what}" for o in study.objectives for what in ("mean", "std", "n")]
     rows = [
         [group.values.get(key) for key in keys]
         + [cell for o in study.objectives for cell in (group.mean(o), group.std(o), len(group.scores(o)))]
-        + [len(group.failures(study.objective)), len(group.jobs)]
+        + [len(group.failures(study.objective)), len(group.jobs), *([said] if said else [])]
         for group in groups(study)
     ]
-    return _csv([*keys, *columns, "failures", "jobs"], rows)
+    return _csv([*keys, *columns, "failures", "jobs", *(["caution"] if said else [])], rows)
 
 
 def markdown(
