@@ -21,7 +21,6 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
-import tqdm
 from omegaconf import DictConfig
 
 import lab  # noqa: F401 - registers the project, so that a file of tests of the engine runs alone too
@@ -32,7 +31,6 @@ TRAIN = [sys.executable, str(ROOT / "src" / "train.py")]
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 torch.set_num_threads(1)
-tqdm.tqdm.monitor_interval = 0  # no thread of its own when torch.compile shows a bar: beside threads, ranks are spawned
 # the same examples each time, and no verdict on a machine that pauses
 checks = (hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large)
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, suppress_health_check=checks)

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -407,8 +406,8 @@ def test_the_tests_of_a_small_fork_pass(template: Path, tools: Any, tmp_path: Pa
     assert "\n  tests/engine/: " in done.stdout
 
     # without a network: an environment that sees what this one has, but for its editable installation
-    versions = {found.name: found.version.partition("+")[0] for found in distributions()}  # +cpu
-    (tmp_path / "constraints.txt").write_text("".join(f"{name}=={version}\n" for name, version in versions.items()))
+    installed = run(tmp_path, sys.executable, "-m", "pip", "list", "--format=freeze")
+    (tmp_path / "constraints.txt").write_text(installed.stdout)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / ".venv")], check=True)
     (own,) = (tmp_path / ".venv").glob("lib/python*/site-packages")
     (own / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))

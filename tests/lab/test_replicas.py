@@ -82,10 +82,6 @@ Harm = Callable[[TrainState], None]
 
 @pytest.fixture(autouse=True)
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
-    named_again(monkeypatch)
-
-
-def named_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Configs may name them."""
     for kind, module in ((Noisy, lab.optim), (Restless, lab.tasks.supervised), (Wavering, lab.optim)):
         monkeypatch.setattr(module, kind.__name__, kind, raising=False)
@@ -271,9 +267,10 @@ def broken(folder: Path, monkeypatch: pytest.MonkeyPatch, harm: Harm, step: int,
             (folder / "changed.json").write_text(json.dumps(changed))
         return values
 
-    monkeypatch.setattr(lab.loop, "train_step", train_step)
-    with pytest.raises(RunFailed) as failed:
-        start_run(folder, *SMALL, *WAYS["2 ranks"], "model.hidden=[16]", "trainer.ema_decay=0.9", *more)
+    with monkeypatch.context() as patched:
+        patched.setattr(lab.loop, "train_step", train_step)
+        with pytest.raises(RunFailed) as failed:
+            start_run(folder, *SMALL, *WAYS["2 ranks"], "model.hidden=[16]", "trainer.ema_decay=0.9", *more)
     assert status(folder)["status"] == "failed"
     assert "\n" not in str(failed.value)
     return str(failed.value)
@@ -287,8 +284,6 @@ def test_replicas_that_part_end_the_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert f"ranks 0 and 1 no longer hold the same {BREAKS[harm]} at step 8 (all was equal at step 5)" in line
     assert last_checkpoint(tmp_path)["step"] == 5
     assert json.loads((tmp_path / "changed.json").read_text()) == [BREAKS[harm]]
-    monkeypatch.undo()
-    named_again(monkeypatch)
     method.go_on(tmp_path)
     straight = start_run(
         tmp_path / "straight", *SMALL, *WAYS["2 ranks"], "model.hidden=[16]", "trainer.ema_decay=0.9", task
@@ -305,7 +300,6 @@ def test_a_resumed_run_says_since_when(tmp_path: Path, monkeypatch: pytest.Monke
     """Replicas that a checkpoint was loaded into are equal at its step."""
     with pytest.raises(SystemExit):
         broken(tmp_path, monkeypatch, weight, 13, "trainer.stop_at_step=6")
-    monkeypatch.undo()
     assert "at step 8 (all was equal at step 6)" in broken(tmp_path, monkeypatch, weight, 7)
 
 

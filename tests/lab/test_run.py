@@ -58,7 +58,7 @@ def test_a_run_is_one_directory(train_command: Command, tmp_path: Path) -> None:
     names = {p.name for p in (tmp_path / "runs/a").iterdir()}
     assert names >= CONTENTS
     assert not [p for p in tmp_path.iterdir() if p.name != "runs"], "something was written outside the run directory"
-    assert "${" not in (tmp_path / "runs/a/config.yaml").read_text()
+    assert "${" not in (tmp_path / "runs/a/config.yaml").read_text().replace("${root:}/", "")
     environment = json.loads((tmp_path / "runs/a/environment.json").read_text())
     assert environment["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     again = train_command(*SHORT, "hydra.run.dir=runs/a")

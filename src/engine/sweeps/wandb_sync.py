@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.config import read_config
 from engine.errors import RunFailed
-from engine.files import no_links
+from engine.files import no_links, read_text
 from engine.project import ROOT
 from engine.runs import (
     METRICS,
@@ -143,5 +143,5 @@ def sync_apart(sweep_dir: Path, limit_s: float) -> str | None:
     except subprocess.TimeoutExpired:
         process.returncode = 0  # it goes on alone
         return f"W&B is still being sent to; if it does not get through: {sync_command(sweep_dir)}"
-    said = log.read_text(errors="replace").strip().splitlines()
+    said = read_text(log).strip().splitlines()
     return None if status == 0 else f"{(said or ['no word'])[-1]}; again: {sync_command(sweep_dir)}"

@@ -385,8 +385,7 @@ def test_one_process_that_hangs_is_ended(tmp_path: Path) -> None:
         "import sys, time, lab.loop, engine.runs.logger, train\n"
         "def hang(*rest):\n    time.sleep(1000)\n"
         "def finish(self, ended, *rest):\n    print('W&B finishes with', ended, flush=True)\n"
-        "lab.loop.score, engine.runs.logger.WandbThread.finish = hang, finish\n"
-        "engine.runs.logger.WandbThread._work = lambda self: None\n"
+        "lab.loop.score, engine.runs.logger.WandbProcess.finish = hang, finish\n"
         "sys.exit(train.main())"
     )
     overrides = [o for o in COMMON if not o.startswith(("logger", "trainer.timeout"))]
