@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from conftest import ROOT, compose
 from hypothesis import given
@@ -34,13 +37,20 @@ def test_what_is_saved_is_what_is_read(node: Any) -> None:
         assert there == node
 
 
-def test_any_key_s_path_below_the_root_is_relative_and_no_other(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(ROOT)
+@pytest.fixture
+def outside() -> Iterator[Path]:
+    """A folder that is not below the project, as tmp_path is in tools/mutate.py."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_any_key_s_path_below_the_root_is_relative_and_no_other(outside: Path) -> None:
+    (outside / "link").symlink_to(ROOT)
     node = {
         "weights": f"{ROOT}/outputs/a/checkpoints/best_1.pt",
         "shards": [f"{ROOT}/data/shard-*.h5", "/scratch/x.h5"],
         "neighbour": f"{ROOT}-2/data/x.h5",
-        "linked": f"{tmp_path}/link/data/x.h5",
+        "linked": f"{outside}/link/data/x.h5",
         "url": "s3://bucket/x.h5",
         "root": str(ROOT),
         "out": f"{ROOT}/../x",
