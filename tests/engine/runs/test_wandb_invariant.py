@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,9 +22,10 @@ from typing import Any
 
 import hypothesis
 import pytest
-from conftest import ROOT, limit, processes_with, status, wait_for
+from conftest import limit, processes_with, status, wait_for
 from hypothesis import strategies as st
 from test_wandb import assert_holds, begun, online
+from test_wandb_sync import SYNC
 from wandb_server import Server, serving
 
 from engine.files import write_json
@@ -274,8 +274,7 @@ def kill_senders(run: Path) -> None:
 
 def a_real_sequence(server: Server, template: Path, folder: Path, events: list[Any], env: dict[str, str]) -> Path:
     def sync(code: set[int]) -> None:
-        command = [sys.executable, str(ROOT / "src/sync.py"), str(run)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit(120))
+        done = subprocess.run([*SYNC, str(run)], env=env, capture_output=True, text=True, timeout=limit(120))
         assert done.returncode in code, done.stdout + done.stderr
 
     run = shutil.copytree(template, folder / "run")
