@@ -476,7 +476,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "tests/engine/sweeps/test_compare.py::test_a_row_that_was_not_tested_is_not_unmarked_in_the_table",
     ),
     (
-        "src/engine/sweeps/report/table.py",
+        "src/engine/sweeps/report/analyse.py",
         "if most and len(group.scores(objective)) == most",
         "if most and group.scores(objective)",
         "tests/engine/sweeps/test_paper_table.py::test_every_number_is_that_of_a_few_lines_by_hand",
@@ -956,8 +956,8 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     (
         "src/engine/sweeps/report/table.py",
-        "    objective = study.objective\n    ranked",
-        '    objective = Objective("test/accuracy", "max")\n    ranked',
+        "    objective = study.objective\n    return",
+        '    objective = Objective("test/accuracy", "max")\n    return',
         "tests/engine/sweeps/test_paper_table.py::test_test_scores_have_no_say_in_the_choice",
     ),
     (

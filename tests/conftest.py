@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import importlib
 import json
 import os
 import pty
@@ -54,6 +55,15 @@ if "TESTS_GPUS" not in os.environ:  # pytest-xdist's workers have this process's
     os.environ["TESTS_GPUS"] = json.dumps([count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")])
 NUM_GPUS, VISIBLE_GPUS = json.loads(os.environ["TESTS_GPUS"])
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # tests of the CPU, and all that they fork; those of GPUs use gpu_environment
+
+
+def import_tool(name: str) -> Any:
+    """A module of tools/."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
 
 
 def importing(*folders: Path) -> dict[str, str]:

@@ -3,7 +3,6 @@ pyproject.toml. Nothing is installed: python3, pip and uv are stand-ins that not
 
 from __future__ import annotations
 
-import importlib
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import ROOT, limit
+from conftest import ROOT, import_tool, limit
 from shell import executable, stamp_of
 
 PYTHON = f"""\
@@ -166,11 +165,7 @@ def test_pip_without_a_gpu_says_how_to_get_the_cpu_build(
 
 @pytest.fixture(scope="module")
 def constraints() -> Any:
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        yield importlib.import_module("constraints")
-    finally:
-        sys.path.remove(str(ROOT / "tools"))
+    return import_tool("constraints")
 
 
 PROJECT = {

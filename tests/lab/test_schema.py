@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -11,18 +10,14 @@ from typing import Any
 
 import jsonschema
 import pytest
-from conftest import ROOT, limit
+from conftest import ROOT, import_tool, limit
 from fork import copy_of_the_project
 from omegaconf import OmegaConf
 
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        return importlib.import_module("schema")
-    finally:
-        sys.path.remove(str(ROOT / "tools"))
+    return import_tool("schema")
 
 
 @pytest.fixture(scope="module")

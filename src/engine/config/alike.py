@@ -43,7 +43,8 @@ def load_flat(directory: Path) -> dict[str, Any]:
             _current.add(kind)  # the jobs of a sweep are of few kinds, and bringing one up to date takes a while
         values = flat(of_now)
     values = portable(values)
-    elsewhere = any(isinstance(v, (str, list)) and os.path.isabs(str(v).strip("['")) for v in values.values())
+    texts = (one for value in values.values() for one in (value if isinstance(value, list) else [value]))
+    elsewhere = any(isinstance(text, str) and os.path.isabs(text) for text in texts)
     return portable(values, root) if elsewhere and (root := writer(directory)) else values
 
 

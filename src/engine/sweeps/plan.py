@@ -219,10 +219,7 @@ def unlike(ledger: Ledger, before: Sequence[Job], new: Sequence[NewJob], compose
     if not before or not new:
         return ""
     known = [(load_flat(j.directory), j.overrides, j.key) for j in before]
-    added = [
-        (flat(portable(plain(j.cfg, resolve=False))), j.overrides, j.key or directory_name(j.values, composer.swept))
-        for j in new
-    ]
+    added = [(flat(portable(j.cfg)), j.overrides, j.key or directory_name(j.values, composer.swept)) for j in new]
     configs, overrides, names = zip(*known, *added)
     given = differing_keys([before[0].overrides, *(one.overrides for one in new)])
     swept = {*ledger.swept, *composer.swept, *given}

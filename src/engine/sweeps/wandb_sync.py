@@ -31,7 +31,8 @@ from engine.runs import (
 )
 from engine.sweeps.report.analyse import best_group, config_keys, counts, groups, is_failure
 from engine.sweeps.report.best import override_list
-from engine.sweeps.report.read import Study, read_study
+from engine.sweeps.report.read import Study
+from engine.sweeps.report.study import read_study
 
 RUN_S = 1800.0  # for what one run lacks
 

@@ -40,7 +40,7 @@ from engine.runs.wandb_upload import own_checkpoint
 from engine.sweeps.ledger import Ledger
 from engine.sweeps.report import escape
 from engine.sweeps.report.compare import comparisons
-from engine.sweeps.report.read import read_study
+from engine.sweeps.report.study import read_study
 from engine.sweeps.report.text import groups_csv, jobs_csv, markdown
 from engine.sweeps.search.methods import ALLOWED
 from lab import load_run

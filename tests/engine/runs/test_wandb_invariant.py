@@ -6,7 +6,6 @@ wandb's client: what it has been given arrives in order, up to where it or the s
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -25,7 +24,7 @@ import pytest
 from conftest import limit, processes_with, status, wait_for
 from hypothesis import strategies as st
 from test_wandb import assert_holds, begun, online
-from test_wandb_sync import SYNC
+from test_wandb_sync import SYNC, kill_senders
 from wandb_server import Server, serving
 
 from engine.files import write_json
@@ -261,15 +260,6 @@ def in_a_process(work: Callable[[], Any]) -> None:
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-
-
-def kill_senders(run: Path) -> None:
-    """The process that sends a run, and below it wandb-core."""
-    for pid in processes_with(str(run)):
-        listed = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True).stdout
-        for one in (pid, *map(int, listed.split())):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(one, signal.SIGKILL)
 
 
 def a_real_sequence(server: Server, template: Path, folder: Path, events: list[Any], env: dict[str, str]) -> Path:

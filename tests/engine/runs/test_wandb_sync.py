@@ -4,6 +4,7 @@ Sweeps as groups; runs that W&B's agent starts."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -42,6 +43,15 @@ def sync(server: Server, *arguments: str, code: int = 0) -> str:
     assert done.returncode == code, done.stdout + done.stderr
     assert "wandb:" not in done.stderr
     return done.stdout + done.stderr
+
+
+def kill_senders(run: Path) -> None:
+    """The process that sends a run, and below it wandb-core."""
+    for pid in processes_with(str(run)):
+        listed = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True).stdout
+        for one in (pid, *map(int, listed.split())):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
 
 
 def settled(run: Path) -> None:
@@ -99,12 +109,7 @@ def test_a_killed_run_that_is_resumed_has_no_hole(tmp_path: Path, server: Server
                       "dead": lambda path: "hang" if "file_stream" in path else None}[ill]  # fmt: skip
         kill_at(run, 8, overrides)
         if ill == "dead":
-            for pid in processes_with(str(run)):  # its process, and below it wandb-core
-                children = subprocess.run(
-                    ["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True
-                ).stdout
-                for one in (pid, *map(int, children.split())):
-                    os.kill(one, signal.SIGKILL)
+            kill_senders(run)
         server.ill = None
         done = subprocess.run([*TRAIN, f"resume={run}"], capture_output=True, text=True, timeout=limit(100))
     finally:

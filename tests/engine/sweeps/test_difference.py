@@ -141,23 +141,18 @@ def check_equal(conf: Any, swept: Any, choices: list[str], more: list[str]) -> N
             assert ours(composer, number, overrides) == hydras(*conf, number, overrides), overrides
 
 
+options = st.lists(st.sampled_from(GROUPS), max_size=2, unique_by=lambda t: t[:5])
+
+
 @settings(max_examples=3)
-@given(
-    jobs,
-    st.lists(st.sampled_from(GROUPS), max_size=2, unique_by=lambda t: t[:5]),
-    st.lists(st.sampled_from(ODD), max_size=1),
-)
+@given(jobs, options, st.lists(st.sampled_from(ODD), max_size=1))
 def test_each_job_is_what_hydra_composes(conf: Any, swept: Any, choices: list[str], more: list[str]) -> None:
     check_equal(conf, swept, choices, more)
 
 
 @pytest.mark.slow
 @settings(max_examples=100)
-@given(
-    jobs,
-    st.lists(st.sampled_from(GROUPS), max_size=2, unique_by=lambda t: t[:5]),
-    st.lists(st.sampled_from(ODD), max_size=2),
-)
+@given(jobs, options, st.lists(st.sampled_from(ODD), max_size=2))
 def test_each_of_many_jobs_is_what_hydra_composes(conf: Any, swept: Any, choices: list[str], more: list[str]) -> None:
     check_equal(conf, swept, choices, more)
 

@@ -18,7 +18,8 @@ from fork import copy_of_the_project
 from engine.sweeps.report import Objective, groups
 from engine.sweeps.report.analyse import difference
 from engine.sweeps.report.merging import same_data
-from engine.sweeps.report.read import Job, Study, differing, read_study
+from engine.sweeps.report.read import Job, Study, differing
+from engine.sweeps.report.study import read_study
 
 LOSS = Objective("val/loss", "min")
 SWEEP = ("-m", *QUICK, "trainer.max_steps=4", "trainer.log_every=2", "optim=sgd", "hydra.sweep.dir=outputs/lr")

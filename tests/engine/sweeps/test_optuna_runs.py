@@ -54,7 +54,7 @@ def test_extended_killed_and_started_again_it_ends_as_if_undisturbed(tmp_path: P
     last = call(*again)
     assert last.returncode == 0, last.stderr
     assert trial_states(killed) == ["COMPLETE"] * 6
-    assert ", on from last_" in (killed / "trial_0004" / "train.log").read_text()
+    assert ", on from " in (killed / "trial_0004" / "train.log").read_text()
     assert ended.items() <= ended_at(killed).items()  # what had ended was not run again
     assert results(killed) == results(straight)
     assert [t.values for t in study_of(killed).trials] == [[r["val/loss"]] for _, r in sorted(results(killed).items())]

@@ -1,7 +1,7 @@
 """Reports: of a sweep, while it runs or after, and of any set of run directories.
 
-read.py -> analyse.py, importance.py, best.py -> text.py (csv, md), pictures.py (png), page.py (html)
-read.py -> table.py (a paper's table) -> table_text.py (md, csv, tex), figures.py (pdf), page.py
+read.py, study.py -> analyse.py, importance.py, best.py -> text.py (csv, md), pictures.py (png), page.py (html)
+read.py, study.py -> table.py (a paper's table) -> table_text.py (md, csv, tex), figures.py (pdf), page.py
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from engine.sweeps.report.analyse import best_group, groups, other_code
 from engine.sweeps.report.best import save_best
 from engine.sweeps.report.compare import comparisons
 from engine.sweeps.report.importance import importance
-from engine.sweeps.report.read import SWEEP, Objective, Study, read_study
+from engine.sweeps.report.read import SWEEP, Objective, Study
+from engine.sweeps.report.study import read_study
 from engine.sweeps.report.table import Ask, Table, table
 from engine.sweeps.report.table_text import paper_csv, paper_data, paper_latex, paper_markdown
 from engine.sweeps.report.text import OTHER_CODE, groups_csv, jobs_csv, latex, markdown

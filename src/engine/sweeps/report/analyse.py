@@ -103,6 +103,11 @@ def best_group(study: Study, objective: Objective | None = None) -> Group | None
     ranked = groups(study, objective)
     if not study.is_sweep:
         return next((group for group in ranked if group.scores(objective)), None)
+    return best_of_most_seeds(ranked, objective)
+
+
+def best_of_most_seeds(ranked: Sequence[Group], objective: Objective) -> Group | None:
+    """The first of `ranked` among those with the most scored seeds; None: none has a score."""
     most = max((len(group.scores(objective)) for group in ranked), default=0)
     return next((group for group in ranked if most and len(group.scores(objective)) == most), None)
 

@@ -59,8 +59,7 @@ def _scores(table: Table, width: float, stacked: bool) -> Figure:
         for place, row in enumerate(table.rows):
             if cell := row.cells[i]:
                 _dot(axes, cell.scores[k], table.factors[k], place)
-        percent = " [%]" if table.factors[k] == 100 else ""
-        axes.set(xlabel=table.shown[k].key + percent, title=table.columns[i], ylim=(len(table.rows) - 0.5, -0.5))
+        axes.set(xlabel=table.title(k), title=table.columns[i], ylim=(len(table.rows) - 0.5, -0.5))
         axes.set_yticks(range(len(table.rows)), [row.label for row in table.rows])
         axes.grid(False, axis="y")
     for axes in places[len(panels) :]:
@@ -105,9 +104,7 @@ def _curves(table: Table, axis: str, curves: Sequence[Line], width: float, stack
     if wants_log([line.x[-1] for line in curves]):  # of one model a hundred times as many as of another
         for axes in places:
             axes.set_xscale("log")
-    for axes in places[
-        panels - columns : panels
-    ]:  # the lowest of each column; no supxlabel: it would lie on the legend
+    for axes in places[panels - columns : panels]:  # the lowest of each column; a supxlabel would lie on the legend
         axes.set_xlabel(AXES[axis])
     figure.supylabel(table.objective.key, fontsize=8)
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=per_line)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from engine.sweeps.report.read import Job
+from engine.sweeps.report.read import Job
 
 CONTENT = " (content "  # after a path that leads to data of several contents
 

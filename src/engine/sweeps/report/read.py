@@ -1,4 +1,4 @@
-"""Reads a sweep, or any set of run directories in any state, into a Study.
+"""What a Study is, and its Jobs: run directories in any state, read. study.py makes the Study.
 
 Imports neither torch nor Hydra; changes nothing in a run directory.
 """
@@ -9,24 +9,19 @@ import logging
 import math
 import os
 import platform
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from engine.config import CONFIG, OVERRIDES, enter, load_flat, load_plain, unswept
-from engine.errors import ConfigError
+from engine.config import CONFIG, OVERRIDES, enter, load_flat, load_plain
 from engine.files import read_json, records
-from engine.project import ROOT
 from engine.runs import ENVIRONMENT, METRICS, NOT_COMPUTED, RESULT, STATUS, Code, codes_of, files_of, is_claimed
-from engine.sweeps.report.merging import choices_between, same_data
 
 log = logging.getLogger("engine")
 SWEEP = "sweep.json"
 FAILED = ("failed", "killed")
-TOGETHER = ROOT / "outputs" / "compare"  # where a report of several folders goes
 
 
 @dataclass(frozen=True)
@@ -132,64 +127,6 @@ class Study:
         return next((text.strip("'\"") for text in texts), None)
 
 
-def read_study(paths: Sequence[Path], out: Path | None = None, objective: Objective | None = None) -> Study:
-    """Read directories into a study: a sweep, also one that was run in several folders, or runs (or folders of runs) to
-    compare. ConfigError: none found."""
-    for path in paths:
-        if not path.is_dir():
-            raise ConfigError(f"{path}: no such directory; give a sweep, run directories, or a folder that holds some")
-    if all((path / SWEEP).exists() for path in paths):
-        return _sweeps([path.absolute() for path in paths], out, objective)
-    folders = list(dict.fromkeys(folder for path in paths for folder in runs_below(path.absolute())))
-    if not folders:
-        raise ConfigError(f"{', '.join(map(str, paths))}: no run there (a run directory has a {CONFIG})")
-    above = Path(os.path.commonpath([folder.parent for folder in folders]))  # keys: as short as they stay unique
-    jobs = same_data([read_job(f, number, (), key=str(f.relative_to(above))) for number, f in enumerate(folders)])
-    lone_folder = len(paths) == 1 and folders != [paths[0].absolute()]
-    directory = out or (paths[0].absolute() if lone_folder else TOGETHER)
-    found = (objective,) if objective else _monitored(jobs)
-    return Study(directory.name, directory, jobs, differing(jobs), found, is_sweep=False)
-
-
-def _sweeps(paths: Sequence[Path], out: Path | None, objective: Objective | None) -> Study:
-    """One sweep, or the parts of one that were run in several folders."""
-    books = [read_json(path / SWEEP) for path in paths]
-    read: list[Job] = []
-    above = paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.parent for path in paths]))
-    for path, book in zip(paths, books):
-        for job in book.get("jobs") or []:
-            number = job.get("number", len(read)) if len(paths) == 1 else len(read)
-            folder = path / job["key"]
-            read.append(read_job(folder, number, tuple(job.get("overrides") or ()), str(folder.relative_to(above))))
-    if not read:
-        raise ConfigError(f"{', '.join(str(path / SWEEP) for path in paths)}: lists no job yet")
-    asked = tuple(Objective(o["key"], o["mode"]) for o in books[0].get("objectives") or ())
-    # the first version kept the last command's
-    given = [command for book in books for command in book.get("commands") or [book.get("overrides") or ()]]
-    commands = tuple(dict.fromkeys(tuple(o for o in c if not o.startswith(("sweep=", "sweep.name="))) for c in given))
-    typed = [override for command in commands for override in command]
-    log_keys = frozenset(o.partition("=")[0].lstrip("+") for o in typed if re.search(r"\blog\b", o.partition("=")[2]))
-    listed = [key for book in books for key in book.get("swept") or ()]
-    jobs = same_data(read, but=listed)
-    swept = list(dict.fromkeys(listed or differing(jobs)))
-    configs, overrides = [job.config for job in jobs], [job.overrides for job in jobs]
-    names = [job.path.name for job in jobs]
-    follows: dict[str, list[str]] = {}
-    for key, keys in ((key, keys) for book in books for key, keys in (book.get("follows") or {}).items()):
-        follows[key] = [*follows.get(key, ()), *keys]
-    more = unswept(configs, overrides, names, swept, follows)
-    if len(paths) > 1 and more and (choices := choices_between(jobs, swept, more)):
-        swept += choices
-        more = unswept(configs, overrides, names, swept, follows)
-    directory = out or (paths[0] if len(paths) == 1 else TOGETHER)
-    name = books[0].get("name") or paths[0].name if len(paths) == 1 else directory.name
-    return Study(
-        name, directory, jobs, (*swept, *more), (objective,) if objective else asked or _monitored(jobs), True,
-        books[0].get("created"), commands, tuple(more), log_keys,
-        is_search=all(job.path.name.startswith("trial_") for job in jobs),
-    )  # fmt: skip
-
-
 def read_job(path: Path, number: int, overrides: tuple[str, ...], key: str | None = None) -> Job:
     """Read one run directory in any state; a missing one is a queued job. overrides: used if it has no file of them."""
     enter(path)
@@ -266,11 +203,3 @@ def differing(jobs: Sequence[Job]) -> tuple[str, ...]:
     return tuple(
         key for key in keys if any(job.config.get(key, absent) != jobs[0].config.get(key, absent) for job in jobs)
     )
-
-
-def _monitored(jobs: Sequence[Job]) -> tuple[Objective, ...]:
-    """The monitor (key, mode) that most of these runs have."""
-    found = [(job.config.get("monitor.key"), job.config.get("monitor.mode")) for job in jobs]
-    known = [(key, mode) for key, mode in found if key and mode]
-    key, mode = max(known, key=known.count) if known else ("val/loss", "min")
-    return (Objective(str(key), str(mode)),)

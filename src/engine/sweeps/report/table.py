@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 
 from engine.config import is_seed
 from engine.errors import ConfigError
-from engine.sweeps.report.analyse import Group, config_keys, groups, is_number, short_names, show, value_text
+from engine.sweeps.report.analyse import (
+    Group,
+    best_of_most_seeds,
+    config_keys,
+    groups,
+    is_number,
+    short_names,
+    show,
+    value_text,
+)
 from engine.sweeps.report.compare import comparisons
 from engine.sweeps.report.inference import mean_interval
 from engine.sweeps.report.read import Job, Objective, Study
@@ -93,6 +102,10 @@ class Table:
     def objective(self) -> Objective:
         return self.study.objective
 
+    def title(self, k: int) -> str:
+        """Of the k-th shown score."""
+        return self.shown[k].key + (" [%]" if self.factors[k] == 100 else "")
+
     def cells(self) -> list[tuple[Row, str, Cell]]:
         """(row, column's label, cell) of all that have jobs."""
         return [(row, c, cell) for row in self.rows for c, cell in zip(self.columns, row.cells) if cell]
@@ -163,9 +176,7 @@ def shown_score(study: Study, text: str) -> Objective:
 def choose(study: Study, jobs: Sequence[Job]) -> Group | None:
     """The configuration with the best mean of the objective among those with the most scored seeds."""
     objective = study.objective
-    ranked = groups(replace(study, jobs=tuple(jobs)), objective)
-    most = max(len(group.scores(objective)) for group in ranked)
-    return next((group for group in ranked if most and len(group.scores(objective)) == most), None)
+    return best_of_most_seeds(groups(replace(study, jobs=tuple(jobs)), objective), objective)
 
 
 def spread_of(values: Sequence[float], spread: str) -> float | None:

@@ -11,7 +11,7 @@ from engine.sweeps.report.choice import caution
 from engine.sweeps.report.digits import plus_minus, tex_plus_minus
 from engine.sweeps.report.escape import Markdown, text
 from engine.sweeps.report.table import SPREADS, Row, Score, Table
-from engine.sweeps.report.text import _csv, _table, tex
+from engine.sweeps.report.text import csv_text, markdown_table, tex
 
 TITLE = "The paper's table"
 
@@ -21,7 +21,7 @@ def paper_markdown(table: Table, pictures: Sequence[str] = ()) -> str:
         plain = number(score, factor) + score.mark
         return Markdown((f"**{plain}**" if score.best else plain) + n)
 
-    body = _table(_head(table), _rows(table, shown))
+    body = markdown_table(_head(table), _rows(table, shown))
     beneath = [*(f"- {text(line)}" for line in chosen_lines(table)), *(f"- {text(line)}" for line in notes(table))]
     parts = [f"# {text(table.study.name)}: {TITLE.lower()}", body, "\n".join(beneath)]
     return "\n\n".join([*parts, *(f"![{name}]({name})" for name in pictures)]) + "\n"
@@ -38,7 +38,7 @@ def paper_csv(table: Table) -> str:
         for row, column, cell in table.cells()
         for objective, score in zip(table.shown, cell.scores)
     ]  # fmt: skip
-    return _csv(head, rows)
+    return csv_text(head, rows)
 
 
 def paper_latex(table: Table) -> str:
@@ -54,7 +54,7 @@ def paper_latex(table: Table) -> str:
 
     width, wide = len(table.shown), len(table.columns)
     first = [*map(tex, table.per)]
-    head = " & ".join([*first, *wide * [tex(_title(table, k)) for k in range(width)], "$n$"]) + r" \\"
+    head = " & ".join([*first, *wide * [tex(table.title(k)) for k in range(width)], "$n$"]) + r" \\"
     lines = [head]
     if table.columns != ("",):
         spans = " & ".join(rf"\multicolumn{{{width}}}{{c}}{{{tex(column)}}}" for column in table.columns)
@@ -136,12 +136,8 @@ def notes(table: Table) -> list[str]:
 
 
 def _head(table: Table) -> list[str]:
-    titles = [_title(table, k) for k in range(len(table.shown))]
+    titles = [table.title(k) for k in range(len(table.shown))]
     return [*table.per, *(f"{column} {title}".strip() for column in table.columns for title in titles), "n"]
-
-
-def _title(table: Table, k: int) -> str:
-    return table.shown[k].key + (" [%]" if table.factors[k] == 100 else "")
 
 
 def _rows(table: Table, shown: Any) -> list[list[Any]]:

@@ -50,7 +50,7 @@ def jobs_csv(study: Study) -> str:
         + [None if job.status == "finished" and not is_failure(job, study.objective) else job.reason]
         for job in study.jobs
     ]
-    return _csv([*head, *results, "why no score"], rows)
+    return csv_text([*head, *results, "why no score"], rows)
 
 
 def groups_csv(study: Study) -> str:
@@ -63,7 +63,7 @@ def groups_csv(study: Study) -> str:
         + [len(group.failures(study.objective)), len(group.jobs), *([said] if said else [])]
         for group in groups(study)
     ]
-    return _csv([*keys, *columns, "failures", "jobs", *(["caution"] if said else [])], rows)
+    return csv_text([*keys, *columns, "failures", "jobs", *(["caution"] if said else [])], rows)
 
 
 def markdown(
@@ -87,7 +87,7 @@ def markdown(
         parts += ["## No other is better in every objective", "\n".join(names)]
     if importance:
         rows = [[key, f"{share:.0%}"] for key, share in importance.shares.items()]
-        parts += ["## Importance", f"{importance.method}; {importance.jobs} jobs.", _table(["", "share"], rows)]
+        parts += ["## Importance", f"{importance.method}; {importance.jobs} jobs.", markdown_table(["", "share"], rows)]
     parts += _failures(study)
     parts += ["## Jobs", _job_table(study)]
     if not study.is_sweep:
@@ -143,7 +143,7 @@ def _group_table(study: Study) -> str:
             + [score_text(group, o) for o in study.objectives]
             + [n, failed or "", len(group.jobs) - n - failed or ""]
         )
-    return _table([*head, *(o.key for o in study.objectives), "n", "failures", "pruned, unfinished"], rows)
+    return markdown_table([*head, *(o.key for o in study.objectives), "n", "failures", "pruned, unfinished"], rows)
 
 
 COMPARED = ("configuration", "difference", "effect size", "95 % interval", "p", "n", "", "seeds needed")  # columns
@@ -171,7 +171,7 @@ def compared_note(best: str) -> str:
 
 def _comparison_table(compared: Sequence[Comparison]) -> str:
     note = compared_note(text(compared[0].best.label))
-    return f"{note}\n\n{_table(COMPARED, [compared_cells(each) for each in compared])}"
+    return f"{note}\n\n{markdown_table(COMPARED, [compared_cells(each) for each in compared])}"
 
 
 MARKS: dict[str | None, str] = {"differs": "", "not told from seeds": r"^\dagger"}
@@ -226,7 +226,7 @@ def _job_table(study: Study) -> str:
         + [job.step, code(job.key)]
         for job in study.jobs
     ]
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def _job_score(job: Job, objective: Objective) -> str:
@@ -262,10 +262,10 @@ def _differences(study: Study) -> str:
     columns = study.jobs[:8]
     rows = [[code(key), *(show(job.config.get(key)) for job in columns)] for key in study.swept]
     left = f"\n\n{len(study.jobs) - 8} more runs are in report.csv." if len(study.jobs) > 8 else ""
-    return (_table(["", *(job.key for job in columns)], rows) if rows else "None.") + left
+    return (markdown_table(["", *(job.key for job in columns)], rows) if rows else "None.") + left
 
 
-def _table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
+def markdown_table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
     def line(cells: Iterable[Any]) -> str:
         return "| " + " | ".join(map(shown, cells)) + " |"
 
@@ -276,7 +276,7 @@ def _table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join([line(head), line("---" for _ in head), *(line(row) for row in rows[:MAX_ROWS])]) + more
 
 
-def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def csv_text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerows([cell(value) for value in row] for row in [head, *rows])
