@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     add("--format", help="images, numpy, torch, samples, lmdb, zarr, n5, tfrecord, webdataset, table, text [found out]")
     chosen = "fields to write, and their names; columns of a table together: a,b=x or 'pixel*=x' [all]"
     add("--fields", nargs="+", type=pair, metavar="SOURCE[=NAME]", help=chosen)
-    kinds = "image, npy, pth, text, int, float, class, or raw numbers such as uint8:3,32,32"
+    kinds = "image, npy, pth, text, tokens, int, float, class, or raw numbers such as uint8:3,32,32"
     add(
         "--as",
         dest="kinds",
@@ -105,7 +105,9 @@ def parser() -> argparse.ArgumentParser:
     add("--mode", help=mode)
     add("--exif", choices=["apply", "ignore"], help="the orientation of photos [not applied, and counted as left out]")
     add("--variable", action="store_true", help="keep each image's size: flat values + offsets + shapes")
-    add("--tokenizer", help="bytes, chars, a tokenizers JSON file, or module:function from text to ids [bytes]")
+    named = "bytes, chars, a tokenizers JSON file or its folder, or module:function from text to ids [bytes]"
+    add("--tokenizer", help=named)
+    add("--length", type=positive, metavar="IDS", help="of a text in a table (--as COLUMN=tokens) at most [all]")
     add(
         "--reverse-axes", action="store_true", help="N5 whose dimensions are turned round (as z5py and zarr 2 write it)"
     )
@@ -192,6 +194,8 @@ def main(argv: list[str]) -> int:
     if "leave_out" in args:
         args["leave_out"] = tuple(args["leave_out"])
     fixed, inflate = args.pop("fixed", False), args.pop("inflate", False)
+    if "length" in args and "tokens" not in args.get("kinds", {}).values():
+        raise ConfigError("--length: cuts the ids that --as COLUMN=tokens makes of a table's texts; give that too")
     options = PackOptions(**args)
     record = provenance(source, argv, options)
     if verb == "repack":

@@ -22,6 +22,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+import warm
 from omegaconf import DictConfig
 
 import lab  # noqa: F401 - registers the project, so that a file of tests of the engine runs alone too
@@ -84,6 +85,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         needed = max((mark.args[0] if mark.args else 1 for mark in item.iter_markers("gpu")), default=0)
         if needed > NUM_GPUS:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA devices, there are {NUM_GPUS}"))
+
+    # the longest first: behind all others one of some minutes would have one core at work, and the rest idle
+    items.sort(key=lambda item: -max((mark.args[0] for mark in item.iter_markers("timeout")), default=0))
 
 
 def slow(*values: Any) -> Any:
@@ -299,7 +303,7 @@ def train_command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[s
     """Run `python src/train.py ...` as a user does, from a folder of its own."""
 
     def command(*overrides: str, timeout: float = 60, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        return warm.run(
             [*TRAIN, *overrides],
             cwd=tmp_path,
             capture_output=True,
@@ -403,7 +407,7 @@ def in_a_terminal(*command: str) -> tuple[subprocess.Popen[bytes], int]:
 def kill_at(run_dir: Path, step: int, overrides: tuple[str, ...], suffix: str = ".pt") -> None:
     """Start the command, SIGKILL it as soon as a checkpoint of `step` or later is there, wait for its ranks to go."""
     command = [*held_command(step + 8, Path("/never")), *overrides]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = warm.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: any(int(p.stem[5:]) >= step for p in (run_dir / "checkpoints").glob(f"last_*{suffix}")), process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -416,6 +420,6 @@ def killed_at(run_dir: Path, steps: Sequence[int], overrides: tuple[str, ...], s
         again = (f"resume={run_dir}",) if attempt else (*overrides, f"hydra.run.dir={run_dir}")
         kill_at(run_dir, step, again, suffix)
         assert status(run_dir)["status"] == "running"
-    done = subprocess.run([*TRAIN, f"resume={run_dir}"], capture_output=True, text=True, timeout=limit(60))
+    done = warm.run([*TRAIN, f"resume={run_dir}"], capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr
     return run_dir

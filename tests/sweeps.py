@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import warm
 from conftest import QUICK, ROOT, TRAIN, importing, limit, result, status
 
 SWEEP = ("-m", *QUICK, "trainer.max_steps=6", "trainer.log_every=3")
@@ -15,10 +16,10 @@ SWEEP = ("-m", *QUICK, "trainer.max_steps=6", "trainer.log_every=3")
 FAULTY = """
 import ctypes, os, resource, signal, sys, time
 sys.argv = ["train.py", *{arguments!r}]
-import lab.loop, lab.start, train
+import lab.objective, lab.start, train
 from omegaconf import OmegaConf
 
-forward_loss, run, seen = lab.loop.forward_loss, lab.start.run, dict(calls=0, here=False)
+forward_loss, run, seen = lab.objective.forward_loss, lab.start.run, dict(calls=0, here=False)
 
 def noted(run_dir, *more, **named):
     seen["here"] = run_dir.name == {key!r} or OmegaConf.load(run_dir / "config.yaml").seed == 1 and not {key!r}
@@ -30,7 +31,7 @@ def faulty(*args):
         {fault}
     return forward_loss(*args)
 
-lab.start.run, lab.loop.forward_loss = noted, faulty
+lab.start.run, lab.objective.forward_loss = noted, faulty
 sys.exit(train.main())
 """
 
@@ -45,12 +46,12 @@ def environment() -> dict[str, str]:
 
 
 def call(*arguments: str, cwd: Path = ROOT, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*TRAIN, *arguments], cwd=cwd, capture_output=True, text=True, timeout=limit(timeout))
+    return warm.run([*TRAIN, *arguments], cwd=cwd, capture_output=True, text=True, timeout=limit(timeout))
 
 
 def call_faulty(fault: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = faulty_command(fault, *arguments)
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit(60), env=environment())
+    return warm.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit(60), env=environment())
 
 
 def job_dirs(sweep: Path) -> list[Path]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,8 +20,27 @@ class Waited(AssertionError):
     pass
 
 
+_refusing: list[int] = []  # the threads that may not ask: those that are in such a block
+
+
+def _may_not_ask() -> bool:
+    return threading.get_ident() in _refusing
+
+
+@contextmanager
+def allowed() -> Iterator[None]:
+    """In this block of this thread the host may ask again."""
+    before, _refusing[:] = [*_refusing], [one for one in _refusing if one != threading.get_ident()]
+    try:
+        yield
+    finally:
+        _refusing[:] = before
+
+
 class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _may_not_ask():
+            return function(*args, **(kwargs or {}))
         name = function.__name__.partition(".")[0]
         masks = args[1] if name.startswith("index") and len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
         masked = any(isinstance(m, torch.Tensor) and m.dtype in (torch.bool, torch.uint8) for m in masks)
@@ -31,26 +51,66 @@ class _Operations(TorchDispatchMode):
 
 @contextmanager
 def refused() -> Iterator[None]:
+    """Of this thread: others, such as a loader's, may ask what they like."""
     with pytest.MonkeyPatch.context() as patch, _Operations():
-        for name in ASKS:
+        for name, answer in [(name, getattr(torch.Tensor, name)) for name in ASKS]:
 
-            def ask(*args: Any, called: str = name) -> Any:
-                raise Waited(f"Tensor.{called}")
+            def ask(*args: Any, called: str = name, answer: Any = answer) -> Any:
+                if _may_not_ask():
+                    raise Waited(f"Tensor.{called}")
+                return answer(*args)
 
             patch.setattr(torch.Tensor, name, ask)
-        yield
+        _refusing.append(threading.get_ident())
+        try:
+            yield
+        finally:
+            _refusing.remove(threading.get_ident())
 
 
-def refused_in_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Every train_step of this process's runs is such a block. Returns the numbers of the steps that were taken."""
+def refused_in_steps(monkeypatch: pytest.MonkeyPatch, of_optimizers: bool = True) -> list[int]:
+    """Every train_step of this process's runs is such a block. Returns the numbers of the steps that were taken.
+
+    The host's part in the data, as a batch is fetched, may ask. of_optimizers: False for a test of something else: an
+    optimizer that is neither fused nor says takes_found_inf may ask in its own step, and whether to leave it out."""
+    import lab.descend
     import lab.loop
 
-    original, steps = lab.loop.train_step, []
+    original, to_host, lean_step = lab.loop.train_step, lab.descend.to_host, lab.descend.lean_step
+    steps: list[int] = []
+    on_device: list[bool] = []
 
-    def train_step(nets: Any, state: Any, *rest: Any) -> Any:
+    def train_step(nets: Any, state: Any, batches: Any, *rest: Any) -> Any:
         steps.append(state.step)
+        on_device[:] = [state.schedule.on_device]
         with refused():
-            return original(nets, state, *rest)
+            return original(nets, state, _fetched(batches), *rest)
+
+    def asked(*args: Any) -> Any:
+        return to_host(*args) if all(on_device) else _freely(to_host, *args)
+
+    def step(optimizer: Any) -> Any:
+        held_to_it = optimizer.defaults.get("fused") or getattr(optimizer, "takes_found_inf", False)
+        return lean_step(optimizer) if held_to_it else _freely(lean_step, optimizer)
 
     monkeypatch.setattr(lab.loop, "train_step", train_step)
+    if not of_optimizers:
+        closure_step = lab.descend.closure_step
+        monkeypatch.setattr(lab.descend, "closure_step", lambda *args: _freely(closure_step, *args))
+        monkeypatch.setattr(lab.descend, "to_host", asked)
+        monkeypatch.setattr(lab.descend, "lean_step", step)
     return steps
+
+
+def _fetched(batches: Iterator[Any]) -> Iterator[Any]:
+    while True:
+        with allowed():
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
+def _freely(function: Callable[..., Any], *args: Any) -> Any:
+    with allowed():
+        return function(*args)

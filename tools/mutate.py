@@ -42,6 +42,12 @@ TESTS = {
     "src/lab/loop.py": (
         "tests/lab/test_loop.py", "tests/lab/test_reference.py::test_a_run_is_what_a_plain_loop_computes",
     ),
+    "src/lab/descend.py": (
+        "tests/lab/test_loop.py", "tests/lab/test_reference.py::test_a_run_is_what_a_plain_loop_computes",
+        "tests/lab/test_task_sam.py",
+    ),
+    "src/lab/evaluation.py": ("tests/lab/test_loop.py", "tests/lab/test_eval_loader.py"),
+    "src/lab/logging.py": ("tests/lab/test_loop.py",),
     "src/lab/state.py": ("tests/lab/test_loop.py", "tests/lab/test_state.py"),
     "src/lab/optim.py": ("tests/lab/test_optim.py",),
     "src/engine/ranks/seed.py": ("tests/engine/ranks/test_seed.py",),

@@ -29,6 +29,12 @@ def method(name: str, about: str, *files: str, lines: Mapping[str, Sequence[str]
     return Part(about, (*own, *files), {"docs/tasks.md": [rf"^\| `{name}` \|"], **(lines or {})})
 
 
+def optimizer(name: str, about: str, lines: Mapping[str, Sequence[str]] | None = None) -> Part:
+    """One of src/lab/optimizers, with its yaml, its test and its row in docs/my_model.md."""
+    files = (f"src/lab/optimizers/{name}.py", f"conf/optim/{name}.yaml", f"tests/lab/test_{name}.py")
+    return Part(about, files, {"docs/my_model.md": [rf"^\| `{name}` \|"], **(lines or {})}, kind="extra")
+
+
 TEMPLATE_ONLY = Part(
     "what a fork has no use for",
     (
@@ -74,6 +80,26 @@ PARTS = {
         lines={"tests/lab/test_trial.py": ['"task=byol"'], "tests/lab/test_notebook.py": ['"task=byol"']},
     ),
     "contrastive": method("contrastive", "representations by pairs"),
+    "ddpm": method("ddpm", "denoising diffusion: images from noise"),
+    "dino": method("dino", "representations by a student that sorts as its average does"),
+    "distillation": method(
+        "distillation",
+        "a small model that learns from a trained one",
+        lines={"tests/engine/config/test_wrong_kind.py": ["task=distillation"]},
+    ),
+    "dpo": method(
+        "dpo",
+        "preferences of a language model; LoRA",
+        "conf/data/pairs.yaml",
+        "conf/experiment/preferences.yaml",
+        "conf/model/gpt_lora.yaml",
+        "src/lab/models/lora.py",
+        "tests/engine/config/test_config.py::pairs",
+        lines={
+            "tests/engine/config/test_config.py": ['"data=pairs": '],
+            "tests/engine/config/test_wrong_kind.py": ['"pairs"', "task=dpo"],
+        },
+    ),
     "finetune": method(
         "finetune",
         "weights of another run, frozen parts",
@@ -84,8 +110,19 @@ PARTS = {
             "tests/engine/config/test_wrong_kind.py": ["finetune"],
         },
     ),
+    "fixmatch": method(
+        "fixmatch",
+        "few labels, many samples without",
+        "conf/experiment/fixmatch.yaml",
+        lines={"docs/my_data.md": ["experiment=fixmatch"]},
+    ),
     "gan": method("gan", "a Wasserstein GAN: two optimizers"),
+    "lbfgs": method(
+        "lbfgs", "an optimizer with a closure", "conf/optim/lbfgs.yaml", lines={"docs/my_method.md": ["lbfgs\\.py"]}
+    ),
+    "pcgrad": method("pcgrad", "several losses whose gradients do not undo one another"),
     "pose": method("pose", "2-D to 3-D joints"),
+    "sam": method("sam", "steps that look uphill first", lines={"docs/my_method.md": ["tasks/sam\\.py"]}),
     "segmentation": Part(
         "a label for each pixel",
         (
@@ -98,6 +135,35 @@ PARTS = {
             "tests/lab/test_task_segmentation.py",
         ),
         {"docs/tasks.md": [r"^\| `segmentation` \|"]},
+    ),
+    "streaming": method(
+        "streaming",
+        "a recurrent network that reads one long text in lanes",
+        "conf/experiment/streaming.yaml",
+        "conf/model/token_gru.yaml",
+        "src/lab/models/token_gru.py",
+        lines={"docs/my_data.md": [r"experiment/streaming\.yaml"], "docs/my_method.md": [r"tasks/streaming\.py"]},
+    ),
+    "swa": method("swa", "the mean of weights of the last part of training"),
+    "transformers": method(
+        "transformers",
+        "models of Hugging Face, LoRA",
+        "src/lab/models/pretrained.py",
+        "conf/model/pretrained.yaml",
+        "conf/model/lora.yaml",
+        "conf/data/texts.yaml",
+        "docs/hugging_face.md",
+        lines={
+            "mkdocs.yml": ["hugging_face\\.md"],
+            "tests/engine/config/test_wrong_kind.py": ['"(lora|pretrained|texts)",'],
+            "pyproject.toml": ["^transformers ="],
+            "src/lab/groups.py": ['"model\\.(model\\.)?folder"'],
+            "src/lab/make.py": [
+                "load_pretrained",
+                "for part in model\\.modules\\(\\) if begins",
+                r"logger\.say\(load\(\)\)",
+            ],
+        },
     ),
     "vae": method(
         "vae",
@@ -123,6 +189,17 @@ PARTS = {
         "a ResNet on CIFAR-10",
         ("conf/experiment/cifar10.yaml",),
         {"conf/experiment/cifar10_fast.yaml": ["Splits as in experiment=cifar10"]},
+        kind="experiment",
+    ),
+    "active_learning": Part(
+        "labels rows of a pool while it trains",
+        (
+            "conf/experiment/active_learning.yaml",
+            "conf/callback/active_learning.yaml",
+            "src/lab/callbacks/active_learning.py",
+            "tests/lab/test_active_learning.py",
+        ),
+        {"docs/callbacks.md": [r"^\| `active_learning` \|"], "docs/my_data.md": ["experiment=active_learning"]},
         kind="experiment",
     ),
     "sequences": Part(
@@ -155,6 +232,10 @@ PARTS = {
         {"docs/callbacks.md": [r"^\| `sample_text` \|"], "tests/engine/config/test_wrong_kind.py": ["sample_text"]},
         kind="experiment",
     ),
+    # optimizers
+    "lion": optimizer("lion", "Lion, an optimizer that moves by signs", {"tests/lab/test_skipping.py": ['"lion"']}),
+    "soap": optimizer("soap", "SOAP, an optimizer: AdamW in Shampoo's eigenbasis"),
+    "lookahead": optimizer("lookahead", "Lookahead around another optimizer"),
     # the rest
     "benchmarks": Part(
         "scripts that measure the engine beside other libraries",
@@ -300,7 +381,7 @@ PARTS = {
         ),
         {
             "pyproject.toml": [r"^\[tool.setuptools.package-data\]", r"^\"engine.sweeps.report\" = ", '^"src/engine/'],
-            "README.md": [r"^src/engine/ ", r"^  (host|runs|ranks|data|sweeps)/ "],
+            "README.md": [r"^src/engine/ "],
         },
         {
             "pyproject.toml": {

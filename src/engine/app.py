@@ -6,7 +6,7 @@ lab.app: register(App(...))        engine: app().check(cfg), app().start(cfg, di
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -22,6 +22,7 @@ class App:
     check: raises ConfigError for a config that cannot be run. scores: (a whole, plain config, *beginnings of splits'
     names) -> the keys of its scores. start: runs a checked one in its directory. join: what
     a process does that somebody started beside rank 0; its exit status. try_out: builds a job and times its steps.
+    asked: {parameter of what a config builds: key of the run's value that it gets where its node gives none}.
     """
 
     package: str
@@ -37,6 +38,7 @@ class App:
     start: Callable[..., None]
     join: Callable[[], int]
     try_out: Callable[..., dict[str, Any]]
+    asked: Mapping[str, str] = field(default_factory=dict)
 
 
 _registered: list[App] = []

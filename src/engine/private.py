@@ -41,8 +41,7 @@ def lean_step(optimizer: Optimizer) -> None:
     optimizer.step itself wherever its wrappers have something to do: hooks of the optimizer or of all optimizers, a
     profiler that is recording, a `step` that was replaced.
     """
-    seen = _watched()
-    if seen is None or seen(optimizer) or "step" in vars(optimizer):
+    if not steps_bare(optimizer):
         optimizer.step()
         return
     import torch
@@ -71,13 +70,17 @@ def _watched() -> Callable[[Any], bool] | None:
     return lambda one: bool(before or after or recording() or any(getattr(one, name, True) for name in own))
 
 
+def steps_bare(optimizer: Optimizer) -> bool:
+    """Whether a step runs the class's code alone: without hooks or a `step` that was replaced."""
+    seen = _watched()
+    return not (seen is None or seen(optimizer) or "step" in vars(optimizer))
+
+
 def is_torchs_own(optimizer: Optimizer) -> bool:
-    """Whether a step runs torch's code alone, which draws no random numbers: a class of torch's, without hooks or a
-    `step` that was replaced."""
-    seen, kind = _watched(), type(optimizer)
-    if seen is None or seen(optimizer) or "step" in vars(optimizer):
-        return False
-    return kind.__module__.startswith("torch.optim.") and _bare_step(kind).__module__.startswith("torch.optim.")  # type: ignore[arg-type]
+    """Whether a step runs torch's code alone, which draws no random numbers."""
+    kind = type(optimizer)
+    codes: tuple[Any, ...] = (kind, _bare_step(kind))  # type: ignore[arg-type]
+    return steps_bare(optimizer) and all(code.__module__.startswith("torch.optim.") for code in codes)
 
 
 def skip_dynamo_import() -> None:

@@ -61,12 +61,17 @@ def check_terms(task: Any, losses: dict[str, Any], size: int, terms: Sequence[st
         )
 
 
-def check_losses(task: Any, losses: dict[str, Any], size: int, terms: Sequence[str] | None) -> None:
-    """Check training losses. terms: None for an objective of several, whose terms need not be declared."""
+def check_losses(
+    task: Any, losses: dict[str, Any], size: int, terms: Sequence[str] | None, minimised: str = "loss"
+) -> None:
+    """Check training losses. terms: None for an objective of several, whose terms need not be declared. minimised:
+    the term whose gradient is asked for."""
     if "loss" not in losses:
         raise ConfigError(f"task: its losses {sorted(losses)} must hold 'loss', which is minimised")
     check_terms(task, losses, size, [name for name in losses if name != "loss"] if terms is None else terms)
-    if not losses["loss"].requires_grad:
+    if minimised not in losses:
+        raise ConfigError(f"task: descend.gradients asks for the term {minimised!r}; its losses are {sorted(losses)}")
+    if not losses[minimised].requires_grad:
         raise ConfigError(
             f"{_key(task)}: the losses have no gradient, so nothing can be trained: they must depend on the model's "
             "output, by operations that have one (no argmax, no detach, no numpy)"
@@ -119,7 +124,10 @@ def _missing_field(batch: dict[str, Any], error: KeyError) -> ConfigError | None
     line = traceback.extract_tb(error.__traceback__)[-1].line or ""
     if not error.args or error.args[0] in batch or "batch[" not in line:
         return None
-    more = ", and a task gets it that has `numbered = True`" if error.args[0] == "number" else ""
+    more = {
+        "number": ", and a task gets it that has `numbered = True`",
+        "row": ", and a task gets it that has `numbered = True`, but of a stream, which has no rows",
+    }.get(error.args[0], "")
     return ConfigError(f"the batch has no field {error.args[0]!r}, only {sorted(batch)}: name it in data.fields{more}")
 
 
@@ -226,9 +234,12 @@ def _tensors(thing: Any, prefix: str = "", depth: int = 2) -> Iterator[tuple[str
 class BufferChecks:
     """Checks of buffers before a save. To be built before the first step and before a checkpoint is loaded.
 
-    held: module with everything that a checkpoint holds. task: may hold tensors that are not in its state dict."""
+    held: module with everything that a checkpoint holds. task: may hold tensors that are not in its state dict.
+    average: of the weights, which a checkpoint holds too."""
 
-    def __init__(self, held: nn.Module, task: Any) -> None:
+    def __init__(self, held: nn.Module, task: Any, average: nn.Module | None = None) -> None:
+        parts = [part for part in (held, average) if part is not None]
+        self._saved = {id(value): value for part in parts for value in part.state_dict(keep_vars=True).values()}
         self._at_start = {name: _worst(buffer) for name, buffer in held.named_buffers()}
         self._task: Any = task
         self._held: dict[str, tuple[Tensor, int]] = {}
@@ -245,6 +256,8 @@ class BufferChecks:
         """Returns a warning, once, if tensors of the task change in training and are not in its state dict."""
         changed = []
         for name, now in unregistered(self._task):
+            if id(now) in self._saved:  # a task may hold the model itself
+                continue
             before, version = self._held.setdefault(name, (now, now._version))
             same = before is now or (before.shape == now.shape and torch.equal(before, now.to(before.device)))
             if not same or before._version != version:
@@ -252,8 +265,9 @@ class BufferChecks:
         if not changed:
             return None
         self._task, self._held = None, {}
+        names = ", ".join([*changed[:3], *(["..."] if changed[3:] else [])])
         return (
-            f"the task changes what it holds ({', '.join(changed)}), and no checkpoint has that: a run that is resumed "
+            f"the task changes what it holds ({names}), and no checkpoint has that: a run that is resumed "
             "begins with it anew; a buffer of a module, register_buffer, is saved"
         )
 

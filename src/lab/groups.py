@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
+from functools import reduce
+from operator import getitem
 from typing import Annotated, Any
 
 from engine.config import (
@@ -16,6 +18,7 @@ from engine.config import (
     below_outputs,
     check_fit,
     check_targets,
+    complete,
     did_you_mean,
     locate,
     option,
@@ -132,7 +135,8 @@ TARGETS_ALLOWED = (
     "lab.metrics.*",
     "lab.tasks.*",
     "lab.callbacks.*",
-    "lab.optim.*",
+    "lab.optimizers.*",
+    "lab.schedules.*",
     "torch.nn.*",
     "torch.optim.*",
     "torchmetrics.*",
@@ -151,13 +155,22 @@ MOVED = {
     "lab.data.order.": "engine.data.order.",
     "lab.data.windows.": "engine.data.windows.",
     "lab.data.sampling.": "engine.data.sampling.",
+    "lab.optim.ByShape": "lab.optimizers.by_shape.ByShape",
+    "lab.optim.Constant": "lab.schedules.constant.Constant",
+    "lab.optim.Linear": "lab.schedules.linear.Linear",
+    "lab.optim.Cosine": "lab.schedules.cosine.Cosine",
+    "lab.optim.Step": "lab.schedules.step.Step",
+    "lab.optim.Plateau": "lab.schedules.plateau.Plateau",
     "lab.": "lab.",  # in a fork of another name: runs from before it was named
 }
 
 PATHS = (
     "data.path",
+    "data.parts.*.path",
     "resume",
     "task.weights",
+    "model.folder",
+    "model.model.folder",
 )  # values that are paths: relative ones are relative to the working directory of the command
 
 # nodes to build; nodes of which every entry is built; keys beside a _target_ that are the run's, not the target's
@@ -171,6 +184,9 @@ GIVEN_BY_RUN = {
     "data.order": ("dataset", "seed"),
     "optim": ("params",),
 }
+# {parameter: the run's value}: what is built from the config has it if its class or function takes such a parameter,
+# without a default, and its node does not give it
+ASKED_OF_RUN = {"seed": "seed", "batch_size": "trainer.global_batch_size"}
 
 
 def check(cfg: Any, trains: bool = True) -> None:
@@ -187,7 +203,7 @@ def check(cfg: Any, trains: bool = True) -> None:
         if isinstance(values.get(recipe), dict):
             raise ConfigError(f"{recipe}: its yaml must begin with '# @package _global_' to override the whole config")
     root = typed(RootConfig, values)
-    split_own(root.data, DataConfig, "data")
+    data = split_own(root.data, DataConfig, "data")[0]
     optim = split_own(root.optim, OptimConfig, "optim")[0]
     for pattern, factor in optim.lr_factors.items():
         regex(pattern, "optim.lr_factors")
@@ -196,12 +212,24 @@ def check(cfg: Any, trains: bool = True) -> None:
                 f"optim.lr_factors: {pattern}: expected a factor of the learning rate, got {show(factor)}"
             )
     _check_combinations(root)
+    if any(size < 1 for size in data.input_shape):
+        raise ConfigError(f"data.input_shape: every size must be >= 1, got {data.input_shape}")
+    below_outputs(root.name)
     if trains:
         check_installed(root.logger)
     if trains and isinstance(splits := root.data.get("splits"), dict):
         _check_splits(splits)
     check_fit(values, {key: GIVEN_BY_RUN[key] for key in ("data.order", "optim")})
-    check_targets(values, TARGETS, COLLECTIONS, OWN_KEYS, GIVEN_BY_RUN)
+    _check_parts(root.data)
+    parts = parts_of(values)
+    check_targets(
+        values,
+        (*TARGETS, *(f"{key}.order" for key in parts)),
+        (*COLLECTIONS, *(f"{key}.transforms" for key in parts), *(["data.parts"] if parts else [])),
+        OWN_KEYS | dict.fromkeys(parts, OWN_KEYS["data"]),
+        given_by_run(parts),
+        asked=asked_of_run(values),
+    )
     _check_monitor(root.monitor, values)
     schedule = locate(optim.schedule["_target_"], "optim.schedule")
     if root.trainer.eval_every is None and hasattr(schedule, "scored"):
@@ -209,6 +237,27 @@ def check(cfg: Any, trains: bool = True) -> None:
             f"optim.schedule: {schedule.__name__} follows {root.monitor.key}, but trainer.eval_every is null - give "
             "it (trainer.eval_every=20), or use optim/schedule=constant"
         )
+
+
+def with_run_values(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns a copy of the whole, plain config in which each node that asks for a value of the run has it."""
+    return complete(values, asked_of_run(values), given_by_run(parts_of(values)))  # type: ignore[no-any-return]
+
+
+def asked_of_run(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: reduce(getitem, key.split("."), values) for name, key in ASKED_OF_RUN.items()}
+
+
+def given_by_run(parts: list[str]) -> dict[str, tuple[str, ...]]:
+    """GIVEN_BY_RUN, with the parts of data=mixed."""
+    return GIVEN_BY_RUN | {key + end: GIVEN_BY_RUN[f"data{end}"] for key in parts for end in ("", ".order")}
+
+
+def parts_of(values: dict[str, Any]) -> list[str]:
+    """The keys of the parts of data=mixed, each a node as `data` is; [] of other data."""
+    data = values["data"]
+    parts = data.get("parts") if data.get("_target_") == "lab.datasets.mixed.Mixed" else None
+    return [f"data.parts.{name}" for name in parts] if isinstance(parts, dict) else []
 
 
 def share_evaluation(cfg: Any, num_procs: int) -> None:
@@ -279,9 +328,19 @@ def _check_combinations(root: RootConfig) -> None:
     _check_ddp(trainer, hardware)
     if trainer.early_stop_patience is not None and trainer.eval_every is None:
         raise ConfigError("trainer.early_stop_patience: counts evaluations, but trainer.eval_every is null - give both")
-    if any(size < 1 for size in split_own(root.data, DataConfig, "data")[0].input_shape):
-        raise ConfigError(f"data.input_shape: every size must be >= 1, got {root.data['input_shape']}")
-    below_outputs(root.name)
+
+
+def _check_parts(data: dict[str, Any]) -> None:
+    for key in parts_of({"data": data}):
+        node = data["parts"][key.removeprefix("data.parts.")]
+        if not isinstance(node, dict) or "_target_" not in node:
+            raise ConfigError(f"{key}: is no data set - choose one, +data@{key}=h5, or give its _target_")
+        for own in ("loader", "num_workers"):
+            if node.get(own, "auto") != "auto":
+                raise ConfigError(f"{key}.{own}={node[own]}: the parts are read together - give data.{own}")
+        order = node.get("order")
+        if not isinstance(order, dict) or order.get("_partial_") is not True:
+            raise ConfigError(f"{key}.order: give one, with _partial_: true, as in conf/data/h5.yaml")
 
 
 def _check_splits(splits: dict[str, Any]) -> None:

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from engine.config import construct, constructing, locate, of_kind, plain
-from engine.data import EvalPlan, Loader, Plan, Stream, TrainPlan, Transform, check_indexed, is_stream
+from engine.data import (
+    EvalPlan,
+    LanePlan,
+    Loader,
+    Plan,
+    StatefulOrder,
+    Stream,
+    TrainPlan,
+    Transform,
+    check_indexed,
+    has_state,
+    is_stream,
+)
 from engine.errors import ConfigError, first_line
 from engine.host import cores_each
 from engine.profiling import ProfilerConfig
@@ -46,6 +61,8 @@ from engine.ranks import (
 )
 from engine.runs import Logger
 from lab.callbacks.base import Callback
+from lab.descend import only
+from lab.frozen import provide_frozen
 from lab.groups import (
     DataConfig,
     HardwareConfig,
@@ -55,17 +72,20 @@ from lab.groups import (
     TrainerConfig,
     split_own,
     typed,
+    with_run_values,
 )
-from lab.loop import Objective, only
-from lab.optim import Named, Schedule, build_optimizer, largest, parameter_groups, trainable
+from lab.objective import Objective
+from lab.optim import Named, Schedule, build_optimizer, check_closure, largest, parameter_groups, trainable
 from lab.state import Optimizers, TrainState, may_skip, moving_average
-from lab.tasks.base import Batch, Task
+from lab.tasks.base import Batch, Task, TaskRun, overrides
 from lab.transforms.fields import compose
 
 
 @dataclass(frozen=True)
 class Config:
-    """config.yaml as typed groups, and the nodes to be built (dataset, optimizer) without the run's own keys."""
+    """config.yaml as typed groups, and the nodes to be built (dataset, optimizer) without the run's own keys.
+
+    Nodes that ask for a value of the run (groups.ASKED_OF_RUN) have it here, and not in config.yaml."""
 
     cfg: DictConfig
     data: DataConfig
@@ -80,6 +100,7 @@ class Config:
 
     @staticmethod
     def of(cfg: DictConfig) -> Config:
+        cfg = OmegaConf.create(with_run_values(plain(cfg)))
         data, dataset = split_own(cfg.data, DataConfig, "data")
         optim, optimizer = split_own(cfg.optim, OptimConfig, "optim")
         trainer, machine = typed(TrainerConfig, cfg.trainer, "trainer"), typed(HardwareConfig, cfg.hardware, "hardware")
@@ -149,15 +170,51 @@ def make_datasets(config: Config) -> dict[str, Any]:
     return sets
 
 
-def make_train_loader(config: Config, machine: Hardware, dataset: Any, world: World, start: int) -> Loader:
-    """start: global sample number to begin with, 0 for a new run."""
+def make_train_loader(
+    config: Config,
+    machine: Hardware,
+    dataset: Any,
+    world: World,
+    start: int,
+    saved: dict[str, Any] | None = None,
+    random: bool = True,
+) -> Loader:
+    """start: global sample number to begin with, 0 for a new run. saved: the state of an order that has one. random:
+    include random transforms (augmentation)."""
     node = config.data.order
     make = construct("data.order", node)
-    with constructing("data.order", node):
-        order = of_kind("data.order", node, make(dataset, seed=config.cfg.seed), None)
+
+    def make_order() -> Any:
+        with constructing("data.order", node):
+            return of_kind("data.order", node, make(dataset, seed=config.cfg.seed), None)
+
+    order = make_order()
+    if task_class(config).carries and not hasattr(order, "mark"):
+        raise ConfigError(
+            f"data.order: {task_class(config).__name__} carries states from row to row, and {node['_target_']} has no "
+            "lanes - use engine.data.order.lanes: docs/my_method.md, States that go on"
+        )
+    batch_size = config.trainer.global_batch_size
+    if task_class(config).carries and config.cfg.task.get("lanes", batch_size) != batch_size:
+        raise ConfigError(f"task.lanes={config.cfg.task.lanes}: must be trainer.global_batch_size={batch_size}")
+    if has_state(order):
+        order = StatefulOrder(make_order, saved)
     micro = machine.micro_batch_sizes
-    plan = TrainPlan(order, config.trainer.global_batch_size, micro, world.rank, world.size, start)
-    return _loader(config, dataset, "train", plan, world, random=True)
+    plan = TrainPlan(order, batch_size, micro, world.rank, world.size, start)
+    return _loader(config, dataset, "train", plan, world, random=random, mark=getattr(order, "mark", None))
+
+
+def samples_of_epoch(train: Loader, dataset: Any, trainer: TrainerConfig, step: int = 0, samples: int = 0) -> int:
+    """All of the training set, unless data.order leaves some out of each epoch (engine.data.order.epochs).
+
+    step, samples: done before a resume."""
+    count = getattr(train.plan, "epoch_samples", None)
+    if count and step * trainer.global_batch_size != samples:
+        raise ConfigError(
+            f"trainer.global_batch_size={trainer.global_batch_size}: the run has trained {samples:,} samples in "
+            f"{step:,} steps, and with this data.order epochs end with a batch, so its batch stays - begin a new run"
+        )
+    return count or len(dataset)
 
 
 def make_eval_loader(
@@ -168,10 +225,12 @@ def make_eval_loader(
     world: World,
     train: Loader | None = None,
     whole: bool = False,
+    rows: np.ndarray | None = None,
 ) -> Loader:
     """Each sample of the set, or of trainer.max_eval_batches batches spread evenly over it, once over all ranks.
 
-    split: the set's name, for messages. whole: all samples, whatever trainer.max_eval_batches says."""
+    split: the set's name, for messages. whole: all samples, whatever trainer.max_eval_batches says. rows: (N,) int64,
+    those that are meant, and batches have "row"; None: all."""
     limit = None if whole else config.trainer.max_eval_batches
     # counted in global batches, so that the scored samples do not depend on the hardware
     count = None if limit is None else limit * config.trainer.global_batch_size
@@ -179,32 +238,88 @@ def make_eval_loader(
     in_step = config.trainer.eval_in_step or config.trainer.strategy == "fsdp"
     in_step = in_step or task_class(config).across_samples
     full = machine.compile is not None and not isinstance(dataset, Stream)  # another shape would be compiled again
-    plan = EvalPlan(len(dataset), machine.eval_batch_size, world.rank, world.size, in_step, count, full)
-    return _loader(config, dataset, split, plan, world, random=False, like=train)
+    common = (machine.eval_batch_size, world.rank, world.size, in_step, count, full)
+    if task_class(config).carries:
+        in_lanes = LanePlan(len(dataset), eval_lanes(config, rows), *common)
+        return _loader(config, dataset, split, in_lanes, world, random=False, like=train, mark=in_lanes.mark)
+    size = len(dataset) if rows is None else len(rows)
+    plan = EvalPlan(size, *common, rows)
+    return _loader(config, dataset, split, plan, world, random=False, like=train, with_rows=rows is not None)
+
+
+def eval_lanes(config: Config, rows: np.ndarray | None) -> int:
+    """The lanes of an evaluation, for a task that carries states along them."""
+    kind, count = task_class(config).__name__, config.cfg.task.get("eval_lanes")
+    if not isinstance(count, int) or count < 1:
+        raise ConfigError(f"task.eval_lanes={count}: {kind} carries states, and is evaluated in at least 1 lane")
+    if rows is not None:
+        raise ConfigError(f"task: {kind} carries states from row to row, so it cannot look at single rows of a set")
+    return count
+
+
+def make_statistics_loader(
+    config: Config, machine: Hardware, dataset: Any, world: World, task: Task, train: Loader
+) -> Loader | None:
+    """The training samples of Task.fresh_statistics, if the task asks for them: spread evenly over the set, without
+    random transforms."""
+    if not task.fresh_statistics:
+        return None
+    config = replace(config, trainer=replace(config.trainer, max_eval_batches=task.fresh_statistics, eval_in_step=True))
+    return make_eval_loader(config, machine, dataset, "train", world, train)
 
 
 def _loader(
-    config: Config, dataset: Any, split: str, plan: Plan, world: World, random: bool, like: Loader | None = None
-) -> Loader:
-    """random: include random transforms (augmentation)."""
+    config: Config, dataset: Any, split: str, plan: Plan, world: World, random: bool, like: Loader | None = None,
+    with_rows: bool = False, mark: Transform | None = None,
+) -> Loader:  # fmt: skip
+    """random: include random transforms (augmentation). mark: says which lane a row is of."""
     own, given = config.data, config.hardware.num_threads
-    transform = make_transform(config, random)
+    transform = make_transform(config, random, dataset, mark)
     cores = min(int(given), cores_each(local_ranks())) if given != "auto" else None
     return Loader(
         dataset, plan, world.device, transform, own.loader, own.num_workers, seed=config.cfg.seed, cores=cores,
-        like=like, split=split,
+        like=like, split=split, rows=with_rows or task_class(config).numbered,
     )  # fmt: skip
 
 
-def make_transform(config: Config, random: bool) -> Transform | None:
-    """random: include random transforms (augmentation)."""
-    transforms = [construct(f"data.transforms.{name}", node) for name, node in config.data.transforms.items()]
+def make_transform(
+    config: Config, random: bool, dataset: Any = None, mark: Transform | None = None
+) -> Transform | None:
+    """random: include random transforms (augmentation). dataset: may have transforms of its own, which come first;
+    None: of samples from elsewhere, which are as the first part's where there are parts. mark: for a task that carries
+    states in lanes."""
+    nodes = {f"data.transforms.{name}": node for name, node in config.data.transforms.items()}
+    if dataset is None and (part := next(iter(config.dataset.get("parts") or {}), None)):
+        of_part = config.dataset["parts"][part]["transforms"]
+        nodes = {f"data.parts.{part}.transforms.{name}": node for name, node in of_part.items()} | nodes
+    transforms = [construct(key, node) for key, node in nodes.items()]
     if task_class(config).numbered:
         transforms.append(add_numbers)
+    if task_class(config).carries and mark is not None:
+        transforms.append(mark)
     if config.hardware.channels_last:
         transforms.append(channels_last)
+
+    def prepared(transform: Transform) -> Transform:
+        return CompiledChain(transform) if config.hardware.compile else transform
+
     transform = compose(transforms, training=random)
-    return CompiledChain(transform) if transform is not None and config.hardware.compile else transform
+    last = None if transform is None else prepared(transform)
+    first = dataset.batch_transform(random, prepared) if hasattr(dataset, "batch_transform") else None
+    return last if first is None else Chain(first, last)
+
+
+class Chain:
+    """The data set's own transform, which is told the rows, then data.transforms."""
+
+    takes_rows = True
+
+    def __init__(self, first: Transform, last: Transform | None) -> None:
+        self.first, self.last = first, last
+
+    def __call__(self, batch: Batch, numbers: Tensor, rows: Any) -> Batch:
+        batch = self.first(batch, numbers, rows)
+        return batch if self.last is None else self.last(batch, numbers)
 
 
 def channels_last(batch: Batch, numbers: Tensor) -> Batch:
@@ -224,11 +339,19 @@ def seed_rank(config: Config, rank: int) -> None:
 
 
 def make_method(
-    config: Config, machine: Hardware, begins: bool, logger: Logger, tape: Tape | None = None
+    config: Config,
+    machine: Hardware,
+    logger: Logger,
+    dataset: Any,
+    world: World,
+    begins: bool = True,
+    directory: Path | None = None,
+    tape: Tape | None = None,
 ) -> tuple[nn.Module, Task]:
-    """Returns (model, task), on the CPU. Their first weights follow from the seed alone: equal on all ranks, in a run,
-    and for whoever else builds them. begins: True for a new run, False if a checkpoint will be loaded.
+    """Returns (model, task), on the CPU. Their first weights follow from the seed and the data alone: equal on all
+    ranks, in a run, and for whoever else builds them. begins: True for a new run, False if a checkpoint will be loaded.
 
+    dataset: the training set. directory: of the run, where its frozen networks lie; None: of none.
     tape: records the model, which then has no memory yet: for trainer=fsdp, see engine.ranks.deferred."""
     seed_everything(config.cfg.seed)
     with tape or nullcontext():
@@ -245,17 +368,52 @@ def make_method(
             f"{key}: {type(task).__name__} compares the samples of a whole batch with each other, so they must be on "
             f"the devices at once - use {'trainer=ddp' if dp else 'null, or more ranks'}"
         )
-    check_task(task, model)
+    if task.carries and config.trainer.strategy == "dp":
+        raise ConfigError(
+            f"trainer=dp: {type(task).__name__} writes the states of its lanes, and dp's copies of it lose what they "
+            "write - use trainer=ddp"
+        )
+    check_task(task, model, config.trainer)
+    task.run = task_run(config, world, dataset)
     with tape or nullcontext(), constructing("task", config.cfg.task):
-        if begins and (line := task.initialize(model)):
+        for part in model.modules() if begins else ():
+            if load := getattr(part, "load_pretrained", None):  # lab.models.pretrained
+                logger.say(load())
+        if begins and (line := task.initialize(model, first_batches(config, machine, dataset))):
             logger.say(line)
         task.attach(model)
+    with constructing("task", config.cfg.task):
+        provide_frozen(task, model, config.cfg.model, directory, begins, world.is_main)
     return model, task
 
 
-def check_task(task: Task, model: nn.Module) -> None:
+def task_run(config: Config, world: World, dataset: Any = None) -> TaskRun:
+    """dataset: the training set; None: nothing is trained."""
+    samples = 0 if dataset is None or isinstance(dataset, Stream) else len(dataset)
+    steps = 0 if dataset is None else count_steps(config.trainer, samples)
+    shape = tuple(config.cfg.data.get("input_shape") or ())
+    return TaskRun(world, steps, samples, config.cfg.seed, shape, config.cfg.data.get("num_outputs"))
+
+
+def first_batches(config: Config, machine: Hardware, dataset: Any) -> Iterator[Batch]:
+    """The run's training batches from the first on, for Task.initialize."""
+    if isinstance(dataset, Stream):
+        raise ConfigError("task: its `initialize` reads training data, and a stream's are read once - use a data set")
+    whole = replace(machine, micro_batch_sizes=[config.trainer.global_batch_size])
+    config = replace(config, hardware=replace(config.hardware, compile=False, channels_last=False))
+    with make_train_loader(config, whole, dataset, World(0, 1, 0, torch.device("cpu")), 0, random=False) as loader:
+        yield from loader
+
+
+def check_task(task: Task, model: nn.Module, trainer: TrainerConfig) -> None:
     """What a task promises by its methods and names, before a batch is read."""
     kind = type(task).__name__
+    if len(inspect.signature(task.initialize).parameters) != 2:
+        raise ConfigError(f"task: {kind}.initialize takes (model, batches): see lab.tasks.base")
+    if overrides(task, "share_in_average") and trainer.ema_decay:
+        raise ConfigError(f"trainer.ema_decay={trainer.ema_decay}: {kind} averages the weights by its own rule - null")
+    if task.frozen and trainer.strategy == "dp":
+        raise ConfigError(f"trainer=dp: {kind} has frozen networks, which it does not copy - use trainer=ddp")
     twice = [name for name in task.metrics if name in ("loss", *task.terms)]
     if twice:
         raise ConfigError(f"task.metrics.{twice[0]}: {kind} has a loss of this name - choose another for the metric")
@@ -299,17 +457,24 @@ def _built(key: str, node: Any) -> Any:
 
 
 def make_method_of_rank(
-    config: Config, machine: Hardware, begins: bool, logger: Logger, world: World
+    config: Config,
+    machine: Hardware,
+    logger: Logger,
+    dataset: Any,
+    world: World,
+    begins: bool = True,
+    directory: Path | None = None,
 ) -> tuple[nn.Module, Task, Tape | None]:
     """make_method; where the model will be sharded, without memory for it, and the tape that has its weights."""
+    make = partial(make_method, config, machine, logger, dataset, world, begins, directory)
     if config.trainer.strategy != "fsdp" or world.size == 1:
-        return *make_method(config, machine, begins, logger), None
+        return *make(), None
     tape = Tape()
     try:
-        return *make_method(config, machine, begins, logger, tape), tape
+        return *make(tape), tape
     except ConfigError as error:  # also of a model whose __init__ looks at weights that are not there yet
         cause = error.__cause__ or error
-    model, task = make_method(config, machine, begins, logger)
+    model, task = make()
     why = first_line(cause)
     logger.say(f"trainer.fsdp: each process builds the whole {type(model).__name__} in host memory first ({why})")
     return model, task, None
@@ -363,7 +528,7 @@ def make_state(
 
     tape: has the weights of a recorded model. begins: False if a checkpoint will be loaded."""
     trainer, own = config.trainer, config.optim
-    ema = moving_average(model) if trainer.ema_decay else None
+    ema = moving_average(model) if trainer.ema_decay or overrides(task, "share_in_average") else None
     if again := config.hardware.activation_checkpointing:
         key = "hardware.activation_checkpointing"
         keeps = config.hardware.activation_checkpointing_keeps
@@ -393,18 +558,19 @@ def make_state(
     for objective, named in trained.items():
         others = [name for other in trained if other != objective for name, _ in trained[other]]
         optimizers[objective] = make_optimizer(config, named, objective or type(model).__name__, others)
-    optimizer = optimizers[""] if list(optimizers) == [""] else optimizers
+        if not overrides(task, "train_step"):
+            check_closure(optimizers[objective], config.optimizer["_target_"])
     factor = construct("optim.schedule", own.schedule)
     with constructing("optim.schedule", own.schedule):
-        schedule: Any = Schedule(optimizer, factor, total_steps)
+        schedule: Any = Schedule(optimizers, factor, total_steps)
     scaler = make_scaler(machine)
     if may_skip(trainer, scaler) and can_skip([*optimizers.values()]):
-        device = optimizer.param_groups[0]["params"][0].device
+        device = optimizers.param_groups[0]["params"][0].device
         schedule = DeviceSchedule(schedule, [*optimizers.values()], device)
     names = {id(p): name for named in trained.values() for name, p in named}
-    order = [names.get(id(p), "") for group in optimizer.param_groups for p in group["params"]]
+    order = [names.get(id(p), "") for group in optimizers.param_groups for p in group["params"]]
     monitor = [config.monitor.key, config.monitor.mode]
-    return TrainState(model, task, ema, optimizer, schedule, scaler, order, monitor)
+    return TrainState(model, task, ema, optimizers, schedule, scaler, order, monitor)
 
 
 def make_optimizer(config: Config, named: Named, whose: str, others: Sequence[str] = ()) -> Optimizer:
@@ -429,7 +595,7 @@ def make_nets(config: Config, machine: Hardware, state: TrainState, world: World
         if config.hardware.precision == "bf16-weights":
             net = WithBf16Weights(net)
         if not is_sharded(state.model):  # FSDP models are sharded and compiled block by block already
-            with only(state.optimizer_of(objective), state) if objective else nullcontext():
+            with only(objective, state) if objective else nullcontext():
                 net = wrap_net(net, world, config.trainer)
             net = compiled(net, config.hardware, machine) if machine.compile else net
         nets[objective] = net

@@ -25,12 +25,11 @@ from lab.make import (
     make_datasets,
     make_eval_loader,
     make_method,
-    make_task,
     make_train_loader,
     make_transform,
     seed_rank,
 )
-from lab.restore import restore_model
+from lab.restore import restore_model, restore_task
 from lab.start import start
 from lab.tasks.base import Task
 
@@ -69,8 +68,8 @@ def build(cfg: DictConfig) -> Parts:
     config = Config.of(cfg)
     machine = resolve_hardware(config.hardware, config.trainer)
     world = World(0, 1, 0, own_device(machine.device))
-    model, task = make_method(config, machine, begins=True, logger=Logger())
     sets = make_datasets(config)
+    model, task = make_method(config, machine, Logger(), sets["train"], world)
     train = make_train_loader(config, machine, sets["train"], world, 0)
     others = {split: make_eval_loader(config, machine, data, split, world, train) for split, data in sets.items()
               if split != "train"}  # fmt: skip
@@ -152,6 +151,11 @@ class TrainedRun:
         batch = {"x": values}
         return self._task.predict(self.model, transform(batch, torch.arange(len(values))) if transform else batch)
 
+    @torch.no_grad()
+    def sample(self, count: int) -> Any:
+        """`count` new samples, where the task draws such (Task.sample), by torch's random numbers as they stand."""
+        return self._task.sample(self.model, count)
+
     def name(self, x: Any) -> list[str]:
         """The most likely class of each sample, by name; by number where the data name none."""
         output = self.predict(x)
@@ -162,9 +166,5 @@ class TrainedRun:
     @property
     def _task(self) -> Task:
         if "task_" not in self.__dict__:
-            task = make_task(self._config)
-            task.attach(self.model)
-            if "task" in self._payload:
-                task.load_state_dict(self._payload["task"])
-            self.task_ = task.eval()
+            self.task_ = restore_task(self._config, self.model, self.file, self._payload).eval()
         return self.task_

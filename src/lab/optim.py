@@ -1,23 +1,20 @@
-"""Optimizers: parameter groups (weight decay, learning rate factors), fused kernels, learning rate schedules."""
+"""What the run does with any optimizer and schedule: parameter groups (weight decay, learning rate factors), fused
+kernels, rates. The classes are in lab.optimizers and lab.schedules."""
 
 from __future__ import annotations
 
 import inspect
-import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from itertools import zip_longest
-from typing import Annotated, Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from engine.config import Count, NotNegative, Positive, Rule, Share, regex
+from engine.config import regex
 from engine.errors import ConfigError
-from engine.private import lean_step
+from engine.private import is_torchs_own, lean_step, steps_bare
 from engine.ranks import is_part
 
 FUSED_ON_PARTS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)  # fsdp.on_shards
@@ -81,7 +78,7 @@ def build_optimizer(make: Callable[..., Optimizer], groups: Callable[[], list[di
     optimizer modifies them.
     """
     target = make.func if hasattr(make, "func") else make
-    if target is not ByShape:  # all others get none of the names, which would be saved with each checkpoint
+    if not getattr(target, "takes_names", False):  # they would be saved with each checkpoint
         with_names = groups
         groups = lambda: [{k: v for k, v in group.items() if k != "param_names"} for group in with_names()]  # noqa: E731
     given = getattr(make, "keywords", {})
@@ -106,66 +103,6 @@ def runs_fused(make: Callable[..., Optimizer], groups: list[dict[str, Any]]) -> 
         except RuntimeError:
             return False
     return True
-
-
-class ByShape(Optimizer):
-    """Two optimizers as one: `matrices` moves the parameters of two dimensions, `rest` all others, and those in whose
-    names a regular expression of rest_names is found: embeddings, the last layer.
-
-    Each is a class with its arguments (a partial); lr and weight_decay hold for one that does not set its own.
-    State and param_groups are shared: the schedule, clipping and checkpoints see a single optimizer.
-    """
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        matrices: Callable[..., Optimizer],
-        rest: Callable[..., Optimizer],
-        rest_names: Sequence[str],
-        lr: NotNegative,
-        weight_decay: NotNegative,
-    ) -> None:
-        patterns = [regex(text, "optim.rest_names") for text in rest_names]
-        own: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
-        params = list(params)
-        for given in params if isinstance(params[0], Mapping) else [{"params": params}]:
-            group = dict(given)
-            members = group.pop("params")
-            names = group.pop("param_names", [""] * len(members))
-            for kind, groups in own.items():
-                taken = [p for name, p in zip(names, members) if kind == is_matrix(name, p, patterns)]
-                groups += [{**group, "params": taken}] if taken else []
-        if not own[True]:
-            raise ConfigError(
-                "optim.matrices: no trained parameter is a matrix, or optim.rest_names takes them all - use optim=adamw"
-            )
-        self.parts = []
-        for make, groups in ((matrices, own[True]), (rest, own[False])):
-            if groups:
-                values = {"lr": lr, "weight_decay": weight_decay} | getattr(make, "keywords", {})
-                made = partial(getattr(make, "func", make), **values)
-                self.parts.append(build_optimizer(made, partial(list, groups)))
-        super().__init__([group for part in self.parts for group in part.param_groups], {})
-        self._share()
-
-    def _share(self) -> None:
-        """Make the parts use this optimizer's param_groups and state instead of their own."""
-        groups = iter(self.param_groups)
-        for part in self.parts:
-            part.__setstate__({"state": self.state, "param_groups": [next(groups) for _ in part.param_groups]})
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._share()
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for part in self.parts:
-            lean_step(part)
-
-
-def is_matrix(name: str, p: nn.Parameter, rest: Iterable[re.Pattern[str]]) -> bool:
-    return p.dim() == 2 and not any(pattern.search(name) for pattern in rest)
 
 
 def largest(node: Any, name: str) -> float:
@@ -299,100 +236,30 @@ def stretched(schedule: Schedule, saved: Mapping[str, Any]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Constant:
-    """Linear warmup, then constant; base class of the other schedules. warmup: share of all steps, in [0, 1]."""
-
-    warmup: Share
-
-    def __call__(self, step: int, total_steps: int) -> float:
-        warmup_steps = round(self.warmup * total_steps)
-        rise = min(1.0, (step + 1) / max(1, warmup_steps))
-        gone, span = step - warmup_steps, total_steps - 1 - warmup_steps  # the last step is number total_steps - 1
-        progress = gone / span if span > 0 else float(gone >= 0 and step > 0)  # one step after the warmup is the last
-        return rise * self.after(min(1.0, max(0.0, progress)), step / total_steps)
-
-    def after(self, progress: float, done: float) -> float:
-        """Returns the factor after the warmup. progress: 0 at its first step, 1 at the last step of the run (a run of
-        one step keeps the peak). done: share of all steps that are done."""
-        return 1.0
+def schedule_draws_nothing(schedule: Any) -> bool:
+    """Whether a schedule, on the device or not, is known to draw no random numbers."""
+    return _says_so(getattr(schedule, "schedule", schedule).factor)
 
 
-@dataclass(frozen=True)
-class Linear(Constant):
-    """Linear decay from the peak to final * peak at the last step."""
-
-    final: Share
-
-    def after(self, progress: float, done: float) -> float:
-        return 1 - (1 - self.final) * progress
+def draws_nothing(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is known to draw no random numbers: torch's, or one that says so, as all its parts do."""
+    says = _says_so(optimizer) and steps_bare(optimizer)
+    return is_torchs_own(optimizer) or (says and all(map(draws_nothing, getattr(optimizer, "parts", ()))))
 
 
-@dataclass(frozen=True)
-class Cosine(Constant):
-    """Cosine decay from the peak to final * peak at the last step (Loshchilov & Hutter 2017, one period)."""
-
-    final: Share
-
-    def after(self, progress: float, done: float) -> float:
-        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress))
+def _says_so(one: Any) -> bool:
+    """By `draws = False` in its class itself: one that inherits from it may draw."""
+    return vars(type(one)).get("draws") is False
 
 
-@dataclass(frozen=True)
-class Step(Constant):
-    """The rate is multiplied by gamma at each milestone, given as a share of all steps."""
-
-    milestones: Sequence[Share]
-    gamma: Positive
-
-    def after(self, progress: float, done: float) -> float:
-        return self.gamma ** sum(done >= milestone for milestone in self.milestones)
-
-
-class Plateau:
-    """Linear warmup, then constant, multiplied by gamma after each `patience` evaluations in a row without a better
-    monitored score, down to final. Better: by more than `threshold`, a share of the best score. Evaluations in the
-    warmup do not count."""
-
-    def __init__(
-        self,
-        warmup: Share,
-        gamma: Annotated[float, Rule(above=0, below=1)],
-        patience: Count,
-        threshold: NotNegative,
-        final: Share,
-    ) -> None:
-        self.warm, self.gamma, self.patience = Constant(warmup), gamma, patience
-        self.threshold, self.final = threshold, final
-        self.scale, self.stale = 1.0, 0
-        self.best: float | None = None
-
-    def __call__(self, step: int, total_steps: int) -> float:
-        return self.scale * self.warm(step, total_steps)
-
-    def scored(self, score: float, step: int, total_steps: int) -> bool:
-        if step < round(self.warm.warmup * total_steps):
-            return False
-        if math.isfinite(score) and (self.best is None or score < self.best - self.threshold * abs(self.best)):
-            self.best, self.stale = score, 0
-            return False
-        self.stale += 1
-        lower = max(self.final, self.gamma * self.scale)
-        if self.stale < self.patience or math.isclose(lower, self.scale):
-            return False
-        self.scale, self.stale = lower, 0
-        return True
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"scale": self.scale, "stale": self.stale, "best": self.best}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.scale, self.stale, self.best = state["scale"], state["stale"], state["best"]
-
-
-SCHEDULES = (Constant, Linear, Cosine, Step, Plateau)
-
-
-def draws_nothing(schedule: Any) -> bool:
-    """Whether a schedule, on the device or not, is known to draw no random numbers: one of this file."""
-    return type(getattr(schedule, "schedule", schedule).factor) in SCHEDULES
+def check_closure(optimizer: Optimizer, target: str) -> None:
+    """Raise a ConfigError for an optimizer, or a part of one, that takes no step without a closure. target: its class,
+    for the message."""
+    step = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if step is not None and step.default is inspect.Parameter.empty:
+        raise ConfigError(
+            f"optim._target_={target}: {type(optimizer).__name__} needs a task whose train_step gives a closure: "
+            "descend.update(objective, closure) - use such a task, or another optimizer (optim=adamw)"
+        )
+    for part in getattr(optimizer, "parts", ()):
+        check_closure(part, target)

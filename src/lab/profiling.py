@@ -29,13 +29,19 @@ from engine.profiling import (
 )
 from engine.ranks import Hardware, own_device, rng_state, set_rng_state
 from engine.runs import Logger, shown
-from lab import loop
-from lab.loop import Objective
+from lab import descend, loop
+from lab.objective import Objective
 from lab.state import Run
 from lab.tasks.base import Batch, Task
 
-# functions of the loop -> the part that they are; a new function of loop.py that takes time gets its line here
-PARTS = {"clip": "clip", "update": "optimizer", "log_train": "log", "score": "evaluation", "save": "save"}
+# (where a function is called, its name) -> the part that it is; a new one that takes time gets its line here
+PARTS = {
+    (descend, "clip"): "clip",
+    (descend, "update"): "optimizer",
+    (loop, "log_train"): "log",
+    (loop, "score"): "evaluation",
+    (loop, "save"): "save",
+}
 PROFILE = "profile.json"
 FEW = 20  # measured steps: with fewer, what a run does once (the last save) looks large
 
@@ -67,7 +73,7 @@ def profiling(
             if simple
             else Traced(Trace(options, device, folder, run.world.rank), run)
         )
-        places: list[tuple[Any, str, str]] = [(loop, name, part) for name, part in PARTS.items()]
+        places: list[tuple[Any, str, str]] = [(*function, part) for function, part in PARTS.items()]
         places.append((torch.Tensor, "backward", "backward"))
         if train.transform is not None:
             places.append((train, "transform", "transform"))

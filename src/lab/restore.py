@@ -7,17 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from engine.checkpoints import find_checkpoint, load_weights, save_checkpoint, weights_of
 from engine.config import CONFIG, check_resolved, no_such_key, read_config
 from engine.errors import ConfigError
-from engine.ranks import Hardware, apply_hardware, process_group, resolve_hardware, threads_of_run
+from engine.ranks import Hardware, World, apply_hardware, process_group, resolve_hardware, threads_of_run
 from engine.runs import has_key
+from lab.evaluation import evaluate
+from lab.frozen import provide_frozen
 from lab.groups import check, share_evaluation
-from lab.loop import evaluate
-from lab.make import Config, make_dataset, make_eval_loader, make_model, make_task
+from lab.make import Config, make_dataset, make_eval_loader, make_model, make_task, task_run
 from lab.tasks.base import Task
 
 
@@ -107,11 +109,19 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
     dataset = make_dataset(config, split)
     if dataset is None:
         raise ConfigError(f"--split {split}: data.splits.{split} is null in this run's config")
+    task = restore_task(config, model, file, payload)
+    return Restored(model, task, dataset, config, machine, file)
+
+
+def restore_task(config: Config, model: nn.Module, file: Path, payload: dict[str, Any]) -> Task:
+    """The task of the run whose checkpoint `file` is, with its frozen networks, on the CPU."""
     task = make_task(config)
+    task.run = task_run(config, World(0, 1, 0, torch.device("cpu")))
     task.attach(model)
+    provide_frozen(task, model, config.cfg.model, file.parent.parent, begins=False, writes=False)
     if "task" in payload:
         load_weights(task, payload["task"], str(file), "task")
-    return Restored(model, task, dataset, config, machine, file)
+    return task
 
 
 def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, float]:

@@ -6,7 +6,8 @@ import faulthandler
 import math
 import time
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from engine.checkpoints import Checkpoints, error_line, laid_out, load_weights, unmapped, weights_of
 from engine.config import leaves, locate, parse_interval, read_config, seconds
-from engine.data import Loader, Stream
+from engine.data import Loader, StatefulOrder, Stream
 from engine.errors import ConfigError
 from engine.files import write_json
 from engine.host import gpu_facts, machine_facts, machine_line
@@ -66,7 +67,9 @@ from engine.runs import (
 from engine.sweeps import Pruning
 from lab.callbacks.base import end
 from lab.checks import BufferChecks
-from lab.loop import Objective, fit, scored
+from lab.evaluation import final_scores
+from lab.groups import TrainerConfig
+from lab.loop import fit
 from lab.make import (
     Config,
     count_steps,
@@ -76,12 +79,16 @@ from lab.make import (
     make_method_of_rank,
     make_nets,
     make_state,
+    make_statistics_loader,
     make_train_loader,
+    samples_of_epoch,
     seed_rank,
 )
-from lab.optim import Plateau, check_optimizer, check_trained, follows_scores, stretched
+from lab.objective import Objective
+from lab.optim import check_optimizer, check_trained, follows_scores, stretched
 from lab.profiling import profiling, work_of
-from lab.state import Every, Run, TrainState, averaged
+from lab.schedules.plateau import Plateau
+from lab.state import Every, Run, TrainState
 from lab.tasks.supervised import Supervised
 
 
@@ -120,29 +127,70 @@ def run(run_dir: Path, began: float | None = None) -> None:
             with make_logger(run_dir, config, world, payload or {"step": 0}, began) as logger:
                 watch.before_end = logger.give_up
                 title = f"run {shown(run_dir)}" + (f", on from {source.name}" if source else "")
-                result = train(config, machine, world, logger, checkpoints, payload, stop, watch, title)
+                process = Process(config, machine, world, logger, checkpoints, stop, watch)
+                result = train(process, payload, title)
                 watch.beat("ending", result["step"], slow=True)
                 finish(run_dir, world, logger, stop, result, time.monotonic() - began)
 
 
-def train(
-    config: Config,
-    machine: Hardware,
-    world: World,
-    logger: Logger,
-    checkpoints: Checkpoints,
-    payload: dict[str, Any] | None,
-    stop: StopRequest,
-    watch: Watch,
-    title: str,
-) -> dict[str, Any]:
-    """Build everything, train, score the best weights. Returns result.json's content. title: logged before training."""
-    trainer = config.trainer
-    # ---- data
-    run_dir = checkpoints.directory.parent
-    sets = make_datasets(config)
+@dataclass(frozen=True)
+class Process:
+    """What a rank has before anything of the experiment is built."""
+
+    config: Config
+    machine: Hardware
+    world: World
+    logger: Logger
+    checkpoints: Checkpoints
+    stop: StopRequest
+    watch: Watch
+
+    @property
+    def directory(self) -> Path:
+        return self.checkpoints.directory.parent
+
+
+@dataclass(frozen=True)
+class Data:
+    """sets: {split: data set}. train: the loader of the training batches. others: {split: loader of an evaluation}."""
+
+    sets: dict[str, Any]
+    train: Loader
+    others: dict[str, Loader]
+    opened: list[Loader] = field(default_factory=list)  # more that are closed with the others
+
+    @property
+    def vals(self) -> dict[str, Loader]:
+        """Splits named val* are evaluated during training; all splits but train at its end."""
+        return {split: loader for split, loader in self.others.items() if split.startswith("val")}
+
+    @property
+    def source(self) -> Stream | None:
+        return self.sets["train"] if isinstance(self.sets["train"], Stream) else None
+
+    def close(self) -> None:
+        for loader in (self.train, *self.others.values(), *self.opened):
+            loader.close()
+
+
+def train(process: Process, payload: dict[str, Any] | None, title: str) -> dict[str, Any]:
+    """Open the data, build the method, resume or begin, train and score. Returns result.json's content.
+
+    payload: the checkpoint's, of a run that goes on. title: logged before training."""
+    data = open_data(process, payload)
+    try:
+        state, nets, run = build(process, data, payload)
+        begin(process, data, state, run, payload, title)
+        return fit_and_score(process, data, state, nets, run)
+    finally:
+        data.close()
+
+
+def open_data(process: Process, payload: dict[str, Any] | None) -> Data:
+    config, world, logger = process.config, process.world, process.logger
+    trainer, sets = config.trainer, make_datasets(config)
     if world.is_main and (names := getattr(sets["train"], "class_names", None)):
-        write_json(run_dir / CLASSES, names)
+        write_json(process.directory / CLASSES, names)
     if not any(split.startswith("val") for split in sets):
         schedule = config.optim.schedule["_target_"]
         for key, asked in (
@@ -156,59 +204,78 @@ def train(
             f"trainer.global_batch_size={trainer.global_batch_size} is more than the {len(sets['train']):,} training "
             "samples: each step sees some of them more than once"
         )
-
-    source = sets["train"] if isinstance(sets["train"], Stream) else None
-    if source is not None and payload is not None and payload.get("source"):
-        source.load_state_dict(payload["source"])
-    train_loader = make_train_loader(config, machine, sets["train"], world, payload["samples"] if payload else 0)
-    # splits named val* are evaluated during training, all splits but train at its end
-    loaders = {
-        split: make_eval_loader(config, machine, data, split, world, train_loader)
+    begun = payload or {"samples": 0}
+    if isinstance(sets["train"], Stream) and begun.get("source"):
+        sets["train"].load_state_dict(begun["source"])
+    train = make_train_loader(config, process.machine, sets["train"], world, begun["samples"], begun.get("order"))
+    others = {
+        split: make_eval_loader(config, process.machine, data, split, world, train)
         for split, data in sets.items()
         if split != "train"
     }
-    vals = {split: loader for split, loader in loaders.items() if split.startswith("val")}
+    return Data(sets, train, others)
 
-    # ---- model, task, optimizer
-    steps_per_epoch = len(sets["train"]) / trainer.global_batch_size
+
+def build(process: Process, data: Data, payload: dict[str, Any] | None) -> tuple[TrainState, dict[str, nn.Module], Run]:
+    """Model, task and optimizer with their first values; what of them is trained, and what surrounds the training."""
+    config, machine, world, logger = process.config, process.machine, process.world, process.logger
+    trainer, dataset = config.trainer, data.sets["train"]
     done = (payload["step"], payload["samples"]) if payload else (0, 0)
-    total_steps = count_steps(trainer, len(sets["train"]), *done)
-    if payload and payload["step"] > total_steps:
-        raise ConfigError(
-            f"trainer.max_steps, trainer.max_epochs: they end after {total_steps:,} steps, and the run is at step "
-            f"{payload['step']:,} already - give more"
-        )
-    model, task, tape = make_method_of_rank(config, machine, payload is None, logger, world)
+    size = samples_of_epoch(data.train, dataset, trainer, *done)
+    total_steps = steps_of_run(trainer, size, *done)
+    model, task, tape = make_method_of_rank(config, machine, logger, dataset, world, payload is None, process.directory)
     # on all ranks: losses may talk to the others
-    work = work_of(config.profiler, machine, model, task, sets["train"], train_loader.first, logger)
-    machine = with_threads(
-        machine, Objective(model, task, next(iter(task.trained(model)))), train_loader, world, run_dir
-    )
+    work = work_of(config.profiler, machine, model, task, dataset, data.train.first, logger)
+    first = Objective(model, task, next(iter(task.trained(model))))
+    machine = with_threads(machine, first, data.train, world, process.directory)
     if trainer.sync_batchnorm:
         model = with_sync_batchnorm(model, world.device)
     state = make_state(config, machine, model, task, total_steps, world, tape, begins=payload is None)
-    state.source = source
-    buffers = BufferChecks(Objective(model, task), task)
+    order = data.train.plan.order  # type: ignore[attr-defined]
+    state.source, state.order = data.source, order if isinstance(order, StatefulOrder) else None
+    buffers = BufferChecks(Objective(model, task), task, state.ema)
     nets = make_nets(config, machine, state, world)
     if state.ema is not None and (own := next((n for n, p in task.named_parameters() if p.requires_grad), None)):
         logger.warn(f"trainer.ema_decay averages the model; what the task trains ({own}) is scored as it is")
-    net, share = next(iter(nets.values())), trainer.straggler_share
-    balance = Balance(net, world, train_loader, logger, share) if world.size > 1 else None
-    pruning = Pruning.of(run_dir)
+    balance = None
+    if world.size > 1:
+        balance = Balance(next(iter(nets.values())), world, data.train, logger, trainer.straggler_share)
+    statistics = make_statistics_loader(config, machine, dataset, world, task, data.train)
+    data.opened.extend([statistics] if statistics else [])
+    pruning = Pruning.of(process.directory)
     callbacks = [*([] if pruning is None else [pruning]), *make_callbacks(config)]
-
-    # ---- intervals in steps
     intervals = (trainer.log_every, trainer.eval_every, trainer.save_every)
-    every = Every(*(parse_interval(interval, steps_per_epoch) for interval in intervals))
+    every = Every(*(parse_interval(interval, size / trainer.global_batch_size) for interval in intervals))
     run = Run(
-        world, trainer, config.monitor, machine, every, logger, checkpoints, callbacks, stop, watch, buffers,
-        epoch_samples=len(sets["train"]), total_steps=total_steps, balance=balance, work=work, first=train_loader.first,
+        world, trainer, config.monitor, machine, every, logger, process.checkpoints, callbacks, process.stop,
+        process.watch, buffers, epoch_samples=size, total_steps=total_steps, balance=balance, work=work,
+        first_batch=data.train.first, statistics=statistics, train=data.train,
+        scan=partial(make_eval_loader, config, machine, dataset, "train", world, data.train, True),
     )  # fmt: skip
+    task.run = replace(task.run, total_steps=total_steps, training=run)
+    return state, nets, run
 
-    # ---- resume or begin: from here each rank has its own random numbers
-    seed_rank(config, world.rank)
+
+def steps_of_run(trainer: TrainerConfig, epoch_samples: int, step: int, samples: int) -> int:
+    """step, samples: done before a resume, perhaps with another batch size."""
+    total_steps = count_steps(trainer, epoch_samples, step, samples)
+    if step > total_steps:
+        raise ConfigError(
+            f"trainer.max_steps, trainer.max_epochs: they end after {total_steps:,} steps, and the run is at step "
+            f"{step:,} already - give more"
+        )
+    return total_steps
+
+
+def begin(
+    process: Process, data: Data, state: TrainState, run: Run, payload: dict[str, Any] | None, title: str
+) -> None:
+    """Load the checkpoint, if there is one, and say what is trained where. From here each rank has its own random
+    numbers."""
+    world, logger = process.world, process.logger
+    seed_rank(process.config, world.rank)
     if payload:
-        restore(state, payload, config, run)
+        restore(state, payload, process.config, run)
         payload.clear()  # `run` holds it too, to the end
         run.replicas.step = state.step
     for callback in run.callbacks:
@@ -219,32 +286,34 @@ def train(
     if world.is_main:
         found = machine_facts(world.device, gpus)
         logger.say(machine_line(found))
-        if unlike := record_machine(run_dir, found):
+        if unlike := record_machine(process.directory, found):
             logger.warn(f"the run began on another machine, which rounds in its own way: {unlike}")
-    describe(logger, machine, model, run, sets, train_loader)
+    describe(logger, run.machine, state.model, run, data.sets, data.train)
 
-    # ---- train, then score the best weights
+
+def fit_and_score(
+    process: Process, data: Data, state: TrainState, nets: dict[str, nn.Module], run: Run
+) -> dict[str, Any]:
+    """Train, then score the best weights. Returns result.json's content; of a run that was stopped its step."""
+    config, logger, stop = process.config, process.logger, process.stop
     try:
-        logger.begin(state.step, total_steps)
-        with profiling(config.profiler, run, nets, train_loader, bool(config.hardware.compile)) as batches:
-            fit(nets, state, batches, vals, run)
+        logger.begin(state.step, run.total_steps)
+        with profiling(config.profiler, run, nets, data.train, bool(config.hardware.compile)) as batches:
+            fit(nets, state, batches, data.vals, run)
         logger.end_bar()
         stop.settle()
         if state.ended == "pruned":
             return {"step": state.step, "pruned": True}
         if stop.cause:
             return {"step": state.step}
-        balanced = {} if balance is None else balance.report()
-        train_loader.close()
-        scores = final_scores(state, loaders, run)
-        with watch.user_code("a callback's on_end", state.step):
+        balanced = {} if run.balance is None else run.balance.report()
+        data.train.close()
+        scores = final_scores(state, data.others, run)
+        with process.watch.user_code("a callback's on_end", state.step):
             end(run.callbacks, state, {key: value for key, value in scores.items() if "/" in key})
         return scores | balanced
     except Stopped:  # during the final scores: a resume computes them again
         return {"step": state.step}
-    finally:
-        for loader in (train_loader, *loaders.values()):
-            loader.close()
 
 
 def with_threads(machine: Hardware, net: Objective, train: Loader, world: World, run_dir: Path) -> Hardware:
@@ -326,23 +395,6 @@ def describe(
         logger.say(describe_shards(model))
     for line in [f"loader {loader.why}", *getattr(sets["train"], "describe", list)()]:
         logger.say(line)
-
-
-def final_scores(state: TrainState, loaders: dict[str, Loader], run: Run) -> dict[str, Any]:
-    """Returns the scores of the best checkpoint's weights; of the last weights if no best checkpoint was kept."""
-    model = averaged(state)
-    result: dict[str, Any] = {"step": state.step, **run.logger.latest("train/loss")}
-    run.watch.beat("loading the best checkpoint", state.step, slow=True)
-    if found := run.checkpoints.load_best(state.best):
-        entry, payload = found
-        model.load_state_dict(weights_of(laid_out(payload, model, parts=("model", "ema"))))
-        if "task" in payload:
-            state.task.load_state_dict(payload["task"])
-        result |= {"best_step": int(entry[1]), "best_checkpoint": str(run.checkpoints.best_path(entry))}
-    for split, loader in loaders.items():
-        result |= scored(model, state, split, loader, run)
-        loader.close()
-    return result
 
 
 def finish(

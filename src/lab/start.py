@@ -74,11 +74,13 @@ def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: boo
             "trainer.max_restarts: these ranks were not started by the plain command, and cannot be started again by "
             "it; torchrun --max-restarts=3 does it, with a fixed hydra.run.dir and resume=auto"
         )
-    versions = {}
-    if "://" in str(cfg.data.get("path")) and not followers():  # else each rank fetches its files
-        from engine.data import fetch_all
+    versions: dict[str, str] = {}
+    sets = [cfg.data, *(cfg.data.get("parts") or {}).values()]
+    for node in (node for node in sets if "://" in str(node.get("path"))):
+        if not followers():  # else each rank fetches its files
+            from engine.data import fetch_all
 
-        versions = fetch_all(plain(cfg.data), early.leave_if_asked)
+            versions |= fetch_all(plain(node), early.leave_if_asked)
     early.begin_run()
     with claimed(run_dir):
         if read_status(run_dir).get("status") in leave:

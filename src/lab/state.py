@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from engine.checkpoints import Checkpoints
-from engine.data import Loader, Stream
-from engine.host import collect_garbage
+from engine.data import Loader, StatefulOrder, Stream
+from engine.errors import ConfigError
 from engine.profiling import Work
 from engine.ranks import (
     Balance,
     Hardware,
     Replicas,
-    Stopped,
     StopRequest,
     Watch,
     World,
@@ -34,17 +34,21 @@ from lab.checks import BufferChecks
 from lab.groups import MonitorConfig, TrainerConfig
 from lab.tasks.base import Batch, Task
 
-LOADED = ("model", "task", "ema", "source")  # loaded by the caller of `load`: earlier, or with better error messages
+# loaded by the caller of `load`: earlier, or with better error messages
+LOADED = ("model", "task", "ema", "source", "order")
 
 
 class Optimizers(dict[str, Optimizer]):
-    """{objective: optimizer} of a task with several objectives; its state dict numbers all parameters consecutively."""
+    """{objective: optimizer}. Its state dict is that of the only one; of several it numbers all parameters
+    consecutively."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.values() for group in optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
+        if len(self) == 1:
+            return next(iter(self.values())).state_dict()
         whole: dict[str, Any] = {"state": {}, "param_groups": []}
         first = 0
         for optimizer in self.values():
@@ -56,6 +60,9 @@ class Optimizers(dict[str, Optimizer]):
         return whole
 
     def load_state_dict(self, whole: dict[str, Any]) -> None:
+        if len(self) == 1:
+            next(iter(self.values())).load_state_dict(whole)
+            return
         groups, first = list(whole["param_groups"]), 0
         for optimizer in self.values():
             own = [groups.pop(0) for _ in optimizer.param_groups]
@@ -73,12 +80,13 @@ class TrainState:
     model: nn.Module
     task: Task
     ema: nn.Module | None
-    optimizer: Optimizer | Optimizers  # Optimizers: {objective: optimizer}, for several objectives
+    optimizer: Optimizers  # {objective: optimizer}; most tasks have one objective, named ""
     schedule: Any  # step(), state_dict(), load_state_dict()
     scaler: torch.amp.GradScaler | None  # None unless precision is fp16
     trained: list[str] = field(default_factory=list)  # names of the optimizers' parameters, in their order
     monitor: list[str] = field(default_factory=list)  # key and mode of the score that best, best_score, stale are of
     source: Stream | None = None  # training data without a length; its state is the read position
+    order: StatefulOrder | None = None  # data.order, where it has a state
     step: int = 0  # optimizer steps done, skipped ones included
     samples: int = 0  # training samples done by all ranks: the next global sample number
     best: list[list[float]] = field(default_factory=list)  # [score, step] of the best checkpoints kept, best first
@@ -119,7 +127,7 @@ class TrainState:
             elif payload[name] is not None:
                 held.load_state_dict(payload[name])
             if name == "optimizer":  # before the schedule, which sets the learning rate
-                for optimizer in self.optimizers():
+                for optimizer in self.optimizer.values():
                     order_as_weights(optimizer)
                 for group, values in zip(self.optimizer.param_groups, given):
                     group.update(values)
@@ -132,12 +140,6 @@ class TrainState:
             self.counts = dict.fromkeys(self.totals, self.step - self.logged_step)
         if world.rank < len(ranks):
             set_rng_state(ranks[world.rank]["rng"], world.device)
-
-    def optimizers(self) -> Collection[Optimizer]:
-        return self.optimizer.values() if isinstance(self.optimizer, Optimizers) else (self.optimizer,)
-
-    def optimizer_of(self, objective: str) -> Optimizer:
-        return self.optimizer[objective] if isinstance(self.optimizer, Optimizers) else self.optimizer
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,13 @@ class Run:
     balance: Balance | None = None  # with several ranks: which of them holds the others up
     replicas: Replicas = field(default_factory=Replicas)
     work: Work = field(default_factory=Work)  # of a sample: what the logged speeds are made from
-    first: Callable[[], Batch] = dict  # returns the next training batch of this rank; not to be changed
+    first_batch: Callable[[], Batch] = dict  # returns the next training batch of this rank; not to be changed
+    statistics: Loader | None = None  # training samples of which the average's statistics are made
+    train: Loader | None = None  # of the training batches, as `fit` takes them
+    # scan(rows): a loader of these rows of the training set, (N,) int64, as evaluations read them: without random
+    # transforms, with "row", each row once over all ranks. To be closed: `with run.scan(rows) as batches`
+    scan: Callable[..., Loader] = Loader
+    evaluations: list[int] = field(default_factory=list)  # under way: the step of each
 
     @property
     def directory(self) -> Path:
@@ -187,19 +195,36 @@ class Run:
                 said.append(call(state, *values))
         return any(answer is True for answer in said)
 
-    def evaluating(self, loader: Loader, step: int) -> Iterator[Batch]:
-        """Yields an evaluation's batches. Raises Stopped on all ranks, after the same batch, if they agree to stop."""
-        self.stop.settle()
-        self.watch.beat("evaluating", step)
-        for number, batch in enumerate(loader):
-            yield batch
-            self.watch.beat("evaluating", step)
-            collect_garbage(number)
-            if number < loader.plan.common and self.stop.agreed(self.world):  # type: ignore[attr-defined]
-                raise Stopped
-        self.stop.settle()
-        if self.stop.cause:
-            raise Stopped
+    @property
+    def order(self) -> Any:
+        """data.order, to be changed: alike on all ranks, between steps or in on_eval. `reorder` puts it in use."""
+        return self._stateful().order
+
+    def reorder(self) -> None:
+        """From the next step on samples come by the state that `order` has now. All ranks call this after the same
+        step; it compares their states. Sample numbers go on."""
+        order = self._stateful()
+        if self.evaluations:
+            raise ConfigError(
+                "run.reorder() in an evaluation: one that is stopped is made again, so the order would change twice - "
+                "call it in on_eval, or between steps"
+            )
+        order.take()
+        step = self.watch.latest().step
+        Replicas(self.replicas.step).check(_numbers("data.order's state", order.state_dict()), step, self.world)
+        assert self.train is not None
+        self.train.reorder(order.use)
+
+    def _stateful(self) -> StatefulOrder:
+        order = getattr(self.train and self.train.plan, "order", None)
+        if isinstance(order, StatefulOrder):
+            return order
+        if self.train is not None and self.train.is_stream:
+            raise ConfigError("run.reorder(): the training data are a stream, which comes in its own order")
+        raise ConfigError(
+            "run.reorder(): data.order has no state that could change - choose one with state_dict and "
+            "load_state_dict, as in docs/my_data.md"
+        )
 
 
 def may_skip(trainer: TrainerConfig, scaler: torch.amp.GradScaler | None) -> bool:
@@ -214,11 +239,13 @@ def on_all_ranks(state: TrainState) -> Iterator[tuple[str, Any]]:
     yield from ((f"task.{name}", p) for name, p in state.task.named_parameters())
     saved = state.task.state_dict(keep_vars=True)
     for name, buffer in state.task.named_buffers():
-        if name in saved and not name.rpartition(".")[2].startswith(("running_", "num_batches_tracked")):
+        if name in saved and not is_statistic(name):
             yield f"task.{name}", buffer
     yield from ((f"ema.{name}", p) for name, p in (state.ema.named_parameters() if state.ema is not None else ()))
+    if state.order is not None:
+        yield from _numbers("data.order's state", state.order.state_dict())
     names = iter(state.trained)
-    for optimizer in state.optimizers():
+    for optimizer in state.optimizer.values():
         for number, group in enumerate(optimizer.param_groups):
             options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
             yield from _numbers(f"the optimizer's group {number}", options)
@@ -236,12 +263,21 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def averaged(state: TrainState) -> nn.Module:
-    """Returns the model to evaluate: the EMA of the weights with the model's buffers; without an EMA, the model."""
+    """Returns the model to evaluate: the average of the weights with the model's buffers; without one, the model. With
+    Task.fresh_statistics BatchNorm's statistics are the average's own, see lab.evaluation."""
     if state.ema is None:
         return state.model
+    norms = [module for module in state.ema.modules() if isinstance(module, _BatchNorm)]
+    fresh = {id(buffer) for norm in norms for buffer in norm.buffers() if state.task.fresh_statistics}
     for mean, buffer in zip(state.ema.buffers(), state.model.buffers()):
-        mean.copy_(buffer)
+        if id(mean) not in fresh:
+            mean.copy_(buffer)
     return state.ema
+
+
+def is_statistic(name: str) -> bool:
+    """Whether a buffer of this name holds BatchNorm's statistics of a rank's own samples, or the like."""
+    return name.rpartition(".")[2].startswith(("running_", "num_batches_tracked"))
 
 
 def moving_average(model: nn.Module) -> nn.Module:

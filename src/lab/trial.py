@@ -29,7 +29,9 @@ from engine.ranks import (
 from engine.runs import Logger
 from engine.sweeps import Trial
 from lab import make
-from lab.loop import Objective, evaluate, train_step
+from lab.evaluation import evaluate
+from lab.loop import train_step
+from lab.objective import Objective
 from lab.state import TrainState
 
 TIMED_STEPS = 3
@@ -58,8 +60,9 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
     others = [name for name in sets if name != "train"]
     loaders = {name: make.make_eval_loader(config, machine, sets[name], name, world) for name in others}
     try:
-        model, task = make.make_method(config, machine, begins=True, logger=Logger())
-        steps = make.count_steps(config.trainer, len(sets["train"]))
+        epoch_samples = make.samples_of_epoch(train, sets["train"], config.trainer)
+        model, task = make.make_method(config, machine, Logger(), sets["train"], one)
+        steps = make.count_steps(config.trainer, epoch_samples)
         # one process with the whole model, for fsdp and ddp too; dp keeps its replicas
         strategy = config.trainer.strategy if config.trainer.strategy == "dp" else "single"
         config = replace(config, trainer=replace(config.trainer, strategy=strategy))
@@ -93,7 +96,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
             eval_s = sum(seconds for name, seconds in took.items() if name.startswith("val"))
             end_s = sum(took.values())
         memory = int(peak_memory(device))
-        per_epoch = len(sets["train"]) / config.trainer.global_batch_size
+        per_epoch = epoch_samples / config.trainer.global_batch_size
         every = parse_interval(config.trainer.eval_every, per_epoch)
         evaluations = -(-steps // every) if every else 0  # the last step's, too
         trial = Trial(shape, batch, steps, evaluations, took_s, eval_s, end_s, memory, torch.get_num_threads())

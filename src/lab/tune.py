@@ -39,8 +39,9 @@ from engine.ranks import (
 )
 from engine.runs import Logger
 from lab import make
+from lab.evaluation import evaluate
 from lab.groups import HardwareConfig, TrainerConfig, share_evaluation, typed
-from lab.loop import evaluate, train_step
+from lab.loop import train_step
 from lab.optim import Schedule
 from lab.state import TrainState
 from lab.trial import step_s
@@ -79,7 +80,7 @@ class Trial:
         strategy = self.config.trainer.strategy if world.size > 1 else "single"
         config = replace(self.config, trainer=replace(self.config.trainer, strategy=strategy))
         config = replace(config, hardware=replace(config.hardware, compile=False))
-        model, task, tape = make.make_method_of_rank(config, machine, True, Logger(), world)
+        model, task, tape = make.make_method_of_rank(config, machine, Logger(), self.sets["train"], world)
         steps = make.count_steps(config.trainer, len(self.sets["train"]))
         state = make.make_state(config, machine, model, task, steps, world, tape)
         nets = make.make_nets(config, machine, state, world)

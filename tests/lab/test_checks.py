@@ -26,7 +26,8 @@ from engine.errors import ConfigError, RunFailed
 from engine.ranks.launch import Ranks
 from engine.runs.directory import read_failure
 from lab.checks import BufferChecks, check_criterion, check_per_sample, first_samples
-from lab.loop import forward_loss
+from lab.groups import TrainerConfig
+from lab.objective import forward_loss
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
 
@@ -184,6 +185,12 @@ class Terms(Supervised):
     terms = ("consistency",)
 
 
+@pytest.mark.parametrize("name", ["sample", "share_in_average", "losses", "run", "frozen"])
+def test_a_part_of_a_task_hides_no_method(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^task: Supervised\.{name} is a name of Task's own - name it otherwise$"):
+        setattr(Supervised(CrossEntropy(0.0), {}), name, nn.Linear(1, 1))
+
+
 def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     from lab import make
 
@@ -197,8 +204,8 @@ def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatc
         (Objectiveless(), r"^task: Objectiveless\.trained names 'student', so Objectiveless needs a student_losses$"),
     ):
         with pytest.raises(ConfigError, match=line):
-            make.check_task(task, model)
-    make.check_task(Terms(metric, {"other": metric}), model)
+            make.check_task(task, model, TrainerConfig())
+    make.check_task(Terms(metric, {"other": metric}), model, TrainerConfig())
     monkeypatch.setattr(make, "construct", lambda key, node: Hasty)
     monkeypatch.setattr(make, "task_class", lambda node: Hasty)
     with pytest.raises(ConfigError, match=r"^task: the __init__ of Hasty must begin with super\(\).__init__\(\)$"):

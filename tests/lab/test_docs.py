@@ -25,13 +25,18 @@ from fork import copy_of_the_project
 from PIL import Image
 
 README = (ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else ""
-OURS = README.startswith("# A template for PyTorch experiments\n") and (ROOT / "docs/index.md").exists()
+OURS = README.startswith("# Samebits\n") and (ROOT / "docs/index.md").exists()
 pytestmark = pytest.mark.skipif(not OURS, reason="of the template's docs; this project has some of its own")
 
 DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 TOP = {path.name: path.read_text() for path in sorted(ROOT.glob("*.md"))}
-WALKED = ("my_data.md", "my_model.md", "my_method.md", "callbacks.md")  # typed from their beginning to their end
-OTHERS = {"tasks.md": "test_task_docs.py", "paper.md": "test_paper.py", "README.md": "test_readme.py"}  # run there
+# typed from their beginning to their end
+WALKED = ("my_data.md", "my_model.md", "my_method.md", "callbacks.md", "your_script.md")
+# run there
+OTHERS = {
+    "tasks.md": "test_task_docs.py", "paper.md": "test_paper.py", "hugging_face.md": "test_task_transformers.py",
+    "README.md": "test_readme.py",
+}  # fmt: skip
 # commands of others, and those whose program is not this machine's
 FOREIGN = (
     "pip", "wandb", "status=$?", "if", "exit", "scontrol", "#SBATCH", "#!/bin/bash", "tensorboard", "mlflow",
@@ -145,7 +150,7 @@ def each_alone(words: list[str]) -> Iterator[list[str]]:
 @pytest.fixture(scope="module")
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tokens, for the commands whose data.path is a text of the reader's. Beside it photos/, a folder of images, and
-    other.h5, with sequences and poses."""
+    other.h5, with sequences, poses and pairs."""
     path = tmp_path_factory.mktemp("text") / "text.h5"
     for kind in ("cat", "dog"):
         (path.parent / "photos" / kind).mkdir(parents=True)
@@ -161,6 +166,8 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
             file[f"{split}/images"], file[f"{split}/part"], file[f"{split}/S"] = (
                 ["1.jpg"], np.zeros((1, 17, 2)), np.zeros((1, 17, 3))
             )  # fmt: skip
+            for name in ("chosen", "chosen_mask", "rejected", "rejected_mask"):
+                file[f"{split}/{name}"] = np.ones((3, 5), dtype=np.uint8)
     return path
 
 
@@ -170,13 +177,13 @@ def check_overrides(words: list[str], text: Path) -> None:
     kept = [word for word in words if not word.startswith(dropped)]
     if any(word.startswith("resume=") for word in words):
         kept.insert(0, "trainer=fsdp")  # of the run that goes on; a strategy that a command gives comes after it
-    if {"data=tokens", "experiment=shakespeare"} & set(words):
+    if {"data=tokens", "experiment=shakespeare", "experiment=streaming"} & set(words):
         kept.append(f"data.path={text}")
     if {"data=image_folder", "experiment=image_folder"} & set(words):
         kept.append(f"data.path={text.parent / 'photos'}")
-    if {"task=pose", "experiment=sequences"} & set(words):
+    if {"task=pose", "experiment=sequences", "experiment=preferences"} & set(words):
         kept.append(f"data.path={text.with_name('other.h5')}")
-    if "task=finetune" in words:
+    if {"task=finetune", "experiment=preferences"} & set(words):
         kept.append(f"task.weights={text}")
     for overrides in each_alone(kept):
         compose(*overrides)

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.torch_version import TorchVersion
 
+import lab.descend as descend
 import lab.loop as loop
 from engine.ranks import World
 from engine.ranks.hardware import Hardware
@@ -30,6 +31,8 @@ from engine.ranks.skipping import DeviceSchedule
 from engine.ranks.threads import Threads
 from engine.runs import Logger
 from lab import make
+from lab.evaluation import evaluate
+from lab.logging import log_train
 from lab.make import Config
 from lab.state import TrainState, averaged
 
@@ -51,6 +54,7 @@ class Training:
     nets: dict[str, Any]
     transforms: dict[bool, Any]
     samples: dict[str, Any]
+    rows: np.ndarray  # of the samples
     logged: list[dict[str, float]] = field(default_factory=list)
 
     def batches(self, sizes: Sequence[int], training: bool) -> Iterator[dict[str, Any]]:
@@ -58,7 +62,8 @@ class Training:
             batch = {k: v[:size].to(GPU, non_blocking=True) if isinstance(v, Tensor) else v[:size]
                      for k, v in self.samples.items()}  # fmt: skip
             transform = self.transforms[training]
-            yield batch if transform is None else transform(batch, torch.arange(size, device=GPU))
+            told = (self.rows[:size],) if getattr(transform, "takes_rows", False) else ()
+            yield batch if transform is None else transform(batch, torch.arange(size, device=GPU), *told)
 
     def step(self) -> dict[str, Tensor]:
         batches = self.batches(self.machine.micro_batch_sizes, training=True)
@@ -93,22 +98,21 @@ class Training:
             balance=None, world=ONE, logger=around, trainer=self.config.trainer, epoch_samples=8,
             notify=lambda *args: None,
         )  # fmt: skip
-        loop.log_train(self.state, run, SimpleNamespace(read=lambda samples: {}))  # type: ignore[arg-type]
+        log_train(self.state, run, SimpleNamespace(read=lambda samples: {}))  # type: ignore[arg-type]
 
     def evaluate(self) -> None:
         """Two batches, of the second one sample is padding."""
         sizes = (4, 4)
         batches, lengths = self.batches(sizes, training=False), lambda k: (4, 4 - k)
         model = averaged(self.state)
-        self.scores = loop.evaluate(model, self.state.task, batches, ONE, self.machine, lengths)
+        self.scores = evaluate(model, self.state.task, batches, ONE, self.machine, lengths)
 
     def everything(self) -> Iterator[tuple[str, Tensor]]:
         """What training holds."""
         for name, module in (("model", self.state.model), ("task", self.state.task), ("ema", self.state.ema)):
             yield from () if module is None else module.named_parameters(name)
             yield from () if module is None else module.named_buffers(name)
-        every = [self.state.optimizer] if isinstance(self.state.optimizer, torch.optim.Optimizer) else [
-            *self.state.optimizer.values()]  # fmt: skip
+        every = [*self.state.optimizer.values()]
         for held in (state for optimizer in every for state in optimizer.state.values()):
             yield from ((key, value) for key, value in held.items() if isinstance(value, Tensor) and value.dim())
 
@@ -119,15 +123,17 @@ def training(*overrides: str, micro: Sequence[int] = (3, 3, 2)) -> Iterator[Trai
     precision = config.hardware.precision
     machine = Hardware("cuda", 1, "fp32" if precision == "auto" else precision, Threads(1, 1, ""), list(micro), 4)
     torch.manual_seed(0)
-    samples = make.make_datasets(config)["train"].gather(np.arange(8), None)
-    model, task = make.make_method(config, machine, True, Logger())
-    transforms = {training: make.make_transform(config, training) for training in (True, False)}
+    dataset, one = make.make_datasets(config)["train"], World(0, 1, 0, torch.device("cpu"))
+    rows = np.arange(8) * len(dataset) // 8
+    samples = dataset.gather(rows, None)
+    model, task = make.make_method(config, machine, Logger(), dataset, one)
+    transforms = {training: make.make_transform(config, training, dataset) for training in (True, False)}
     with fake_gpu((model, task, samples, transforms)) as (gpu, (model, task, samples, transforms)):
         state = make.make_state(config, machine, model, task, 100, ONE)
         nets = make.make_nets(config, machine, state, ONE)
         for net in nets.values():
             net.train()
-        yield Training(gpu, config, machine, state, nets, transforms, samples)
+        yield Training(gpu, config, machine, state, nets, transforms, samples, rows)
         assert not gpu.unordered
 
 
@@ -159,7 +165,7 @@ OPTIMIZERS = {
 )  # fmt: skip
 def test_a_step_waits_only_where_it_must(mode: str, optimizer: str) -> None:
     """With a moving average, clipping and unequal micro-batches. Where a step may be left out, an optimizer without a
-    fused kernel waits once to learn of it: lab.loop.update."""
+    fused kernel waits once to learn of it: lab.descend.update."""
     asks = ("fp16" in mode or "skip" in mode) and optimizer not in ("adamw", "sgd")
     with training(*OPTIMIZERS[optimizer], *MODES[mode], "trainer.ema_decay=0.9", "trainer.clip_norm=1.0") as run:
         assert isinstance(run.state.schedule, DeviceSchedule) == (not asks and mode in ("fp16", "skip", "fp16, skip"))
@@ -199,7 +205,10 @@ TASKS = {
     "gan": ("task=gan", "model.input_shape=[32]", "model.num_outputs=64", "task.critic_steps=2"),
     "byol": ("task=byol", *RESNET),
     "contrastive": ("task=contrastive", *RESNET),
+    "dino": ("task=dino", *RESNET),
+    "ddpm": ("task=ddpm", "model.input_shape=[9,8,8]", "model.num_outputs=64"),
     "vae": ("model=autoencoder", "task=vae"),
+    "fixmatch": ("experiment=fixmatch", *RESNET),
     "next_token": GPT,
     "next_token, padded": (*GPT, "model.vocab_multiple=8"),
     "next_token, in pieces": (*GPT, "model.vocab_multiple=8", "model.chunked_logits=true"),
@@ -300,12 +309,12 @@ def test_what_a_gpu_cannot_or_must_wait_for_is_noticed(spoil: Callable[[Tensor],
 
 
 def test_a_loop_that_asks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    clip = loop.clip
+    clip = descend.clip
 
     def clipped(gradients: list[Tensor], limit: float | None) -> Tensor:
         norm = clip(gradients, limit)
         return norm if norm.item() > 2 else norm.clone()
 
-    monkeypatch.setattr(loop, "clip", clipped)
+    monkeypatch.setattr(descend, "clip", clipped)
     with training() as run, pytest.raises(Waited), run.gpu.refused():
         run.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
 import json
 import os
 import re
@@ -355,9 +356,21 @@ for line in sys.stdin:
 """
 
 
+def forks_of_pairs(tools: Any, parts: list[str]) -> list[list[str]]:
+    """What to leave out: for each two parts a fork without the first that has the second: some 8 for 31 parts."""
+    codes = list(itertools.combinations(range(7), 3))  # 35, of which none holds another
+    assert len(parts) <= len(codes), "take combinations of more"
+    forks = [tools.chosen([part for part, code in zip(parts, codes) if i in code]) for i in range(7)]
+    beside = {kept: [part for part in parts if kept not in tools.chosen([part])] for kept in parts}
+    for kept, others in beside.items():  # what others take with them is there too seldom
+        if {*others} - {part for fork in forks if kept not in fork for part in fork}:
+            forks.append(others)
+    return forks
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(7200)  # each of 17 parts takes some seconds where nothing else runs
-def test_without_any_one_part_all_is_collected_and_imported(
+@pytest.mark.timeout(7200)  # each of 7 forks takes some seconds where nothing else runs
+def test_without_some_parts_all_is_collected_and_imported(
     template: Path, tools: Any, prune: Any, parts: list[str], tmp_path: Path
 ) -> None:
     with subprocess.Popen(
@@ -366,12 +379,13 @@ def test_without_any_one_part_all_is_collected_and_imported(
     ) as server:  # fmt: skip
         assert server.stdin
         assert server.stdout
-        for part in parts:
-            folder = tmp_path / part
-            assert fork(template, "--without", part, "--into", str(folder)).stderr == ""
+        folder = tmp_path / "fork"
+        for without in forks_of_pairs(tools, parts):
+            assert fork(template, "--without", *without, "--into", str(folder)).stderr == ""
             check_imports(folder, prune)
             print(json.dumps(str(folder)), file=server.stdin, flush=True)
-            assert server.stdout.readline() == "0\n", f"{part}\n{(folder / 'collected').read_text()[-3000:]}"
+            log = folder / "collected"
+            assert server.stdout.readline() == "0\n", f"without {' '.join(without)}\n{log.read_text()[-3000:]}"
             shutil.rmtree(folder)
 
 
@@ -392,11 +406,25 @@ def typed(folder: Path, command: str, seconds: float = 120) -> str:
     return done.stdout + done.stderr
 
 
+def not_in_the_least(template: Path, tools: Any, larger: Path) -> list[str]:
+    """The files of tests of this fork that one without any part lacks, or has in other words."""
+    least = larger / "least"
+    done = fork(template, "small_one", "--without", *tools.PARTS, "--into", str(least))
+    assert (done.returncode, done.stderr) == (0, "")
+    same = files(least / "tests")
+    shutil.rmtree(least)
+    tests = {path: text for path, text in files(larger / "tests").items() if "/test_" in path}
+    names = [f"tests/{path}" for path, text in tests.items() if same.get(path) != text]
+    assert 5 < len(names) < len(tests) / 2
+    return names
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)  # its quick tests take 4 minutes where nothing else runs
 @pytest.mark.parametrize("asked", ["engine", "all"])
 def test_the_tests_of_a_small_fork_pass(template: Path, tools: Any, tmp_path: Path, asked: str) -> None:
-    """The two outer shapes. What the command says is typed, to the letter."""
+    """The two outer shapes; of the larger one those files of tests that the smaller does not have. What the command
+    says is typed, to the letter."""
     without = tools.PARTS if asked == "all" else [asked]
     done = fork(template, "small_one", "--without", *without, "--into", str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
@@ -417,7 +445,8 @@ def test_the_tests_of_a_small_fork_pass(template: Path, tools: Any, tmp_path: Pa
         typed(tmp_path, command)
     assert (own / "engine").is_dir()
     typed(tmp_path, f"{train_it} {' '.join(SMALL)} trainer.max_steps=2")
-    assert re.search(r"\d+ passed", typed(tmp_path, f"{test_it} -n 2", 1200))
+    names = [] if asked == "all" else not_in_the_least(template, tools, tmp_path)
+    assert re.search(r"\d+ passed", typed(tmp_path, f"{test_it} -n 2 {' '.join(names)}", 1200))
 
 
 @pytest.mark.slow

@@ -17,6 +17,9 @@ import torch
 from ranks import on_ranks
 from torch import Tensor, nn
 
+import lab.descend as descend
+import lab.evaluation as evaluation
+import lab.logging as logging
 import lab.loop as loop
 import lab.owed as owed
 from engine.errors import ConfigError, RunFailed
@@ -26,8 +29,10 @@ from engine.ranks.stop import Stopped
 from engine.ranks.threads import Threads
 from lab.callbacks.base import Callback
 from lab.groups import MonitorConfig, TrainerConfig
-from lab.optim import Constant, Schedule
-from lab.state import Every, Run, TrainState
+from lab.objective import Objective
+from lab.optim import Schedule
+from lab.schedules.constant import Constant
+from lab.state import Every, Optimizers, Run, TrainState
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
 
@@ -138,7 +143,7 @@ def run_of(around: Any, **changed: Any) -> Run:
 def state_of(model: nn.Module | None = None, **changed: Any) -> TrainState:
     torch.manual_seed(0)
     model = model or nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+    optimizer = Optimizers({"": torch.optim.SGD(model.parameters(), lr=0.5, fused=True)})
     schedule = Schedule(optimizer, Constant(0.0), 10)
     parts = {"model": model, "task": task_of(squared), "ema": None, "optimizer": optimizer, "schedule": schedule}
     return TrainState(**{**parts, "scaler": None, **changed})
@@ -253,7 +258,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Surroundings:
         return {"loss": 10.0 - around.named("step")[-1][1] if around.named("step") else 9.5}
 
     monkeypatch.setattr(loop, "train_step", train_step)
-    monkeypatch.setattr(loop, "evaluate", evaluate)
+    monkeypatch.setattr(evaluation, "evaluate", evaluate)
     monkeypatch.setattr(loop, "Clock", lambda train, logger, speeds: around)
     return around
 
@@ -372,11 +377,11 @@ def totals(**values: float) -> dict[str, Tensor]:
 def test_a_log_has_the_means_over_the_steps_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks, six steps since the last log, two of them skipped; the other rank's sums are four times these."""
     around = Surroundings()
-    monkeypatch.setattr(loop, "all_sum", lambda values, world: values * 5)
+    monkeypatch.setattr(logging, "all_sum", lambda values, world: values * 5)
     run = run_of(around, non_finite="skip", world=World(0, 2, 0, CPU))
     sums = totals(loss=8.0, grad_norm=16.0, non_finite=2.0)
     state = state_of(step=10, samples=40, logged_step=4, totals=sums, counts=dict.fromkeys(sums, 6))
-    loop.log_train(state, run, around)  # type: ignore[arg-type]
+    logging.log_train(state, run, around)  # type: ignore[arg-type]
     assert around.named("log") == [
         ("log", 10, {
             "train/loss": 5.0, "train/grad_norm": 10.0, "train/lr": 0.5, "train/epoch": 4.0, "train/skipped_steps": 2.0,
@@ -391,7 +396,7 @@ def test_a_log_without_a_step_that_counts_has_no_means() -> None:
     around = Surroundings()
     sums = totals(loss=0.0, non_finite=2.0)
     state = state_of(step=4, samples=16, logged_step=2, totals=sums, counts=dict.fromkeys(sums, 2))
-    loop.log_train(state, run_of(around, non_finite="skip"), around)  # type: ignore[arg-type]
+    logging.log_train(state, run_of(around, non_finite="skip"), around)  # type: ignore[arg-type]
     assert around.named("log") == [
         ("log", 4, {"train/lr": 0.5, "train/epoch": 1.6, "train/skipped_steps": 2.0, "own/x": 4, "perf/x": 8}),
     ]  # fmt: skip
@@ -406,7 +411,7 @@ STOPS = r"^gradients were not finite within the steps 5 to 9; debug=nan names .*
         (0.0, False, None, None),
         (2.0, True, None, None),
         (2.0, False, 4.0, None),
-        (0.0, False, loop.SMALLEST_SCALE, None),
+        (0.0, False, logging.SMALLEST_SCALE, None),
         (2.0, False, None, STOPS),
         (0.0, False, 0.0009, r"^fp16: the loss scale has fallen below 0\.001 by step 9,"),
         (2.0, True, 0.0009, r"^fp16: the loss scale has fallen below 0\.001 by step 9,"),
@@ -420,23 +425,23 @@ def test_steps_that_are_not_finite(non_finite: float, skip: bool, scale: float |
     state = state_of(step=9, logged_step=4, scaler=scaler, totals=totals(loss=1.0, **norms, **counts))
     run = run_of(Surroundings(), non_finite="skip" if skip else "stop")
     if says is None:
-        assert loop.check_finite(state, run) == ({"": non_finite} if may_skip else {})
+        assert logging.check_finite(state, run) == ({"": non_finite} if may_skip else {})
     else:
         with pytest.raises(RunFailed, match=says):
-            loop.check_finite(state, run)
+            logging.check_finite(state, run)
 
 
 def test_steps_that_were_left_out_before_a_resume_are_counted() -> None:
     """Which ended the skipping: fp16 to fp32. Means are over the steps that count."""
     held = totals(loss=1.0, grad_norm=3.0, non_finite=2.0)
-    assert loop.check_finite(state_of(step=9, logged_step=4, totals=held), run_of(Surroundings())) == {"": 2}
+    assert logging.check_finite(state_of(step=9, logged_step=4, totals=held), run_of(Surroundings())) == {"": 2}
     held = totals(loss=1.0, grad_norm=INF, non_finite=2.0)
     with pytest.raises(RunFailed, match=STOPS):
-        loop.check_finite(state_of(step=9, logged_step=4, totals=held), run_of(Surroundings()))
+        logging.check_finite(state_of(step=9, logged_step=4, totals=held), run_of(Surroundings()))
 
 
 def test_right_after_a_log_nothing_is_known_of_steps() -> None:
-    assert loop.check_finite(state_of(), run_of(Surroundings())) == {}
+    assert logging.check_finite(state_of(), run_of(Surroundings())) == {}
 
 
 # ---- scores
@@ -446,7 +451,7 @@ def scoring(monkeypatch: pytest.MonkeyPatch, values: list[float], **changed: Any
     """Score these one after the other, every 3 steps -> (what was noted, the state, why it has ended, each time)."""
     around, state, told = Surroundings(), state_of(), []
     given = iter(values)
-    monkeypatch.setattr(loop, "evaluate", lambda *rest: {"loss": next(given), "other": 0.0})
+    monkeypatch.setattr(evaluation, "evaluate", lambda *rest: {"loss": next(given), "other": 0.0})
     for _ in values:
         state.step += 3
         state.owes, state.ended = ["score"], ""
@@ -516,7 +521,7 @@ def test_a_callback_may_end_the_training(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_a_callback_asks_on_one_rank_ends_all(tmp_path: Path) -> None:
     def work(world: World, folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "evaluate", lambda *rest: {"loss": 1.0})
+            patch.setattr(evaluation, "evaluate", lambda *rest: {"loss": 1.0})
             for asking in (1, None, 0):
                 around, state = Surroundings(), state_of(step=3, trained=["weight", "bias"])
                 around.asks = world.rank == asking
@@ -531,7 +536,7 @@ def test_an_evaluation_that_was_left_has_not_begun(monkeypatch: pytest.MonkeyPat
         random.random(), torch.rand(3)
         raise Stopped
 
-    monkeypatch.setattr(loop, "evaluate", evaluate)
+    monkeypatch.setattr(evaluation, "evaluate", evaluate)
     around, state = Surroundings(), state_of(step=3)
     torch.manual_seed(5)
     expected = torch.rand(2)
@@ -582,7 +587,7 @@ class Synced(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.net, self.alone, self.passes = loop.Objective(model, task_of(squared)), False, []  # type: ignore[var-annotated]
+        self.net, self.alone, self.passes = Objective(model, task_of(squared)), False, []  # type: ignore[var-annotated]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -597,7 +602,7 @@ class Synced(nn.Module):
 
 def stepped(state: TrainState, net: Any = None, **changed: Any) -> dict[str, Tensor]:
     """One step of micro-batches of 3 and 2 samples."""
-    nets = {"": net or loop.Objective(state.model, state.task)}
+    nets = {"": net or Objective(state.model, state.task)}
     return loop.train_step(nets, state, iter(Data([3, 2])), trainer(**changed), MACHINE, ONE)  # type: ignore[arg-type]
 
 
@@ -679,7 +684,7 @@ def test_a_step_that_is_not_finite(way: str) -> None:
     state = state_of(model, scaler=scaler, ema=copy.deepcopy(model))
     updates: list[Any] = []
     given: dict[str, Any] = {"non_finite": "skip" if way == "skip" else "stop", "ema_decay": 0.5}
-    state.optimizer.step = lambda: updates.append(1)  # type: ignore[union-attr, method-assign, assignment, misc]
+    state.optimizer[""].step = lambda: updates.append(1)  # type: ignore[method-assign, assignment, misc]
     with torch.no_grad():
         state.ema.weight.add_(1.0)  # type: ignore[union-attr, operator]
     before = [p.clone() for p in state.ema.parameters()]  # type: ignore[union-attr]
@@ -689,7 +694,7 @@ def test_a_step_that_is_not_finite(way: str) -> None:
     assert values["non_finite"].item() == 1.0 if asks else "non_finite" not in values
     assert len(updates) == (0 if asks else 1)
     assert state.schedule.updates == len(updates)
-    assert not hasattr(state.optimizer, "found_inf"), "only where the kernel is to leave the step out"
+    assert not hasattr(state.optimizer[""], "found_inf"), "only where the kernel is to leave the step out"
     assert all(map(torch.equal, state.ema.parameters(), before)) == asks  # type: ignore[union-attr]
     if way == "stop":
         assert not any(math.isfinite(values[name].item()) for name in ("loss", "grad_norm"))
@@ -700,22 +705,22 @@ def test_a_step_that_is_not_finite(way: str) -> None:
     state.task = task_of(squared)
     stepped(state, **given)
     assert len(updates) == (1 if asks else 2)
-    if hasattr(state.optimizer, "found_inf"):
-        assert state.optimizer.found_inf.item() == 0.0
+    if hasattr(state.optimizer[""], "found_inf"):
+        assert state.optimizer[""].found_inf.item() == 0.0
 
 
 def test_the_average_moves_by_its_share() -> None:
-    model = nn.Linear(1, 1, bias=False)
-    state = state_of(model, ema=copy.deepcopy(model))
+    model = nn.Linear(3, 1, bias=False)
+    state = state_of(model, ema=copy.deepcopy(model), task=task_of(lambda output, batch: 0 * output[:, 0]))
     model.weight.data.fill_(8.0)
     state.ema.weight.data.fill_(4.0)  # type: ignore[union-attr, operator]
-    assert loop.update(state, state.optimizer_of(""), trainer(ema_decay=0.75), None) is True
-    assert state.ema.weight.item() == 5.0  # type: ignore[union-attr, operator]
+    stepped(state, ema_decay=0.75)
+    assert state.ema.weight.tolist() == [[5.0] * 3]  # type: ignore[union-attr, operator]
 
 
 def test_parameters_without_a_gradient_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     named: list[Any] = []
-    monkeypatch.setattr(loop, "name_unused", lambda net, unused, step: named.append((len(unused), step)))
+    monkeypatch.setattr(descend, "name_unused", lambda net, unused, step: named.append((len(unused), step)))
     state = state_of(step=4)
     stepped(state)
     assert named == []
@@ -796,14 +801,14 @@ def test_a_train_step_uses_all_its_micro_batches() -> None:
 def test_clip() -> None:
     for limit, factor in ((None, 1.0), (10.0, 1.0), (5.0, 5 / (5 + 1e-6)), (1.0, 0.2)):
         gradients = [torch.tensor([3.0]), torch.tensor([[4.0, 0.0]])]
-        assert loop.clip(gradients, limit).item() == 5.0
+        assert descend.clip(gradients, limit).item() == 5.0
         torch.testing.assert_close(gradients[0], torch.tensor([3.0 * factor]), rtol=1e-6, atol=0.0)
         torch.testing.assert_close(gradients[1], torch.tensor([[4.0 * factor, 0.0]]), rtol=1e-6, atol=0.0)
     tiny = [torch.tensor([3e-6, 4e-6])]
-    loop.clip(tiny, 1e-6)
+    descend.clip(tiny, 1e-6)
     torch.testing.assert_close(tiny[0], torch.tensor([5e-7, 4e-6 / 6]), rtol=1e-5, atol=0.0)  # as in torch: 1 / (5 + 1)
     nothing = [torch.zeros(2)]
-    assert loop.clip(nothing, 1e-3).item() == 0.0
+    assert descend.clip(nothing, 1e-3).item() == 0.0
     assert nothing[0].tolist() == [0.0, 0.0]  # and not nan
 
 
@@ -831,7 +836,7 @@ def double(output: Tensor, batch: Any) -> Tensor:
 
 def evaluated(task: Task, batches: list[Tensor] = EVALUATED, lengths: Any = LENGTHS, **more: Any) -> dict[str, float]:
     given = [{"x": batch} for batch in batches]
-    return loop.evaluate(more.pop("model", Same()), task, given, ONE, MACHINE, lengths.__getitem__, **more)
+    return evaluation.evaluate(more.pop("model", Same()), task, given, ONE, MACHINE, lengths.__getitem__, **more)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -843,8 +848,8 @@ def test_an_evaluation_counts_what_counts(monkeypatch: pytest.MonkeyPatch, train
         told.append("summed")
         sums += torch.tensor([30.0, 60.0, 0.0, 3.0])
 
-    monkeypatch.setattr(loop, "all_sum", all_sum)
-    monkeypatch.setattr(loop, "broadcast_buffers", lambda model, world: told.append("buffers"))
+    monkeypatch.setattr(evaluation, "all_sum", all_sum)
+    monkeypatch.setattr(evaluation, "broadcast_buffers", lambda model, world: told.append("buffers"))
     model = Same().train(training)
     task = Supervised(first, {"double": double, "none": lambda output, batch: 0 * output})
     scores = evaluated(
@@ -899,7 +904,7 @@ def test_the_batches_of_an_evaluation() -> None:
     around = Agreeing()
     data = Data([2, 2, 2])
     data.plan.common = 2  # the ranks have no third batch in common: nobody may wait for another there
-    got = list(run_of(around).evaluating(data, 6))  # type: ignore[arg-type]
+    got = list(evaluation.until_stopped(data, 6, run_of(around)))  # type: ignore[arg-type]
     assert [batch["y"][0].item() for batch in got] == [0.0, 1.0, 2.0]
     beat = ("beat", "evaluating", 6)
     assert around.events == [("settle",), beat, beat, "agreed", beat, "agreed", beat, ("settle",)]
@@ -913,7 +918,7 @@ def test_an_evaluation_is_left_together(at: int | None) -> None:
     around.cause = "" if at else "SIGTERM"
     got: list[Any] = []
     with pytest.raises(Stopped):
-        got.extend(run_of(around).evaluating(Data([2, 2, 2]), 6))  # type: ignore[arg-type]
+        got.extend(evaluation.until_stopped(Data([2, 2, 2]), 6, run_of(around)))  # type: ignore[arg-type]
     assert len(got) == (at or 3)
 
 
@@ -921,12 +926,10 @@ def test_an_evaluation_is_left_together(at: int | None) -> None:
 
 
 def test_the_best_weights_are_scored_with_the_task_of_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    import lab.run
-
     def scored(model: Any, state: TrainState, split: str, loader: Any, run: Run) -> dict[str, float]:
         return {f"{split}/weight": model.weight.item(), f"{split}/task": state.task.held.item()}  # type: ignore[operator, union-attr]
 
-    monkeypatch.setattr(lab.run, "scored", scored)
+    monkeypatch.setattr(evaluation, "scored", scored)
     around, state = Surroundings(), state_of(nn.Linear(1, 1), step=6, best=[[0.5, 3]])
     state.task.register_buffer("held", torch.tensor(3.0))
     with torch.no_grad():
@@ -936,7 +939,7 @@ def test_the_best_weights_are_scored_with_the_task_of_then(monkeypatch: pytest.M
     around.load_best = lambda entries: (entries[0], best)  # type: ignore[attr-defined]
     around.latest = lambda *names: {}  # type: ignore[attr-defined]
     around.close = lambda: None  # type: ignore[attr-defined]
-    found = lab.run.final_scores(state, {"val": around}, run_of(around))  # type: ignore[dict-item]
+    found = evaluation.final_scores(state, {"val": around}, run_of(around))  # type: ignore[dict-item]
     assert (found["val/weight"], found["val/task"], found["best_step"]) == (3.0, 3.0, 3)
 
 

@@ -64,7 +64,7 @@ def test_each_image_is_seen_both_ways_in_two_epochs() -> None:
 
 def test_evaluations_average_over_views() -> None:
     """Of a model that returns its image: moved by one pixel each way along the diagonal, mirrored or not."""
-    task = Whitened(lambda output, batch: output, {}, "x.h5", "train", "image", 1, [0.5], [0.5], views=6)
+    task = Whitened(lambda output, batch: output, {}, 1, views=6)
     image = torch.zeros(1, 1, 8, 8)
     image[..., 3, 2] = 1.0
     model = nn.Identity()
@@ -83,7 +83,7 @@ def test_evaluations_average_over_views() -> None:
     task.views = 1
     assert torch.equal(task.predict(model, {"x": image}), image)
     with pytest.raises(ConfigError, match=r"task\.views=3: one of 1, 2, 6"):
-        Whitened(lambda output, batch: output, {}, "x.h5", "train", "image", 1, [0.5], [0.5], views=3)
+        Whitened(lambda output, batch: output, {}, 1, views=3)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import method
 import numpy as np
 import pytest
 import torch
+import warm
 from conftest import NEEDS_GPT, ROOT, assert_equal, last_checkpoint, metrics, needs, result, start_run
 from torch.nn import functional as F
 
@@ -197,7 +197,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     letters = "to be or not to be, that is the question:\n"
     (folder / "text.txt").write_text(letters * 100)
     command = [sys.executable, "src/h5.py", "pack", f"{folder}/text.txt", f"{folder}/text.h5", "--tokenizer", "chars"]
-    subprocess.run([*command, "--split", "val=0.1"], check=True, cwd=ROOT, capture_output=True)
+    warm.run([*command, "--split", "val=0.1"], check=True, cwd=ROOT, capture_output=True)
     return str(folder / "text.h5")
 
 
@@ -227,7 +227,7 @@ def test_the_experiment_learns_and_writes(tmp_path: Path, text: str) -> None:
     assert texts(again) == written
     assert_equal(last_checkpoint(run)["model"], last_checkpoint(without)["model"])
     assert metrics(run) == metrics(without)
-    other = start_run(tmp_path / "other", *common, "callback.sample_text.seed=1")
+    other = start_run(tmp_path / "other", *common, "+callback.sample_text.seed=1")
     assert texts(other).keys() == written.keys()
     assert all(texts(other)[name] != written[name] for name in written)
 

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-import waits
 from conftest import NEEDS_GPT, QUICK, assert_equal, compose, last_checkpoint, metrics, needs, raise_at_step, start_run
-from method import SMALL, WAYS, Promises, go_on
+from method import SMALL, Promises, go_on
 from omegaconf import OmegaConf
 from torch import nn
 
-import lab.loop
+import lab.descend
 from engine.checkpoints import checkpoint
 from engine.errors import ConfigError
-from lab.groups import TrainerConfig
 from lab.make import Config, make_model, make_optimizer
-from lab.optim import ByShape, Cosine, Schedule, trainable
+from lab.optim import Schedule, trainable
+from lab.optimizers.by_shape import ByShape
+from lab.schedules.cosine import Cosine
 from lab.tasks.base import Task
 
 pytestmark = [
@@ -156,13 +156,12 @@ def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_that_is_not_finite_moves_neither() -> None:
     model = small()
     optimizer = optimizer_of(model, *REST)
-    trainer = TrainerConfig(non_finite="skip")
     schedule = SimpleNamespace(on_device=False)
     state: Any = SimpleNamespace(scaler=None, ema=None, model=model, task=Task(), schedule=schedule)
     for bad in (1.0, 0.0):
         before = copy.deepcopy(model.state_dict())
         backward(model, 0)
-        assert lab.loop.update(state, optimizer, trainer, torch.tensor(bad)) == (not bad)
+        assert lab.descend.update(state, optimizer, torch.tensor(bad)) == (not bad)
         same = [torch.equal(value, before[name]) for name, value in model.state_dict().items()]
         assert all(same) if bad else not any(same)
         model.zero_grad()
@@ -181,20 +180,10 @@ class TestMuon(Promises):
     def run(self) -> tuple[str, ...]:
         return LEARNS
 
-    def test_no_step_waits_for_the_device(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: tuple[str, ...]
-    ) -> None:
-        """Where no step may be left out: to leave one out the host must know, as Muon has no fused kernel."""
-        steps = waits.refused_in_steps(monkeypatch)
-        start_run(tmp_path, *SMALL, *run, "trainer.ema_decay=0.9", *WAYS["micro-batches"])
-        assert steps == list(range(12))
-
-    @pytest.mark.parametrize("ways", [["micro-batches", "2 ranks"], ["2 ranks, micro-batches", "3 ranks"]])
-    def test_ranks_and_micro_batches_change_nothing(
-        self, tmp_path: Path, run: tuple[str, ...], ways: list[str]
-    ) -> None:
-        """To rounding; Muon's is that of bf16, so with steps that are small beside it."""
-        super().test_ranks_and_micro_batches_change_nothing(tmp_path, (*run, "optim.lr=0.01"), ways)
+    @pytest.fixture
+    def small(self, run: tuple[str, ...]) -> tuple[str, ...]:
+        """Muon's rounding is that of bf16, so with steps that are small beside it."""
+        return (*SMALL, "trainer.ema_decay=0.9", *run, "optim.lr=0.01")
 
 
 def test_values_that_a_resume_changes_hold_for_both(tmp_path: Path) -> None:

@@ -5,32 +5,39 @@ from __future__ import annotations
 import copy
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, assert_equal, compose
+from conftest import QUICK, assert_equal, compose, start_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import lab.optim
-from engine.errors import ConfigError
+from engine.config import locate
+from engine.config.saved import updated
+from engine.errors import ConfigError, RunFailed
 from engine.private import lean_step
-from lab.loop import clip
+from lab.descend import clip
+from lab.groups import MOVED
 from lab.make import Config, make_optimizer
 from lab.optim import (
-    Constant,
-    Cosine,
-    Linear,
     Schedule,
-    Step,
     check_optimizer,
     stretched,
     trainable,
 )
+from lab.optimizers.base import Wrapper
+from lab.schedules.constant import Constant
+from lab.schedules.cosine import Cosine
+from lab.schedules.linear import Linear
+from lab.schedules.step import Step
 from lab.state import Optimizers
+from lab.tasks.base import Task
+from lab.tasks.supervised import Supervised
 
 
 def small() -> nn.Module:
@@ -337,3 +344,40 @@ def test_a_schedule_of_another_length_is_said(factor: Any, before: int | None, n
     schedule.load_state_dict(saved)
     line = stretched(schedule, saved)
     assert said in line if said else line == ""
+
+
+class Closing(Task):
+    def train_step(self, step: int, batches: Any, descend: Any) -> dict[str, torch.Tensor]:
+        return descend("", batches)
+
+
+def test_an_optimizer_that_needs_a_closure_says_so_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first step, in one line, inside another optimizer too; a task with a train_step may give one."""
+    alone = ("optim=sgd", "optim._target_=torch.optim.LBFGS", *(f"~optim.{k}" for k in ("momentum", "nesterov")))
+    run = (*QUICK, *alone, "~optim.weight_decay", "trainer.max_steps=1")
+    line = r"^optim\._target_=torch\.optim\.LBFGS: LBFGS needs a task whose train_step gives a closure: .* use such"
+    with pytest.raises(ConfigError, match=line) as failed:
+        start_run(tmp_path / "run", *run)
+    assert "\n" not in str(failed.value)
+    monkeypatch.setattr(Supervised, "train_step", Closing.train_step)
+    with pytest.raises((RunFailed, TypeError), match="closure"):  # of torch, in the first step
+        start_run(tmp_path / "another", *run)
+
+
+def test_a_part_that_needs_a_closure_is_noticed() -> None:
+    inner = Wrapper([torch.optim.LBFGS(small().parameters())])
+    with pytest.raises(ConfigError, match=r"^optim\._target_=a\.b\.Around: LBFGS needs a task"):
+        lab.optim.check_closure(inner, "a.b.Around")
+    lab.optim.check_closure(Wrapper([torch.optim.SGD(small().parameters())]), "a.b.Around")
+
+
+def test_saved_configs_with_the_names_of_older_versions_are_built() -> None:
+    """Optimizers and schedules were classes of one module."""
+    old_names = [old for old in MOVED if ".optim." in old]
+    assert len(old_names) == 6
+    for old in old_names:
+        values, _, _ = updated({"optim": {"schedule": {"_target_": old}}})
+        new = values["optim"]["schedule"]["_target_"]
+        assert locate(new, "optim").__name__ == old.rpartition(".")[2]

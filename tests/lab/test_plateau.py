@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from engine.errors import ConfigError
 from engine.ranks.skipping import DeviceSchedule
-from lab.optim import Plateau, Schedule
+from lab.optim import Schedule
+from lab.schedules.plateau import Plateau
 
 pytestmark = needs("conf/optim/schedule/plateau.yaml")
 # no score is better than the first by so much: the rate falls at the second and the third evaluation
@@ -143,5 +144,7 @@ def test_overfitting_a_batch_works_with_what_its_message_says() -> None:
 
 
 def test_no_validation_split(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^optim\.schedule\._target_=lab\.optim\.Plateau: needs a validation split"):
+    with pytest.raises(
+        ConfigError, match=r"^optim\.schedule\._target_=lab\.schedules\.plateau\.Plateau: needs a validation split"
+    ):
         start_run(tmp_path, *QUICK, *FALLS, "trainer.max_steps=3", "data.splits.val=null")

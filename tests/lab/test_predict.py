@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+import warm
 from conftest import ROOT, limit, processes_with, start_run, wait_for
 
 from engine.config.building import construct
@@ -23,7 +24,7 @@ QUICK = ("logger=none", "hardware=cpu", "trainer.max_steps=8", "trainer.max_epoc
 
 def predict(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "src/predict.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=limit(90))
+    return warm.run(command, capture_output=True, text=True, timeout=limit(90))
 
 
 @pytest.fixture(scope="module")

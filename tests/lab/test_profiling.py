@@ -91,11 +91,11 @@ def test_a_profiled_run_computes_the_same_bits(tmp_path: Path, kind: str) -> Non
 
 
 def test_nothing_is_touched_where_it_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = {name: getattr(loop, name) for name in profiling.PARTS}
+    before = {place: getattr(*place) for place in profiling.PARTS}
     backward, seen = torch.Tensor.backward, []
 
     def fit(nets: Any, state: Any, train: Any, vals: Any, run: Any) -> None:
-        seen.append(all(getattr(loop, name) is function for name, function in before.items()))
+        seen.append(all(getattr(*place) is function for place, function in before.items()))
         seen.append(torch.Tensor.backward is backward and type(train) is lab.run.Loader)
         seen.append(not any(net._forward_hooks or net._forward_pre_hooks for net in nets.values()))
         seen.append(run.callbacks == [])
@@ -106,7 +106,7 @@ def test_nothing_is_touched_where_it_is_off(tmp_path: Path, monkeypatch: pytest.
     assert seen == [True] * 4
     start_run(tmp_path / "on", *SHORT, "profiler=simple")
     assert seen[4:] == [False] * 4  # so that this test would see it
-    assert all(getattr(loop, name) is function for name, function in before.items())  # and all is undone
+    assert all(getattr(*place) is function for place, function in before.items())  # and all is undone
     assert torch.Tensor.backward is backward
 
 

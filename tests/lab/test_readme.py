@@ -14,9 +14,9 @@ from shell import bare_python, clone_with_environment, executable, shell
 
 FILE = ROOT / "README.md"
 README = FILE.read_text() if FILE.exists() else ""
-OURS = README.startswith("# A template for PyTorch experiments\n")
+OURS = README.startswith("# Samebits\n")
 templates = pytest.mark.skipif(not OURS, reason="of the template's README; this project has one of its own")
-BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```(bash|python|yaml)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 OWN = "./run test"  # runs this test
 THIN = [path.name for path in sorted((ROOT / "src").glob("*.py"))]
 
@@ -32,14 +32,19 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def parts() -> list[Any]:
-    """The blocks, a Python one together with the commands before it; slow: all but the first."""
-    together: list[list[tuple[str, str]]] = []
+    """The blocks: a Python one together with the commands before it, a file's with those after it; slow: all but the
+    first."""
+    together: list[list[tuple[str, str]]] = [[]]
     for kind, block in BLOCKS:
-        if kind == "python" and together:
-            together[-1].append((kind, block))
-        else:
-            together.append([(kind, block)])
+        if (kind == "bash" or names_its_file(block)) and any(before == "bash" for before, _ in together[-1]):
+            together.append([])
+        together[-1].append((kind, block))
     return one_quick(together)
+
+
+def names_its_file(block: str) -> bool:
+    """What a newcomer writes into a file, in place of typing it."""
+    return re.match(r"# (src|conf)/", block) is not None
 
 
 @templates
@@ -47,6 +52,9 @@ def parts() -> list[Any]:
 def test_the_commands_run_in_order(clone: Path, bare: Path, part: list[tuple[str, str]]) -> None:
     assert shell("python -c 'import hydra'", clone, bare).returncode == 1
     for kind, block in part:
+        if names_its_file(block):
+            (clone / block.splitlines()[0].removeprefix("# ")).write_text(block)
+            continue
         if kind == "python":
             (clone / "block.py").write_text(block)
         for command in ["./run python block.py"] if kind == "python" else block.splitlines():

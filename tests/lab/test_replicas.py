@@ -17,13 +17,16 @@ from method import SMALL, WAYS
 from torch import Tensor, nn
 
 import lab.loop
-import lab.optim
+import lab.objective
+import lab.optimizers.base
+import lab.schedules.constant
 import lab.tasks.supervised
 from engine.errors import RunFailed
 from engine.ranks import local_parts, replicas
 from engine.ranks.replicas import checksum
 from lab.loop import may_draw
-from lab.optim import Constant, Schedule
+from lab.optim import Schedule
+from lab.schedules.constant import Constant
 from lab.state import Optimizers, TrainState, on_all_ranks
 from lab.tasks.base import Batch, Descend, Task
 from lab.tasks.supervised import Supervised
@@ -32,7 +35,7 @@ from lab.tasks.supervised import Supervised
 class Noisy(torch.optim.AdamW):
     """Gradient noise as anyone writes it."""
 
-    __module__ = "lab.optim"
+    __module__ = "lab.optimizers.base"
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -65,14 +68,14 @@ class Restless(Supervised):
 
 
 class Wavering(Constant):
-    __module__ = "lab.optim"
+    __module__ = "lab.schedules.constant"
 
     def __call__(self, step: int, total_steps: int) -> float:
         return float(super().__call__(step, total_steps)) * random.uniform(0.9, 1.1)
 
 
 NOISE = (
-    "model.hidden=[16]", "optim._target_=lab.optim.Noisy", "task._target_=lab.tasks.supervised.Restless",
+    "model.hidden=[16]", "optim._target_=lab.optimizers.base.Noisy", "task._target_=lab.tasks.supervised.Restless",
     "optim.lr=3e-3",
 )  # fmt: skip
 
@@ -83,7 +86,11 @@ Harm = Callable[[TrainState], None]
 @pytest.fixture(autouse=True)
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Configs may name them."""
-    for kind, module in ((Noisy, lab.optim), (Restless, lab.tasks.supervised), (Wavering, lab.optim)):
+    for kind, module in (
+        (Noisy, lab.optimizers.base),
+        (Restless, lab.tasks.supervised),
+        (Wavering, lab.schedules.constant),
+    ):
         monkeypatch.setattr(module, kind.__name__, kind, raising=False)
 
 
@@ -97,17 +104,34 @@ class TestNoise(method.Promises):
         return NOISE
 
 
-class Weighing(lab.optim.Constant):  # a schedule of one's own
+class Weighing(Constant):  # a schedule of one's own
     pass
+
+
+class Quiet(Constant):  # one that says so
+    draws = False
 
 
 class Stepping(torch.optim.SGD):  # inherits torch's step
     pass
 
 
-def make(optimizer: torch.optim.Optimizer, task: type[Task] = Task, factor: Any = None) -> TrainState:
-    schedule = Schedule(optimizer, factor or Constant(0.0), 10)
-    return TrainState(nn.Linear(1, 1), task(), None, optimizer, schedule, None)
+class Still(torch.optim.SGD):
+    draws = False
+
+
+class Restive(Still):  # may do anything
+    pass
+
+
+class Wrapped(lab.optimizers.base.Wrapper):
+    draws = False
+
+
+def make(optimizer: torch.optim.Optimizer | Optimizers, task: type[Task] = Task, factor: Any = None) -> TrainState:
+    optimizers = optimizer if isinstance(optimizer, Optimizers) else Optimizers({"": optimizer})
+    schedule = Schedule(optimizers, factor or Constant(0.0), 10)
+    return TrainState(nn.Linear(1, 1), task(), None, optimizers, schedule, None)
 
 
 def plain() -> torch.optim.Optimizer:
@@ -143,13 +167,18 @@ def overriding(name: str) -> type[Task]:
         (lambda: make(plain(), overriding("updated")), True),
         (lambda: make(plain(), overriding("train_step")), True),
         (lambda: make(plain(), factor=Weighing(0.0)), True),
+        (lambda: make(plain(), factor=Quiet(0.0)), False),
+        (lambda: make(Still([nn.Parameter(torch.zeros(1))], lr=0.1)), False),
+        (lambda: make(Restive([nn.Parameter(torch.zeros(1))], lr=0.1)), True),
+        (lambda: make(Wrapped([plain()])), False),
+        (lambda: make(Wrapped([plain(), Stepping([nn.Parameter(torch.zeros(1))], lr=0.1)])), True),
         (lambda: make(plain(), factor=lambda step, total: 1.0), True),
-        (lambda: make(Optimizers(a=plain(), b=plain())), False),  # type: ignore[arg-type]
-        (lambda: make(Optimizers(a=plain(), b=hooked("pre"))), True),  # type: ignore[arg-type]
+        (lambda: make(Optimizers(a=plain(), b=plain())), False),
+        (lambda: make(Optimizers(a=plain(), b=hooked("pre"))), True),
     ],
 )
 def test_what_may_draw_is_known(state: Callable[[], TrainState], drawn: bool) -> None:
-    """Steps of torch's own code cost nothing; each thing of one's own counts."""
+    """Steps of torch's own code cost nothing; each thing of one's own counts that does not say `draws = False`."""
     assert may_draw(state()) is drawn
 
 
@@ -164,13 +193,13 @@ def test_no_optimizer_of_torchs_draws() -> None:
 def test_dropout_draws_what_it_drew_without_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drawn behind a gradient takes nothing from the numbers of the forward passes, micro-batches' either."""
     seen: dict[str, list[Tensor]] = {}
-    original = lab.loop.forward_loss
+    original = lab.objective.forward_loss
 
     def forward_loss(*args: Any) -> Any:
         seen[key].append(torch.get_rng_state())
         return original(*args)
 
-    monkeypatch.setattr(lab.loop, "forward_loss", forward_loss)
+    monkeypatch.setattr(lab.objective, "forward_loss", forward_loss)
     for key, more in (("plain", ()), ("noisy", NOISE)):
         seen[key] = []
         start_run(
@@ -194,7 +223,7 @@ def test_rates_that_are_drawn_are_the_same_on_all_ranks(tmp_path: Path) -> None:
     own = (
         "model.hidden=[16]",
         "optim/schedule=constant",
-        "optim.schedule._target_=lab.optim.Wavering",
+        "optim.schedule._target_=lab.schedules.constant.Wavering",
         "trainer.log_every=1",
     )
     start_run(tmp_path, *SMALL, *WAYS["2 ranks"], *own)
@@ -221,16 +250,16 @@ def sign(state: TrainState) -> None:
 
 
 def moment(state: TrainState) -> None:
-    entry = next(iter(state.optimizers())).state[a_weight(state)]["exp_avg"]
+    entry = next(iter(state.optimizer.values())).state[a_weight(state)]["exp_avg"]
     entry.view(-1)[5] += 1e-7
 
 
 def count(state: TrainState) -> None:
-    next(iter(state.optimizers())).state[a_weight(state)]["step"] += 1
+    next(iter(state.optimizer.values())).state[a_weight(state)]["step"] += 1
 
 
 def rate(state: TrainState) -> None:
-    next(iter(state.optimizers())).param_groups[0]["weight_decay"] = 0.2
+    next(iter(state.optimizer.values())).param_groups[0]["weight_decay"] = 0.2
 
 
 def average(state: TrainState) -> None:

@@ -34,6 +34,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 import lab.loop
+import lab.objective
 from engine.errors import ConfigError, RunFailed
 from lab import load_run
 
@@ -132,13 +133,13 @@ def test_resume_takes_values_but_no_groups(train_command: Command, tmp_path: Pat
 
 def fail_on(rank: int, error: Exception, at_call: int = 3) -> Callable[..., Any]:
     """A forward_loss that fails on one rank."""
-    original, calls = lab.loop.forward_loss, [0]
+    original, calls = lab.objective.forward_loss, [0]
 
-    def forward_loss(model: Any, task: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def forward_loss(*args: Any) -> Any:
         calls[0] += 1
         if int(os.environ.get("RANK", "0")) == rank and calls[0] == at_call:
             raise error
-        return original(model, task, batch)
+        return original(*args)
 
     return forward_loss
 
@@ -147,7 +148,7 @@ def fail_on(rank: int, error: Exception, at_call: int = 3) -> Callable[..., Any]
 def test_the_first_failure_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], rank: int
 ) -> None:
-    monkeypatch.setattr(lab.loop, "forward_loss", fail_on(rank, ZeroDivisionError("the cause")))
+    monkeypatch.setattr(lab.objective, "forward_loss", fail_on(rank, ZeroDivisionError("the cause")))
     with pytest.raises(RunFailed):
         start_run(tmp_path / "run", *SHORT, "trainer=ddp", "hardware.num_procs=2")
     shown = capfd.readouterr().err
@@ -159,14 +160,14 @@ def test_the_first_failure_is_shown(
 
 
 def test_a_killed_rank_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = lab.loop.forward_loss
+    original = lab.objective.forward_loss
 
-    def forward_loss(*args: Any) -> tuple[Tensor, Tensor]:
+    def forward_loss(*args: Any) -> Any:
         if os.environ.get("RANK") == "1":
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*args)
 
-    monkeypatch.setattr(lab.loop, "forward_loss", forward_loss)
+    monkeypatch.setattr(lab.objective, "forward_loss", forward_loss)
     with pytest.raises(RunFailed):
         start_run(tmp_path / "run", *SHORT, "trainer=ddp", "hardware.num_procs=2")
     assert status(tmp_path / "run")["status"] == "failed"
@@ -175,15 +176,19 @@ def test_a_killed_rank_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def poisoned(at_call: int, rank: int) -> Callable[..., Any]:
     """A forward_loss whose loss is NaN once, on one rank."""
-    original, calls = lab.loop.forward_loss, [0]
+    original, calls = lab.objective.forward_loss, [0]
 
-    def forward_loss(model: Any, task: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        losses, output = original(model, task, batch)
+    def forward_loss(*args: Any) -> Any:
         calls[0] += 1
         bad = calls[0] == at_call and int(os.environ.get("RANK", "0")) == rank
-        return (losses * float("nan") if bad else losses), output
+        return spoiled(original(*args)) if bad else original(*args)
 
     return forward_loss
+
+
+def spoiled(found: tuple[dict[str, Tensor], Any]) -> tuple[dict[str, Tensor], Any]:
+    losses, output = found
+    return {name: value * float("nan") for name, value in losses.items()}, output
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -198,13 +203,13 @@ def test_non_finite_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks
         "trainer.eval_every=null",
         "trainer.save_every=2",
     )
-    monkeypatch.setattr(lab.loop, "forward_loss", poisoned(5, ranks - 1))
+    monkeypatch.setattr(lab.objective, "forward_loss", poisoned(5, ranks - 1))
     skipped = start_run(tmp_path / "skip", *common, "trainer.non_finite=skip")
     payload = last_checkpoint(skipped)
     assert payload["schedule"]["updates"] == 5
     assert all(torch.isfinite(v).all() for v in payload["model"].values())
     assert [m.get("train/skipped_steps") for m in metrics(skipped)] == [None, 1.0]
-    monkeypatch.setattr(lab.loop, "forward_loss", poisoned(5, ranks - 1) if ranks > 1 else poisoned(5, 0))
+    monkeypatch.setattr(lab.objective, "forward_loss", poisoned(5, ranks - 1) if ranks > 1 else poisoned(5, 0))
     with pytest.raises(RunFailed, match=r"not finite within the steps 4 to 6.*debug=nan"):
         start_run(tmp_path / "stop", *common)
     kept = last_checkpoint(tmp_path / "stop")
@@ -380,7 +385,7 @@ def test_the_average_keeps_no_graph_and_follows_the_weights(tmp_path: Path, monk
 def test_fp16_survives_an_overflow_in_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optim: str
 ) -> None:
-    monkeypatch.setattr(lab.loop, "forward_loss", poisoned(1, 0))
+    monkeypatch.setattr(lab.objective, "forward_loss", poisoned(1, 0))
     more = ("hardware.precision=fp16", f"optim={optim}", "trainer.max_steps=20", "trainer.log_every=4", "optim.lr=0.01")
     run = start_run(tmp_path / "run", *QUICK, *more)
     payload = last_checkpoint(run)
@@ -391,8 +396,8 @@ def test_fp16_survives_an_overflow_in_the_first_step(
 
 
 def test_fp16_that_never_recovers_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = lab.loop.forward_loss
-    monkeypatch.setattr(lab.loop, "forward_loss", lambda *a: (original(*a)[0] * float("nan"), original(*a)[1]))
+    original = lab.objective.forward_loss
+    monkeypatch.setattr(lab.objective, "forward_loss", lambda *args: spoiled(original(*args)))
     with pytest.raises(RunFailed, match=r"loss scale has fallen"):
         start_run(tmp_path / "run", *QUICK, "hardware.precision=fp16", "trainer.max_steps=60", "trainer.log_every=10")
     assert "train/loss" not in metrics(tmp_path / "run")[0]

@@ -102,8 +102,8 @@ MISTAKES = {
         summary: { _target_: lab.callbacks.summary.Summary, deep: 3 }
         summary: { _target_: lab.callbacks.summary.Summary, depth: deep }""",
     "optim.schedule": """
-        _target_: lab.optim.Cosin
-        { _target_: lab.optim.Cosine, warmup: 5 }""",
+        _target_: lab.schedules.cosine.Cosin
+        { _target_: lab.schedules.cosine.Cosine, warmup: 5 }""",
     "hydra.launcher": """
         { _target_: hydra_plugins.engine_sweep.PoolLauncher, jobs: 2 }""",
     "experiment": """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ import waits
 from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, raise_at_step, slow, start_run
 from method import Killed, go_on
 
+import lab.descend
 import lab.loop
 import lab.make
+import lab.optimizers.base
+from engine.data.h5 import H5Dataset
 from engine.errors import RunFailed
 from engine.ranks.skipping import BLOCK, DeviceSchedule, can_skip, unless
-from lab.optim import Cosine, Schedule
+from lab.optim import Schedule
+from lab.schedules.cosine import Cosine
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
 
@@ -45,7 +50,7 @@ def test_the_host_asks_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             asked.append(1.0)
             return False
 
-        monkeypatch.setattr(lab.loop, "to_host", lambda v: to_host(v) if v.dim() == 0 else v.tolist())
+        monkeypatch.setattr(lab.descend, "to_host", lambda v: to_host(v) if v.dim() == 0 else v.tolist())
     start_run(
         tmp_path / "run", *QUICK, *STEPS, *MODES[mode], f"optim={optimizer}", "trainer.ema_decay=0.9",
         "hardware.micro_batch_size=5",
@@ -62,6 +67,28 @@ def test_a_question_is_noticed() -> None:
     ):  # fmt: skip
         with pytest.raises(waits.Waited), waits.refused():
             ask()
+    with waits.refused():
+        with waits.allowed():
+            assert float(x[1]) == 1
+        with ThreadPoolExecutor(1) as another:  # a loader's
+            assert another.submit(lambda: int(x[2])).result() == 2
+        with pytest.raises(waits.Waited):
+            int(x[2])
+
+
+def test_a_method_is_not_accused_of_what_waits_by_design(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data set's own code, and an optimizer that is not fused; a task that asks is."""
+    gather, losses = H5Dataset.gather, Supervised.losses
+    monkeypatch.setattr(H5Dataset, "gather", lambda *args: (int(torch.ones(1)), gather(*args))[1])
+    run = (*QUICK, *STEPS, "optim._target_=torch.optim.Adam", "+optim.fused=false", "trainer.non_finite=skip")
+    with monkeypatch.context() as patch:
+        steps = waits.refused_in_steps(patch, of_optimizers=False)
+        start_run(tmp_path / "run", *run)
+    assert steps == [0, 1, 2, 3, 4, 5]
+    waits.refused_in_steps(monkeypatch, of_optimizers=False)
+    monkeypatch.setattr(Supervised, "losses", lambda self, *args: (float(torch.ones(1)), losses(self, *args))[1])
+    with pytest.raises((waits.Waited, RunFailed), match="float"):
+        start_run(tmp_path / "asks", *run)
 
 
 BAD = (0, 4, 6, 13)
@@ -72,7 +99,7 @@ LONG = ("trainer.max_steps=20", "trainer.global_batch_size=12", "trainer.log_eve
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradients of the steps BAD are NaN."""
-    train_step, clip, now = lab.loop.train_step, lab.loop.clip, [0]
+    train_step, clip, now = lab.loop.train_step, lab.descend.clip, [0]
 
     def noted(nets: Any, state: Any, *rest: Any) -> Any:
         now[0] = state.step
@@ -84,18 +111,27 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         return clip(gradients, limit)
 
     monkeypatch.setattr(lab.loop, "train_step", noted)
-    monkeypatch.setattr(lab.loop, "clip", clipped)
+    monkeypatch.setattr(lab.descend, "clip", clipped)
 
 
 RUNS = {
     "adamw": ("model.dropout=0.1",),
     "sgd": ("optim=sgd",),
     "two rates": ("+optim.lr_factors={bias: 0.5}",),
+    "lion": ("optim=lion",),
 }
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("kind", ["adamw", "sgd", slow("two rates")])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "adamw",
+        "sgd",
+        slow("two rates"),
+        "lion",
+    ],
+)
 def test_the_device_leaves_out_what_the_host_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Weights, optimizer and schedule to the bit, the first step among the skipped; the average to rounding."""
     run = (*QUICK, *LONG, *RUNS[kind])
@@ -115,6 +151,40 @@ def test_the_device_leaves_out_what_the_host_would(tmp_path: Path, monkeypatch: 
         assert a == pytest.approx(b, rel=1e-5)
         assert a.get("train/lr") == b.get("train/lr")
     assert sum(line.get("train/skipped_steps", 0) for line in metrics(device)) == len(BAD)
+
+
+class Plain(torch.optim.Optimizer):
+    """One's own, as anyone writes it who has read lab/optimizers/base.py."""
+
+    __module__ = "lab.optimizers.base"
+    takes_found_inf = True
+    found_inf: torch.Tensor | None = None
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            with unless(self.found_inf, group["params"]):
+                for p in group["params"]:
+                    p -= group["lr"] * p.grad
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_an_optimizer_of_ones_own_may_take_found_inf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the host asks in no step, and the bits are those of a run whose host does."""
+    monkeypatch.setattr(lab.optimizers.base, "Plain", Plain, raising=False)
+    arguments = ("~optim.momentum", "~optim.nesterov", "~optim.weight_decay")
+    run = (*QUICK, *LONG, "optim=sgd", "optim._target_=lab.optimizers.base.Plain", *arguments)
+    with monkeypatch.context() as patch:
+        steps = waits.refused_in_steps(patch)
+        device = start_run(tmp_path / "device", *run, "trainer.eval_every=null", "trainer.save_every=null")
+    assert steps == list(range(20))
+    monkeypatch.setattr(Plain, "takes_found_inf", False)
+    host = start_run(tmp_path / "host", *run)
+    assert_equal(last_checkpoint(device)["model"], last_checkpoint(host)["model"])
+    assert last_checkpoint(device)["schedule"] == last_checkpoint(host)["schedule"]
 
 
 @pytest.mark.usefixtures("poisoned")

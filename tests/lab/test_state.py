@@ -35,7 +35,7 @@ def worked(*overrides: str) -> TrainState:
     state = state_of(*overrides)
     for parameter in state.model.parameters():
         parameter.grad = torch.randn_like(parameter)
-    state.optimizer.step()
+    state.optimizer[""].step()
     for _ in range(7):
         state.schedule.step()
     assert state.ema is not None
@@ -77,7 +77,7 @@ def test_every_field_comes_back() -> None:
     assert state.ema is not None
     assert_equal(payload["ema"], state.ema.state_dict())
     # a field that is added to the state is added to the checkpoint: nothing of a run may begin anew at a resume
-    parts = {"source", "model", "task", "ema", "optimizer", "schedule", "scaler", "ranks"}
+    parts = {"source", "order", "model", "task", "ema", "optimizer", "schedule", "scaler", "ranks"}
     assert set(payload) == parts | set(VALUES)
     assert set(state.__dataclass_fields__) == (parts - {"ranks"}) | set(VALUES) | {"totals"}
 

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import warm
 from conftest import ROOT, limit
 from fork import copy_of_the_project
 
@@ -36,6 +38,18 @@ def pytest_collection_finish(session):
     for item in session.items:
         item.add_marker("skip")
 """
+
+
+def test_a_warm_process_ends_as_one_that_was_just_started(tmp_path: Path) -> None:
+    """Its output, its status, the signal that ended it; /proc names its command."""
+    command_line = "open('/proc/self/cmdline').read().split(chr(0))[3]"
+    shows = f"import os, sys; print(os.getcwd(), sys.argv, os.environ['A'], {command_line})"
+    for code in (shows, "raise SystemExit(3)", "raise SystemExit('no')", "1 / 0", "import os; os.kill(os.getpid(), 9)"):
+        command = [sys.executable, "-c", code, "x"]
+        options: Any = {"cwd": tmp_path, "env": {**os.environ, "A": "b"}, "capture_output": True, "text": True}
+        real, ours = subprocess.run(command, **options), warm.run(command, **options)
+        assert (ours.returncode, ours.stdout) == (real.returncode, real.stdout)
+        assert ours.stderr.splitlines()[-1:] == real.stderr.splitlines()[-1:]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +86,7 @@ class Line(nn.Module):
 """,
     "conf/model/line.yaml": "_target_: lab.models.line.Line\n"
     "input_shape: ${data.input_shape}\nnum_outputs: ${data.num_outputs}\n",
-    "conf/optim/schedule/mine.yaml": "_target_: lab.optim.Constant\nwarmup: 0.1\n",
+    "conf/optim/schedule/mine.yaml": "_target_: lab.schedules.constant.Constant\nwarmup: 0.1\n",
     "conf/data/far.yaml": "defaults: [h5]\npath: /on/another/machine/*.h5\n",
     "conf/experiment/far.yaml": "# @package _global_\n"
     "defaults: [{override /data: far}, {override /model: line}]\nseed: 3\n",
@@ -88,7 +102,9 @@ class Pictures(Callback):
 }
 DELETED = [
     "conf/model/gpt.yaml", "src/lab/models/gpt.py", "conf/data/tokens.yaml", "conf/experiment/shakespeare.yaml",
-    "conf/experiment/sequences.yaml", "conf/callback/sample_text.yaml",
+    "conf/experiment/sequences.yaml", "conf/callback/sample_text.yaml", "conf/experiment/streaming.yaml",
+    "conf/experiment/preferences.yaml", "conf/model/gpt_lora.yaml", "conf/model/token_gru.yaml",
+    "src/lab/models/token_gru.py",
 ]  # fmt: skip
 # those that ask what there is, or use what was deleted
 FILES = ["test_errors", "test_config", "test_mistakes", "test_readme", "test_sequences"]

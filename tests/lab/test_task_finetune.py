@@ -23,7 +23,7 @@ from torch import nn
 
 from engine.checkpoints import checkpoint
 from engine.errors import ConfigError, Damaged
-from engine.ranks import hardware
+from engine.ranks import World, hardware
 from engine.runs.logger import Logger
 from lab.losses.cross_entropy import CrossEntropy
 from lab.make import Config, make_method, make_model, make_task
@@ -65,7 +65,7 @@ def test_weights_come_from_a_run_a_checkpoint_or_a_state_dict(pretrained: Path, 
     for source in (pretrained, file, *(tmp_path / f"{name}.pt" for name in ("plain", "old", "nested", "export"))):
         model = make_model(config)
         head = model.head.weight.clone()  # type: ignore[union-attr, operator]
-        line = task(source).initialize(model)
+        line = task(source).initialize(model, iter(()))
         assert line is not None
         assert line.splitlines()[0].startswith("36 of the model's 38 weights and buffers are those of ")
         assert line.splitlines()[1:] == [
@@ -82,7 +82,8 @@ def test_names_are_mapped(tmp_path: Path) -> None:
     torch.save({f"module.net.{name}": value for name, value in theirs.state_dict().items()}, tmp_path / "w.pt")
     model = small()
     head = model[2].weight.clone()
-    line = task(tmp_path / "w.pt", {r"^module\.": "", r"^net\.2\..*": "", r"^net\.(\d)": r"\1"}).initialize(model)
+    method = task(tmp_path / "w.pt", {r"^module\.": "", r"^net\.2\..*": "", r"^net\.(\d)": r"\1"})
+    line = method.initialize(model, iter(()))
     assert line is not None
     assert line.splitlines()[0].startswith("7 of the model's 9 weights")
     assert line.splitlines()[1:] == ["  not in the file: 2.weight, 2.bias"]
@@ -93,7 +94,7 @@ def test_names_are_mapped(tmp_path: Path) -> None:
         ({"weight": "bias"}, r"^task\.rename: two of the weights in .*w\.pt become 'module\.net\.0\.bias'"),
     ):
         with pytest.raises(ConfigError, match=line):
-            task(tmp_path / "w.pt", rename).initialize(small())
+            task(tmp_path / "w.pt", rename).initialize(small(), iter(()))
 
 
 def test_files_without_such_weights_are_one_line(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_files_without_such_weights_are_one_line(tmp_path: Path) -> None:
         ("other.pt", ConfigError, r"other.pt: none of its weights fits the model: it has x\.0\.weight, .* the model 0"),
     ):
         with pytest.raises(kind, match=line) as caught:
-            task(tmp_path / name).initialize(small())
+            task(tmp_path / name).initialize(small(), iter(()))
         assert "\n" not in str(caught.value)
 
 
@@ -239,7 +240,8 @@ def test_killed_twice_equals_undisturbed(pretrained: Path, tmp_path: Path) -> No
 def test_only_a_run_that_begins_reads_the_weights() -> None:
     config = Config.of(compose(*NET, "task=finetune", "task.weights=gone", "trainer.max_steps=1"))
     machine = hardware.resolve_hardware(config.hardware, config.trainer)
-    make_method(config, machine, begins=False, logger=Logger())
+    one = World(0, 1, 0, torch.device("cpu"))
+    make_method(config, machine, Logger(), None, one, begins=False)
     make_task(config)
     with pytest.raises(ConfigError, match="gone: no such run directory"):
-        make_method(config, machine, begins=True, logger=Logger())
+        make_method(config, machine, Logger(), None, one)

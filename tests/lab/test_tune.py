@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from conftest import QUICK, ROOT, compose, limit, metrics, result, slow, start_run
 from omegaconf import DictConfig, OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 
-import lab.loop
+import lab.descend
 from engine.errors import ConfigError
 from engine.host import in_a_child
 from engine.profiling import memory
@@ -114,11 +115,11 @@ def test_a_resume_does_not_look_again(tmp_path: Path, strategy: str) -> None:
     given = [*QUICK, "trainer.max_steps=2", "hardware.micro_batch_size=auto", f"hydra.run.dir={run}"]
     given += [f"trainer={strategy}"]
     command = [sys.executable, str(ROOT / "src/train.py"), *given]
-    first = subprocess.run(command, capture_output=True, text=True, timeout=limit(60))
+    first = warm.run(command, capture_output=True, text=True, timeout=limit(60))
     share = 64 if strategy == "single" else 32
     assert f"hardware.micro_batch_size=auto: {share} samples fit, a whole share" in first.stderr
     again = [*command, "resume=auto", "trainer.max_steps=4"]
-    second = subprocess.run(again, capture_output=True, text=True, timeout=limit(60))
+    second = warm.run(again, capture_output=True, text=True, timeout=limit(60))
     assert second.returncode == 0, second.stderr
     assert "samples fit" not in second.stderr
     assert result(run)["step"] == 4
@@ -152,10 +153,10 @@ def test_a_trial_leaves_no_step_out(monkeypatch: pytest.MonkeyPatch, option: str
         return found
 
     monkeypatch.setattr(tune.Trial, "begin", noted)
-    monkeypatch.setattr(lab.loop, "global_norm", lambda gradients: torch.tensor(math.inf))
+    monkeypatch.setattr(lab.descend, "global_norm", lambda gradients: torch.tensor(math.inf))
     trial = tune.Trial.of(compose(*QUICK, "trainer.max_steps=4", option, f"+optim.{kernel}=true"))
     assert tune.step_fits(trial, 64, 2)
-    assert [state["step"] for state in seen[0].optimizer.state.values()] == [2, 2, 2, 2]
+    assert [state["step"] for state in seen[0].optimizer[""].state.values()] == [2, 2, 2, 2]
 
 
 @pytest.mark.slow
@@ -230,14 +231,14 @@ def test_the_loader_with_the_fewest_workers_that_keeps_up_is_chosen() -> None:
 
 
 def test_a_stage_that_is_none_is_one_line() -> None:
-    done = subprocess.run([*TUNE, "lrs", *QUICK], capture_output=True, text=True, timeout=limit(20))
+    done = warm.run([*TUNE, "lrs", *QUICK], capture_output=True, text=True, timeout=limit(20))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: lrs: neither a stage (micro_batch, loader, lr) nor key=value\n"
 
 
 def test_a_stage_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     given = [*QUICK, "trainer.max_steps=2", "hardware.channels_last=true", f"hydra.run.dir={tmp_path}/tune"]
-    done = subprocess.run([*TUNE, "lr", *given], capture_output=True, text=True, timeout=limit(30))
+    done = warm.run([*TUNE, "lr", *given], capture_output=True, text=True, timeout=limit(30))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: tune lr: hardware.channels_last=true: MLP has no weights")
     assert done.stderr.count("\n") == 1
@@ -269,7 +270,7 @@ def test_the_rates_of_many_ranks_need_one_device(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_the_command_prints_overrides_that_train(tmp_path: Path) -> None:
     given = [*QUICK, "trainer.max_steps=4", "optim.lr=1"]
-    done = subprocess.run(
+    done = warm.run(
         [*TUNE, *given, f"hydra.run.dir={tmp_path}/tune"], cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=limit(120),
     )  # fmt: skip

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         find_weights,
         load_checkpoint,
         load_fitting,
+        load_intact,
         load_weights,
         save_checkpoint,
         some_keys,

@@ -70,6 +70,13 @@ def load_checkpoint(path: Path, parts: Collection[str] = shards.PARTS) -> dict[s
     return payload
 
 
+def load_intact(path: Path) -> Any:
+    """Returns what save_checkpoint has written there, whatever it is, on the CPU. Raises Damaged."""
+    with reading(path):
+        check_zip(path, WHOLE)
+        return _mapped(path)
+
+
 def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
     """Returns the payload; of a sharded checkpoint its `head`, without tensors (shards.laid_out). Raises Damaged.
 

@@ -82,7 +82,7 @@ if TYPE_CHECKING:
         split_own,
         typed,
     )
-    from engine.config.targets import build_target, check_targets, locate
+    from engine.config.targets import build_target, check_targets, complete, locate
     from engine.config.wandb_agent import agents_run, handed_out_again, quote_value, written
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -196,7 +196,7 @@ def resolved(cfg: DictConfig, cwd: Path) -> DictConfig:
     OmegaConf.set_struct(copy, False)
     OmegaConf.set_readonly(copy, False)
     try:
-        for key in app().paths:
+        for key in (one for pattern in app().paths for one in keys_like(copy, pattern)):
             if (value := OmegaConf.select(copy, key)) is not None:
                 OmegaConf.update(
                     copy, key, absolute(OmegaConf.to_container(value) if OmegaConf.is_config(value) else value, cwd)
@@ -207,6 +207,15 @@ def resolved(cfg: DictConfig, cwd: Path) -> DictConfig:
         if (line := explain(error, [], CONF, composed)) is None:
             raise
         raise ConfigError(line) from error
+
+
+def keys_like(cfg: DictConfig, pattern: str) -> list[str]:
+    """data.parts.*.path -> that key of each part that is there; a key without * is itself."""
+    above, star, below = pattern.partition(".*")
+    if not star:
+        return [pattern]
+    node = OmegaConf.select(cfg, above)
+    return [f"{above}.{name!s}{below}" for name in node] if isinstance(node, DictConfig) else []
 
 
 def missing_keys(node: Any, key: str = "") -> Iterator[str]:

@@ -31,7 +31,7 @@ _NAMES_A_KEY = re.compile(r"[a-z]\w*(\.\w+)+(\[|=|: | )")
 
 SRC = ROOT / "src"
 CALLERS = ("engine/config/compose.py", "engine/config/messages.py", "train.py")  # our files that call Hydra to compose
-FREE = ("data", "model", "optim", "callback")  # groups whose keys are not all in a schema
+FREE = ("data", "model", "optim", "task", "callback")  # groups whose keys are not all in a schema
 NOT_INSTALLED = {  # launchers of Hydra's plugins: (package, ours)
     "hydra/launcher=joblib": ("hydra-joblib-launcher", "pool"),
     "hydra/launcher=submitit_local": ("hydra-submitit-launcher", "pool"),
@@ -219,8 +219,8 @@ def no_group(key: str, parent: str, value: Any, argv: Sequence[str], conf: Path)
 
 def added(key: str, node: dict[str, Any], argv: Sequence[str]) -> str:
     """Returns the hint to add `key` with a plus, if `node` may have keys of any name; else an empty text."""
-    free = key.partition(".")[0] in FREE or key.startswith("task.metrics.")
-    if not free or nearest(key.rpartition(".")[2], [name for name in node if not name.startswith("_")]):
+    names = [name for name in node if not name.startswith("_")]
+    if key.partition(".")[0] not in FREE or nearest(key.rpartition(".")[2], names):
         return ""
     given = next((argument for argument in argv if argument.startswith((f"{key}=", f"{key}."))), f"{key}=...")
     target = f", if {node['_target_']} takes it" if "_target_" in node else ""

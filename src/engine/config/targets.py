@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import pkgutil
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -40,11 +42,13 @@ def check_targets(
     own: Mapping[str, Sequence[str]],
     given: Mapping[str, Sequence[str]],
     allowed: Sequence[str] = (),
+    asked: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> None:
     """Raise a ConfigError on the first node that cannot be built. allowed: targets; empty: the project's (engine.app).
 
     single, collections: dotted keys of nodes that must have a `_target_`, and of nodes of which every entry must.
-    own: {key: entries of that node that are no arguments}. given: {key: arguments that the caller adds}.
+    own: {key: entries of that node that are no arguments}. given: {key: arguments that the caller adds}. asked: what
+    `complete` adds.
     """
     wanted = {key: _at(cfg, key) for key in single}
     for key in collections:
@@ -58,7 +62,34 @@ def check_targets(
     for key, node in _walk(cfg, ""):
         target = _check_node(node, key, allowed)
         keywords = {n: v for n, v in node.items() if n not in _SPECIAL and n not in own.get(key, ())}
+        keywords |= _asked_of(target, node, asked, given.get(key, ()))
         _check_keywords(target, node, keywords, key, own.get(key, ()), given.get(key, ()))
+
+
+def complete(node: Any, asked: Mapping[str, Any], given: Mapping[str, Sequence[str]], key: str = "") -> Any:
+    """Returns a copy of a plain tree in which each node with a `_target_` has those of `asked` that its class
+    or function has parameters for, without a default, and that it does not give itself.
+
+    given: {key: arguments that the caller adds}. A target that cannot be had (a saved run's callback, since deleted)
+    stays as it is: whoever builds it says so.
+    """
+    if isinstance(node, list):
+        return [complete(value, asked, given, join(key, str(index))) for index, value in enumerate(node)]
+    if not isinstance(node, Mapping):
+        return node
+    inner = {name: complete(value, asked, given, join(key, str(name))) for name, value in node.items()}
+    if "_target_" in node:
+        with contextlib.suppress(ConfigError):
+            inner |= _asked_of(locate(node["_target_"], key), node, asked, given.get(key, ()))
+    return inner
+
+
+def _asked_of(target: Any, node: Mapping[str, Any], asked: Mapping[str, Any], given: Sequence[str]) -> dict[str, Any]:
+    try:
+        lacks = _missing(_parameters(target)[0], node)
+    except (TypeError, ValueError):  # written in C, without a signature
+        return {}
+    return {name: asked[name] for name in lacks if name in asked and name not in given}
 
 
 def check_nodes(tree: Any) -> None:
@@ -199,12 +230,10 @@ def _check_keywords(
     target: Any, node: Mapping[str, Any], keywords: dict[str, Any], key: str, own: Sequence[str], given: Sequence[str]
 ) -> None:
     try:
-        parameters = dict(inspect.signature(target).parameters)
+        named, open_ended = _parameters(target)
     except (TypeError, ValueError):  # written in C, without a signature
         return
     path = node["_target_"]
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     for name in keywords:
         if name in given and (name in named or open_ended):
             raise ConfigError(f"{join(key, name)}: the run gives this argument itself - remove it here")
@@ -218,13 +247,26 @@ def _check_keywords(
         if name not in named and not open_ended and not node.get("_partial_"):
             raise ConfigError(f"{join(key, '_target_')}: {path} takes no {name!r}, which the run gives")
     if not node.get("_partial_"):
-        positional = list(named)[: len(node.get("_args_", ()))]
-        for name, p in named.items():
-            if p.default is p.empty and name not in keywords and name not in given and name not in positional:
+        for name in _missing(named, {**keywords, "_args_": node.get("_args_", ())}):
+            if name not in given:
                 raise ConfigError(
                     f"{join(key, name)}: {path} needs a value for {name!r} - give one, {join(key, name)}=..."
                 )
     _check_types(target, keywords, key)
+
+
+@cache
+def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
+    """(the parameters that a yaml can give by name, whether it takes others too)"""
+    parameters = inspect.signature(target).parameters
+    named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return named, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _missing(named: Mapping[str, inspect.Parameter], node: Mapping[str, Any]) -> list[str]:
+    """The parameters without a default that a node gives no value for."""
+    left = list(named.values())[len(node.get("_args_", ())) :]
+    return [p.name for p in left if p.default is p.empty and p.name not in node]
 
 
 def _check_types(target: Any, keywords: dict[str, Any], key: str) -> None:

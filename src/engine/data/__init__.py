@@ -11,8 +11,9 @@ short while it is read is an error, never other data. No process or thread stays
 Raised: ConfigError for files and fields that are not there or do not fit, RunFailed for files that change. DataFailed
 for what a data set's own code raises, and for workers that died; it names data set, rows and split.
 
-    order, sampling, windows, permutation    row numbers of each step (an order is named by data.order._target_)
+    order, sampling, windows, lanes, permutation    row numbers of each step (an order is named by data.order._target_)
     h5, reading/       HDF5: files here and behind URLs, external and virtual data, layouts, filters
+    stateful           orders with a state that training changes
     loader, loading/   threads, workers, a set on the device         stream    sources without a length
     counter            random numbers by sample       probe    what a file holds, asked while the config is composed
     clock              samples/s, waiting for data
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from engine.data.clock import Clock
     from engine.data.counter import Draws
     from engine.data.h5 import H5Dataset, share
+    from engine.data.lanes import LanePlan
     from engine.data.loader import Loader, Transform, remedy
     from engine.data.loading.choose import loader_ways
     from engine.data.loading.samples import check_indexed
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from engine.data.reading.raw import ChunkCache
     from engine.data.reading.readers import Mapped
     from engine.data.reading.remote import fetch_all
+    from engine.data.stateful import StatefulOrder, has_state
     from engine.data.stream import Stream, is_stream
 else:
     __getattr__ = lazy(__name__, __file__)

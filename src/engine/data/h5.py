@@ -150,20 +150,34 @@ class H5Dataset:
 
         Fields without a fixed shape are always in new memory. Safe from several threads.
         """
+        return self._checked(rows, out, None)
+
+    def gather_at(self, rows: np.ndarray, out: dict[str, Tensor], at: np.ndarray) -> None:
+        """As `gather`, but sample rows[i] to out[field][at[i]]; all fields of a fixed shape."""
+        self._checked(rows, out, at)
+
+    def _checked(self, rows: np.ndarray, out: dict[str, Tensor] | None, at: np.ndarray | None) -> dict[str, Tensor]:
         rows = self._file_rows(rows)
         files: dict[RawFile | None, None] = {}
         try:
-            return self._gather(rows, out, files)
+            return self._gather(rows, out, files, at)
         finally:  # once for each file and batch; what was raised may be for that reason too
             for file in files:
                 if file is not None:
                     file.check()
 
     def _gather(
-        self, rows: np.ndarray, out: dict[str, Tensor] | None, files: dict[RawFile | None, None]
+        self,
+        rows: np.ndarray,
+        out: dict[str, Tensor] | None,
+        files: dict[RawFile | None, None],
+        among: np.ndarray | None,
     ) -> dict[str, Tensor]:
+        """among: the places in `out`; None: its first."""
         batch: dict[str, Any] = {}
         places = self._by_shard(rows)
+        if among is not None:
+            places = [(k, local, among if at is None else among[at]) for k, local, at in places]
         for field, shards in self._fields.items():
             shape, dtype = self.spec[field]
             parts = [(shards[k], local, at) for k, local, at in places]
@@ -177,9 +191,10 @@ class H5Dataset:
                         samples[k] = sample
                 batch |= {field: samples} if self._is_text(shards[0]) else _padded(field, samples, shape, dtype)
                 continue
-            target = torch.empty((len(rows), *shape), dtype=dtype) if out is None else out[field][: len(rows)]
-            if tuple(target.shape) != (len(rows), *shape) or target.dtype != dtype or not target.is_contiguous():
-                raise ValueError(f"the buffer of {field!r} must be contiguous, ({len(rows)} or more, *{shape}) {dtype}")
+            size = len(rows) if among is None else len(out[field])  # type: ignore[index]
+            target = torch.empty((size, *shape), dtype=dtype) if out is None else out[field][:size]
+            if tuple(target.shape) != (size, *shape) or target.dtype != dtype or not target.is_contiguous():
+                raise ValueError(f"the buffer of {field!r} must be contiguous, ({size} or more, *{shape}) {dtype}")
             values = target.numpy()
             for shard, local, at in parts:
                 shard.gather_into(local, values, at)

@@ -28,7 +28,7 @@ from engine.data.loading.open_workers import open_workers
 from engine.data.loading.resident import Resident
 from engine.data.loading.ring import Ring
 from engine.data.loading.samples import InProcess, Samples
-from engine.data.loading.slots import CAN_REUSE, Batch
+from engine.data.loading.slots import CAN_REUSE, Batch, indices_on
 from engine.data.loading.waits import waits_on
 from engine.data.order import Plan
 from engine.data.stream import Stream
@@ -36,8 +36,9 @@ from engine.errors import ConfigError
 from engine.host import cores_each
 from engine.ranks import local_ranks
 
-# transform(batch, numbers): whole batches on the device; numbers (B,) are global sample numbers, which seed randomness
-Transform = Callable[[Batch, Tensor], Batch]
+# transform(batch, numbers): whole batches on the device; numbers (B,) are global sample numbers, which seed randomness.
+# One with `takes_rows = True` is called with the data set's rows too, (B,) int64 on the host
+Transform = Callable[..., Batch]
 
 _STARVED_SHARE = 0.03
 
@@ -59,12 +60,15 @@ class BatchDataset(Protocol):
 
 
 class Loader:
-    """Micro-batches of this rank, on `device`, transformed; each iteration begins at the plan's begin.
+    """Micro-batches of this rank, on `device`, transformed; each iteration begins at the plan's begin, or where a
+    `reorder` began another one.
 
     split: the data set's name in messages, beside its class.
     seed: of the random numbers that a map-style dataset draws, which depend on (seed, sample number) only.
     lengths: of an evaluation's plan, see EvalPlan.lengths.
     cores: that reading may keep busy; None: this rank's share of the machine.
+    rows: batches have "row", (B,) int64, the sample's row of the data set; -1 for an evaluation's padding. A stream has
+    no rows.
     like: of an evaluation, the training's loader: its worker processes start at the first batch, as many as that has.
     wait_s: seconds that training has waited for data. why: how batches are delivered and why so.
     """
@@ -83,6 +87,7 @@ class Loader:
         cores: int | None = None,
         like: Loader | None = None,
         split: str = "",
+        rows: bool = False,
     ) -> None:
         if num_workers != "auto" and not (isinstance(num_workers, int) and num_workers >= 0):
             raise ConfigError(f"data.num_workers={num_workers!r} must be auto or a number of at least 0")
@@ -90,12 +95,15 @@ class Loader:
         cores = cores_each(local_ranks()) if cores is None else cores
         self._begun: tuple[list[Batch], Generator[Batch, None, None]] | None = None
         self._closed = False
+        self._change: Callable[[], None] | None = None  # of a reorder that is still to come
+        self.is_stream = isinstance(dataset, Stream)
+        self._with_rows = rows and not self.is_stream
         self._waits = waits_on(device)
         self.lengths: Any = getattr(plan, "lengths", None)
         self.kind, self.why = choose.kind_of(dataset, plan, device, kind)
         self._samples = Samples(dataset, seed, split)
         self._source: Any = None  # None: it is opened by the first batch
-        if isinstance(dataset, Stream):
+        if self.is_stream:
             if num_workers not in ("auto", 0):
                 raise ConfigError(f"data.num_workers={num_workers}: a stream is read in this process, give auto or 0")
             self.why = "workers: a stream is read in this process, in its own order"
@@ -133,19 +141,28 @@ class Loader:
         return self._begun[0][0]
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._begun is None:
-            return self._batches()
-        (held, rest), self._begun = self._begun, None
-        return _again(held, rest)
+        # at the first batch, not before: a reorder may come between
+        (held, rest), self._begun = self._begun or ([], self._batches()), None
+        try:
+            if held:
+                yield held.pop()
+            yield from rest
+        finally:
+            rest.close()
 
     def _batches(self) -> Generator[Batch, None, None]:
         if self._source is None:
             if self._closed:
                 raise RuntimeError("this loader is closed")
             self._source, _ = self._open()
-        stream = self._source.stream(self.plan)
+        stream, k = self._source.stream(self.plan), 0
         try:
             while True:
+                if self._change is not None and self.plan.begins_step(k):  # type: ignore[attr-defined]
+                    stream.close()
+                    change, self._change = self._change, None
+                    self.plan = self.plan.changed(k, change)  # type: ignore[attr-defined]
+                    stream, k = self._source.stream(self.plan), 0
                 self._waits.begin()
                 pair = next(stream, None)
                 self._waits.end()
@@ -153,15 +170,39 @@ class Loader:
                     return
                 batch, numbers = pair
                 # hold no batch while the consumer works: its buffer could not be used again when the consumer lets go
-                out = [batch if self.transform is None else self._transformed(batch, numbers)]
+                out = [batch if self.transform is None else self._transformed(batch, numbers, k)]
+                if self._with_rows:
+                    out = [self._with_row(out.pop(), numbers, k)]
                 del pair, batch, numbers
+                k += 1
                 yield out.pop()
         finally:
             stream.close()
 
-    def _transformed(self, batch: Batch, numbers: Tensor) -> Batch:
+    def reorder(self, change: Callable[[], None]) -> None:
+        """From the next step on batches follow the plan's order as change() leaves it; what was made ahead is thrown
+        away. change is called at that step, when nobody asks the order for rows."""
+        self._change = change
+        if self._begun is not None:  # a batch that was looked at, and is drawn anew
+            self._begun[1].close()
+            self._begun = None
+
+    def _with_row(self, batch: Batch, numbers: Tensor, k: int) -> Batch:
+        if "row" in batch:
+            raise ConfigError(
+                "data: a field is called 'row', as what a task with `numbered = True` gets is - give it another name, "
+                "as in data.fields"
+            )
+        # an evaluation's numbers are its rows, and say what is padding
+        row = numbers.clone() if self.lengths is not None else indices_on(self.device, self.plan(k)[1])  # type: ignore[index]
+        return {**batch, "row": row}
+
+    def _transformed(self, batch: Batch, numbers: Tensor, k: int) -> Batch:
+        assert self.transform is not None
         with self._samples.transforming(numbers):
-            return self.transform(batch, numbers)  # type: ignore[misc]
+            if getattr(self.transform, "takes_rows", False):
+                return self.transform(batch, numbers, self.plan(k)[1])  # type: ignore[index]
+            return self.transform(batch, numbers)
 
     def close(self) -> None:
         """End threads and workers; safe to call twice."""
@@ -177,14 +218,6 @@ class Loader:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _again(held: list[Batch], rest: Generator[Batch, None, None]) -> Iterator[Batch]:
-    try:
-        yield held.pop()
-        yield from rest
-    finally:
-        rest.close()
 
 
 def starvation(wait_s: float, total_s: float, why: str) -> str | None:

@@ -1,19 +1,22 @@
-"""Which sample when: the order of samples as a pure function of (seed, global sample number), with no state to save.
+"""Which sample when: the order of samples as a pure function of (seed, global sample number), and of the order's state
+where it has one (engine.data.stateful).
 
     sample number   0 1 2 3 | 4 5 6 7 | 8 9 ...       counts all samples of a run, over all epochs and ranks
     global batch    step 0  | step 1  | ...           the same set for any number of ranks
     share           rank 0: 0 1, rank 1: 2 3 | ...    equal and disjoint, cut again into micro-batches
 
 The stream does not end at an epoch: a batch may hold the last samples of one epoch and the first of the next, so all
-batches have one size and no rank ever has a step more than another.
+batches have one size and no rank ever has a step more than another. To compare with a loop whose epochs end with a
+whole batch (drop_last=True), `epochs` leaves the last rows of each epoch out.
 
 The yaml chooses an order by `data.order._target_` and the run calls it with (dataset, seed=seed): here `shuffled`,
-`sequential`, `first`, `overfit`; in engine.data.windows `chunk_windows`; in engine.data.sampling `class_balanced`,
-`weighted`, `length_buckets`.
+`sequential`, `first`, `lanes`, `overfit`, `epochs`; in engine.data.windows `chunk_windows`; in engine.data.sampling
+`class_balanced`, `weighted`, `length_buckets`.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Sized
 from typing import Any, Protocol
@@ -21,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from engine.config import Count
+from engine.data.lanes import Lanes
 from engine.data.permutation import Permutation, hashed
 from engine.errors import ConfigError
 
@@ -31,7 +35,8 @@ _BLOCK = 16384  # samples whose rows are computed in one go: numpy's cost per ca
 
 
 class Order(Protocol):
-    """May also have `note(batch_size) -> str` and `window_of(number) -> int`: windows are best read whole."""
+    """May also have `note(batch_size) -> str`; `window_of(number) -> int`: windows are best read whole;
+    `epoch_samples`: how many samples an epoch has, where that is not the whole set."""
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
         """numbers: (B,) int64 global sample numbers -> (B,) int64 dataset rows."""
@@ -71,10 +76,43 @@ def first(dataset: Sized, seed: int, count: Count) -> Order:
     return lambda numbers: numbers % count
 
 
+def lanes(dataset: Sized, seed: int, lanes: Count) -> Lanes:
+    """lanes: trainer.global_batch_size. dataset: rows that continue each other, as data=tokens with
+    data.stride=${data.window}. See engine.data.lanes."""
+    if not getattr(dataset, "consecutive", True):
+        raise ConfigError("data.stride: lanes need rows that continue each other - give data.stride=${data.window}")
+    return Lanes(size_of(dataset), lanes)
+
+
 def overfit(dataset: Sized, seed: int, count: Count, **replaced: Any) -> Order:
     """`first`, for debug=overfit. replaced: arguments of the order that the config had: a yaml that comes later can
-    change its `_target_`, but take none of its keys out."""
-    return first(dataset, seed, count)
+    change its `_target_`, but take none of its keys out. In lanes, if that one was in lanes."""
+    order = first(dataset, seed, count)
+    return Lanes(count, replaced["lanes"]) if "lanes" in replaced else order
+
+
+def epochs(dataset: Sized, seed: int, batch_size: Count) -> Order:
+    """A new permutation of the rows for each epoch, as `shuffled`; those that fill no whole batch are left out, other
+    ones in each epoch: DataLoader(shuffle=True, drop_last=True). batch_size: trainer.global_batch_size."""
+    return Epochs(size_of(dataset), seed, batch_size)
+
+
+class Epochs:
+    """numbers 0 1 2 3 | 4 5 6 7 || 8 9 ...: with 10 rows and batches of 4 an epoch has 8 samples."""
+
+    def __init__(self, size: int, seed: int, batch_size: int) -> None:
+        self.epoch_samples = size // batch_size * batch_size
+        if not self.epoch_samples:
+            raise ConfigError(
+                f"data.order.batch_size={batch_size}: the training split has {size} samples, so its epochs hold no "
+                "whole batch - give a smaller trainer.global_batch_size, or use engine.data.order.shuffled"
+            )
+        self._permutation = Permutation(size, seed, stream=0)
+
+    def __call__(self, numbers: np.ndarray) -> np.ndarray:
+        """numbers: (B,) int64 -> (B,) int64 rows."""
+        epochs = numbers // self.epoch_samples
+        return self._permutation(numbers - epochs * self.epoch_samples, epochs)
 
 
 class TrainPlan:
@@ -95,6 +133,12 @@ class TrainPlan:
         self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._lock = threading.Lock()
         self._window_of: Callable[[int], int] | None = getattr(order, "window_of", None)
+        self.epoch_samples: int | None = getattr(order, "epoch_samples", None)
+        if self.epoch_samples and self.epoch_samples % global_batch_size:
+            raise ConfigError(
+                f"trainer.global_batch_size={global_batch_size}: epochs of {self.epoch_samples:,} samples do not end "
+                f"with a whole batch - give data.order.batch_size={global_batch_size} too"
+            )
         note = getattr(order, "note", None)
         self.note: str = note(global_batch_size) if note else ""
 
@@ -113,6 +157,24 @@ class TrainPlan:
         step, micro = divmod(k, len(self._begins) - 1)
         return self._window_of(self._first + step * self._global_batch_size + self._begins[micro])
 
+    @property
+    def order(self) -> Order:
+        return self._order
+
+    def begins_step(self, k: int) -> bool:
+        return k % (len(self._begins) - 1) == 0
+
+    def changed(self, k: int, change: Callable[[], None]) -> TrainPlan:
+        """The plan from the step on that the k-th micro-batch begins, by the order as change() leaves it. Threads that
+        still ask this one are refused: what they make is thrown away."""
+        assert self.begins_step(k)
+        plan = copy.copy(self)
+        plan._first += k // (len(self._begins) - 1) * self._global_batch_size
+        with self._lock:
+            self._order = _replaced
+            change()
+        return plan
+
     def _block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
         with self._lock:  # several threads fill batches ahead; the second to come finds the block of the first
             if block not in self._blocks:
@@ -130,6 +192,10 @@ class TrainPlan:
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
+
+
+def _replaced(numbers: np.ndarray) -> np.ndarray:
+    raise RuntimeError("a reorder has taken this plan's place")
 
 
 def spread(positions: np.ndarray, count: int, size: int) -> np.ndarray:
@@ -151,7 +217,8 @@ class EvalPlan:
 
     in_step: all ranks get equally many batches of equal sizes: a rank with one row less has its batch filled up. full:
     all batches are, to batch_size rows. What fills up is one of the rank's rows (or row 0), last, which is not to be
-    counted: its sample number is -1. Those of all others are their rows.
+    counted: its sample number is -1. Those of all others are their rows. of_rows: the rows that are meant, by number;
+    None: the set's `size` rows.
     """
 
     def __init__(
@@ -163,7 +230,9 @@ class EvalPlan:
         in_step: bool = False,
         count: int | None = None,
         full: bool = False,
+        of_rows: np.ndarray | None = None,
     ) -> None:
+        self._of_rows = of_rows
         self._size, self._batch_size = size, batch_size
         self._count = size if count is None else min(count, size)
         self._own = range(rank, self._count, num_ranks)  # places among the rows that are scored
@@ -182,6 +251,7 @@ class EvalPlan:
         if rows > counted:
             positions = np.append(positions, [self._own[0] if self._own else 0] * (rows - counted))
         chosen = spread(positions, self._count, self._size)
+        chosen = chosen if self._of_rows is None else self._of_rows[chosen]
         return np.where(np.arange(rows) < counted, chosen, -1) if rows > counted else chosen, chosen
 
     def lengths(self, k: int) -> tuple[int, int]:

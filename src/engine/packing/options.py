@@ -31,6 +31,7 @@ class PackOptions:
     variable: bool = False  # keep each image's own size: flat values + offsets + shapes
     # text
     tokenizer: str = "bytes"
+    length: int | None = None  # ids of a text in a table at most, its special ones included
     # N5 keeps its dimensions in column-major order; some writers turn them round, some do not
     reverse_axes: bool = False
     # rows

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from engine.ranks.fsdp import (
         class_name,
         describe_shards,
+        global_dot,
         global_norm,
         is_part,
         is_sharded,
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
         make_scaler,
         order_as_weights,
         resolve_hardware,
+        update_scale,
     )
     from engine.ranks.launch import Ranks
     from engine.ranks.options import (

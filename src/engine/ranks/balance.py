@@ -33,13 +33,14 @@ from engine.runs import Logger
 WARM_UP = 3  # the first steps allocate, choose kernels and build buckets
 ALL_UNTIL, THEN_EVERY = 64, 8  # measure each step until the 64th, then each eighth, as timestamps cost time
 NAME_AFTER_S = 2.0  # seconds of measured work before a straggler is named: less is noise
-LISTED = 8  # up to so many ranks the final line lists each one's value, above it the extremes
+LISTED = 8  # up to so many ranks the final lines list each one, above it the extremes
+ALIKE = 0.1  # ranks within this share of the mean are alike
 COLUMNS = 5  # of a rank's row: memory in bytes, own work in s, steps it was measured in, data wait in s, steps
 Values = dict[str, torch.Tensor]  # what a step returns
-UNITS = {
-    "memory": ("peak memory", 1e-6, "MB"),
-    "step_time": ("own work", 1e3, "ms"),
-    "data_wait": ("data wait", 1e3, "ms"),
+UNITS = {  # factor, unit, words
+    "memory": (1e-6, "MB", "{} of memory at most"),
+    "step_time": (1e3, "ms", "{} of work a step"),
+    "data_wait": (1e3, "ms", "{} of waiting for data a step"),
 }
 
 
@@ -155,15 +156,13 @@ class Balance:
             logged = self._logger.latest("balance/")
             return {"balance": {key.partition("/")[2]: value for key, value in logged.items()}} if logged else {}
         ratios = {name: max_over_mean(values) for name, values in found.items()}
-        parts, ranks = [], [{} for _ in range(self._world.size)]  # type: tuple[list[str], list[dict[str, float]]]
+        ranks: list[dict[str, float]] = [{} for _ in range(self._world.size)]
         for name, values in found.items():
-            title, factor, unit = UNITS[name]
-            per_step = "" if name == "memory" else " a step"
-            values = [value * factor for value in values]
-            parts.append(f"{title} {listed(values)} {unit}{per_step} ({ratios[name]:.2f})")
+            factor, unit, _ = UNITS[name]
             for rank, value in zip(ranks, values):
-                rank[f"{name}_{unit.lower()}"] = round(value, 4)
-        self._logger.say(f"balance of {self._world.size} ranks, in brackets max over mean: {', '.join(parts)}")
+                rank[f"{name}_{unit.lower()}"] = round(value * factor, 4)
+        for line in unequal(found):
+            self._logger.say(line)
         self._name_straggler("")
         self._logger.summary({f"balance/{name}": value for name, value in ratios.items()})
         return {"balance": {**ratios, "ranks": ranks}}
@@ -250,10 +249,24 @@ def straggler(own: Sequence[float], share: float | None) -> int | None:
     return slowest if own[slowest] > (1 + share) * mean_of_others(own, slowest) else None
 
 
-def listed(values: Sequence[float]) -> str:
-    """Each rank's value; above LISTED ranks only the lowest and the highest."""
-    if len(values) <= LISTED:
-        return ", ".join(f"{value:.3g}" for value in values)
-    ranks = range(len(values))
-    low, high = min(ranks, key=values.__getitem__), max(ranks, key=values.__getitem__)
-    return f"{values[low]:.3g} (rank {low}) to {values[high]:.3g} (rank {high})"
+def unequal(found: dict[str, list[float]]) -> list[str]:
+    """A line for each rank where memory, work or waiting are not the same for all to a tenth; none where they are.
+    Above LISTED ranks those with the least and the most of something."""
+    limits = {name: ALIKE * sum(values) / len(values) for name, values in found.items()}
+    limits["data_wait"] = limits.get("step_time", 0.0)  # of a wait that is no tenth of the work nobody need know
+    if all(max(values) - min(values) <= limits[name] for name, values in found.items()):
+        return []
+    ranks: Sequence[int] = range(len(found["memory"]))
+    if len(ranks) > LISTED:
+        extremes = (
+            (min(ranks, key=values.__getitem__), max(ranks, key=values.__getitem__)) for values in found.values()
+        )
+        ranks = sorted({rank for pair in extremes for rank in pair})
+    lines = []
+    for rank in ranks:
+        parts = []
+        for name, values in found.items():
+            factor, unit, words = UNITS[name]
+            parts.append(words.format(f"{values[rank] * factor:.3g} {unit}"))
+        lines.append(f"rank {rank}: {', '.join(parts)}")
+    return lines

@@ -266,19 +266,28 @@ def local_parts(tensors: Iterable[Any]) -> list[Any]:
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     """L2 norm of all elements of plain tensors, or of DTensors (all ranks call this)."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(local_parts(tensors))))
-    first = tensors[0]
-    if not is_part(first):
-        return norm
+    return _over_shards(norm.double().square(), tensors[0]).sqrt().to(norm.dtype) if is_part(tensors[0]) else norm
+
+
+def global_dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """The sum of all products of elements of plain tensors, or of DTensors (all ranks call this)."""
+    products = torch._foreach_mul(local_parts(a), local_parts(b))
+    dot = torch.stack([product.sum() for product in products]).sum()
+    return _over_shards(dot.double(), a[0]).to(dot.dtype) if is_part(a[0]) else dot
+
+
+def _over_shards(value: Tensor, part: Any) -> Tensor:
+    """The sum over the shards of a value, (), in float64, that each rank has of its own. part: one of the DTensors.
+
+    A single sum over all ranks, which gives all of them the same bits. In it each of the copies of fsdp.replicas
+    counts once; a sum for each copy could differ in its last bit, and the copies would drift apart."""
     import torch.distributed as dist
 
-    # A single sum over all ranks, which gives all of them the same bits. In it each of the copies of fsdp.replicas
-    # counts once; a sum for each copy could differ in its last bit, and the copies would drift apart.
-    square = norm.double().square()
-    dist.all_reduce(square)
-    mesh, shards = first.device_mesh, 1  # type: ignore[attr-defined]
-    for dim, placement in enumerate(first.placements):  # type: ignore[attr-defined]
+    dist.all_reduce(value)
+    mesh, shards = part.device_mesh, 1
+    for dim, placement in enumerate(part.placements):
         shards *= mesh.size(dim) if placement.is_shard() else 1
-    return (square * (shards / mesh.size())).sqrt().to(norm.dtype)
+    return value * (shards / mesh.size())
 
 
 def is_sharded(model: nn.Module) -> bool:

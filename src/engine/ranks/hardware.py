@@ -170,6 +170,16 @@ def make_scaler(hardware: Hardware) -> torch.amp.GradScaler | None:
     return torch.amp.GradScaler(hardware.device) if hardware.precision == "fp16" else None
 
 
+def update_scale(scaler: torch.amp.GradScaler, non_finite: torch.Tensor) -> None:
+    """After a step: raise the loss scale, or lower it where non_finite, 0-d, is 1. Nothing waits for the device.
+
+    The scaler looks for inf in gradients: here it finds it in that of a parameter made for this."""
+    flag = torch.nn.Parameter(torch.zeros((), device=non_finite.device))
+    flag.grad = torch.where(non_finite > 0, torch.inf, 0.0)
+    scaler.unscale_(torch.optim.SGD([flag]))
+    scaler.update()
+
+
 def in_channels_last(module: nn.Module | None) -> int:
     """Weights and buffers of four dimensions (convolutions of images) in the memory order (out, H, W, in), in place.
     Returns how many there are."""

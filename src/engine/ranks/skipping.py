@@ -1,6 +1,7 @@
 """Leaving a step out where its gradients are not finite, without asking the device whether they are.
 
-weights          the optimizer's fused kernel leaves them as they are (found_inf, see engine.private)
+weights          the optimizer's fused kernel leaves them as they are (found_inf, see engine.private), or an optimizer
+                 that says so does (takes_found_inf)
 moving average   takes a weight of 0
 module's state   what a step did to it is put back
 learning rate    the device counts the updates and looks up the rate of the next one
@@ -122,10 +123,16 @@ def _begin_momentum(optimizer: torch.optim.SGD) -> None:
 
 
 def can_skip(optimizers: Sequence[Optimizer]) -> bool:
-    """Whether the fused kernels of all can leave a step out and take their learning rates from the device."""
+    """Whether all can leave a step out by a tensor `found_inf` and take their learning rates from the device: fused
+    kernels, and classes with takes_found_inf = True."""
     # SGD's first momentum is the gradient without dampening, so a momentum that begins at zero is another one with it
     dampened = any(group.get("dampening") for one in optimizers for group in one.param_groups)
-    return not dampened and all(kernel_skips_non_finite(one) and isinstance(one, RATE_ON_DEVICE) for one in optimizers)
+    return not dampened and all(map(_can_skip, optimizers))
+
+
+def _can_skip(optimizer: Optimizer) -> bool:
+    fused = kernel_skips_non_finite(optimizer) and isinstance(optimizer, RATE_ON_DEVICE)
+    return fused or getattr(optimizer, "takes_found_inf", False)
 
 
 def average_in(mean: list[Tensor], values: list[Tensor], weight: float, skipped: Tensor | None) -> None:
@@ -139,18 +146,22 @@ def average_in(mean: list[Tensor], values: list[Tensor], weight: float, skipped:
 
 
 @contextmanager
-def unless(skipped: Tensor | None, module: nn.Module) -> Iterator[None]:
-    """Where skipped, 0-d, is 1, parameters and buffers of `module` are afterwards what they were before this block."""
+def unless(skipped: Tensor | None, held: nn.Module | Sequence[Tensor]) -> Iterator[None]:
+    """Where skipped, 0-d, is 1, these tensors, or a module's parameters and buffers, are afterwards what they were
+    before this block."""
     if skipped is None:
         yield
         return
-    before = {name: value.clone() for name, value in _held(module)}
+    before = {name: value.clone() for name, value in _held(held)}
     yield
-    for name, value in _held(module):
+    for name, value in _held(held):
         if name in before:
             value.copy_(torch.where(skipped > 0, before[name], value))
 
 
-def _held(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
+def _held(held: nn.Module | Sequence[Tensor]) -> Iterator[tuple[Any, Tensor]]:
+    if isinstance(held, nn.Module):
+        yield from held.named_parameters()
+        yield from held.named_buffers()
+    else:
+        yield from enumerate(held)

@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from engine.app import app
 from engine.config import (
     CONF,
     absolute,
@@ -78,7 +79,7 @@ def choose_run(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) 
     ids = agents_run() if resume == "auto" else None
     if ids:
         check_id(directory, ids[1])
-    given, changed = set(typed), []
+    given, changed, before = set(typed), [], flat(plain(saved))
     for override in overrides:
         key = override.partition("=")[0]
         # the same command with resume=auto is often repeated: overrides it had before are no change
@@ -89,7 +90,7 @@ def choose_run(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) 
                     check_same(saved, cfg, each, ids[1], directory)
                 change_value(saved, cfg, each, override, directory)
                 changed.append(each)
-    check_followers(saved, typed, changed)
+    check_followers(saved, before, typed, changed)
     saved.logger = own_logger(saved, cfg, typed, overrides)
     if "path" in saved.data:
         saved.data.path = absolute(plain(saved.data.path), cwd)
@@ -183,9 +184,10 @@ def adds(saved: DictConfig, override: str) -> bool:
     return override.startswith("+") and isinstance(OmegaConf.select(saved, parent.removeprefix("+")), DictConfig)
 
 
-def check_followers(saved: DictConfig, typed: list[str], changed: list[str]) -> None:
+def check_followers(saved: DictConfig, before: dict[str, Any], typed: list[str], changed: list[str]) -> None:
     """ConfigError if a value that was interpolated from a changed one (data.order.batch_size from
     trainer.global_batch_size) would keep its old value, as saved configs are resolved: it must be given too.
+    Of a run that was saved when yamls still gave what the run gives today (App.asked), too. before: its values.
     typed: the run's overrides, to find interpolations in conf/; if they no longer compose, nothing is checked."""
     if all(key.split(".")[0] in REPLACEABLE for key in changed):
         return
@@ -195,8 +197,11 @@ def check_followers(saved: DictConfig, typed: list[str], changed: list[str]) -> 
         return
     for key in changed:
         new = plain(OmegaConf.select(saved, key))
-        for at, text in raw.items():
-            follows = text == f"${{{key}}}" and at not in changed and has_key(saved, at)
+        names = {name for name, given in app().asked.items() if given == key}
+        own = [at for at in before if at.rpartition(".")[2] in names and at not in raw]
+        older = [at for at in own if before[at] == before.get(key)]
+        for at in [*(at for at, text in raw.items() if text == f"${{{key}}}"), *older]:
+            follows = at not in changed and has_key(saved, at)
             if follows and plain(OmegaConf.select(saved, at)) != new:
                 raise ConfigError(f"{key}={show(new)}: {at} follows from it; give it too: {at}={show(new)}")
 

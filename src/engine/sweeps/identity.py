@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
+from engine.app import app
 from engine.config import COMPARED_IF_SWEPT, NEVER_COMPARED, absolute, localized, portable
 
 NAME_DIGITS, SLUG_LENGTH, VALUE_LENGTH = 16, 80, 24
@@ -50,7 +52,8 @@ def keyed(override: Override, cwd: Path) -> tuple[str, Any]:
     if override.is_delete():
         return key, None
     value = canonical(override.value())
-    return key, portable(absolute(value, cwd)) if key == "data.path" else value
+    is_path = key.startswith("data.") and any(fnmatchcase(key, one) for one in app().paths)
+    return key, portable(absolute(value, cwd)) if is_path else value
 
 
 def canonical(value: Any) -> Any:

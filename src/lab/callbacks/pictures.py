@@ -12,10 +12,12 @@ from engine.errors import ConfigError
 from engine.files import read_json
 from engine.runs import CLASSES
 from lab.callbacks.base import Callback, need_matplotlib
+from lab.evaluation import samples_of
+from lab.tasks.base import overrides
 
 
 class Pictures(Callback):
-    """What the task shows (Task.show), as the GAN does its samples. Else a figure of `count` images, batch[field]:
+    """What the task samples (Task.sample) or shows (Task.show). Else a figure of `count` images, batch[field]:
     (B, C, H, W), each with its predicted class and, where that is wrong, its label, batch[target]. output: (B, classes)
     scores. In media/<name>/ and the loggers; of the first batch of rank 0."""
 
@@ -28,7 +30,7 @@ class Pictures(Callback):
         self.task = state.task
 
     def on_eval_batch(self, output: Any, batch: Any) -> None:
-        if self.kept is None and self.run.world.is_main:
+        if self.kept is None and not overrides(self.task, "sample") and self.run.world.is_main:
             shown = self.task.show(output, batch, self.count)
             if shown is None:
                 self.kept = {self.name: self.predicted(output, batch)}
@@ -36,6 +38,8 @@ class Pictures(Callback):
                 self.kept = {f"val/{name}": value for name, value in shown.items()}
 
     def on_eval(self, state: Any, scores: dict[str, float]) -> None:
+        if overrides(self.task, "sample"):
+            self.kept = {f"val/{name}": value for name, value in samples_of(state, self.run, self.count).items()}
         for name, value in (self.kept or {}).items():
             self.run.logger.show(state.step, name, value)
         self.kept = None

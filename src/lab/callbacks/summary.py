@@ -12,7 +12,7 @@ from engine.files import replace_text
 from engine.profiling import summarize, summary_table
 from engine.ranks import is_sharded, rng_state, set_rng_state
 from lab.callbacks.base import Callback
-from lab.loop import Objective
+from lab.objective import Objective
 
 
 class Summary(Callback):
@@ -29,7 +29,7 @@ class Summary(Callback):
             return
         if is_sharded(state.model):
             raise ConfigError("callback=summary: trainer=fsdp has cut the model over the ranks - use trainer=single")
-        whole, batch = Objective(state.model, state.task), run.first()
+        whole, batch = Objective(state.model, state.task), run.first_batch()
         samples = len(next(iter(batch.values())))
         before = rng_state(run.world.device)
         try:

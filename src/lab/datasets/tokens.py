@@ -64,6 +64,7 @@ class TokenWindows:
                 f"data.window={window}: the longest stream has {longest} tokens, and {window + 1} are needed"
             )
         self.spec = {self._field: ((window + 1,), torch.int64)}
+        self.consecutive = stride == window  # each row goes on where the one before ends: asked by an order of lanes
         self.tokens_per_sample = window  # the speed is logged in tokens/s too
         self.chunk_rows = None
 

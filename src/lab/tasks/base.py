@@ -2,14 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
+
+from engine.errors import ConfigError
+from engine.ranks import World, all_sum
 
 Batch = dict[str, Tensor]
 Losses = Mapping[str, Tensor]  # name -> (B,), one value for each sample
 Metric = Any  # a function (output, batch) -> (B,), or an object with reset, update and compute: lab.metrics.base
+
+
+@dataclass(frozen=True)
+class TaskRun:
+    """What a task may ask of its run: self.run, from `initialize` and `attach` on. Of a trained model that is loaded
+    (evaluate, predict, load_run) total_steps and epoch_samples are 0."""
+
+    world: World = field(default_factory=lambda: World(0, 1, 0, torch.device("cpu")))
+    total_steps: int = 0  # of the whole run, where epochs are given too
+    epoch_samples: int = 0  # training samples in an epoch
+    seed: int = 0
+    input_shape: tuple[int, ...] = ()  # of a sample of batch["x"]: data.input_shape
+    num_outputs: int | None = None  # data.num_outputs
+    training: Any = None  # while a run trains its lab.state.Run: .order and .reorder(), .scan(rows), .logger, ...
+
+    @property
+    def rank(self) -> int:
+        return self.world.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.world.size
+
+    def __deepcopy__(self, memo: Any) -> TaskRun:
+        return self  # a copy of the task is of the same run
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over ranks of a tensor of one shape, without gradients; all ranks call this."""
+        return all_sum(values.detach().clone(), self.world) / self.world.size
 
 
 class Task(nn.Module):
@@ -23,12 +57,22 @@ class Task(nn.Module):
     """
 
     terms: tuple[str, ...] = ()  # what `losses` returns beside "loss": logged, and scored in evaluations
-    # True: batches have "number", (B,) int64, the sample's global number; in an evaluation its row, or -1: not counted
+    # True: batches have "number" and "row", (B,) int64: the sample's global number in training, and its row of the data
+    # set, which a stream has not. In an evaluation both are the row, or -1: not counted
     numbered = False
     # True: the loss compares samples over all ranks: one micro-batch per step, as many evaluation batches on each rank
     across_samples = False
+    # True: states go on from row to row, in lanes: batches have "lane" and "position" in it, (B,) int64, and its yaml
+    # has `eval_lanes`: docs/my_method.md, States that go on
+    carries = False
     not_compiled: tuple[str, ...] = ()  # names of methods that hardware.compile does not compile
     metrics: Mapping[str, Metric] = {}
+    run: TaskRun = TaskRun()
+    # Networks that are used and not trained: {name: path of a run or checkpoint, a module, or None for a copy of the
+    # model as the run begins with it}, to be set in __init__. From the first step on self.frozen[name] is the network:
+    # on the device, in eval mode, without gradients; saved once, in the run's folder `frozen`, not in each checkpoint.
+    frozen: Mapping[str, Any] = {}
+    fresh_statistics = 0  # training batches by which BatchNorm's statistics of the average are computed anew
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
         """Returns ({"loss": (B,), term: (B,), ...}, output). "loss" is minimised; a tensor (B,) means {"loss": it}.
@@ -56,8 +100,10 @@ class Task(nn.Module):
         """Called once, on all ranks, after the model is built and before a checkpoint is loaded: freeze parts of the
         model, build modules that depend on it (a teacher)."""
 
-    def initialize(self, model: nn.Module) -> str | None:
-        """Called before `attach` in a new run, not at a resume: load other weights. Returns a line to log, if any."""
+    def initialize(self, model: nn.Module, batches: Iterator[Batch]) -> str | None:
+        """Called before `attach` in a new run, not at a resume: load other weights, compute some from the data. Returns
+        a line to log, if any. batches: the run's training data, trainer.global_batch_size samples each, on the CPU, the
+        same on all ranks, without random transforms; nothing is read before the first is asked for."""
         return None
 
     def trained(self, model: nn.Module) -> dict[str, list[nn.Module]]:
@@ -68,13 +114,53 @@ class Task(nn.Module):
     def train_step(self, step: int, batches: Iterator[Batch], descend: Descend) -> dict[str, Tensor]:
         """One step of the loop: descend(objective, batches) for each objective to update. Returns all their values.
 
-        step: from 0. batches: iterator of this step's micro-batches; to use them for several objectives, list(batches).
+        step: from 0. batches: iterator of this step's micro-batches; to use them twice, list(batches). What lies
+        between a gradient and its update is descend.gradients, .parameters and .update: see lab/descend.py.
         """
         return descend("", batches)
 
     def updated(self, model: nn.Module) -> None:
-        """Called after each optimizer update, under no_grad: update a teacher's EMA, a queue."""
+        """Called once a step, after its updates, under no_grad: update a teacher's EMA, a queue."""
+
+    def synchronize(self) -> None:
+        """Called on all ranks before each evaluation and save, under no_grad: give buffers that each rank has filled
+        from its own samples one value, by gather_rows say. Other buffers are equal already."""
+
+    def share_in_average(self, step: int) -> float | None:
+        """The share of the weights after step `step` (from 0) in the average of weights that is evaluated, predicted
+        with, exported and given by load_run: mean += share * (weights - mean); None: it stays as it is. Overridden, it
+        takes the place of trainer.ema_decay. 1 / (k + 1) for the k-th of some steps is their mean (SWA)."""
+        return None
+
+    def sample(self, model: nn.Module, count: int) -> Tensor | Mapping[str, Any]:
+        """Returns `count` new samples of a model that generates: images (count, C, H, W) in [0, 1], or {name: whatever
+        loggers take}. Called with the averaged weights in eval mode and with autocast, on all ranks with the same
+        random numbers, as by callback=pictures at each evaluation."""
+        raise NotImplementedError
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = name in ("run", "frozen") or callable(vars(Task).get(name))
+        if own and isinstance(value, (Tensor, nn.Module)):
+            raise ConfigError(f"task: {type(self).__name__}.{name} is a name of Task's own - name it otherwise")
+        super().__setattr__(name, value)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Moves frozen networks with the task, though no checkpoint has them."""
+        for network in self.frozen.values():
+            if isinstance(network, nn.Module):
+                network._apply(fn, recurse)
+        return super()._apply(fn, recurse)
 
 
-# (objective, micro-batches) -> {name: 0-d tensor}: forward, backward, clip and update, see lab.loop.descend
-Descend = Callable[[str, Any], dict[str, Tensor]]
+def overrides(task: Task, name: str) -> bool:
+    """Whether the task's class has a method of its own for this one of Task's."""
+    return getattr(type(task), name) is not getattr(Task, name)
+
+
+class Descend(Protocol):
+    """The loop's parts, for one step: see lab.descend. Values are 0-d tensors on the device, of this rank."""
+
+    def __call__(self, objective: str, batches: Iterable[Batch]) -> dict[str, Tensor]: ...
+    def gradients(self, objective: str, batches: Iterable[Batch], term: str = "loss") -> dict[str, Tensor]: ...
+    def parameters(self, objective: str) -> list[nn.Parameter]: ...
+    def update(self, objective: str, closure: Callable[[], Tensor] | None = None) -> None: ...

@@ -32,10 +32,10 @@ class Finetune(Supervised):
     ) -> None:
         super().__init__(criterion, metrics)
         self.source, self.rename = weights, {regex(k, "task.rename"): new for k, new in rename.items()}
-        self.frozen = [regex(pattern, "task.frozen") for pattern in frozen]
+        self.patterns = [regex(pattern, "task.frozen") for pattern in frozen]
         self.still: Callable[[], Iterator[nn.Module]] = lambda: iter(())
 
-    def initialize(self, model: nn.Module) -> str | None:
+    def initialize(self, model: nn.Module, batches: Iterator[Batch]) -> str | None:
         file, state = find_weights(Path(self.source))
         return load_fitting(model, self.renamed(state), file)
 
@@ -57,10 +57,10 @@ class Finetune(Supervised):
 
     def attach(self, model: nn.Module) -> None:
         names = list(model.state_dict())
-        for pattern in self.frozen:
+        for pattern in self.patterns:
             if not any(map(pattern.search, names)):
                 raise ConfigError(f"task.frozen: no name holds {pattern.pattern!r}; names are {some_keys(names)}")
-        stays = {name for name in names if any(pattern.search(name) for pattern in self.frozen)}
+        stays = {name for name in names if any(pattern.search(name) for pattern in self.patterns)}
         for name, p in model.named_parameters():
             p.requires_grad_(p.requires_grad and name not in stays)
         if not any(p.requires_grad for module in (model, self) for p in module.parameters()):

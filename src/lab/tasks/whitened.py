@@ -3,27 +3,25 @@ is computed from the training images, kernels that keep their norm, evaluations 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.config import Count, Positive
-from engine.data import H5Dataset
+from engine.config import Count
 from engine.errors import ConfigError
 from lab.tasks.base import Batch, Metric
 from lab.tasks.supervised import Supervised
-from lab.transforms.fields import Normalize, ToFloat
 
 
 class Whitened(Supervised):
-    """As Supervised; a new run first calls model.whiten(images), with `count` images spread over the file, and each
+    """As Supervised; a new run first calls model.whiten(images), with the first `count` images of training, and each
     update ends with model.normalize(), where the model has it.
 
-    path, group, dataset: where they are. mean, std: as of the Normalize in data.transforms. criterion, metrics: as for
-    Supervised. views: of an image (B, C, H, W), over which evaluations and predictions average the outputs: VIEWS.
+    views: of an image (B, C, H, W), over which evaluations and predictions average the outputs: VIEWS. path, group,
+    dataset, mean, std: without use; runs of before have them.
     """
 
     VIEWS = (1, 2, 6)  # the image; and its mirror image; and both moved by a pixel, up and left, or down and right
@@ -32,20 +30,18 @@ class Whitened(Supervised):
         self,
         criterion: Callable[[Any, Batch], Any],
         metrics: Mapping[str, Metric],
-        path: str | Sequence[str],
-        group: str,
-        dataset: str,
         count: Count,
-        mean: Sequence[float],
-        std: Sequence[Positive],
         views: Count = 1,
+        path: Any = None,
+        group: str | None = None,
+        dataset: str | None = None,
+        mean: Any = None,
+        std: Any = None,
     ) -> None:
         super().__init__(criterion, metrics)
         if views not in self.VIEWS:
             raise ConfigError(f"task.views={views}: one of {', '.join(map(str, self.VIEWS))}")
-        self.views = views
-        self.path, self.group, self.dataset, self.count = path, group, dataset, count
-        self.transforms = (ToFloat("x"), Normalize("x", mean, std))
+        self.views, self.count = views, count
 
     def updated(self, model: nn.Module) -> None:
         normalize: Any = getattr(model, "normalize", None)
@@ -62,17 +58,15 @@ class Whitened(Supervised):
         moved = [mirrored(model, padded[..., at : at + x.shape[-2], at : at + x.shape[-1]]) for at in (0, 2)]
         return (mirrored(model, x) + (moved[0] + moved[1]) / 2) / 2
 
-    def initialize(self, model: nn.Module) -> str:
+    def initialize(self, model: nn.Module, batches: Iterator[Batch]) -> str:
         whiten: Any = getattr(model, "whiten", None)
         if whiten is None:
             raise ConfigError(f"task=whitened: {type(model).__name__} has no layer to whiten - use model=cifar_fast")
-        data = H5Dataset(self.path, {"x": self.dataset}, {"train": {"group": self.group}}, "train")
-        rows = np.unique(np.linspace(0, len(data) - 1, self.count).astype(np.int64))
-        batch = data.gather(rows)
-        for transform in self.transforms:
-            batch = transform(batch, rows)  # type: ignore[arg-type]
-        whiten(batch["x"])
-        return f"first layer: principal components of 2x2 patches of {len(rows):,} images"
+        images = next(batches)["x"].clone()
+        while len(images) < self.count:
+            images = torch.cat([images, next(batches)["x"]])
+        whiten(images[: self.count])
+        return f"first layer: principal components of 2x2 patches of {self.count:,} images"
 
 
 def mirrored(model: nn.Module, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Two views of each sample, for tasks that compare them."""
+"""Several views of each sample, for tasks that compare them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,37 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from engine.config import Count
+from engine.errors import ConfigError
 from lab.transforms.fields import Batch, Transform, compose
 
 
 class Views:
-    """fields: the batch's fields of the two views, which may be one field twice. augment: transforms that change both,
-    with independent random numbers, which are a function of (seed, batch["number"])."""
+    """fields: the batch's field of each view, which may be one field several times. augment: transforms that change
+    all, with independent random numbers, which are a function of (seed, batch["number"])."""
 
     def __init__(self, fields: Sequence[str], augment: Mapping[str, Transform]) -> None:
         self.fields, self.augment = fields, compose(augment.values(), training=True)
 
     def __call__(self, batch: Batch, which: int) -> Tensor:
-        """which: 0 or 1."""
-        changed = self.augment(batch, 2 * batch["number"] + which) if self.augment else batch
+        """which: from 0."""
+        changed = self.augment(batch, len(self.fields) * batch["number"] + which) if self.augment else batch
         return changed[self.fields[which]]
+
+
+class View:
+    """A second view of `field` as the field `to`: changed by augment's transforms, with random numbers of its own. Of
+    training alone, as they are. which: 1, 2, ...: two views of one field have different numbers."""
+
+    random = True
+
+    def __init__(self, field: str, to: str, augment: Mapping[str, Transform], which: Count) -> None:
+        self.field, self.to, self.which = field, to, which
+        self.augment = compose(augment.values(), training=True)
+
+    def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
+        if self.field not in batch:
+            raise ConfigError(f"data.transforms: View.field={self.field!r}; the batch has {sorted(batch)}")
+        own = {self.field: batch[self.field]}
+        changed = self.augment(own, numbers + (self.which << 48)) if self.augment else own
+        return {**batch, self.to: changed[self.field]}

@@ -25,7 +25,7 @@ from engine.config.schema import Rule, option, parse_interval
 from engine.config.targets import build_target, check_targets
 from engine.errors import ConfigError
 from engine.ranks.options import check_share
-from lab.groups import DataConfig, OptimConfig, TrainerConfig, check, split_own, typed
+from lab.groups import OptimConfig, TrainerConfig, check, split_own, typed
 from lab.make import Config, make_task
 
 OPTIONS = sorted(
@@ -72,10 +72,19 @@ def photos(folder: Path) -> Path:
     return folder / "photos"
 
 
+def pairs(folder: Path) -> Path:
+    with h5py.File(folder / "pairs.h5", "w") as file:
+        for name in ("chosen", "chosen_mask", "rejected", "rejected_mask"):
+            for split in ("train", "val"):
+                file[f"{split}/{name}"] = np.ones((3, 5), dtype=np.uint8)
+    return folder / "pairs.h5"
+
+
 FILES = {
     "data=tokens": tokens,
     "data=sequences": sequences,
     "data=image_folder": photos,
+    "data=pairs": pairs,
 }  # that their yaml leaves to the user
 
 
@@ -110,8 +119,16 @@ def overrides_with(choice: str, folder: Path) -> list[str]:
     made = [f"data.path={FILES[data](folder)}" for data in FILES.keys() & chosen(beside)]
     if not made and not data_file(beside).exists():
         pytest.skip(f"{data_file(beside)} is not on this machine")
-    files = [f"{key}=none" for key in missing_keys(composed([choice])["task"], "task")]  # which are read later
-    return [*dict.fromkeys([beside, choice]), *made, *files]
+    both = [*dict.fromkeys([beside, choice])]
+    left = [
+        *missing_keys(composed(both)["model"], "model"),
+        *(missing_keys(composed(both)["data"], "data") if not made else ()),
+    ]
+    if left:
+        pytest.skip(f"{', '.join(left)}: files that the tests of this option make")
+    files = [f"{key}=none" for key in missing_keys(composed(both)["task"], "task")]  # which are read later
+    parts = ["+data@data.parts.some=h5", "+data.weights.some=1"] if choice == "data=mixed" else []
+    return [*both, *made, *files, *parts]
 
 
 @pytest.mark.parametrize("choice", OPTIONS)
@@ -123,11 +140,11 @@ def test_every_yaml_composes_and_builds(choice: str, tmp_path: Path) -> None:
     check(cfg)
     assert cfg == before  # the check changes nothing
 
-    data, dataset = split_own(cfg.data, DataConfig, "data")
-    assert len(build_target(dataset, split="val")) > 0
-    for node in (data.order, *data.transforms.values(), *cfg.callback.values()):
+    config = Config.of(cfg)
+    assert len(build_target(config.dataset, split="val")) > 0
+    for node in (config.data.order, *config.data.transforms.values(), *config.cfg.callback.values()):
         assert build_target(node) is not None
-    assert make_task(Config.of(cfg)) is not None
+    assert make_task(config) is not None
     model = build_target(cfg.model)
     optim, optimizer = split_own(cfg.optim, OptimConfig, "optim")
     assert build_target(optimizer)(model.parameters()).param_groups
@@ -357,7 +374,7 @@ def test_good_targets_pass(zoo: Path) -> None:
             {"_target_": "os.system", "command": "true"},
             "model._target_: os.system is not allowed (lab.models.*, lab.datasets.*, lab.transforms.*, "
             "engine.data.h5.*, engine.data.order.*, engine.data.sampling.*, engine.data.windows.*, lab.losses.*, lab.metrics.*, lab.tasks.*, lab.callbacks.*, "
-            "lab.optim.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
+            "lab.optimizers.*, lab.schedules.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
             "add its library to TARGETS_ALLOWED in lab/groups.py",
         ),
         (

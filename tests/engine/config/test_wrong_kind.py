@@ -23,7 +23,11 @@ FILES_MISSING = {
     "sequences",
     "tokens",
     "image_folder",
+    "lora",
+    "pairs",
+    "pretrained",
     "sample_text",
+    "texts",
 }
 CASES = [
     f"{group}={path.stem}" for group in GROUPS for path in sorted((ROOT / "conf" / group).glob("*.yaml"))
@@ -32,7 +36,10 @@ CASES = [
 NORMALIZE = "+data.transforms.normalize={_target_: lab.transforms.fields.Normalize, field: x, mean: [0.1], std: [0.3]}"
 MORE = {  # what an option asks for
     "task=finetune": ["task.weights=x"],
+    "task=dpo": ["task.weights=x"],
+    "task=distillation": ["task.teacher=x"],
     "task=whitened": ["data=h5", NORMALIZE],
+    "data=mixed": ["+data@data.parts.some=h5", "+data.weights.some=1"],
 }
 
 

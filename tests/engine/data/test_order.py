@@ -20,8 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from engine.config import complete
 from engine.data.h5 import H5Dataset
 from engine.data.order import EvalPlan, TrainPlan, first, overfit, sequential, shuffled, spread
+from engine.data.order import epochs as whole_batches
 from engine.data.permutation import Permutation, hashed
 from engine.data.sampling import class_balanced, deal, length_buckets, weighted
 from engine.data.windows import ChunkWindows, chunk_windows
@@ -55,6 +57,27 @@ def test_each_epoch_is_a_new_permutation(size: int) -> None:
         assert np.array_equal(np.sort(part), np.arange(size))
     if size > 60:
         assert all(np.mean(a == b) < 0.1 for a, b in itertools.combinations([*parts, np.arange(size)], 2))
+
+
+@pytest.mark.parametrize(("size", "batch"), [(10, 4), (97, 32), (64, 64), (1297, 64)])
+def test_epochs_that_end_with_a_whole_batch(size: int, batch: int) -> None:
+    """Rows of an epoch are different ones, those left out are others in the next; shares of ranks are cut as ever."""
+    order = whole_batches(range(size), seed=3, batch_size=batch)
+    assert order.epoch_samples == size // batch * batch
+    parts = epochs(order, order.epoch_samples, 200)
+    assert all(len(np.unique(part)) == order.epoch_samples for part in parts)
+    assert set(np.concatenate(parts)) == set(range(size))
+    whole = TrainPlan(order, batch, [batch], 0, 1, start=0)
+    halves = [TrainPlan(order, batch, [batch // 2], rank, 2, start=0) for rank in (0, 1)]
+    for step in range(2 * size // batch):
+        assert np.array_equal(np.concatenate([half(step)[1] for half in halves]), whole(step)[1])
+
+
+def test_epochs_fit_the_batch() -> None:
+    with pytest.raises(ConfigError, match=r"data.order.batch_size=4: the training split has 3 samples"):
+        whole_batches(range(3), seed=0, batch_size=4)
+    with pytest.raises(ConfigError, match=r"trainer.global_batch_size=3: epochs of 8 samples .*order.batch_size=3 too"):
+        TrainPlan(whole_batches(range(10), seed=0, batch_size=4), 3, [3], 0, 1, start=0)
 
 
 @settings(max_examples=200, deadline=None)
@@ -433,9 +456,8 @@ def test_the_orders_and_transforms_that_the_yaml_names_can_be_built() -> None:
         if not line.strip().startswith("# ") or "{ _target_:" not in line:
             continue
         key, node = next(iter(OmegaConf.create(line.strip()[2:]).items()))
-        context = OmegaConf.create(
-            {"seed": 1, "trainer": {"global_batch_size": 10}, "data": {"num_outputs": 3}, "node": node}
-        )
+        node = complete(OmegaConf.to_container(node), {"seed": 1, "batch_size": 10}, {})
+        context = OmegaConf.create({"data": {"num_outputs": 3}, "node": node})
         made = instantiate(context.node)
         if key == "order":
             options = {"chunk_rows": 4} if made.func is chunk_windows else {}
@@ -445,7 +467,7 @@ def test_the_orders_and_transforms_that_the_yaml_names_can_be_built() -> None:
         else:
             assert made.random == (key not in ("normalize", "channels_first"))
         built["order" if key == "order" else "transform"] += 1
-    assert built == {"order": 6, "transform": 7}
+    assert built == {"order": 7, "transform": 7}
 
 
 EXPERIMENTS = sorted((ROOT / "conf" / "experiment").glob("*.yaml"))

@@ -13,6 +13,7 @@ import h5_deep
 import h5py
 import numpy as np
 import pytest
+import warm
 from conftest import ROOT, slow
 
 from engine.errors import ConfigError
@@ -269,7 +270,7 @@ def test_what_can_grow_becomes_contiguous_if_asked(tmp_path: Path) -> None:
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(ROOT / "src/h5.py"), *words], capture_output=True, text=True)
+    return warm.run([sys.executable, str(ROOT / "src/h5.py"), *words], capture_output=True, text=True)
 
 
 def odd(path: Path) -> None:

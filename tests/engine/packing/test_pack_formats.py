@@ -437,7 +437,7 @@ def test_text_of_a_function_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
     with run(tmp_path / "a.txt", tokenizer="my_words:words") as file:
         np.testing.assert_array_equal(file["tokens"][:], words(TEXT))
         assert file["tokens"].dtype == np.uint32
-    for name, message in (("my_words:nothing", "nothing"), ("gpt", "give bytes, chars"), ("x.json", "no such file")):
+    for name, message in (("my_words:nothing", "nothing"), ("gpt", "give bytes, chars"), ("x.json", "no file x.json")):
         with pytest.raises(ConfigError, match=message):
             run(tmp_path / "a.txt", tokenizer=name)
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe")

@@ -10,6 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import warm
 from test_pack_formats import npy, png, write_lmdb, write_tar
 
 from engine.errors import ConfigError
@@ -565,7 +566,6 @@ def test_a_pack_in_two_steps_that_was_stopped_between_them_still_says_what_it_le
 
 
 def test_a_loss_is_in_the_status_of_the_command_and_on_the_screen(tmp_path: Path) -> None:
-    import subprocess
     import sys
 
     from conftest import ROOT
@@ -577,7 +577,7 @@ def test_a_loss_is_in_the_status_of_the_command_and_on_the_screen(tmp_path: Path
         (["--overwrite"], LEFT_OUT),
         (["--overwrite", "--leave-out", "*README"], 0),
     ):
-        done = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
+        done = warm.run([*command, *more], capture_output=True, text=True, check=False)
         assert done.returncode == status, done.stderr
         assert ("left out: 1 members: a.tar: README" in done.stdout) == (status != 0)
         assert ("all read back and compared" in done.stdout) == (status == 0)

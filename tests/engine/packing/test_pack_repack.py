@@ -12,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import warm
 from conftest import ROOT, slow, wait_for
 
 from engine.errors import ConfigError
@@ -216,7 +217,7 @@ def test_killed_repack(tmp_path: Path, codec: str) -> None:
 
 
 def inspect(path: Path) -> str:
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, str(H5), "inspect", str(path), "--seconds", "0.02"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr

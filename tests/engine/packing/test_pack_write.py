@@ -16,6 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import warm
 from conftest import ROOT, limit, wait_for
 
 from engine.errors import ConfigError
@@ -43,7 +44,7 @@ def arrays(n: int = 1000, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def command(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(H5), *map(str, args)], capture_output=True, text=True, timeout=limit(60))
+    return warm.run([sys.executable, str(H5), *map(str, args)], capture_output=True, text=True, timeout=limit(60))
 
 
 class Numbers(SampleSource):

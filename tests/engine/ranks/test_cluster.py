@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from conftest import QUICK, TRAIN, assert_equal, free_port, last_checkpoint, limit, result
 
 from engine.errors import ConfigError
@@ -132,7 +133,7 @@ def pods(count: int, *overrides: str, **more: str) -> list[tuple[int, str]]:
     """`count` pods of a PyTorchJob on this machine -> their exit statuses and what they said."""
     shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
     started = [
-        subprocess.Popen(
+        warm.Popen(
             [*TRAIN, *QUICK, *overrides], env={**shared, "RANK": str(index), **more}, stderr=subprocess.PIPE, text=True
         )
         for index in reversed(range(count))
@@ -152,7 +153,7 @@ def test_two_pods_of_two_ranks_equal_four_ranks(tmp_path: Path) -> None:
     assert [status for status, _ in ended] == [0, 0], ended
     assert ended[1][1] == "", "rank 0 alone speaks"
     assert [p.name for p in tmp_path.iterdir()] == ["pods"]
-    done = subprocess.run(
+    done = warm.run(
         [*TRAIN, *QUICK, *short, "hardware.num_procs=4", f"hydra.run.dir={tmp_path}/one"],
         capture_output=True, text=True, timeout=limit(60),
     )  # fmt: skip

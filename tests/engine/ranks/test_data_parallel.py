@@ -17,8 +17,8 @@ import engine.ranks.ddp
 import engine.ranks.hardware
 from engine.errors import ConfigError
 from engine.ranks.data_parallel import Replicas, split
-from lab.loop import Objective
 from lab.losses.cross_entropy import CrossEntropy
+from lab.objective import Objective
 from lab.tasks.supervised import Supervised
 
 CPU = torch.device("cpu")

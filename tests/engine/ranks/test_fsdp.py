@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import pickle
-import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,6 +16,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+import warm
 from conftest import (
     NEEDS_GPT,
     QUICK,
@@ -36,7 +36,7 @@ from omegaconf import OmegaConf
 from ranks import on_ranks
 from torch import nn
 
-import lab.loop
+import lab.objective
 import lab.run
 from engine.checkpoints import checkpoint, shards
 from engine.checkpoints.intact import file_sum
@@ -203,7 +203,7 @@ def test_each_rank_holds_its_share(tmp_path: Path) -> None:
     def work(world: Any, folder: Path) -> None:
         from engine.ranks.fsdp import local_share
         from engine.ranks.hardware import resolve_hardware
-        from lab.loop import update
+        from lab.descend import update
         from lab.make import Config, make_model, make_state, make_task
 
         cfg = compose(*QUICK, *FSDP, "trainer.max_steps=1", "model.hidden=[32,32]", "trainer.ema_decay=0.9")
@@ -213,13 +213,13 @@ def test_each_rank_holds_its_share(tmp_path: Path) -> None:
         whole = sum(p.numel() for p in model.parameters())
         state = make_state(config, machine, model, make_task(config), 10, world)
         model(torch.rand(4, 1, 8, 8)).sum().backward()
-        update(state, state.optimizer_of(""), config.trainer, None)
+        update(state, state.optimizer[""], None)
         with torch.no_grad():
             model(torch.rand(4, 1, 8, 8))
         held = {"weights": local_share(model)[0], "ema": local_share(state.ema)[0]}  # type: ignore[arg-type]
         held["gradients"] = sum(p.grad.to_local().numel() for p in model.parameters())  # type: ignore[union-attr]
         for name in ("exp_avg", "exp_avg_sq"):
-            held[name] = sum(values[name].to_local().numel() for values in state.optimizer.state.values())
+            held[name] = sum(values[name].to_local().numel() for values in state.optimizer[""].state.values())
         held["storage"] = sum(p.to_local().untyped_storage().nbytes() for p in model.parameters()) // 4  # type: ignore[attr-defined]
         (folder / f"{world.rank}.json").write_text(json.dumps({"whole": whole, **held}))
 
@@ -237,7 +237,7 @@ def test_shards_are_clipped_as_the_whole(tmp_path: Path, ranks: int, replicas: i
 
     def work(world: Any, folder: Path) -> None:
         from engine.ranks.fsdp import shard
-        from lab.loop import clip
+        from lab.descend import clip
 
         torch.manual_seed(0)
         whole, parts = (nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 1)) for _ in range(2))
@@ -389,16 +389,16 @@ def test_low_precision_has_ddp_s_types(
 @pytest.mark.slow
 def test_a_gradient_that_is_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     """On one rank, in one step: all ranks leave it out, or stop."""
-    original, calls = lab.loop.forward_loss, [0]
+    original, calls = lab.objective.forward_loss, [0]
 
-    def poisoned(model: nn.Module, task: Any, batch: Any) -> Any:
-        values, output = original(model, task, batch)
+    def poisoned(*args: Any) -> Any:
+        values, output = original(*args)
         calls[0] += torch.is_grad_enabled()
         if calls[0] == 3 and os.environ["RANK"] == "1" and torch.is_grad_enabled():
-            values = values * float("nan")
+            values = {name: value * float("nan") for name, value in values.items()}
         return values, output
 
-    monkeypatch.setattr(lab.loop, "forward_loss", poisoned)
+    monkeypatch.setattr(lab.objective, "forward_loss", poisoned)
     common = (*QUICK, *FSDP, "trainer.max_steps=10", "trainer.log_every=5", f"hardware.precision={precision}")
     run = start_run(tmp_path / "skip", *common, "trainer.non_finite=skip")
     payload = newest(run)
@@ -496,7 +496,7 @@ def test_whatever_reads_a_run_reads_parts(tmp_path: Path) -> None:
     run = start_run(tmp_path / "first", *QUICK, *FSDP, "trainer.max_steps=8", "trainer.eval_every=4")
     moved = run.rename(tmp_path / "moved")
     parts = sorted((moved / "checkpoints").glob("best_*.dcp"))[0]
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, str(ROOT / "src/evaluate.py"), str(moved), "--json"],
         capture_output=True,
         text=True,
@@ -506,9 +506,9 @@ def test_whatever_reads_a_run_reads_parts(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert json.loads(done.stdout)["accuracy"] == pytest.approx(result(moved)["test/accuracy"])
     export = [sys.executable, str(ROOT / "src/export.py"), str(moved), str(tmp_path / "model.pt")]
-    done = subprocess.run(export, capture_output=True, text=True, timeout=limit(60))
+    done = warm.run(export, capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr
-    again = subprocess.run(export, capture_output=True, text=True, timeout=limit(60))
+    again = warm.run(export, capture_output=True, text=True, timeout=limit(60))
     assert again.returncode == 2
     assert "--overwrite" in again.stderr
     bare = MLP((1, 8, 8), 10, [16], 0.0)

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from conftest import QUICK, ROOT, limit, one_quick, processes_with, slowdown, start_run, status
 from sweeps import SWEEP, call_faulty, job_dirs, states
 
-import lab.loop
+import lab.objective
 from engine.errors import RunFailed
 from lab.callbacks.base import Callback
 
@@ -35,7 +36,7 @@ def strike(how: str) -> None:
 
 def at_call(monkeypatch: pytest.MonkeyPatch, number: int, act: Any) -> None:
     """In every rank, before the `number`-th forward pass."""
-    original, calls = lab.loop.forward_loss, [0]
+    original, calls = lab.objective.forward_loss, [0]
 
     def replaced(*rest: Any) -> Any:
         calls[0] += 1
@@ -43,7 +44,7 @@ def at_call(monkeypatch: pytest.MonkeyPatch, number: int, act: Any) -> None:
             act()
         return original(*rest)
 
-    monkeypatch.setattr(lab.loop, "forward_loss", replaced)
+    monkeypatch.setattr(lab.objective, "forward_loss", replaced)
 
 
 @pytest.mark.slow
@@ -64,8 +65,8 @@ def test_all_ranks_at_once(
 
 LONE = """
 import ctypes, os, signal, sys, time
-import lab.loop, train
-forward_loss, calls = lab.loop.forward_loss, []
+import lab.objective, train
+forward_loss, calls = lab.objective.forward_loss, []
 def faulty(*rest):
     calls.append(1)
     if len(calls) == 4:
@@ -73,13 +74,13 @@ def faulty(*rest):
     return forward_loss(*rest)
 def strike():
     {fault}
-lab.loop.forward_loss = faulty
+lab.objective.forward_loss = faulty
 sys.exit(train.main())
 """
 
 
 def lone(tmp_path: Path, fault: str, *overrides: str, prelude: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm.run(
         [sys.executable, "-c", prelude + LONE.format(fault=fault), *STEPS, *overrides, f"hydra.run.dir={tmp_path}/run"],
         capture_output=True, text=True, timeout=limit(90), env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip

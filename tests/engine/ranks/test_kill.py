@@ -50,6 +50,7 @@ import engine.ranks.distributed
 import engine.ranks.launch
 import engine.ranks.watch
 import lab.loop
+import lab.objective
 from engine.errors import RunFailed
 from engine.ranks.watch import Report, verdict
 
@@ -119,9 +120,9 @@ def on_call(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, rank: int, 
 
 def put_fault(monkeypatch: pytest.MonkeyPatch, place: str, rank: int, fault: str) -> None:
     if place == "train":  # after step 5 was saved, before gradients are averaged
-        on_call(monkeypatch, lab.loop, "forward_loss", rank, 5 + 8 + 2, fault)  # 8 calls are the evaluation's
+        on_call(monkeypatch, lab.objective, "forward_loss", rank, 5 + 8 + 2, fault)  # 8 calls are the evaluation's
     elif place == "evaluation":  # in the middle of the one at step 8
-        on_call(monkeypatch, lab.loop, "forward_loss", rank, 8 + 8 + 3, fault)
+        on_call(monkeypatch, lab.objective, "forward_loss", rank, 8 + 8 + 3, fault)
     elif rank == 0:  # half of a file is written
         original, calls = torch.save, [0]
 
@@ -213,7 +214,7 @@ def test_a_stop_between_evaluations_is_exact_with_three_ranks(tmp_path: Path, mo
     three = (*COMMON, "trainer=ddp", "hardware.num_procs=3", "trainer.global_batch_size=66", "model.hidden=[32,32,32]")
     straight = start_run(tmp_path / "straight", *three)
     with monkeypatch.context() as patch:
-        on_call(patch, lab.loop, "forward_loss", 2, 7, "SIGTERM")
+        on_call(patch, lab.objective, "forward_loss", 2, 7, "SIGTERM")
         with pytest.raises(SystemExit):
             start_run(tmp_path / "run", *three)
     assert 0 < last_checkpoint(tmp_path / "run")["step"] < 14
@@ -476,7 +477,7 @@ def test_native_code_that_holds_the_interpreter_is_found(
 ) -> None:
     """Neither its watch nor a signal's handler can run there; the kernel's signal shows where it stands."""
     monkeypatch.setattr(engine.ranks.launch, "LAST_S", 2.0)
-    on_call(monkeypatch, lab.loop, "forward_loss", 1, 7, "native")
+    on_call(monkeypatch, lab.objective, "forward_loss", 1, 7, "native")
     faulthandler.disable()  # pytest's, which would keep what the run's own says
     with pytest.raises(RunFailed, match=r"rank 1 hung.*native code holds its interpreter"):
         start_run(tmp_path / "run", *TWO)

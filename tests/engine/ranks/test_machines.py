@@ -24,7 +24,7 @@ from engine.errors import ConfigError
 from engine.host import cpu as cores
 from engine.ranks import threads
 from engine.ranks.distributed import World
-from lab.loop import Objective
+from lab.objective import Objective
 from lab.tasks.supervised import Supervised
 
 V2 = "26 1 0:24 {root} {mount} rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"

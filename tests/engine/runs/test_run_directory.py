@@ -16,6 +16,7 @@ import torch
 from conftest import QUICK, compose, last_checkpoint, metrics, result, slow, start_run, status
 from omegaconf import OmegaConf
 
+import lab.evaluation
 import lab.loop
 from engine.errors import ConfigError, RunFailed
 from engine.files import as_json
@@ -176,7 +177,7 @@ def test_json_files_are_json() -> None:
 def test_a_score_that_is_no_number_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import lab.run
 
-    monkeypatch.setattr(lab.loop, "evaluate", lambda *a: {"loss": math.nan, "accuracy": 0.5})
+    monkeypatch.setattr(lab.evaluation, "evaluate", lambda *a: {"loss": math.nan, "accuracy": 0.5})
     run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=2", "trainer.eval_every=null")
     assert result(run)["val/loss"] is None
     assert "NaN" not in (run / "result.json").read_text()
@@ -359,13 +360,11 @@ def test_a_run_that_goes_on_has_as_many_steps_as_before(epochs: float) -> None:
 
 
 def test_what_follows_from_a_changed_value_must_be_given_too(run: Path) -> None:
-    """data.order.batch_size is trainer.global_batch_size in conf/data/sequences.yaml; in a run it is a number."""
-    typed = ["data=sequences", f"data.path={run}/tokens.h5"]
+    """model.num_outputs is ${data.num_outputs} in the yaml of a model; in a run it is a number."""
     cfg: Any = OmegaConf.load(run / "config.yaml")
-    cfg.data.order = {"_target_": "engine.data.sampling.length_buckets", "_partial_": True, "batch_size": 64}
-    cfg.trainer.global_batch_size = 128
-    with pytest.raises(ConfigError, match=r"global_batch_size=128: data.order.batch_size follows .*batch_size=128$"):
-        check_followers(cfg, typed, ["trainer.global_batch_size"])
-    cfg.data.order.batch_size = 128
-    check_followers(cfg, typed, ["trainer.global_batch_size", "data.order.batch_size"])
-    check_followers(cfg, ["no_such=group"], ["trainer.global_batch_size"])
+    cfg.data.num_outputs = 128
+    with pytest.raises(ConfigError, match=r"num_outputs=128: model.num_outputs follows .*model.num_outputs=128$"):
+        check_followers(cfg, {}, list(SHORT), ["data.num_outputs"])
+    cfg.model.num_outputs = 128
+    check_followers(cfg, {}, list(SHORT), ["data.num_outputs", "model.num_outputs"])
+    check_followers(cfg, {}, ["no_such=group"], ["data.num_outputs"])

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import warm
 from conftest import limit, processes_with, status, wait_for
 from hypothesis import strategies as st
 from test_wandb import assert_holds, begun, online
@@ -264,7 +264,7 @@ def in_a_process(work: Callable[[], Any]) -> None:
 
 def a_real_sequence(server: Server, template: Path, folder: Path, events: list[Any], env: dict[str, str]) -> Path:
     def sync(code: set[int]) -> None:
-        done = subprocess.run([*SYNC, str(run)], env=env, capture_output=True, text=True, timeout=limit(120))
+        done = warm.run([*SYNC, str(run)], env=env, capture_output=True, text=True, timeout=limit(120))
         assert done.returncode in code, done.stdout + done.stderr
 
     run = shutil.copytree(template, folder / "run")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 import yaml
 from conftest import ROOT, TRAIN, kill_at, limit, metrics, processes_with, result, status, wait_for
 from test_wandb import RUN, assert_holds, no_process_left, online
@@ -37,7 +38,7 @@ def server() -> Iterator[Server]:
 
 
 def sync(server: Server, *arguments: str, code: int = 0) -> str:
-    done = subprocess.run(
+    done = warm.run(
         [*SYNC, *arguments], capture_output=True, text=True, timeout=limit(100), env={**os.environ, **online(server)}
     )
     assert done.returncode == code, done.stdout + done.stderr
@@ -111,7 +112,7 @@ def test_a_killed_run_that_is_resumed_has_no_hole(tmp_path: Path, server: Server
         if ill == "dead":
             kill_senders(run)
         server.ill = None
-        done = subprocess.run([*TRAIN, f"resume={run}"], capture_output=True, text=True, timeout=limit(100))
+        done = warm.run([*TRAIN, f"resume={run}"], capture_output=True, text=True, timeout=limit(100))
     finally:
         os.environ["WANDB_MODE"] = "offline"
     assert done.returncode == 0, done.stderr
@@ -211,7 +212,7 @@ def test_written_offline_it_can_be_read(train_command: Command, tmp_path: Path) 
     done = train_command(*RUN, "trainer.max_steps=4", "trainer.log_every=2", "logger=none", "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
     command = [*SYNC, str(tmp_path / "run"), "--offline", str(tmp_path / "look")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit(60))
+    done = warm.run(command, capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "run/wandb").exists()
     (file,) = (tmp_path / "look/wandb").glob("offline-run-*/*.wandb")
@@ -227,9 +228,7 @@ def test_a_sweep_is_a_group_with_a_summary(tmp_path: Path, server: Server) -> No
     folder = tmp_path / "sweeps" / "lr"
     options = [*RUN, "trainer.max_steps=4", "optim.lr=1e-3,1e-2", "seed=1,2", "logger.tags=[x]", "logger.artifact=true"]
     command = [*TRAIN, "-m", *options, "trainer.eval_every=2", "sweep=lr", f"hydra.sweep.dir={folder}"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=limit(100), env={**os.environ, **online(server)}
-    )
+    done = warm.run(command, capture_output=True, text=True, timeout=limit(100), env={**os.environ, **online(server)})
     assert done.returncode == 0, done.stderr
     settled(folder)
     names, scores = set(), []
@@ -351,7 +350,7 @@ def test_a_mistake_under_the_agent_ends_with_2(tmp_path: Path) -> None:
         ({"name": "it's {odd: 'x'}"}, {"name": "it's {odd: 'x'}"}),
         ({"name": "plain/name-1"}, {"name": "plain/name-1"}),
         ({"name": "back\\slash,"}, {"name": "back\\slash,"}),
-        ({"optim/schedule": "constant"}, {"optim.schedule._target_": "lab.optim.Constant"}),
+        ({"optim/schedule": "constant"}, {"optim.schedule._target_": "lab.schedules.constant.Constant"}),
         ({"model": "resnet"}, {"model._target_": "lab.models.resnet.ResNet"}),
     ],
 )

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import warm
 from conftest import ROOT, limit
 
 from engine.errors import ConfigError
@@ -330,7 +331,7 @@ def sweep(tmp_path: Path) -> Path:
 
 def report(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "src/report.py"), *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit(60))
+    return warm.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit(60))
 
 
 def test_the_command_prints_the_table_and_names_its_files(sweep: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 import yaml
 from conftest import QUICK, ROOT, TRAIN, compose, limit, result
 
@@ -44,7 +45,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sweeps") / "lr"
     options = ["optim=sgd", "optim.lr=1e-3,1e-1,1e30", "trainer.clip_norm=null", "seed=range(3)", "sweep=lr"]
     command = [*TRAIN, "-m", *QUICK, "trainer.max_steps=12", "trainer.log_every=2", "trainer.eval_every=4", *options]
-    done = subprocess.run([*command, f"hydra.sweep.dir={folder}"], capture_output=True, text=True, timeout=limit(100))
+    done = warm.run([*command, f"hydra.sweep.dir={folder}"], capture_output=True, text=True, timeout=limit(100))
     assert done.returncode == 1, done.stderr
     assert (folder / "report.md").exists()  # the sweep itself writes it at its end
     return folder
@@ -161,11 +162,9 @@ def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path
         "+data.transforms.flip={_target_:lab.transforms.fields.RandomFlip,field:x,dim:-1,seed:3}", "sweep=lr",
     ]  # fmt: skip
     command = [*TRAIN, "-m", *options, f"hydra.sweep.dir={tmp_path}/lr"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit(100))
+    done = warm.run(command, capture_output=True, text=True, timeout=limit(100))
     assert done.returncode == 0, done.stderr
-    said = subprocess.run(
-        [*REPORT, str(tmp_path / "lr"), "--save-best"], capture_output=True, text=True, timeout=limit(60)
-    )
+    said = warm.run([*REPORT, str(tmp_path / "lr"), "--save-best"], capture_output=True, text=True, timeout=limit(60))
     assert said.returncode == 0, said.stderr
     assert "./run train experiment=best_lr" in said.stdout
     assert experiment.read_text().startswith("# @package _global_\n# ./run train experiment=best_lr\n")
@@ -183,7 +182,7 @@ def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path
     save_best(study, best, overwrite=True)
     assert experiment.read_text() == text
     again = ["experiment=best_lr", "logger=none", "hardware=cpu", "hardware.num_threads=1", "seed=1"]
-    done = subprocess.run(
+    done = warm.run(
         [*TRAIN, *again, f"hydra.run.dir={tmp_path}/again"], capture_output=True, text=True, timeout=limit(60)
     )
     assert done.returncode == 0, done.stderr
@@ -206,9 +205,7 @@ def test_save_best_refuses_what_a_yaml_cannot_say(copy: Path, experiment: Path) 
 
 def test_a_comparison_of_any_runs(sweep: Path, tmp_path: Path) -> None:
     runs = [str(job_dirs(sweep)[i]) for i in (0, 1, 3)]
-    done = subprocess.run(
-        [*REPORT, *runs, "--out", str(tmp_path / "cmp")], capture_output=True, text=True, timeout=limit(60)
-    )
+    done = warm.run([*REPORT, *runs, "--out", str(tmp_path / "cmp")], capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "cmp/report.md").read_text()
     assert re.search(r"`optim.lr` \| 0.001 \| 0.001 \| 0.1", text)
@@ -231,7 +228,7 @@ def test_a_comparison_of_any_runs(sweep: Path, tmp_path: Path) -> None:
 def test_a_mistake_is_one_line(sweep: Path, tmp_path: Path, arguments: list[str], says: str) -> None:
     names = {"RUN": str(job_dirs(sweep)[0]), "FAILED": str(job_dirs(sweep)[8])}
     command = [*REPORT, *(names.get(a, a) for a in arguments), "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=limit(60))
+    done = warm.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 2
     assert re.search(rf"^error: .*{says}", done.stderr)
     assert len(done.stderr.splitlines()) == 1

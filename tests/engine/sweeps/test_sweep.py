@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import warm
 import yaml
 from conftest import ROOT, TRAIN, limit, metrics, processes_with, slow, status
 from sweeps import SWEEP, book, call, call_faulty, ended_at, job_dirs, results, states
@@ -230,7 +231,7 @@ def test_a_job_runs_from_its_directory_alone(tmp_path: Path) -> None:
     options = (*SWEEP, "seed=range(2)", f"hydra.sweep.dir={tmp_path}/s", "sweep.fail_fast=true")
     assert call_faulty("raise ZeroDivisionError", *options).returncode == 1
     failed = tmp_path / "s" / book(tmp_path / "s")["jobs"][1]["key"]
-    done = subprocess.run([*TRAIN, f"sweep.job={failed}"], cwd=ROOT, timeout=limit(60))
+    done = warm.run([*TRAIN, f"sweep.job={failed}"], cwd=ROOT, timeout=limit(60))
     assert done.returncode == 0
     assert status(failed)["status"] == "finished"
     assert [m["step"] for m in metrics(failed) if "train/loss" in m] == [3, 6]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 import yaml
 from conftest import QUICK, ROOT, assert_equal, compose, last_checkpoint, limit, metrics, start_run, status
 from fork import copy_of_the_project
@@ -42,7 +43,8 @@ def files(run: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def command(run: Path, *more: str, src: Path = ROOT / "src", **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    run_it = warm.run if src == ROOT / "src" else subprocess.run
+    return run_it(
         [sys.executable, str(src / "verify.py"), str(run), *more],
         capture_output=True, text=True, timeout=limit(60), env={**os.environ, **env}, check=False,
     )  # fmt: skip

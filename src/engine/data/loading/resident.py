@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.data.loading.ring import GROUP_MOST
-from engine.data.loading.slots import Batch, Slots, sample_bytes, split
+from engine.data.loading.slots import Batch, Slots, indices_on, sample_bytes, split
 from engine.data.order import Plan
 
 _LOAD_BYTES = 64 * 1024 * 1024  # read at once while the set is loaded
@@ -54,7 +54,7 @@ class Resident:
         k = 0
         while found := self._parts(plan, k):
             sizes = [len(numbers) for numbers, _ in found]
-            numbers, rows = (self._to_device(np.concatenate(arrays)) for arrays in zip(*found, strict=True))
+            numbers, rows = (indices_on(self.device, np.concatenate(arrays)) for arrays in zip(*found, strict=True))
             k += len(found)
             group = min(max(1, _GROUP_BYTES // max(1, self._row_bytes * max(sizes))), GROUP_MOST)
             begin = 0
@@ -81,14 +81,6 @@ class Resident:
             parts.append(part)
             count += len(part[0])
         return parts
-
-    def _to_device(self, values: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(values)
-        return (
-            tensor.pin_memory().to(self.device, non_blocking=True)
-            if self.device.type == "cuda"
-            else tensor.to(self.device)
-        )
 
     def close(self) -> None:
         self._held = None

@@ -87,6 +87,12 @@ def split(batch: Batch, numbers: Tensor, sizes: list[int]) -> list[tuple[Batch, 
     ]
 
 
+def indices_on(device: torch.device, values: np.ndarray) -> Tensor:
+    """A copy of (B,) int64 on the device; nothing waits for it."""
+    tensor = torch.tensor(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """For devices without side streams. Lists (of strings) stay where they are."""
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}

@@ -28,7 +28,7 @@ NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 WITH_COMMA = r"^\s*[+-]?[\d.,]*\d[\d.,]*\s*$"  # 1,5 and 1.234,56 and 1,234.56
 PLAIN_NAME = re.compile(r"[^\W\d]\w*([ -]\w+){0,3}")
 NO_NAMES = {"na", "n/a", "nan", "null", "none", "inf", "infinity", "true", "false", ""}
-KINDS = {"text": "string", "class": "string", "int": "int64", "float": "float64"}
+KINDS = {"text": "string", "tokens": "string", "class": "string", "int": "int64", "float": "float64"}
 
 
 def read_csv_files(files: list[Path], options: PackOptions) -> dict[Path, Any]:

@@ -1,6 +1,7 @@
 """CSV and Parquet: a field for each column, or `--fields a,b,c=x` and `--fields 'pixel*=x'` for several in one.
 
-Strings become classes (sorted, as the attribute `classes`) or, with --as COLUMN=text, UTF-8 of any length. Bytes, and
+Strings become classes (sorted, as the attribute `classes`) or, with --as COLUMN=text, UTF-8 of any length, or, with
+--as COLUMN=tokens, the ids that --tokenizer makes of them. Bytes, and
 the {bytes, path} of Hugging Face's image sets, are decoded as in values.py. A column `split` gives the splits. Numbers
 of a CSV with a point are float32, or float64 where that has fewer digits than were written; a Parquet file says its
 types itself. Whole numbers are kept to the last digit, or refused by name.
@@ -24,6 +25,7 @@ from engine.packing.importers.exact import exact, is_list
 from engine.packing.importers.folders import ALLOW, lies_in
 from engine.packing.importers.images import FileSource, ImageDecoder, drained
 from engine.packing.importers.table_groups import Groups
+from engine.packing.importers.text import tokenizer_file
 from engine.packing.importers.values import TEXT, decoder, field_of, files_by_split, guess, ranges, stamp
 from engine.packing.options import PackOptions
 
@@ -39,6 +41,7 @@ class TableSource(Source):
         self._columns: dict[str, list[str]] = {}
         self._decode: dict[str, Any] = {}
         self._classes: dict[str, dict[str, int]] = {}
+        self._tokenizers: dict[str, Any] = {}
         self._nan = options.empty == "nan"
         names, known = groups.schema.names, set(groups.schema.names)
         for wanted in options.fields or [n for n in names if n != "split"]:
@@ -66,6 +69,11 @@ class TableSource(Source):
         if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_dictionary(kind):
             if given == "text":
                 return Field((None,), np.dtype(np.uint8), TEXT)
+            if given == "tokens":
+                self._tokenizers[name] = made = tokenizer_file(options.tokenizer, options.length)
+                size = made.get_vocab_size()
+                attrs = {"tokenizer": options.tokenizer, "vocab_size": size}
+                return Field((None,), np.min_scalar_type(size - 1), attrs)
             found = sorted(self._distinct(columns[0]))
             self._classes[name] = {value: k for k, value in enumerate(found)}
             return Field((), np.dtype(np.int64), {"classes": found})
@@ -156,10 +164,11 @@ class TableSource(Source):
                 out[name] = self._decoded(rows, name, table.column(columns[0]).to_pylist(), bad)
             elif name in self._classes:
                 out[name] = np.array([self._classes[name][v] for v in table.column(columns[0]).to_pylist()], np.int64)
-            elif want.attrs == TEXT:
+            elif want.attrs == TEXT or name in self._tokenizers:
                 cells = table.column(columns[0]).to_pylist()
-                out[name] = [np.frombuffer((cell or "").encode(), np.uint8) for cell in cells]
-                for place in (k for k, cell in enumerate(cells) if cell is None):
+                out[name] = [self._text(name, cell or "") for cell in cells]
+                empty = [cell is None or not (len(ids) or want.attrs == TEXT) for cell, ids in zip(cells, out[name])]
+                for place in np.flatnonzero(empty).tolist():
                     bad.setdefault(place, Bad(place, f"{self.where}, row {rows[place]}: {name}", "is empty"))
             elif want.ragged:
                 lists = table.column(columns[0]).combine_chunks()
@@ -171,6 +180,11 @@ class TableSource(Source):
                     got = out[name].shape[1:]
                     raise ConfigError(f"{self.where}: column {name!r}, rows from {rows[0]}: {got}, not {want.shape}")
         return self._without(out, bad, len(rows)), list(bad.values())
+
+    def _text(self, name: str, cell: str) -> np.ndarray:
+        if made := self._tokenizers.get(name):
+            return np.array(made.encode(cell).ids, self.fields[name].dtype)
+        return np.frombuffer(cell.encode(), np.uint8)
 
     def single_columns(self) -> list[str]:
         return [name for name, columns in self._columns.items() if columns == [name]]

@@ -73,10 +73,8 @@ def pieces(file: Path) -> Iterator[str]:
 
 def tokenizer(name: str) -> tuple[Encode, int]:
     """(text -> ids, number of ids or 0 if unknown) of a tokenizers JSON file or of a function by its import path."""
-    if name.endswith(".json"):
-        if not Path(name).is_file():
-            raise ConfigError(f"--tokenizer {name}: no such file")
-        loaded = need("tokenizers", f"--tokenizer {name}", "tokenizers").Tokenizer.from_file(name)
+    if name.endswith(".json") or Path(name).is_dir():
+        loaded = tokenizer_file(name)
         return lambda text: loaded.encode(text, add_special_tokens=False).ids, loaded.get_vocab_size()
     module, colon, function = name.partition(":")
     if not colon or not re.fullmatch(r"[\w.]+", module):
@@ -88,6 +86,20 @@ def tokenizer(name: str) -> tuple[Encode, int]:
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"--tokenizer {name}: {error}") from None
     return found, 0
+
+
+def tokenizer_file(name: str, length: int | None = None) -> Any:
+    """The Tokenizer of a JSON file, or of the folder that transformers wrote one into. length: ids are cut to it."""
+    file = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
+    if not file.is_file():
+        raise ConfigError(f"--tokenizer {name}: no file {file}; give a tokenizers JSON file, or a folder with one")
+    loaded = need("tokenizers", f"--tokenizer {name}", "tokenizers").Tokenizer.from_file(str(file))
+    loaded.no_padding()
+    if length:
+        loaded.enable_truncation(length)
+    else:
+        loaded.no_truncation()
+    return loaded
 
 
 def tokens(by_split: dict[str, list[Path]], encode: Encode, size: int) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,71 @@
+"""Active learning from a pool (Settles 2009): train on labelled rows, label those of which the model is least sure."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.config import Count
+from engine.data import Draws
+from engine.errors import ConfigError
+from lab.callbacks.base import Callback
+from lab.rows import by_row
+from lab.tasks.base import Batch
+
+
+class Labelled:
+    """data.order: the labelled rows, each equally often, with replacement. begin: how many there are at first, by
+    the seed."""
+
+    def __init__(self, dataset: Sized, seed: int, begin: Count) -> None:
+        if begin > len(dataset):
+            raise ConfigError(f"data.order.begin={begin}: the training split holds {len(dataset)} samples")
+        self.size, self.draws = len(dataset), Draws(seed, "Labelled")
+        self.rows = self.draws.uniform(torch.arange(self.size), 1)[:, 0].argsort(stable=True)[:begin]
+
+    def __call__(self, numbers: np.ndarray) -> np.ndarray:
+        return self.rows[self.draws.below(torch.tensor(numbers), (len(self.rows),))[:, 0]].numpy()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.rows = state["rows"]
+
+
+class ActiveLearning(Callback):
+    """After each evaluation `count` more rows of the pool are labelled, up to `most`: those of the greatest entropy of
+    the classes, of which task.predict gives logits (B, C)."""
+
+    def __init__(self, count: Count, most: Count) -> None:
+        self.count, self.most = count, most
+
+    def on_start(self, state: Any) -> None:
+        if not isinstance(order := self.run.order, Labelled):
+            raise ConfigError(
+                f"callback.active_learning: data.order is {type(order).__name__}, and the labelled rows are chosen by "
+                f"{Labelled.__module__}.Labelled - see experiment=active_learning"
+            )
+
+    def on_log(self, state: Any, values: dict[str, float]) -> None:
+        values["train/labelled"] = float(len(self.run.order.rows))
+
+    def on_eval(self, state: Any, scores: dict[str, float]) -> None:
+        order = self.run.order
+        pool = np.setdiff1d(np.arange(order.size), order.rows.numpy())
+        count = min(self.count, self.most - len(order.rows), len(pool))
+        if count <= 0:
+            return
+
+        def entropy(model: nn.Module, batch: Batch) -> Tensor:
+            logits = state.task.predict(model, batch).float()
+            return -(logits.softmax(1) * F.log_softmax(logits, 1)).sum(1)
+
+        least_sure = by_row(state, self.run, pool, entropy).argsort(descending=True, stable=True)[:count]
+        order.rows = torch.cat([order.rows, torch.from_numpy(pool)[least_sure]])
+        self.run.reorder()

@@ -1,0 +1,318 @@
+"""One step's way from losses to weights: gradients, clipping, the optimizer; once a step the moving average, the task's
+`updated`, the schedule and the loss scale.
+
+A task's train_step is given an object of Descend, for its step:
+
+    descend(objective, batches)              forward, backward, clip, update: what most methods need
+    descend.gradients(objective, batches)    forward and backward; the gradients are left in p.grad
+    descend.parameters(objective)            whose gradients these are
+    descend.update(objective)                clip and update, by what is in p.grad then
+
+Nothing here waits for the device, but for an optimizer without a fused kernel where steps may be skipped, and for a
+closure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from engine.errors import ConfigError
+from engine.private import lean_step
+from engine.ranks import (
+    Hardware,
+    StepNumbers,
+    World,
+    all_sum,
+    average_in,
+    global_norm,
+    local_parts,
+    make_autocast,
+    name_unused,
+    on_shards,
+    to_host,
+    unless,
+    update_scale,
+)
+from lab.checks import check_losses
+from lab.groups import TrainerConfig
+from lab.state import TrainState, may_skip
+from lab.tasks.base import Batch, Task, overrides
+
+
+class Descend:
+    """The loop's parts for one step of the task. nets: {objective: wrapped module}.
+
+    Values that its methods return are 0-d tensors on the device: this rank's means, which the log averages over ranks.
+    """
+
+    def __init__(
+        self,
+        nets: Mapping[str, nn.Module],
+        state: TrainState,
+        trainer: TrainerConfig,
+        machine: Hardware,
+        world: World,
+        numbers: StepNumbers,
+    ) -> None:
+        self.nets, self.state, self.trainer, self.machine = nets, state, trainer, machine
+        self.world, self.numbers = world, numbers
+        self.updates: dict[str, list[tuple[Tensor, Tensor | None, bool | Tensor]]] = {}  # norm, non_finite, moved
+
+    def __call__(self, objective: str, batches: Iterable[Batch]) -> dict[str, Tensor]:
+        """Forward, backward, clip and update for one objective. Returns its losses."""
+        values = self._backward(objective, batches, "loss")
+        self.update(objective)
+        return values
+
+    def gradients(self, objective: str, batches: Iterable[Batch], term: str = "loss") -> dict[str, Tensor]:
+        """Forward and backward of the step's micro-batches. Returns the objective's losses.
+
+        Leaves in p.grad of `parameters` the gradients of the term's mean over all ranks' samples; None where the
+        term does not reach. They are this call's: the next one leaves others, and does not add to these."""
+        values = self._backward(objective, batches, term)
+        if self.world.size > 1:  # DDP's own memory, which its next backward writes to
+            for p in self.parameters(objective):
+                p.grad = None if p.grad is None else p.grad.clone()
+        return values
+
+    def parameters(self, objective: str) -> list[nn.Parameter]:
+        """The parameters that this objective's optimizer moves."""
+        return [p for group in self._optimizer(objective).param_groups for p in group["params"]]
+
+    @torch.no_grad()
+    def update(self, objective: str, closure: Callable[[], Tensor] | None = None) -> None:
+        """Clip what is in p.grad, move the weights by it, and forget it.
+
+        closure: for an optimizer that asks for one (torch.optim.LBFGS): computes the gradients anew, by `gradients`,
+        and returns the loss. Such an optimizer waits for the device."""
+        optimizer, limit = self._optimizer(objective), self.trainer.clip_norm
+        if closure is not None and limit is not None:
+            raise ConfigError(
+                f"trainer.clip_norm={limit}: {type(optimizer).__name__} searches along the gradients of the loss, not "
+                "along clipped ones - give trainer.clip_norm=null"
+            )
+        again = None if closure is None else Closure(self, objective, closure)
+        norm = self._clipped(objective) if again is None else again.norm
+        non_finite = None
+        if may_skip(self.trainer, self.state.scaler):
+            # all ranks hold the averaged gradients, so all see the same norm and take the same branch
+            non_finite = norm.mul(0).ne_(0).to(torch.float32)  # 1.0 if inf or NaN (0 * inf is NaN), else 0.0
+        moved = update(self.state, optimizer, non_finite, again)
+        for p in self.parameters(objective):
+            p.grad = None
+        self.updates.setdefault(objective, []).append((norm, non_finite, moved))
+
+    @torch.no_grad()
+    def end_step(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What happens once a step, whatever the task has called. Returns the values to be logged: those given, with
+        each objective's gradient norm (before clipping), and whether its update was left out: then the others are 0."""
+        state, flags = self.state, [update for updates in self.updates.values() for update in updates]
+        for objective, updates in self.updates.items():
+            prefix = f"{objective}/" if objective else ""
+            device = self.world.device  # with FSDP's CPU offload the gradients, so the norm, are on the host
+            values[f"{prefix}grad_norm"] = updates[-1][0].to(device)
+            if (left_out := any_of([non_finite for _, non_finite, _ in updates])) is not None:
+                left_out = left_out.to(device)
+                own = [name for name in values if self._objective_of(name) == objective]
+                values |= {name: torch.where(left_out > 0, 0.0, values[name]) for name in own}
+                values[f"{prefix}non_finite"] = left_out
+        decay = self.trainer.ema_decay
+        share = state.task.share_in_average(state.step) if decay is None else 1 - decay
+        if state.ema is not None and share is not None and (moved := self._moved(state.model)) is not False:
+            means, weights = (local_parts(part.parameters()) for part in (state.ema, state.model))
+            average_in(means, weights, share, skipped(moved))
+        if overrides(state.task, "updated"):  # after a skipped step too, whose traces are then wiped away
+            with unless(skipped(self._moved()), state.task):
+                state.task.updated(state.model)
+        if state.scaler:
+            non_finite = any_of([non_finite for _, non_finite, _ in flags])
+            assert non_finite is not None
+            update_scale(state.scaler, non_finite.to(self.world.device))
+        state.schedule.step([moved for _, _, moved in flags])
+        return values
+
+    def _backward(self, objective: str, batches: Iterable[Batch], term: str) -> dict[str, Tensor]:
+        """The loss is the sum over samples divided by this rank's samples in the step, so micro-batches of unequal size
+        are weighted correctly, and DDP's mean over ranks gives the mean over the global batch."""
+        state, task, scaler = self.state, self.state.task, self.state.scaler
+        trained, net, sizes = self.parameters(objective), self.nets[objective], self.machine.micro_batch_sizes
+        terms = None if objective else task.terms
+        share, autocast = sum(sizes), make_autocast(self.machine)
+        totals: dict[str, Tensor] = {}
+        weight = None  # sum of the samples' weights, for a task that weights them
+        self.numbers.own()
+        for p in trained:
+            p.grad = None  # of a call of `gradients` before
+        with torch.enable_grad(), only(objective, state) if objective else nullcontext():
+            for i, (size, batch) in enumerate(as_many(batches, sizes, task)):
+                with nullcontext() if i == len(sizes) - 1 else without_sync(net):
+                    with autocast():
+                        losses = net(batch)[0]  # logits of a large vocabulary would be held while the next are computed
+                        weights = task.weights(batch)
+                    check_losses(task, losses, size, terms, term)
+                    if weights is not None:
+                        losses = {name: value * weights for name, value in losses.items()}
+                        weight = weights.sum() if weight is None else weight + weights.sum()
+                    means = {name: value.sum() / share for name, value in losses.items()}
+                    loss = means[term]
+                    if term != "loss" and self.world.size > 1:
+                        loss = loss + 0 * means["loss"]  # DDP waits for the gradients of all parameters
+                    (scaler.scale(loss) if scaler else loss).backward()
+                for name, value in means.items():
+                    totals[name] = totals[name] + value.detach() if name in totals else value.detach()
+        self.numbers.same()  # what moves the weights must move them alike on all ranks
+        if term == "loss" and (unused := [p for p in trained if p.grad is None]):
+            name_unused(net, unused, state.step)
+        gradients = [p.grad for p in trained if p.grad is not None]
+        totals = self._rescaled(gradients, totals, weight)
+        return totals if not objective else {f"{objective}/{name}": value for name, value in totals.items()}
+
+    def _rescaled(self, gradients: list[Tensor], totals: dict[str, Tensor], weight: Tensor | None) -> dict[str, Tensor]:
+        """Take the loss scale from the gradients, and go from the mean over samples to that weighted by task.weights.
+
+        weight: the sum of this rank's weights."""
+        if self.state.scaler and gradients:  # before clipping: clip_norm limits the unscaled gradients
+            scale = self.state.scaler.scale(torch.ones((), device=self.world.device))
+            torch._foreach_mul_(local_parts(gradients), scale.reciprocal().to(gradients[0].device))
+        if weight is not None:  # over all ranks
+            weight = all_sum(weight.detach().clone(), self.world)
+            share = sum(self.machine.micro_batch_sizes)
+            factor = torch.where(weight > 0, share * self.world.size / weight, 0.0)
+            # with FSDP's CPU offload they are on the host
+            torch._foreach_mul_(local_parts(gradients), factor.to(gradients[0].device))
+            totals = {name: value * factor for name, value in totals.items()}
+        return totals
+
+    def _clipped(self, objective: str) -> Tensor:
+        """Clip the gradients; returns their norm before."""
+        return clip([p.grad for p in self.parameters(objective) if p.grad is not None], self.trainer.clip_norm)
+
+    def _objective_of(self, name: str) -> str:
+        """Whose value this is, by its name."""
+        return next((one for one in self.nets if one and name.startswith(f"{one}/")), "")
+
+    def _optimizer(self, objective: str) -> Optimizer:
+        if objective not in self.nets:
+            raise ConfigError(
+                f"task: {type(self.state.task).__name__}.train_step asks for the objective {objective!r}; its "
+                f"`trained` has {', '.join(map(repr, self.nets))}"
+            )
+        return self.state.optimizer[objective]
+
+    def _moved(self, model: nn.Module | None = None) -> bool | Tensor:
+        """Whether one of the step's updates has moved weights: those of `model`, if it is given."""
+        moves = [
+            moved
+            for objective, updates in self.updates.items()
+            if model is None or len(self.nets) == 1 or trains(self.state.optimizer[objective], model)
+            for _, _, moved in updates
+        ]
+        flags = [move for move in moves if isinstance(move, Tensor)]
+        return any(moves) if not flags else flags[0] if len(moves) == 1 else torch.stack(flags).any()
+
+
+class Closure:
+    """An optimizer's closure: the task's, with the loss averaged over the ranks, so that all take the same way. The
+    first call's gradients are computed at once: they say whether the step is left out."""
+
+    def __init__(self, descend: Descend, objective: str, closure: Callable[[], Tensor]) -> None:
+        self.descend, self.objective, self.closure = descend, objective, closure
+        self.known: Tensor | None = None
+        self.known, self.norm = self._computed()
+
+    def __call__(self) -> Tensor:
+        loss, self.known = self.known, None
+        return self._computed()[0] if loss is None else loss
+
+    def _computed(self) -> tuple[Tensor, Tensor]:
+        world = self.descend.world
+        loss = all_sum(self.closure().detach().clone(), world) / world.size
+        return loss, self.descend._clipped(self.objective)
+
+
+def as_many(batches: Iterable[Batch], sizes: list[int], task: Task) -> Iterator[tuple[int, Batch]]:
+    """(size, micro-batch), one for each size."""
+    given = iter(batches)
+    for size in sizes:
+        batch = next(given, None)
+        if batch is None:
+            raise ConfigError(
+                f"task: {type(task).__name__}.train_step has given descend fewer than the {len(sizes)} micro-batches "
+                "of a step: to use them twice it must keep them, list(batches)"
+            )
+        yield size, batch
+
+
+def without_sync(net: nn.Module) -> AbstractContextManager[Any]:
+    """No all-reduce in this block: DDP averages the gradients over ranks once, with the last micro-batch."""
+    no_sync: Any = getattr(net, "no_sync", nullcontext)
+    return no_sync()
+
+
+@contextmanager
+def only(objective: str, state: TrainState) -> Iterator[None]:
+    """In this block only this objective's parameters require a gradient; those of the other optimizers do not."""
+    own = {id(p) for group in state.optimizer[objective].param_groups for p in group["params"]}
+    others = [p for group in state.optimizer.param_groups for p in group["params"] if id(p) not in own]
+    for p in others:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in others:
+            p.requires_grad_(True)
+
+
+def clip(gradients: list[Tensor], limit: float | None) -> Tensor:
+    """Clip the gradients in place to a global L2 norm of `limit` (Pascanu et al. 2013). Returns the norm before."""
+    norm = global_norm(gradients)
+    if limit is not None:
+        torch._foreach_mul_(local_parts(gradients), (norm + 1e-6).reciprocal_().mul_(limit).clamp_(max=1.0))
+    return norm
+
+
+@torch.no_grad()
+def update(
+    state: TrainState, optimizer: Optimizer, non_finite: Tensor | None, closure: Callable[[], Tensor] | None = None
+) -> bool | Tensor:
+    """The optimizer's step. Returns whether the weights moved: on the device, 0-d, if the host does not know.
+
+    non_finite: with fp16 and trainer.non_finite=skip, 0-d, 1 where a gradient is not finite. Then the step is left out:
+    by the fused kernel itself; for an optimizer without one the host waits for the device to say so.
+    """
+    on_device = state.schedule.on_device
+    moves = non_finite is None or on_device or not to_host(non_finite)
+    if moves:
+        if on_device:
+            optimizer.found_inf = non_finite  # type: ignore[attr-defined]
+        with on_shards(optimizer):
+            # not scaler.step: gradients are unscaled, and the norm says if they are finite
+            lean_step(optimizer) if closure is None else closure_step(optimizer, closure)
+    return non_finite == 0 if non_finite is not None and on_device else moves
+
+
+def closure_step(optimizer: Optimizer, closure: Callable[[], Any]) -> None:
+    """The step of an optimizer that waits for what its closure returns."""
+    optimizer.step(closure)
+
+
+def any_of(flags: list[Tensor | None]) -> Tensor | None:
+    """1.0 where one of the flags, 0-d, is 1; None if there are none."""
+    found = [flag for flag in flags if flag is not None]
+    return None if not found else found[0] if len(found) == 1 else torch.stack(found).amax()
+
+
+def skipped(moved: bool | Tensor) -> Tensor | None:
+    """1.0 where nothing moved, as the device or the host knows; None where the host knows that something did."""
+    return (~moved).to(torch.float32) if isinstance(moved, Tensor) else None if moved else torch.ones(())
+
+
+def trains(optimizer: Optimizer, model: nn.Module) -> bool:
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return any(id(p) in own for p in model.parameters())

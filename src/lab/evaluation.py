@@ -1,0 +1,236 @@
+"""Evaluation: the scores of a set, the validation that is due in training, the final scores of the best weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from engine.checkpoints import laid_out, weights_of
+from engine.data import Loader
+from engine.errors import ConfigError
+from engine.host import collect_garbage
+from engine.ranks import (
+    Hardware,
+    Stopped,
+    World,
+    all_sum,
+    any_rank,
+    broadcast_buffers,
+    compile_report,
+    for_evaluation,
+    make_autocast,
+    rng_state,
+    set_rng_state,
+    to_host,
+)
+from engine.runs import grid
+from lab.callbacks.base import overriding
+from lab.checks import applied, check_per_sample, check_terms, first_samples
+from lab.metrics.base import as_metric
+from lab.objective import Objective
+from lab.owed import out_of_patience
+from lab.state import Run, TrainState, averaged
+from lab.tasks.base import Batch, Task
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    task: Task,
+    batches: Iterable[Batch],
+    world: World,
+    machine: Hardware,
+    lengths: Callable[[int], tuple[int, int]],
+    observers: Iterable[Callable[[Any, Batch], None]] = (),
+) -> dict[str, float]:
+    """Returns {loss, <term>, <metric>, ...}: means over the samples of all ranks, each counted once. model: unwrapped.
+
+    lengths(k) -> (samples of the k-th batch, how many of them count, from the first); the others are padding that
+    keeps the ranks in step. observers: called with (output, batch), padding cut off.
+    """
+    was_training = model.training, task.training
+    net = for_evaluation(Objective(model, task).eval(), machine)
+    broadcast_buffers(net, world)
+    autocast = make_autocast(machine)
+    metrics = {name: as_metric(metric) for name, metric in task.metrics.items()}
+    stateful = {name: metric for name, metric in metrics.items() if hasattr(metric, "compute")}
+    per_sample = {name: metric for name, metric in metrics.items() if name not in stateful}
+    names = ["loss", *task.terms, *per_sample]
+    precise = torch.float32 if world.device.type == "mps" else torch.float64
+    sums = torch.zeros(len(names) + 1, dtype=precise, device=world.device)
+    for metric in stateful.values():
+        metric.reset()
+    for k, batch in enumerate(batches):
+        size, counted = lengths(k)
+        with autocast():
+            losses, output = net(batch)
+            weights = task.weights(batch)
+        check_terms(task, losses, size, task.terms)
+        values = [losses[name] for name in ("loss", *task.terms)]
+        for name, metric in per_sample.items():
+            values.append(applied(metric, f"task.metrics.{name}", output, batch))
+            check_per_sample(values[-1], size, f"task.metrics.{name}")
+        sums += _sums([value[:counted].to(precise) for value in values], weights, counted)
+        if counted:
+            shown = first_samples(output, size, counted), first_samples(batch, size, counted)
+            for name, metric in stateful.items():
+                applied(metric.update, f"task.metrics.{name}", *shown)
+            for observe in observers:
+                observe(*shown)
+    all_sum(sums, world)
+    model.train(was_training[0]), task.train(was_training[1])
+    *totals, samples = to_host(sums)
+    scores = {name: total / samples if samples else math.nan for name, total in zip(names, totals)}
+    for name, metric in stateful.items():
+        score = metric.compute(world)
+        scores |= {f"{name}/{k}": v for k, v in score.items()} if isinstance(score, Mapping) else {name: score}
+    return scores
+
+
+def _sums(rows: list[Tensor], weights: Tensor | None, counted: int) -> Tensor:
+    """The sum of each row (counted,) over its samples, then the samples' count; both by the samples' weights."""
+    if weights is None:
+        return torch.stack([*(row.sum() for row in rows), rows[0].new_full((), counted)])
+    return torch.stack([*((row * weights[:counted]).sum() for row in rows), weights[:counted].sum().to(rows[0].dtype)])
+
+
+def validate(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
+    """Score the validation sets, and see by the monitored score whether training ends and the rate falls. Returns
+    whether the state is among the best. The evaluation is still owed if a stop was asked for meanwhile."""
+    before = rng_state(run.world.device)
+    scores: dict[str, float] = {}
+    try:
+        model = scored_model(state, run)
+        for split, val in vals.items():
+            scores |= scored(model, state, split, val, run)
+    except Stopped:
+        set_rng_state(before, run.world.device)  # as if this evaluation had not begun
+        return False
+    state.scored_step = state.step
+    run.logger.log(state.step, scores)
+    asked = run.notify("on_eval", state, scores)
+    monitor = run.monitor
+    sign = 1 if monitor.mode == "min" else -1
+    if monitor.key not in scores:
+        raise ConfigError(f"monitor.key={monitor.key}: no such score (logged: {', '.join(scores)})")
+    value = scores[monitor.key]
+    if math.isfinite(value) and (state.best_score is None or sign * value < sign * state.best_score):
+        state.best_score, state.stale = value, 0
+    else:
+        state.stale += 1
+    if state.schedule.scored(sign * value):
+        best = f"{monitor.key}={value:.4g}, best {state.best_score:.4g}"
+        run.logger.say(f"step {state.step}: the learning rate is now {state.schedule.last_lr:g} ({best})")
+    if any_rank(asked, run.world):  # a callback may return True on one rank only
+        state.ended = state.ended or "callback"
+    elif out_of_patience(state, run):
+        state.ended = "patience"
+    state.owes = ["save"] if state.ended or "save" in state.owes else []
+    if not math.isfinite(value):
+        return False
+    ranked = sorted([*state.best, [value, state.step]], key=lambda entry: sign * entry[0])
+    state.best = ranked[: run.trainer.keep_best]
+    return [value, state.step] in state.best
+
+
+def scored(model: nn.Module, state: TrainState, split: str, loader: Loader, run: Run) -> dict[str, float]:
+    """Returns {<split>/loss, ...} of the unwrapped model, with the task in its present state."""
+    batches = until_stopped(loader, state.step, run)
+    observers = overriding(run.callbacks, "on_eval_batch")
+    scores = evaluate(model, state.task, batches, run.world, run.machine, loader.lengths, observers)
+    for name, metric in state.task.metrics.items():
+        if run.world.is_main and hasattr(metric, "write"):
+            metric.write(run.directory / f"{split}_{name}")
+    compile_report(run.logger.say)
+    return {f"{split}/{name}": value for name, value in scores.items()}
+
+
+def scored_model(state: TrainState, run: Run) -> nn.Module:
+    """Returns the model that is evaluated and saved as the average: with BatchNorm's statistics of its own weights
+    where the task asks for them (Task.fresh_statistics). All ranks call this."""
+    model = averaged(state)
+    if run.statistics is not None and state.ema is not None:
+        before = rng_state(run.world.device)
+        renew_statistics(model, state.task, run.statistics, run.world, run.machine)
+        set_rng_state(before, run.world.device)
+    return model
+
+
+@torch.no_grad()
+def renew_statistics(model: nn.Module, task: Task, batches: Iterable[Batch], world: World, machine: Hardware) -> None:
+    """Set BatchNorm's statistics to their means over the batches of all ranks (Izmailov et al. 2018, section 3.2)."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    if not norms:
+        return
+    was_training, momenta = (model.training, task.training), [norm.momentum for norm in norms]
+    objective = Objective(model, task).eval()
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the plain mean over all batches
+        norm.train()
+    autocast = make_autocast(machine)
+    for batch in batches:
+        with autocast():
+            objective(batch)
+    for norm, momentum in zip(norms, momenta):
+        norm.momentum = momentum
+        for statistic in (norm.running_mean, norm.running_var):
+            assert statistic is not None
+            statistic.copy_(all_sum(statistic, world) / world.size)
+    model.train(was_training[0]), task.train(was_training[1])
+
+
+@torch.no_grad()
+def samples_of(state: TrainState, run: Run, count: int) -> Mapping[str, Any]:
+    """Returns {name: value} of what the task samples from the averaged weights; all ranks call this, with the same
+    random numbers at each evaluation. Training goes on as if nothing had been drawn."""
+    model, task, device = scored_model(state, run), state.task, run.world.device
+    was_training, before = (model.training, task.training), rng_state(device)
+    model.eval(), task.eval()
+    torch.manual_seed(task.run.seed)
+    with make_autocast(run.machine)():
+        found = task.sample(model, count)
+    set_rng_state(before, device)
+    model.train(was_training[0]), task.train(was_training[1])
+    return {"samples": grid(found.float().clamp(0, 1))} if isinstance(found, Tensor) else found
+
+
+def until_stopped(loader: Loader, step: int, run: Run) -> Iterator[Batch]:
+    """Yields an evaluation's batches. Raises Stopped on all ranks, after the same batch, if they agree to stop."""
+    run.stop.settle()
+    run.watch.beat("evaluating", step)
+    run.evaluations.append(step)
+    try:
+        for number, batch in enumerate(loader):
+            yield batch
+            run.watch.beat("evaluating", step)
+            collect_garbage(number)
+            if number < loader.plan.common and run.stop.agreed(run.world):  # type: ignore[attr-defined]
+                raise Stopped
+    finally:
+        run.evaluations.pop()
+    run.stop.settle()
+    if run.stop.cause:
+        raise Stopped
+
+
+def final_scores(state: TrainState, loaders: dict[str, Loader], run: Run) -> dict[str, Any]:
+    """Returns the scores of the best checkpoint's weights; of the last weights if no best checkpoint was kept."""
+    model = scored_model(state, run)
+    result: dict[str, Any] = {"step": state.step, **run.logger.latest("train/loss")}
+    run.watch.beat("loading the best checkpoint", state.step, slow=True)
+    if found := run.checkpoints.load_best(state.best):
+        entry, payload = found
+        model.load_state_dict(weights_of(laid_out(payload, model, parts=("model", "ema"))))
+        if "task" in payload:
+            state.task.load_state_dict(payload["task"])
+        result |= {"best_step": int(entry[1]), "best_checkpoint": str(run.checkpoints.best_path(entry))}
+    for split, loader in loaders.items():
+        result |= scored(model, state, split, loader, run)
+        loader.close()
+    return result

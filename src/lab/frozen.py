@@ -1,0 +1,62 @@
+"""Networks beside the model that are used and never trained: a teacher, a reference, a perceptual loss (Task.frozen).
+
+They lie in the run's folder `frozen`, a file each, with the config node that builds the network: a run that was moved,
+or whose teacher has gone since, finds them there.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from engine.checkpoints import load_intact, load_weights, save_checkpoint
+from engine.config import construct, plain
+from engine.errors import ConfigError
+from lab.tasks.base import Task
+
+FOLDER = "frozen"
+
+
+def provide_frozen(task: Task, model: nn.Module, node: Any, directory: Path | None, begins: bool, writes: bool) -> None:
+    """Replace what the task names in `frozen` by the networks.
+
+    model, node: as the run begins with it, on the CPU, and the config node that builds it. directory: of the run; None:
+    of none. begins: the networks are those that the task names, and are saved if `writes`; else they are the run's."""
+    networks: dict[str, nn.Module] = {}
+    for name, source in task.frozen.items():
+        file = None if directory is None else directory / FOLDER / f"{name}.pt"
+        if begins or file is None:
+            builds, network = _named(name, source, model, plain(node))
+            if writes and file is not None:
+                file.parent.mkdir(exist_ok=True)
+                save_checkpoint({"model": network.state_dict(), "node": builds}, file)
+        else:
+            network = _saved(name, source, file)
+        networks[name] = network.requires_grad_(False).eval()
+    task.frozen = networks
+
+
+def _named(name: str, source: Any, model: nn.Module, node: Any) -> tuple[Any, nn.Module]:
+    """(the config node that builds the network, or None if the task's own does; the network)."""
+    if isinstance(source, nn.Module):
+        return None, source
+    if source is None:
+        if any(p.is_meta for p in model.parameters()):
+            raise ConfigError(f"task.frozen: {name} is a copy of the model, which has no weights yet")
+        return node, copy.deepcopy(model)
+    from lab.restore import restore_model  # which builds what a run names, so imports lab.make, which imports this
+
+    network, cfg, _, _ = restore_model(Path(source))
+    return plain(cfg.model), network
+
+
+def _saved(name: str, source: Any, file: Path) -> nn.Module:
+    if not file.exists():
+        raise ConfigError(f"{file}: missing; the run's frozen network {name} lies there, keep it with the run")
+    held = load_intact(file)
+    network = source if isinstance(source, nn.Module) else construct(f"{file.name}: model", held["node"], nn.Module)
+    load_weights(network, held["model"], str(file))
+    return network

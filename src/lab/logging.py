@@ -1,0 +1,61 @@
+"""What is logged of the training steps, and the checks of the same numbers: means over the steps since the last log."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from engine.data import Clock
+from engine.errors import RunFailed
+from engine.ranks import all_sum, compile_report, to_host
+from lab.state import Run, TrainState, may_skip
+
+SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536; each step with inf or NaN gradients halves it
+
+
+def check_finite(state: TrainState, run: Run) -> dict[str, int]:
+    """Returns {objective: steps since the last log that were left out}, with trainer.non_finite=skip and with fp16.
+    Where none may be, raises RunFailed, on all ranks, if gradients were inf or NaN: so is their summed norm."""
+    skips = may_skip(run.trainer, state.scaler)
+    # before a resume that ended the skipping steps may have been left out, too
+    counts, norms = ([n for n in state.totals if n.rpartition("/")[2] == key] for key in ("non_finite", "grad_norm"))
+    names = counts if skips else [*counts, *norms]
+    found = to_host(torch.stack([state.totals[name] for name in names])) if names else []
+    if not (skips or all(map(math.isfinite, found[len(counts) :]))):
+        raise RunFailed(
+            f"gradients were not finite within the steps {state.logged_step + 1} to {state.step}; "
+            "debug=nan names the module, trainer.non_finite=skip leaves such steps out, "
+            "a lower optim.lr or trainer.clip_norm may prevent them"
+        )
+    if state.scaler and state.scaler.get_scale() < SMALLEST_SCALE:
+        raise RunFailed(
+            f"fp16: the loss scale has fallen below {SMALLEST_SCALE:g} by step {state.step}, as no step was finite; "
+            "hardware.precision=bf16 has the range of fp32, a lower optim.lr may help too"
+        )
+    return {name.rpartition("/")[0]: int(count) for name, count in zip(counts, found)}
+
+
+def log_train(state: TrainState, run: Run, clock: Clock) -> None:
+    """Log the means since the last log over all ranks: one all-reduce and one copy to the host for all values."""
+    skipped = check_finite(state, run)
+    names = [name for name in state.totals if name.rpartition("/")[2] != "non_finite"]
+    means = torch.stack([state.totals[name].float() for name in names])
+    times = means.new_empty(0) if run.balance is None else run.balance.table()
+    sums = to_host(all_sum(torch.cat([means, times]), run.world))
+    counted = [run.world.size * (state.counts[name] - skipped.get(name.rpartition("/")[0], 0)) for name in names]
+    logged = {f"train/{name}": value / count for name, value, count in zip(names, sums, counted) if count}
+    logged["train/lr"] = state.schedule.last_lr
+    if state.source is None:
+        logged["train/epoch"] = state.samples / run.epoch_samples
+    if count := sum(skipped.values()):
+        logged["train/skipped_steps"] = float(count)
+    if compile_s := compile_report(run.logger.say):
+        clock.pause_s += compile_s
+        logged["perf/compile_s"] = compile_s
+    samples = (state.step - state.logged_step) * run.trainer.global_batch_size
+    state.totals, state.counts, state.logged_step = {}, {}, state.step
+    if run.balance is not None:
+        logged |= run.balance.read(sums[len(names) :], state.step)
+    run.notify("on_log", state, logged)
+    run.logger.log(state.step, logged | clock.read(samples))

@@ -1,0 +1,46 @@
+"""LoRA (Hu et al. 2022): a model whose weights stay, with a trained matrix of low rank beside those of some layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.checkpoints import some_keys
+from engine.config import Count, Positive, regex
+from engine.errors import ConfigError
+
+
+class Adapted(nn.Linear):
+    """A linear layer's weight, by its name, with scale * up @ down added, which is 0 at first."""
+
+    def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.scale = linear.in_features, linear.out_features, scale
+        self.weight, self.bias = linear.weight, linear.bias
+        self.down = nn.Parameter(torch.empty(rank, linear.in_features))
+        self.up = nn.Parameter(torch.zeros(linear.out_features, rank))
+        nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias) + self.scale * F.linear(F.linear(x, self.down), self.up)
+
+
+def with_adapters(model: nn.Module, layers: Sequence[str], rank: Count, alpha: Positive) -> nn.Module:
+    """The model itself, of which adapters alone are trained: of the linear layers in whose names one of `layers`,
+    regular expressions, is found. Its weights keep their names, so those of a run without adapters fit."""
+    patterns = [regex(pattern, "model.layers") for pattern in layers]
+    linear = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
+    for pattern in patterns:
+        if not any(map(pattern.search, linear)):
+            raise ConfigError(
+                f"model.layers: no layer's name holds {pattern.pattern!r}; they are {some_keys([*linear])}"
+            )
+    model.requires_grad_(False)
+    for name, one in linear.items():
+        if any(pattern.search(name) for pattern in patterns):
+            model.set_submodule(name, Adapted(one, rank, alpha / rank))
+    return model

@@ -1,0 +1,67 @@
+"""The base class of optimizers around others. Any other optimizer is a torch.optim.Optimizer, whose class may say:
+
+draws = False           a step draws no random numbers. Not inherited: a subclass may draw again
+takes_found_inf = True  a step changes nothing where `self.found_inf`, a 0-d tensor, is 1 (None: it moves), and takes
+                        group["lr"] as a 0-d tensor on the device. Then hardware.precision=fp16 and
+                        trainer.non_finite=skip wait for the device in no step. engine.ranks.unless puts back what
+                        a step has changed
+takes_names = True      its groups have "param_names" beside "params"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch.optim import Optimizer
+
+from engine.private import lean_step
+from lab.optim import build_optimizer
+
+Groups = list[dict[str, Any]]
+
+
+class Wrapper(Optimizer):
+    """Optimizers as one: the schedule, clipping, checkpoints and resumes see a single one, with the parts' groups and
+    state as its own. A subclass makes its parts (`build`), gives them to super().__init__ and writes `step`.
+
+    What it holds for a parameter beside the parts' is in self.state[p], under a name of its own and put there after
+    `move`: many optimizers take an empty state for a first step. A number that counts is in the groups."""
+
+    takes_names = True
+
+    def __init__(self, parts: Iterable[Optimizer]) -> None:
+        self.parts = list(parts)
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+        self._share()
+
+    def _share(self) -> None:
+        """Make the parts use this optimizer's param_groups and state instead of their own."""
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            part.__setstate__({"state": self.state, "param_groups": [next(groups) for _ in part.param_groups]})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._share()
+
+    def move(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The parts' steps. Returns what the last one's returns: the closure's loss."""
+        said = None
+        for part in self.parts:
+            said = lean_step(part) if closure is None else part.step(closure)  # type: ignore[func-returns-value]
+        return said
+
+
+def groups_of(params: Iterable[Any]) -> Groups:
+    """params: parameters or groups of them, as any optimizer takes them -> groups, new dicts."""
+    params = list(params)
+    return [dict(group) for group in (params if isinstance(params[0], Mapping) else [{"params": params}])]
+
+
+def build(make: Callable[..., Optimizer], groups: Sequence[dict[str, Any]], **values: Any) -> Optimizer:
+    """Returns make(groups), fused where it can be. make: a class with its arguments (a partial), which go before
+    `values`."""
+    given = values | getattr(make, "keywords", {})
+    return build_optimizer(partial(getattr(make, "func", make), **given), lambda: [dict(group) for group in groups])

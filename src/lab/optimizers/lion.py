@@ -1,0 +1,63 @@
+"""Lion (Chen et al. 2023, Symbolic Discovery of Optimization Algorithms, algorithm 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from engine.config import NotNegative, Share
+from engine.ranks import local_parts, unless
+
+
+class Lion(Optimizer):
+    """The sign of an interpolation between the momentum and the gradient; one number of state for each weight.
+
+    Each weight moves by lr, whatever its gradient: the paper's lr is 3 to 10 times smaller than AdamW's and its
+    weight_decay as many times larger. betas: (of the step, of the momentum).
+    """
+
+    draws = False
+    takes_found_inf = True
+    found_inf: Tensor | None = None
+
+    def __init__(
+        self, params: Iterable[Any], lr: NotNegative, betas: Sequence[Share], weight_decay: NotNegative
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": list(betas), "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            moved = [p for p in group["params"] if p.grad is not None]
+            for p in moved:
+                if not self.state[p]:
+                    self.state[p]["momentum"] = torch.zeros_like(p)
+            if moved:
+                weights, gradients = local_parts(moved), local_parts([p.grad for p in moved if p.grad is not None])
+                momenta = local_parts([self.state[p]["momentum"] for p in moved])
+                with unless(self.found_inf, [*weights, *momenta]):
+                    descend(weights, gradients, momenta, group["lr"], group["betas"], group["weight_decay"])
+        return loss
+
+
+def descend(
+    weights: list[Tensor], gradients: list[Tensor], momenta: list[Tensor],
+    lr: float | Tensor, betas: Sequence[float], weight_decay: float,
+) -> None:  # fmt: skip
+    """One step, in place. lr: a number, or 0-d on the device."""
+    directions = torch._foreach_mul(momenta, betas[0])
+    torch._foreach_add_(directions, gradients, alpha=1 - betas[0])
+    torch._foreach_sign_(directions)
+    torch._foreach_mul_(directions, lr)  # type: ignore[arg-type]
+    torch._foreach_mul_(weights, 1 - lr * weight_decay)  # type: ignore[arg-type]
+    torch._foreach_sub_(weights, directions)
+    torch._foreach_mul_(momenta, betas[1])
+    torch._foreach_add_(momenta, gradients, alpha=1 - betas[1])

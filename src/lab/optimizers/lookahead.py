@@ -1,0 +1,53 @@
+"""Lookahead (Zhang et al. 2019) around another optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from engine.config import Count, NotNegative, Share
+from lab.optimizers.base import Wrapper, build, groups_of
+
+
+class Lookahead(Wrapper):
+    """`inner` moves the (fast) weights; after each k of its steps the slow ones go the share alpha of the way to them,
+    and the fast ones begin there again. Evaluations score the fast weights: after a step that k divides, both.
+
+    inner: a class with its arguments (a partial); lr and weight_decay hold for one that does not set its own. A resume
+    follows k and alpha as its config has them.
+    """
+
+    draws = False
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        inner: Callable[..., Optimizer],
+        k: Count,
+        alpha: Share,
+        lr: NotNegative,
+        weight_decay: NotNegative,
+    ) -> None:
+        super().__init__([build(inner, groups_of(params), lr=lr, weight_decay=weight_decay)])
+        self.k, self.alpha = k, alpha
+        for group in self.param_groups:
+            group["steps_ahead"] = 0  # of the fast weights, since they were the slow ones
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        moved = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        new = {p: p.clone() for group in moved for p in group if "slow" not in self.state.get(p, {})}
+        loss = self.move(closure)
+        for p, slow in new.items():
+            self.state[p]["slow"] = slow
+        for group in self.param_groups:
+            group["steps_ahead"] = (group["steps_ahead"] + 1) % self.k
+            fast = [p for p in group["params"] if "slow" in self.state.get(p, {})]
+            if group["steps_ahead"] == 0 and fast:
+                slow = [self.state[p]["slow"] for p in fast]
+                torch._foreach_lerp_(slow, fast, self.alpha)
+                torch._foreach_copy_(fast, slow)
+        return loss

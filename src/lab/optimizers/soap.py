@@ -1,0 +1,114 @@
+"""SOAP (Vyas et al. 2024, SOAP: Improving and Stabilizing Shampoo using Adam, algorithms 3 and 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from engine.config import Count, NotNegative, Positive, Share
+from engine.errors import ConfigError
+from engine.ranks import is_part
+
+Bases = list[Tensor | None]  # of each dimension
+
+
+class SOAP(Optimizer):
+    """AdamW in the eigenbasis of Shampoo's preconditioner: of G G^T and G^T G for a matrix, of each dimension for a
+    convolution. Parameters of one dimension, and dimensions above max_size, stay as they are: AdamW.
+
+    As in the authors' code, the first step moves nothing: it makes the first basis, so that no gradient is turned by
+    a basis of its own. basis_every: steps between two bases, by one power iteration and a QR decomposition.
+    A step asks the device for nothing; on a GPU the first one waits, in torch.linalg.eigh.
+    """
+
+    draws = False
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: NotNegative,
+        betas: Sequence[Share],
+        eps: Positive,
+        weight_decay: NotNegative,
+        basis_every: Count,
+        max_size: Count,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": list(betas), "eps": eps, "weight_decay": weight_decay})
+        self.basis_every, self.max_size = basis_every, max_size
+        if any(is_part(p) for group in self.param_groups for p in group["params"]):
+            raise ConfigError("optim: SOAP needs whole matrices, and trainer=fsdp cuts them - use trainer=ddp")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            moved = [p for p in group["params"] if p.grad is not None]
+            if begun := [p for p in moved if self.state[p]]:
+                self._descend(begun, group)
+            for p in moved:
+                self._precondition(p, group["betas"][1])
+        return loss
+
+    def _descend(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        (beta1, beta2), lr, states = group["betas"], group["lr"], [self.state[p] for p in params]
+        gradients = [p.grad for p in params if p.grad is not None]
+        bases = [bases_of(p, state) for p, state in zip(params, states)]
+        means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+        turned = [into(gradient, basis) for gradient, basis in zip(gradients, bases)]
+        torch._foreach_lerp_(means, gradients, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, turned, turned, 1 - beta2)
+        directions = [into(mean, basis) for mean, basis in zip(means, bases)]
+        scales = torch._foreach_sqrt(squares)
+        torch._foreach_add_(scales, group["eps"])
+        scaled = torch._foreach_div(directions, scales)  # not in place: without a basis a direction is its mean
+        directions = [out_of(one, basis) for one, basis in zip(scaled, bases)]
+        for state in states:
+            state["step"] += 1
+        rates = [lr * (1 - beta2 ** s["step"]) ** 0.5 / (1 - beta1 ** s["step"]) for s in states]
+        torch._foreach_mul_(directions, rates)
+        torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+        torch._foreach_sub_(params, directions)
+
+    def _precondition(self, p: Tensor, beta2: float) -> None:
+        """After the step: average G G^T of each dimension; at times, and at first, take its eigenvectors."""
+        state, gradient = self.state[p], p.grad
+        assert gradient is not None
+        first = not state
+        if first:
+            state |= {"step": 0, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        for d, size in enumerate(p.shape if p.dim() > 1 else ()):
+            if not 1 < size <= self.max_size:
+                continue
+            rows = gradient.movedim(d, 0).flatten(1)
+            outer = rows @ rows.T
+            if first:
+                state[f"outer_{d}"] = (1 - beta2) * outer
+                state[f"basis_{d}"] = torch.linalg.eigh(outer).eigenvectors.flip(1).contiguous()  # greatest first
+            else:
+                state[f"outer_{d}"].lerp_(outer, 1 - beta2)
+                if state["step"] % self.basis_every == 0:
+                    # contiguous: as it lies in memory after a resume, or products would be rounded in another way
+                    state[f"basis_{d}"] = torch.linalg.qr(state[f"outer_{d}"] @ state[f"basis_{d}"]).Q.contiguous()
+
+
+def bases_of(p: Tensor, state: dict[str, Any]) -> Bases:
+    return [state.get(f"basis_{d}") for d in range(p.dim())]
+
+
+def into(value: Tensor, bases: Bases, side: int = 0) -> Tensor:
+    """Turned into the bases: Q_L^T value Q_R of a matrix. Each product takes the first dimension and adds the last."""
+    for basis in bases:
+        value = value.movedim(0, -1) if basis is None else torch.tensordot(value, basis, ([0], [side]))
+    return value
+
+
+def out_of(value: Tensor, bases: Bases) -> Tensor:
+    return into(value, bases, side=1)

@@ -1,0 +1,37 @@
+"""A value of each row of the training set, by the present weights: what an order with a state is changed by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from engine.ranks import all_sum, broadcast_buffers, make_autocast
+from lab.state import Run, TrainState, averaged
+from lab.tasks.base import Batch
+
+
+@torch.no_grad()
+def by_row(state: TrainState, run: Run, rows: Any, value: Callable[[nn.Module, Batch], Tensor]) -> Tensor:
+    """value(model, batch) -> (B,) of each of these rows, (N,) int64, by the weights that are scored, in evaluation
+    mode. Returns (N,) float32 on the CPU, equal on all ranks, which share the work: all of them call this."""
+    rows = np.asarray(rows, dtype=np.int64)
+    if not len(rows):
+        return torch.zeros(0)
+    nets = nn.ModuleList([averaged(state), state.task])
+    modes = [(module, module.training) for module in nets.modules()]
+    broadcast_buffers(nets, run.world)
+    autocast = make_autocast(run.machine)
+    table = torch.zeros(int(rows.max()) + 2, device=run.world.device)  # the last place is for padding: row -1
+    nets.eval()
+    with run.scan(np.unique(rows)) as batches:
+        for batch in batches:
+            with autocast():
+                values = value(nets[0], batch)
+            table[batch["row"]] = values.float()
+    for module, training in modes:
+        module.training = training
+    return all_sum(table, run.world).cpu()[rows]

@@ -1,0 +1,20 @@
+"""Linear decay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.config import Share
+from lab.schedules.constant import Constant
+
+
+@dataclass(frozen=True)
+class Linear(Constant):
+    """Linear decay from the peak to final * peak at the last step."""
+
+    draws = False
+
+    final: Share
+
+    def after(self, progress: float, done: float) -> float:
+        return 1 - (1 - self.final) * progress

@@ -1,0 +1,52 @@
+"""Decay where the score stands still."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from engine.config import Count, NotNegative, Rule, Share
+from lab.schedules.constant import Constant
+
+
+class Plateau:
+    """Linear warmup, then constant, multiplied by gamma after each `patience` evaluations in a row without a better
+    monitored score, down to final. Better: by more than `threshold`, a share of the best score. Evaluations in the
+    warmup do not count."""
+
+    draws = False
+
+    def __init__(
+        self,
+        warmup: Share,
+        gamma: Annotated[float, Rule(above=0, below=1)],
+        patience: Count,
+        threshold: NotNegative,
+        final: Share,
+    ) -> None:
+        self.warm, self.gamma, self.patience = Constant(warmup), gamma, patience
+        self.threshold, self.final = threshold, final
+        self.scale, self.stale = 1.0, 0
+        self.best: float | None = None
+
+    def __call__(self, step: int, total_steps: int) -> float:
+        return self.scale * self.warm(step, total_steps)
+
+    def scored(self, score: float, step: int, total_steps: int) -> bool:
+        if step < round(self.warm.warmup * total_steps):
+            return False
+        if math.isfinite(score) and (self.best is None or score < self.best - self.threshold * abs(self.best)):
+            self.best, self.stale = score, 0
+            return False
+        self.stale += 1
+        lower = max(self.final, self.gamma * self.scale)
+        if self.stale < self.patience or math.isclose(lower, self.scale):
+            return False
+        self.scale, self.stale = lower, 0
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self.scale, "stale": self.stale, "best": self.best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scale, self.stale, self.best = state["scale"], state["stale"], state["best"]

@@ -1,0 +1,76 @@
+"""Denoising diffusion (DDPM, Ho et al. 2020): images from noise, by a network that says what of an image is noise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from engine.config import Count
+from engine.data import Draws
+from engine.errors import ConfigError
+from lab.tasks.base import Batch, Losses, Task
+
+
+class DDPM(Task):
+    """model: (B, C + channels, H, W), an image with noise and its time in `channels` more, -> (B, C, H, W) the noise.
+
+    batch["x"]: images (B, C, H, W) in [0, 1]. steps: from an image to pure noise, by a "cosine" (Nichol & Dhariwal
+    2021) or "linear" schedule. Noise and time are a function of the sample's number: in evaluations of its row, the
+    same each time."""
+
+    numbered = True
+
+    def __init__(self, steps: Count, schedule: Literal["cosine", "linear"], channels: Count, seed: int) -> None:
+        super().__init__()
+        if channels % 2:
+            raise ConfigError(f"task.channels={channels}: a sine and a cosine for each frequency, so an even number")
+        self.steps, self.channels = steps, channels
+        self.noises, self.times = Draws(seed, "DDPM noise"), Draws(seed, "DDPM time")
+        kept = torch.cumprod(1 - noise_added(steps, schedule), 0).float()  # the paper's alpha with a bar
+        self.kept = nn.Buffer(kept, persistent=False)
+
+    def attach(self, model: nn.Module) -> None:
+        if len(self.run.input_shape) != 3:
+            raise ConfigError(f"task=ddpm: needs images (C, H, W), not data.input_shape={list(self.run.input_shape)}")
+
+    def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
+        x, number = 2 * batch["x"] - 1, batch["number"]
+        noise = self.noises.normal(number, x[0].numel()).view(x.shape)
+        time = self.times.below(number, (self.steps,))[:, 0]
+        kept = self.kept[time].view(-1, 1, 1, 1)
+        output = self.predicted(model, kept.sqrt() * x + (1 - kept).sqrt() * noise, time)
+        return (output - noise).square().flatten(1).mean(1), output
+
+    def predicted(self, model: nn.Module, x: Tensor, time: Tensor) -> Tensor:
+        """x: (B, C, H, W); time: (B,) from 0 -> the noise in x, as the model sees it."""
+        octave = torch.arange(self.channels // 2, device=x.device)
+        angle = math.pi / self.steps * (time[:, None] + 1) * 2**octave
+        shown = torch.cat([angle.sin(), angle.cos()], 1)[..., None, None].expand(-1, -1, *x.shape[2:])
+        output = model(torch.cat([x, shown.to(x.dtype)], 1)).float()
+        if output.numel() != x.numel():
+            raise ConfigError(f"model: {tuple(output.shape[1:])} for an image {tuple(x.shape[1:])} - model.num_outputs")
+        return output.view(x.shape)
+
+    def sample(self, model: nn.Module, count: int) -> Tensor:
+        """The paper's algorithm 2, with images kept within [0, 1] on the way, as in its code."""
+        x = torch.randn(count, *self.run.input_shape, device=self.kept.device)
+        for step in reversed(range(self.steps)):
+            time = torch.full((count,), step, device=x.device)
+            kept, before = self.kept[step], self.kept[step - 1] if step else torch.ones_like(self.kept[0])
+            image = (x - (1 - kept).sqrt() * self.predicted(model, x, time)) / kept.sqrt()
+            alpha = kept / before
+            mean = before.sqrt() * (1 - alpha) * image.clamp(-1, 1) + alpha.sqrt() * (1 - before) * x
+            x = mean / (1 - kept) + ((1 - alpha) * (1 - before) / (1 - kept)).sqrt() * torch.randn_like(x)
+        return (x + 1) / 2
+
+
+def noise_added(steps: int, schedule: str) -> Tensor:
+    """(steps,) float64: the variance of the noise that each step adds, the paper's beta."""
+    if schedule == "linear":  # the paper's for 1000 steps, and as much noise in all for fewer
+        return (torch.linspace(1e-4, 0.02, steps, dtype=torch.float64) * 1000 / steps).clamp(max=0.999)
+    share = (torch.arange(steps + 1, dtype=torch.float64) / steps + 0.008) / 1.008
+    kept = (share * math.pi / 2).cos().square()
+    return (1 - kept[1:] / kept[:-1]).clamp(max=0.999)

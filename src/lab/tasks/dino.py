@@ -1,0 +1,101 @@
+"""DINO (Caron et al. 2021): a student sorts views of a sample as its EMA, the teacher, sorts others; without labels."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.config import Count, Positive, Share
+from engine.errors import ConfigError
+from lab.tasks.base import Batch, Descend, Losses, Metric, Task
+from lab.transforms.fields import Transform
+from lab.transforms.views import Views
+
+
+class Head(nn.Module):
+    """(B, num_inputs) -> (B, prototypes): by a network to `size` values, the cosine with each prototype."""
+
+    def __init__(self, num_inputs: Count, hidden: Count, size: Count, prototypes: Count) -> None:
+        super().__init__()
+        self.network = nn.Sequential(nn.Linear(num_inputs, hidden), nn.GELU(), nn.Linear(hidden, size))
+        self.prototypes = nn.Parameter(torch.randn(prototypes, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        unit = F.normalize(self.network(x).float(), dim=1)
+        with torch.autocast(x.device.type, enabled=False):  # bf16 would leave two digits of what is divided by 0.04
+            return F.linear(unit, F.normalize(self.prototypes, dim=1))
+
+
+class DINO(Task):
+    """model: view -> (B, D) representation; metrics get that of the first view.
+
+    views: of batch["x"]; teacher and student see the first two, changed by `augment`, the student alone the others,
+    by `local_augment`. The loss is the mean cross-entropy over pairs of different views; "entropy" is the teacher's: at
+    0, or at the prototypes' logarithm, all samples are alike to it. momentum: of the teacher at first; it rises to 1 by
+    a cosine.
+    """
+
+    terms = ("entropy",)
+    numbered = True
+
+    def __init__(
+        self,
+        head: Head,
+        momentum: Share,
+        temperature: Positive,
+        teacher_temperature: Positive,
+        center_momentum: Share,
+        views: Count,
+        augment: Mapping[str, Transform],
+        local_augment: Mapping[str, Transform],
+        metrics: Mapping[str, Metric],
+    ) -> None:
+        super().__init__()
+        if views < 2:
+            raise ConfigError(f"task.views={views}: two or more, which are compared")
+        self.head, self.metrics, self.momentum = head, metrics, momentum
+        self.temperature, self.teacher_temperature = temperature, teacher_temperature
+        self.center_momentum, self.step = center_momentum, 0
+        self.whole, self.local = Views(["x"] * 2, augment), Views(["x"] * (views - 2), local_augment)
+        # the teacher's output: its running mean; this rank's sum in this step, with the count of samples as last value
+        count = len(head.prototypes)
+        self.center, self.seen = nn.Buffer(torch.zeros(count)), nn.Buffer(torch.zeros(count + 1), persistent=False)
+
+    def attach(self, model: nn.Module) -> None:
+        self.teacher = copy.deepcopy(nn.Sequential(model, self.head)).requires_grad_(False)
+
+    def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        views = [one(batch, k) for one in (self.whole, self.local) for k in range(len(one.fields))]
+        seen = [model(view) for view in views]
+        guessed = [(self.head(one) / self.temperature).log_softmax(1) for one in seen]
+        with torch.no_grad():
+            logits = [self.teacher(view) for view in views[:2]]
+            taught = [((one - self.center) / self.teacher_temperature).softmax(1) for one in logits]
+            if self.training:
+                both = torch.cat(logits)
+                self.seen.add_(torch.cat([both.sum(0), both.new_full((1,), len(both))]))
+        pairs = [-(t * s).sum(1) for i, t in enumerate(taught) for j, s in enumerate(guessed) if i != j]
+        entropy = torch.stack([-torch.xlogy(t, t).sum(1) for t in taught]).mean(0)
+        return {"loss": torch.stack(pairs).mean(0), "entropy": entropy}, seen[0]
+
+    def predict(self, model: nn.Module, batch: Batch) -> Any:
+        return model(batch["x"])
+
+    def train_step(self, step: int, batches: Iterator[Batch], descend: Descend) -> dict[str, Tensor]:
+        self.step = step
+        self.seen.zero_()
+        return descend("", batches)
+
+    def updated(self, model: nn.Module) -> None:
+        progress = self.step / self.run.total_steps
+        momentum = 1 - (1 - self.momentum) * (math.cos(math.pi * progress) + 1) / 2
+        student = nn.Sequential(model, self.head)
+        torch._foreach_lerp_(list(self.teacher.parameters()), list(student.parameters()), 1 - momentum)
+        seen = self.run.mean(self.seen)
+        self.center.lerp_(seen[:-1] / seen[-1], 1 - self.center_momentum)

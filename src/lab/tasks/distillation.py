@@ -1,0 +1,41 @@
+"""Knowledge distillation (Hinton et al. 2015): a student learns the classes that a trained network sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from engine.config import Positive, Share
+from lab.losses.cross_entropy import CrossEntropy
+from lab.tasks.base import Batch, Losses, Metric, Task
+
+
+class Distillation(Task):
+    """loss = (1 - share) * cross_entropy + share * temperature^2 * KL(teacher || student), both at the temperature.
+
+    teacher: a run (its best weights) or a checkpoint, whose model puts out as many classes; read when the run begins,
+    and kept in the run's folder."""
+
+    terms = ("cross_entropy", "distance")
+
+    def __init__(self, teacher: str, temperature: Positive, share: Share, metrics: Mapping[str, Metric]) -> None:
+        super().__init__()
+        self.temperature, self.share, self.metrics = temperature, share, metrics
+        self.criterion, self.frozen = CrossEntropy(0.0), {"teacher": teacher}
+
+    def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        output = self.predict(model, batch)
+        with torch.no_grad():
+            wanted = (self.frozen["teacher"](batch["x"]).float() / self.temperature).log_softmax(1)
+        own = (output.float() / self.temperature).log_softmax(1)
+        distance = self.temperature**2 * F.kl_div(own, wanted, log_target=True, reduction="none").sum(1)
+        cross_entropy = self.criterion(output, batch)
+        loss = (1 - self.share) * cross_entropy + self.share * distance
+        return {"loss": loss, "cross_entropy": cross_entropy, "distance": distance}, output
+
+    def predict(self, model: nn.Module, batch: Batch) -> Any:
+        return model(batch["x"])

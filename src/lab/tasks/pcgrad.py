@@ -1,0 +1,100 @@
+"""Gradient surgery (PCGrad, Yu et al. 2020): several losses whose gradients do not undo one another."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.errors import ConfigError
+from engine.ranks import global_dot, local_parts
+from lab.checks import applied, check_criterion
+from lab.tasks.base import Batch, Descend, Losses, Metric, Task
+
+
+class PCGrad(Task):
+    """criteria: {name: criterion of (output, batch) -> (B,)}; the loss is their sum, each is logged by its name.
+
+    From each criterion's gradient the part that points against another's is taken away, by projection onto that one's
+    normal plane, the others in an order drawn at each step; the update is by the sum. "conflicts" is logged, the share
+    of the pairs that point against each other. A forward and a backward pass for each criterion."""
+
+    def __init__(self, criteria: Mapping[str, Callable[[Any, Batch], Any]], metrics: Mapping[str, Metric]) -> None:
+        super().__init__()
+        if len(criteria) < 2 or {"loss", "conflicts"} & set(criteria):
+            raise ConfigError(
+                f"task.criteria: {list(criteria)}: give two or more, by other names than 'loss' and 'conflicts'"
+            )
+        for criterion in criteria.values():
+            check_criterion(criterion)
+        self.criteria, self.metrics, self.terms = criteria, metrics, tuple(criteria)
+        self.modules_of = nn.ModuleDict({name: one for name, one in criteria.items() if isinstance(one, nn.Module)})
+
+    def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        output = self.predict(model, batch)
+        found = {name: applied(one, f"task.criteria.{name}", output, batch) for name, one in self.criteria.items()}
+        return {"loss": torch.stack([*found.values()]).sum(0), **found}, output
+
+    def predict(self, model: nn.Module, batch: Batch) -> Any:
+        return model(batch["x"])
+
+    def train_step(self, step: int, batches: Iterator[Batch], descend: Descend) -> dict[str, Tensor]:
+        held, trained = list(batches), descend.parameters("")
+        values: dict[str, Tensor] = {}
+        gradients = []
+        for name in self.terms:
+            values = descend.gradients("", held, name)
+            gradients.append([torch.zeros_like(p) if p.grad is None else p.grad for p in trained])
+        with torch.no_grad():
+            whole, conflicts = without_conflicts(gradients, step)
+            for p, gradient in zip(trained, whole):
+                p.grad = gradient
+        descend.update("")
+        return values | {"conflicts": conflicts}
+
+
+def without_conflicts(gradients: Sequence[list[Tensor]], step: int) -> tuple[list[Tensor], Tensor]:
+    """Returns (the sum of the gradients after the surgery, the share of pairs in conflict). gradients: of each loss,
+    those of all parameters. step: seed of the order."""
+    count, order = len(gradients), random.Random(step)  # alike on all ranks, and after a resume
+    squares = [global_dot(gradient, gradient).clamp_min(1e-30) for gradient in gradients]
+    whole = [torch.zeros_like(part) for part in gradients[0]]
+    conflicts = squares[0].new_zeros(())
+    for i, gradient in enumerate(gradients):
+        own = [part.clone() for part in gradient]
+        for j in order.sample(range(count), count):
+            if j != i:
+                conflicts += global_dot(gradient, gradients[j]) < 0
+                against = global_dot(own, gradients[j]).clamp_max(0) / squares[j]
+                torch._foreach_sub_(local_parts(own), torch._foreach_mul(local_parts(gradients[j]), against))
+        torch._foreach_add_(local_parts(whole), local_parts(own))
+    return whole, conflicts / (count * (count - 1))
+
+
+class Grouped(nn.Module):
+    """Cross-entropy of groups of classes, (output (B, C), batch) -> (B,): that of the label's group, whose probability
+    is the sum over its classes.
+
+    groups: lists of labels; each label from 0 to C - 1 stands in one."""
+
+    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
+        super().__init__()
+        labels = sorted(label for group in groups for label in group)
+        if labels != list(range(len(labels))):
+            raise ConfigError(f"task.criteria: groups={[*map(list, groups)]}: each label from 0 on must stand once")
+        outside, group_of = torch.full((len(labels), len(groups)), -torch.inf), torch.zeros(len(labels)).long()
+        for number, group in enumerate(groups):
+            outside[list(group), number], group_of[list(group)] = 0.0, number
+        self.outside, self.group_of = nn.Buffer(outside, persistent=False), nn.Buffer(group_of, persistent=False)
+
+    def forward(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        if output.dim() != 2 or output.shape[1] != len(self.group_of):
+            raise ConfigError(
+                f"task.criteria: groups of {len(self.group_of)} labels, but the model puts out {tuple(output.shape)}"
+            )
+        logits = (output.float()[:, :, None] + self.outside).logsumexp(1)
+        return F.cross_entropy(logits, self.group_of[batch["y"].view(-1).long()], reduction="none")

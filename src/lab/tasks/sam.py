@@ -1,0 +1,38 @@
+"""Sharpness-aware minimization (Foret et al. 2021): weights whose whole neighbourhood has a low loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.config import Positive
+from engine.ranks import global_norm, local_parts
+from lab.tasks.base import Batch, Descend, Metric
+from lab.tasks.supervised import Supervised
+
+
+class SAM(Supervised):
+    """The update is by the gradient at w + rho * g / |g|, where g is the gradient at w: two forward and backward passes
+    a step. "sharpness" is logged, by which the loss is higher there. BatchNorm's statistics see both passes."""
+
+    def __init__(self, criterion: Callable[[Any, Batch], Any], metrics: Mapping[str, Metric], rho: Positive) -> None:
+        super().__init__(criterion, metrics)
+        self.rho = rho
+
+    def train_step(self, step: int, batches: Iterator[Batch], descend: Descend) -> dict[str, Tensor]:
+        held = list(batches)
+        here = descend.gradients("", held)
+        with torch.no_grad():
+            moved = [p for p in descend.parameters("") if p.grad is not None]
+            gradients, weights = [p.grad for p in moved if p.grad is not None], local_parts(moved)
+            before = torch._foreach_mul(weights, 1.0)  # copied back, as subtracting would round
+            scale = self.rho / (global_norm(gradients) + 1e-12)
+            torch._foreach_add_(weights, torch._foreach_mul(local_parts(gradients), scale))
+        there = descend.gradients("", held)
+        with torch.no_grad():
+            torch._foreach_copy_(weights, before)
+        descend.update("")
+        return here | {"sharpness": there["loss"] - here["loss"]}

@@ -1,0 +1,96 @@
+"""Transforms of a part of a batch: those of data=mixed, where each part has its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.errors import ConfigError
+from lab.transforms.fields import Batch, Transform, compose
+
+
+def filling(dtype: torch.dtype) -> int | float | bool:
+    """What stands where a part lacks a field: no number of a class."""
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        return 0
+    return -1 if dtype.is_signed else torch.iinfo(dtype).max
+
+
+class PartTransforms:
+    """part_of: rows -> which part, on the host, so that nothing waits for the device. fields: {part: those it has};
+    of the others its transforms see none. transforms: {part: its own}. prepared: a chain -> what is called for it."""
+
+    takes_rows = True
+
+    def __init__(
+        self,
+        part_of: Callable[[np.ndarray], np.ndarray],
+        fields: Mapping[str, Sequence[str]],
+        transforms: Mapping[str, Sequence[Transform]],
+        training: bool,
+        prepared: Callable[[Any], Any],
+    ) -> None:
+        self.part_of, self.names = part_of, list(fields)
+        self.fields = [[*own, "set"] for own in fields.values()]
+        chains = [compose(transforms[name], training) for name in self.names]
+        self.chains = [None if chain is None else prepared(chain) for chain in chains]
+        self._specs: list[dict[str, tuple[torch.Size, torch.dtype]]] = [{} for _ in self.names]  # of what a chain gives
+
+    def __call__(self, batch: Batch, numbers: Tensor, rows: np.ndarray) -> Batch:
+        of = self.part_of(rows)
+        groups = [np.flatnonzero(of == k) for k in range(len(self.names))]
+        order = np.concatenate(groups)
+        places = _on(numbers.device, np.stack([order, np.argsort(order)]))
+        done, begin = [], 0
+        for k, group in enumerate(groups):
+            done.append(self._of_part(k, batch, numbers, places[0, begin : begin + len(group)]))
+            begin += len(group)
+        self._check_alike()
+        fields = {field: spec for specs in self._specs for field, spec in specs.items()}
+        sizes = [len(group) for group in groups]
+
+        def column(field: str, spec: tuple[torch.Size, torch.dtype]) -> Tensor:
+            parts = zip(done, sizes, strict=True)
+            return torch.cat([part[field] if field in part else _filled(n, spec, places) for part, n in parts])
+
+        return {field: column(field, spec)[places[1]] for field, spec in fields.items()}
+
+    def _of_part(self, k: int, batch: Batch, numbers: Tensor, at: Tensor) -> Batch:
+        """The samples of one part, transformed; of a part without a sample here, none."""
+        if not len(at) and self._specs[k]:
+            return {}
+        # what its transforms make of a sample is found by two others, which are dropped
+        taken = at if len(at) else at.new_zeros(2)
+        own = {field: batch[field][taken] for field in self.fields[k]}
+        chain = self.chains[k]
+        done = own if chain is None else chain(own, numbers[taken])
+        self._specs[k] = {field: (values.shape[1:], values.dtype) for field, values in done.items()}
+        wrong = next((values for values in done.values() if len(values) != len(taken)), None)
+        if wrong is not None:
+            raise ConfigError(f"data.parts.{self.names[k]}.transforms: made {len(wrong)} samples of {len(taken)}")
+        return done if len(at) else {}
+
+    def _check_alike(self) -> None:
+        known: dict[str, tuple[str, Any]] = {}
+        for name, specs in zip(self.names, self._specs):
+            for field, spec in specs.items():
+                home, other = known.setdefault(field, (name, spec))
+                if spec != other:
+                    one, two = (f"{tuple(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in (spec, other))
+                    raise ConfigError(
+                        f"data.parts.{name}.transforms: make the field {field!r} {one}, and those of "
+                        f"data.parts.{home} {two}: a batch holds both, so they must agree"
+                    )
+
+
+def _filled(count: int, spec: tuple[torch.Size, torch.dtype], like: Tensor) -> Tensor:
+    return torch.full((count, *spec[0]), filling(spec[1]), dtype=spec[1], device=like.device)
+
+
+def _on(device: torch.device, values: np.ndarray) -> Tensor:
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -1,0 +1,51 @@
+"""Lion: the paper's algorithm, in a run, and where steps are left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import waits
+from conftest import last_checkpoint, needs, start_run
+from optimizers import RUN, assert_killed_is_undisturbed, assert_moves_as, optimizer_of, small
+from torch import Tensor
+
+from engine.checkpoints import checkpoint
+
+pytestmark = needs("conf/optim/lion.yaml")
+
+
+def test_it_is_the_papers_algorithm() -> None:
+    """Chen et al. 2023, algorithm 2: decoupled decay, of matrices alone as of any optimizer here."""
+
+    def plain(i: int, weight: Tensor, gradient: Tensor, held: dict[str, Any]) -> Tensor:
+        momentum = held.get("m", torch.zeros_like(weight))
+        c = 0.8 * momentum + (1 - 0.8) * gradient
+        held["m"] = 0.95 * momentum + (1 - 0.95) * gradient
+        return weight - held["lr"] * (c.sign() + (0.3 if weight.dim() > 1 else 0.0) * weight)
+
+    model = small()
+    optimizer = optimizer_of(model, "optim=lion", "optim.betas=[0.8,0.95]", "optim.weight_decay=0.3")
+    assert_moves_as(optimizer, model, plain, [0.01, 0.02, 0.005, 0.01])
+
+
+def test_killed_is_undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_killed_is_undisturbed(tmp_path, monkeypatch, "optim=lion", "optim.lr=1e-3")
+
+
+def test_no_step_waits_where_steps_may_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = waits.refused_in_steps(monkeypatch)
+    start_run(tmp_path, *RUN, "optim=lion", "hardware.precision=fp16", "trainer.non_finite=skip")
+    assert steps == list(range(13))
+
+
+@pytest.mark.slow
+def test_shards_move_as_whole_weights(tmp_path: Path) -> None:
+    common = (*RUN, "optim=lion", "trainer.max_steps=1", "trainer.eval_every=1")
+    whole = last_checkpoint(start_run(tmp_path / "whole", *common))["model"]
+    start_run(tmp_path / "shards", *common, "trainer=fsdp", "hardware.num_procs=2")
+    newest = max((tmp_path / "shards/checkpoints").glob("last_*"), key=lambda p: p.stem)
+    for name, value in checkpoint.load_checkpoint(newest)["model"].items():
+        torch.testing.assert_close(value, whole[name])

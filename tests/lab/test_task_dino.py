@@ -1,0 +1,102 @@
+"""task=dino: the paper's algorithm; the centre is that of all ranks' samples."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import method
+import plain
+import pytest
+import torch
+from conftest import compose, last_checkpoint, needs, start_run
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.errors import ConfigError
+from lab import build
+from lab.tasks.dino import DINO, Head
+
+pytestmark = needs("data/digits.h5")
+RUN = ("task=dino", "model.num_outputs=16", "model.hidden=[32]", "task.head.hidden=32", "task.head.size=64",
+       "task.head.prototypes=24", "task.momentum=0.9", "optim.lr=3e-3")  # fmt: skip
+
+
+class TestDINO(method.Promises):
+    terms = ("entropy",)
+    overfits_to = 0.8
+
+    @pytest.fixture
+    def run(self) -> tuple[str, ...]:
+        """The loss of so few samples rises and falls with their centre; with a slow one it falls, to one prototype."""
+        return (*RUN, "task.center_momentum=0.99")
+
+
+def algorithm_1(student: nn.Module, steps: int) -> tuple[nn.Module, Tensor]:
+    """The paper's pseudo-code for two equal views, with plain gradient steps of 0.1. Returns (teacher, centre)."""
+    teacher, center = copy.deepcopy(student), torch.zeros(24)
+    for step, (x, _) in enumerate(plain.batches(steps)):
+        with torch.no_grad():
+            t = teacher(x)
+        s = student(x)
+        loss = -(((t - center) / 0.04).softmax(1) * (s / 0.1).log_softmax(1)).sum(1).mean()
+        for p, g in zip(student.parameters(), torch.autograd.grad(loss, [*student.parameters()])):
+            p.data -= 0.1 * g
+        momentum = 1 - 0.1 * (math.cos(math.pi * step / steps) + 1) / 2
+        for mean, p in zip(teacher.parameters(), student.parameters()):
+            mean.data.copy_(momentum * mean + (1 - momentum) * p)
+        center = 0.9 * center + 0.1 * t.mean(0)
+    return teacher, center
+
+
+@pytest.mark.parametrize("more", [(), ("hardware.micro_batch_size=5",)])
+def test_it_is_the_paper_s_algorithm(tmp_path: Path, more: tuple[str, ...]) -> None:
+    run = (*method.SMALL, *RUN, *plain.PLAIN, "task.views=2", "~task.augment.crop", "trainer.log_every=1", *more)
+    parts = build(compose(*run))
+    assert isinstance(parts.task, DINO)
+    student = nn.Sequential(parts.model, parts.task.head)
+    parts.close()
+    teacher, center = algorithm_1(student, 5)
+    folder = start_run(tmp_path, *run)
+    plain.assert_trained(folder, parts.model)
+    held = last_checkpoint(folder)["task"]
+    torch.testing.assert_close(held["center"], center, rtol=1e-3, atol=1e-6)
+    for name, value in teacher.state_dict().items():
+        torch.testing.assert_close(held[f"teacher.{name}"], value, rtol=1e-4, atol=1e-6)
+    assert held.keys().isdisjoint({"seen"})
+
+
+def test_pairs_of_different_views() -> None:
+    """Each of the teacher's two with all but itself; numbers of a sample make its views."""
+    torch.manual_seed(0)
+
+    class Shift:
+        random = True
+
+        def __call__(self, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
+            return batch | {"x": batch["x"] + numbers[:, None]}
+
+    head = Head(3, 4, 2, 5)
+    task = DINO(head, 0.9, 0.1, 0.04, 0.9, 4, {"shift": Shift()}, {"shift": Shift()}, {})  # type: ignore[arg-type]
+    model = nn.Linear(4, 3)
+    task.attach(model)
+    task.center.copy_(torch.randn(5) / 10)
+    batch = {"x": torch.randn(6, 4), "number": torch.arange(6)}
+    losses, seen = task.eval().losses(model, batch)
+    shifted = [batch["x"] + (2 * batch["number"] + k)[:, None] for k in (0, 1, 0, 1)]
+    torch.testing.assert_close(seen, model(shifted[0]))
+    logits = [head(model(x)) for x in shifted]
+    wanted = 0
+    for i in range(2):
+        taught = ((logits[i] - task.center) / 0.04).softmax(1)
+        wanted += sum(F.cross_entropy(logits[j] / 0.1, taught, reduction="none") for j in range(4) if j != i) / 6
+    torch.testing.assert_close(losses["loss"], wanted)
+    losses["loss"].sum().backward()
+    assert all(p.grad is None for p in task.teacher.parameters())
+    assert not task.seen.any()  # an evaluation moves no centre
+
+
+def test_one_view_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"task\.views=1: two or more"):
+        start_run(tmp_path / "run", *method.SMALL, *RUN, "task.views=1")

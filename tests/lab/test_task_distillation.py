@@ -1,0 +1,73 @@
+"""task=distillation: a frozen network beside the model, kept once in the run's folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import method
+import pytest
+import torch
+from conftest import last_checkpoint, needs, raise_at_step, start_run
+from torch.nn import functional as F
+
+from engine.errors import ConfigError, RunFailed
+from lab.restore import restore, score_checkpoint
+
+TRAINED = ("model.hidden=[24]", "optim.lr=3e-2", "trainer.max_steps=150", "trainer.eval_every=null")
+pytestmark = needs("data/digits.h5")
+
+
+@pytest.fixture(scope="session")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return start_run(tmp_path_factory.mktemp("teacher") / "run", *method.SMALL, *TRAINED)
+
+
+class TestDistillation(method.Promises):
+    terms = ("cross_entropy", "distance")
+    monitor, overfits_to = "distance", 0.3
+
+    @pytest.fixture
+    def run(self, teacher: Path) -> tuple[str, ...]:
+        return ("task=distillation", f"task.teacher={teacher}", "model.hidden=[32]", "optim.lr=3e-2")
+
+
+def test_it_is_hinton_s_loss(tmp_path: Path, teacher: Path) -> None:
+    folder = start_run(tmp_path / "run", *method.SMALL, "task=distillation", f"task.teacher={teacher}")
+    own, batch = restore(folder, "val", []), {"x": torch.rand(5, 1, 8, 8), "y": torch.arange(5)}
+    losses, output = own.task.losses(own.model, batch)
+    assert isinstance(losses, dict)
+    soft = F.softmax(restore(teacher, "val", []).model(batch["x"]) / 4, 1)
+    distance = 16 * (soft * (soft.log() - F.log_softmax(output / 4, 1))).sum(1)
+    torch.testing.assert_close(losses["distance"], distance)
+    torch.testing.assert_close(
+        losses["loss"], 0.1 * F.cross_entropy(output, batch["y"], reduction="none") + 0.9 * distance
+    )
+
+
+def test_the_teacher_stays_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, teacher: Path) -> None:
+    """Once, in no checkpoint; the run goes on and scores where it was moved to and its teacher has gone."""
+    theirs = tmp_path / "theirs"
+    shutil.copytree(teacher, theirs)
+    run = ("task=distillation", f"task.teacher={theirs}", "model.hidden=[16]")
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        raise_at_step(patch, 7, method.Killed)
+        with pytest.raises((method.Killed, RunFailed)):
+            start_run(folder, *method.SMALL, *run)
+    held = last_checkpoint(folder)
+    assert not held["task"]
+    assert (folder / "frozen/teacher.pt").is_file()
+    shutil.rmtree(theirs)
+    moved = folder.rename(tmp_path / "moved")
+    method.go_on(moved)
+    assert last_checkpoint(moved)["step"] == 12
+    assert score_checkpoint(moved, "val", [])["distance"] > 0
+    (moved / "frozen/teacher.pt").unlink()
+    with pytest.raises(ConfigError, match=r"frozen/teacher\.pt: missing; the run's frozen network teacher lies there"):
+        score_checkpoint(moved, "val", [])
+
+
+def test_a_teacher_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such run directory or checkpoint"):
+        start_run(tmp_path / "run", *method.SMALL, "task=distillation", f"task.teacher={tmp_path / 'nowhere'}")

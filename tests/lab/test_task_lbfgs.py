@@ -1,0 +1,53 @@
+"""task=lbfgs: an optimizer with a closure, in the loop's parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import method
+import plain
+import pytest
+import torch
+from conftest import metrics, needs, start_run
+from torch.nn import functional as F
+
+from engine.errors import ConfigError
+
+pytestmark = needs("data/digits.h5")
+RUN = ("task=lbfgs", "optim=lbfgs", "model.hidden=[32]", "trainer.clip_norm=null")
+
+
+class TestLBFGS(method.Promises):
+    overfits_to = 0.5
+    relative, half_precision = 1e-2, 2.0  # a line search takes other steps for other roundings
+
+    @pytest.fixture
+    def run(self) -> tuple[str, ...]:
+        return RUN
+
+
+@pytest.mark.parametrize("more", [(), ("hardware.micro_batch_size=5",)])
+def test_it_is_torch_s_own(tmp_path: Path, more: tuple[str, ...]) -> None:
+    own = ("optim.schedule.warmup=0", *plain.PLAIN[7:], "trainer.log_every=1")
+    run = (*method.SMALL, *RUN, *own, *more)
+    model = plain.first_weights(*run)
+    optimizer = torch.optim.LBFGS(model.parameters(), 1.0, 4, history_size=10, line_search_fn="strong_wolfe")
+    losses = []
+    for x, y in plain.batches():
+
+        def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        losses.append(float(optimizer.step(closure)))
+    folder = start_run(tmp_path, *run)
+    assert [line["train/loss"] for line in metrics(folder)] == pytest.approx(losses, rel=1e-3)
+    if not more:  # a line search takes other steps for other roundings
+        plain.assert_trained(folder, model)
+
+
+def test_clipped_gradients_are_not_those_of_its_loss(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^trainer\.clip_norm=1\.0: LBFGS searches along the gradients of the loss"):
+        start_run(tmp_path, *method.SMALL, *RUN[:-1])

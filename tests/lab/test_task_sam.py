@@ -1,0 +1,56 @@
+"""task=sam: the paper's algorithm, from the loop's parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import method
+import plain
+import pytest
+import torch
+from conftest import last_checkpoint, metrics, needs, start_run
+from torch import nn
+from torch.nn import functional as F
+
+pytestmark = needs("data/digits.h5")
+RUN = ("task=sam", "model.hidden=[32]", "optim.lr=3e-3", "task.rho=0.1")
+
+
+class TestSAM(method.Promises):
+    logged = ("loss", "sharpness")
+    overfits_to = 0.3
+
+    @pytest.fixture
+    def run(self) -> tuple[str, ...]:
+        return RUN
+
+
+def climb(model: nn.Module, x: torch.Tensor, y: torch.Tensor, rho: float) -> float:
+    """One step of the paper's algorithm 1 with a plain gradient step of 0.1. Returns the sharpness."""
+    here = F.cross_entropy(model(x), y)
+    gradients = torch.autograd.grad(here, [*model.parameters()])
+    norm = torch.cat([g.flatten() for g in gradients]).norm()
+    above = {n: p + rho * g / norm for (n, p), g in zip(model.named_parameters(), gradients)}
+    there = F.cross_entropy(torch.func.functional_call(model, above, (x,)), y)
+    for p, g in zip(model.parameters(), torch.autograd.grad(there, [*above.values()])):
+        p.data -= 0.1 * g
+    return there.item() - here.item()
+
+
+@pytest.mark.parametrize("more", [(), ("hardware.micro_batch_size=5",)])
+def test_it_is_the_paper_s_algorithm(tmp_path: Path, more: tuple[str, ...]) -> None:
+    run = (*method.SMALL, *RUN, *plain.PLAIN, "trainer.log_every=1", *more)
+    model = plain.first_weights(*run)
+    sharpness = [climb(model, x, y, 0.1) for x, y in plain.batches()]
+    folder = start_run(tmp_path, *run)
+    plain.assert_trained(folder, model)
+    assert [line["train/sharpness"] for line in metrics(folder)] == pytest.approx(sharpness, rel=1e-3)
+    assert min(sharpness) > 0
+
+
+def test_once_a_step(tmp_path: Path) -> None:
+    """Two passes, but one step of the schedule, of the average and of what is logged; fp16's skipped steps too."""
+    more = ("hardware.precision=fp16", "trainer.ema_decay=0.5", "trainer.max_steps=3", "trainer.keep_best=0")
+    state = last_checkpoint(start_run(tmp_path, *method.SMALL, *RUN, *more))
+    assert state["schedule"]["updates"] == state["step"] == 3
+    assert state["scaler"]["_growth_tracker"] == 3

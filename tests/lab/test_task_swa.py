@@ -1,0 +1,106 @@
+"""task=swa: the mean of weights is what is scored and given, with BatchNorm's statistics of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import h5py
+import method
+import plain
+import pytest
+import torch
+from conftest import ROOT, last_checkpoint, needs, raise_at_step, result, start_run
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, update_bn
+
+from engine.errors import ConfigError, RunFailed
+from lab import load_run
+from lab.restore import export, score_checkpoint
+from lab.state import averaged, moving_average
+
+pytestmark = needs("data/digits.h5")
+RESNET = ("task=swa", "model=resnet", "model.width=4", "model.blocks=[1]", "task.statistics=1000",
+          "task.start=0.4", "task.every=2", "hardware.eval_batch_size=100", "trainer.keep_best=0")  # fmt: skip
+
+
+class TestSWA(method.Promises):
+    averages = True
+
+    @pytest.fixture
+    def run(self) -> tuple[str, ...]:
+        return ("task=swa", "model.hidden=[32]", "optim.lr=1e-2", "task.start=0.5", "task.every=2")
+
+
+def whole(split: str) -> Iterator[tuple[Tensor, Tensor]]:
+    with h5py.File(ROOT / "data" / "digits.h5") as file:
+        x, y = (torch.from_numpy(file[split][name][:]) for name in ("image", "label"))
+    yield from zip((x.float() / 255).split(100), y.long().split(100))
+
+
+def in_plain_torch(model: nn.Module) -> nn.Module:
+    """The mean of the weights after steps 2 and 4 of 5, with the statistics of all training images."""
+    optimizer, mean = torch.optim.SGD(model.parameters(), lr=0.1), AveragedModel(model)
+    for step, (x, y) in enumerate(plain.batches()):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if step + 1 in (2, 4):
+            mean.update_parameters(model)
+    update_bn((x for x, _ in whole("train")), mean)
+    return mean.module.eval()
+
+
+def test_it_is_torchs_average_and_update_bn(tmp_path: Path) -> None:
+    """And that is what is in result.json, evaluated, loaded and exported."""
+    run = (*method.SMALL, *RESNET, *plain.PLAIN)
+    wanted = in_plain_torch(plain.first_weights(*run))
+    folder = start_run(tmp_path / "run", *run)
+    state = wanted.state_dict()
+    assert sum("running" in name for name in state) == 6
+    export(folder, tmp_path / "weights.pt", overwrite=False)
+    exported = torch.load(tmp_path / "weights.pt", weights_only=True)
+    for name, value in state.items():
+        torch.testing.assert_close(last_checkpoint(folder)["ema"][name], value, rtol=1e-4, atol=1e-6, msg=name)
+        for given in (load_run(folder)[0].state_dict(), exported):
+            assert torch.equal(given[name], last_checkpoint(folder)["ema"][name])
+    with torch.no_grad():
+        losses = torch.cat([F.cross_entropy(wanted(x), y, reduction="none") for x, y in whole("val")])
+    assert result(folder)["val/loss"] == pytest.approx(losses.mean().item(), rel=1e-4)
+    assert score_checkpoint(folder, "val", [])["loss"] == pytest.approx(losses.mean().item(), rel=1e-4)
+
+
+def test_killed_while_it_averages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, the statistics too: they are made anew at each evaluation and save, and leave training as it was."""
+    run = (*method.SMALL, *RESNET)
+    straight, killed = start_run(tmp_path / "straight", *run), tmp_path / "killed"
+    with monkeypatch.context() as patch:
+        raise_at_step(patch, 11, method.Killed)
+        with pytest.raises((method.Killed, RunFailed)):
+            start_run(killed, *run)
+    method.go_on(killed)
+    for part in ("model", "ema"):
+        mine, theirs = last_checkpoint(killed)[part], last_checkpoint(straight)[part]
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs), part
+    assert method.scores(killed) == method.scores(straight)
+
+
+@pytest.mark.parametrize("statistics", [0, 3])
+def test_other_statistics_are_the_model_s(statistics: int) -> None:
+    """Only BatchNorm's are made anew, so only these are left as they are."""
+    task = nn.Module()
+    task.fresh_statistics = statistics  # type: ignore[assignment]
+    model = nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True), nn.BatchNorm1d(2))
+    state = SimpleNamespace(model=model, task=task, ema=moving_average(model))
+    model(torch.randn(5, 2, 3))
+    mean: Any = averaged(state)  # type: ignore[arg-type]
+    assert torch.equal(mean[0].running_mean, model[0].running_mean)
+    assert torch.equal(mean[1].running_mean, model[1].running_mean) == (statistics == 0)
+
+
+def test_one_average_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.ema_decay=0\.9: SWA averages the weights by its own rule"):
+        start_run(tmp_path, *method.SMALL, "task=swa", "trainer.ema_decay=0.9")
