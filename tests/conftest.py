@@ -90,6 +90,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -max((mark.args[0] for mark in item.iter_markers("timeout")), default=0))
 
 
+ALL = os.environ.get("TESTS_ALL") == "1"  # before a release: every write that a kill may follow, every fork whole
+
+
+def sample_of(few: Any, everything: Any) -> Any:
+    """What a test tries: of much that is alike a few, where it is not asked for everything."""
+    return everything if ALL else few
+
+
 def slow(*values: Any) -> Any:
     """A case of pytest.mark.parametrize that is marked slow."""
     return pytest.param(*values, marks=pytest.mark.slow)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import warm
-from conftest import ROOT, limit
+from conftest import ROOT, limit, sample_of
 from fork import copy_of_the_project
 
 # As a build of torch with CUDA on a machine without NVML, where even counting starts CUDA. Children may: they end.
@@ -107,7 +107,7 @@ DELETED = [
     "src/lab/models/token_gru.py",
 ]  # fmt: skip
 # those that ask what there is, or use what was deleted
-FILES = ["test_errors", "test_config", "test_mistakes", "test_readme", "test_sequences"]
+FILES = ["test_config", "test_mistakes", "test_readme", *sample_of([], ["test_errors", "test_sequences"])]
 TESTS = [
     "test_fsdp.py::test_activation_checkpointing_changes_no_gradient",
     "test_fsdp.py::test_modules_by_class_and_name",

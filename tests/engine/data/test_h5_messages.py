@@ -9,7 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import limit, slow
+from conftest import limit, sample_of, slow
 
 from engine.data.h5 import H5Dataset
 from engine.errors import ConfigError
@@ -64,7 +64,7 @@ def check_what_is_said(path: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize("count", [8, slow(300)])
+@pytest.mark.parametrize("count", [8, slow(sample_of(60, 300))])
 @pytest.mark.parametrize("libver", [None, "latest"])
 def test_damage_anywhere(libver: str | None, count: int, tmp_path: Path) -> None:
     path, rng = tmp_path / "f.h5", np.random.default_rng(0)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import warm
 import yaml
-from conftest import ROOT, TRAIN, kill_at, limit, metrics, processes_with, result, status, wait_for
+from conftest import ROOT, TRAIN, kill_at, limit, metrics, processes_with, result, sample_of, status, wait_for
 from test_wandb import RUN, assert_holds, no_process_left, online
 from wandb_server import Server, serving
 
@@ -122,7 +122,7 @@ def test_a_killed_run_that_is_resumed_has_no_hole(tmp_path: Path, server: Server
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ill", [500, 403, 429, "hang", "drop"])
+@pytest.mark.parametrize("ill", sample_of([403, "hang"], [500, 403, 429, "hang", "drop"]))
 def test_after_an_outage_the_printed_command_sends_the_rest(
     train_command: Command, tmp_path: Path, server: Server, ill: Any
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import hydra
 import pytest
-from conftest import compose
+from conftest import compose, sample_of
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -151,7 +151,7 @@ def test_each_job_is_what_hydra_composes(conf: Any, swept: Any, choices: list[st
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=sample_of(40, 100))
 @given(jobs, options, st.lists(st.sampled_from(ODD), max_size=2))
 def test_each_of_many_jobs_is_what_hydra_composes(conf: Any, swept: Any, choices: list[str], more: list[str]) -> None:
     check_equal(conf, swept, choices, more)
