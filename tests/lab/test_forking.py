@@ -28,12 +28,14 @@ SMALL = ("logger=none", "hardware=cpu", "model.hidden=[8]", "trainer.max_epochs=
 @pytest.fixture(scope="module")
 def tools() -> Iterator[Any]:
     sys.path.insert(0, str(ROOT / "tools"))
-    sys.modules.pop("fork")  # tests/fork.py
+    of_tests = sys.modules.pop("fork", None)  # tests/fork.py
     try:
         yield importlib.import_module("fork")
     finally:
         sys.path.remove(str(ROOT / "tools"))
-        sys.modules.pop("fork")
+        del sys.modules["fork"]
+        if of_tests:
+            sys.modules["fork"] = of_tests
 
 
 def git(folder: Path, *arguments: str) -> str:
