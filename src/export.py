@@ -26,7 +26,7 @@ def main() -> int:
     from engine.errors import ConfigError, RunFailed
 
     try:
-        from lab.restore import export
+        from lab.network import export
 
         source, count = export(args.run, args.file, args.overwrite)
     except (ConfigError, RunFailed) as error:

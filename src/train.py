@@ -96,13 +96,13 @@ def train(cfg: DictConfig) -> int:
         final, chosen = choose_run(cfg, run_dir, overrides, Path(hydra.runtime.cwd))
         if chosen != run_dir:
             remove_if_empty(run_dir)
-        from lab.groups import check
+        from lab.config import check
 
-        check(final)
+        config = check(final)
         from lab.start import start
 
         early.leave_if_asked()
-        start(final, chosen, overrides, own_process=multirun)
+        start(config, chosen, overrides, own_process=multirun)
     except ConfigError as error:
         remove_if_empty(run_dir)
         print(f"error: {label}{error}", file=sys.stderr)

@@ -71,7 +71,7 @@ def tune(cfg: DictConfig, stages: list[str], folder: Path) -> None:
     from engine.host import in_a_child
     from engine.ranks import cluster_role
     from engine.runs import shown
-    from lab.groups import check
+    from lab.config import check
 
     if cluster_role() is not None:
         raise ConfigError(

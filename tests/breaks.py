@@ -161,7 +161,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "tests/lab/test_metrics.py::test_ranks_change_nothing[ends0]",
     ),
     (
-        "src/lab/restore.py",
+        "src/lab/network.py",
         "load_weights(model, weights_of(payload), str(file))",
         'load_weights(model, payload["model"], str(file))',
         "tests/lab/test_run.py::test_load_run_and_evaluate_agree_with_the_run",
@@ -633,8 +633,8 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     (
         "src/lab/evaluation.py",
-        "scored(model, state, split, val, run)\n    except",
-        "scored(state.model, state, split, val, run)\n    except",
+        "score_split(model, state, split, val, run)\n    except",
+        "score_split(state.model, state, split, val, run)\n    except",
         "tests/lab/test_reference.py::test_a_run_is_what_a_plain_loop_computes",
     ),
     (
@@ -645,8 +645,8 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     (
         "src/lab/evaluation.py",
-        "task.train(was_training[1])\n    *totals",
-        "task.train(was_training[0])\n    *totals",
+        "with evaluation_mode(model, task):\n        for k",
+        "with evaluation_mode(model):\n        for k",
         "tests/lab/test_loop.py",
     ),
     (
@@ -663,13 +663,13 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     # ---- the state
     (
-        "src/lab/state.py",
+        "src/engine/checkpoints/optimizers.py",
         'whole["state"] |= {number + first: state for',
         'whole["state"] |= {number: state for',
         ("tests/lab/test_optim.py::test_several_optimizers_are_saved_as_one", "tests/lab/test_state.py"),
     ),
     (
-        "src/lab/state.py",
+        "src/engine/checkpoints/optimizers.py",
         "            first = last\n",
         "            last = first\n",
         ("tests/lab/test_optim.py::test_several_optimizers_are_saved_as_one", "tests/lab/test_state.py"),
@@ -767,25 +767,25 @@ NAMES: list[tuple[Any, ...]] = [
         "tests/engine/runs/test_spent.py::test_the_time_of_a_killed_process_counts",
     ),
     (
-        "src/lab/make.py",
+        "src/lab/loaders.py",
         "limit * config.trainer.global_batch_size",
         "limit * machine.eval_batch_size",
         "tests/lab/test_eval_loader.py",
     ),
     (
-        "src/lab/make.py",
+        "src/lab/loaders.py",
         "task_class(config).across_samples\n",
         "task_class(config).numbered\n",
         "tests/lab/test_eval_loader.py",
     ),
     (
-        "src/lab/make.py",
+        "src/lab/loaders.py",
         "plan, world, random=False, like=train, with_rows",
         "plan, world, random=True, like=train, with_rows",
         "tests/lab/test_eval_loader.py",
     ),
     (
-        "src/lab/make.py",
+        "src/lab/loaders.py",
         "micro, world.rank, world.size, start)",
         "micro, world.local_rank, world.size, start)",
         "tests/lab/test_eval_loader.py",
@@ -1054,7 +1054,7 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     (
         "src/lab/state.py",
-        'Replicas(self.replicas.step).check(_numbers("data.order\'s state", order.state_dict()), step, self.world)',
+        'Replicas(self.replicas.step).check(numbers_in("data.order\'s state", order.state_dict()), step, self.world)',
         "_ = step",
         "tests/lab/test_orders.py::test_mistakes_are_one_line",
     ),
@@ -1095,7 +1095,7 @@ NAMES: list[tuple[Any, ...]] = [
         "tests/lab/test_lookahead.py::test_its_state_goes_on_in_another",
     ),
     (
-        "src/lab/optim.py",
+        "src/engine/ranks/seed.py",
         'vars(type(one)).get("draws") is False',
         'getattr(type(one), "draws", True) is False',
         "tests/lab/test_replicas.py::test_what_may_draw_is_known",
@@ -1107,7 +1107,7 @@ NAMES: list[tuple[Any, ...]] = [
         "tests/lab/test_lion.py::test_no_step_waits_where_steps_may_be_left_out",
     ),
     (
-        "src/lab/groups.py",
+        "src/lab/config.py",
         '"lab.optim.Cosine": "lab.schedules.cosine.Cosine"',
         '"lab.optim.Cosine": "lab.schedules.cosine.Cosin"',
         "tests/lab/test_optim.py::test_saved_configs_with_the_names_of_older_versions_are_built",
@@ -1221,7 +1221,7 @@ NAMES: list[tuple[Any, ...]] = [
         "tests/lab/test_task_streaming.py::test_lanes_are_dealt_anew_to_other_ranks",
     ),
     (
-        "src/lab/make.py",
+        "src/lab/loaders.py",
         "in_lanes = LanePlan(len(dataset), eval_lanes(config, rows), *common)",
         "in_lanes = LanePlan(len(dataset), 1, *common)",
         "tests/lab/test_task_streaming.py::test_it_is_a_plain_loop",
@@ -1239,13 +1239,13 @@ NAMES: list[tuple[Any, ...]] = [
         "tests/engine/data/test_order.py::test_epochs_fit_the_batch",
     ),
     (
-        "src/lab/make.py",
+        "src/lab/loaders.py",
         "    return count or len(dataset)",
         "    return len(dataset)",
         "tests/lab/test_epochs.py",
     ),
     (
-        "src/lab/make.py",
+        "src/lab/loaders.py",
         "if count and step * trainer.global_batch_size != samples:",
         "if False:",
         "tests/lab/test_epochs.py",
@@ -1257,7 +1257,7 @@ NAMES: list[tuple[Any, ...]] = [
         "tests/lab/test_task_swa.py::test_it_is_torchs_average_and_update_bn",
     ),
     (
-        "src/lab/evaluation.py",
+        "src/lab/average.py",
         "        norm.momentum = None  # the plain mean over all batches\n",
         "",
         "tests/lab/test_task_swa.py::test_it_is_torchs_average_and_update_bn",
@@ -1311,13 +1311,13 @@ NAMES: list[tuple[Any, ...]] = [
         "tests/lab/test_task_dpo.py::test_it_is_the_paper_s_loss",
     ),
     (
-        "src/lab/make.py",
-        "OmegaConf.create(with_run_values(plain(cfg)))",
-        "OmegaConf.create(plain(cfg))",
+        "src/lab/config.py",
+        "OmegaConf.create(with_run_values(plain(given)))",
+        "OmegaConf.create(plain(given))",
         "tests/lab/test_run_values.py::test_what_no_yaml_gives_is_the_run_s",
     ),
     (
-        "src/lab/groups.py",
+        "src/lab/config.py",
         '"batch_size": "trainer.global_batch_size"}',
         '"batch_size": "trainer.keep_best"}',
         "tests/lab/test_run_values.py::test_what_no_yaml_gives_is_the_run_s",

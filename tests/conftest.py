@@ -197,7 +197,7 @@ def compose(*overrides: str, checked: bool = True) -> DictConfig:
     from omegaconf import OmegaConf, open_dict
 
     from engine.config.compose import quoted, resolved
-    from lab.groups import check
+    from lab.config import check
 
     cfg = _composed(tuple(quoted(overrides)))
     OmegaConf.set_readonly(cfg.hydra, False)
@@ -226,7 +226,7 @@ NEEDS_GPT = needs("conf/model/gpt.yaml", "src/lab/models/gpt.py", "conf/data/tok
 
 def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path:
     """A run from start to end, in this process where it has one rank."""
-    from lab.start import start
+    from lab.app import start
 
     threads = torch.get_num_threads()
     try:

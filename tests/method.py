@@ -199,7 +199,7 @@ class Promises:
 def go_on(folder: Path) -> None:
     from omegaconf import OmegaConf
 
-    from lab.start import start
+    from lab.app import start
 
     start(OmegaConf.load(folder / "config.yaml"), folder, [], own_process=False)  # type: ignore[arg-type]
 

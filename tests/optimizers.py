@@ -14,7 +14,8 @@ from method import Killed, go_on
 from torch import Tensor, nn
 
 from engine.errors import RunFailed
-from lab.make import Config, make_optimizer
+from lab.config import Config
+from lab.make import make_optimizer
 from lab.optim import trainable
 
 RUN = (

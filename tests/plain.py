@@ -12,7 +12,8 @@ from conftest import ROOT, compose, last_checkpoint
 from torch import Tensor, nn
 
 from engine.ranks.seed import seed_everything
-from lab.make import Config, make_model
+from lab.config import Config
+from lab.network import make_model
 
 BATCH = 12
 # beside method.SMALL: a rate that stands still, no weight decay, no clipping

@@ -47,6 +47,7 @@ TESTS = {
         "tests/lab/test_task_sam.py",
     ),
     "src/lab/evaluation.py": ("tests/lab/test_loop.py", "tests/lab/test_eval_loader.py"),
+    "src/lab/average.py": ("tests/lab/test_task_swa.py", "tests/lab/test_loop.py"),
     "src/lab/logging.py": ("tests/lab/test_loop.py",),
     "src/lab/state.py": ("tests/lab/test_loop.py", "tests/lab/test_state.py"),
     "src/lab/optim.py": ("tests/lab/test_optim.py",),

@@ -33,7 +33,7 @@ class App:
     moved: Mapping[str, str]
     paths: tuple[str, ...]
     resolvers: Mapping[str, Callable[..., Any]]
-    check: Callable[[Any], None]
+    check: Callable[[Any], Any]
     scores: Callable[..., list[str]]
     start: Callable[..., None]
     join: Callable[[], int]

@@ -159,3 +159,8 @@ def set_death_signal(number: int) -> bool:
         return False
     ask(number)
     return True
+
+
+def closure_step(optimizer: Any, closure: Any) -> None:
+    """The step of an optimizer that waits for what its closure returns."""
+    optimizer.step(closure)

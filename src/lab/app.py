@@ -9,13 +9,14 @@ from typing import Any
 
 from engine import app
 from engine.errors import ConfigError
-from lab.groups import ASKED_OF_RUN, FACTORIES, MOVED, OWN, PATHS, TARGETS_ALLOWED, RootConfig, check, score_names
+from lab.config import ASKED_OF_RUN, FACTORIES, MOVED, OWN, PATHS, TARGETS_ALLOWED, Config, check, score_names
+from lab.groups import RootConfig
 
 
-def start(*arguments: Any, **more: Any) -> None:
+def start(cfg: Any, *arguments: Any, **more: Any) -> None:
     from lab.start import start
 
-    start(*arguments, **more)
+    start(Config.of(cfg), *arguments, **more)
 
 
 def join() -> int:

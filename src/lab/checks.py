@@ -1,15 +1,16 @@
-"""Checks of the user's code: losses and metrics (shapes, dtypes), and tensors that a checkpoint would miss."""
+"""What is wrong with the user's code, in one line: a wrong dtype, a missing field, a criterion with lost parameters."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from engine.checkpoints import unregistered
 from engine.errors import ConfigError, RunFailed, first_line
 from engine.ranks import is_sharded
 
@@ -25,57 +26,6 @@ INTEGERS: dict[Any, tuple[str, ...]] = {  # as torch's messages name them
     torch.uint8: ("Byte", "unsigned char", "uint8"),
     torch.bool: ("Bool", "bool"),
 }
-
-
-def check_per_sample(values: Any, size: int, key: str) -> None:
-    """Losses and metrics must be per sample, (size,): they are summed and divided by the samples of all batches."""
-    if not isinstance(values, Tensor):
-        found = f"a {type(values).__name__}"
-    elif values.shape != (size,):
-        found = f"shape {tuple(values.shape)}"
-    else:
-        return
-    if isinstance(values, Tensor) and size > 1 and values.shape == (size, size):
-        found += " - where (B, 1) met (B,), which broadcast, make the shapes equal first, as by output.squeeze(1); else"
-    else:
-        found += ":"
-    raise ConfigError(
-        f"{key}: must return one value a sample, (B,) = ({size},), but returned {found} leave the mean over the batch "
-        "out, and take it over all other dimensions, values.view(B, -1).mean(1)"
-    )
-
-
-def _key(task: Any) -> str:
-    """What to blame for a task's losses: its criterion, if it has one."""
-    return "task.criterion" if hasattr(task, "criterion") else "task"
-
-
-def check_terms(task: Any, losses: dict[str, Any], size: int, terms: Sequence[str]) -> None:
-    """Losses must be {"loss": (B,), term: (B,), ...} with exactly the terms in `terms`."""
-    for name, values in losses.items():
-        check_per_sample(values, size, _key(task) if name == "loss" else f"task: the term {name!r}")
-    if losses.keys() != {"loss", *terms}:
-        raise ConfigError(
-            f"task: its losses are {sorted(losses)}; a task returns 'loss' and what it announces as its `terms`, "
-            f"{sorted(terms)}"
-        )
-
-
-def check_losses(
-    task: Any, losses: dict[str, Any], size: int, terms: Sequence[str] | None, minimised: str = "loss"
-) -> None:
-    """Check training losses. terms: None for an objective of several, whose terms need not be declared. minimised:
-    the term whose gradient is asked for."""
-    if "loss" not in losses:
-        raise ConfigError(f"task: its losses {sorted(losses)} must hold 'loss', which is minimised")
-    check_terms(task, losses, size, [name for name in losses if name != "loss"] if terms is None else terms)
-    if minimised not in losses:
-        raise ConfigError(f"task: descend.gradients asks for the term {minimised!r}; its losses are {sorted(losses)}")
-    if not losses[minimised].requires_grad:
-        raise ConfigError(
-            f"{_key(task)}: the losses have no gradient, so nothing can be trained: they must depend on the model's "
-            "output, by operations that have one (no argmax, no detach, no numpy)"
-        )
 
 
 def applied(function: Callable[..., Any], key: str, output: Any, batch: Any) -> Any:
@@ -177,23 +127,6 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def first_samples(value: Any, size: int, count: int) -> Any:
-    """Returns the first `count` of `size` samples of every tensor and list in `value` that has one entry per sample."""
-    if count == size:
-        return value
-    if isinstance(value, dict):
-        return {key: first_samples(entry, size, count) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)) and any(isinstance(entry, (Tensor, dict, list, tuple)) for entry in value):
-        entries = [first_samples(entry, size, count) for entry in value]
-        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)  # a named tuple's
-    if isinstance(value, Tensor) and not value.dim():
-        return value
-    return value[:count] if isinstance(value, (Tensor, list, tuple)) and len(value) == size else value
-
-
-# ---- what a checkpoint does not hold, or must not
-
-
 def check_criterion(criterion: Any) -> None:
     """Refuse a trainable tensor that is no registered parameter: it would be neither optimized nor saved nor synced."""
     for name, value in unregistered(criterion):
@@ -203,77 +136,3 @@ def check_criterion(criterion: Any) -> None:
                 "module: make the criterion an nn.Module, and this a parameter or module of it; one that stays as it "
                 "is wants requires_grad_(False)"
             )
-
-
-def unregistered(thing: Any) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of tensors in `thing` but not in its state dict; without metrics, which each evaluation resets."""
-    saved = thing.state_dict(keep_vars=True).values() if isinstance(thing, nn.Module) else ()
-    known = {id(value) for value in saved}
-    return ((name, value) for name, value in _tensors(thing) if id(value) not in known)
-
-
-def _tensors(thing: Any, prefix: str = "", depth: int = 2) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of parameters, buffers and tensors among the attributes of `thing`, `depth` levels deep."""
-    if isinstance(thing, Tensor):
-        yield prefix, thing
-        return
-    dot = prefix and f"{prefix}."
-    if isinstance(thing, nn.Module):
-        for name, value in (*thing.named_parameters(recurse=False), *thing.named_buffers(recurse=False)):
-            yield dot + name, value
-        for name, module in thing.named_children():
-            yield from _tensors(module, dot + name, depth)
-    held = thing if isinstance(thing, dict) else dict(enumerate(thing)) if isinstance(thing, (list, tuple)) else None
-    if held is None:
-        held = getattr(thing, "__dict__", {})
-    for key, value in held.items() if depth else ():
-        if key not in ("_parameters", "_buffers", "_modules", "metrics"):
-            yield from _tensors(value, f"{dot}{key}", depth - 1)
-
-
-class BufferChecks:
-    """Checks of buffers before a save. To be built before the first step and before a checkpoint is loaded.
-
-    held: module with everything that a checkpoint holds. task: may hold tensors that are not in its state dict.
-    average: of the weights, which a checkpoint holds too."""
-
-    def __init__(self, held: nn.Module, task: Any, average: nn.Module | None = None) -> None:
-        parts = [part for part in (held, average) if part is not None]
-        self._saved = {id(value): value for part in parts for value in part.state_dict(keep_vars=True).values()}
-        self._at_start = {name: _worst(buffer) for name, buffer in held.named_buffers()}
-        self._task: Any = task
-        self._held: dict[str, tuple[Tensor, int]] = {}
-        self.unsaved()
-
-    def check_finite(self, held: nn.Module, step: int) -> None:
-        """RunFailed for new inf or NaN in a buffer; those it was built with (a causal mask's -inf) are allowed."""
-        for name, buffer in held.named_buffers():  # a skipped step protects weights only
-            if _worst(buffer) > self._at_start.get(name, 0):
-                shown = name.removeprefix("model.")
-                raise RunFailed(f"the model's buffer {shown} is not finite at step {step}; debug=nan names the module")
-
-    def unsaved(self) -> str | None:
-        """Returns a warning, once, if tensors of the task change in training and are not in its state dict."""
-        changed = []
-        for name, now in unregistered(self._task):
-            if id(now) in self._saved:  # a task may hold the model itself
-                continue
-            before, version = self._held.setdefault(name, (now, now._version))
-            same = before is now or (before.shape == now.shape and torch.equal(before, now.to(before.device)))
-            if not same or before._version != version:
-                changed.append(name)
-        if not changed:
-            return None
-        self._task, self._held = None, {}
-        names = ", ".join([*changed[:3], *(["..."] if changed[3:] else [])])
-        return (
-            f"the task changes what it holds ({names}), and no checkpoint has that: a run that is resumed "
-            "begins with it anew; a buffer of a module, register_buffer, is saved"
-        )
-
-
-def _worst(buffer: Tensor) -> int:
-    """0: all finite; 1: there are infinite values; 2: there are NaNs."""
-    if not (buffer.is_floating_point() or buffer.is_complex()) or torch.isfinite(buffer).all():
-        return 0
-    return 2 if torch.isnan(buffer).any() else 1

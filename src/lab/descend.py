@@ -15,31 +15,33 @@ closure.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engine.errors import ConfigError
-from engine.private import lean_step
+from engine.per_sample import check_losses
+from engine.private import closure_step, lean_step
 from engine.ranks import (
     Hardware,
     StepNumbers,
     World,
     all_sum,
+    any_of,
     average_in,
     global_norm,
     local_parts,
     make_autocast,
     name_unused,
     on_shards,
+    skipped,
     to_host,
     unless,
     update_scale,
+    without_sync,
 )
-from lab.checks import check_losses
 from lab.groups import TrainerConfig
 from lab.state import TrainState, may_skip
 from lab.tasks.base import Batch, Task, overrides
@@ -249,12 +251,6 @@ def as_many(batches: Iterable[Batch], sizes: list[int], task: Task) -> Iterator[
         yield size, batch
 
 
-def without_sync(net: nn.Module) -> AbstractContextManager[Any]:
-    """No all-reduce in this block: DDP averages the gradients over ranks once, with the last micro-batch."""
-    no_sync: Any = getattr(net, "no_sync", nullcontext)
-    return no_sync()
-
-
 @contextmanager
 def only(objective: str, state: TrainState) -> Iterator[None]:
     """In this block only this objective's parameters require a gradient; those of the other optimizers do not."""
@@ -295,22 +291,6 @@ def update(
             # not scaler.step: gradients are unscaled, and the norm says if they are finite
             lean_step(optimizer) if closure is None else closure_step(optimizer, closure)
     return non_finite == 0 if non_finite is not None and on_device else moves
-
-
-def closure_step(optimizer: Optimizer, closure: Callable[[], Any]) -> None:
-    """The step of an optimizer that waits for what its closure returns."""
-    optimizer.step(closure)
-
-
-def any_of(flags: list[Tensor | None]) -> Tensor | None:
-    """1.0 where one of the flags, 0-d, is 1; None if there are none."""
-    found = [flag for flag in flags if flag is not None]
-    return None if not found else found[0] if len(found) == 1 else torch.stack(found).amax()
-
-
-def skipped(moved: bool | Tensor) -> Tensor | None:
-    """1.0 where nothing moved, as the device or the host knows; None where the host knows that something did."""
-    return (~moved).to(torch.float32) if isinstance(moved, Tensor) else None if moved else torch.ones(())
 
 
 def trains(optimizer: Optimizer, model: nn.Module) -> bool:

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from engine.checkpoints import laid_out, weights_of
 from engine.data import Loader
 from engine.errors import ConfigError
 from engine.host import collect_garbage
+from engine.per_sample import check_per_sample, check_terms, first_samples
 from engine.ranks import (
     Hardware,
     Stopped,
@@ -29,12 +29,13 @@ from engine.ranks import (
     to_host,
 )
 from engine.runs import grid
+from lab.average import evaluation_mode, scored_model
 from lab.callbacks.base import overriding
-from lab.checks import applied, check_per_sample, check_terms, first_samples
+from lab.checks import applied
 from lab.metrics.base import as_metric
 from lab.objective import Objective
 from lab.owed import out_of_patience
-from lab.state import Run, TrainState, averaged
+from lab.state import Run, TrainState
 from lab.tasks.base import Batch, Task
 
 
@@ -53,8 +54,7 @@ def evaluate(
     lengths(k) -> (samples of the k-th batch, how many of them count, from the first); the others are padding that
     keeps the ranks in step. observers: called with (output, batch), padding cut off.
     """
-    was_training = model.training, task.training
-    net = for_evaluation(Objective(model, task).eval(), machine)
+    net = for_evaluation(Objective(model, task), machine)
     broadcast_buffers(net, world)
     autocast = make_autocast(machine)
     metrics = {name: as_metric(metric) for name, metric in task.metrics.items()}
@@ -65,25 +65,25 @@ def evaluate(
     sums = torch.zeros(len(names) + 1, dtype=precise, device=world.device)
     for metric in stateful.values():
         metric.reset()
-    for k, batch in enumerate(batches):
-        size, counted = lengths(k)
-        with autocast():
-            losses, output = net(batch)
-            weights = task.weights(batch)
-        check_terms(task, losses, size, task.terms)
-        values = [losses[name] for name in ("loss", *task.terms)]
-        for name, metric in per_sample.items():
-            values.append(applied(metric, f"task.metrics.{name}", output, batch))
-            check_per_sample(values[-1], size, f"task.metrics.{name}")
-        sums += _sums([value[:counted].to(precise) for value in values], weights, counted)
-        if counted:
-            shown = first_samples(output, size, counted), first_samples(batch, size, counted)
-            for name, metric in stateful.items():
-                applied(metric.update, f"task.metrics.{name}", *shown)
-            for observe in observers:
-                observe(*shown)
+    with evaluation_mode(model, task):
+        for k, batch in enumerate(batches):
+            size, counted = lengths(k)
+            with autocast():
+                losses, output = net(batch)
+                weights = task.weights(batch)
+            check_terms(task, losses, size, task.terms)
+            values = [losses[name] for name in ("loss", *task.terms)]
+            for name, metric in per_sample.items():
+                values.append(applied(metric, f"task.metrics.{name}", output, batch))
+                check_per_sample(values[-1], size, f"task.metrics.{name}")
+            sums += _sums([value[:counted].to(precise) for value in values], weights, counted)
+            if counted:
+                shown = first_samples(output, size, counted), first_samples(batch, size, counted)
+                for name, metric in stateful.items():
+                    applied(metric.update, f"task.metrics.{name}", *shown)
+                for observe in observers:
+                    observe(*shown)
     all_sum(sums, world)
-    model.train(was_training[0]), task.train(was_training[1])
     *totals, samples = to_host(sums)
     scores = {name: total / samples if samples else math.nan for name, total in zip(names, totals)}
     for name, metric in stateful.items():
@@ -107,7 +107,7 @@ def validate(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
     try:
         model = scored_model(state, run)
         for split, val in vals.items():
-            scores |= scored(model, state, split, val, run)
+            scores |= score_split(model, state, split, val, run)
     except Stopped:
         set_rng_state(before, run.world.device)  # as if this evaluation had not begun
         return False
@@ -138,7 +138,7 @@ def validate(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
     return [value, state.step] in state.best
 
 
-def scored(model: nn.Module, state: TrainState, split: str, loader: Loader, run: Run) -> dict[str, float]:
+def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader, run: Run) -> dict[str, float]:
     """Returns {<split>/loss, ...} of the unwrapped model, with the task in its present state."""
     batches = until_stopped(loader, state.step, run)
     observers = overriding(run.callbacks, "on_eval_batch")
@@ -150,54 +150,17 @@ def scored(model: nn.Module, state: TrainState, split: str, loader: Loader, run:
     return {f"{split}/{name}": value for name, value in scores.items()}
 
 
-def scored_model(state: TrainState, run: Run) -> nn.Module:
-    """Returns the model that is evaluated and saved as the average: with BatchNorm's statistics of its own weights
-    where the task asks for them (Task.fresh_statistics). All ranks call this."""
-    model = averaged(state)
-    if run.statistics is not None and state.ema is not None:
-        before = rng_state(run.world.device)
-        renew_statistics(model, state.task, run.statistics, run.world, run.machine)
-        set_rng_state(before, run.world.device)
-    return model
-
-
-@torch.no_grad()
-def renew_statistics(model: nn.Module, task: Task, batches: Iterable[Batch], world: World, machine: Hardware) -> None:
-    """Set BatchNorm's statistics to their means over the batches of all ranks (Izmailov et al. 2018, section 3.2)."""
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
-    if not norms:
-        return
-    was_training, momenta = (model.training, task.training), [norm.momentum for norm in norms]
-    objective = Objective(model, task).eval()
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # the plain mean over all batches
-        norm.train()
-    autocast = make_autocast(machine)
-    for batch in batches:
-        with autocast():
-            objective(batch)
-    for norm, momentum in zip(norms, momenta):
-        norm.momentum = momentum
-        for statistic in (norm.running_mean, norm.running_var):
-            assert statistic is not None
-            statistic.copy_(all_sum(statistic, world) / world.size)
-    model.train(was_training[0]), task.train(was_training[1])
-
-
 @torch.no_grad()
 def samples_of(state: TrainState, run: Run, count: int) -> Mapping[str, Any]:
     """Returns {name: value} of what the task samples from the averaged weights; all ranks call this, with the same
     random numbers at each evaluation. Training goes on as if nothing had been drawn."""
     model, task, device = scored_model(state, run), state.task, run.world.device
-    was_training, before = (model.training, task.training), rng_state(device)
-    model.eval(), task.eval()
+    before = rng_state(device)
     torch.manual_seed(task.run.seed)
-    with make_autocast(run.machine)():
-        found = task.sample(model, count)
+    with evaluation_mode(model, task), make_autocast(run.machine)():
+        samples = task.sample(model, count)
     set_rng_state(before, device)
-    model.train(was_training[0]), task.train(was_training[1])
-    return {"samples": grid(found.float().clamp(0, 1))} if isinstance(found, Tensor) else found
+    return {"samples": grid(samples.float().clamp(0, 1))} if isinstance(samples, Tensor) else samples
 
 
 def until_stopped(loader: Loader, step: int, run: Run) -> Iterator[Batch]:
@@ -224,13 +187,13 @@ def final_scores(state: TrainState, loaders: dict[str, Loader], run: Run) -> dic
     model = scored_model(state, run)
     result: dict[str, Any] = {"step": state.step, **run.logger.latest("train/loss")}
     run.watch.beat("loading the best checkpoint", state.step, slow=True)
-    if found := run.checkpoints.load_best(state.best):
-        entry, payload = found
+    if best := run.checkpoints.load_best(state.best):
+        entry, payload = best
         model.load_state_dict(weights_of(laid_out(payload, model, parts=("model", "ema"))))
         if "task" in payload:
             state.task.load_state_dict(payload["task"])
         result |= {"best_step": int(entry[1]), "best_checkpoint": str(run.checkpoints.best_path(entry))}
     for split, loader in loaders.items():
-        result |= scored(model, state, split, loader, run)
+        result |= score_split(model, state, split, loader, run)
         loader.close()
     return result

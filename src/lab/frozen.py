@@ -15,6 +15,7 @@ from torch import nn
 from engine.checkpoints import load_intact, load_weights, save_checkpoint
 from engine.config import construct, plain
 from engine.errors import ConfigError
+from lab.network import restore_model
 from lab.tasks.base import Task
 
 FOLDER = "frozen"
@@ -47,8 +48,6 @@ def _named(name: str, source: Any, model: nn.Module, node: Any) -> tuple[Any, nn
         if any(p.is_meta for p in model.parameters()):
             raise ConfigError(f"task.frozen: {name} is a copy of the model, which has no weights yet")
         return node, copy.deepcopy(model)
-    from lab.restore import restore_model  # which builds what a run names, so imports lab.make, which imports this
-
     network, cfg, _, _ = restore_model(Path(source))
     return plain(cfg.model), network
 

@@ -3,7 +3,7 @@
     while steps are left:
         the task's train_step -> descend: micro-batches -> losses -> backward (gradients averaged over ranks on the
                                  last) -> unscale, clip, update                                       lab/descend.py
-        at log_every / eval_every / save_every: values are copied to the host       lab/logging.py, evaluation.py
+        at log_every / eval_every / save_every: values are copied to the host        lab/logging.py, evaluation.py
         a signal or max_time on any rank: all ranks save a checkpoint and stop after the same step
 
 Nothing in train_step waits for the device.
@@ -12,7 +12,7 @@ Nothing in train_step waits for the device.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -20,17 +20,17 @@ from torch import Tensor, nn
 from engine.data import Clock, Loader
 from engine.errors import ConfigError
 from engine.host import collect_garbage, no_garbage_collection
-from engine.ranks import Hardware, StepNumbers, World, broadcast_buffers, gather
+from engine.ranks import Hardware, StepNumbers, World, broadcast_buffers, draw_nothing, gather
+from lab.average import scored_model
 from lab.callbacks.base import overriding
 from lab.descend import Descend
-from lab.evaluation import scored_model, validate
 from lab.groups import TrainerConfig
 from lab.logging import check_finite, log_train
-from lab.objective import Objective
-from lab.optim import draws_nothing, schedule_draws_nothing
 from lab.owed import due_after, ended, take_up
 from lab.state import Run, TrainState, on_all_ranks
 from lab.tasks.base import Batch, overrides
+
+Validate = Callable[[TrainState], bool]  # lab.evaluation.validate, of a run and its sets
 
 
 def train_step(
@@ -47,13 +47,13 @@ def train_step(
     nets: {objective: wrapped module}. batches: micro-batches whose sizes repeat machine.micro_batch_sizes.
     """
     task = state.task
-    own = itertools.islice(batches, len(machine.micro_batch_sizes))
+    micro_batches = itertools.islice(batches, len(machine.micro_batch_sizes))
     with StepNumbers(state.step, world.device, may_draw(state)) as numbers:
         descend = Descend(nets, state, trainer, machine, world, numbers)
-        values = task.train_step(state.step, own, descend)
+        values = task.train_step(state.step, micro_batches, descend)
         if not (descend.updates and values):
             raise ConfigError(f"task: {type(task).__name__}.train_step must call descend, and return its values")
-        if next(own, None) is not None:
+        if next(micro_batches, None) is not None:
             raise ConfigError(f"task: {type(task).__name__}.train_step has left micro-batches of its step over")
         return descend.end_step(values)
 
@@ -62,21 +62,21 @@ def may_draw(state: TrainState) -> bool:
     """Whether random numbers may be drawn between a gradient and the end of the step: not by torch's optimizers, nor by
     optimizers and schedules that say so (`draws = False`); by any other, and by what a task does there."""
     plain = not (overrides(state.task, "updated") or overrides(state.task, "train_step"))
-    return not (plain and schedule_draws_nothing(state.schedule) and all(map(draws_nothing, state.optimizer.values())))
+    return not (plain and draw_nothing(state.schedule, state.optimizer.values()))
 
 
 @no_garbage_collection()
-def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, vals: Mapping[str, Loader], run: Run) -> None:
+def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, validate: Validate | None, run: Run) -> None:
     """Train from state.step until `ended`, or until a stop is asked for. What is due after a step is a list in the
     state, so in each checkpoint: a run that goes on from one begins with the rest of the list.
 
-    vals: the validation sets, by the name of their split.
+    validate: scores the validation sets, and says whether the state is among the best; None: there are none.
     """
     batches = iter(train)
     clock = Clock(train, run.logger, run.work.speeds)
     trainer = run.trainer
-    take_up(state, vals, run)
-    pay(state, vals, run, clock)
+    take_up(state, validate is not None, run)
+    pay(state, validate, run, clock)
     before_step, on_step = (overriding(run.callbacks, event) for event in ("before_step", "on_step"))
     step = train_step if run.balance is None else run.balance.timed(train_step)
     for net in nets.values():
@@ -101,14 +101,14 @@ def fit(nets: Mapping[str, nn.Module], state: TrainState, train: Loader, vals: M
         collect_garbage(state.step)
         if state.samples // run.epoch_samples > (state.samples - trainer.global_batch_size) // run.epoch_samples:
             clock.end_epoch(state.step)
-        state.owes = due_after(state, vals, run)
+        state.owes = due_after(state, validate is not None, run)
         run.stop.agreed(run.world)
-        pay(state, vals, run, clock)
+        pay(state, validate, run, clock)
     run.watch.beat("saving", state.step, slow=True)
     run.checkpoints.wait(state.best)  # the run ends, and is scored, with all checkpoints on the disk
 
 
-def pay(state: TrainState, vals: Mapping[str, Loader], run: Run, clock: Clock) -> None:
+def pay(state: TrainState, validate: Validate | None, run: Run, clock: Clock) -> None:
     """Do what is to be done before the next step. A checkpoint has what is left then; a stop leaves the evaluation."""
     if "log" in state.owes:
         state.owes.remove("log")
@@ -117,7 +117,8 @@ def pay(state: TrainState, vals: Mapping[str, Loader], run: Run, clock: Clock) -
         return
     with clock.paused():
         if "score" in state.owes and not run.stop.cause:
-            score(state, vals, run)
+            assert validate is not None  # else take_up and due_after owe no score
+            score(state, validate, run)
         if "save" in state.owes and state.step == run.trainer.stop_at_step and not ended(state, run):
             run.stop.at_step()
         if "save" in state.owes or run.stop.cause:
@@ -125,11 +126,11 @@ def pay(state: TrainState, vals: Mapping[str, Loader], run: Run, clock: Clock) -
             save(state, run, best=False)
 
 
-def score(state: TrainState, vals: Mapping[str, Loader], run: Run) -> None:
+def score(state: TrainState, validate: Validate, run: Run) -> None:
     """Evaluate; save the state if it is among the best."""
     check_finite(state, run)
     check_replicas(state, run)
-    if validate(state, vals, run):
+    if validate(state):
         save(state, run, best=True)
 
 
@@ -140,7 +141,7 @@ def save(state: TrainState, run: Run, best: bool) -> None:
     run.watch.beat("saving", state.step, slow=True)
     check_finite(state, run)
     check_replicas(state, run)  # before all get rank 0's buffers
-    held = Objective(state.model, state.task)
+    held = nn.ModuleDict({"model": state.model, "task": state.task})
     broadcast_buffers(held, run.world)
     scored_model(state, run)  # copies the model's buffers into the average
     state.logged_lines = run.logger.lines

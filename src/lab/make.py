@@ -1,41 +1,25 @@
-"""Build the objects that the config names. They get values, never the config itself."""
+"""Build the task, the optimizers and what surrounds them. They get values, never the config itself."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch import nn
 from torch.optim import Optimizer
 
-from engine.config import construct, constructing, locate, of_kind, plain
-from engine.data import (
-    EvalPlan,
-    LanePlan,
-    Loader,
-    Plan,
-    StatefulOrder,
-    Stream,
-    TrainPlan,
-    Transform,
-    check_indexed,
-    has_state,
-    is_stream,
-)
+from engine.checkpoints import Optimizers
+from engine.config import construct, constructing, of_kind, plain
+from engine.data import Stream
 from engine.errors import ConfigError, first_line
-from engine.host import cores_each
-from engine.profiling import ProfilerConfig
 from engine.ranks import (
-    CompiledChain,
     DeviceSchedule,
     Hardware,
     Tape,
@@ -52,7 +36,6 @@ from engine.ranks import (
     find_blocks,
     in_channels_last,
     is_sharded,
-    local_ranks,
     make_scaler,
     seed_everything,
     shard,
@@ -61,276 +44,20 @@ from engine.ranks import (
 )
 from engine.runs import Logger
 from lab.callbacks.base import Callback
+from lab.config import Config
 from lab.descend import only
 from lab.frozen import provide_frozen
-from lab.groups import (
-    DataConfig,
-    HardwareConfig,
-    LoggerConfig,
-    MonitorConfig,
-    OptimConfig,
-    TrainerConfig,
-    split_own,
-    typed,
-    with_run_values,
-)
+from lab.groups import TrainerConfig
+from lab.loaders import make_train_loader, task_class
+from lab.network import make_model
 from lab.objective import Objective
 from lab.optim import Named, Schedule, build_optimizer, check_closure, largest, parameter_groups, trainable
-from lab.state import Optimizers, TrainState, may_skip, moving_average
+from lab.state import TrainState, may_skip
 from lab.tasks.base import Batch, Task, TaskRun, overrides
-from lab.transforms.fields import compose
-
-
-@dataclass(frozen=True)
-class Config:
-    """config.yaml as typed groups, and the nodes to be built (dataset, optimizer) without the run's own keys.
-
-    Nodes that ask for a value of the run (groups.ASKED_OF_RUN) have it here, and not in config.yaml."""
-
-    cfg: DictConfig
-    data: DataConfig
-    dataset: dict[str, Any]
-    optim: OptimConfig
-    optimizer: dict[str, Any]
-    trainer: TrainerConfig
-    hardware: HardwareConfig
-    logger: LoggerConfig
-    monitor: MonitorConfig
-    profiler: ProfilerConfig
-
-    @staticmethod
-    def of(cfg: DictConfig) -> Config:
-        cfg = OmegaConf.create(with_run_values(plain(cfg)))
-        data, dataset = split_own(cfg.data, DataConfig, "data")
-        optim, optimizer = split_own(cfg.optim, OptimConfig, "optim")
-        trainer, machine = typed(TrainerConfig, cfg.trainer, "trainer"), typed(HardwareConfig, cfg.hardware, "hardware")
-        logger, monitor = typed(LoggerConfig, cfg.logger, "logger"), typed(MonitorConfig, cfg.monitor, "monitor")
-        profiler = typed(ProfilerConfig, cfg.profiler, "profiler")
-        return Config(cfg, data, dataset, optim, optimizer, trainer, machine, logger, monitor, profiler)
-
-
-def make_model(config: Config) -> nn.Module:
-    model = construct("model", config.cfg.model, nn.Module)
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise ConfigError(
-                f"model: {name} has no size before the first batch, as a lazy module's: give the size, which "
-                "data.input_shape and data.num_outputs say"
-            )
-    return model
 
 
 def make_callbacks(config: Config) -> list[Callback]:
     return [construct(f"callback.{name}", node, Callback) for name, node in config.cfg.callback.items()]
-
-
-def make_dataset(config: Config, split: str) -> Any:
-    """Returns the dataset of a split; None if the config has null for it (splits.val: null)."""
-    node, trainer = config.dataset, config.trainer
-    if "splits" in node and node["splits"].get(split) is None:
-        return None
-    dataset = construct("data", node, object, split=split)
-    if not is_stream(dataset):
-        check_indexed(dataset)
-        return dataset
-    if split == "train":
-        return Stream(dataset)
-    if trainer.max_eval_batches is None:
-        raise ConfigError(
-            f"data: {type(dataset).__name__} is a stream, for {split} too: trainer.max_eval_batches says how much of "
-            "it is scored"
-        )
-    return Stream(dataset, trainer.max_eval_batches * trainer.global_batch_size)
-
-
-def check_stream(config: Config) -> None:
-    """Refuse data.order and epochs for a stream: it has neither an index nor a length."""
-    trainer, order = config.trainer, config.data.order.get("_target_")
-    if order != "engine.data.order.sequential":
-        raise ConfigError(
-            f"data.order: a stream comes in its own order, so not in that of {order} - use "
-            "data.order._target_=engine.data.order.sequential"
-        )
-    keys = ("log_every", "eval_every", "save_every")
-    wrong = [f"trainer.{key}={getattr(trainer, key)}" for key in keys if isinstance(getattr(trainer, key), str)]
-    if trainer.max_steps is None:
-        wrong.insert(0, "trainer.max_steps=null")
-    if wrong:
-        raise ConfigError(f"{', '.join(wrong)}: a stream has no length, so no epochs - give steps")
-
-
-def make_datasets(config: Config) -> dict[str, Any]:
-    """Returns {split: dataset} for all splits that are not null; train is required."""
-    splits = [*dict.fromkeys(["train", "val", "test", *(config.dataset.get("splits") or ())])]
-    sets = {split: dataset for split in splits if (dataset := make_dataset(config, split)) is not None}
-    if "train" not in sets:
-        raise ConfigError("data.splits.train=null: there is nothing to train on; name the group that holds the split")
-    if isinstance(sets["train"], Stream):
-        check_stream(config)
-    return sets
-
-
-def make_train_loader(
-    config: Config,
-    machine: Hardware,
-    dataset: Any,
-    world: World,
-    start: int,
-    saved: dict[str, Any] | None = None,
-    random: bool = True,
-) -> Loader:
-    """start: global sample number to begin with, 0 for a new run. saved: the state of an order that has one. random:
-    include random transforms (augmentation)."""
-    node = config.data.order
-    make = construct("data.order", node)
-
-    def make_order() -> Any:
-        with constructing("data.order", node):
-            return of_kind("data.order", node, make(dataset, seed=config.cfg.seed), None)
-
-    order = make_order()
-    if task_class(config).carries and not hasattr(order, "mark"):
-        raise ConfigError(
-            f"data.order: {task_class(config).__name__} carries states from row to row, and {node['_target_']} has no "
-            "lanes - use engine.data.order.lanes: docs/my_method.md, States that go on"
-        )
-    batch_size = config.trainer.global_batch_size
-    if task_class(config).carries and config.cfg.task.get("lanes", batch_size) != batch_size:
-        raise ConfigError(f"task.lanes={config.cfg.task.lanes}: must be trainer.global_batch_size={batch_size}")
-    if has_state(order):
-        order = StatefulOrder(make_order, saved)
-    micro = machine.micro_batch_sizes
-    plan = TrainPlan(order, batch_size, micro, world.rank, world.size, start)
-    return _loader(config, dataset, "train", plan, world, random=random, mark=getattr(order, "mark", None))
-
-
-def samples_of_epoch(train: Loader, dataset: Any, trainer: TrainerConfig, step: int = 0, samples: int = 0) -> int:
-    """All of the training set, unless data.order leaves some out of each epoch (engine.data.order.epochs).
-
-    step, samples: done before a resume."""
-    count = getattr(train.plan, "epoch_samples", None)
-    if count and step * trainer.global_batch_size != samples:
-        raise ConfigError(
-            f"trainer.global_batch_size={trainer.global_batch_size}: the run has trained {samples:,} samples in "
-            f"{step:,} steps, and with this data.order epochs end with a batch, so its batch stays - begin a new run"
-        )
-    return count or len(dataset)
-
-
-def make_eval_loader(
-    config: Config,
-    machine: Hardware,
-    dataset: Any,
-    split: str,
-    world: World,
-    train: Loader | None = None,
-    whole: bool = False,
-    rows: np.ndarray | None = None,
-) -> Loader:
-    """Each sample of the set, or of trainer.max_eval_batches batches spread evenly over it, once over all ranks.
-
-    split: the set's name, for messages. whole: all samples, whatever trainer.max_eval_batches says. rows: (N,) int64,
-    those that are meant, and batches have "row"; None: all."""
-    limit = None if whole else config.trainer.max_eval_batches
-    # counted in global batches, so that the scored samples do not depend on the hardware
-    count = None if limit is None else limit * config.trainer.global_batch_size
-    # FSDP all-gathers weights in forward, some tasks all-gather outputs: all ranks need equally many batches
-    in_step = config.trainer.eval_in_step or config.trainer.strategy == "fsdp"
-    in_step = in_step or task_class(config).across_samples
-    full = machine.compile is not None and not isinstance(dataset, Stream)  # another shape would be compiled again
-    common = (machine.eval_batch_size, world.rank, world.size, in_step, count, full)
-    if task_class(config).carries:
-        in_lanes = LanePlan(len(dataset), eval_lanes(config, rows), *common)
-        return _loader(config, dataset, split, in_lanes, world, random=False, like=train, mark=in_lanes.mark)
-    size = len(dataset) if rows is None else len(rows)
-    plan = EvalPlan(size, *common, rows)
-    return _loader(config, dataset, split, plan, world, random=False, like=train, with_rows=rows is not None)
-
-
-def eval_lanes(config: Config, rows: np.ndarray | None) -> int:
-    """The lanes of an evaluation, for a task that carries states along them."""
-    kind, count = task_class(config).__name__, config.cfg.task.get("eval_lanes")
-    if not isinstance(count, int) or count < 1:
-        raise ConfigError(f"task.eval_lanes={count}: {kind} carries states, and is evaluated in at least 1 lane")
-    if rows is not None:
-        raise ConfigError(f"task: {kind} carries states from row to row, so it cannot look at single rows of a set")
-    return count
-
-
-def make_statistics_loader(
-    config: Config, machine: Hardware, dataset: Any, world: World, task: Task, train: Loader
-) -> Loader | None:
-    """The training samples of Task.fresh_statistics, if the task asks for them: spread evenly over the set, without
-    random transforms."""
-    if not task.fresh_statistics:
-        return None
-    config = replace(config, trainer=replace(config.trainer, max_eval_batches=task.fresh_statistics, eval_in_step=True))
-    return make_eval_loader(config, machine, dataset, "train", world, train)
-
-
-def _loader(
-    config: Config, dataset: Any, split: str, plan: Plan, world: World, random: bool, like: Loader | None = None,
-    with_rows: bool = False, mark: Transform | None = None,
-) -> Loader:  # fmt: skip
-    """random: include random transforms (augmentation). mark: says which lane a row is of."""
-    own, given = config.data, config.hardware.num_threads
-    transform = make_transform(config, random, dataset, mark)
-    cores = min(int(given), cores_each(local_ranks())) if given != "auto" else None
-    return Loader(
-        dataset, plan, world.device, transform, own.loader, own.num_workers, seed=config.cfg.seed, cores=cores,
-        like=like, split=split, rows=with_rows or task_class(config).numbered,
-    )  # fmt: skip
-
-
-def make_transform(
-    config: Config, random: bool, dataset: Any = None, mark: Transform | None = None
-) -> Transform | None:
-    """random: include random transforms (augmentation). dataset: may have transforms of its own, which come first;
-    None: of samples from elsewhere, which are as the first part's where there are parts. mark: for a task that carries
-    states in lanes."""
-    nodes = {f"data.transforms.{name}": node for name, node in config.data.transforms.items()}
-    if dataset is None and (part := next(iter(config.dataset.get("parts") or {}), None)):
-        of_part = config.dataset["parts"][part]["transforms"]
-        nodes = {f"data.parts.{part}.transforms.{name}": node for name, node in of_part.items()} | nodes
-    transforms = [construct(key, node) for key, node in nodes.items()]
-    if task_class(config).numbered:
-        transforms.append(add_numbers)
-    if task_class(config).carries and mark is not None:
-        transforms.append(mark)
-    if config.hardware.channels_last:
-        transforms.append(channels_last)
-
-    def prepared(transform: Transform) -> Transform:
-        return CompiledChain(transform) if config.hardware.compile else transform
-
-    transform = compose(transforms, training=random)
-    last = None if transform is None else prepared(transform)
-    first = dataset.batch_transform(random, prepared) if hasattr(dataset, "batch_transform") else None
-    return last if first is None else Chain(first, last)
-
-
-class Chain:
-    """The data set's own transform, which is told the rows, then data.transforms."""
-
-    takes_rows = True
-
-    def __init__(self, first: Transform, last: Transform | None) -> None:
-        self.first, self.last = first, last
-
-    def __call__(self, batch: Batch, numbers: Tensor, rows: Any) -> Batch:
-        batch = self.first(batch, numbers, rows)
-        return batch if self.last is None else self.last(batch, numbers)
-
-
-def channels_last(batch: Batch, numbers: Tensor) -> Batch:
-    """Images in the memory order (B, H, W, C); shapes stay (B, C, H, W)."""
-    order = torch.channels_last
-    images = {name: x for name, x in batch.items() if x.ndim == 4 and x.is_floating_point()}
-    return batch | {name: x.contiguous(memory_format=order) for name, x in images.items()}
-
-
-def add_numbers(batch: Batch, numbers: Tensor) -> Batch:
-    return {**batch, "number": numbers}
 
 
 def seed_rank(config: Config, rank: int) -> None:
@@ -436,15 +163,6 @@ def make_task(config: Config) -> Task:
     return task
 
 
-def task_class(config: Config) -> type[Task]:
-    """Returns the class that the config's `task` names; a function is refused, as its result is unknown here."""
-    path = config.cfg.task.get("_target_")
-    found = locate(path, "task")
-    if not (inspect.isclass(found) and issubclass(found, Task)):
-        raise ConfigError(f"task._target_: {path} is not a subclass of lab.tasks.base.Task")
-    return found
-
-
 def _built(key: str, node: Any) -> Any:
     """Build a node that has a _target_, also inside a list or dict; anything else is returned as the same object."""
     if isinstance(node, dict) and "_target_" in node:
@@ -528,7 +246,9 @@ def make_state(
 
     tape: has the weights of a recorded model. begins: False if a checkpoint will be loaded."""
     trainer, own = config.trainer, config.optim
-    ema = moving_average(model) if trainer.ema_decay or overrides(task, "share_in_average") else None
+    ema = (
+        copy.deepcopy(model).requires_grad_(False) if trainer.ema_decay or overrides(task, "share_in_average") else None
+    )
     if again := config.hardware.activation_checkpointing:
         key = "hardware.activation_checkpointing"
         keeps = config.hardware.activation_checkpointing_keeps

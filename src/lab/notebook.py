@@ -19,17 +19,11 @@ from engine.errors import ConfigError
 from engine.files import read_json, records
 from engine.ranks import Hardware, World, own_device, resolve_hardware
 from engine.runs import CLASSES, METRICS, Logger
-from lab.groups import check, share_evaluation
-from lab.make import (
-    Config,
-    make_datasets,
-    make_eval_loader,
-    make_method,
-    make_train_loader,
-    make_transform,
-    seed_rank,
-)
-from lab.restore import restore_model, restore_task
+from lab.config import Config, check, share_evaluation
+from lab.loaders import make_datasets, make_eval_loader, make_train_loader, make_transform
+from lab.make import make_method, seed_rank
+from lab.network import restore_model
+from lab.restore import restore_task
 from lab.start import start
 from lab.tasks.base import Task
 
@@ -63,7 +57,7 @@ class Parts:
 def build(cfg: DictConfig) -> Parts:
     """Build in this process what a run of `cfg` would train, for one device, whatever trainer.strategy says: with the
     run's first weights, and random numbers that go on as its rank 0 draws them."""
-    cfg = checked(cfg)
+    cfg = checked(cfg).given
     share_evaluation(cfg, 1)
     config = Config.of(cfg)
     machine = resolve_hardware(config.hardware, config.trainer)
@@ -77,12 +71,11 @@ def build(cfg: DictConfig) -> Parts:
     return Parts(model.to(world.device), task.to(world.device), {"train": train, **others}, machine, world)
 
 
-def checked(cfg: DictConfig) -> DictConfig:
-    """A copy of what `compose` has returned, which may have been changed since. Raises ConfigError."""
+def checked(cfg: DictConfig) -> Config:
+    """Typed, from a copy of what `compose` has returned, which may have been changed since. Raises ConfigError."""
     if not isinstance(cfg, DictConfig):
         raise ConfigError(f"expected what compose([...]) returns, not a {type(cfg).__name__}")
-    check(cfg)
-    return cfg.copy()
+    return check(cfg.copy())
 
 
 def fit(cfg: DictConfig, run_dir: str | Path | None = None) -> Path:
@@ -90,13 +83,13 @@ def fit(cfg: DictConfig, run_dir: str | Path | None = None) -> Path:
 
     run_dir: default outputs/<name>/<time>-<suffix>; if it holds a run of this config, that is gone on with.
     """
-    cfg = checked(cfg)
+    config = checked(cfg)
     if run_dir is None:
         run_dir = ROOT / "outputs" / cfg.name / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
     folder = Path(run_dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        start(cfg, folder, [], own_process=False)
+        start(config, folder, [], own_process=False)
     except ConfigError:
         remove_if_empty(folder)
         raise

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from engine.config import regex
 from engine.errors import ConfigError
-from engine.private import is_torchs_own, lean_step, steps_bare
+from engine.private import lean_step
 from engine.ranks import is_part
 
 FUSED_ON_PARTS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)  # fsdp.on_shards
@@ -234,22 +234,6 @@ def stretched(schedule: Schedule, saved: Mapping[str, Any]) -> str:
         f"optim.schedule: {type(factor).__name__} goes on over {now:,} steps instead of {before:,}; the learning rate "
         f"of step {done + 1:,} is {rates[1]} instead of {rates[0]}"
     )
-
-
-def schedule_draws_nothing(schedule: Any) -> bool:
-    """Whether a schedule, on the device or not, is known to draw no random numbers."""
-    return _says_so(getattr(schedule, "schedule", schedule).factor)
-
-
-def draws_nothing(optimizer: Optimizer) -> bool:
-    """Whether an optimizer is known to draw no random numbers: torch's, or one that says so, as all its parts do."""
-    says = _says_so(optimizer) and steps_bare(optimizer)
-    return is_torchs_own(optimizer) or (says and all(map(draws_nothing, getattr(optimizer, "parts", ()))))
-
-
-def _says_so(one: Any) -> bool:
-    """By `draws = False` in its class itself: one that inherits from it may draw."""
-    return vars(type(one)).get("draws") is False
 
 
 def check_closure(optimizer: Optimizer, target: str) -> None:

@@ -9,8 +9,6 @@ checkpoint holds. A run that was killed or stopped after any of its writes goes 
 
 from __future__ import annotations
 
-from collections.abc import Sized
-
 from lab.state import Run, TrainState
 
 
@@ -18,10 +16,10 @@ def due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
-def due_after(state: TrainState, vals: Sized, run: Run) -> list[str]:
-    """What is to be done after the step that was taken, in this order. vals: the validation sets."""
+def due_after(state: TrainState, validates: bool, run: Run) -> list[str]:
+    """What is to be done after the step that was taken, in this order. validates: there are validation sets."""
     step, every, at_end = state.step, run.every, state.step == run.total_steps
-    scored = bool(vals and every.eval) and (due(step, every.eval) or at_end)
+    scored = bool(validates and every.eval) and (due(step, every.eval) or at_end)
     saved = due(step, every.save) or at_end or step == run.trainer.stop_at_step
     return ["log"] * (due(step, every.log) or at_end) + ["score"] * scored + ["save"] * saved
 
@@ -35,7 +33,7 @@ def out_of_patience(state: TrainState, run: Run) -> bool:
     return patience is not None and state.stale >= patience
 
 
-def take_up(state: TrainState, vals: Sized, run: Run) -> None:
+def take_up(state: TrainState, validates: bool, run: Run) -> None:
     """Before the first step of a process: settle what is owed, and why training has ended, where a resume has changed
     the config.
 
@@ -46,8 +44,8 @@ def take_up(state: TrainState, vals: Sized, run: Run) -> None:
     if state.step and moved and (state.step == run.total_steps or not state.total_steps):
         # this step has become the last one; or an older version wrote the checkpoint, and did not say what it owes
         done = {"log": state.logged_step, "score": state.scored_step}
-        state.owes = [what for what in due_after(state, vals, run) if done.get(what) != state.step]
-    if not (vals and run.every.eval):
+        state.owes = [what for what in due_after(state, validates, run) if done.get(what) != state.step]
+    if not (validates and run.every.eval):
         state.owes = [what for what in state.owes if what != "score"]
     if state.ended == "patience" or 0 < state.total_steps < run.total_steps:
         state.ended = ""

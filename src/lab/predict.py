@@ -20,7 +20,7 @@ from engine.errors import ConfigError, RunFailed
 from engine.host import STOP_SIGNALS, count_gpus
 from engine.packing import Part, Spec, assemble, check_target
 from engine.ranks import Ranks, apply_hardware, make_autocast, own_rank, process_group, recording, started_ranks
-from lab.make import make_eval_loader
+from lab.loaders import make_eval_loader
 from lab.restore import Restored, restore
 from lab.run import collective_timeout_s
 from lab.start import first_failure

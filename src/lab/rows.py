@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.ranks import all_sum, broadcast_buffers, make_autocast
+from lab.average import evaluation_mode
 from lab.state import Run, TrainState, averaged
 from lab.tasks.base import Batch
 
@@ -21,17 +22,13 @@ def by_row(state: TrainState, run: Run, rows: Any, value: Callable[[nn.Module, B
     rows = np.asarray(rows, dtype=np.int64)
     if not len(rows):
         return torch.zeros(0)
-    nets = nn.ModuleList([averaged(state), state.task])
-    modes = [(module, module.training) for module in nets.modules()]
-    broadcast_buffers(nets, run.world)
+    model, task = averaged(state), state.task
+    broadcast_buffers(nn.ModuleList([model, task]), run.world)
     autocast = make_autocast(run.machine)
     table = torch.zeros(int(rows.max()) + 2, device=run.world.device)  # the last place is for padding: row -1
-    nets.eval()
-    with run.scan(np.unique(rows)) as batches:
+    with evaluation_mode(model, task), run.scan(np.unique(rows)) as batches:
         for batch in batches:
             with autocast():
-                values = value(nets[0], batch)
+                values = value(model, batch)
             table[batch["row"]] = values.float()
-    for module, training in modes:
-        module.training = training
     return all_sum(table, run.world).cpu()[rows]

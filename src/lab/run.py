@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from engine.checkpoints import Checkpoints, error_line, laid_out, load_weights, unmapped, weights_of
+from engine.checkpoints import BufferChecks, Checkpoints, error_line, laid_out, load_weights, unmapped, weights_of
 from engine.config import leaves, locate, parse_interval, read_config, seconds
 from engine.data import Loader, StatefulOrder, Stream
 from engine.errors import ConfigError
@@ -66,24 +66,12 @@ from engine.runs import (
 )
 from engine.sweeps import Pruning
 from lab.callbacks.base import end
-from lab.checks import BufferChecks
-from lab.evaluation import final_scores
+from lab.config import Config
+from lab.evaluation import final_scores, validate
 from lab.groups import TrainerConfig
+from lab.loaders import make_datasets, make_eval_loader, make_statistics_loader, make_train_loader, samples_of_epoch
 from lab.loop import fit
-from lab.make import (
-    Config,
-    count_steps,
-    make_callbacks,
-    make_datasets,
-    make_eval_loader,
-    make_method_of_rank,
-    make_nets,
-    make_state,
-    make_statistics_loader,
-    make_train_loader,
-    samples_of_epoch,
-    seed_rank,
-)
+from lab.make import count_steps, make_callbacks, make_method_of_rank, make_nets, make_state, seed_rank
 from lab.objective import Objective
 from lab.optim import check_optimizer, check_trained, follows_scores, stretched
 from lab.profiling import profiling, work_of
@@ -299,7 +287,8 @@ def fit_and_score(
     try:
         logger.begin(state.step, run.total_steps)
         with profiling(config.profiler, run, nets, data.train, bool(config.hardware.compile)) as batches:
-            fit(nets, state, batches, data.vals, run)
+            scores = partial(validate, vals=data.vals, run=run) if data.vals else None
+            fit(nets, state, batches, scores, run)
         logger.end_bar()
         stop.settle()
         if state.ended == "pruned":
@@ -308,10 +297,10 @@ def fit_and_score(
             return {"step": state.step}
         balanced = {} if run.balance is None else run.balance.report()
         data.train.close()
-        scores = final_scores(state, data.others, run)
+        final = final_scores(state, data.others, run)
         with process.watch.user_code("a callback's on_end", state.step):
-            end(run.callbacks, state, {key: value for key, value in scores.items() if "/" in key})
-        return scores | balanced
+            end(run.callbacks, state, {key: value for key, value in final.items() if "/" in key})
+        return final | balanced
     except Stopped:  # during the final scores: a resume computes them again
         return {"step": state.step}
 

@@ -10,8 +10,6 @@ from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from engine import early
 from engine.config import TRACEBACK, plain, read_config
 from engine.errors import PREEMPTED, ConfigError, RunFailed, one_line
@@ -51,18 +49,18 @@ from engine.runs import (
     step_of,
     undo_resume,
 )
-from lab.groups import HardwareConfig, TrainerConfig, typed
+from lab.config import Config
 from lab.run import run
 
 
-def start(cfg: DictConfig, run_dir: Path, overrides: list[str], own_process: bool, leave: Collection[str] = ()) -> None:
-    """Run `cfg` (checked, resolved) in `run_dir` to its end, or resume the run in `run_dir`.
+def start(config: Config, run_dir: Path, overrides: list[str], own_process: bool, leave: Collection[str] = ()) -> None:
+    """Run a checked config in `run_dir` to its end, or resume the run in `run_dir`.
 
     own_process: start a process even for one rank, as for each job of a multirun. leave: do nothing if the run's status
     is one of these. Raises ConfigError, RunFailed, KeyboardInterrupt or SystemExit as the run ended.
     """
     began = time.monotonic()
-    trainer, hardware = typed(TrainerConfig, cfg.trainer, "trainer"), typed(HardwareConfig, cfg.hardware, "hardware")
+    cfg, trainer, hardware = config.given, config.trainer, config.hardware
     num_procs = count_processes(hardware, trainer)
     if hardware.micro_batch_size == "auto":
         from lab.tune import settle_micro_batch

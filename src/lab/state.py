@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import Optimizer
 
-from engine.checkpoints import Checkpoints
-from engine.data import Loader, StatefulOrder, Stream
+from engine.checkpoints import BufferChecks, Checkpoints, Optimizers
+from engine.data import Loader, StatefulOrder, Stream, stateful
 from engine.errors import ConfigError
 from engine.profiling import Work
 from engine.ranks import (
@@ -24,53 +22,18 @@ from engine.ranks import (
     StopRequest,
     Watch,
     World,
+    numbers_in,
     order_as_weights,
     rng_state,
     set_rng_state,
 )
 from engine.runs import Logger
 from lab.callbacks.base import overriding
-from lab.checks import BufferChecks
 from lab.groups import MonitorConfig, TrainerConfig
 from lab.tasks.base import Batch, Task
 
 # loaded by the caller of `load`: earlier, or with better error messages
 LOADED = ("model", "task", "ema", "source", "order")
-
-
-class Optimizers(dict[str, Optimizer]):
-    """{objective: optimizer}. Its state dict is that of the only one; of several it numbers all parameters
-    consecutively."""
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return [group for optimizer in self.values() for group in optimizer.param_groups]
-
-    def state_dict(self) -> dict[str, Any]:
-        if len(self) == 1:
-            return next(iter(self.values())).state_dict()
-        whole: dict[str, Any] = {"state": {}, "param_groups": []}
-        first = 0
-        for optimizer in self.values():
-            one = optimizer.state_dict()
-            whole["state"] |= {number + first: state for number, state in one["state"].items()}
-            for group in one["param_groups"]:
-                whole["param_groups"].append(group | {"params": [number + first for number in group["params"]]})
-            first += sum(len(group["params"]) for group in one["param_groups"])
-        return whole
-
-    def load_state_dict(self, whole: dict[str, Any]) -> None:
-        if len(self) == 1:
-            next(iter(self.values())).load_state_dict(whole)
-            return
-        groups, first = list(whole["param_groups"]), 0
-        for optimizer in self.values():
-            own = [groups.pop(0) for _ in optimizer.param_groups]
-            last = first + sum(len(group["params"]) for group in own)
-            state = {number - first: held for number, held in whole["state"].items() if first <= number < last}
-            moved = [group | {"params": [number - first for number in group["params"]]} for group in own]
-            optimizer.load_state_dict({"state": state, "param_groups": moved})
-            first = last
 
 
 @dataclass
@@ -178,6 +141,7 @@ class Run:
     # transforms, with "row", each row once over all ranks. To be closed: `with run.scan(rows) as batches`
     scan: Callable[..., Loader] = Loader
     evaluations: list[int] = field(default_factory=list)  # under way: the step of each
+    renewed: list[int] = field(default_factory=list)  # the last step after which the average got statistics of its own
 
     @property
     def directory(self) -> Path:
@@ -198,12 +162,12 @@ class Run:
     @property
     def order(self) -> Any:
         """data.order, to be changed: alike on all ranks, between steps or in on_eval. `reorder` puts it in use."""
-        return self._stateful().order
+        return stateful(self.train).order
 
     def reorder(self) -> None:
         """From the next step on samples come by the state that `order` has now. All ranks call this after the same
         step; it compares their states. Sample numbers go on."""
-        order = self._stateful()
+        order = stateful(self.train)
         if self.evaluations:
             raise ConfigError(
                 "run.reorder() in an evaluation: one that is stopped is made again, so the order would change twice - "
@@ -211,20 +175,9 @@ class Run:
             )
         order.take()
         step = self.watch.latest().step
-        Replicas(self.replicas.step).check(_numbers("data.order's state", order.state_dict()), step, self.world)
+        Replicas(self.replicas.step).check(numbers_in("data.order's state", order.state_dict()), step, self.world)
         assert self.train is not None
         self.train.reorder(order.use)
-
-    def _stateful(self) -> StatefulOrder:
-        order = getattr(self.train and self.train.plan, "order", None)
-        if isinstance(order, StatefulOrder):
-            return order
-        if self.train is not None and self.train.is_stream:
-            raise ConfigError("run.reorder(): the training data are a stream, which comes in its own order")
-        raise ConfigError(
-            "run.reorder(): data.order has no state that could change - choose one with state_dict and "
-            "load_state_dict, as in docs/my_data.md"
-        )
 
 
 def may_skip(trainer: TrainerConfig, scaler: torch.amp.GradScaler | None) -> bool:
@@ -243,23 +196,14 @@ def on_all_ranks(state: TrainState) -> Iterator[tuple[str, Any]]:
             yield f"task.{name}", buffer
     yield from ((f"ema.{name}", p) for name, p in (state.ema.named_parameters() if state.ema is not None else ()))
     if state.order is not None:
-        yield from _numbers("data.order's state", state.order.state_dict())
+        yield from numbers_in("data.order's state", state.order.state_dict())
     names = iter(state.trained)
     for optimizer in state.optimizer.values():
         for number, group in enumerate(optimizer.param_groups):
             options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-            yield from _numbers(f"the optimizer's group {number}", options)
+            yield from numbers_in(f"the optimizer's group {number}", options)
             for p in group["params"]:
-                yield from _numbers(f"{next(names)}'s", optimizer.state.get(p, {}))
-
-
-def _numbers(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(name, value) of the tensors and numbers in nested containers."""
-    if isinstance(value, (Tensor, bool, int, float, complex, str)):
-        yield name, value
-    elif isinstance(value, (dict, list, tuple)):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _numbers(f"{name} {key}", item)
+                yield from numbers_in(f"{next(names)}'s", optimizer.state.get(p, {}))
 
 
 def averaged(state: TrainState) -> nn.Module:
@@ -278,7 +222,3 @@ def averaged(state: TrainState) -> nn.Module:
 def is_statistic(name: str) -> bool:
     """Whether a buffer of this name holds BatchNorm's statistics of a rank's own samples, or the like."""
     return name.rpartition(".")[2].startswith(("running_", "num_batches_tracked"))
-
-
-def moving_average(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(model).requires_grad_(False)

@@ -28,7 +28,8 @@ from engine.ranks import (
 )
 from engine.runs import Logger
 from engine.sweeps import Trial
-from lab import make
+from lab import loaders, make
+from lab.config import Config
 from lab.evaluation import evaluate
 from lab.loop import train_step
 from lab.objective import Objective
@@ -48,19 +49,19 @@ LEFT_OUT = re.compile(
 
 def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
     """Build the job and, unless its shape (`shape_of`) is in `known`, time its steps. Returns Trial's fields."""
-    config = make.Config.of(cfg)
+    config = Config.of(cfg)
     config = replace(config, hardware=replace(config.hardware, compile=False))
     machine = resolve_hardware(config.hardware, config.trainer)
     apply_hardware(config.hardware, machine)
     device = own_device(machine.device)
     world = World(0, machine.num_procs, 0, device)
     one = World(0, 1, 0, device)
-    sets = make.make_datasets(config)
-    train = make.make_train_loader(config, machine, sets["train"], world, 0)
+    sets = loaders.make_datasets(config)
+    train = loaders.make_train_loader(config, machine, sets["train"], world, 0)
     others = [name for name in sets if name != "train"]
-    loaders = {name: make.make_eval_loader(config, machine, sets[name], name, world) for name in others}
+    evals = {name: loaders.make_eval_loader(config, machine, sets[name], name, world) for name in others}
     try:
-        epoch_samples = make.samples_of_epoch(train, sets["train"], config.trainer)
+        epoch_samples = loaders.samples_of_epoch(train, sets["train"], config.trainer)
         model, task = make.make_method(config, machine, Logger(), sets["train"], one)
         steps = make.count_steps(config.trainer, epoch_samples)
         # one process with the whole model, for fsdp and ddp too; dp keeps its replicas
@@ -90,7 +91,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
             limit = (config.trainer.max_eval_batches or sys.maxsize) * config.trainer.global_batch_size
             per_rank = machine.eval_batch_size * machine.num_procs
             took = {}
-            for name, loader in loaders.items():
+            for name, loader in evals.items():
                 count = -(-min(len(sets[name]), limit) // per_rank)
                 took[name] = count * _eval_s(state, loader, machine, one, min(count, 2))
             eval_s = sum(seconds for name, seconds in took.items() if name.startswith("val"))
@@ -102,7 +103,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         trial = Trial(shape, batch, steps, evaluations, took_s, eval_s, end_s, memory, torch.get_num_threads())
         return vars(trial)
     finally:
-        for loader in (train, *loaders.values()):
+        for loader in (train, *evals.values()):
             loader.close()
 
 

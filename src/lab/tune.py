@@ -21,6 +21,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
+from engine.config import typed
 from engine.data import loader_ways
 from engine.errors import ConfigError
 from engine.host import cores_each, in_a_child
@@ -38,9 +39,10 @@ from engine.ranks import (
     resolve_hardware,
 )
 from engine.runs import Logger
-from lab import make
+from lab import loaders, make
+from lab.config import Config, share_evaluation
 from lab.evaluation import evaluate
-from lab.groups import HardwareConfig, TrainerConfig, share_evaluation, typed
+from lab.groups import HardwareConfig, TrainerConfig
 from lab.loop import train_step
 from lab.optim import Schedule
 from lab.state import TrainState
@@ -56,7 +58,7 @@ LOADER_S, LOADER_ROUNDS, ENOUGH = 0.5, 3, 1.2
 class Trial:
     """What a trial needs of a config, on one device. world: rank 0 of the run's many; one: this process alone."""
 
-    config: make.Config
+    config: Config
     machine: Hardware
     world: World
     one: World
@@ -65,11 +67,11 @@ class Trial:
     @staticmethod
     def of(cfg: DictConfig) -> Trial:
         skip_dynamo_import()  # nothing is compiled here
-        config = make.Config.of(cfg)
+        config = Config.of(cfg)
         machine = resolve_hardware(config.hardware, config.trainer)
         apply_hardware(config.hardware, machine)
         device = own_device(machine.device)
-        sets = make.make_datasets(config)
+        sets = loaders.make_datasets(config)
         return Trial(config, machine, World(0, machine.num_procs, 0, device), World(0, 1, 0, device), sets)
 
     def group(self) -> AbstractContextManager[None]:
@@ -172,9 +174,9 @@ def step_fits(trial: Trial, share: int, parts: int) -> bool:
 
 def two_steps(trial: Trial, whole: Hardware, machine: Hardware) -> None:
     config, one = trial.config, trial.one
-    loader = make.make_train_loader(config, whole, trial.sets["train"], trial.world, 0)
+    loader = loaders.make_train_loader(config, whole, trial.sets["train"], trial.world, 0)
     val = next((split for split in trial.sets if split != "train"), None)
-    scored = None if val is None else make.make_eval_loader(config, whole, trial.sets[val], val, trial.world, loader)
+    scored = None if val is None else loaders.make_eval_loader(config, whole, trial.sets[val], val, trial.world, loader)
     try:
         state, nets = trial.begin(whole, trial.world)
         trainer, batches = without_skipping(state, config.trainer), iter(loader)
@@ -209,7 +211,7 @@ def measure_loaders(cfg: DictConfig) -> tuple[float, dict[tuple[str, int], float
     for _ in range(LOADER_ROUNDS):
         for way in ways:
             found[way].append(delivered(trial, *way))
-    with make.make_train_loader(trial.config, trial.machine, trial.sets["train"], trial.world, 0) as loader:
+    with loaders.make_train_loader(trial.config, trial.machine, trial.sets["train"], trial.world, 0) as loader:
         batches = list(itertools.islice(loader, len(trial.machine.micro_batch_sizes)))
     again = itertools.cycle(batches)
     with trial.group():
@@ -227,7 +229,7 @@ def delivered(trial: Trial, kind: str, workers: int) -> float:
     """Samples/s of the loader alone, once it runs."""
     data = replace(trial.config.data, loader=kind, num_workers="auto" if kind == "device" else workers)
     config = replace(trial.config, data=data)
-    with make.make_train_loader(config, trial.machine, trial.sets["train"], trial.world, 0) as loader:
+    with loaders.make_train_loader(config, trial.machine, trial.sets["train"], trial.world, 0) as loader:
         batches = iter(loader)
         size = len(next(iter(next(batches).values())))  # the first waits for workers to start
         began, samples = time.perf_counter(), 0
@@ -255,7 +257,7 @@ def lr_range_test(cfg: DictConfig) -> list[tuple[float, float]]:
     diverges (Smith 2017, Cyclical Learning Rates, section 3.3). The global batch is the run's."""
     cfg = cfg.copy()
     num_procs = len_ranks(cfg)
-    if make.task_class(make.Config.of(cfg)).across_samples:
+    if loaders.task_class(Config.of(cfg)).across_samples:
         cfg.hardware.micro_batch_size = None  # the samples of all ranks are compared, here on one device
     elif cfg.hardware.micro_batch_size in (None, "auto"):
         cfg.hardware.micro_batch_size = max(1, cfg.trainer.global_batch_size // num_procs)
@@ -276,7 +278,7 @@ def rates_and_losses(trial: Trial) -> list[tuple[float, float]]:
     state, nets = trial.begin(trial.machine, trial.one)
     state.schedule = ramp(state)
     found: list[tuple[float, float]] = []
-    with make.make_train_loader(trial.config, trial.machine, trial.sets["train"], trial.one, 0) as loader:
+    with loaders.make_train_loader(trial.config, trial.machine, trial.sets["train"], trial.one, 0) as loader:
         batches = iter(loader)
         for _ in LR_RATES:
             lr = LR_RATES[state.schedule.updates]

@@ -21,11 +21,13 @@ from torch.utils.data import Dataset
 import lab.losses.cross_entropy
 import lab.metrics.accuracy
 import lab.models.mlp
+from engine.checkpoints import BufferChecks
 from engine.data.loading.samples import check_indexed
 from engine.errors import ConfigError, RunFailed
+from engine.per_sample import check_per_sample, first_samples
 from engine.ranks.launch import Ranks
 from engine.runs.directory import read_failure
-from lab.checks import BufferChecks, check_criterion, check_per_sample, first_samples
+from lab.checks import check_criterion
 from lab.groups import TrainerConfig
 from lab.objective import forward_loss
 from lab.tasks.base import Task

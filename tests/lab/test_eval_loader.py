@@ -14,7 +14,8 @@ from conftest import QUICK, ROOT, compose
 
 from engine.data import Loader
 from engine.ranks import World, resolve_hardware
-from lab.make import Config, make_dataset, make_eval_loader, make_train_loader
+from lab.config import Config
+from lab.loaders import make_dataset, make_eval_loader, make_train_loader
 from lab.tasks.supervised import Supervised
 
 

@@ -31,9 +31,9 @@ from engine.ranks.skipping import DeviceSchedule
 from engine.ranks.threads import Threads
 from engine.runs import Logger
 from lab import make
+from lab.config import Config
 from lab.evaluation import evaluate
 from lab.logging import log_train
-from lab.make import Config
 from lab.state import TrainState, averaged
 
 # fake_gpu uses names of torch that are private; with these versions it was seen to work

@@ -12,8 +12,9 @@ from conftest import compose, needs, result, start_run
 
 from engine.errors import ConfigError, RunFailed
 from engine.packing import PackOptions, open_source, pack
+from lab.config import Config
 from lab.datasets.image_folder import ImageFolder
-from lab.make import Config, make_dataset
+from lab.loaders import make_dataset
 
 pytestmark = needs("conf/experiment/image_folder.yaml", "conf/model/resnet.yaml")
 Image = pytest.importorskip("PIL.Image")

@@ -8,6 +8,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ import lab.evaluation as evaluation
 import lab.logging as logging
 import lab.loop as loop
 import lab.owed as owed
+from engine.checkpoints import Optimizers
 from engine.errors import ConfigError, RunFailed
 from engine.ranks.distributed import World
 from engine.ranks.hardware import Hardware
@@ -32,7 +34,7 @@ from lab.groups import MonitorConfig, TrainerConfig
 from lab.objective import Objective
 from lab.optim import Schedule
 from lab.schedules.constant import Constant
-from lab.state import Every, Optimizers, Run, TrainState
+from lab.state import Every, Run, TrainState
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
 
@@ -195,8 +197,8 @@ def test_due(every: int | None, steps: list[int]) -> None:
 def test_what_is_due_after_a_step(step: int, changed: dict[str, Any], wanted: list[str]) -> None:
     """Each at its steps and at the last; without a split nothing is scored."""
     run = run_of(Surroundings(), **changed)
-    assert owed.due_after(state_of(step=step), {"val": Data([1])}, run) == wanted
-    assert owed.due_after(state_of(step=step), {}, run) == [what for what in wanted if what != "score"]
+    assert owed.due_after(state_of(step=step), True, run) == wanted
+    assert owed.due_after(state_of(step=step), False, run) == [what for what in wanted if what != "score"]
 
 
 LEFT = {"owes": ["save"], "total_steps": 7}
@@ -238,7 +240,7 @@ LEFT = {"owes": ["save"], "total_steps": 7}
 def test_what_a_run_takes_up(state: dict[str, Any], changed: dict[str, Any], owes: list[str], ended: str) -> None:
     """What its checkpoint owes, and an end that stands unless the resume has moved that very end."""
     found, run = state_of(**copy.deepcopy(state)), run_of(Surroundings(), **changed)
-    owed.take_up(found, {"val": Data([1])}, run)
+    owed.take_up(found, True, run)
     assert (found.owes, found.ended, found.total_steps) == (owes, ended, run.total_steps)
 
 
@@ -265,8 +267,12 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Surroundings:
 
 def fit(around: Surroundings, state: TrainState, val: Any = "data", **changed: Any) -> None:
     net = nn.Linear(1, 1).eval()
-    vals = {"val": Data([1])} if val else {}
-    loop.fit({"": net}, state, Data([1]), vals, run_of(around, **changed))  # type: ignore[arg-type]
+    run = run_of(around, **changed)
+    loop.fit({"": net}, state, Data([1]), validating(run) if val else None, run)  # type: ignore[arg-type]
+
+
+def validating(run: Run) -> Callable[[TrainState], bool]:
+    return partial(evaluation.validate, vals={"val": Data([1])}, run=run)  # type: ignore[dict-item]
 
 
 def test_what_a_run_does_when(noted: Surroundings) -> None:
@@ -447,6 +453,10 @@ def test_right_after_a_log_nothing_is_known_of_steps() -> None:
 # ---- scores
 
 
+def score(state: TrainState, run: Run) -> None:
+    loop.score(state, validating(run), run)
+
+
 def scoring(monkeypatch: pytest.MonkeyPatch, values: list[float], **changed: Any) -> tuple[Any, TrainState, list[Any]]:
     """Score these one after the other, every 3 steps -> (what was noted, the state, why it has ended, each time)."""
     around, state, told = Surroundings(), state_of(), []
@@ -455,7 +465,7 @@ def scoring(monkeypatch: pytest.MonkeyPatch, values: list[float], **changed: Any
     for _ in values:
         state.step += 3
         state.owes, state.ended = ["score"], ""
-        loop.score(state, {"val": Data([1])}, run_of(around, **{"total_steps": 99, **changed}))  # type: ignore[arg-type]
+        score(state, run_of(around, **{"total_steps": 99, **changed}))
         told.append(state.ended)
         assert state.owes == ["save"] * bool(state.ended)
     return around, state, told
@@ -525,7 +535,7 @@ def test_what_a_callback_asks_on_one_rank_ends_all(tmp_path: Path) -> None:
             for asking in (1, None, 0):
                 around, state = Surroundings(), state_of(step=3, trained=["weight", "bias"])
                 around.asks = world.rank == asking
-                loop.score(state, {"val": Data([1])}, run_of(around, world=world))  # type: ignore[arg-type]
+                score(state, run_of(around, world=world))
                 assert state.ended == ("" if asking is None else "callback")
 
     on_ranks(work, tmp_path / "ranks")
@@ -542,7 +552,7 @@ def test_an_evaluation_that_was_left_has_not_begun(monkeypatch: pytest.MonkeyPat
     expected = torch.rand(2)
     torch.manual_seed(5)
     state.owes = ["score"]
-    loop.score(state, {"val": Data([1])}, run_of(around))  # type: ignore[arg-type]
+    score(state, run_of(around))
     assert torch.equal(torch.rand(2), expected)
     assert (state.scored_step, state.best, state.stale, state.owes) == (0, [], 0, ["score"])
     assert around.named("log", "on_eval", "best") == []
@@ -929,7 +939,7 @@ def test_the_best_weights_are_scored_with_the_task_of_then(monkeypatch: pytest.M
     def scored(model: Any, state: TrainState, split: str, loader: Any, run: Run) -> dict[str, float]:
         return {f"{split}/weight": model.weight.item(), f"{split}/task": state.task.held.item()}  # type: ignore[operator, union-attr]
 
-    monkeypatch.setattr(evaluation, "scored", scored)
+    monkeypatch.setattr(evaluation, "score_split", scored)
     around, state = Surroundings(), state_of(nn.Linear(1, 1), step=6, best=[[0.5, 3]])
     state.task.register_buffer("held", torch.tensor(3.0))
     with torch.no_grad():

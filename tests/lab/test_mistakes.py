@@ -17,7 +17,7 @@ from torch import nn
 
 from engine.config.building import construct, constructing
 from engine.errors import ConfigError, RunFailed
-from lab.groups import check
+from lab.config import check
 
 ZOO = """
 import torch

@@ -140,7 +140,7 @@ def overrides(path: str) -> tuple[str, ...]:
 
 def test_weights_of_another_padding_are_refused(tmp_path: Path, tokens: str) -> None:
     """In one line; a run without the value, as older ones are, goes on as it was."""
-    from lab.restore import restore_model
+    from lab.network import restore_model
 
     run = start_run(tmp_path / "run", *method.SMALL, *overrides(tokens), "trainer.max_steps=2")
     assert last_checkpoint(run)["model"]["token.weight"].shape == (11, 16)

@@ -18,7 +18,9 @@ from torch import nn
 import lab.descend
 from engine.checkpoints import checkpoint
 from engine.errors import ConfigError
-from lab.make import Config, make_model, make_optimizer
+from lab.config import Config
+from lab.make import make_optimizer
+from lab.network import make_model
 from lab.optim import Schedule, trainable
 from lab.optimizers.by_shape import ByShape
 from lab.schedules.cosine import Cosine

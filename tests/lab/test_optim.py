@@ -17,13 +17,14 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import lab.optim
+from engine.checkpoints import Optimizers
 from engine.config import locate
 from engine.config.saved import updated
 from engine.errors import ConfigError, RunFailed
 from engine.private import lean_step
+from lab.config import MOVED, Config
 from lab.descend import clip
-from lab.groups import MOVED
-from lab.make import Config, make_optimizer
+from lab.make import make_optimizer
 from lab.optim import (
     Schedule,
     check_optimizer,
@@ -35,7 +36,6 @@ from lab.schedules.constant import Constant
 from lab.schedules.cosine import Cosine
 from lab.schedules.linear import Linear
 from lab.schedules.step import Step
-from lab.state import Optimizers
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
 

@@ -16,7 +16,8 @@ from conftest import ROOT, limit, processes_with, start_run, wait_for
 
 from engine.config.building import construct
 from lab import load_run
-from lab.make import Config, make_dataset
+from lab.config import Config
+from lab.loaders import make_dataset
 from lab.transforms.fields import compose as transformed
 
 QUICK = ("logger=none", "hardware=cpu", "trainer.max_steps=8", "trainer.max_epochs=null", "trainer.eval_every=4")

@@ -34,7 +34,9 @@ from engine.ranks.threads import Threads
 from engine.runs.logger import Logger
 from lab import loop, profiling
 from lab.callbacks.base import Callback
-from lab.make import Config, make_model, make_task
+from lab.config import Config
+from lab.make import make_task
+from lab.network import make_model
 from lab.profiling import flop_per_sample, work_of
 from lab.tasks.supervised import Supervised
 

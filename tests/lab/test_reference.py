@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from engine.data.permutation import Permutation
 from engine.ranks.seed import seed_everything
-from lab.make import Config, make_model
+from lab.config import Config
+from lab.network import make_model
 from lab.restore import score_checkpoint
 
 STEPS, BATCH, LOG, EVAL, WARMUP = 45, 33, 10, 15, 0.2  # 45 x 33 samples cross the end of an epoch of 1,297

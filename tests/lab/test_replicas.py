@@ -21,13 +21,14 @@ import lab.objective
 import lab.optimizers.base
 import lab.schedules.constant
 import lab.tasks.supervised
+from engine.checkpoints import Optimizers
 from engine.errors import RunFailed
 from engine.ranks import local_parts, replicas
 from engine.ranks.replicas import checksum
 from lab.loop import may_draw
 from lab.optim import Schedule
 from lab.schedules.constant import Constant
-from lab.state import Optimizers, TrainState, on_all_ranks
+from lab.state import TrainState, on_all_ranks
 from lab.tasks.base import Batch, Descend, Task
 from lab.tasks.supervised import Supervised
 

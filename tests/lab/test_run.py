@@ -371,7 +371,8 @@ def test_the_average_keeps_no_graph_and_follows_the_weights(tmp_path: Path, monk
     ema = seen[-1][0]
     assert not any(p.requires_grad or p.grad_fn for p in ema.parameters())
     from engine.ranks.seed import seed_everything
-    from lab.make import Config, make_model  # the initial weights: drawn from the seed alone
+    from lab.config import Config  # the initial weights: drawn from the seed alone
+    from lab.network import make_model  # the initial weights: drawn from the seed alone
 
     seed_everything(0)
     expected = [p.detach().clone() for p in make_model(Config.of(compose(*QUICK, "trainer.max_steps=5"))).parameters()]
@@ -425,7 +426,7 @@ def test_a_damaged_best_checkpoint_does_not_cost_the_run(tmp_path: Path) -> None
 def start_run_again(run: Path) -> None:
     from omegaconf import OmegaConf
 
-    from lab.start import start
+    from lab.app import start
 
     start(OmegaConf.load(run / "config.yaml"), run, [], own_process=False)  # type: ignore[arg-type]
 

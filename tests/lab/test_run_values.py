@@ -14,8 +14,7 @@ from engine.config import complete, read_config
 from engine.errors import ConfigError
 from engine.project import ROOT
 from engine.runs.resume import choose_run
-from lab.groups import check
-from lab.make import Config
+from lab.config import Config, check
 
 FLIP = "+data.transforms.flip={_target_:lab.transforms.fields.RandomFlip,field:x,dim:-1"
 WINDOWS = ("data.order._target_=engine.data.windows.chunk_windows", "+data.order.window=4", "+data.order.chunk_rows=3")

@@ -173,7 +173,7 @@ def test_a_report_shows_them_beside_val() -> None:
 @pytest.mark.slow
 def test_ranks_score_alike(tmp_path: Path) -> None:
     """100 samples of val_hard and 250 of val, for three ranks."""
-    from lab.start import start
+    from lab.app import start
 
     one = start_run(tmp_path / "1", *RUN, "trainer.global_batch_size=66")
     for ranks in (2, 3):

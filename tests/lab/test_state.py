@@ -13,7 +13,9 @@ from conftest import QUICK, assert_equal, compose
 from engine.ranks import hardware
 from engine.ranks.distributed import World
 from engine.ranks.seed import rng_state, seed_everything
-from lab.make import Config, make_model, make_state, make_task
+from lab.config import Config
+from lab.make import make_state, make_task
+from lab.network import make_model
 from lab.state import TrainState, averaged
 
 CPU = torch.device("cpu")

@@ -25,9 +25,11 @@ from engine.checkpoints import checkpoint
 from engine.errors import ConfigError, Damaged
 from engine.ranks import World, hardware
 from engine.runs.logger import Logger
+from lab.config import Config
 from lab.losses.cross_entropy import CrossEntropy
-from lab.make import Config, make_method, make_model, make_task
-from lab.restore import export, score_checkpoint
+from lab.make import make_method, make_task
+from lab.network import export, make_model
+from lab.restore import score_checkpoint
 from lab.tasks.finetune import Finetune
 
 pytestmark = needs("conf/task/finetune.yaml", "src/lab/tasks/finetune.py")

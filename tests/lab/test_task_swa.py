@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +20,9 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 
 from engine.errors import ConfigError, RunFailed
 from lab import load_run
-from lab.restore import export, score_checkpoint
-from lab.state import averaged, moving_average
+from lab.network import export
+from lab.restore import score_checkpoint
+from lab.state import averaged
 
 pytestmark = needs("data/digits.h5")
 RESNET = ("task=swa", "model=resnet", "model.width=4", "model.blocks=[1]", "task.statistics=1000",
@@ -94,7 +96,7 @@ def test_other_statistics_are_the_model_s(statistics: int) -> None:
     task = nn.Module()
     task.fresh_statistics = statistics  # type: ignore[assignment]
     model = nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True), nn.BatchNorm1d(2))
-    state = SimpleNamespace(model=model, task=task, ema=moving_average(model))
+    state = SimpleNamespace(model=model, task=task, ema=copy.deepcopy(model))
     model(torch.randn(5, 2, 3))
     mean: Any = averaged(state)  # type: ignore[arg-type]
     assert torch.equal(mean[0].running_mean, model[0].running_mean)

@@ -174,7 +174,8 @@ def test_a_causal_model_learns_to_go_on(tmp_path: Path, home: Path) -> None:
 
 def test_lora_trains_little_and_saves_less(tmp_path: Path, home: Path) -> None:
     """The base stays bit for bit; of the moments there are only those of what is trained."""
-    from lab.make import Config, make_model
+    from lab.config import Config
+    from lab.network import make_model
 
     trained = start_run(tmp_path / "lora", *method.SMALL, *lora(home))
     whole = start_run(tmp_path / "whole", *method.SMALL, *bert(home))

@@ -19,8 +19,8 @@ from engine.checkpoints import checkpoint
 from engine.errors import PREEMPTED
 from engine.runs import directory
 from engine.runs.resume import choose_run
+from lab.app import start
 from lab.callbacks.base import Callback
-from lab.start import start
 
 RUN = (
     *QUICK, "trainer.max_steps=12", "trainer.log_every=2", "trainer.eval_every=4", "trainer.save_every=3",

@@ -15,7 +15,7 @@ Raised: Damaged for a file that is not whole, ConfigError for weights that do no
 RunFailed for a full disk.
 
     checkpoint    the files of a run, loading weights      shards    sharded ones      intact    sums and reading
-    background    writing beside the loop
+    background    writing beside the loop      buffers    what a save would miss      optimizers    several as one
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from engine.pages import lazy
 
 if TYPE_CHECKING:
+    from engine.checkpoints.buffers import BufferChecks, unregistered
     from engine.checkpoints.checkpoint import (
         Checkpoints,
         find_checkpoint,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         weights_of,
     )
     from engine.checkpoints.intact import error_line
+    from engine.checkpoints.optimizers import Optimizers
     from engine.checkpoints.shards import laid_out
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -146,7 +146,7 @@ def locate(path: Any, key: str, allowed: Sequence[str] = ()) -> Any:
     where = join(key, "_target_")
     if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
         raise ConfigError(f"{where}: expected an import path such as {app().package}.models.mlp.MLP, got {show(path)}")
-    own = "" if allowed else f" - add its library to TARGETS_ALLOWED in {app().package}/groups.py"
+    own = "" if allowed else f" - add its library to TARGETS_ALLOWED in {app().package}/config.py"
     allowed = allowed or app().allowed
     refused = f"{where}: {path} is not allowed ({', '.join(allowed)}){own}"
     if not _below(path, allowed):

@@ -29,6 +29,19 @@ def has_state(order: Any) -> bool:
     return not missing
 
 
+def stateful(loader: Any) -> StatefulOrder:
+    """The order with a state of a training loader, to be changed by run.order and run.reorder; ConfigError without one."""
+    order = getattr(loader and loader.plan, "order", None)
+    if isinstance(order, StatefulOrder):
+        return order
+    if loader is not None and loader.is_stream:
+        raise ConfigError("run.reorder(): the training data are a stream, which comes in its own order")
+    raise ConfigError(
+        "run.reorder(): data.order has no state that could change - choose one with state_dict and "
+        "load_state_dict, as in docs/my_data.md"
+    )
+
+
 class StatefulOrder:
     """make() -> a new order with state_dict and load_state_dict. saved: what `state_dict` gave, at a resume."""
 

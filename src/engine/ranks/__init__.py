@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from engine.ranks.balance import Balance, DeviceClock, HostClock, peak_memory
     from engine.ranks.blocks import checkpoint_activations, find_blocks
     from engine.ranks.cluster import become_rank, cluster_role
-    from engine.ranks.ddp import name_unused, with_sync_batchnorm, wrap_net
+    from engine.ranks.ddp import name_unused, with_sync_batchnorm, without_sync, wrap_net
     from engine.ranks.deferred import Tape, Unrecorded, allocate_model, copy_tensors, fill_model, tensors_of
     from engine.ranks.distributed import (
         World,
@@ -101,9 +101,9 @@ if TYPE_CHECKING:
         publish_directory,
         release_followers,
     )
-    from engine.ranks.replicas import Replicas
-    from engine.ranks.seed import StepNumbers, rng_state, seed_everything, set_rng_state
-    from engine.ranks.skipping import DeviceSchedule, average_in, can_skip, unless
+    from engine.ranks.replicas import Replicas, numbers_in
+    from engine.ranks.seed import StepNumbers, draw_nothing, rng_state, seed_everything, set_rng_state
+    from engine.ranks.skipping import DeviceSchedule, any_of, average_in, can_skip, skipped, unless
     from engine.ranks.stop import AT_STEP, Stopped, StopRequest, stop_on_signals
     from engine.ranks.threads import (
         ModelAlone,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -119,3 +120,9 @@ def name_unused(net: nn.Module, unused: Sequence[torch.Tensor], step: int) -> No
         )
     if own_rank() == 0:
         log.warning("%s: these parameters are not trained", what)
+
+
+def without_sync(net: nn.Module) -> AbstractContextManager[Any]:
+    """No all-reduce in this block: DDP averages the gradients over ranks once, with the last micro-batch."""
+    no_sync: Any = getattr(net, "no_sync", nullcontext)
+    return no_sync()

@@ -7,7 +7,7 @@ DTensors (trainer=fsdp)  a shard is the same on the ranks that hold this shard; 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +55,15 @@ class Replicas:
                 "all ranks, callbacks too; nothing of this was saved"
             )
         self.step = step
+
+
+def numbers_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(name, value) of the tensors and numbers in nested containers."""
+    if isinstance(value, (Tensor, bool, int, float, complex, str)):
+        yield name, value
+    elif isinstance(value, (dict, list, tuple)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from numbers_in(f"{name} {key}", item)
 
 
 def checksum(value: Tensor) -> Tensor:

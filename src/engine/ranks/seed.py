@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
+
+from engine.private import is_torchs_own, steps_bare
 
 IN_STEPS = 1  # keeps the keys of steps apart from those of streams
 _run_seed = 0
@@ -67,6 +71,27 @@ class StepNumbers:
         if self._own is not None:
             _set_states(self._own, self._device)
             self._own = None
+
+
+def draw_nothing(schedule: Any, optimizers: Iterable[Optimizer]) -> bool:
+    """Whether a schedule and its optimizers are known to draw no random numbers."""
+    return _schedule_draws_nothing(schedule) and all(map(draws_nothing, optimizers))
+
+
+def _schedule_draws_nothing(schedule: Any) -> bool:
+    """Whether a schedule, on the device or not, is known to draw no random numbers."""
+    return _says_so(getattr(schedule, "schedule", schedule).factor)
+
+
+def draws_nothing(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is known to draw no random numbers: torch's, or one that says so, as all its parts do."""
+    says = _says_so(optimizer) and steps_bare(optimizer)
+    return is_torchs_own(optimizer) or (says and all(map(draws_nothing, getattr(optimizer, "parts", ()))))
+
+
+def _says_so(one: Any) -> bool:
+    """By `draws = False` in its class itself: one that inherits from it may draw."""
+    return vars(type(one)).get("draws") is False
 
 
 def make_deterministic() -> None:

@@ -165,3 +165,14 @@ def _held(held: nn.Module | Sequence[Tensor]) -> Iterator[tuple[Any, Tensor]]:
         yield from held.named_buffers()
     else:
         yield from enumerate(held)
+
+
+def any_of(flags: list[Tensor | None]) -> Tensor | None:
+    """1.0 where one of the flags, 0-d, is 1; None if there are none."""
+    given = [flag for flag in flags if flag is not None]
+    return None if not given else given[0] if len(given) == 1 else torch.stack(given).amax()
+
+
+def skipped(moved: bool | Tensor) -> Tensor | None:
+    """1.0 where nothing moved, as the device or the host knows; None where the host knows that something did."""
+    return (~moved).to(torch.float32) if isinstance(moved, Tensor) else None if moved else torch.ones(())

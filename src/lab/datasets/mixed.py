@@ -24,8 +24,8 @@ from torch import Tensor
 from engine.config import construct, constructing
 from engine.data import check_indexed, is_stream
 from engine.errors import ConfigError
+from lab.config import OWN_KEYS
 from lab.datasets.shares import InShares, stages_of
-from lab.groups import OWN_KEYS
 from lab.transforms.parts import PartTransforms, filling
 
 SET = "set"

@@ -20,13 +20,15 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from engine.config import split_own, typed
 from engine.config.compose import CONF, ROOT, composed, missing_keys, resolved
 from engine.config.schema import Rule, option, parse_interval
 from engine.config.targets import build_target, check_targets
 from engine.errors import ConfigError
 from engine.ranks.options import check_share
-from lab.groups import OptimConfig, TrainerConfig, check, split_own, typed
-from lab.make import Config, make_task
+from lab.config import Config, check
+from lab.groups import OptimConfig, TrainerConfig
+from lab.make import make_task
 
 OPTIONS = sorted(
     f"{path.parent.relative_to(CONF)}={path.stem}" for path in CONF.rglob("*/*.yaml") if "hydra" not in path.parts
@@ -375,7 +377,7 @@ def test_good_targets_pass(zoo: Path) -> None:
             "model._target_: os.system is not allowed (lab.models.*, lab.datasets.*, lab.transforms.*, "
             "engine.data.h5.*, engine.data.order.*, engine.data.sampling.*, engine.data.windows.*, lab.losses.*, lab.metrics.*, lab.tasks.*, lab.callbacks.*, "
             "lab.optimizers.*, lab.schedules.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
-            "add its library to TARGETS_ALLOWED in lab/groups.py",
+            "add its library to TARGETS_ALLOWED in lab/config.py",
         ),
         (
             {"_target_": "template.models.zoo.good.Net"},  # as in a yaml that was written before the fork

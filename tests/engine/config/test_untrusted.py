@@ -44,7 +44,7 @@ from engine.sweeps.report.study import read_study
 from engine.sweeps.report.text import groups_csv, jobs_csv, markdown
 from engine.sweeps.search.methods import ALLOWED
 from lab import load_run
-from lab.groups import TARGETS_ALLOWED, check
+from lab.config import TARGETS_ALLOWED, check
 
 MLP = {"_target_": "lab.models.mlp.MLP", "input_shape": [1, 8, 8], "num_outputs": 10, "hidden": [16], "dropout": 0.0}
 
@@ -212,7 +212,7 @@ def test_build_checks_whatever_it_is_given(tmp_path: Path) -> None:
 
 def test_a_fork_allows_its_own_library_in_one_place() -> None:
     node = {"_target_": "collections.Counter", "_args_": ["abb"]}
-    with pytest.raises(ConfigError, match=r"add its library to TARGETS_ALLOWED in lab/groups\.py"):
+    with pytest.raises(ConfigError, match=r"add its library to TARGETS_ALLOWED in lab/config\.py"):
         build_target(node)
     assert build_target(node, "x", ("collections.*",)) == {"a": 1, "b": 2}
     method = {"_target_": "collections.OrderedDict.fromkeys", "_args_": [[1]]}

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from engine.config import CONF, compose_here, resolved, run_hydra, yamls
 from engine.errors import ConfigError
-from lab.groups import check
+from lab.config import check
 
 WRONG = (None, 3, [1], "x", {"a": 1})
 GROUPS = ("data", "model", "task", "optim", "callback")

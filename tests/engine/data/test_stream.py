@@ -12,7 +12,7 @@ import torch
 from conftest import QUICK, assert_equal, last_checkpoint, metrics, raise_at_step, result, slow, start_run
 from torch.utils.data import IterableDataset
 
-import lab.make
+import lab.loaders
 from engine.data.loading.samples import check_indexed
 from engine.data.stream import Stream, is_stream
 from engine.errors import ConfigError
@@ -57,12 +57,12 @@ class Fresh(Numbers):
 
 
 def stream_runs(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    original = lab.make.construct
+    original = lab.loaders.construct
 
     def construct(key: str, *args: Any, **named: Any) -> Any:
         return kind() if key == "data" else original(key, *args, **named)
 
-    monkeypatch.setattr(lab.make, "construct", construct)
+    monkeypatch.setattr(lab.loaders, "construct", construct)
 
 
 def test_samples_by_number() -> None:

@@ -83,7 +83,7 @@ def losses(run_dir: Path, key: str = "train/loss") -> torch.Tensor:
 
 def go_on(run_dir: Path, **values: Any) -> None:
     """The run goes on, with these keys of its config changed (dots written __)."""
-    from lab.start import start
+    from lab.app import start
 
     cfg = OmegaConf.load(run_dir / "config.yaml")
     for key, value in values.items():
@@ -99,7 +99,8 @@ def cut_at(run_dir: Path, step: int) -> None:
 
 
 def fsdp_config(**values: Any) -> Any:
-    from lab.groups import FsdpConfig, typed
+    from engine.config import typed
+    from lab.groups import FsdpConfig
 
     return typed(FsdpConfig, OmegaConf.to_container(compose("trainer=fsdp").trainer.fsdp) | values, "trainer.fsdp")
 
@@ -203,8 +204,10 @@ def test_each_rank_holds_its_share(tmp_path: Path) -> None:
     def work(world: Any, folder: Path) -> None:
         from engine.ranks.fsdp import local_share
         from engine.ranks.hardware import resolve_hardware
+        from lab.config import Config
         from lab.descend import update
-        from lab.make import Config, make_model, make_state, make_task
+        from lab.make import make_state, make_task
+        from lab.network import make_model
 
         cfg = compose(*QUICK, *FSDP, "trainer.max_steps=1", "model.hidden=[32,32]", "trainer.ema_decay=0.9")
         config = Config.of(cfg)

@@ -202,7 +202,7 @@ def test_one_rank_of_several_measures_without_the_criterion(monkeypatch: pytest.
     """A criterion that gathers from all ranks would wait for ever on the one that measures."""
     from engine.ranks import hardware
     from lab import run
-    from lab.make import Config
+    from lab.config import Config
     from lab.tasks.base import Task
 
     config = Config.of(compose(*QUICK, "trainer.max_steps=1"))

@@ -22,8 +22,9 @@ from engine.config.schema import plain, split_own
 from engine.errors import ConfigError
 from lab import groups as config
 from lab import load_run
-from lab.restore import change_value, export, score_checkpoint
-from lab.start import start
+from lab.app import start
+from lab.network import change_value, export
+from lab.restore import score_checkpoint
 
 RUNS = ROOT / "tests" / "runs"
 KINDS = ("whole", "sharded", "undecayed")

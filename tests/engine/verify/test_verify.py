@@ -173,7 +173,7 @@ def test_a_gpu_computes_to_rounding_unless_deterministic(tmp_path: Path) -> None
 def test_what_a_resume_has_changed_is_put_back(whole: Path, copied: Path) -> None:
     """The first steps are compared under the values that they had."""
     from engine.config import read_config
-    from lab.start import start
+    from lab.app import start
 
     cfg = read_config(copied)
     cfg.trainer.max_steps = 30
@@ -217,7 +217,7 @@ def test_stop_at_step_leaves_the_schedule_and_the_bits(whole: Path, tmp_path: Pa
     assert stopped.value.code == 75
     assert last_checkpoint(tmp_path / "run")["step"] == 9
     from engine.config import read_config
-    from lab.start import start
+    from lab.app import start
 
     start(read_config(tmp_path / "run"), tmp_path / "run", [], own_process=False)
     assert metrics(tmp_path / "run") == metrics(whole)

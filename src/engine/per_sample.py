@@ -1,0 +1,75 @@
+"""One value a sample: the shapes of losses and metrics, and the first samples of whatever a model returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from engine.errors import ConfigError
+
+
+def check_per_sample(values: Any, size: int, key: str) -> None:
+    """Losses and metrics must be per sample, (size,): they are summed and divided by the samples of all batches."""
+    if not isinstance(values, Tensor):
+        found = f"a {type(values).__name__}"
+    elif values.shape != (size,):
+        found = f"shape {tuple(values.shape)}"
+    else:
+        return
+    if isinstance(values, Tensor) and size > 1 and values.shape == (size, size):
+        found += " - where (B, 1) met (B,), which broadcast, make the shapes equal first, as by output.squeeze(1); else"
+    else:
+        found += ":"
+    raise ConfigError(
+        f"{key}: must return one value a sample, (B,) = ({size},), but returned {found} leave the mean over the batch "
+        "out, and take it over all other dimensions, values.view(B, -1).mean(1)"
+    )
+
+
+def _key(task: Any) -> str:
+    """What to blame for a task's losses: its criterion, if it has one."""
+    return "task.criterion" if hasattr(task, "criterion") else "task"
+
+
+def check_terms(task: Any, losses: dict[str, Any], size: int, terms: Sequence[str]) -> None:
+    """Losses must be {"loss": (B,), term: (B,), ...} with exactly the terms in `terms`."""
+    for name, values in losses.items():
+        check_per_sample(values, size, _key(task) if name == "loss" else f"task: the term {name!r}")
+    if losses.keys() != {"loss", *terms}:
+        raise ConfigError(
+            f"task: its losses are {sorted(losses)}; a task returns 'loss' and what it announces as its `terms`, "
+            f"{sorted(terms)}"
+        )
+
+
+def check_losses(
+    task: Any, losses: dict[str, Any], size: int, terms: Sequence[str] | None, minimised: str = "loss"
+) -> None:
+    """Check training losses. terms: None for an objective of several, whose terms need not be declared. minimised:
+    the term whose gradient is asked for."""
+    if "loss" not in losses:
+        raise ConfigError(f"task: its losses {sorted(losses)} must hold 'loss', which is minimised")
+    check_terms(task, losses, size, [name for name in losses if name != "loss"] if terms is None else terms)
+    if minimised not in losses:
+        raise ConfigError(f"task: descend.gradients asks for the term {minimised!r}; its losses are {sorted(losses)}")
+    if not losses[minimised].requires_grad:
+        raise ConfigError(
+            f"{_key(task)}: the losses have no gradient, so nothing can be trained: they must depend on the model's "
+            "output, by operations that have one (no argmax, no detach, no numpy)"
+        )
+
+
+def first_samples(value: Any, size: int, count: int) -> Any:
+    """Returns the first `count` of `size` samples of every tensor and list in `value` that has one entry per sample."""
+    if count == size:
+        return value
+    if isinstance(value, dict):
+        return {key: first_samples(entry, size, count) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)) and any(isinstance(entry, (Tensor, dict, list, tuple)) for entry in value):
+        entries = [first_samples(entry, size, count) for entry in value]
+        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)  # a named tuple's
+    if isinstance(value, Tensor) and not value.dim():
+        return value
+    return value[:count] if isinstance(value, (Tensor, list, tuple)) and len(value) == size else value

@@ -1,0 +1,62 @@
+"""The weights that are scored: the model's, or their average with BatchNorm's statistics of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from engine.ranks import Hardware, World, all_sum, make_autocast, rng_state, set_rng_state
+from lab.state import Run, TrainState, averaged
+from lab.tasks.base import Batch, Task
+
+
+@contextmanager
+def evaluation_mode(*nets: nn.Module) -> Iterator[None]:
+    """In this block these modules evaluate; afterwards each of theirs is in the mode it was in: what somebody holds in
+    evaluation mode (a frozen BatchNorm) stays in it."""
+    modes = [(module, module.training) for net in nets for module in net.modules()]
+    for net in nets:
+        net.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def scored_model(state: TrainState, run: Run) -> nn.Module:
+    """Returns the model that is evaluated and saved as the average: with BatchNorm's statistics of its own weights
+    where the task asks for them (Task.fresh_statistics), computed once a step. All ranks call this."""
+    model = averaged(state)
+    if run.statistics is not None and state.ema is not None and run.renewed != [state.step]:
+        before = rng_state(run.world.device)
+        renew_statistics(model, state.task, run.statistics, run.world, run.machine)
+        set_rng_state(before, run.world.device)
+        run.renewed[:] = [state.step]
+    return model
+
+
+@torch.no_grad()
+def renew_statistics(model: nn.Module, task: Task, batches: Iterable[Batch], world: World, machine: Hardware) -> None:
+    """Set BatchNorm's statistics to their means over the batches of all ranks (Izmailov et al. 2018, section 3.2)."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    if not norms:
+        return
+    autocast, momenta = make_autocast(machine), [norm.momentum for norm in norms]
+    with evaluation_mode(model, task):
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the plain mean over all batches
+            norm.train()
+        for batch in batches:
+            with autocast():
+                task.losses(model, batch)
+    for norm, momentum in zip(norms, momenta):
+        norm.momentum = momentum
+        for statistic in (norm.running_mean, norm.running_var):
+            assert statistic is not None
+            statistic.copy_(all_sum(statistic, world) / world.size)

@@ -1,0 +1,251 @@
+"""The data that the config names: data sets, transforms, and the loaders of training batches and evaluations."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.config import construct, constructing, locate, of_kind
+from engine.data import (
+    EvalPlan,
+    LanePlan,
+    Loader,
+    Plan,
+    StatefulOrder,
+    Stream,
+    TrainPlan,
+    Transform,
+    check_indexed,
+    has_state,
+    is_stream,
+)
+from engine.errors import ConfigError
+from engine.host import cores_each
+from engine.ranks import CompiledChain, Hardware, World, local_ranks
+from lab.config import Config
+from lab.groups import TrainerConfig
+from lab.tasks.base import Batch, Task
+from lab.transforms.fields import compose
+
+
+def task_class(config: Config) -> type[Task]:
+    """Returns the class that the config's `task` names; a function is refused, as its result is unknown here."""
+    path = config.cfg.task.get("_target_")
+    named = locate(path, "task")
+    if not (inspect.isclass(named) and issubclass(named, Task)):
+        raise ConfigError(f"task._target_: {path} is not a subclass of lab.tasks.base.Task")
+    return named
+
+
+def make_dataset(config: Config, split: str) -> Any:
+    """Returns the dataset of a split; None if the config has null for it (splits.val: null)."""
+    node, trainer = config.dataset, config.trainer
+    if "splits" in node and node["splits"].get(split) is None:
+        return None
+    dataset = construct("data", node, object, split=split)
+    if not is_stream(dataset):
+        check_indexed(dataset)
+        return dataset
+    if split == "train":
+        return Stream(dataset)
+    if trainer.max_eval_batches is None:
+        raise ConfigError(
+            f"data: {type(dataset).__name__} is a stream, for {split} too: trainer.max_eval_batches says how much of "
+            "it is scored"
+        )
+    return Stream(dataset, trainer.max_eval_batches * trainer.global_batch_size)
+
+
+def check_stream(config: Config) -> None:
+    """Refuse data.order and epochs for a stream: it has neither an index nor a length."""
+    trainer, order = config.trainer, config.data.order.get("_target_")
+    if order != "engine.data.order.sequential":
+        raise ConfigError(
+            f"data.order: a stream comes in its own order, so not in that of {order} - use "
+            "data.order._target_=engine.data.order.sequential"
+        )
+    keys = ("log_every", "eval_every", "save_every")
+    wrong = [f"trainer.{key}={getattr(trainer, key)}" for key in keys if isinstance(getattr(trainer, key), str)]
+    if trainer.max_steps is None:
+        wrong.insert(0, "trainer.max_steps=null")
+    if wrong:
+        raise ConfigError(f"{', '.join(wrong)}: a stream has no length, so no epochs - give steps")
+
+
+def make_datasets(config: Config) -> dict[str, Any]:
+    """Returns {split: dataset} for all splits that are not null; train is required."""
+    splits = [*dict.fromkeys(["train", "val", "test", *(config.dataset.get("splits") or ())])]
+    sets = {split: dataset for split in splits if (dataset := make_dataset(config, split)) is not None}
+    if "train" not in sets:
+        raise ConfigError("data.splits.train=null: there is nothing to train on; name the group that holds the split")
+    if isinstance(sets["train"], Stream):
+        check_stream(config)
+    return sets
+
+
+def make_train_loader(
+    config: Config,
+    machine: Hardware,
+    dataset: Any,
+    world: World,
+    start: int,
+    saved: dict[str, Any] | None = None,
+    random: bool = True,
+) -> Loader:
+    """start: global sample number to begin with, 0 for a new run. saved: the state of an order that has one. random:
+    include random transforms (augmentation)."""
+    node = config.data.order
+    make = construct("data.order", node)
+
+    def make_order() -> Any:
+        with constructing("data.order", node):
+            return of_kind("data.order", node, make(dataset, seed=config.cfg.seed), None)
+
+    order = make_order()
+    if task_class(config).carries and not hasattr(order, "mark"):
+        raise ConfigError(
+            f"data.order: {task_class(config).__name__} carries states from row to row, and {node['_target_']} has no "
+            "lanes - use engine.data.order.lanes: docs/my_method.md, States that go on"
+        )
+    batch_size = config.trainer.global_batch_size
+    if task_class(config).carries and config.cfg.task.get("lanes", batch_size) != batch_size:
+        raise ConfigError(f"task.lanes={config.cfg.task.lanes}: must be trainer.global_batch_size={batch_size}")
+    if has_state(order):
+        order = StatefulOrder(make_order, saved)
+    micro = machine.micro_batch_sizes
+    plan = TrainPlan(order, batch_size, micro, world.rank, world.size, start)
+    return _loader(config, dataset, "train", plan, world, random=random, mark=getattr(order, "mark", None))
+
+
+def samples_of_epoch(train: Loader, dataset: Any, trainer: TrainerConfig, step: int = 0, samples: int = 0) -> int:
+    """All of the training set, unless data.order leaves some out of each epoch (engine.data.order.epochs).
+
+    step, samples: done before a resume."""
+    count = getattr(train.plan, "epoch_samples", None)
+    if count and step * trainer.global_batch_size != samples:
+        raise ConfigError(
+            f"trainer.global_batch_size={trainer.global_batch_size}: the run has trained {samples:,} samples in "
+            f"{step:,} steps, and with this data.order epochs end with a batch, so its batch stays - begin a new run"
+        )
+    return count or len(dataset)
+
+
+def make_eval_loader(
+    config: Config,
+    machine: Hardware,
+    dataset: Any,
+    split: str,
+    world: World,
+    train: Loader | None = None,
+    whole: bool = False,
+    rows: np.ndarray | None = None,
+) -> Loader:
+    """Each sample of the set, or of trainer.max_eval_batches batches spread evenly over it, once over all ranks.
+
+    split: the set's name, for messages. whole: all samples, whatever trainer.max_eval_batches says. rows: (N,) int64,
+    those that are meant, and batches have "row"; None: all."""
+    limit = None if whole else config.trainer.max_eval_batches
+    # counted in global batches, so that the scored samples do not depend on the hardware
+    count = None if limit is None else limit * config.trainer.global_batch_size
+    # FSDP all-gathers weights in forward, some tasks all-gather outputs: all ranks need equally many batches
+    in_step = config.trainer.eval_in_step or config.trainer.strategy == "fsdp"
+    in_step = in_step or task_class(config).across_samples
+    full = machine.compile is not None and not isinstance(dataset, Stream)  # another shape would be compiled again
+    common = (machine.eval_batch_size, world.rank, world.size, in_step, count, full)
+    if task_class(config).carries:
+        in_lanes = LanePlan(len(dataset), eval_lanes(config, rows), *common)
+        return _loader(config, dataset, split, in_lanes, world, random=False, like=train, mark=in_lanes.mark)
+    size = len(dataset) if rows is None else len(rows)
+    plan = EvalPlan(size, *common, rows)
+    return _loader(config, dataset, split, plan, world, random=False, like=train, with_rows=rows is not None)
+
+
+def eval_lanes(config: Config, rows: np.ndarray | None) -> int:
+    """The lanes of an evaluation, for a task that carries states along them."""
+    kind, count = task_class(config).__name__, config.cfg.task.get("eval_lanes")
+    if not isinstance(count, int) or count < 1:
+        raise ConfigError(f"task.eval_lanes={count}: {kind} carries states, and is evaluated in at least 1 lane")
+    if rows is not None:
+        raise ConfigError(f"task: {kind} carries states from row to row, so it cannot look at single rows of a set")
+    return count
+
+
+def make_statistics_loader(
+    config: Config, machine: Hardware, dataset: Any, world: World, task: Task, train: Loader
+) -> Loader | None:
+    """The training samples of Task.fresh_statistics, if the task asks for them: spread evenly over the set, without
+    random transforms."""
+    if not task.fresh_statistics:
+        return None
+    config = replace(config, trainer=replace(config.trainer, max_eval_batches=task.fresh_statistics, eval_in_step=True))
+    return make_eval_loader(config, machine, dataset, "train", world, train)
+
+
+def _loader(
+    config: Config, dataset: Any, split: str, plan: Plan, world: World, random: bool, like: Loader | None = None,
+    with_rows: bool = False, mark: Transform | None = None,
+) -> Loader:  # fmt: skip
+    """random: include random transforms (augmentation). mark: says which lane a row is of."""
+    given = config.hardware.num_threads
+    transform = make_transform(config, random, dataset, mark)
+    cores = min(int(given), cores_each(local_ranks())) if given != "auto" else None
+    return Loader(
+        dataset, plan, world.device, transform, config.data.loader, config.data.num_workers,
+        seed=config.cfg.seed, cores=cores, like=like, split=split, rows=with_rows or task_class(config).numbered,
+    )  # fmt: skip
+
+
+def make_transform(
+    config: Config, random: bool, dataset: Any = None, mark: Transform | None = None
+) -> Transform | None:
+    """random: include random transforms (augmentation). dataset: may have transforms of its own, which come first;
+    None: of samples from elsewhere, which are as the first part's where there are parts. mark: for a task that carries
+    states in lanes."""
+    nodes = {f"data.transforms.{name}": node for name, node in config.data.transforms.items()}
+    if dataset is None and (part := next(iter(config.dataset.get("parts") or {}), None)):
+        of_part = config.dataset["parts"][part]["transforms"]
+        nodes = {f"data.parts.{part}.transforms.{name}": node for name, node in of_part.items()} | nodes
+    transforms = [construct(key, node) for key, node in nodes.items()]
+    if task_class(config).numbered:
+        transforms.append(add_numbers)
+    if task_class(config).carries and mark is not None:
+        transforms.append(mark)
+    if config.hardware.channels_last:
+        transforms.append(channels_last)
+
+    def prepared(transform: Transform) -> Transform:
+        return CompiledChain(transform) if config.hardware.compile else transform
+
+    transform = compose(transforms, training=random)
+    last = None if transform is None else prepared(transform)
+    first = dataset.batch_transform(random, prepared) if hasattr(dataset, "batch_transform") else None
+    return last if first is None else Chain(first, last)
+
+
+class Chain:
+    """The data set's own transform, which is told the rows, then data.transforms."""
+
+    takes_rows = True
+
+    def __init__(self, first: Transform, last: Transform | None) -> None:
+        self.first, self.last = first, last
+
+    def __call__(self, batch: Batch, numbers: Tensor, rows: Any) -> Batch:
+        batch = self.first(batch, numbers, rows)
+        return batch if self.last is None else self.last(batch, numbers)
+
+
+def channels_last(batch: Batch, numbers: Tensor) -> Batch:
+    """Images in the memory order (B, H, W, C); shapes stay (B, C, H, W)."""
+    order = torch.channels_last
+    images = {name: x for name, x in batch.items() if x.ndim == 4 and x.is_floating_point()}
+    return batch | {name: x.contiguous(memory_format=order) for name, x in images.items()}
+
+
+def add_numbers(batch: Batch, numbers: Tensor) -> Batch:
+    return {**batch, "number": numbers}

@@ -1,0 +1,87 @@
+"""A model: built as the config names it, loaded from a run, its weights exported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from engine.checkpoints import find_checkpoint, load_weights, save_checkpoint, weights_of
+from engine.config import CONFIG, check_resolved, construct, no_such_key, read_config
+from engine.errors import ConfigError
+from engine.runs import has_key
+from lab.config import Config
+
+
+def make_model(config: Config) -> nn.Module:
+    model = construct("model", config.cfg.model, nn.Module)
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ConfigError(
+                f"model: {name} has no size before the first batch, as a lazy module's: give the size, which "
+                "data.input_shape and data.num_outputs say"
+            )
+    return model
+
+
+def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module, DictConfig, Path, dict[str, Any]]:
+    """path: a run directory or one of its checkpoints. Returns (model in eval mode on the CPU, resolved config,
+    checkpoint path, its payload).
+
+    overrides: key=value, applied to the run's config before the model is built.
+    """
+    if not path.exists():
+        raise ConfigError(f"{path}: no such run directory or checkpoint")
+    file, payload = find_checkpoint(path)
+    config = file.parent.parent / CONFIG
+    if not config.exists():
+        raise ConfigError(f"{file}: its run's {CONFIG} is missing from {config.parent}; keep them together")
+    cfg = read_config(config.parent)
+    for override in overrides:
+        change_value(cfg, override)
+    model = make_model(Config.of(cfg))
+    load_weights(model, weights_of(payload), str(file))
+    return model.eval(), cfg, file, payload
+
+
+def change_value(cfg: DictConfig, override: str) -> None:
+    """Apply key=value to `cfg`, in Hydra's syntax: numbers, true, null, [lists], 'text'."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException as error:
+        raise ConfigError(
+            f"{override!r}: overrides are written key=value, with quotes around text of special characters, "
+            f"key='a=b' ({str(error).splitlines()[0]})"
+        ) from None
+    key = parsed.key_or_group
+    if parsed.is_add() or parsed.is_force_add() or parsed.is_delete() or parsed.package:
+        raise ConfigError(f"{override!r}: a run has the keys that it has; change the value of one with key=value")
+    if parsed.is_sweep_override():
+        raise ConfigError(f"{override!r}: several values; give one (a list is written {key}=[1,2])")
+    if not has_key(cfg, key):
+        parent = OmegaConf.select(cfg, key.rpartition(".")[0]) or cfg
+        raise ConfigError(no_such_key(key, [str(name) for name in parent]))
+    value = parsed.value()
+    check_resolved(value, key)
+    OmegaConf.update(cfg, key, value)
+
+
+def export(path: Path, target: Path, overwrite: bool) -> tuple[Path, int]:
+    """Write the weights of a run or checkpoint as a state dict. Returns (checkpoint path, number of values)."""
+    if not path.exists():
+        raise ConfigError(f"{path}: no such run directory or checkpoint")
+    if target.is_dir() or not target.parent.is_dir():
+        raise ConfigError(f"{target}: must be a file in a folder that exists")
+    if target.exists() and not overwrite:
+        raise ConfigError(f"{target} exists; add --overwrite to replace it")
+    source, payload = find_checkpoint(path)
+    state = weights_of(payload)
+    save_checkpoint(state, target)
+    return source, sum(value.numel() for value in state.values())
