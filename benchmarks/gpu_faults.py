@@ -89,7 +89,7 @@ def killed(setting: Setting, last: int) -> tuple[bool, Path]:
 
 def hung(setting: Setting, last: int) -> tuple[bool, Path]:
     """The last rank sleeps: it is named, with the line where it stands."""
-    ran = ours(setting, "hang", *overrides(setting, 40), "trainer.timeout=5", fault=f"hang:{last}:8", wanted=1)
+    ran = ours(setting, "hang", *overrides(setting, 40), "process.timeout=5", fault=f"hang:{last}:8", wanted=1)
     return f"rank {last} hung" in ran.stderr and "time.sleep" in ran.stderr, ran.folder
 
 
@@ -101,9 +101,9 @@ def starved(setting: Setting, last: int) -> tuple[bool, Path]:
 
 
 def restarted(setting: Setting, last: int) -> tuple[bool, Path]:
-    """SIGKILL to a rank: trainer.max_restarts starts all again from the last checkpoint, and it is the lost one that is
+    """SIGKILL to a rank: process.max_restarts starts all again from the last checkpoint, and it is the lost one that is
     named."""
-    process, folder = started(setting, "restart", "trainer.max_restarts=1")
+    process, folder = started(setting, "restart", "process.max_restarts=1")
     rank = sorted(pid for pid in processes_of(folder) if pid != process.pid and parent_of(pid) == process.pid)[last]
     before = steps_of(folder)[-1]
     os.kill(rank, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""How long the loop stands still for a checkpoint: trainer.save_async beside torch.save and fsync of the same state.
+"""How long the loop stands still for a checkpoint: process.save_async beside torch.save and fsync of the same state.
 
     ./run python benchmarks/save.py [--rounds 9] [--mb 100] [--folder /tmp]
 

@@ -4,7 +4,7 @@
     ./run train -m optim.lr=1e-3,3e-3 seed=0,1,2 sweep=lr
 
 Exit status: 0 finished, 1 a run failed, 2 a mistake in the configuration, 130 Ctrl-C, 75 preempted (SIGTERM,
-SIGUSR1, SIGUSR2, SIGHUP, trainer.max_time): saved, to be run again with resume.
+SIGUSR1, SIGUSR2, SIGHUP, process.max_time): saved, to be run again with resume.
 torch is imported only after the config is resolved.
 """
 

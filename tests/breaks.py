@@ -310,10 +310,10 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ),
     (
         "src/lab/start.py",
-        "check_stop(run_dir, trainer.stop_at_step, overrides)",
+        "check_stop(run_dir, process.stop_at_step, overrides)",
         "pass",
         "tests/lab/test_resume_changes.py::test_a_resume_refuses_what_would_have_no_effect"
-        "[trainer.stop_at_step=1-trainer.stop_at_step=1: would have no effect: the run in]",
+        "[process.stop_at_step=1-process.stop_at_step=1: would have no effect: the run in]",
     ),
     (
         "src/lab/notebook.py",

@@ -39,7 +39,7 @@ from engine.app import app  # noqa: E402
 from engine.config.schema import DURATION, INTERVAL, Rule, describe  # noqa: E402
 from engine.sweeps.options import PoolConfig, RayConfig, SearchConfig, SlurmConfig  # noqa: E402
 
-GROUPS = importlib.import_module(f"{PACKAGE}.groups")
+CONFIG = importlib.import_module(f"{PACKAGE}.config")
 OURS = (f"{PACKAGE}.", "engine.", "hydra_plugins.")
 Schema = dict[str, Any]
 CONF, FILE = ROOT / "conf", "schema.json"
@@ -240,7 +240,7 @@ def at(key: str, otherwise: Schema) -> Schema:
 
 
 def given(place: str) -> Sequence[str]:
-    return GROUPS.GIVEN_BY_RUN.get(place, ())
+    return CONFIG.GIVEN_BY_RUN.get(place, ())
 
 
 def offered(place: str) -> list[str]:

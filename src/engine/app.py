@@ -16,7 +16,7 @@ class App:
     that are called while the config is built.
 
     schema: of the whole config. own: {"data": its schema, "optim": ...}, the run's keys among a target's arguments.
-    moved: {import path prefix in older versions: prefix now}.
+    moved: {import path prefix in older versions: prefix now}. moved_keys: {key of older versions: now}.
     paths: keys whose values are files or folders. resolvers: {"name": a function for ${name:...} in a yaml}.
 
     check: raises ConfigError for a config that cannot be run. scores: (a whole, plain config, *beginnings of splits'
@@ -39,6 +39,7 @@ class App:
     join: Callable[[], int]
     try_out: Callable[..., dict[str, Any]]
     asked: Mapping[str, str] = field(default_factory=dict)
+    moved_keys: Mapping[str, str] = field(default_factory=dict)
 
 
 _registered: list[App] = []

@@ -9,7 +9,18 @@ from typing import Any
 
 from engine import app
 from engine.errors import ConfigError
-from lab.config import ASKED_OF_RUN, FACTORIES, MOVED, OWN, PATHS, TARGETS_ALLOWED, Config, check, score_names
+from lab.config import (
+    ASKED_OF_RUN,
+    FACTORIES,
+    MOVED,
+    MOVED_KEYS,
+    OWN,
+    PATHS,
+    TARGETS_ALLOWED,
+    Config,
+    check,
+    score_names,
+)
 from lab.groups import RootConfig
 
 
@@ -93,6 +104,6 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
 app.register(
     app.App(
         "lab", TARGETS_ALLOWED, FACTORIES, RootConfig, OWN, MOVED, PATHS, RESOLVERS,
-        check, score_names, start, join, try_out, ASKED_OF_RUN,
+        check, score_names, start, join, try_out, ASKED_OF_RUN, MOVED_KEYS,
     )
 )  # fmt: skip

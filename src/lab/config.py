@@ -27,7 +27,7 @@ from engine.errors import ConfigError
 from engine.profiling import ProfilerConfig
 from engine.ranks import ATTENTION, CUDA_GRAPHS, ONE_PROCESS, HardwareConfig, check_share
 from engine.runs import LoggerConfig, check_installed
-from lab.groups import DataConfig, MonitorConfig, OptimConfig, RootConfig, TaskConfig, TrainerConfig
+from lab.groups import DataConfig, MonitorConfig, OptimConfig, ProcessConfig, RootConfig, TaskConfig, TrainerConfig
 
 # What a yaml may name as _target_, so that somebody else's config cannot call arbitrary functions (torch.hub.load,
 # os.system, engine.files.replace_text). To use another library, add its prefix here ("timm.*": the public classes and
@@ -73,6 +73,12 @@ MOVED = {
     "lab.": "lab.",  # in a fork of another name: runs from before it was named
 }
 
+# {key in older versions: key now}, of saved configs and of what somebody types
+MOVED_KEYS = {
+    f"trainer.{name}": f"process.{name}"
+    for name in ("max_time", "stop_at_step", "timeout", "max_restarts", "straggler_share", "save_async")
+}
+
 PATHS = (
     "data.path",
     "data.parts.*.path",
@@ -114,6 +120,7 @@ class Config:
     hardware: HardwareConfig
     logger: LoggerConfig
     monitor: MonitorConfig
+    process: ProcessConfig
     profiler: ProfilerConfig
 
     @staticmethod
@@ -126,7 +133,7 @@ def _config(given: DictConfig, root: RootConfig) -> Config:
     cfg = OmegaConf.create(with_run_values(plain(given)))
     data, dataset = split_own(cfg.data, DataConfig, "data")
     optim, optimizer = split_own(cfg.optim, OptimConfig, "optim")
-    groups = (root.trainer, root.hardware, root.logger, root.monitor, root.profiler)
+    groups = (root.trainer, root.hardware, root.logger, root.monitor, root.process, root.profiler)
     return Config(given, cfg, data, dataset, optim, optimizer, *groups)
 
 

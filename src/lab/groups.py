@@ -32,19 +32,23 @@ class TrainerConfig:
     log_every: Interval = 50
     eval_every: Interval = "1ep"
     save_every: Interval = "1ep"
-    save_async: bool = True
     keep_best: Annotated[int, Rule(at_least=0)] = 1
     early_stop_patience: Annotated[int | None, Rule(at_least=1)] = None
     max_eval_batches: Annotated[int | None, Rule(at_least=1)] = None
     eval_in_step: bool = False
+    sync_batchnorm: bool = False
+    ddp: DDPConfig = field(default_factory=DDPConfig)
+    fsdp: FsdpConfig | None = None
+
+
+@dataclass(frozen=True)
+class ProcessConfig:
     max_time: Duration = None
     stop_at_step: Annotated[int | None, Rule(at_least=1)] = None
     timeout: Duration = "10m"
     max_restarts: Annotated[int, Rule(at_least=0)] = 0
     straggler_share: Annotated[float | None, Rule(above=0)] = 0.2
-    sync_batchnorm: bool = False
-    ddp: DDPConfig = field(default_factory=DDPConfig)
-    fsdp: FsdpConfig | None = None
+    save_async: bool = True
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ class RootConfig:
     resume: str | None = None
     sweep: SweepConfig = field(default_factory=SweepConfig)
     monitor: MonitorConfig = MonitorConfig()
+    process: ProcessConfig = ProcessConfig()
     data: dict[str, Any]
     model: dict[str, Any]
     task: dict[str, Any]

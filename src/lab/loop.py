@@ -119,7 +119,7 @@ def pay(state: TrainState, validate: Validate | None, run: Run, clock: Clock) ->
         if "score" in state.owes and not run.stop.cause:
             assert validate is not None  # else take_up and due_after owe no score
             score(state, validate, run)
-        if "save" in state.owes and state.step == run.trainer.stop_at_step and not ended(state, run):
+        if "save" in state.owes and state.step == run.stop_at_step and not ended(state, run):
             run.stop.at_step()
         if "save" in state.owes or run.stop.cause:
             state.owes = ["score", "save"] if "score" in state.owes else []
@@ -137,7 +137,7 @@ def score(state: TrainState, validate: Validate, run: Run) -> None:
 def save(state: TrainState, run: Run, best: bool) -> None:
     """Save a checkpoint; all ranks call this. Rank 0 writes it; of a sharded model each rank writes its own shards.
 
-    With trainer.save_async it is written beside the loop, from a copy of the state in host memory."""
+    With process.save_async it is written beside the loop, from a copy of the state in host memory."""
     run.watch.beat("saving", state.step, slow=True)
     check_finite(state, run)
     check_replicas(state, run)  # before all get rank 0's buffers

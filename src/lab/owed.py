@@ -20,7 +20,7 @@ def due_after(state: TrainState, validates: bool, run: Run) -> list[str]:
     """What is to be done after the step that was taken, in this order. validates: there are validation sets."""
     step, every, at_end = state.step, run.every, state.step == run.total_steps
     scored = bool(validates and every.eval) and (due(step, every.eval) or at_end)
-    saved = due(step, every.save) or at_end or step == run.trainer.stop_at_step
+    saved = due(step, every.save) or at_end or step == run.stop_at_step
     return ["log"] * (due(step, every.log) or at_end) + ["score"] * scored + ["save"] * saved
 
 

@@ -83,7 +83,7 @@ from lab.tasks.supervised import Supervised
 def run(run_dir: Path, began: float | None = None) -> None:
     """Run one rank, from the resolved config to result.json; resumes from the newest valid checkpoint if there is one.
 
-    began: time.monotonic() when the command began; trainer.max_time counts from there.
+    began: time.monotonic() when the command began; process.max_time counts from there.
     """
     began = time.monotonic() if began is None else began
     rank = own_rank()
@@ -91,8 +91,8 @@ def run(run_dir: Path, began: float | None = None) -> None:
         if not faulthandler.is_enabled():  # a sweep's job has enabled it already, into a file
             faulthandler.enable(file=2)  # print Python's stack to stderr when native code crashes
         config = Config.of(read_config(run_dir))
-        timeout_s = seconds(config.trainer.timeout)
-        stop.max_time_s = seconds(config.trainer.max_time)
+        timeout_s = seconds(config.process.timeout)
+        stop.max_time_s = seconds(config.process.max_time)
         watch = Watch(run_dir, rank, started_ranks() or 1, timeout_s)
         machine = resolve_hardware(config.hardware, config.trainer)
         apply_hardware(config.hardware, machine)
@@ -102,7 +102,7 @@ def run(run_dir: Path, began: float | None = None) -> None:
             watch.running(),
             process_group(machine.device, collective_timeout_s(timeout_s)) as world,
             Checkpoints(
-                run_dir / "checkpoints", world, beside=config.trainer.save_async, saved=stop.saved
+                run_dir / "checkpoints", world, beside=config.process.save_async, saved=stop.saved
             ) as checkpoints,
             recording(run_dir, world.rank, watch),
             log_to(run_dir) if world.is_main else nullcontext(),
@@ -227,7 +227,7 @@ def build(process: Process, data: Data, payload: dict[str, Any] | None) -> tuple
         logger.warn(f"trainer.ema_decay averages the model; what the task trains ({own}) is scored as it is")
     balance = None
     if world.size > 1:
-        balance = Balance(next(iter(nets.values())), world, data.train, logger, trainer.straggler_share)
+        balance = Balance(next(iter(nets.values())), world, data.train, logger, config.process.straggler_share)
     statistics = make_statistics_loader(config, machine, dataset, world, task, data.train)
     data.opened.extend([statistics] if statistics else [])
     pruning = Pruning.of(process.directory)
@@ -237,7 +237,7 @@ def build(process: Process, data: Data, payload: dict[str, Any] | None) -> tuple
     run = Run(
         world, trainer, config.monitor, machine, every, logger, process.checkpoints, callbacks, process.stop,
         process.watch, buffers, epoch_samples=size, total_steps=total_steps, balance=balance, work=work,
-        first_batch=data.train.first, statistics=statistics, train=data.train,
+        first_batch=data.train.first, statistics=statistics, stop_at_step=config.process.stop_at_step, train=data.train,
         scan=partial(make_eval_loader, config, machine, dataset, "train", world, data.train, True),
     )  # fmt: skip
     task.run = replace(task.run, total_steps=total_steps, training=run)
@@ -327,7 +327,7 @@ def make_logger(run_dir: Path, config: Config, world: World, payload: dict[str, 
     if not world.is_main:
         return Logger()
     record_start(run_dir, began)
-    timeout_s = seconds(config.trainer.timeout)
+    timeout_s = seconds(config.process.timeout)
     # the hang watchdog allows SLOW_TIMEOUTS * timeout_s
     most_s = math.inf if timeout_s is None else (SLOW_TIMEOUTS - 1) * timeout_s
     return RunLogger(run_dir, config.logger, payload["step"], most_s, payload.get("logged_lines"))

@@ -60,16 +60,16 @@ def start(config: Config, run_dir: Path, overrides: list[str], own_process: bool
     is one of these. Raises ConfigError, RunFailed, KeyboardInterrupt or SystemExit as the run ended.
     """
     began = time.monotonic()
-    cfg, trainer, hardware = config.given, config.trainer, config.hardware
-    num_procs = count_processes(hardware, trainer)
+    cfg, process, hardware = config.given, config.process, config.hardware
+    num_procs = count_processes(hardware, config.trainer)
     if hardware.micro_batch_size == "auto":
         from lab.tune import settle_micro_batch
 
         cfg = cfg.copy()
         print(settle_micro_batch(cfg), file=sys.stderr)
-    if trainer.max_restarts and (followers() or started_ranks() is not None):
+    if process.max_restarts and (followers() or started_ranks() is not None):
         raise ConfigError(
-            "trainer.max_restarts: these ranks were not started by the plain command, and cannot be started again by "
+            "process.max_restarts: these ranks were not started by the plain command, and cannot be started again by "
             "it; torchrun --max-restarts=3 does it, with a fixed hydra.run.dir and resume=auto"
         )
     versions: dict[str, str] = {}
@@ -86,7 +86,7 @@ def start(config: Config, run_dir: Path, overrides: list[str], own_process: bool
         went_on = holds_run(run_dir)
         foreign = {path.name for path in run_dir.iterdir()}
         if went_on:
-            check_stop(run_dir, trainer.stop_at_step, overrides)
+            check_stop(run_dir, process.stop_at_step, overrides)
             reopen_directory(run_dir, cfg, overrides)
         else:
             fill_directory(run_dir, cfg, overrides)
@@ -96,14 +96,14 @@ def start(config: Config, run_dir: Path, overrides: list[str], own_process: bool
         # a sweep's job keeps its new status and failure when the resume is undone
         stay = (STATUS, FAILURE) if leave else ()
         try:
-            alone = num_procs == 1 and not own_process and not trainer.max_restarts
+            alone = num_procs == 1 and not own_process and not process.max_restarts
             if started_ranks() is not None or alone:
                 run_rank(run_dir, began)
             else:
                 if hardware.compile:
                     import torch._dynamo  # noqa: F401 - imported once, before ranks are forked
                 leave_to_ranks(run_dir)
-                run_ranks(run_dir, num_procs // num_hosts(), trainer.max_restarts, began)
+                run_ranks(run_dir, num_procs // num_hosts(), process.max_restarts, began)
         except KeyboardInterrupt:
             end_status(run_dir, "interrupted", signal="SIGINT")
             undo_resume(run_dir, stay)
@@ -124,11 +124,11 @@ def check_stop(run_dir: Path, stop_at_step: int | None, overrides: list[str]) ->
     step = max(map(step_of, checkpoint_files(run_dir / CHECKPOINTS)), default=0)
     if stop_at_step is None or stop_at_step > step:
         return
-    again = "resume=auto" in overrides and stop_at_step == read_config(run_dir).trainer.stop_at_step
-    given = any(text.lstrip("+").startswith(("trainer.stop_at_step=", "trainer={")) for text in overrides)
+    again = "resume=auto" in overrides and stop_at_step == read_config(run_dir).process.stop_at_step
+    given = any(text.lstrip("+").startswith(("process.stop_at_step=", "process={")) for text in overrides)
     if given and not again:
         raise ConfigError(
-            f"trainer.stop_at_step={stop_at_step}: would have no effect: the run in {run_dir} is at step {step} "
+            f"process.stop_at_step={stop_at_step}: would have no effect: the run in {run_dir} is at step {step} "
             "already - give a later one, or leave it out"
         )
 

@@ -131,6 +131,7 @@ class Run:
     buffers: BufferChecks
     epoch_samples: int
     total_steps: int
+    stop_at_step: int | None = None  # process.stop_at_step
     balance: Balance | None = None  # with several ranks: which of them holds the others up
     replicas: Replicas = field(default_factory=Replicas)
     work: Work = field(default_factory=Work)  # of a sample: what the logged speeds are made from
@@ -151,7 +152,7 @@ class Run:
     def notify(self, event: str, state: TrainState, *values: Any) -> bool:
         """Call the method `event` of every callback that has it. Returns whether any returned True.
 
-        A callback may take longer than a step, see trainer.timeout."""
+        A callback may take longer than a step, see process.timeout."""
         said: list[Any] = []
         for call in overriding(self.callbacks, event):
             owner = type(getattr(call, "__self__", call)).__name__

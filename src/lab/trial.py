@@ -39,10 +39,9 @@ TIMED_STEPS = 3
 # Leaves of the config that change neither the time nor the memory of a step or an evaluation: names, seeds, rates,
 # where things are logged, which score decides, and how many steps, evaluations and saves there are: those are counted.
 LEFT_OUT = re.compile(
-    r"""name | seed | .*\.seed | resume | (sweep|logger|monitor)\..*
+    r"""name | seed | .*\.seed | resume | (sweep|logger|monitor|process)\..*
     | optim\.(lr|weight_decay) | optim\.lr_factors\..* | optim\.schedule\.(?!_).*
-    | trainer\.(max_steps|max_epochs|log_every|eval_every|save_every|save_async|keep_best|early_stop_patience)
-    | trainer\.(max_time|stop_at_step|timeout|max_restarts|straggler_share)""",
+    | trainer\.(max_steps|max_epochs|log_every|eval_every|save_every|keep_best|early_stop_patience)""",
     re.VERBOSE,
 )
 

@@ -329,7 +329,7 @@ def test_a_save_compares_without_evaluations(tmp_path: Path, monkeypatch: pytest
 def test_a_resumed_run_says_since_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas that a checkpoint was loaded into are equal at its step."""
     with pytest.raises(SystemExit):
-        broken(tmp_path, monkeypatch, weight, 13, "trainer.stop_at_step=6")
+        broken(tmp_path, monkeypatch, weight, 13, "process.stop_at_step=6")
     assert "at step 8 (all was equal at step 6)" in broken(tmp_path, monkeypatch, weight, 7)
 
 

@@ -29,8 +29,8 @@ RUN = (*QUICK, "trainer.max_steps=8", "trainer.eval_every=2", "trainer.save_ever
 
 def stopped(run: Path, *overrides: str) -> Path:
     """A run that was stopped after four of its eight steps."""
-    done = call(*RUN, *overrides, "trainer.stop_at_step=4", f"hydra.run.dir={run}")
-    assert "stopped by trainer.stop_at_step at step 4" in done.stderr
+    done = call(*RUN, *overrides, "process.stop_at_step=4", f"hydra.run.dir={run}")
+    assert "stopped by process.stop_at_step at step 4" in done.stderr
     return run
 
 
@@ -110,7 +110,7 @@ TAKEN = (
     ("callback.summary.depth=2", "callback.summary.depth", 2),
     ("+callback.summary.depth=1", "callback.summary.depth", 1),
     ("callback={summary: {depth: 1}}", "callback.summary.depth", 1), ("model.width=4", "model.width", 4),
-    ("+optim.amsgrad=true", "optim.amsgrad", True), ("trainer.stop_at_step=6", "trainer.stop_at_step", 6),
+    ("+optim.amsgrad=true", "optim.amsgrad", True), ("process.stop_at_step=6", "process.stop_at_step", 6),
     ("++trainer.max_steps=9", "trainer.max_steps", 9),
 )  # fmt: skip
 REFUSED = (
@@ -121,9 +121,9 @@ REFUSED = (
     ("foo=3", "foo: no such key"), ("callback.pictures.count=2", "callback.pictures.count: no such key"),
     ("model=mlp", "keeps its groups"), ("trainer=ddp", "keeps its groups"),
     ("optim/schedule=linear", "keeps its groups"),
-    ("trainer.stop_at_step=1", "trainer.stop_at_step=1: would have no effect: the run in"),
-    ("trainer.stop_at_step=4", "is at step 4 already - give a later one"),
-    ("trainer={stop_at_step: 2}", "trainer.stop_at_step=2: would have no effect"),
+    ("process.stop_at_step=1", "process.stop_at_step=1: would have no effect: the run in"),
+    ("process.stop_at_step=4", "is at step 4 already - give a later one"),
+    ("trainer={stop_at_step: 2}", "process.stop_at_step=2: would have no effect"),
     ("hydra.run.dir=elsewhere", "hydra.run.dir=elsewhere: would have no effect"),
     ("optim.lr=1,2", "error: optim.lr=1,2: several values"),
 )  # fmt: skip
@@ -134,7 +134,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of other groups than conf/ composes by default."""
     quick = [text for text in RUN if not text.startswith("model.")]
     run = tmp_path_factory.mktemp("other") / "run"
-    more = ("model=resnet", "model.width=4", "model.blocks=[1]", "callback=summary", "trainer.stop_at_step=4")
+    more = ("model=resnet", "model.width=4", "model.blocks=[1]", "callback=summary", "process.stop_at_step=4")
     assert "at step 4" in call(*quick, *more, f"hydra.run.dir={run}").stderr
     return run
 
@@ -184,10 +184,10 @@ def test_a_command_that_is_repeated_may_have_stopped_there(
     other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = shutil.copytree(other, tmp_path / "run")
-    again = ("resume=auto", f"hydra.run.dir={run}", "trainer.stop_at_step=4")
+    again = ("resume=auto", f"hydra.run.dir={run}", "process.stop_at_step=4")
     quick = ["model=resnet", *(text for text in RUN if not text.startswith("model."))]
     assert typed(monkeypatch, capsys, *quick, *again)[0] in (0, 75)
-    assert "would have no effect" in typed(monkeypatch, capsys, *again[:2], "trainer.stop_at_step=3")[1]
+    assert "would have no effect" in typed(monkeypatch, capsys, *again[:2], "process.stop_at_step=3")[1]
 
 
 # -- where a resume logs -----------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_a_strangers_server_gets_no_request(run: Path, tmp_path: Path, monkeypat
         for number, uri in enumerate((url, f"file:{tmp_path}/elsewhere")):
             chosen(run, **STRANGERS | {"mlflow": {"tracking_uri": uri, "experiment": "x"}})
             monkeypatch.setenv("WANDB_BASE_URL", url if not number else "http://127.0.0.1:9")
-            done = resumed(run, f"trainer.stop_at_step={5 + number}")
+            done = resumed(run, f"process.stop_at_step={5 + number}")
             assert f"at step {5 + number}" in done.stderr
             assert "a resume logs where this command says" in done.stderr
     assert asked == []

@@ -292,7 +292,7 @@ def test_a_best_checkpoint_that_has_gone_is_forgotten(tmp_path: Path) -> None:
     """The first evaluation is the best for good here (the highest loss): if its file is gone, the next one is kept."""
     run = (*QUICK, "trainer.max_steps=20", "trainer.eval_every=5", "trainer.keep_best=1", "monitor.mode=max")
     with pytest.raises(SystemExit):
-        start_run(tmp_path / "run", *run, "trainer.stop_at_step=10")
+        start_run(tmp_path / "run", *run, "process.stop_at_step=10")
     (gone,) = (tmp_path / "run/checkpoints").glob("best_*")
     assert gone.name == "best_000000005.pt"
     gone.unlink()

@@ -55,9 +55,6 @@ MISTAKES = {
         max_epochs: many
         strategy: fsd
         eval_every: 1epoch
-        max_time: 3 h
-        timeout: -1
-        save_async: 1
         ddp: { static: true }
         fsdp: { replicas: 0 }
         keep_best: -1
@@ -117,6 +114,9 @@ MISTAKES = {
         seed: -1
         monitor: { mode: maximum }
         trainer: { clip: 1 }
+        process: { max_time: 3 h }
+        process: { timeout: -1 }
+        process: { save_async: 1 }
         optim: { lrr: 1.0 }
         sweep: lr
         hydra: { launcher: { jobs: 2 } }""",
@@ -126,7 +126,6 @@ FINE = {
         max_epochs: ${x}
         max_epochs: 1e1
         eval_every: 0.5ep
-        max_time: 1.5h
         fsdp: null
         ddp: ${x}""",
     "model": """

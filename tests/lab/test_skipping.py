@@ -224,7 +224,7 @@ def test_what_a_task_updates_is_put_back(tmp_path: Path, monkeypatch: pytest.Mon
     run = (*QUICK, *LONG, f"trainer.max_steps={BAD[1] + 1}")
     skipped = last_checkpoint(start_run(tmp_path / "skipped", *run))
     with pytest.raises(SystemExit):
-        start_run(tmp_path / "before", *run, f"trainer.stop_at_step={BAD[1]}")
+        start_run(tmp_path / "before", *run, f"process.stop_at_step={BAD[1]}")
     before = last_checkpoint(tmp_path / "before")
     assert (before["step"], skipped["step"]) == (BAD[1], BAD[1] + 1)
     assert skipped["task"]["updates"] == skipped["schedule"]["updates"] == BAD[1] - len([b for b in BAD if b < BAD[1]])

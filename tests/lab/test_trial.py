@@ -19,11 +19,10 @@ from lab.trial import shape_of, try_out
 # what may differ between jobs that are timed once
 SAME = {
     "name", "seed", "data.order.seed", "task.seed", "resume", "optim.lr", "optim.weight_decay", "trainer.max_steps",
-    "trainer.max_epochs", "trainer.log_every", "trainer.eval_every", "trainer.save_every", "trainer.save_async",
-    "trainer.keep_best", "trainer.early_stop_patience", "trainer.max_time", "trainer.stop_at_step", "trainer.timeout",
-    "trainer.max_restarts", "trainer.straggler_share",
+    "trainer.max_epochs", "trainer.log_every", "trainer.eval_every", "trainer.save_every",
+    "trainer.keep_best", "trainer.early_stop_patience",
 }  # fmt: skip
-SAME_BELOW = ("sweep.", "monitor.", "logger.", "optim.lr_factors.", "optim.schedule.")
+SAME_BELOW = ("sweep.", "monitor.", "process.", "logger.", "optim.lr_factors.", "optim.schedule.")
 CONFIGS = (
     (),
     ("task=byol",),

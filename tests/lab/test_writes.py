@@ -29,14 +29,14 @@ RUN = (
 TWO = ("hardware.num_procs=2", "trainer.global_batch_size=16", "trainer.max_eval_batches=4")
 CASES = {
     "one rank": (),
-    "no save but the last": ("trainer.save_every=null", "trainer.save_async=false", "trainer.keep_best=1"),
+    "no save but the last": ("trainer.save_every=null", "process.save_async=false", "trainer.keep_best=1"),
     "ended by a callback": ("trainer.eval_every=2", "trainer.save_every=5"),
     "ended by patience": ("trainer.early_stop_patience=1", "optim.lr=0", "trainer.save_every=null"),
-    "stopped at a step": ("trainer.stop_at_step=4", "trainer.save_every=null"),
+    "stopped at a step": ("process.stop_at_step=4", "trainer.save_every=null"),
     "put off by a signal": ("trainer.save_every=null",),
     "two ranks": ("trainer=ddp", *TWO),
     "shards": ("trainer=fsdp", *TWO, "trainer.ema_decay=0.9"),
-    "shards, beside no loop": ("trainer=fsdp", *TWO, "trainer.save_async=false"),
+    "shards, beside no loop": ("trainer=fsdp", *TWO, "process.save_async=false"),
 }  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def _of_this_version(cfg: DictConfig, path: Path) -> DictConfig:
 
 def updated(cfg: Any) -> tuple[dict[str, Any], list[str], list[str]]:
     """Returns (a plain config as one of this version, "key=value" of keys that it lacked, keys that are gone)."""
-    values, filled, gone = completed(app().schema, _moved(cfg))
+    values, filled, gone = completed(app().schema, _moved_keys(_moved(cfg)))
     for group, schema in app().own.items():
         names = {one.name for one in fields(schema)}
         if isinstance(node := values.get(group), dict):
@@ -105,6 +105,17 @@ def _moved(node: Any) -> Any:
     return [_moved(value) for value in node] if isinstance(node, list) else node
 
 
+def _moved_keys(cfg: dict[str, Any]) -> dict[str, Any]:
+    """Returns the whole config with each value under its present key; one that stands there already stays."""
+    whole = {group: dict(node) if isinstance(node, dict) else node for group, node in cfg.items()}
+    for old, new in app().moved_keys.items():
+        (group, name), (home, called) = old.split("."), new.split(".")
+        node = whole.get(group)
+        if isinstance(node, dict) and name in node:
+            whole.setdefault(home, {}).setdefault(called, node.pop(name))
+    return whole
+
+
 def _moved_path(text: Any) -> Any:
     for old, new in app().moved.items() if isinstance(text, str) else ():
         if text.startswith(old):
@@ -118,7 +129,8 @@ def read_overrides(directory: Path) -> list[str]:
     values = _loaded(path, checked_yaml) or []
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ConfigError(f"{path}: expected a list of texts such as optim.lr=0.1; it is damaged - take it from a copy")
-    return [re.sub(r"(?<=_target_)([=:] *)([a-zA-Z_0-9.]+)", lambda m: m[1] + _moved_path(m[2]), v) for v in values]
+    values = [re.sub(r"(?<=_target_)([=:] *)([a-zA-Z_0-9.]+)", lambda m: m[1] + _moved_path(m[2]), v) for v in values]
+    return [re.sub(r"^(\+*)([a-z_.]+)(?==)", lambda m: m[1] + app().moved_keys.get(m[2], m[2]), v) for v in values]
 
 
 def enter(directory: Path) -> None:

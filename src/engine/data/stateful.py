@@ -30,7 +30,7 @@ def has_state(order: Any) -> bool:
 
 
 def stateful(loader: Any) -> StatefulOrder:
-    """The order with a state of a training loader, to be changed by run.order and run.reorder; ConfigError without one."""
+    """The order of a training loader, which run.order and run.reorder change; ConfigError if it has no state."""
     order = getattr(loader and loader.plan, "order", None)
     if isinstance(order, StatefulOrder):
         return order

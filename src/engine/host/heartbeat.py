@@ -68,7 +68,7 @@ class Hearts:
     def why(self, index: int, pid: int) -> str:
         """The reason why an overdue process is taken for hung, for a message."""
         cause = "it is stopped (SIGSTOP)" if is_stopped(pid) else "native code holds its interpreter"
-        limit = f"{self.shared[index].limit_s:g} s (trainer.timeout; {self.place(index)})"
+        limit = f"{self.shared[index].limit_s:g} s (process.timeout; {self.place(index)})"
         return f"it did not run for {limit}; {cause}"
 
 

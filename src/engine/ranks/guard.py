@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 POLL_MS = 1000
 REWIND_S = 1.0
-HELD = "native code held its interpreter, or it was stopped, for longer than trainer.timeout"
+HELD = "native code held its interpreter, or it was stopped, for longer than process.timeout"
 _guards: list[Guard] = []
 
 

@@ -1,4 +1,4 @@
-"""Early stop: by a signal to any rank, by Ctrl-C, by trainer.max_time, or after trainer.stop_at_step.
+"""Early stop: by a signal to any rank, by Ctrl-C, by process.max_time, or after process.stop_at_step.
 
     a signal -> requested (this rank) -> the store -> rank 0, the clock -> broadcast -> cause (all, after the same step)
 
@@ -25,7 +25,7 @@ from engine.ranks.distributed import broadcast_from_main, is_noted, note, own_ra
 if TYPE_CHECKING:
     from engine.ranks.distributed import World
 
-MAX_TIME, AT_STEP = "trainer.max_time", "trainer.stop_at_step"
+MAX_TIME, AT_STEP = "process.max_time", "process.stop_at_step"
 CAUSES = (
     "",
     MAX_TIME,

@@ -1,7 +1,7 @@
-"""Hang watchdog: ends a run without progress for trainer.timeout and names the stuck rank with its stack.
+"""Hang watchdog: ends a run without progress for process.timeout and names the stuck rank with its stack.
 
     main thread   beat("step", 12) ... beat("saving", 12) ...
-    watch thread  every half second: progress within trainer.timeout? has another rank died, or (lookout.py) failed?
+    watch thread  every half second: progress within process.timeout? has another rank died, or (lookout.py) failed?
 
 Most ranks of a hung run only wait in a collective for the one that does not come. Each writes down its stack, and a
 rank that is not in a collective is the cause. A rank that wrote nothing is stopped, or native code holds its GIL: then
@@ -257,7 +257,7 @@ def verdict(reports: list[Report], size: int, timeout_s: float) -> tuple[int, st
     missing = sorted(set(range(size)) - {report.rank for report in reports})
     if not acting and missing:
         message = (
-            f"rank {missing[0]} hung: the others waited for it for {timeout_s:g} s (trainer.timeout; "
+            f"rank {missing[0]} hung: the others waited for it for {timeout_s:g} s (process.timeout; "
             f"{reports[0].place}); it is stopped, or native code holds its interpreter"
         )
         return missing[0], message, ""
@@ -269,7 +269,7 @@ def verdict(reports: list[Report], size: int, timeout_s: float) -> tuple[int, st
         first = min(reports, key=lambda r: (r.step, -r.idle_s))
         if any(report.idle_s < timeout_s / 2 for report in reports):  # one has only just arrived
             return None
-    message = f"rank {first.rank} hung: it did not move for {timeout_s:g} s (trainer.timeout; {first.place})"
+    message = f"rank {first.rank} hung: it did not move for {timeout_s:g} s (process.timeout; {first.place})"
     if not acting and size > 1:
         message += "; all ranks wait for each other or for the device: " + ", ".join(
             f"rank {report.rank} in {report.place}" for report in reports[:LISTED]

@@ -6,7 +6,7 @@ differs in the surroundings (machine, versions, threads, ranks, data files, code
 
 The second run is the command `src/train.py` in a directory of its own, in a process of its own: from the present files
 or, only where that is asked for, from a git worktree of its commit, without or with its uncommitted.diff. Whatever the
-code, the present check of the config comes first. It is stopped by trainer.stop_at_step, which leaves the schedule.
+code, the present check of the config comes first. It is stopped by process.stop_at_step, which leaves the schedule.
 
 Raised: ConfigError for a run that cannot be started again, or of which nothing can be compared.
 

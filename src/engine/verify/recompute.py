@@ -24,7 +24,7 @@ from engine.config import CONFIG, ROOT, check_saved, current, localized, plain, 
 from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.files import read_json, read_text, records, replace_text, write_json
 from engine.host import count_gpus, machine_changes
-from engine.ranks import AT_STEP, ONE_PROCESS, started_ranks
+from engine.ranks import AT_STEP, MAX_TIME, ONE_PROCESS, started_ranks
 from engine.runs import (
     CHECKPOINTS,
     DIFF,
@@ -122,7 +122,7 @@ def verify(
         config = as_begun(run, changes)
         root, code = stack.enter_context(code_for(run, commit, diff))
         prepare(again, config, began)
-        own = settings(cfg, began, ranks, None if at_end or not stops(root) else last)
+        own = settings(cfg, began, ranks, None if at_end else last, root)
         start(run, again, root, [*own, *overrides])
         cfg = read_config(again)  # with the overrides
         unlike = surroundings_differ(began, read_json(again / ENVIRONMENT), cfg, ranks, again)
@@ -144,7 +144,7 @@ def start(run: Path, again: Path, root: Path, overrides: Sequence[str]) -> None:
         raise KeyboardInterrupt
     if status == 2:
         raise ConfigError(f"{run}: cannot be started again, see above")
-    if status == PREEMPTED and (signal := read_status(again).get("signal")) != AT_STEP:
+    if status == PREEMPTED and (signal := read_status(again).get("signal")) not in called(AT_STEP):
         raise RunFailed(f"{run}: started again it was stopped by {signal}")
     if status not in (0, PREEMPTED) and read_status(run).get("status") != "failed":
         raise RunFailed(f"{run}: started again it failed, see above")
@@ -175,23 +175,32 @@ def prepare(again: Path, cfg: DictConfig, began: dict[str, Any]) -> None:
         write_json(again / ENVIRONMENT, read_json(again / ENVIRONMENT) | {"threads": began["threads"]})
 
 
-def settings(cfg: DictConfig, began: dict[str, Any], ranks: int | None, stop: int | None) -> list[str]:
-    """Overrides of the second run. cfg: the first one's config. ranks: of the first, None: not known."""
+def settings(
+    cfg: DictConfig, began: dict[str, Any], ranks: int | None, stop: int | None, root: Path = ROOT
+) -> list[str]:
+    """Overrides of the second run. cfg: the first one's config. ranks: of the first, None: not known. root: of the
+    project that runs it: a version without AT_STEP goes on to its end."""
     own = ["logger=none"]
-    if stop is not None:
-        own.append(f"{AT_STEP}={stop}")
-    if cfg.trainer.max_time is not None:  # the first may have had several such times
-        own.append("trainer.max_time=null")
+    if stop is not None and (key := as_called(AT_STEP, root)):
+        own.append(f"{key}={stop}")
+    if cfg.process.max_time is not None and (key := as_called(MAX_TIME, root)):  # the first may have had several such
+        own.append(f"{key}=null")
     auto = cfg.trainer.strategy not in ONE_PROCESS and cfg.hardware.num_procs == "auto"
     if ranks and auto and ("gpus" not in began.get("machine", {}) or count_gpus() >= ranks):
         own.append(f"hardware.num_procs={ranks}")
     return own
 
 
-def stops(root: Path) -> bool:
-    """Whether that version of the project knows AT_STEP; without it the second run goes on to its end."""
+def called(key: str) -> list[str]:
+    """The names that a key of the config has and had."""
+    return [key, *(old for old, new in app().moved_keys.items() if new == key)]
+
+
+def as_called(key: str, root: Path) -> str | None:
+    """A key of engine.ranks.stop as that version of the project calls it; None where it has none."""
     file = root / "src/engine/ranks/stop.py"
-    return file.exists() and AT_STEP in file.read_text()
+    text = file.read_text() if file.exists() else ""
+    return next((name for name in called(key) if name in text), None)
 
 
 def undo_changes(cfg: DictConfig, changes: list[dict[str, Any]]) -> list[str]:

@@ -39,8 +39,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The (config, run directory, overrides) of each run that would have started; seeds 66 and 77 fail."""
     runs: list[Any] = []
 
-    def start(cfg: Any, run_dir: Path, overrides: list[str], own_process: bool) -> None:
+    def start(config: Any, run_dir: Path, overrides: list[str], own_process: bool) -> None:
         assert run_dir.is_dir()
+        cfg = config.given
         runs.append((cfg, run_dir, overrides))
         if cfg.seed == 66:
             raise RunFailed(f"RuntimeError: out of luck ({run_dir})")
@@ -90,6 +91,8 @@ def call(
         (["hydra.job.num=abc"], "hydra.job.num=abc: Value 'abc' of type 'str' could not be converted to Integer"),
         (["trainer.max_steps=abc"], "trainer.max_steps: expected an integer or null, got 'abc'"),
         (["+trainer.max_step=3"], f"trainer.max_step: no such key - did you mean trainer.max_steps? {TRAINER_HAS}"),
+        (["trainer.max_time=30m"], f"trainer.max_time: no such key - did you mean process.max_time? {TRAINER_HAS}"),
+        (["+trainer.save_async=false"], f"trainer.save_async: no such key - did you mean process.save_async? {TRAINER_HAS}"),
         (["+sede=3"], f"sede: no such key - did you mean seed? {ROOT_HAS}"),
         (["+model.hiden=3"], "model.hiden: lab.models.mlp.MLP takes no 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
         (["model._target_=lab.models.mlp.MPL"], "model._target_: lab.models.mlp has no 'MPL' - did you mean MLP?"),

@@ -97,7 +97,7 @@ def test_a_slow_rank_is_named(
     monkeypatch.setattr(engine.ranks.balance, "NAME_AFTER_S", 0.3)
     run = start_run(
         tmp_path / "run", *RUN, "hardware.num_procs=2", "data.loader=workers", "data.num_workers=0",
-        "trainer.straggler_share=1.5", "hardware.micro_batch_size=16",
+        "process.straggler_share=1.5", "hardware.micro_batch_size=16",
     )  # fmt: skip
     shown = capfd.readouterr().err
     assert shown.count("rank 1 holds the others up") == 2, shown  # while it runs and at the end
@@ -131,7 +131,7 @@ def test_equal_ranks_are_not_named(
     slow_model(monkeypatch, clock, ranks="012")
     monkeypatch.setattr(engine.ranks.balance, "NAME_AFTER_S", 0.1)
     run = start_run(
-        tmp_path / "run", *RUN, "hardware.num_procs=3", "trainer.straggler_share=0.1",
+        tmp_path / "run", *RUN, "hardware.num_procs=3", "process.straggler_share=0.1",
         "trainer.global_batch_size=66",
     )  # fmt: skip
     shown = capfd.readouterr().err

@@ -181,7 +181,7 @@ def test_a_parameter_that_is_unused_on_one_rank_is_averaged_with_the_key(
      "trainer.ddp.find_unused_parameters=true: leave it false"),
     (("trainer=ddp", "trainer.sync_batchnorm=true", "hardware=cpu"), "runs on CUDA only, not on cpu"),
     (("trainer=ddp", "trainer.ddp.comm_hook=bf16", "hardware=cpu"), "comm_hook=bf16: torch has it for CUDA only"),
-    (("trainer.straggler_share=0",), "trainer.straggler_share: must be > 0, got 0"),
+    (("process.straggler_share=0",), "process.straggler_share: must be > 0, got 0"),
 ])  # fmt: skip
 def test_options_that_cannot_be(overrides: tuple[str, ...], line: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(line)):

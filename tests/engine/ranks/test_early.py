@@ -118,14 +118,14 @@ sys.exit(train.main())
 
 @pytest.mark.slow
 def test_a_breakpoint_in_rank_0_has_the_terminal(tmp_path: Path) -> None:
-    """And stays open for longer than trainer.timeout, while the others wait."""
+    """And stays open for longer than process.timeout, while the others wait."""
     timeout_s = round(2 * slowdown())
     more = (
         "trainer=ddp",
         "hardware.num_procs=2",
         "trainer.max_steps=4",
         "trainer.log_every=2",
-        f"trainer.timeout={timeout_s}",
+        f"process.timeout={timeout_s}",
     )
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n" + BREAKS
     process, terminal = in_a_terminal(sys.executable, "-c", code, *QUICK, *more, f"hydra.run.dir={tmp_path}/run")

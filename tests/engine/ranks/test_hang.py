@@ -23,7 +23,7 @@ from engine.errors import RunFailed
 from lab.callbacks.base import Callback
 
 TIMEOUT_S = round(2 * slowdown())
-STEPS = (*QUICK, "trainer.max_steps=8", "trainer.log_every=2", f"trainer.timeout={TIMEOUT_S}")
+STEPS = (*QUICK, "trainer.max_steps=8", "trainer.log_every=2", f"process.timeout={TIMEOUT_S}")
 TWO = (*STEPS, "trainer=ddp", "hardware.num_procs=2")
 
 
@@ -101,7 +101,7 @@ def test_native_code_in_a_process_without_a_parent(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_z_does_not_count(tmp_path: Path) -> None:
-    """The terminal stops the process for longer than trainer.timeout, and `fg` continues it."""
+    """The terminal stops the process for longer than process.timeout, and `fg` continues it."""
     fault = f"os.system(f'(sleep {3 * TIMEOUT_S}; kill -CONT {{os.getpid()}}) &'); os.kill(os.getpid(), signal.SIGTSTP)"
     # a child in the group of another process of the session: else the kernel ignores SIGTSTP
     prelude = "import os; os.setpgid(0, 0)\n"
@@ -117,7 +117,7 @@ def test_a_job_of_a_pool_that_is_stopped_or_says_nothing(tmp_path: Path) -> None
     more = (
         *SWEEP,
         "seed=0,1",
-        f"trainer.timeout={TIMEOUT_S + 1}",
+        f"process.timeout={TIMEOUT_S + 1}",
         "hydra/launcher=pool",
         "hydra.launcher.jobs_at_once=2",
     )
@@ -135,7 +135,7 @@ def test_a_job_of_a_pool_that_is_stopped_or_says_nothing(tmp_path: Path) -> None
 
 
 class Slow(Callback):
-    """Rank 0 takes longer than trainer.timeout, and holds the others up."""
+    """Rank 0 takes longer than process.timeout, and holds the others up."""
 
     def on_log(self, state: Any, values: dict[str, float]) -> None:
         if state.step == 4 and os.environ.get("RANK", "0") == "0":

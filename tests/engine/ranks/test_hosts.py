@@ -195,7 +195,7 @@ def test_sigterm_to_one_host_preempts_all(two_hosts: tuple[Host, Host], tmp_path
 @pytest.mark.slow  # the timeout of the collectives
 def test_a_cable_that_is_cut_ends_both_hosts(two_hosts: tuple[Host, Host], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    endless = ("trainer.max_steps=1000000", "trainer.log_every=5", "trainer.timeout=5s", f"hydra.run.dir={run}")
+    endless = ("trainer.max_steps=1000000", "trainer.log_every=5", "process.timeout=5s", f"hydra.run.dir={run}")
     started = pods(two_hosts, *endless)
     wait_until(trains(run), 60, started)
     ip("-n", two_hosts[0].name, "link", "set", f"v{two_hosts[0].name}", "down")

@@ -57,7 +57,7 @@ from engine.ranks.watch import Report, verdict
 TIMEOUT_S = round(3 * slowdown())  # that a rank may stand still where nothing is wrong
 COMMON = (
     *QUICK, "trainer.max_steps=14", "trainer.log_every=3", "trainer.eval_every=4", "trainer.save_every=5",
-    "trainer.ema_decay=0.9", "model.dropout=0.2", "hardware.eval_batch_size=16", f"trainer.timeout={TIMEOUT_S}",
+    "trainer.ema_decay=0.9", "model.dropout=0.2", "hardware.eval_batch_size=16", f"process.timeout={TIMEOUT_S}",
 )  # fmt: skip
 TWO = (*COMMON, "trainer=ddp", "hardware.num_procs=2")
 FAULTS = ("raise", "SIGKILL", "SIGTERM", "hang")
@@ -225,10 +225,10 @@ def test_a_stop_between_evaluations_is_exact_with_three_ranks(tmp_path: Path, mo
 def test_restarts_equal_the_undisturbed_run(tmp_path: Path) -> None:
     """Random ranks are killed at random moments, three times; the fourth attempt is left alone."""
     run = tmp_path / "run"
-    overrides = [o for o in TWO if not o.startswith(("trainer.timeout", "trainer.max_steps", "trainer.eval_every"))]
+    overrides = [o for o in TWO if not o.startswith(("process.timeout", "trainer.max_steps", "trainer.eval_every"))]
     overrides += ["trainer.max_steps=400", "trainer.eval_every=60", "trainer.save_every=7"]
     straight = start_run(tmp_path / "straight", *overrides)
-    command = [*held_command(300, tmp_path / "killed"), *overrides, "trainer.max_restarts=3", f"hydra.run.dir={run}"]
+    command = [*held_command(300, tmp_path / "killed"), *overrides, "process.max_restarts=3", f"hydra.run.dir={run}"]
     parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     draw, seen = random.Random(os.getpid()), set[int]()
     for _ in range(3):
@@ -259,7 +259,7 @@ def test_what_would_fail_again_is_not_restarted(tmp_path: Path, monkeypatch: pyt
     kind = {"RunFailed": RunFailed, "ZeroDivisionError": ZeroDivisionError}[error]
     raise_at_step(monkeypatch, 7, kind("the cause"))
     with pytest.raises(RunFailed):
-        start_run(tmp_path / "run", *COMMON, "trainer.max_restarts=5")
+        start_run(tmp_path / "run", *COMMON, "process.max_restarts=5")
     kept = tmp_path / "run/failures.jsonl"
     # the first attempt made checkpoints, so it is tried again; the second made none
     assert (len(kept.read_text().splitlines()) if kept.exists() else 0) == (error == "ZeroDivisionError")
@@ -281,7 +281,7 @@ ENDLESS = (
 @pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
 def test_torchrun_ends_soon_and_names_the_rank(tmp_path: Path, fault: str) -> None:
     run = tmp_path / "run"
-    command = torchrun(*ENDLESS, f"trainer.timeout={TIMEOUT_S}", f"hydra.run.dir={run}")
+    command = torchrun(*ENDLESS, f"process.timeout={TIMEOUT_S}", f"hydra.run.dir={run}")
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: list((run / "checkpoints").glob("last_*.pt")), process)
     rank_1 = [pid for pid in children(process.pid) if rank_of(pid) == 1]
@@ -345,20 +345,20 @@ def test_a_second_ctrl_c_ends_it_now(tmp_path: Path, ranks: int) -> None:
 def test_a_requeued_command_ends_like_the_undisturbed_run(tmp_path: Path) -> None:
     """The same command again and again, as a scheduler does with one that ends with 75: one directory, one W&B run."""
     run = tmp_path / "run"
-    overrides = [o for o in TWO if not o.startswith(("trainer.timeout", "trainer.max_steps", "trainer.eval_every"))]
+    overrides = [o for o in TWO if not o.startswith(("process.timeout", "trainer.max_steps", "trainer.eval_every"))]
     overrides += ["trainer.max_steps=60", "trainer.eval_every=20", "trainer.save_every=null", "trainer.log_every=10"]
     straight = start_run(tmp_path / "straight", *overrides)
     command, steps, names = [*TRAIN, *overrides, "resume=auto", f"hydra.run.dir={run}"], [0], set()
     for time_s in ("0.001s", "0.001s", "1h"):
         done = subprocess.run(
-            [*command, f"trainer.max_time={time_s}"], capture_output=True, text=True, timeout=limit(60)
+            [*command, f"process.max_time={time_s}"], capture_output=True, text=True, timeout=limit(60)
         )
         names.add(status(run)["wandb_id"])
         if time_s != "1h":
             assert done.returncode == 75, done.stderr
-            assert (status(run)["status"], status(run)["signal"]) == ("preempted", "trainer.max_time"), done.stderr
+            assert (status(run)["status"], status(run)["signal"]) == ("preempted", "process.max_time"), done.stderr
             steps.append(last_checkpoint(run)["step"])
-            assert f"stopped by trainer.max_time at step {steps[-1]}" in done.stderr
+            assert f"stopped by process.max_time at step {steps[-1]}" in done.stderr
             assert steps[-2] < steps[-1] < 60
     assert done.returncode == 0, done.stderr
     assert len(names) == 1
@@ -389,15 +389,15 @@ def test_one_process_that_hangs_is_ended(tmp_path: Path) -> None:
         "lab.loop.score, engine.runs.logger.WandbProcess.finish = hang, finish\n"
         "sys.exit(train.main())"
     )
-    overrides = [o for o in COMMON if not o.startswith(("logger", "trainer.timeout"))]
-    overrides += [f"trainer.timeout={TIMEOUT_S}", "logger=wandb", f"hydra.run.dir={tmp_path}/run"]
+    overrides = [o for o in COMMON if not o.startswith(("logger", "process.timeout"))]
+    overrides += [f"process.timeout={TIMEOUT_S}", "logger=wandb", f"hydra.run.dir={tmp_path}/run"]
     done = subprocess.run(
         [sys.executable, "-c", code, *overrides], capture_output=True, text=True, timeout=limit(45),
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert (
-        f"failed: rank 0 hung: it did not move for {TIMEOUT_S} s (trainer.timeout; training, at step 4)" in done.stderr
+        f"failed: rank 0 hung: it did not move for {TIMEOUT_S} s (process.timeout; training, at step 4)" in done.stderr
     )
     assert "line 3, in hang" in done.stderr
     assert done.stdout == "W&B finishes with failed\n"

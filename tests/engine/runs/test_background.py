@@ -260,7 +260,7 @@ def contents(run: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("ranks", ["1", *map(slow, ("2", "sharded"))])
 def test_a_run_is_the_same_beside_and_waiting(tmp_path: Path, ranks: str) -> None:
     beside = start_run(tmp_path / "beside", *RUN, *RANKS[ranks])
-    waits = start_run(tmp_path / "waits", *RUN, *RANKS[ranks], "trainer.save_async=false")
+    waits = start_run(tmp_path / "waits", *RUN, *RANKS[ranks], "process.save_async=false")
     assert_equal(contents(beside), contents(waits))
     assert metrics(beside) == metrics(waits)
     assert result(beside)["val/loss"] == result(waits)["val/loss"]

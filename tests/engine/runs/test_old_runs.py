@@ -20,9 +20,9 @@ from engine.config import saved
 from engine.config.saved import read_config
 from engine.config.schema import plain, split_own
 from engine.errors import ConfigError
-from lab import groups as config
-from lab import load_run
+from lab import groups, load_run
 from lab.app import start
+from lab.config import check
 from lab.network import change_value, export
 from lab.restore import score_checkpoint
 
@@ -106,7 +106,7 @@ def all_keys(cls: Any, values: dict[str, Any], prefix: str = "") -> dict[str, An
         at = f"{prefix}{field.name}"
         value = values[field.name]
         if field.name in ("data", "optim"):
-            schema = config.DataConfig if field.name == "data" else config.OptimConfig
+            schema = groups.DataConfig if field.name == "data" else groups.OptimConfig
             found |= all_keys(schema, plain(OmegaConf.create(value)), f"{at}.")
         elif is_dataclass(kind := SCHEMAS.get(field.name)) and value is not None:
             found |= all_keys(kind, value, f"{at}.")
@@ -117,9 +117,10 @@ def all_keys(cls: Any, values: dict[str, Any], prefix: str = "") -> dict[str, An
 
 
 SCHEMAS: dict[str, Any] = {
-    "trainer": config.TrainerConfig, "hardware": config.HardwareConfig, "logger": config.LoggerConfig,
-    "monitor": config.MonitorConfig, "sweep": config.SweepConfig, "task": config.TaskConfig,
-    "ddp": config.DDPConfig, "fsdp": config.FsdpConfig,
+    "trainer": groups.TrainerConfig, "hardware": groups.HardwareConfig, "logger": groups.LoggerConfig,
+    "process": groups.ProcessConfig, "monitor": groups.MonitorConfig, "sweep": groups.SweepConfig,
+    "task": groups.TaskConfig,
+    "ddp": groups.DDPConfig, "fsdp": groups.FsdpConfig,
 }  # fmt: skip
 
 
@@ -128,7 +129,7 @@ def test_a_missing_key_has_the_default_of_conf(tmp_path: Path) -> None:
     """Of all keys: what the schema says of an older run is what conf/ gives to a new one."""
     values = plain(compose("trainer=fsdp"))
     values["task"]["metrics"], values["data"]["transforms"] = {}, {}  # a run without the key had none
-    keys = all_keys(config.RootConfig, values)
+    keys = all_keys(groups.RootConfig, values)
     assert len(keys) > 60
     keys |= {"trainer.strategy": "single", "trainer.fsdp": None}
     for key, value in keys.items():
@@ -144,7 +145,7 @@ def test_missing_and_gone_keys_are_named_in_a_line(
 ) -> None:
     monkeypatch.setattr(saved, "_said", set())
     values = plain(compose("logger=none"))
-    more = without(without(without(copy.deepcopy(values), "trainer.straggler_share"), "sweep"), "data.num_workers")
+    more = without(without(without(copy.deepcopy(values), "process.straggler_share"), "sweep"), "data.num_workers")
     more["trainer"]["amp"], more["trainer"]["ddp"]["old"], more["extra"] = True, 1, {"a": 1}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(more))
     assert plain(read_config(tmp_path)) == values
@@ -152,13 +153,13 @@ def test_missing_and_gone_keys_are_named_in_a_line(
     lines = [record.getMessage() for record in caplog.records if record.name == "engine"]
     assert lines == [
         f"{tmp_path}/config.yaml: keys that are younger than this run, with their defaults: sweep, "
-        "trainer.straggler_share=0.2, data.num_workers='auto'",
+        "process.straggler_share=0.2, data.num_workers='auto'",
         f"{tmp_path}/config.yaml: keys that are gone, and left out: extra, trainer.amp, trainer.ddp.old",
     ]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(without(values, "name")))
     with pytest.raises(ConfigError, match="name: this key is missing"):
-        config.check(read_config(tmp_path))
-    assert split_own(values["data"], config.DataConfig, "data")  # a new one is whole
+        check(read_config(tmp_path))
+    assert split_own(values["data"], groups.DataConfig, "data")  # a new one is whole
 
 
 @pytest.mark.parametrize(
@@ -216,3 +217,16 @@ def test_a_damaged_config_is_one_line(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ConfigError, match=str(run)) as caught:
         load_or_score(run)
     assert "\n" not in str(caught.value)
+
+
+def test_a_key_that_has_moved_keeps_its_value(tmp_path: Path) -> None:
+    """From where the version of then had it; a value in both places is the present one's."""
+    values = plain(compose("process.max_time=3h", "process.timeout=5m", "process.save_async=false"))
+    older = copy.deepcopy(values)
+    older["trainer"] |= older.pop("process")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(older))
+    (tmp_path / "overrides.yaml").write_text("[trainer.max_time=3h, +trainer.timeout=5m, name=trainer.timeout]")
+    assert plain(read_config(tmp_path)) == values
+    assert saved.read_overrides(tmp_path) == ["process.max_time=3h", "+process.timeout=5m", "name=trainer.timeout"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values | {"trainer": values["trainer"] | {"timeout": "7m"}}))
+    assert read_config(tmp_path).process.timeout == "5m"

@@ -143,9 +143,9 @@ def test_a_run_that_a_cancelled_sweep_killed_goes_on_by_hand(tmp_path: Path, tra
         words = [*RUN, *EVERY, "trainer.max_steps=1000000", f"hydra.run.dir={tmp_path}/${{run_folder:none}}"]
         words += ["optim.lr=0.01", "trainer.clip_norm=None", "model.hidden=[16]"]
         ids = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "run0", **online(server)}
-        done = train_command(*words, "trainer.max_time=5s", **ids)
+        done = train_command(*words, "process.max_time=5s", **ids)
         assert done.returncode == 2
-        assert "trainer.max_time='5s': W&B's run run0 has null, and goes on with what it began with" in done.stderr
+        assert "process.max_time='5s': W&B's run run0 has null, and goes on with what it began with" in done.stderr
         before = checkpoint_files(run / "checkpoints")[-1]  # SIGKILL between two writes: perhaps a best one
         last = metrics(run)[-1]["step"]
         again = subprocess.Popen(

@@ -144,7 +144,7 @@ def test_after_an_outage_the_printed_command_sends_the_rest(
 def test_the_evaluation_of_the_step_of_a_stop_is_there(train_command: Command, tmp_path: Path, server: Server) -> None:
     """A stop between a step's line and its evaluation's: both are rows, whenever the second comes."""
     run = tmp_path / "run"
-    options = [*RUN, *STEPS, "trainer.stop_at_step=8", "trainer.max_steps=12", "hydra.run.dir=run"]
+    options = [*RUN, *STEPS, "process.stop_at_step=8", "trainer.max_steps=12", "hydra.run.dir=run"]
     assert train_command(*options, **online(server)).returncode == 75
     settled(run)
     name = status(run)["wandb_id"]

@@ -213,7 +213,7 @@ def test_a_resume_with_other_code_is_recorded(copied: Path, monkeypatch: pytest.
 
 def test_stop_at_step_leaves_the_schedule_and_the_bits(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as stopped:
-        start_run(tmp_path / "run", *RUN, "trainer.stop_at_step=9")
+        start_run(tmp_path / "run", *RUN, "process.stop_at_step=9")
     assert stopped.value.code == 75
     assert last_checkpoint(tmp_path / "run")["step"] == 9
     from engine.config import read_config
@@ -239,8 +239,8 @@ def test_mistakes_are_named(whole: Path, steps: int | None, commit: str, said: s
 
 def test_the_second_run_has_the_firsts_threads_and_ranks_but_no_time_limit_and_no_logger(tmp_path: Path) -> None:
     ranks = ("trainer=ddp", "hardware.num_procs=auto")
-    cfg = compose(*RUN, *ranks, "trainer.max_time=1h")
-    wanted = ["logger=none", "trainer.stop_at_step=7", "trainer.max_time=null", "hardware.num_procs=4"]
+    cfg = compose(*RUN, *ranks, "process.max_time=1h")
+    wanted = ["logger=none", "process.stop_at_step=7", "process.max_time=null", "hardware.num_procs=4"]
     assert recompute.settings(cfg, {}, 4, 7) == wanted
     assert recompute.settings(cfg, {"machine": {"gpus": ["H100"] * 4}}, 4, 7) == wanted[:3], "there are fewer GPUs here"
     assert recompute.settings(compose(*RUN), {}, 1, None) == wanted[:1]
@@ -250,8 +250,11 @@ def test_the_second_run_has_the_firsts_threads_and_ranks_but_no_time_limit_and_n
     assert saved_config(again) == saved_config(tmp_path)
     assert "${root:}" not in (again / "config.yaml").read_text()  # code of another commit lies in another folder
     assert json.loads((again / "environment.json").read_text())["threads"] == {"count": 3}
-    assert recompute.stops(ROOT)
-    assert not recompute.stops(tmp_path), "of an older version"
+    assert recompute.as_called("process.stop_at_step", ROOT) == "process.stop_at_step"
+    assert recompute.as_called("process.stop_at_step", tmp_path) is None, "of an older version"
+    (tmp_path / "src/engine/ranks").mkdir(parents=True)
+    (tmp_path / "src/engine/ranks/stop.py").write_text('AT_STEP = "trainer.stop_at_step"')
+    assert recompute.as_called("process.stop_at_step", tmp_path) == "trainer.stop_at_step"
 
 
 EVIL = {"_target_": "engine.runs.environment._git", "_args_": ["-c", "alias.x=!touch pwned", "x"]}
@@ -310,7 +313,7 @@ def test_a_directory_that_is_no_run_or_is_in_the_way(whole: Path, tmp_path: Path
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks(tmp_path: Path, strategy: str) -> None:
     """Stopped in the middle, where no checkpoint was due."""
-    ranks = (f"trainer={strategy}", "hardware.num_procs=2", "trainer.stop_at_step=15")
+    ranks = (f"trainer={strategy}", "hardware.num_procs=2", "process.stop_at_step=15")
     with pytest.raises(SystemExit):
         start_run(tmp_path / "run", *RUN, *ranks)
     done = command(tmp_path / "run", "--commit", "here")
