@@ -157,7 +157,7 @@ PARTS = {
             "mkdocs.yml": ["hugging_face\\.md"],
             "tests/engine/config/test_wrong_kind.py": ['"(lora|pretrained|texts)",'],
             "pyproject.toml": ["^transformers ="],
-            "src/lab/config.py": ['"model\\.(model\\.)?folder"'],
+            "src/lab/config.py": ['"transformers.AutoModel"', '"safetensors alone', '"model\\.(model\\.)?folder"'],
             "src/lab/make.py": [
                 "load_pretrained",
                 "for part in model\\.modules\\(\\) if begins",

@@ -17,6 +17,7 @@ class App:
 
     schema: of the whole config. own: {"data": its schema, "optim": ...}, the run's keys among a target's arguments.
     moved: {import path prefix in older versions: prefix now}. moved_keys: {key of older versions: now}.
+    remedies: {beginning of a _target_ that is not allowed: what to do instead of allowing it}.
     paths: keys whose values are files or folders. resolvers: {"name": a function for ${name:...} in a yaml}.
 
     check: raises ConfigError for a config that cannot be run. scores: (a whole, plain config, *beginnings of splits'
@@ -40,6 +41,7 @@ class App:
     try_out: Callable[..., dict[str, Any]]
     asked: Mapping[str, str] = field(default_factory=dict)
     moved_keys: Mapping[str, str] = field(default_factory=dict)
+    remedies: Mapping[str, str] = field(default_factory=dict)
 
 
 _registered: list[App] = []
@@ -47,6 +49,11 @@ _registered: list[App] = []
 
 def register(app: App) -> None:
     _registered[:] = [app]
+
+
+def moved_key(key: str) -> str | None:
+    """What a key of older versions is now; None if it is none."""
+    return _registered[0].moved_keys.get(key) if _registered else None
 
 
 def app() -> App:

@@ -16,6 +16,7 @@ from lab.config import (
     MOVED_KEYS,
     OWN,
     PATHS,
+    REMEDIES,
     TARGETS_ALLOWED,
     Config,
     check,
@@ -104,6 +105,6 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
 app.register(
     app.App(
         "lab", TARGETS_ALLOWED, FACTORIES, RootConfig, OWN, MOVED, PATHS, RESOLVERS,
-        check, score_names, start, join, try_out, ASKED_OF_RUN, MOVED_KEYS,
+        check, score_names, start, join, try_out, ASKED_OF_RUN, MOVED_KEYS, REMEDIES,
     )
 )  # fmt: skip

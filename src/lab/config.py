@@ -25,7 +25,7 @@ from engine.config import (
 )
 from engine.errors import ConfigError
 from engine.profiling import ProfilerConfig
-from engine.ranks import ATTENTION, CUDA_GRAPHS, ONE_PROCESS, HardwareConfig, check_share
+from engine.ranks import HardwareConfig, check_options
 from engine.runs import LoggerConfig, check_installed
 from lab.groups import DataConfig, MonitorConfig, OptimConfig, ProcessConfig, RootConfig, TaskConfig, TrainerConfig
 
@@ -50,6 +50,11 @@ TARGETS_ALLOWED = (
     "torch.optim.*",
     "torchmetrics.*",
 )
+# {beginning of a _target_ that is not allowed: what to write instead}
+REMEDIES: dict[str, str] = {
+    "transformers.AutoModel": "choose model=pretrained, with model.folder=... and model.head=AutoModelFor...; it loads "
+    "safetensors alone and runs no code of the folder",
+}
 # Functions that may be called with a config's values alone. Functions of lab's other folders need _partial_: true: the
 # run calls them with objects of its own.
 FACTORIES = ("lab.models.*",)
@@ -220,62 +225,10 @@ def share_evaluation(cfg: Any, num_procs: int) -> None:
 
 
 def _check_combinations(root: RootConfig) -> None:
-    trainer, hardware = root.trainer, root.hardware
-    compiling = f"hardware.compile={hardware.compile if isinstance(hardware.compile, str) else show(hardware.compile)}"
+    trainer = root.trainer
+    check_options(trainer, root.hardware)
     if trainer.max_steps is None and trainer.max_epochs is None:
         raise ConfigError("trainer.max_steps, trainer.max_epochs: both are null - give one of them")
-    if isinstance(hardware.num_procs, int):
-        if trainer.strategy in ONE_PROCESS and hardware.num_procs > 1:
-            raise ConfigError(
-                f"hardware.num_procs: trainer={trainer.strategy} is one process, not {hardware.num_procs} - "
-                "use trainer=ddp"
-            )
-        check_share(trainer.global_batch_size, hardware.num_procs)
-    if trainer.strategy == "fsdp" and trainer.fsdp is None:
-        raise ConfigError("trainer.strategy=fsdp: trainer.fsdp, which says how to shard, is null - use trainer=fsdp")
-    if trainer.strategy == "fsdp" and hardware.device == "mps":
-        raise ConfigError("trainer.strategy=fsdp: shards over CUDA devices or CPU processes, not mps - trainer=single")
-    if trainer.strategy == "ddp" and hardware.device == "mps" and hardware.num_procs not in (1, "auto"):
-        raise ConfigError("hardware.num_procs: a machine has one mps device - use hardware=cpu or trainer=single")
-    if hardware.precision == "tf32" and hardware.device in ("cpu", "mps"):
-        raise ConfigError(
-            f"hardware.precision: tf32 is a mode of CUDA devices, not of {hardware.device} - use fp32, bf16 or fp16"
-        )
-    if trainer.strategy == "dp" and hardware.device in ("cpu", "mps"):
-        raise ConfigError(f"trainer=dp: shares a batch among several GPUs, not on {hardware.device} - use trainer=ddp")
-    if trainer.strategy == "dp" and hardware.compile:
-        raise ConfigError(f"{compiling}: trainer=dp copies the model at each step - use trainer=ddp")
-    if trainer.strategy == "fsdp" and hardware.compile in CUDA_GRAPHS:
-        raise ConfigError(
-            f"{compiling}: a CUDA graph cannot hold trainer=fsdp's collectives between the blocks - use default"
-        )
-    if hardware.deterministic and hardware.compile == "max-autotune":
-        raise ConfigError(
-            "hardware.compile=max-autotune: chooses kernels by their speed, so another run may round "
-            "in another way - use default with hardware.deterministic=true"
-        )
-    if trainer.strategy == "fsdp" and hardware.channels_last:
-        raise ConfigError("hardware.channels_last=true: trainer=fsdp shards weights in torch's order - leave it false")
-    if hardware.precision == "bf16-weights" and trainer.strategy in ("dp", "fsdp"):
-        other = "fsdp gathers its blocks in bf16 already" if trainer.strategy == "fsdp" else "dp makes its own copies"
-        raise ConfigError(f"hardware.precision=bf16-weights: trainer={other} - use hardware.precision=bf16")
-    if hardware.activation_checkpointing_keeps != "inputs" and not hardware.activation_checkpointing:
-        raise ConfigError(
-            f"hardware.activation_checkpointing_keeps={hardware.activation_checkpointing_keeps}: "
-            "hardware.activation_checkpointing names no modules - give auto"
-        )
-    if hardware.activation_checkpointing_keeps == "matmuls" and hardware.precision == "bf16-weights":
-        raise ConfigError(
-            "hardware.activation_checkpointing_keeps=matmuls: its recomputation must see the weights of the forward "
-            "pass, and the bf16 copies are gone by then - use hardware.precision=bf16, or keep inputs"
-        )
-    if wrong := next((name for name in hardware.attention if name not in ATTENTION), None):
-        raise ConfigError(f"hardware.attention: no kernel {show(wrong)} - give {', '.join(ATTENTION)}, or []")
-    if trainer.strategy == "dp" and hardware.activation_checkpointing:
-        raise ConfigError(
-            "hardware.activation_checkpointing: trainer=dp copies the model at each step - use trainer=ddp"
-        )
-    _check_ddp(trainer, hardware)
     if trainer.early_stop_patience is not None and trainer.eval_every is None:
         raise ConfigError("trainer.early_stop_patience: counts evaluations, but trainer.eval_every is null - give both")
 
@@ -300,31 +253,6 @@ def _check_splits(splits: dict[str, Any]) -> None:
                 f"data.splits.{name}: names of splits begin with train, val (scored during training) or test (scored "
                 f"at the end), such as val_{name} - rename it, or set it to null"
             )
-
-
-def _check_ddp(trainer: TrainerConfig, hardware: HardwareConfig) -> None:
-    """Refuse DistributedDataParallel's options with other strategies, where they would have no effect."""
-    options = trainer.ddp
-    asked = {f"trainer.ddp.{f.name}": getattr(options, f.name) for f in fields(options)}
-    asked["trainer.sync_batchnorm"] = trainer.sync_batchnorm
-    for key, value in asked.items():
-        if value not in (False, None) and trainer.strategy != "ddp":
-            raise ConfigError(f"{key}={show(value)}: an option of trainer=ddp, not of {trainer.strategy}")
-    if options.find_unused_parameters and options.static_graph:
-        raise ConfigError(
-            "trainer.ddp.find_unused_parameters=true: leave it false, trainer.ddp.static_graph=true finds them itself"
-        )
-    if hardware.compile and options.bucket_cap_mb is not None and options.bucket_cap_mb < 1:
-        raise ConfigError(
-            f"trainer.ddp.bucket_cap_mb={show(options.bucket_cap_mb)}: with hardware.compile torch's first bucket "
-            "is 1 MB, and no other may be smaller - give 1 or more"
-        )
-    if options.comm_hook == "bf16" and hardware.device == "cpu":
-        raise ConfigError("trainer.ddp.comm_hook=bf16: torch has it for CUDA only, not for cpu; fp16 works")
-    if trainer.sync_batchnorm and hardware.device in ("cpu", "mps"):
-        raise ConfigError(
-            f"trainer.sync_batchnorm=true: torch's SyncBatchNorm runs on CUDA only, not on {hardware.device}"
-        )
 
 
 def score_names(values: dict[str, Any], *prefixes: str) -> list[str]:

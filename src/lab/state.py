@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from engine.checkpoints import BufferChecks, Checkpoints, Optimizers
-from engine.data import Loader, StatefulOrder, Stream, stateful
+from engine.data import Loader, StatefulOrder, Stream, changeable_order
 from engine.errors import ConfigError
 from engine.profiling import Work
 from engine.ranks import (
@@ -163,12 +163,12 @@ class Run:
     @property
     def order(self) -> Any:
         """data.order, to be changed: alike on all ranks, between steps or in on_eval. `reorder` puts it in use."""
-        return stateful(self.train).order
+        return changeable_order(self.train).order
 
     def reorder(self) -> None:
         """From the next step on samples come by the state that `order` has now. All ranks call this after the same
         step; it compares their states. Sample numbers go on."""
-        order = stateful(self.train)
+        order = changeable_order(self.train)
         if self.evaluations:
             raise ConfigError(
                 "run.reorder() in an evaluation: one that is stopped is made again, so the order would change twice - "

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from omegaconf import OmegaConf
 
+from engine.app import moved_key
 from engine.errors import ConfigError
 
 T = TypeVar("T")
@@ -200,7 +201,9 @@ def no_such_key(key: str, siblings: Iterable[str], elsewhere: Sequence[str] = ()
     siblings = [str(s) for s in siblings if not str(s).startswith("_")]  # no _target_
     elsewhere = [k for k in elsewhere if not k.rpartition(".")[2].startswith("_")]
     same = [k for k in elsewhere if k.rpartition(".")[2] == name]
-    if len(same) == 1:
+    if now := moved_key(key):
+        hint = f" - it is {now} now"
+    elif len(same) == 1:
         hint = f" - did you mean {same[0]}?"
     elif not (hint := did_you_mean(name, siblings, prefix)) and elsewhere:
         # batch_size: suggest trainer.global_batch_size; names of one or two letters would match too many

@@ -146,9 +146,11 @@ def locate(path: Any, key: str, allowed: Sequence[str] = ()) -> Any:
     where = join(key, "_target_")
     if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
         raise ConfigError(f"{where}: expected an import path such as {app().package}.models.mlp.MLP, got {show(path)}")
-    own = "" if allowed else f" - add its library to TARGETS_ALLOWED in {app().package}/config.py"
+    remedy = next((text for start, text in app().remedies.items() if path.startswith(start)), None)
+    remedy = remedy or f"add its library to TARGETS_ALLOWED in {app().package}/config.py"
+    remedy = "" if allowed else f" - {remedy}"
     allowed = allowed or app().allowed
-    refused = f"{where}: {path} is not allowed ({', '.join(allowed)}){own}"
+    refused = f"{where}: {path} is not allowed ({', '.join(allowed)}){remedy}"
     if not _below(path, allowed):
         first, _, rest = path.partition(".")
         renamed = f"{app().package}.{rest}"  # a fork has another name

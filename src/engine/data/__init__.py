@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from engine.data.reading.raw import ChunkCache
     from engine.data.reading.readers import Mapped
     from engine.data.reading.remote import fetch_all
-    from engine.data.stateful import StatefulOrder, has_state, stateful
+    from engine.data.stateful import StatefulOrder, changeable_order, has_state
     from engine.data.stream import Stream, is_stream
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -29,7 +29,7 @@ def has_state(order: Any) -> bool:
     return not missing
 
 
-def stateful(loader: Any) -> StatefulOrder:
+def changeable_order(loader: Any) -> StatefulOrder:
     """The order of a training loader, which run.order and run.reorder change; ConfigError if it has no state."""
     order = getattr(loader and loader.plan, "order", None)
     if isinstance(order, StatefulOrder):

@@ -18,7 +18,8 @@ where an evaluation was cut short on all ranks.
     skipping                steps that are left out without asking the device
     replicas                whether all ranks hold the same
     stop, watch, guard, failures        stopping together, hang watchdog, the first failure on record
-    balance                 stragglers and peak memory      terminal    breakpoints in ranks      options
+    balance                 stragglers and peak memory      terminal    breakpoints in ranks
+    options, rules          values of the groups; which go together
 """
 
 from __future__ import annotations
@@ -83,15 +84,7 @@ if TYPE_CHECKING:
         update_scale,
     )
     from engine.ranks.launch import Ranks
-    from engine.ranks.options import (
-        ATTENTION,
-        CUDA_GRAPHS,
-        ONE_PROCESS,
-        DDPConfig,
-        FsdpConfig,
-        HardwareConfig,
-        check_share,
-    )
+    from engine.ranks.options import ONE_PROCESS, DDPConfig, FsdpConfig, HardwareConfig
     from engine.ranks.precision import WithBf16Weights
     from engine.ranks.rendezvous import (
         await_directory,
@@ -102,6 +95,7 @@ if TYPE_CHECKING:
         release_followers,
     )
     from engine.ranks.replicas import Replicas, numbers_in
+    from engine.ranks.rules import check_options
     from engine.ranks.seed import StepNumbers, draw_nothing, rng_state, seed_everything, set_rng_state
     from engine.ranks.skipping import DeviceSchedule, any_of, average_in, can_skip, skipped, unless
     from engine.ranks.stop import AT_STEP, MAX_TIME, Stopped, StopRequest, stop_on_signals

@@ -24,7 +24,7 @@ from engine.extras import missing
 from lab.groups import TrainerConfig
 
 Call = Callable[..., tuple[int, list[str]]]
-ROOT_HAS = "(the config has: name, seed, resume, sweep, monitor, data, model, task, optim, trainer, hardware, logger, profiler, callback)"
+ROOT_HAS = "(the config has: name, seed, resume, sweep, monitor, process, data, model, task, optim, trainer, hardware, logger, profiler, callback)"
 GROUPS = "(the config has: data, model, task, optim, trainer, hardware, logger, callback, profiler, name, seed, resume, sweep, monitor"
 MODEL_HAS, SCHEDULE_HAS = (
     f"({group} has: {', '.join(sorted(path.stem for path in (CONF / group).glob('*.yaml')))})"
@@ -72,9 +72,9 @@ def call(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     one_quick([
-        (["optim.lrr=1"], "optim.lrr: no such key - did you mean optim.lr? (optim has: schedule, lr, betas, weight_decay, decay_norms_and_biases, lr_factors)"),
-        (["~optim.lrr"], "optim.lrr: no such key - did you mean optim.lr? (optim has: schedule, lr, betas, weight_decay, decay_norms_and_biases, lr_factors)"),
-        (["optim=sgd", "optim.momentun=1"], "optim.momentun: no such key - did you mean optim.momentum? (optim has: schedule, lr, momentum, nesterov, weight_decay, decay_norms_and_biases, lr_factors)"),
+        (["optim.lrr=1"], "optim.lrr: no such key - did you mean optim.lr? (optim has: decay_norms_and_biases, lr_factors, schedule, lr, betas, weight_decay)"),
+        (["~optim.lrr"], "optim.lrr: no such key - did you mean optim.lr? (optim has: decay_norms_and_biases, lr_factors, schedule, lr, betas, weight_decay)"),
+        (["optim=sgd", "optim.momentun=1"], "optim.momentun: no such key - did you mean optim.momentum? (optim has: decay_norms_and_biases, lr_factors, schedule, lr, momentum, nesterov, weight_decay)"),
         (["model.hiden.x=3"], "model.hiden: no such key - did you mean model.hidden? (model has: input_shape, num_outputs, hidden, dropout)"),
         (["optim.lr.x=3"], "optim.lr.x: optim.lr is a value, not a group"),
         (["hydra.run.dri=x"], "hydra.run.dri: no such key - did you mean hydra.run.dir? (hydra.run has: dir)"),
@@ -91,8 +91,8 @@ def call(
         (["hydra.job.num=abc"], "hydra.job.num=abc: Value 'abc' of type 'str' could not be converted to Integer"),
         (["trainer.max_steps=abc"], "trainer.max_steps: expected an integer or null, got 'abc'"),
         (["+trainer.max_step=3"], f"trainer.max_step: no such key - did you mean trainer.max_steps? {TRAINER_HAS}"),
-        (["trainer.max_time=30m"], f"trainer.max_time: no such key - did you mean process.max_time? {TRAINER_HAS}"),
-        (["+trainer.save_async=false"], f"trainer.save_async: no such key - did you mean process.save_async? {TRAINER_HAS}"),
+        (["trainer.max_time=30m"], f"trainer.max_time: no such key - it is process.max_time now {TRAINER_HAS}"),
+        (["+trainer.save_async=false"], f"trainer.save_async: no such key - it is process.save_async now {TRAINER_HAS}"),
         (["+sede=3"], f"sede: no such key - did you mean seed? {ROOT_HAS}"),
         (["+model.hiden=3"], "model.hiden: lab.models.mlp.MLP takes no 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
         (["model._target_=lab.models.mlp.MPL"], "model._target_: lab.models.mlp has no 'MPL' - did you mean MLP?"),
@@ -119,7 +119,7 @@ def call(
         (["trainer.fsdp.wrap=auto"], "trainer.fsdp.wrap: trainer.fsdp is null here - choose trainer=fsdp"),
         (["data=h5", "data.fields.z=image"], "data.fields.z: no such key (data.fields has: x, y) - what is new is added with a plus, +data.fields.z=image"),
         (["data=h5", "data.transforms.flip.dim=1"], "data.transforms.flip: no such key (data.transforms has: to_float) - what is new is added with a plus, +data.transforms.flip.dim=1"),
-        (["optim.eps=1e-6"], "optim.eps: no such key (optim has: schedule, lr, betas, weight_decay, decay_norms_and_biases, lr_factors) - what is new is added with a plus, +optim.eps=1e-6, if torch.optim.AdamW takes it"),
+        (["optim.eps=1e-6"], "optim.eps: no such key (optim has: decay_norms_and_biases, lr_factors, schedule, lr, betas, weight_decay) - what is new is added with a plus, +optim.eps=1e-6, if torch.optim.AdamW takes it"),
         *([] if find_spec("ray") else [(["-m", "hydra/launcher=ray", "seed=1,2"], missing("hydra/launcher=ray", "ray", "ray"))]),
         (["sweep.preflight=true"], "sweep.preflight=true: of a multirun, and would have no effect here - add -m, or leave it out"),
         (["sweep.retry_failed=true"], "sweep.retry_failed=true: of a multirun, and would have no effect here - add -m, or leave it out"),
