@@ -104,9 +104,9 @@ def _dtype_mistake(model: nn.Module, batch: dict[str, Any], error: Exception) ->
         wrong = ["x"] if names and any(name in text for name in (*names, "mixed dtype")) else []
     if not wrong:
         return None
-    found = ", ".join(f"{field!r} is {_name(dtypes[field])}" for field in wrong)
+    said = ", ".join(f"{field!r} is {_name(dtypes[field])}" for field in wrong)
     return ConfigError(
-        f"data: field {found}, and the model's weights are {_name(weights)} ({first_line(error)}): add "
+        f"data: field {said}, and the model's weights are {_name(weights)} ({first_line(error)}): add "
         f"{CAST % wrong[0]}, or return {_name(weights)} from the dataset"
     )
 

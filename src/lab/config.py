@@ -238,9 +238,9 @@ def _check_parts(data: dict[str, Any]) -> None:
         node = data["parts"][key.removeprefix("data.parts.")]
         if not isinstance(node, dict) or "_target_" not in node:
             raise ConfigError(f"{key}: is no data set - choose one, +data@{key}=h5, or give its _target_")
-        for own in ("loader", "num_workers"):
-            if node.get(own, "auto") != "auto":
-                raise ConfigError(f"{key}.{own}={node[own]}: the parts are read together - give data.{own}")
+        for name in ("loader", "num_workers"):
+            if node.get(name, "auto") != "auto":
+                raise ConfigError(f"{key}.{name}={node[name]}: the parts are read together - give data.{name}")
         order = node.get("order")
         if not isinstance(order, dict) or order.get("_partial_") is not True:
             raise ConfigError(f"{key}.order: give one, with _partial_: true, as in conf/data/h5.yaml")

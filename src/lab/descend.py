@@ -121,8 +121,8 @@ class Descend:
             values[f"{prefix}grad_norm"] = updates[-1][0].to(device)
             if (left_out := any_of([non_finite for _, non_finite, _ in updates])) is not None:
                 left_out = left_out.to(device)
-                own = [name for name in values if self._objective_of(name) == objective]
-                values |= {name: torch.where(left_out > 0, 0.0, values[name]) for name in own}
+                names = [name for name in values if self._objective_of(name) == objective]
+                values |= {name: torch.where(left_out > 0, 0.0, values[name]) for name in names}
                 values[f"{prefix}non_finite"] = left_out
         decay = self.trainer.ema_decay
         share = state.task.share_in_average(state.step) if decay is None else 1 - decay
@@ -254,8 +254,8 @@ def as_many(batches: Iterable[Batch], sizes: list[int], task: Task) -> Iterator[
 @contextmanager
 def only(objective: str, state: TrainState) -> Iterator[None]:
     """In this block only this objective's parameters require a gradient; those of the other optimizers do not."""
-    own = {id(p) for group in state.optimizer[objective].param_groups for p in group["params"]}
-    others = [p for group in state.optimizer.param_groups for p in group["params"] if id(p) not in own]
+    trained = {id(p) for group in state.optimizer[objective].param_groups for p in group["params"]}
+    others = [p for group in state.optimizer.param_groups for p in group["params"] if id(p) not in trained]
     for p in others:
         p.requires_grad_(False)
     try:
@@ -294,5 +294,5 @@ def update(
 
 
 def trains(optimizer: Optimizer, model: nn.Module) -> bool:
-    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return any(id(p) in own for p in model.parameters())
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return any(id(p) in trained for p in model.parameters())

@@ -21,8 +21,8 @@ def check_finite(state: TrainState, run: Run) -> dict[str, int]:
     # before a resume that ended the skipping steps may have been left out, too
     counts, norms = ([n for n in state.totals if n.rpartition("/")[2] == key] for key in ("non_finite", "grad_norm"))
     names = counts if skips else [*counts, *norms]
-    found = to_host(torch.stack([state.totals[name] for name in names])) if names else []
-    if not (skips or all(map(math.isfinite, found[len(counts) :]))):
+    sums = to_host(torch.stack([state.totals[name] for name in names])) if names else []
+    if not (skips or all(map(math.isfinite, sums[len(counts) :]))):
         raise RunFailed(
             f"gradients were not finite within the steps {state.logged_step + 1} to {state.step}; "
             "debug=nan names the module, trainer.non_finite=skip leaves such steps out, "
@@ -33,7 +33,7 @@ def check_finite(state: TrainState, run: Run) -> dict[str, int]:
             f"fp16: the loss scale has fallen below {SMALLEST_SCALE:g} by step {state.step}, as no step was finite; "
             "hardware.precision=bf16 has the range of fp32, a lower optim.lr may help too"
         )
-    return {name.rpartition("/")[0]: int(count) for name, count in zip(counts, found)}
+    return {name.rpartition("/")[0]: int(count) for name, count in zip(counts, sums)}
 
 
 def log_train(state: TrainState, run: Run, clock: Clock) -> None:

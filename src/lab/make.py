@@ -245,7 +245,7 @@ def make_state(
     """model, task: unsharded, on the CPU; moved to the device, or the model sharded over the ranks, in place.
 
     tape: has the weights of a recorded model. begins: False if a checkpoint will be loaded."""
-    trainer, own = config.trainer, config.optim
+    trainer, optim = config.trainer, config.optim
     ema = (
         copy.deepcopy(model).requires_grad_(False) if trainer.ema_decay or overrides(task, "share_in_average") else None
     )
@@ -264,8 +264,8 @@ def make_state(
         tape.clear()
     task.to(world.device)
     if config.hardware.channels_last:
-        found = sum(map(in_channels_last, (model, ema, task)))
-        if not found:
+        changed = sum(map(in_channels_last, (model, ema, task)))
+        if not changed:
             raise ConfigError(
                 f"hardware.channels_last=true: {type(model).__name__} has no weights of four dimensions (convolutions "
                 "of images) - leave it false"
@@ -280,8 +280,8 @@ def make_state(
         optimizers[objective] = make_optimizer(config, named, objective or type(model).__name__, others)
         if not overrides(task, "train_step"):
             check_closure(optimizers[objective], config.optimizer["_target_"])
-    factor = construct("optim.schedule", own.schedule)
-    with constructing("optim.schedule", own.schedule):
+    factor = construct("optim.schedule", optim.schedule)
+    with constructing("optim.schedule", optim.schedule):
         schedule: Any = Schedule(optimizers, factor, total_steps)
     scaler = make_scaler(machine)
     if may_skip(trainer, scaler) and can_skip([*optimizers.values()]):
@@ -295,14 +295,14 @@ def make_state(
 
 def make_optimizer(config: Config, named: Named, whose: str, others: Sequence[str] = ()) -> Optimizer:
     """named: the parameters to train. whose: the owner's name, for messages. others: other optimizers' parameters."""
-    own = config.optim
+    optim = config.optim
     if not named:
         raise ConfigError(f"model: {whose} has no parameters that require a gradient: nothing to train")
     decay = largest(config.optimizer, "weight_decay")
     make = construct("optim", config.optimizer)
     with constructing("optim", config.optimizer):
         optimizer = build_optimizer(
-            make, lambda: parameter_groups(named, decay, own.decay_norms_and_biases, own.lr_factors, others)
+            make, lambda: parameter_groups(named, decay, optim.decay_norms_and_biases, optim.lr_factors, others)
         )
         return of_kind("optim", config.optimizer, optimizer, Optimizer)
 

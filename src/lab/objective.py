@@ -16,12 +16,13 @@ from lab.tasks.base import Batch, Task
 def forward_loss(model: nn.Module, task: Task, batch: Batch, objective: str = "") -> tuple[dict[str, Tensor], Any]:
     """Returns the task's ({"loss": (B,), term: (B,), ...}, output), in training and in evaluation: Task.losses."""
     method = f"{objective}_losses" if objective else "losses"
-    found = getattr(task, method)(model, batch)
-    if not (isinstance(found, tuple) and len(found) == 2):
+    returned = getattr(task, method)(model, batch)
+    if not (isinstance(returned, tuple) and len(returned) == 2):
         raise ConfigError(
-            f"task: {type(task).__name__}.{method} returned a {type(found).__name__}; it must return (losses, output)"
+            f"task: {type(task).__name__}.{method} returned a {type(returned).__name__}; it must return (losses, "
+            "output)"
         )
-    losses, output = found
+    losses, output = returned
     return {"loss": losses} if isinstance(losses, Tensor) else dict(losses), output
 
 

@@ -35,8 +35,8 @@ class HasGroups(Protocol):
 
 def trainable(modules: Iterable[tuple[str, nn.Module]]) -> Named:
     """Returns (name, parameter) of all that require a gradient, shared ones once. modules: (name prefix, module)."""
-    found = {id(p): (prefix + name, p) for prefix, m in modules for name, p in m.named_parameters()}
-    return [(name, p) for name, p in found.values() if p.requires_grad]
+    named = {id(p): (prefix + name, p) for prefix, m in modules for name, p in m.named_parameters()}
+    return [(name, p) for name, p in named.values() if p.requires_grad]
 
 
 def parameter_groups(
@@ -116,15 +116,15 @@ def check_optimizer(saved: list[dict[str, Any]], optimizer: HasGroups, kind: str
     """Raise a ConfigError where a checkpoint's groups (param_groups of its state dict) are not those of `optimizer`.
 
     kind: the optimizer class's name, for the message."""
-    own = optimizer.param_groups
-    pairs = [(set(a) - {"lr_factor"}, set(b)) for a, b in zip(saved, own)]
+    present = optimizer.param_groups
+    pairs = [(set(a) - {"lr_factor"}, set(b)) for a, b in zip(saved, present)]
     # names that only one side has come from another version of torch
     if strange := ", ".join(sorted({name for a, b in pairs if b - a for name in a - b})):
         raise ConfigError(
             f"optim: the checkpoint is of another optimizer than {kind}, which has no {strange}; keep the run's "
             "optim._target_, or begin another run"
         )
-    counts = [[len(group["params"]) for group in groups] for groups in (saved, own)]
+    counts = [[len(group["params"]) for group in groups] for groups in (saved, present)]
     if counts[0] != counts[1]:
         raise ConfigError(
             f"optim: the checkpoint's parameter groups have {counts[0]} parameters, those of this config {counts[1]}: "
@@ -132,7 +132,7 @@ def check_optimizer(saved: list[dict[str, Any]], optimizer: HasGroups, kind: str
             "begin another run to change them"
         )
     # an argument of Adam that makes it AdamW; the checkpoint's value would be computed with, whatever the class
-    kinds = [{group.get("decoupled_weight_decay") for group in groups} for groups in (saved, own)]
+    kinds = [{group.get("decoupled_weight_decay") for group in groups} for groups in (saved, present)]
     if None not in kinds[0] | kinds[1] and kinds[0] != kinds[1]:
         raise ConfigError(
             f"optim: the checkpoint is of another optimizer than {kind}, with decoupled_weight_decay={kinds[0].pop()}; "
@@ -140,11 +140,11 @@ def check_optimizer(saved: list[dict[str, Any]], optimizer: HasGroups, kind: str
         )
 
 
-def check_trained(saved: Sequence[str], own: Sequence[str]) -> None:
+def check_trained(saved: Sequence[str], present: Sequence[str]) -> None:
     """Raise a ConfigError where a checkpoint's optimizer has moved other parameters than `own`: it knows them by their
     number, and would move these by the others' moments."""
-    if list(saved) != list(own):
-        a, b = next((a, b) for a, b in zip_longest(saved, own, fillvalue="no more") if a != b)
+    if list(saved) != list(present):
+        a, b = next((a, b) for a, b in zip_longest(saved, present, fillvalue="no more") if a != b)
         raise ConfigError(
             f"optim: the checkpoint's optimizer trains other parameters than this config's: {a} where this has {b}; "
             "which are trained, and in which groups, stays as the run began - begin another run to change it"

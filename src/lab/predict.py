@@ -99,14 +99,14 @@ def write_part(what: Prediction, num_procs: int, folder: Path) -> None:
                 f"{len(first.dataset):,}: several models predict the same samples - give data.path=..."
             )
     apply_hardware(first.config.hardware, first.machine)
-    with process_group(first.machine.device, collective_timeout_s(None)) as own, ExitStack() as stack:
+    with process_group(first.machine.device, collective_timeout_s(None)) as world, ExitStack() as stack:
         loaders: list[Loader] = []
         for member in members:
-            member.model.to(own.device), member.task.to(own.device).eval()
-            loader = make_eval_loader(member.config, first.machine, member.dataset, what.split, own, whole=True)
+            member.model.to(world.device), member.task.to(world.device).eval()
+            loader = make_eval_loader(member.config, first.machine, member.dataset, what.split, world, whole=True)
             loaders.append(loader)
             stack.callback(loaders[-1].close)
-        part = Part(folder / f"{own.rank}.h5")
+        part = Part(folder / f"{world.rank}.h5")
         stack.callback(part.close)
         for k, batches in enumerate(zip(*loaders)):
             rows, counted = loaders[0].plan(k)[1], loaders[0].lengths(k)[1]  # type: ignore[index]
@@ -119,11 +119,11 @@ def write_part(what: Prediction, num_procs: int, folder: Path) -> None:
 def outputs(member: Restored, batch: Batch, what: Prediction) -> dict[str, np.ndarray]:
     """{name: (B, ...)} of one model: "output" for a task that returns one tensor, else the names of its mapping."""
     with make_autocast(member.machine)():
-        found = member.task.predict(member.model, batch)
-    named = {"output": found} if isinstance(found, Tensor) else found
+        predicted = member.task.predict(member.model, batch)
+    named = {"output": predicted} if isinstance(predicted, Tensor) else predicted
     if not (isinstance(named, Mapping) and all(isinstance(value, Tensor) for value in named.values())):
         raise ConfigError(
-            f"task: the output of {type(member.task).__name__} is a {type(found).__name__}; to write it to a file, "
+            f"task: the output of {type(member.task).__name__} is a {type(predicted).__name__}; to write it to a file, "
             "give the task a predict(model, batch) that returns a tensor (B, ...) or {name: tensor}"
         )
     if what.activation:

@@ -223,8 +223,8 @@ def build(process: Process, data: Data, payload: dict[str, Any] | None) -> tuple
     state.source, state.order = data.source, order if isinstance(order, StatefulOrder) else None
     buffers = BufferChecks(Objective(model, task), task, state.ema)
     nets = make_nets(config, machine, state, world)
-    if state.ema is not None and (own := next((n for n, p in task.named_parameters() if p.requires_grad), None)):
-        logger.warn(f"trainer.ema_decay averages the model; what the task trains ({own}) is scored as it is")
+    if state.ema is not None and (name := next((n for n, p in task.named_parameters() if p.requires_grad), None)):
+        logger.warn(f"trainer.ema_decay averages the model; what the task trains ({name}) is scored as it is")
     balance = None
     if world.size > 1:
         balance = Balance(next(iter(nets.values())), world, data.train, logger, config.process.straggler_share)
@@ -272,9 +272,9 @@ def begin(
     logger.say(title)
     gpus = gather(gpu_facts(world.device), world)
     if world.is_main:
-        found = machine_facts(world.device, gpus)
-        logger.say(machine_line(found))
-        if unlike := record_machine(process.directory, found):
+        facts = machine_facts(world.device, gpus)
+        logger.say(machine_line(facts))
+        if unlike := record_machine(process.directory, facts):
             logger.warn(f"the run began on another machine, which rounds in its own way: {unlike}")
     describe(logger, run.machine, state.model, run, data.sets, data.train)
 

@@ -182,11 +182,11 @@ def join() -> int:
     """Run a rank above 0 that torchrun or srun has started, or the ranks of a host above 0: wait until rank 0 has
     published the run directory, then run in it. Returns the exit status."""
     began = time.monotonic()
-    here, found = cluster_role(), await_directory()
-    if found is None or here is None:
+    here, published = cluster_role(), await_directory()
+    if published is None or here is None:
         early.leave_if_asked()
         return 2  # rank 0 has printed the mistake in the config
-    run_dir, local_ranks = found
+    run_dir, local_ranks = published
     try:
         if here.kind == "host":
             run_ranks(run_dir, local_ranks, 0, began)
@@ -199,8 +199,8 @@ def join() -> int:
         return int(end.code or 0)
     except Exception as error:
         record = read_failure(run_dir)
-        own = range(here.index * local_ranks, (here.index + 1) * local_ranks) if here.kind == "host" else [here.index]
-        if record is not None and record["rank"] in own:  # rank 0 may hang in a collective and print nothing
+        ours = range(here.index * local_ranks, (here.index + 1) * local_ranks) if here.kind == "host" else [here.index]
+        if record is not None and record["rank"] in ours:  # rank 0 may hang in a collective and print nothing
             print(f"failed: {first_failure(run_dir, error)}", file=sys.stderr)
         return 1
     return 0

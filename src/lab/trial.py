@@ -77,8 +77,8 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         if shape not in known:
             if not machine.threads.why:
                 objective = Objective(model, task, next(iter(nets)))
-                found = measure_threads(machine.threads.most, objective, lambda: first, make_autocast(machine))
-                torch.set_num_threads(found.count)
+                measured = measure_threads(machine.threads.most, objective, lambda: first, make_autocast(machine))
+                torch.set_num_threads(measured.count)
 
             def step() -> None:
                 train_step(nets, state, steps_of, config.trainer, machine, one)

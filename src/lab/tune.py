@@ -207,10 +207,10 @@ def measure_loaders(cfg: DictConfig) -> tuple[float, dict[tuple[str, int], float
     delivers alone}), medians of measurements in turns."""
     trial = Trial.of(cfg)
     ways = loader_ways(trial.sets["train"], cores_each(trial.machine.num_procs))
-    found: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
+    speeds_of: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
     for _ in range(LOADER_ROUNDS):
         for way in ways:
-            found[way].append(delivered(trial, *way))
+            speeds_of[way].append(delivered(trial, *way))
     with loaders.make_train_loader(trial.config, trial.machine, trial.sets["train"], trial.world, 0) as loader:
         batches = list(itertools.islice(loader, len(trial.machine.micro_batch_sizes)))
     again = itertools.cycle(batches)
@@ -222,7 +222,7 @@ def measure_loaders(cfg: DictConfig) -> tuple[float, dict[tuple[str, int], float
             train_step(nets, state, again, trainer, trial.machine, trial.one)
 
         taken = sum(trial.machine.micro_batch_sizes) / step_s(step, trial.one.device)
-    return taken, {way: statistics.median(speeds) for way, speeds in found.items()}
+    return taken, {way: statistics.median(speeds) for way, speeds in speeds_of.items()}
 
 
 def delivered(trial: Trial, kind: str, workers: int) -> float:
@@ -241,12 +241,12 @@ def delivered(trial: Trial, kind: str, workers: int) -> float:
         return samples / max(passed, 1e-9)
 
 
-def best_loader(taken: float, found: dict[tuple[str, int], float]) -> tuple[str, int]:
+def best_loader(taken: float, speeds: dict[tuple[str, int], float]) -> tuple[str, int]:
     """The way with the fewest workers that delivers ENOUGH times what the steps take; else the fastest."""
-    enough = [way for way, speed in found.items() if speed >= ENOUGH * taken]
+    enough = [way for way, speed in speeds.items() if speed >= ENOUGH * taken]
     if enough:
-        return min(enough, key=lambda way: (way[0] == "workers", way[1], -found[way]))
-    return max(found, key=found.__getitem__)
+        return min(enough, key=lambda way: (way[0] == "workers", way[1], -speeds[way]))
+    return max(speeds, key=speeds.__getitem__)
 
 
 # ---- optim.lr
@@ -277,7 +277,7 @@ def lr_range_test(cfg: DictConfig) -> list[tuple[float, float]]:
 def rates_and_losses(trial: Trial) -> list[tuple[float, float]]:
     state, nets = trial.begin(trial.machine, trial.one)
     state.schedule = ramp(state)
-    found: list[tuple[float, float]] = []
+    points: list[tuple[float, float]] = []
     with loaders.make_train_loader(trial.config, trial.machine, trial.sets["train"], trial.one, 0) as loader:
         batches = iter(loader)
         for _ in LR_RATES:
@@ -285,10 +285,10 @@ def rates_and_losses(trial: Trial) -> list[tuple[float, float]]:
             values = train_step(nets, state, batches, trial.config.trainer, trial.machine, trial.one)
             state.step += 1
             loss = statistics.mean(float(v) for name, v in values.items() if name.rpartition("/")[2] == "loss")
-            found.append((lr, loss))
-            if diverged(found):
+            points.append((lr, loss))
+            if diverged(points):
                 break
-    return found
+    return points
 
 
 def len_ranks(cfg: DictConfig) -> int:
@@ -299,9 +299,9 @@ def len_ranks(cfg: DictConfig) -> int:
 
 def ramp(state: TrainState) -> Schedule:
     """A schedule over LR_RATES; groups keep what they have of it (lr_factor, an optimizer's own rate)."""
-    own = getattr(state.schedule, "schedule", state.schedule)
+    schedule = getattr(state.schedule, "schedule", state.schedule)
     made = Schedule(state.optimizer, lambda step, total: LR_RATES[min(step, total - 1)], len(LR_RATES))
-    made.peaks, made.peak = [peak / own.peak for peak in own.peaks], 1.0
+    made.peaks, made.peak = [peak / schedule.peak for peak in schedule.peaks], 1.0
     made.load_state_dict({"updates": 0})
     return made
 
@@ -314,8 +314,8 @@ def smoothed(losses: list[float]) -> Iterator[float]:
         yield mean / (1 - LR_SMOOTH**i)
 
 
-def diverged(found: list[tuple[float, float]]) -> bool:
-    means = list(smoothed([loss for _, loss in found]))
+def diverged(points: list[tuple[float, float]]) -> bool:
+    means = list(smoothed([loss for _, loss in points]))
     if not math.isfinite(means[-1]):
         return True
     # measured by the fall so far, so that losses of any sign will do
@@ -323,10 +323,10 @@ def diverged(found: list[tuple[float, float]]) -> bool:
     return len(means) > 20 and means[-1] > low + LR_DIVERGED * max(first - low, 0.05 * abs(first))
 
 
-def suggested_lr(found: list[tuple[float, float]]) -> float:
+def suggested_lr(points: list[tuple[float, float]]) -> float:
     """A tenth of the rate at which the smoothed loss is least, with two digits."""
-    means = list(smoothed([loss for _, loss in found]))
-    finite = [(mean, lr) for mean, (lr, _) in zip(means, found) if math.isfinite(mean)]
+    means = list(smoothed([loss for _, loss in points]))
+    finite = [(mean, lr) for mean, (lr, _) in zip(means, points) if math.isfinite(mean)]
     if not finite:
         raise ConfigError("optim.lr: the loss is not finite from the first step on")
     return float(f"{min(finite)[1] / 10:.1e}")

@@ -39,17 +39,17 @@ Panels = dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]
 def panels_of(lines: list[dict[str, Any]]) -> Panels:
     """Returns {quantity: {split: (steps, values)}}, losses first, then the other scores, what is of training alone
     last."""
-    found: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
+    panels: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         for key, value in line.items():
             split, _, name = key.partition("/")
             if (
                 split.startswith(("train", "val", "test")) and name not in ASIDE and value is not None
             ):  # null: inf or NaN
-                found[name][split].append((line["step"], value))
-    order = sorted(found, key=lambda name: (list(found[name]) == ["train"], name != "loss"))
+                panels[name][split].append((line["step"], value))
+    order = sorted(panels, key=lambda name: (list(panels[name]) == ["train"], name != "loss"))
     return {
-        name: {split: tuple(np.array(column) for column in zip(*found[name][split])) for split in sorted(found[name])}  # type: ignore[misc]
+        name: {split: tuple(np.array(column) for column in zip(*panels[name][split])) for split in sorted(panels[name])}  # type: ignore[misc]
         for name in order
     }
 

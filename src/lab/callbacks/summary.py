@@ -41,10 +41,10 @@ class Summary(Callback):
             return
         finally:
             set_rng_state(before, run.world.device)
-        own = [row for row in rows if row.name.startswith("model") or (row.parameters and row.name.startswith("task"))]
+        listed = [r for r in rows if r.name.startswith("model") or (r.parameters and r.name.startswith("task"))]
         total = rows[0]
         text = (
-            f"{summary_table(own, samples, self.depth)}\n"
+            f"{summary_table(listed, samples, self.depth)}\n"
             f"{total.parameters:,} parameters, {total.trained:,} trained; with a micro-batch of {samples} samples"
         )
         replace_text(run.directory / "summary.txt", f"{text}\n")

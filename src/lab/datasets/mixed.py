@@ -90,11 +90,11 @@ class Mixed:
         arrays = {field: values.numpy() for field, values in out.items()}  # torch's threads would hang after a fork
         for k, name, local, at in self._places(rows):
             part, spec = self.parts[name], self.specs[name]
-            own = {field: out[field] for field in spec}
+            of_part = {field: out[field] for field in spec}
             if len(at) == len(rows):
-                part.gather(local, own)
+                part.gather(local, of_part)
             elif hasattr(part, "gather_at"):
-                part.gather_at(local, own, at)
+                part.gather_at(local, of_part, at)
             else:
                 for field, values in part.gather(local, None).items():
                     arrays[field][at] = values.numpy()
@@ -229,16 +229,16 @@ def _together(specs: Mapping[str, Spec]) -> Spec:
 
 
 def _classes(parts: Mapping[str, Any]) -> dict[str, list[str]]:
-    found: dict[str, tuple[str, list[str]]] = {}
+    first: dict[str, tuple[str, list[str]]] = {}
     for name, part in parts.items():
         for field, classes in (getattr(part, "class_names", None) or {}).items():
-            home, known = found.setdefault(field, (name, classes))
+            home, known = first.setdefault(field, (name, classes))
             if list(known) != list(classes):
                 raise ConfigError(
                     f"data.parts.{name}.fields.{field}: its classes are {', '.join(classes[:4])}, ..., and those of "
                     f"data.parts.{home} are {', '.join(known[:4])}, ...: one number would mean two things"
                 )
-    return {field: classes for field, (_, classes) in found.items()}
+    return {field: classes for field, (_, classes) in first.items()}
 
 
 def _bytes(spec: Spec) -> int:

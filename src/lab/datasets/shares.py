@@ -59,12 +59,12 @@ def deal(numbers: np.ndarray, weights: list[int]) -> tuple[np.ndarray, np.ndarra
 
 def counts(length: int, weights: list[int]) -> np.ndarray:
     """(parts,) samples of each part among the first `length`."""
-    found, left, total = np.zeros(len(weights), dtype=np.int64), np.asarray([length]), sum(weights)
+    samples, left, total = np.zeros(len(weights), dtype=np.int64), np.asarray([length]), sum(weights)
     for k, weight in enumerate(weights):
         if weight:
-            found[k] = _line(left, weight, total)[0]
-            left, total = left - found[k], total - weight
-    return found
+            samples[k] = _line(left, weight, total)[0]
+            left, total = left - samples[k], total - weight
+    return samples
 
 
 def _line(numbers: np.ndarray, weight: int, total: int) -> np.ndarray:

@@ -35,9 +35,9 @@ class NextToken:
         given = output.hidden if isinstance(output, Unprojected) else output
         target = batch.get("y")
         if target is None or given.dim() != 3 or target.shape != given.shape[:2]:
-            found = None if target is None else tuple(target.shape)
+            shape = None if target is None else tuple(target.shape)
             raise ConfigError(
-                f"NextToken needs logits (B, T, V) and batch['y'] (B, T), not {tuple(given.shape)} and {found}: "
+                f"NextToken needs logits (B, T, V) and batch['y'] (B, T), not {tuple(given.shape)} and {shape}: "
                 "task=next_token goes with data=tokens, task=language with data=sequences, and both with model=gpt"
             )
         losses = token_losses(output, target.flatten()).view(target.shape)

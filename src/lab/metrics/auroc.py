@@ -61,8 +61,8 @@ class AUROC:
             )
         areas = []
         for column, number in enumerate(classes):
-            own = torch.cat([scores[:, column] for scores in self.scores]) if self.scores else empty
-            scores = torch.cat([part.double() for part in map(Tensor.cpu, all_gather(own, world))])
+            local = torch.cat([scores[:, column] for scores in self.scores]) if self.scores else empty
+            scores = torch.cat([part.double() for part in map(Tensor.cpu, all_gather(local, world))])
             areas.append(area(scores, labels == number))
         known = [one for one in areas if one is not None]
         return sum(known) / len(known) if known else float("nan")

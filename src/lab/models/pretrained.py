@@ -66,13 +66,13 @@ class Pretrained(nn.Module):
                 output_loading_info=True, ignore_mismatched_sizes=True, **self.options,
             )  # fmt: skip
         new = {str(name) for name in report["missing_keys"]} | {str(key[0]) for key in report["mismatched_keys"]}
-        own = {name.replace(".base_layer.", "."): name for name in self.net.state_dict() if "lora_" not in name}
-        taken = {own[name]: value for name, value in loaded.state_dict().items() if name in own and name not in new}
+        bare = {name.replace(".base_layer.", "."): name for name in self.net.state_dict() if "lora_" not in name}
+        taken = {bare[name]: value for name, value in loaded.state_dict().items() if name in bare and name not in new}
         if not taken:
             raise ConfigError(f"model.folder={self.folder}: none of its weights fits {type(self.net).__name__}")
         self.net.load_state_dict(taken, strict=False)
-        line = f"{len(taken)} of the model's {len(own)} weights and buffers are those of {self.folder}"
-        others = sorted(set(own.values()) - set(taken))
+        line = f"{len(taken)} of the model's {len(bare)} weights and buffers are those of {self.folder}"
+        others = sorted(set(bare.values()) - set(taken))
         return line + (f"; new: {', '.join(others[:4])}" if others else "")
 
     def forward(self, attention_mask: Tensor | None = None, **inputs: Any) -> Any:

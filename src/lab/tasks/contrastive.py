@@ -46,21 +46,21 @@ class Contrastive(Task):
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
         seen = [model(self.view(batch, which)) for which in (0, 1)]
-        own = [F.normalize(self.projector(one).float(), dim=1) for one in seen]
+        local = [F.normalize(self.projector(one).float(), dim=1) for one in seen]
         counts = (batch["number"] >= 0).float()[:, None]  # what only pads an evaluation's batch is nobody's negative
-        rows, first = self.gathered(torch.cat([*own, counts], 1))
-        one, two, counts = rows.split([own[0].shape[1], own[1].shape[1], 1], 1)
+        rows, first = self.gathered(torch.cat([*local, counts], 1))
+        one, two, counts = rows.split([local[0].shape[1], local[1].shape[1], 1], 1)
         scale = self.log_scale.exp()
-        target = first + torch.arange(len(own[0]), device=rows.device)
+        target = first + torch.arange(len(local[0]), device=rows.device)
         with torch.autocast(rows.device.type, enabled=False):  # bf16 would leave two digits of what may be 100
-            pairs = [(own[0], two), (own[1], one)]
+            pairs = [(local[0], two), (local[1], one)]
             logits = [(scale * mine @ others.T).masked_fill(counts.T == 0, -torch.inf) for mine, others in pairs]
             losses = torch.stack([F.cross_entropy(each, target, reduction="none") for each in logits]).mean(0)
-        found = torch.stack([each.argmax(1) == target for each in logits]).float().mean(0)
-        return {"loss": losses, "top1": found, "temperature": (1 / scale).detach().expand(len(target))}, seen[0]
+        hits = torch.stack([each.argmax(1) == target for each in logits]).float().mean(0)
+        return {"loss": losses, "top1": hits, "temperature": (1 / scale).detach().expand(len(target))}, seen[0]
 
     def updated(self, model: nn.Module) -> None:
         self.log_scale.clamp_(max=math.log(100))
 
-    def gathered(self, own: Tensor) -> tuple[Tensor, int]:
-        return gather_rows(own)
+    def gathered(self, local: Tensor) -> tuple[Tensor, int]:
+        return gather_rows(local)

@@ -31,8 +31,8 @@ class Distillation(Task):
         output = self.predict(model, batch)
         with torch.no_grad():
             wanted = (self.frozen["teacher"](batch["x"]).float() / self.temperature).log_softmax(1)
-        own = (output.float() / self.temperature).log_softmax(1)
-        distance = self.temperature**2 * F.kl_div(own, wanted, log_target=True, reduction="none").sum(1)
+        student = (output.float() / self.temperature).log_softmax(1)
+        distance = self.temperature**2 * F.kl_div(student, wanted, log_target=True, reduction="none").sum(1)
         cross_entropy = self.criterion(output, batch)
         loss = (1 - self.share) * cross_entropy + self.share * distance
         return {"loss": loss, "cross_entropy": cross_entropy, "distance": distance}, output

@@ -40,20 +40,20 @@ class Finetune(Supervised):
         return load_fitting(model, self.renamed(state), file)
 
     def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        weights: dict[str, Tensor] = {}
         used = set()
         for name, value in state.items():
             new = name
             for pattern, replacement in self.rename.items():
                 used |= {pattern} if pattern.search(new) else set()
                 new = pattern.sub(replacement, new)
-            if new in found:
+            if new in weights:
                 raise ConfigError(f"task.rename: two of the weights in {self.source} become {new!r}, one is {name!r}")
             if new:
-                found[new] = value
+                weights[new] = value
         for pattern in self.rename.keys() - used:
             raise ConfigError(f"task.rename: no name holds {pattern.pattern!r}; names are {some_keys(list(state))}")
-        return found
+        return weights
 
     def attach(self, model: nn.Module) -> None:
         names = list(model.state_dict())

@@ -36,8 +36,8 @@ class PCGrad(Task):
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
         output = self.predict(model, batch)
-        found = {name: applied(one, f"task.criteria.{name}", output, batch) for name, one in self.criteria.items()}
-        return {"loss": torch.stack([*found.values()]).sum(0), **found}, output
+        terms = {name: applied(one, f"task.criteria.{name}", output, batch) for name, one in self.criteria.items()}
+        return {"loss": torch.stack([*terms.values()]).sum(0), **terms}, output
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
         return model(batch["x"])
@@ -65,13 +65,13 @@ def without_conflicts(gradients: Sequence[list[Tensor]], step: int) -> tuple[lis
     whole = [torch.zeros_like(part) for part in gradients[0]]
     conflicts = squares[0].new_zeros(())
     for i, gradient in enumerate(gradients):
-        own = [part.clone() for part in gradient]
+        projected = [part.clone() for part in gradient]
         for j in order.sample(range(count), count):
             if j != i:
                 conflicts += global_dot(gradient, gradients[j]) < 0
-                against = global_dot(own, gradients[j]).clamp_max(0) / squares[j]
-                torch._foreach_sub_(local_parts(own), torch._foreach_mul(local_parts(gradients[j]), against))
-        torch._foreach_add_(local_parts(whole), local_parts(own))
+                against = global_dot(projected, gradients[j]).clamp_max(0) / squares[j]
+                torch._foreach_sub_(local_parts(projected), torch._foreach_mul(local_parts(gradients[j]), against))
+        torch._foreach_add_(local_parts(whole), local_parts(projected))
     return whole, conflicts / (count * (count - 1))
 
 

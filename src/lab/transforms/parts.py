@@ -35,7 +35,7 @@ class PartTransforms:
         prepared: Callable[[Any], Any],
     ) -> None:
         self.part_of, self.names = part_of, list(fields)
-        self.fields = [[*own, "set"] for own in fields.values()]
+        self.fields = [[*names, "set"] for names in fields.values()]
         chains = [compose(transforms[name], training) for name in self.names]
         self.chains = [None if chain is None else prepared(chain) for chain in chains]
         self._specs: list[dict[str, tuple[torch.Size, torch.dtype]]] = [{} for _ in self.names]  # of what a chain gives
@@ -65,9 +65,9 @@ class PartTransforms:
             return {}
         # what its transforms make of a sample is found by two others, which are dropped
         taken = at if len(at) else at.new_zeros(2)
-        own = {field: batch[field][taken] for field in self.fields[k]}
+        part = {field: batch[field][taken] for field in self.fields[k]}
         chain = self.chains[k]
-        done = own if chain is None else chain(own, numbers[taken])
+        done = part if chain is None else chain(part, numbers[taken])
         self._specs[k] = {field: (values.shape[1:], values.dtype) for field, values in done.items()}
         wrong = next((values for values in done.values() if len(values) != len(taken)), None)
         if wrong is not None:

@@ -37,6 +37,6 @@ class View:
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
         if self.field not in batch:
             raise ConfigError(f"data.transforms: View.field={self.field!r}; the batch has {sorted(batch)}")
-        own = {self.field: batch[self.field]}
-        changed = self.augment(own, numbers + (self.which << 48)) if self.augment else own
+        one = {self.field: batch[self.field]}
+        changed = self.augment(one, numbers + (self.which << 48)) if self.augment else one
         return {**batch, self.to: changed[self.field]}
