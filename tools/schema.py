@@ -377,7 +377,12 @@ def build() -> Schema:
         made[f"choice.{group}"] = {"anyOf": [one, {"type": "array", "items": one}, {"type": "null"}, ref("later")]}
     made["choices"] = {
         "type": "object",
-        "properties": {f"override /{spelled(group)}": ref(f"choice.{group}") for group in groups if group},
+        "properties": {
+            f"override /{name}": ref(f"choice.{group}")
+            for group in groups
+            if group
+            for name in {spelled(group), group.replace(".", "/")}
+        },
         # one word: see defaults_of; any package, Hydra's plugins, groups of a fork's own
         "patternProperties": {rf"^\w+$|@|^optional |^override /?hydra/|^/(?!({'|'.join(hints)})$)|\$": True},
         "additionalProperties": False,
@@ -386,6 +391,8 @@ def build() -> Schema:
         made[place] = node_of(targets, made, defaults_of(place, groups))
     made["callback"] = {"properties": {"defaults": defaults_of("callback", groups)}}
     made["callback"]["additionalProperties"] = ref("callback.*")
+    made["data.transforms"] = {"properties": {"defaults": defaults_of("data.transforms", groups)}}
+    made["data.transforms"]["additionalProperties"] = ref("data.transforms.*")
     made["hydra.help"] = {"properties": {one.name: True for one in fields(HelpConf)}, "additionalProperties": False}
     for name, hint in hints.items():
         if is_dataclass(hint) and name in groups:

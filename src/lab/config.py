@@ -243,7 +243,7 @@ def _check_parts(data: dict[str, Any]) -> None:
                 raise ConfigError(f"{key}.{name}={node[name]}: the parts are read together - give data.{name}")
         order = node.get("order")
         if not isinstance(order, dict) or order.get("_partial_") is not True:
-            raise ConfigError(f"{key}.order: give one, with _partial_: true, as in conf/data/h5.yaml")
+            raise ConfigError(f"{key}.order: give one, with _partial_: true, as in conf/data/order")
 
 
 def _check_splits(splits: dict[str, Any]) -> None:

@@ -72,7 +72,7 @@ class ResNet(nn.Module):
             height, width, channels = input_shape
             raise ConfigError(
                 f"model.input_shape={list(input_shape)} looks like (H, W, C), and ResNet takes (C, H, W): add "
-                "'+data.transforms.channels_first={_target_: lab.transforms.fields.ChannelsFirst, field: x}' "
+                "'data/transforms=[channels_first,to_float]' "
                 f"data.input_shape=[{channels},{height},{width}] (in a yaml, before the other transforms); if the "
                 f"first number is channels, model.input_shape=[{height},{width},{width}] says so, since only it matters"
             )

@@ -22,7 +22,8 @@ from engine.errors import ConfigError, RunFailed
 from engine.files import as_json
 from engine.runs import directory, environment
 from engine.runs.resume import check_followers, choose_run
-from lab.start import newest_checkpoint, start
+from lab.app import start
+from lab.start import newest_checkpoint
 
 SHORT = (*QUICK, "trainer.max_steps=6", "trainer.log_every=2", "trainer.eval_every=3", "trainer.save_every=3")
 LOGS = ("train.log", ".lock")
