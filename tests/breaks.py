@@ -70,8 +70,14 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ),
     (
         "src/lab/descend.py",
-        "with unless(skipped(self._moved()), state.task):",
+        "with unless(skipped(self._moved()), [*state.task.parameters(), *state.model.parameters()]):",
         "with nullcontext():",
+        "tests/lab/test_skipping.py::test_what_a_task_updates_is_put_back",
+    ),
+    (
+        "src/lab/descend.py",
+        "put_back(self.before, self._written(), left_out)",
+        "pass",
         "tests/lab/test_skipping.py::test_what_a_task_updates_is_put_back",
     ),
     (
@@ -928,8 +934,8 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     (
         "src/engine/ranks/skipping.py",
-        "torch.where(skipped > 0, before[name], value)",
-        "torch.where(skipped > 0, value, before[name])",
+        "torch.where(skipped.to(own.device) > 0, was, own)",
+        "torch.where(skipped.to(own.device) > 0, own, was)",
         "tests/lab/test_skipping.py::test_unless",
     ),
     # ---- sweeps

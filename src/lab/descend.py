@@ -30,11 +30,13 @@ from engine.ranks import (
     World,
     all_sum,
     average_in,
+    copies,
     global_norm,
     local_parts,
     make_autocast,
     name_unused,
     on_shards,
+    put_back,
     to_host,
     unless,
     update_scale,
@@ -63,6 +65,7 @@ class Descend:
         self.nets, self.state, self.trainer, self.machine = nets, state, trainer, machine
         self.world, self.numbers = world, numbers
         self.updates: dict[str, list[tuple[Tensor, Tensor | None, bool | Tensor]]] = {}  # norm, non_finite, moved
+        self.before = copies(self._written()) if may_skip(trainer, state.scaler) else {}
 
     def __call__(self, objective: str, batches: Iterable[Batch]) -> dict[str, Tensor]:
         """Forward, backward, clip and update for one objective. Returns its losses."""
@@ -128,8 +131,10 @@ class Descend:
             means, weights = (local_parts(part.parameters()) for part in (state.ema, state.model))
             average_in(means, weights, share, skipped(moved))
         if overrides(state.task, "updated"):  # after a skipped step too, whose traces are then wiped away
-            with unless(skipped(self._moved()), state.task):
+            with unless(skipped(self._moved()), [*state.task.parameters(), *state.model.parameters()]):
                 state.task.updated(state.model)
+        if (left_out := skipped(self._moved())) is not None:
+            put_back(self.before, self._written(), left_out)
         if state.scaler:
             non_finite = any_of([non_finite for _, non_finite, _ in flags])
             assert non_finite is not None
@@ -204,6 +209,14 @@ class Descend:
                 f"`trained` has {', '.join(map(repr, self.nets))}"
             )
         return self.state.optimizer[objective]
+
+    def _written(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, buffer) of those that a skipped step leaves as they were: the model's and the task's."""
+        state = self.state
+        for name, buffer in state.task.named_buffers():
+            if not name.startswith(tuple(f"{kept}." for kept in state.task.kept_if_skipped)):
+                yield f"task.{name}", buffer
+        yield from ((f"model.{name}", buffer) for name, buffer in state.model.named_buffers())
 
     def _moved(self, model: nn.Module | None = None) -> bool | Tensor:
         """Whether one of the step's updates has moved weights: those of `model`, if it is given."""

@@ -103,7 +103,7 @@ if TYPE_CHECKING:
     )
     from engine.ranks.replicas import Replicas
     from engine.ranks.seed import StepNumbers, rng_state, seed_everything, set_rng_state
-    from engine.ranks.skipping import DeviceSchedule, average_in, can_skip, unless
+    from engine.ranks.skipping import DeviceSchedule, average_in, can_skip, copies, put_back, unless
     from engine.ranks.stop import AT_STEP, Stopped, StopRequest, stop_on_signals
     from engine.ranks.threads import (
         ModelAlone,

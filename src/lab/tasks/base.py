@@ -65,6 +65,7 @@ class Task(nn.Module):
     # True: states go on from row to row, in lanes: batches have "lane" and "position" in it, (B,) int64, and its yaml
     # has `eval_lanes`: docs/my_method.md, States that go on
     carries = False
+    kept_if_skipped: tuple[str, ...] = ()  # modules whose buffers follow the data: a skipped step's values stay there
     not_compiled: tuple[str, ...] = ()  # names of methods that hardware.compile does not compile
     metrics: Mapping[str, Metric] = {}
     run: TaskRun = TaskRun()
