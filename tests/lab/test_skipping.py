@@ -12,7 +12,7 @@ import pytest
 import torch
 import waits
 from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, raise_at_step, slow, start_run
-from method import Killed, go_on
+from method import SMALL, Killed, Promises, go_on
 
 import lab.descend
 import lab.loop
@@ -245,6 +245,13 @@ def test_what_a_task_updates_is_put_back(tmp_path: Path, monkeypatch: pytest.Mon
     for part in ("model", "task", "ema"):
         assert_equal(skipped[part], before[part], part)
     assert_equal(skipped["optimizer"]["state"], before["optimizer"]["state"])
+
+
+@needs("conf/model/resnet.yaml")
+def test_batch_norm_forgets_a_skipped_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images that are NaN: the run goes on, with the statistics of before."""
+    run = (*SMALL, "trainer.ema_decay=0.9", "model=resnet", "model.width=4", "model.blocks=[1]")
+    Promises().test_a_skipped_step_changes_nothing(tmp_path, monkeypatch, run, 1)
 
 
 def test_unless() -> None:

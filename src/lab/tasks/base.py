@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -82,6 +82,12 @@ class Task(nn.Module):
         Evaluations call this too, without gradients and with other batch sizes.
         """
         raise NotImplementedError
+
+    @classmethod
+    def terms_of(cls, arguments: Mapping[str, Any]) -> Sequence[str]:
+        """The `terms` of a task with these arguments, as its yaml has them: monitor.key is checked by it before
+        anything is built. To be written where __init__ sets self.terms."""
+        return cls.terms
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
         """Returns what predict.py writes: a tensor (B, ...) or {name: tensor}. As it stands the output of `losses`,
