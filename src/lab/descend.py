@@ -159,7 +159,7 @@ class Descend:
                 with nullcontext() if i == len(sizes) - 1 else without_sync(net):
                     with autocast():
                         losses = net(batch)[0]  # logits of a large vocabulary would be held while the next are computed
-                        weights = task.weights(batch)
+                        weights = sample_weights(task, batch)
                     check_losses(task, losses, size, terms, term)
                     if weights is not None:
                         losses = {name: value * weights for name, value in losses.items()}
@@ -260,6 +260,12 @@ def as_many(batches: Iterable[Batch], sizes: list[int], task: Task) -> Iterator[
                 "of a step: to use them twice it must keep them, list(batches)"
             )
         yield size, batch
+
+
+def sample_weights(task: Task, batch: Batch) -> Tensor | None:
+    """(B,) of the samples: the task's; 0 for what fills up an epoch's last batch (data.order.drop_last=false)."""
+    weights, counted = task.weights(batch), batch.get("counted")
+    return weights if counted is None else counted.float() if weights is None else weights * counted
 
 
 def without_sync(net: nn.Module) -> AbstractContextManager[Any]:
