@@ -70,9 +70,27 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ),
     (
         "src/lab/descend.py",
-        "with unless(skipped(self._moved()), state.task):",
+        "with unless(skipped(self._moved()), [*state.task.parameters(), *state.model.parameters()]):",
         "with nullcontext():",
         "tests/lab/test_skipping.py::test_what_a_task_updates_is_put_back",
+    ),
+    (
+        "src/lab/descend.py",
+        "put_back(self.before, self._written(), left_out)",
+        "pass",
+        "tests/lab/test_skipping.py::test_what_a_task_updates_is_put_back",
+    ),
+    (
+        "src/lab/descend.py",
+        "else counted.float() if weights is None",
+        "else None if weights is None",
+        "tests/lab/test_epochs.py::test_the_smaller_batch_of_an_epoch_is_what_a_plain_loop_makes_of_it",
+    ),
+    (
+        "src/engine/data/order.py",
+        "numbers % self.epoch_samples < self._size",
+        "numbers % self.epoch_samples <= self._size",
+        "tests/lab/test_epochs.py::test_each_row_counts_once_an_epoch",
     ),
     (
         "src/lab/descend.py",
@@ -928,8 +946,8 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     (
         "src/engine/ranks/skipping.py",
-        "torch.where(skipped > 0, before[name], value)",
-        "torch.where(skipped > 0, value, before[name])",
+        "torch.where(skipped.to(own.device) > 0, was, own)",
+        "torch.where(skipped.to(own.device) > 0, own, was)",
         "tests/lab/test_skipping.py::test_unless",
     ),
     # ---- sweeps
@@ -1228,8 +1246,8 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     (
         "src/engine/data/order.py",
-        "self.epoch_samples = size // batch_size * batch_size",
-        "self.epoch_samples = size",
+        "(size if drop_last else size + batch_size - 1) // batch_size * batch_size",
+        "size",
         "tests/engine/data/test_order.py::test_epochs_that_end_with_a_whole_batch",
     ),
     (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,11 @@ from conftest import (
     status,
     without_code_generator,
 )
+from hydra.utils import get_class
+from omegaconf import OmegaConf
 
+import lab.descend
+import lab.loop
 from engine.checkpoints import checkpoint
 from engine.errors import RunFailed
 
@@ -119,6 +125,36 @@ class Promises:
         start_run(tmp_path, *small, *ways, *(() if self.across_samples else WAYS["micro-batches"]))
         assert steps == list(range(self.steps))
 
+    @pytest.mark.parametrize("ranks", [1, slow(2)])
+    def test_a_skipped_step_changes_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], ranks: int
+    ) -> None:
+        """After a step that moves, one whose data and losses the last rank has as NaN: weights, average, optimizer and
+        all that model and task hold are those behind the first; but what the task keeps (`kept_if_skipped`) is finite.
+        """
+        small = (*small, "trainer.non_finite=skip", "trainer.max_steps=2", *(WAYS["2 ranks"] if ranks == 2 else ()))
+        with pytest.raises(SystemExit):
+            start_run(tmp_path / "before", *small, "process.stop_at_step=1")
+        poison(monkeypatch, step=1, rank=ranks - 1)
+        before = last_checkpoint(tmp_path / "before")
+        after = last_checkpoint(start_run(tmp_path / "skipped", *small))
+        assert (before["step"], after["step"]) == (1, 2)
+        assert any(line.get("train/skipped_steps") for line in metrics(tmp_path / "skipped"))
+        keeps = get_class(OmegaConf.load(tmp_path / "skipped" / "config.yaml").task._target_).kept_if_skipped
+        for part in ("model", "task", "ema", "optimizer", "schedule"):
+            mine, theirs = after[part], before[part]
+            if part == "task":
+                kept = {name for name in mine if name.startswith(tuple(f"{one}." for one in keeps))}
+                assert all(mine[name].isfinite().all() for name in kept)
+                mine, theirs = ({k: v for k, v in one.items() if k not in kept} for one in (mine, theirs))
+            if part == "schedule":
+                mine, theirs = ({"updates": one["updates"]} for one in (mine, theirs))  # scores are of the end alone
+            if part == "optimizer":  # of an objective that is due for the first time: made at zero
+                for number in mine["state"].keys() - theirs["state"].keys():
+                    made = mine["state"].pop(number)
+                    assert not any(torch.as_tensor(value).any() for value in made.values() if value is not None)
+            assert_equal(mine, theirs, part)
+
     @pytest.mark.slow
     def test_compiling_changes_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], straight: Path
@@ -197,11 +233,35 @@ class Promises:
 
 
 def go_on(folder: Path) -> None:
-    from omegaconf import OmegaConf
-
     from lab.app import start
 
     start(OmegaConf.load(folder / "config.yaml"), folder, [], own_process=False)  # type: ignore[arg-type]
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, step: int, rank: int) -> None:
+    """The floats of this rank's batches in this step are NaN, and so are its losses."""
+    train_step, check_losses = lab.loop.train_step, lab.descend.check_losses
+    bad = [False]
+
+    def noted(nets: Any, state: Any, batches: Any, trainer: Any, machine: Any, world: Any) -> Any:
+        bad[0] = state.step == step and world.rank == rank
+        if bad[0]:
+            batches = ({name: not_numbers(value) for name, value in one.items()} for one in batches)
+        return train_step(nets, state, batches, trainer, machine, world)
+
+    def checked(task: Any, losses: dict[str, torch.Tensor], *rest: Any) -> None:
+        check_losses(task, losses, *rest)
+        if bad[0]:
+            losses.update({name: value * math.nan for name, value in losses.items()})
+
+    monkeypatch.setattr(lab.loop, "train_step", noted)
+    monkeypatch.setattr(lab.descend, "check_losses", checked)
+
+
+def not_numbers(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(not_numbers, value))
+    return value * math.nan if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def values(folder: Path, name: str) -> list[float]:

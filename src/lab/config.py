@@ -262,8 +262,9 @@ def score_names(values: dict[str, Any], *prefixes: str) -> list[str]:
     the task's class, so torch."""
     splits = values["data"].get("splits")
     known = [name for name, node in splits.items() if node is not None] if splits else ["val", "test"]
-    terms = getattr(locate(values["task"]["_target_"], "task"), "terms", ())
-    names = ["loss", *terms, *(values["task"].get("metrics") or {})]
+    task = values["task"]
+    terms_of = getattr(locate(task["_target_"], "task"), "terms_of", lambda arguments: ())
+    names = ["loss", *terms_of(task), *(task.get("metrics") or {})]
     return [f"{split}/{name}" for split in known if split.startswith(prefixes) for name in names]
 
 

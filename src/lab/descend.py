@@ -31,11 +31,13 @@ from engine.ranks import (
     all_sum,
     any_of,
     average_in,
+    copies,
     global_norm,
     local_parts,
     make_autocast,
     name_unused,
     on_shards,
+    put_back,
     skipped,
     to_host,
     unless,
@@ -65,6 +67,7 @@ class Descend:
         self.nets, self.state, self.trainer, self.machine = nets, state, trainer, machine
         self.world, self.numbers = world, numbers
         self.updates: dict[str, list[tuple[Tensor, Tensor | None, bool | Tensor]]] = {}  # norm, non_finite, moved
+        self.before = copies(self._written()) if may_skip(trainer, state.scaler) else {}
 
     def __call__(self, objective: str, batches: Iterable[Batch]) -> dict[str, Tensor]:
         """Forward, backward, clip and update for one objective. Returns its losses."""
@@ -130,8 +133,10 @@ class Descend:
             means, weights = (local_parts(part.parameters()) for part in (state.ema, state.model))
             average_in(means, weights, share, skipped(moved))
         if overrides(state.task, "updated"):  # after a skipped step too, whose traces are then wiped away
-            with unless(skipped(self._moved()), state.task):
+            with unless(skipped(self._moved()), [*state.task.parameters(), *state.model.parameters()]):
                 state.task.updated(state.model)
+        if (left_out := skipped(self._moved())) is not None:
+            put_back(self.before, self._written(), left_out)
         if state.scaler:
             non_finite = any_of([non_finite for _, non_finite, _ in flags])
             assert non_finite is not None
@@ -156,7 +161,7 @@ class Descend:
                 with nullcontext() if i == len(sizes) - 1 else without_sync(net):
                     with autocast():
                         losses = net(batch)[0]  # logits of a large vocabulary would be held while the next are computed
-                        weights = task.weights(batch)
+                        weights = sample_weights(task, batch)
                     check_losses(task, losses, size, terms, term)
                     if weights is not None:
                         losses = {name: value * weights for name, value in losses.items()}
@@ -207,6 +212,14 @@ class Descend:
             )
         return self.state.optimizer[objective]
 
+    def _written(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, buffer) of those that a skipped step leaves as they were: the model's and the task's."""
+        state = self.state
+        for name, buffer in state.task.named_buffers():
+            if not name.startswith(tuple(f"{kept}." for kept in state.task.kept_if_skipped)):
+                yield f"task.{name}", buffer
+        yield from ((f"model.{name}", buffer) for name, buffer in state.model.named_buffers())
+
     def _moved(self, model: nn.Module | None = None) -> bool | Tensor:
         """Whether one of the step's updates has moved weights: those of `model`, if it is given."""
         moves = [
@@ -249,6 +262,12 @@ def as_many(batches: Iterable[Batch], sizes: list[int], task: Task) -> Iterator[
                 "of a step: to use them twice it must keep them, list(batches)"
             )
         yield size, batch
+
+
+def sample_weights(task: Task, batch: Batch) -> Tensor | None:
+    """(B,) of the samples: the task's; 0 for what fills up an epoch's last batch (data.order.drop_last=false)."""
+    weights, counted = task.weights(batch), batch.get("counted")
+    return weights if counted is None else counted.float() if weights is None else weights * counted
 
 
 @contextmanager

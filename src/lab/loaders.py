@@ -192,7 +192,8 @@ def _loader(
 ) -> Loader:  # fmt: skip
     """random: include random transforms (augmentation). mark: says which lane a row is of."""
     given = config.hardware.num_threads
-    transform = make_transform(config, random, dataset, mark)
+    padded = isinstance(plan, TrainPlan) and plan.padded
+    transform = make_transform(config, random, dataset, mark, padded)
     cores = min(int(given), cores_each(local_ranks())) if given != "auto" else None
     return Loader(
         dataset, plan, world.device, transform, config.data.loader, config.data.num_workers,
@@ -201,11 +202,11 @@ def _loader(
 
 
 def make_transform(
-    config: Config, random: bool, dataset: Any = None, mark: Transform | None = None
+    config: Config, random: bool, dataset: Any = None, mark: Transform | None = None, padded: bool = False
 ) -> Transform | None:
     """random: include random transforms (augmentation). dataset: may have transforms of its own, which come first;
     None: of samples from elsewhere, which are as the first part's where there are parts. mark: for a task that carries
-    states in lanes."""
+    states in lanes. padded: batches of training may hold rows that do not count."""
     nodes = {f"data.transforms.{name}": node for name, node in config.data.transforms.items()}
     if dataset is None and (part := next(iter(config.dataset.get("parts") or {}), None)):
         of_part = config.dataset["parts"][part]["transforms"]
@@ -215,6 +216,8 @@ def make_transform(
         transforms.append(add_numbers)
     if task_class(config).carries and mark is not None:
         transforms.append(mark)
+    if padded:
+        transforms.append(add_counted)
     if config.hardware.channels_last:
         transforms.append(channels_last)
 
@@ -249,3 +252,12 @@ def channels_last(batch: Batch, numbers: Tensor) -> Batch:
 
 def add_numbers(batch: Batch, numbers: Tensor) -> Batch:
     return {**batch, "number": numbers}
+
+
+def add_counted(batch: Batch, numbers: Tensor) -> Batch:
+    if "counted" in batch:
+        raise ConfigError(
+            "data: a field is called 'counted', as what says which rows are padding with data.order.drop_last=false - "
+            "give it another name"
+        )
+    return {**batch, "counted": numbers >= 0}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import faulthandler
+import inspect
 import math
 import time
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -65,7 +67,7 @@ from engine.runs import (
     write_status,
 )
 from engine.sweeps import Pruning
-from lab.callbacks.base import end
+from lab.callbacks.base import overriding
 from lab.config import Config
 from lab.evaluation import final_scores, validate
 from lab.groups import TrainerConfig
@@ -299,10 +301,16 @@ def fit_and_score(
         data.train.close()
         final = final_scores(state, data.others, run)
         with process.watch.user_code("a callback's on_end", state.step):
-            end(run.callbacks, state, {key: value for key, value in final.items() if "/" in key})
+            end_callbacks(run.callbacks, state, {key: value for key, value in final.items() if "/" in key})
         return final | balanced
     except Stopped:  # during the final scores: a resume computes them again
         return {"step": state.step}
+
+
+def end_callbacks(callbacks: Iterable[Any], state: Any, scores: dict[str, float]) -> None:
+    for on_end in overriding(callbacks, "on_end"):
+        takes_scores = len(inspect.signature(on_end).parameters) > 1
+        on_end(*((state, scores) if takes_scores else (state,)))
 
 
 def with_threads(machine: Hardware, net: Objective, train: Loader, world: World, run_dir: Path) -> Hardware:

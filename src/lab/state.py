@@ -193,7 +193,7 @@ def on_all_ranks(state: TrainState) -> Iterator[tuple[str, Any]]:
     yield from ((f"task.{name}", p) for name, p in state.task.named_parameters())
     saved = state.task.state_dict(keep_vars=True)
     for name, buffer in state.task.named_buffers():
-        if name in saved and not is_statistic(name):
+        if name in saved and not name.rpartition(".")[2].startswith(("running_", "num_batches_tracked")):
             yield f"task.{name}", buffer
     yield from ((f"ema.{name}", p) for name, p in (state.ema.named_parameters() if state.ema is not None else ()))
     if state.order is not None:
@@ -218,8 +218,3 @@ def averaged(state: TrainState) -> nn.Module:
         if id(mean) not in fresh:
             mean.copy_(buffer)
     return state.ema
-
-
-def is_statistic(name: str) -> bool:
-    """Whether a buffer of this name holds BatchNorm's statistics of a rank's own samples, or the like."""
-    return name.rpartition(".")[2].startswith(("running_", "num_batches_tracked"))

@@ -4,10 +4,19 @@ compares such a run with a plain loop."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import h5py
+import method
+import numpy as np
+import plain
 import pytest
-from conftest import QUICK, assert_equal, last_checkpoint, metrics, raise_at_step, result, start_run
+import torch
+from conftest import QUICK, ROOT, assert_equal, last_checkpoint, metrics, raise_at_step, result, slow, start_run
+from torch.nn import functional as F
 
+from engine.data import TrainPlan
+from engine.data.order import epochs
 from engine.errors import ConfigError
 
 WALLS = (
@@ -33,3 +42,71 @@ def test_an_epoch_is_a_whole_number_of_steps(tmp_path: Path, monkeypatch: pytest
         start_run(killed, *WALLS, "trainer.global_batch_size=150", "data.order.batch_size=150", "trainer.max_epochs=4")
     start_run(killed, *WALLS, "trainer.max_epochs=4")
     assert result(killed)["step"] == 16
+
+
+SMALLER = (
+    *method.SMALL, *plain.PLAIN, "model.hidden=[8]", "trainer.max_steps=null", "trainer.max_epochs=2",
+    "trainer.global_batch_size=300", "trainer.log_every=1", "data.order._target_=engine.data.order.epochs",
+    "+data.order.drop_last=false", "trainer.eval_every=1ep", "trainer.save_every=3", "seed=3",
+)  # fmt: skip
+
+
+def test_the_smaller_batch_of_an_epoch_is_what_a_plain_loop_makes_of_it(tmp_path: Path) -> None:
+    """1,297 samples are 4 batches of 300 and one of 97: losses, gradients and weights are those of their means, for any
+    ranks and micro-batches."""
+    model = plain.first_weights(*SMALLER)
+    with h5py.File(ROOT / "data" / "digits.h5") as file:
+        x, y = (torch.from_numpy(file["train"][name][:]) for name in ("image", "label"))
+    order, losses = epochs(x, 3, 300, drop_last=False), []
+    for step in range(10):
+        numbers = np.arange(step * 300, step * 300 + (97 if step % 5 == 4 else 300))
+        rows = torch.from_numpy(order(numbers))
+        if step % 5 == 0:
+            seen = rows
+        elif step % 5 == 4:
+            assert sorted(torch.cat([seen, rows]).tolist()) == list(range(1297))
+        else:
+            seen = torch.cat([seen, rows])
+        loss = F.cross_entropy(model(x[rows].float() / 255), y[rows].long())
+        losses.append(loss.item())
+        for p, g in zip(model.parameters(), torch.autograd.grad(loss, [*model.parameters()])):
+            p.data -= 0.1 * g
+    folder = start_run(tmp_path / "one", *SMALLER)
+    plain.assert_trained(folder, model)
+    assert [line["train/loss"] for line in metrics(folder) if "train/loss" in line] == pytest.approx(losses, rel=1e-4)
+    assert [line["step"] for line in metrics(folder) if "val/loss" in line] == [5, 10]
+    for ways in ("micro-batches", "2 ranks, micro-batches"):
+        plain.assert_trained(start_run(tmp_path / ways.replace(" ", "_"), *SMALLER, *method.WAYS[ways]), model)
+
+
+@pytest.mark.parametrize("more", [(), slow(("data.loader=workers", "data.num_workers=2"))])
+def test_a_smaller_batch_is_killed_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    """Bit for bit, behind a save in the middle of an epoch."""
+    run = (*SMALLER, "trainer.max_epochs=3", "hardware.micro_batch_size=70", *more)
+    straight, killed = start_run(tmp_path / "straight", *run), tmp_path / "killed"
+    assert result(straight)["step"] == 15
+    with monkeypatch.context() as patch:
+        raise_at_step(patch, 11, KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            start_run(killed, *run)
+    start_run(killed, *run)
+    assert_equal(last_checkpoint(killed), last_checkpoint(straight))
+    assert metrics(killed) == metrics(straight)
+
+
+@pytest.mark.parametrize(("size", "batch"), [(10, 4), (8, 4), (3, 8), (13, 12)])
+def test_each_row_counts_once_an_epoch(size: int, batch: int) -> None:
+    """Whatever the ranks; padding has the number -1."""
+    order: Any = epochs(range(size), 0, batch, drop_last=False)
+    steps = -(-size // batch)
+    assert order.epoch_samples == steps * batch
+    for ranks in (1, 2):
+        counted: list[int] = []
+        for rank in range(ranks):
+            plan = TrainPlan(order, batch, [batch // ranks], rank, ranks, 2 * steps * batch)
+            for numbers, rows in map(plan, range(steps)):
+                assert len(numbers) == len(rows) == batch // ranks
+                counted += rows[numbers >= 0].tolist()
+        assert sorted(counted) == list(range(size))

@@ -12,7 +12,7 @@ import pytest
 import torch
 import waits
 from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, raise_at_step, slow, start_run
-from method import Killed, go_on
+from method import SMALL, Killed, Promises, go_on
 
 import lab.descend
 import lab.loop
@@ -205,21 +205,33 @@ def test_killed_after_skipped_steps_is_undisturbed(
 
 
 class Teacher(Task):
-    """Has a moving average of the model, and counts its updates."""
+    """Has a moving average of the model, counts its updates and steps, has a sum of what it saw, and keeps the model
+    small."""
 
     def attach(self, model: torch.nn.Module) -> None:
         self.average = copy.deepcopy(model).requires_grad_(False)
-        self.register_buffer("updates", torch.zeros(()))
+        for name in ("updates", "begun", "seen"):
+            self.register_buffer(name, torch.zeros(()))
+
+    def train_step(self, step: int, batches: Any, descend: Any) -> Any:
+        self.begun += 1  # type: ignore[operator, assignment]
+        return descend("", batches)
+
+    def predict(self, model: torch.nn.Module, batch: Any) -> Any:
+        if self.training:
+            self.seen += batch["x"].sum()  # type: ignore[operator, assignment]
+        return model(batch["x"])
 
     def updated(self, model: torch.nn.Module) -> None:
         torch._foreach_lerp_(list(self.average.parameters()), list(model.parameters()), 0.1)
+        torch._foreach_mul_(list(model.parameters()), 0.99)
         self.updates += 1  # type: ignore[operator, assignment]
 
 
 @pytest.mark.usefixtures("poisoned")
 def test_what_a_task_updates_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After steps that moved it, the last is left out: all that is trained is what it was before that step."""
-    for method in ("attach", "updated"):
+    for method in ("attach", "train_step", "predict", "updated"):
         monkeypatch.setattr(Supervised, method, getattr(Teacher, method))
     run = (*QUICK, *LONG, f"trainer.max_steps={BAD[1] + 1}")
     skipped = last_checkpoint(start_run(tmp_path / "skipped", *run))
@@ -227,11 +239,19 @@ def test_what_a_task_updates_is_put_back(tmp_path: Path, monkeypatch: pytest.Mon
         start_run(tmp_path / "before", *run, f"process.stop_at_step={BAD[1]}")
     before = last_checkpoint(tmp_path / "before")
     assert (before["step"], skipped["step"]) == (BAD[1], BAD[1] + 1)
-    assert skipped["task"]["updates"] == skipped["schedule"]["updates"] == BAD[1] - len([b for b in BAD if b < BAD[1]])
+    moved = BAD[1] - len([b for b in BAD if b < BAD[1]])
+    assert skipped["task"]["updates"] == skipped["task"]["begun"] == skipped["schedule"]["updates"] == moved
     assert any(not torch.equal(skipped["task"][f"average.{name}"], value) for name, value in skipped["model"].items())
     for part in ("model", "task", "ema"):
         assert_equal(skipped[part], before[part], part)
     assert_equal(skipped["optimizer"]["state"], before["optimizer"]["state"])
+
+
+@needs("conf/model/resnet.yaml")
+def test_batch_norm_forgets_a_skipped_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images that are NaN: the run goes on, with the statistics of before."""
+    run = (*SMALL, "trainer.ema_decay=0.9", "model=resnet", "model.width=4", "model.blocks=[1]")
+    Promises().test_a_skipped_step_changes_nothing(tmp_path, monkeypatch, run, 1)
 
 
 def test_unless() -> None:

@@ -8,7 +8,7 @@ import method
 import plain
 import pytest
 import torch
-from conftest import metrics, needs, start_run
+from conftest import last_checkpoint, metrics, needs, start_run
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -78,6 +78,16 @@ def test_a_group_has_the_probability_of_its_classes() -> None:
 def test_groups_hold_each_label_once(groups: list[list[int]]) -> None:
     with pytest.raises(ConfigError, match="each label from 0 on must stand once"):
         Grouped(groups)
+
+
+def test_a_score_of_its_own_may_be_monitored(tmp_path: Path) -> None:
+    """Its terms are names of the yaml; another name is refused before anything is built."""
+    run = (*method.SMALL, *RUN, "trainer.max_steps=2")
+    best = last_checkpoint(start_run(tmp_path / "fine", *run, "monitor.key=val/fine"))
+    assert best["best_score"] == pytest.approx(metrics(tmp_path / "fine")[-1]["val/fine"])
+    with pytest.raises(ConfigError, match=r"no score 'val/fin' - did you mean val/fine\?.*val/coarse"):
+        start_run(tmp_path / "fin", *run, "monitor.key=val/fin")
+    assert not (tmp_path / "fin").exists()
 
 
 def test_one_loss_has_no_conflict() -> None:

@@ -53,7 +53,7 @@ class BufferChecks:
 
     def check_finite(self, held: nn.Module, step: int) -> None:
         """RunFailed for new inf or NaN in a buffer; those it was built with (a causal mask's -inf) are allowed."""
-        for name, buffer in held.named_buffers():  # a skipped step protects weights only
+        for name, buffer in held.named_buffers():  # trainer.non_finite=stop asks for weights and gradients only
             if _worst(buffer) > self._at_start.get(name, 0):
                 shown = name.removeprefix("model.")
                 raise RunFailed(f"the model's buffer {shown} is not finite at step {step}; debug=nan names the module")

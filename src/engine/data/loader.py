@@ -195,6 +195,8 @@ class Loader:
             )
         # an evaluation's numbers are its rows, and say what is padding
         row = numbers.clone() if self.lengths is not None else indices_on(self.device, self.plan(k)[1])  # type: ignore[index]
+        if getattr(self.plan, "padded", False):
+            row = torch.where(numbers < 0, -1, row)
         return {**batch, "row": row}
 
     def _transformed(self, batch: Batch, numbers: Tensor, k: int) -> Batch:

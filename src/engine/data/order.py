@@ -7,7 +7,7 @@ where it has one (engine.data.stateful).
 
 The stream does not end at an epoch: a batch may hold the last samples of one epoch and the first of the next, so all
 batches have one size and no rank ever has a step more than another. To compare with a loop whose epochs end with a
-whole batch (drop_last=True), `epochs` leaves the last rows of each epoch out.
+whole batch (drop_last=True) or a smaller one, `epochs` leaves the last rows of each epoch out or pads their batch.
 
 The yaml chooses an order by `data.order._target_` and the run calls it with (dataset, seed=seed): here `shuffled`,
 `sequential`, `first`, `lanes`, `overfit`, `epochs`; in engine.data.windows `chunk_windows`; in engine.data.sampling
@@ -36,7 +36,8 @@ _BLOCK = 16384  # samples whose rows are computed in one go: numpy's cost per ca
 
 class Order(Protocol):
     """May also have `note(batch_size) -> str`; `window_of(number) -> int`: windows are best read whole;
-    `epoch_samples`: how many samples an epoch has, where that is not the whole set."""
+    `epoch_samples`: how many samples an epoch has, where that is not the whole set; `padded`, with
+    `counts(numbers) -> (B,) bool`: some stand for padding."""
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
         """numbers: (B,) int64 global sample numbers -> (B,) int64 dataset rows."""
@@ -91,17 +92,23 @@ def overfit(dataset: Sized, seed: int, count: Count, **replaced: Any) -> Order:
     return Lanes(count, replaced["lanes"]) if "lanes" in replaced else order
 
 
-def epochs(dataset: Sized, seed: int, batch_size: Count) -> Order:
+def epochs(dataset: Sized, seed: int, batch_size: Count, drop_last: bool = True) -> Order:
     """A new permutation of the rows for each epoch, as `shuffled`; those that fill no whole batch are left out, other
-    ones in each epoch: DataLoader(shuffle=True, drop_last=True). batch_size: trainer.global_batch_size."""
-    return Epochs(size_of(dataset), seed, batch_size)
+    ones in each epoch: DataLoader(shuffle=True, drop_last=True). batch_size: trainer.global_batch_size. drop_last:
+    false trains on them as an epoch's last, smaller batch, see `Epochs`."""
+    return Epochs(size_of(dataset), seed, batch_size, drop_last)
 
 
 class Epochs:
-    """numbers 0 1 2 3 | 4 5 6 7 || 8 9 ...: with 10 rows and batches of 4 an epoch has 8 samples."""
+    """numbers 0 1 2 3 | 4 5 6 7 || 8 9 ...: with 10 rows and batches of 4 an epoch has 8 samples.
 
-    def __init__(self, size: int, seed: int, batch_size: int) -> None:
-        self.epoch_samples = size // batch_size * batch_size
+    drop_last=False: 0 1 2 3 | 4 5 6 7 | 8 9 - - || 12 13 ...: it has 12 numbers. Those of the last batch for which no
+    row is left stand for its padding, rows that the epoch has had: `counts` says which, the batch has the number -1 for
+    them, and the loss weighs them with 0. So all batches have one shape, and all ranks equally many rows."""
+
+    def __init__(self, size: int, seed: int, batch_size: int, drop_last: bool = True) -> None:
+        self.epoch_samples = (size if drop_last else size + batch_size - 1) // batch_size * batch_size
+        self._size, self.padded = size, self.epoch_samples > size
         if not self.epoch_samples:
             raise ConfigError(
                 f"data.order.batch_size={batch_size}: the training split has {size} samples, so its epochs hold no "
@@ -112,7 +119,11 @@ class Epochs:
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
         """numbers: (B,) int64 -> (B,) int64 rows."""
         epochs = numbers // self.epoch_samples
-        return self._permutation(numbers - epochs * self.epoch_samples, epochs)
+        return self._permutation((numbers - epochs * self.epoch_samples) % self._size, epochs)
+
+    def counts(self, numbers: np.ndarray) -> np.ndarray:
+        """(B,) bool: False for padding."""
+        return numbers % self.epoch_samples < self._size
 
 
 class TrainPlan:
@@ -134,6 +145,7 @@ class TrainPlan:
         self._lock = threading.Lock()
         self._window_of: Callable[[int], int] | None = getattr(order, "window_of", None)
         self.epoch_samples: int | None = getattr(order, "epoch_samples", None)
+        self.padded: bool = getattr(order, "padded", False)  # some numbers are -1
         if self.epoch_samples and self.epoch_samples % global_batch_size:
             raise ConfigError(
                 f"trainer.global_batch_size={global_batch_size}: epochs of {self.epoch_samples:,} samples do not end "
@@ -183,7 +195,10 @@ class TrainPlan:
                 numbers = (begins[:, None] + np.arange(self._share, dtype=np.int64)).ravel()
                 while len(self._blocks) > 1:
                     del self._blocks[next(iter(self._blocks))]
-                self._blocks[block] = numbers, self._order(numbers)
+                rows = self._order(numbers)
+                if self.padded:
+                    numbers = np.where(self._order.counts(numbers), numbers, -1)  # type: ignore[attr-defined]
+                self._blocks[block] = numbers, rows
             return self._blocks[block]
 
     def __getstate__(self) -> dict[str, object]:

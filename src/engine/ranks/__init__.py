@@ -97,7 +97,7 @@ if TYPE_CHECKING:
     from engine.ranks.replicas import Replicas, numbers_in
     from engine.ranks.rules import check_options
     from engine.ranks.seed import StepNumbers, draw_nothing, rng_state, seed_everything, set_rng_state
-    from engine.ranks.skipping import DeviceSchedule, any_of, average_in, can_skip, skipped, unless
+    from engine.ranks.skipping import DeviceSchedule, any_of, average_in, can_skip, copies, put_back, skipped, unless
     from engine.ranks.stop import AT_STEP, MAX_TIME, Stopped, StopRequest, stop_on_signals
     from engine.ranks.threads import (
         ModelAlone,

@@ -9,7 +9,7 @@ learning rate    the device counts the updates and looks up the rate of the next
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from engine.errors import RunFailed
 from engine.private import kernel_skips_non_finite
 from engine.ranks.distributed import to_host
+from engine.ranks.fsdp import local_parts
 
 BLOCK = 1024  # updates whose learning rates are computed and copied to the device at once
 RATE_ON_DEVICE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)  # fused: lr may be there
@@ -152,11 +154,32 @@ def unless(skipped: Tensor | None, held: nn.Module | Sequence[Tensor]) -> Iterat
     if skipped is None:
         yield
         return
-    before = {name: value.clone() for name, value in _held(held)}
+    before = copies(_held(held))
     yield
-    for name, value in _held(held):
+    put_back(before, _held(held), skipped)
+
+
+def copies(held: Iterable[tuple[Any, Tensor]]) -> dict[Any, Tensor]:
+    """held: (name, tensor)."""
+    return {name: _local(value).clone() for name, value in held}
+
+
+def put_back(before: Mapping[Any, Tensor], held: Iterable[tuple[Any, Tensor]], skipped: Tensor) -> None:
+    """Where skipped, 0-d, is 1, the tensors of these names become what they were."""
+    for name, value in held:
         if name in before:
-            value.copy_(torch.where(skipped > 0, before[name], value))
+            own, was = _local(value), before[name]
+            if own.shape != was.shape:
+                raise RunFailed(
+                    f"the buffer {name} went from shape {tuple(was.shape)} to {tuple(own.shape)} in a step that may be "
+                    "skipped (fp16, trainer.non_finite=skip): give it its largest shape from the start"
+                )
+            own.copy_(torch.where(skipped.to(own.device) > 0, was, own))
+
+
+def _local(value: Tensor) -> Tensor:
+    (part,) = local_parts([value])
+    return part
 
 
 def _held(held: nn.Module | Sequence[Tensor]) -> Iterator[tuple[Any, Tensor]]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
-
-from engine.extras import check_installed
 
 
 class Callback:
@@ -48,14 +45,3 @@ def overriding(callbacks: Iterable[Any], name: str) -> list[Callable[..., None]]
     """Returns the bound methods `name` of the callbacks that override it."""
     methods = [getattr(callback, name, None) for callback in callbacks]
     return [m for m in methods if m is not None and getattr(m, "__func__", m) is not getattr(Callback, name)]
-
-
-def end(callbacks: Iterable[Any], state: Any, scores: dict[str, float]) -> None:
-    for on_end in overriding(callbacks, "on_end"):
-        takes_scores = len(inspect.signature(on_end).parameters) > 1
-        on_end(*((state, scores) if takes_scores else (state,)))
-
-
-def need_matplotlib(callback: str) -> None:
-    """At the start, not after hours of training."""
-    check_installed("matplotlib", f"callback={callback}", "report")

@@ -9,9 +9,10 @@ import numpy as np
 
 from engine.config import did_you_mean
 from engine.errors import ConfigError
+from engine.extras import check_installed
 from engine.files import read_json
 from engine.runs import CLASSES
-from lab.callbacks.base import Callback, need_matplotlib
+from lab.callbacks.base import Callback
 from lab.metrics.confusion import ConfusionMatrix
 
 MOST_NUMBERS = 20  # classes up to which the cells hold their counts
@@ -25,7 +26,7 @@ class ConfusionPicture(Callback):
         self.metric = metric
 
     def on_start(self, state: Any) -> None:
-        need_matplotlib("confusion")
+        check_installed("matplotlib", "callback=confusion", "report")  # not after hours of training
         if not isinstance(state.task.metrics.get(self.metric), ConfusionMatrix):
             hint = did_you_mean(self.metric, list(state.task.metrics))
             raise ConfigError(

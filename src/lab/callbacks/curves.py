@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.extras import check_installed
 from engine.files import records
 from engine.runs import METRICS
-from lab.callbacks.base import Callback, need_matplotlib
+from lab.callbacks.base import Callback
 
 POINTS = 40  # a curve of more is drawn faintly, and its running median over about 1/20 of them beside it
 ASIDE = ("epoch", "skipped_steps")  # values of training that are no curve to look at
@@ -21,7 +22,7 @@ class Curves(Callback):
     split; the dotted line is the best checkpoint. Needs matplotlib (extra `report`)."""
 
     def on_start(self, state: Any) -> None:
-        need_matplotlib("curves")
+        check_installed("matplotlib", "callback=curves", "report")  # not after hours of training
 
     def on_end(self, state: Any, scores: dict[str, float]) -> None:
         if not self.run.world.is_main:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from engine.config import Count
 from engine.errors import ConfigError
+from engine.extras import check_installed
 from engine.files import read_json
 from engine.runs import CLASSES
-from lab.callbacks.base import Callback, need_matplotlib
+from lab.callbacks.base import Callback
 from lab.evaluation import samples_of
 from lab.tasks.base import overrides
 
@@ -26,7 +27,7 @@ class Pictures(Callback):
         self.kept: Mapping[str, Any] | None = None
 
     def on_start(self, state: Any) -> None:
-        need_matplotlib("pictures")
+        check_installed("matplotlib", "callback=pictures", "report")  # not after hours of training
         self.task = state.task
 
     def on_eval_batch(self, output: Any, batch: Any) -> None:

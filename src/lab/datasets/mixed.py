@@ -153,6 +153,8 @@ def in_shares(dataset: Any, seed: int) -> InShares:
             order = construct(key, node)(part, seed=(seed + zlib.crc32(name.encode())) % 2**32)
         if hasattr(order, "state_dict"):
             raise ConfigError(f"{key}: an order with a state cannot be mixed - choose another")
+        if getattr(order, "padded", False):
+            raise ConfigError(f"{key}: drop_last=false pads batches, and those are of all parts - leave it true")
         orders.append(order)
     return InShares(stages, orders, dataset.starts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -65,6 +65,7 @@ class Task(nn.Module):
     # True: states go on from row to row, in lanes: batches have "lane" and "position" in it, (B,) int64, and its yaml
     # has `eval_lanes`: docs/my_method.md, States that go on
     carries = False
+    kept_if_skipped: tuple[str, ...] = ()  # modules whose buffers follow the data: a skipped step's values stay there
     not_compiled: tuple[str, ...] = ()  # names of methods that hardware.compile does not compile
     metrics: Mapping[str, Metric] = {}
     run: TaskRun = TaskRun()
@@ -81,6 +82,12 @@ class Task(nn.Module):
         Evaluations call this too, without gradients and with other batch sizes.
         """
         raise NotImplementedError
+
+    @classmethod
+    def terms_of(cls, arguments: Mapping[str, Any]) -> Sequence[str]:
+        """The `terms` of a task with these arguments, as its yaml has them: monitor.key is checked by it before
+        anything is built. To be written where __init__ sets self.terms."""
+        return cls.terms
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
         """Returns what predict.py writes: a tensor (B, ...) or {name: tensor}. As it stands the output of `losses`,

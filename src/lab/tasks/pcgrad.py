@@ -34,6 +34,10 @@ class PCGrad(Task):
         self.criteria, self.metrics, self.terms = criteria, metrics, tuple(criteria)
         self.modules_of = nn.ModuleDict({name: one for name, one in criteria.items() if isinstance(one, nn.Module)})
 
+    @classmethod
+    def terms_of(cls, arguments: Mapping[str, Any]) -> Sequence[str]:
+        return tuple(arguments["criteria"])
+
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
         output = self.predict(model, batch)
         terms = {name: applied(one, f"task.criteria.{name}", output, batch) for name, one in self.criteria.items()}

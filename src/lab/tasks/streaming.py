@@ -82,6 +82,7 @@ class Streaming(Supervised):
     """
 
     carries = True
+    kept_if_skipped = ("states",)  # the next rows go on from those of the skipped step
 
     def __init__(
         self, criterion: Callable[[Any, Batch], Any], metrics: Mapping[str, Metric], lanes: Count, eval_lanes: Count
