@@ -129,7 +129,7 @@ def test_models_learn_synthetic_classes(name: str) -> None:
         (lambda: small_resnet((64,)), r"model\.input_shape=\[64\].*model=mlp"),
         (lambda: small_resnet((1, 2, 3, 4)), r"model\.input_shape=\[1, 2, 3, 4\]"),
         (lambda: small_resnet((0, 8, 8)), r"model\.input_shape"),
-        (lambda: small_resnet((32, 24, 3)), r"\(H, W, C\).*ChannelsFirst.*data\.input_shape=\[3,32,24\]"),
+        (lambda: small_resnet((32, 24, 3)), r"\(H, W, C\).*channels_first.*data\.input_shape=\[3,32,24\]"),
         (lambda: small_resnet((8, 8), ()), r"model\.blocks=\[\]"),
         (lambda: small_resnet((3, 8, 8))(torch.rand(2, 1, 8, 8)), "3 channels"),
         (lambda: small_resnet((8, 8))(torch.ones(2, 8, 8, dtype=torch.uint8)), "ToFloat"),
