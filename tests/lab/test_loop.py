@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import random
@@ -29,6 +30,7 @@ from engine.ranks.distributed import World
 from engine.ranks.hardware import Hardware
 from engine.ranks.stop import Stopped
 from engine.ranks.threads import Threads
+from lab.average import evaluation_mode
 from lab.callbacks.base import Callback
 from lab.groups import MonitorConfig, TrainerConfig
 from lab.objective import Objective
@@ -869,6 +871,18 @@ def test_an_evaluation_counts_what_counts(monkeypatch: pytest.MonkeyPatch, train
     assert told == ["buffers", "summed"]
     assert seen == [([1.0, 2.0, 4.0],) * 2, ([8.0],) * 2]
     assert model.training is training
+
+
+def test_what_stays_in_evaluation_mode_stays_in_it() -> None:
+    """A part that somebody holds in evaluation mode while the rest trains; after an error, too."""
+    model, other = nn.Sequential(nn.BatchNorm1d(1), nn.Dropout()), nn.Linear(1, 1).eval()
+    model[0].eval()
+    for error in (None, Stopped):
+        with contextlib.suppress(Stopped), evaluation_mode(model, other):
+            assert not any(module.training for module in (*model.modules(), other))
+            if error:
+                raise error
+        assert [module.training for module in (*model.modules(), other)] == [True, False, True, False]
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, update_bn
 
+import lab.average
 from engine.errors import ConfigError, RunFailed
 from lab import load_run
 from lab.network import export
@@ -88,6 +89,21 @@ def test_killed_while_it_averages(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         mine, theirs = last_checkpoint(killed)[part], last_checkpoint(straight)[part]
         assert all(torch.equal(mine[name], theirs[name]) for name in theirs), part
     assert method.scores(killed) == method.scores(straight)
+
+
+def test_statistics_are_computed_once_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a step's average is asked for: by the evaluation, the best checkpoint and the last."""
+    calls: list[None] = []
+    renew = lab.average.renew_statistics
+
+    def counted(*given: Any) -> None:
+        calls.append(None)
+        renew(*given)
+
+    monkeypatch.setattr(lab.average, "renew_statistics", counted)
+    every = ("trainer.max_steps=4", "trainer.eval_every=2", "trainer.save_every=2", "trainer.keep_best=1")
+    start_run(tmp_path, *method.SMALL, *RESNET[:-1], *every)
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("statistics", [0, 3])
