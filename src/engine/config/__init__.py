@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         current,
         enter,
         load_plain,
+        override_of_now,
         read_config,
         read_overrides,
         saved_config,

@@ -129,8 +129,13 @@ def read_overrides(directory: Path) -> list[str]:
     values = _loaded(path, checked_yaml) or []
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ConfigError(f"{path}: expected a list of texts such as optim.lr=0.1; it is damaged - take it from a copy")
-    values = [re.sub(r"(?<=_target_)([=:] *)([a-zA-Z_0-9.]+)", lambda m: m[1] + _moved_path(m[2]), v) for v in values]
-    return [re.sub(r"^(\+*)([a-z_.]+)(?==)", lambda m: m[1] + app().moved_keys.get(m[2], m[2]), v) for v in values]
+    return [override_of_now(value) for value in values]
+
+
+def override_of_now(text: str) -> str:
+    """An override that somebody typed for an older version, or its key alone, with today's paths and keys."""
+    text = re.sub(r"(?<=_target_)([=:] *)([a-zA-Z_0-9.]+)", lambda m: m[1] + _moved_path(m[2]), text)
+    return re.sub(r"^(\+*)([a-z_.]+)(?==|$)", lambda m: m[1] + app().moved_keys.get(m[2], m[2]), text)
 
 
 def enter(directory: Path) -> None:

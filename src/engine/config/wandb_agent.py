@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from engine.config.saved import override_of_now
 from engine.errors import ConfigError
 
 
@@ -57,7 +58,7 @@ def _recorded(arguments: Sequence[str]) -> list[str] | None:
     """The overrides in a run's whole config, as engine.runs.wandb_log gives it to W&B: run={'overrides': [...]}."""
     for argument in arguments:
         if argument.startswith("run={"):
-            return list(ast.literal_eval(argument.removeprefix("run="))["overrides"])
+            return [override_of_now(one) for one in ast.literal_eval(argument.removeprefix("run="))["overrides"]]
     return None
 
 

@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.config import enter
+from engine.app import app
+from engine.config import enter, override_of_now
 from engine.errors import ConfigError
 from engine.files import read_json, remove_leftovers, write_json
 from engine.locks import Lock
@@ -102,7 +103,7 @@ class Ledger:
     @property
     def swept(self) -> list[str]:
         """The keys in which its jobs differ."""
-        return list(self._book.get("swept", []))
+        return list(map(override_of_now, self._book.get("swept", [])))
 
     @property
     def follows(self) -> dict[str, list[str]]:
@@ -135,7 +136,7 @@ class Ledger:
         for entry in self._book.get("jobs", []):
             if Path(entry["key"]).name != entry["key"] or entry["key"] == "..":  # "../x" would run a job elsewhere
                 raise ConfigError(f"{self.directory / SWEEP}: the job {entry['key']!r} is no name of a folder")
-            job = Job(entry["number"], tuple(entry["overrides"]), self.directory / entry["key"])
+            job = Job(entry["number"], tuple(map(override_of_now, entry["overrides"])), self.directory / entry["key"])
             self._index(job, entry.get("identity") or entry["key"].rpartition("_")[2])
 
     def _index(self, job: Job, identity: str | None) -> None:
@@ -147,7 +148,9 @@ class Ledger:
 
     def find(self, values: Mapping[str, Any]) -> Job | None:
         """The job with these values, whichever command added it; None: there is none."""
-        known, digests = self._by_identity, dict.fromkeys((digest(values), older_digest(values)))
+        names = {now: old for old, now in app().moved_keys.items()}  # its ledger may be of before keys were moved
+        known, before = self._by_identity, {names.get(key, key): value for key, value in values.items()}
+        digests = dict.fromkeys(make(one) for one in (values, before) for make in (digest, older_digest))
         return next((known[d] for one in digests for d in (one, one[:OLD_DIGITS]) if d in known), None)
 
     def named(self, key: str) -> Job | None:

@@ -116,6 +116,24 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert again.find({"seed": "0"}) == jobs[0]
 
 
+def test_a_sweep_of_before_keys_were_moved_goes_on(tmp_path: Path) -> None:
+    """Its jobs are those of the same values under today's keys."""
+    folder = tmp_path / "s"
+    jobs = added(
+        folder, *(one(f"seed={n}", f"trainer.timeout={n}m") for n in (1, 2)), swept=("seed", "trainer.timeout")
+    )
+    ledger = Ledger(folder)
+    assert ledger.swept == ["seed", "process.timeout"]
+    assert [job.overrides for job in ledger.jobs] == [
+        ("seed=1", "process.timeout=1m"),
+        ("seed=2", "process.timeout=2m"),
+    ]
+    assert ledger.find({"seed": "2", "process.timeout": "2m"}) == ledger.jobs[1]
+    more = [one(f"seed={n}", f"process.timeout={n}m") for n in (1, 3)]
+    assert added(folder, *more)[0].key == jobs[0].key
+    assert len(Ledger(folder).jobs) == 3
+
+
 def test_a_second_command_adds(tmp_path: Path) -> None:
     """Its jobs, its command, what it swept; those that are there stay as they are, and keep their number."""
     folder = tmp_path / "s"

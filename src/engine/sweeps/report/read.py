@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from engine.config import CONFIG, OVERRIDES, enter, load_flat, load_plain
+from engine.config import CONFIG, OVERRIDES, enter, load_flat, load_plain, override_of_now
 from engine.files import read_json, records
 from engine.runs import ENVIRONMENT, METRICS, NOT_COMPUTED, RESULT, STATUS, Code, codes_of, files_of, is_claimed
 
@@ -140,7 +140,7 @@ def read_job(path: Path, number: int, overrides: tuple[str, ...], key: str | Non
         key=key or path.name,
         number=number,
         path=path,
-        overrides=tuple(map(str, load_plain(path / OVERRIDES, list) or overrides)),
+        overrides=tuple(override_of_now(str(one)) for one in load_plain(path / OVERRIDES, list) or overrides),
         status="queued" if state == "created" else state,
         error=error[0] if error else None,
         traceback=status.get("traceback"),
