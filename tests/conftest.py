@@ -271,8 +271,7 @@ def raise_at_step(patch: pytest.MonkeyPatch, step: int, error: BaseException | t
 def last_checkpoint(run_dir: Path) -> dict[str, Any]:
     from engine.checkpoints import checkpoint
 
-    found = [path for path in (run_dir / "checkpoints").glob("last_*") if path.suffix in (".pt", ".dcp")]
-    return checkpoint.load_checkpoint(max(found, key=lambda path: path.stem))
+    return checkpoint.load_checkpoint(sorted((run_dir / "checkpoints").glob("last_*.pt"))[-1])
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
