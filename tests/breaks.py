@@ -1276,7 +1276,7 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     (
         "src/lab/average.py",
-        "        norm.momentum = None  # the plain mean over all batches\n",
+        "            norm.momentum = None  # the plain mean over all batches\n",
         "",
         "tests/lab/test_task_swa.py::test_it_is_torchs_average_and_update_bn",
     ),

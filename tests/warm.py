@@ -32,7 +32,8 @@ ROOT = Path(__file__).resolve().parents[1]
 IMPORTS = (
     "hydra._internal.core_plugins.basic_launcher", "hydra.core.global_hydra", "hydra.core.plugins", "h5py", "numpy",
     "torch", "torch.distributed", "torch.optim",
-    "lab.config", "lab.groups", "lab.loop", "lab.notebook", "lab.run", "lab.start",
+    "lab.config", "lab.groups", "lab.loop",
+    "lab.notebook", "lab.run", "lab.start",
     "engine.config", "engine.data.h5", "engine.ranks", "engine.runs", "engine.sweeps", "engine.verify",
 )  # fmt: skip
 ONCE = ("OMP_", "MKL_", "TORCH_", "PYTHON", "CUDA_", "LC_", "LANG")  # variables that are read by an import, or a start

@@ -38,7 +38,7 @@ ENGINE = ("src/engine/", "src/hydra_plugins/")
 README_INTRO = re.compile(r"\A.*?(?=^## )", re.DOTALL | re.MULTILINE)
 # Files that name the template's package and go on to: history, runs of older versions, the engine, and this.
 VERBATIM = (*ENGINE, "tests/runs/", "tools/", "docs/fork.md", "docs/remote.md", "CHANGELOG.md", "LICENSE")
-SAVED_TARGET = r'(?![\w.]*": )'  # not the keys of MOVED in groups.py: import paths that saved configs have
+SAVED_TARGET = r'(?![\w.]*": )'  # not the keys of MOVED in config.py: import paths that saved configs have
 ANSWERS = ".copier-answers.yml"
 
 
@@ -322,7 +322,7 @@ def rename(tree: Path, package: str) -> None:
         name = path.relative_to(tree).as_posix()
         if name.startswith(VERBATIM):
             continue
-        saved = SAVED_TARGET if name == f"src/{OLD}/groups.py" else ""
+        saved = SAVED_TARGET if name == f"src/{OLD}/config.py" else ""
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:  # an HDF5 file

@@ -30,7 +30,7 @@ from engine.ranks.hardware import Hardware
 from engine.ranks.skipping import DeviceSchedule
 from engine.ranks.threads import Threads
 from engine.runs import Logger
-from lab import make
+from lab import loaders, make
 from lab.config import Config
 from lab.evaluation import evaluate
 from lab.logging import log_train
@@ -123,11 +123,11 @@ def training(*overrides: str, micro: Sequence[int] = (3, 3, 2)) -> Iterator[Trai
     precision = config.hardware.precision
     machine = Hardware("cuda", 1, "fp32" if precision == "auto" else precision, Threads(1, 1, ""), list(micro), 4)
     torch.manual_seed(0)
-    dataset, one = make.make_datasets(config)["train"], World(0, 1, 0, torch.device("cpu"))
+    dataset, one = loaders.make_datasets(config)["train"], World(0, 1, 0, torch.device("cpu"))
     rows = np.arange(8) * len(dataset) // 8
     samples = dataset.gather(rows, None)
     model, task = make.make_method(config, machine, Logger(), dataset, one)
-    transforms = {training: make.make_transform(config, training, dataset) for training in (True, False)}
+    transforms = {training: loaders.make_transform(config, training, dataset) for training in (True, False)}
     with fake_gpu((model, task, samples, transforms)) as (gpu, (model, task, samples, transforms)):
         state = make.make_state(config, machine, model, task, 100, ONE)
         nets = make.make_nets(config, machine, state, ONE)
