@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from engine.data import Loader
 from engine.errors import ConfigError, RunFailed
-from engine.host import STOP_SIGNALS, count_gpus
+from engine.host import STOP_SIGNALS, count_gpus, temporary_folder
 from engine.packing import Part, Spec, assemble, check_target
 from engine.ranks import Ranks, apply_hardware, make_autocast, own_rank, process_group, recording, started_ranks
 from lab.loaders import make_eval_loader
@@ -62,12 +61,12 @@ def predict(what: Prediction, num_procs: int | None, overwrite: bool) -> Spec:
         raise ConfigError(f"--procs {num_procs}: must be at least 1")
     count = num_procs or max(1, count_gpus())
     # beside the target, which may be larger than /tmp
-    with tempfile.TemporaryDirectory(prefix=f".{what.out.name}-", dir=what.out.parent) as folder:
+    with temporary_folder(f".{what.out.name}-", what.out.parent) as folder:
         if count == 1:
-            write_part(what, 1, Path(folder))
+            write_part(what, 1, folder)
         else:
-            run_ranks(what, count, Path(folder))
-        parts = [Path(folder) / f"{number}.h5" for number in range(count)]
+            run_ranks(what, count, folder)
+        parts = [folder / f"{number}.h5" for number in range(count)]
         return assemble(parts, what.out, {"split": what.split, "runs": [str(path) for path in what.paths]})
 
 

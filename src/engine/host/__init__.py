@@ -7,7 +7,8 @@ Cores and GPUs: `cores()` is what this process may use, of which `cores_each(n)`
 processes' shares; `start_method()` is fork where that is safe, else spawn. `bind_to_gpus` puts a process on the cores
 beside its GPU; `machine_facts` is what environment.json keeps. (These, and what is asked of one GPU, initialize CUDA.)
 
-Signals: STOP_SIGNALS ask a process to stop; in a block they are handled (`handling_signals`) or held back.
+Signals: STOP_SIGNALS ask a process to stop; in a block they are handled (`handling_signals`) or held back
+(`held_signals`); a `temporary_folder` has gone after its block whenever one comes.
 
 Processes: a child that calls `die_with(parent)` ends with its parent, even if that was killed. `Hearts` are
 heartbeats in shared memory: the parent finds a child that is stopped, or whose native code holds the GIL, and ends it
@@ -47,7 +48,14 @@ if TYPE_CHECKING:
     from engine.host.machine import gpu_facts, machine_changes, machine_facts, machine_line
     from engine.host.numa import bind_to_gpus
     from engine.host.parent import die_with, die_with_starter, end_children_at_exit
-    from engine.host.signals import SAME_SIGNAL_S, STOP_SIGNALS, handling_signals, heeded_signals, held_signals
+    from engine.host.signals import (
+        SAME_SIGNAL_S,
+        STOP_SIGNALS,
+        handling_signals,
+        heeded_signals,
+        held_signals,
+        temporary_folder,
+    )
     from engine.host.user_code import place, set_place
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from engine import early
@@ -21,6 +25,27 @@ def held_signals() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """A folder that has gone after the block, at whatever moment one Ctrl-C comes. (tempfile.TemporaryDirectory leaves
+    the folder if it is interrupted between its mkdir and the next line, or within its removal.)"""
+    folder = (parent or Path(tempfile.gettempdir())) / f"{prefix}{secrets.token_hex(8)}"  # known before it is made
+    try:
+        try:
+            folder.mkdir(mode=0o700)
+            yield folder
+        finally:
+            with held_signals():  # rmtree is not made to be interrupted
+                _remove(folder)
+    finally:
+        _remove(folder)  # where a Ctrl-C came before the first removal began
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ import multiprocessing as mp
 import os
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -40,6 +39,7 @@ from engine.host import (
     say_ended,
     start_method,
     take_heart,
+    temporary_folder,
 )
 from engine.ranks.distributed import first_rank, rank_environment
 from engine.ranks.lookout import alarm_file
@@ -212,8 +212,8 @@ def store_file(forked: bool) -> Iterator[str]:
         finally:
             os.close(store)
     else:
-        with tempfile.TemporaryDirectory(prefix="engine-") as folder:
-            yield str(Path(folder) / "store")
+        with temporary_folder("engine-") as folder:
+            yield str(folder / "store")
 
 
 def _rank_main(

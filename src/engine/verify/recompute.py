@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,7 @@ from engine.checkpoints import Checkpoints
 from engine.config import CONFIG, ROOT, check_saved, current, localized, plain, quote_value, read_config, saved_config
 from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.files import read_json, read_text, records, replace_text, write_json
-from engine.host import count_gpus, machine_changes
+from engine.host import count_gpus, machine_changes, temporary_folder
 from engine.ranks import AT_STEP, MAX_TIME, ONE_PROCESS, started_ranks
 from engine.runs import (
     CHECKPOINTS,
@@ -114,7 +113,7 @@ def verify(
     at_end = last == max(saved) and bool(read_json(run / RESULT))
     with ExitStack() as stack:
         if out is None:
-            again = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="verify-"))) / "run"
+            again = stack.enter_context(temporary_folder("verify-")) / "run"
         else:
             again = out.absolute()
             if again.exists():
@@ -240,8 +239,8 @@ def code_for(run: Path, commit: str, diff: bool) -> Iterator[tuple[Path, str]]:
         raise ConfigError(f"{run}: has no commit recorded; leave out --commit {OWN} and --diff")
     wanted = str(own.commit) if diff or commit == OWN else commit
     patch = read_text(run / DIFF) if diff and (run / DIFF).exists() else ""
-    with tempfile.TemporaryDirectory(prefix="verify-code-") as folder:
-        tree = Path(folder) / "code"
+    with temporary_folder("verify-code-") as folder:
+        tree = folder / "code"
         try:
             prefix = git(ROOT, "rev-parse", "--show-prefix")
             git(ROOT, "worktree", "add", "--quiet", "--detach", "--", str(tree), wanted)

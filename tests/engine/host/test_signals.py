@@ -1,0 +1,51 @@
+"""What a Ctrl-C leaves, whenever it comes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from engine.host import temporary_folder
+
+
+def interrupted_at(line: int, folder: Path) -> bool:
+    """Make, use and remove a temporary folder with a Ctrl-C at the `line`-th line that Python runs, in whatever file.
+    Returns whether that line was reached."""
+    reached = 0
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal reached
+        if event == "line":
+            reached += 1
+            if reached == line:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    def work() -> None:
+        with temporary_folder("work-", folder) as made:
+            (made / "part").touch()
+
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_a_temporary_folder_has_gone_whenever_a_ctrl_c_comes(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    lines = 1
+    try:
+        while interrupted_at(lines, tmp_path):
+            assert not list(tmp_path.iterdir()), f"interrupted at line {lines}"
+            lines += 1
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert lines > 50, "making and removing the folder takes more lines than that"
+    assert not list(tmp_path.iterdir())
