@@ -216,10 +216,22 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "tests/engine/runs/test_checkpoint.py::test_loading_runs_no_code",
     ),
     (
+        "src/engine/checkpoints/frozen.py",
+        "{name: total for name, total in totals.items() if self._sums.get(name) == total}",
+        "{name: total for name, total in totals.items() if name in self._sums}",
+        "tests/engine/runs/test_frozen.py::test_what_has_changed_after_all_is_in_each_checkpoint[a resumed one]",
+    ),
+    (
+        "src/engine/checkpoints/frozen.py",
+        "payload[part].update({name: held",
+        "payload[part].update({name: 1 + held",
+        "tests/engine/runs/test_frozen.py::test_it_is_written_once_and_each_checkpoint_reads_whole[False]",
+    ),
+    (
         "src/lab/state.py",
-        'return {k: v.state_dict() if hasattr(v, "state_dict") else v for',
-        'held["model"] = {f"module.{k}": v for k, v in self.model.state_dict().items()}\n'
-        '        return {k: v.state_dict() if hasattr(v, "state_dict") else v for',
+        'return saved | {"ranks": ranks, "frozen": frozen}',
+        'saved["model"] = {f"module.{k}": v for k, v in self.model.state_dict().items()}\n'
+        '        return saved | {"ranks": ranks, "frozen": frozen}',
         "tests/lab/test_exactness.py::test_checkpoints_hold_bare_names_and_load_safely",
     ),
     (

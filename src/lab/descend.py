@@ -145,8 +145,8 @@ class Descend:
         return values
 
     def _backward(self, objective: str, batches: Iterable[Batch], term: str) -> dict[str, Tensor]:
-        """The loss is the sum over samples divided by this rank's samples in the step, so micro-batches of unequal size
-        are weighted correctly, and DDP's mean over ranks gives the mean over the global batch."""
+        """The loss is the sum over samples divided by this rank's samples in the step. So micro-batches of unequal size
+        are weighted correctly, and DDP's mean over ranks is the mean over the global batch."""
         state, task, scaler = self.state, self.state.task, self.state.scaler
         trained, net, sizes = self.parameters(objective), self.nets[objective], self.machine.micro_batch_sizes
         terms = None if objective else task.terms

@@ -67,7 +67,10 @@ class TrainState:
     def payload(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         """Returns every field for the checkpoint. ranks: each rank's rank_payload, in the order of the ranks."""
         held = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "totals"}
-        return {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in held.items()} | {"ranks": ranks}
+        saved = {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in held.items()}
+        weights = self.model.state_dict(keep_vars=True)
+        frozen = [k for k, v in weights.items() if isinstance(v, nn.Parameter) and not v.requires_grad]
+        return saved | {"ranks": ranks, "frozen": frozen}
 
     def rank_payload(self, device: torch.device) -> dict[str, Any]:
         return {"rng": rng_state(device), "totals": {k: v.cpu() for k, v in self.totals.items()}}
@@ -78,8 +81,8 @@ class TrainState:
         options: names of optimizer arguments for which the config's values, which a resume may have changed, hold
         instead of the checkpoint's.
 
-        If the number of ranks has changed, every rank takes the mean of the checkpoint's unlogged `totals`, and a rank
-        that the checkpoint lacks keeps its freshly seeded RNG.
+        If the number of ranks has changed, every rank takes the mean of the checkpoint's unlogged `totals`. A rank that
+        the checkpoint lacks keeps its freshly seeded RNG.
         """
         given = [{k: v for k, v in group.items() if k in options} for group in self.optimizer.param_groups]
         for name in (one.name for one in fields(self) if one.name in payload and one.name not in LOADED):

@@ -19,6 +19,7 @@ from torch import nn
 
 from engine.checkpoints import shards
 from engine.checkpoints.background import Background, Copies
+from engine.checkpoints.frozen import Frozen, with_frozen
 from engine.checkpoints.intact import WHOLE, Share, check_zip, reading
 from engine.config import CONFIG, enter
 from engine.errors import ConfigError, Damaged, RunFailed
@@ -90,7 +91,7 @@ def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
         check_zip(path, share)
         payload = _mapped(path)
         check_content(payload)
-        return payload
+    return with_frozen(payload, path)
 
 
 def _mapped(path: Path) -> Any:
@@ -198,9 +199,11 @@ class Checkpoints:
         self._leads = world is None or world.is_main
         self._beside, self._saved = beside, saved
         self._copies, self._background = Copies(), Background()
+        self._frozen = Frozen(directory, save_checkpoint)
 
     def save_last(self, payload: dict[str, Any]) -> None:
-        """All ranks call this. A sharded payload is written by all ranks, any other by rank 0."""
+        """All ranks call this. A sharded payload is written by all ranks, any other by rank 0. payload["frozen"]: names
+        in "model" of what is not trained, which is written once (frozen.py)."""
         self._save("last", payload)
 
     def save_best(self, payload: dict[str, Any]) -> None:
@@ -211,6 +214,10 @@ class Checkpoints:
         assert self.world is not None
         began = time.monotonic()
         in_parts = any(is_part(value) for value in payload["model"].values())
+        payload = dict(payload)
+        names = payload.pop("frozen", ())
+        if names and not in_parts and self.world.is_main:
+            payload = self._frozen.left_out(payload, names)
         if not self._beside:
             self._write(kind, payload, in_parts, began)
             meet(self.world)  # barrier: the other ranks wait here while rank 0 writes
@@ -389,8 +396,10 @@ def find_weights(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
         if zipfile.is_zipfile(path):  # torch < 1.6 wrote no zip files
             check_zip(path)
         payload = torch.load(path, map_location="cpu", weights_only=True)
-        within = [payload.get(key) for key in ("ema", "model", "state_dict")] if isinstance(payload, dict) else []
-        for state in (payload, *within):
-            if isinstance(state, dict) and state and all(isinstance(v, torch.Tensor) for v in state.values()):
-                return path, state
-        raise ValueError("it holds no weights: no state dict, and none under 'model' or 'state_dict'")
+    if isinstance(payload, dict) and "ranks" in payload:  # a run's checkpoint
+        payload = with_frozen(payload, path)
+    within = [payload.get(key) for key in ("ema", "model", "state_dict")] if isinstance(payload, dict) else []
+    for state in (payload, *within):
+        if isinstance(state, dict) and state and all(isinstance(v, torch.Tensor) for v in state.values()):
+            return path, state
+    raise Damaged(f"{path} does not load: it holds no weights: no state dict, and none under 'model' or 'state_dict'")

@@ -94,7 +94,7 @@ if TYPE_CHECKING:
         publish_directory,
         release_followers,
     )
-    from engine.ranks.replicas import Replicas, numbers_in
+    from engine.ranks.replicas import Replicas, checksum, numbers_in
     from engine.ranks.rules import check_options
     from engine.ranks.seed import StepNumbers, draw_nothing, rng_state, seed_everything, set_rng_state
     from engine.ranks.skipping import DeviceSchedule, any_of, average_in, can_skip, copies, put_back, skipped, unless

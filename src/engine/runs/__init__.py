@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         ENVIRONMENT,
         FAILURE,
         FAILURES,
+        FROZEN,
         METRICS,
         NOT_COMPUTED,
         RESULT,

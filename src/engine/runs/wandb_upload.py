@@ -33,7 +33,7 @@ from engine.config import enter
 from engine.errors import RunFailed
 from engine.files import open_regular, read_file, read_json, read_text, write_json
 from engine.locks import Busy, Lock
-from engine.runs.directory import METRICS, RESULT, STATUS, is_claimed
+from engine.runs.directory import FROZEN, METRICS, RESULT, STATUS, is_claimed
 from engine.runs.media import media_file, read_table
 from engine.runs.wandb_log import FOLDER, SUMMARY, upload_command, wandb_arguments, wandb_reachable
 
@@ -244,6 +244,8 @@ def log_artifact(run: Any, result: dict[str, Any], path: Path) -> None:
     artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata={"step": result["best_step"], **scores})
     add = artifact.add_dir if path.is_dir() else artifact.add_file  # a folder: one file of each rank
     add(str(path), name=path.name, policy="immutable")
+    if (frozen := path.with_name(FROZEN)).exists():  # what no step changes, engine.checkpoints.frozen
+        artifact.add_file(str(frozen), name=frozen.name, policy="immutable")
     logged = run.log_artifact(artifact, aliases=["best"])
     if not run.offline:
         logged.wait()

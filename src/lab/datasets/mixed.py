@@ -6,7 +6,7 @@
     row of the part  each part goes through its own order, data.parts.<name>.order, as if it were alone
 
 A batch has the field `set`, (B,) int64: the number of the part, in the config's order. A field that a part lacks is
--1 there (a label that is none), in unsigned integers their largest value, in floats 0, in booleans False.
+-1 there, a label that is none; in unsigned integers it is their largest value, in floats 0, in booleans False.
 """
 
 from __future__ import annotations

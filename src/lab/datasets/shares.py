@@ -42,8 +42,8 @@ def deal(numbers: np.ndarray, weights: list[int]) -> tuple[np.ndarray, np.ndarra
     """numbers: (B,) int64 -> (B,) which part, and (B,) how many samples of that part came before.
 
     The first part against the others, the second against those after it, ...; each as a straight line is drawn in
-    pixels, so that any run of numbers holds each part's share to within one or two samples, and a run whose share is
-    a whole number, from a multiple of its length on, holds it exactly.
+    pixels. So any run of numbers holds each part's share to within one or two samples. A run whose share is a whole
+    number holds it exactly, if it begins at a multiple of its length.
     """
     of, index = np.full(len(numbers), -1), np.zeros(len(numbers), dtype=np.int64)
     left, total, open_ = numbers.copy(), sum(weights), np.ones(len(numbers), dtype=bool)

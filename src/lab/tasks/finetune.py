@@ -20,7 +20,7 @@ class Finetune(Supervised):
     """weights: a run directory (its best checkpoint), a checkpoint, or a file with a state dict; read when a run
     begins, not at a resume. rename: {regular expression: replacement}, applied in order to each name in the state dict;
     empty names are dropped. frozen: regular expressions; model parameters and buffers in whose names one is found stay
-    bit for bit the same, and such modules with buffers (BatchNorm) are in eval mode during training too."""
+    bit for bit the same. Such modules with buffers (BatchNorm) are in eval mode during training too."""
 
     def __init__(
         self,

@@ -19,8 +19,8 @@ from lab.tasks.base import Batch, Descend, Losses, Metric, Task
 class PCGrad(Task):
     """criteria: {name: criterion of (output, batch) -> (B,)}; the loss is their sum, each is logged by its name.
 
-    From each criterion's gradient the part that points against another's is taken away, by projection onto that one's
-    normal plane, the others in an order drawn at each step; the update is by the sum. "conflicts" is logged, the share
+    A criterion's gradient that points against another's is projected onto that one's normal plane. The others come in
+    an order that is drawn at each step. The update is by the sum of the gradients. "conflicts" is logged, the share
     of the pairs that point against each other. A forward and a backward pass for each criterion."""
 
     def __init__(self, criteria: Mapping[str, Callable[[Any, Batch], Any]], metrics: Mapping[str, Metric]) -> None:

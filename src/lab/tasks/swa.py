@@ -11,8 +11,8 @@ from lab.tasks.supervised import Supervised
 
 
 class SWA(Supervised):
-    """What is evaluated, predicted with and exported is the mean of the weights after every `every` steps, from the
-    share `start` of training on, with BatchNorm's statistics of `statistics` training batches; before, the weights."""
+    """Evaluated, predicted with and exported is the mean of the weights after every `every` steps, from the share
+    `start` of training on. Its BatchNorm statistics are those of `statistics` training batches. Before: the weights."""
 
     def __init__(
         self,
