@@ -86,6 +86,8 @@ def test_it_is_the_paper_s_loss(tmp_path: Path, files: tuple[Path, Path]) -> Non
     assert method.values(folder, "train/loss") == pytest.approx(losses, rel=1e-5)
     assert losses[0] == pytest.approx(math.log(2))  # nothing is added at first
     trained = last_checkpoint(folder)["model"]
+    (newest,) = (folder / "checkpoints").glob("last_*8.pt")
+    assert torch.load(newest, weights_only=True)["model"].keys() == adapters.keys()
     assert all(torch.equal(trained[name], value) for name, value in begun.items())
     assert method.scores(folder)["val/accuracy"] > 0.5
 

@@ -49,8 +49,8 @@ class TaskRun:
 class Task(nn.Module):
     """What one batch means. A method is a subclass in lab/tasks and a yaml in conf/task; see supervised.py.
 
-    A task is a module. Its parameters and buffers (a teacher, a temperature, a critic, a queue) are on the device, saved
-    and restored with the model. Parameters that require a gradient are trained, alike on all ranks.
+    A task is a module. Its parameters and buffers (a teacher, a temperature, a critic, a queue) are on the device, and
+    saved and restored with the model. Parameters that require a gradient are trained, alike on all ranks.
     Random numbers: torch's generators differ by rank in `losses`, and draw the same on all ranks in `updated`, and in
     `train_step` after a descend; they are restored at a resume. engine.data.Draws(seed,
     stream), indexed by batch["number"], gives the same for any number of ranks and micro-batches (set `numbered`).

@@ -12,13 +12,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import QUICK, ROOT, compose, limit, metrics, processes_with, status, wait_for
 from wandb_server import KEY, Server, serving
 
-from engine.runs import Audio, Histogram, RunLogger, Table
+from engine.runs import FROZEN, Audio, Histogram, RunLogger, Table
 from engine.runs.directory import fill_directory, write_config, write_status
 from engine.runs.options import LoggerConfig
 
@@ -88,6 +89,17 @@ def test_an_online_run_holds_metrics_and_config(train_command: Command, tmp_path
     assert len(shown) == len([line for line in lines(run) if "media" in line]) > 0
     (artifact,) = server.artifacts.values()
     assert (artifact["state"], artifact["artifactCollectionName"]) == ("COMMITTED", f"model-{name}")
+
+
+def test_an_artifact_has_what_its_checkpoint_needs(tmp_path: Path) -> None:
+    from engine.runs.wandb_upload import log_artifact
+
+    for name in ("best_000000004.pt", FROZEN):
+        (tmp_path / name).write_bytes(b"weights")
+    logged: list[Any] = []
+    run = SimpleNamespace(id="x", offline=True, log_artifact=lambda artifact, aliases: logged.append(artifact))
+    log_artifact(run, {"best_step": 4}, tmp_path / "best_000000004.pt")
+    assert sorted(logged[0].manifest.entries) == ["best_000000004.pt", FROZEN]
 
 
 @pytest.mark.slow
