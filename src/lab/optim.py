@@ -207,9 +207,10 @@ def follows_scores(factor: Any) -> TypeGuard[ScoreFactor]:
 def stretched(schedule: Schedule, saved: Mapping[str, Any], done: int) -> str:
     """A line if a resumed run's schedule has another length than before and so other rates; else empty. saved: the
     checkpoint's state of it. done: steps."""
-    before, now = saved.get("total_steps"), schedule.total_steps
-    factor, last = schedule.factor, max(saved.get("total_steps", 0), now)  # older checkpoints lack the length
-    if before is None or all(factor(k, before) == factor(k, now) for k in range(done, last, max(1, last // 1000))):
+    factor, now = schedule.factor, schedule.total_steps
+    before = saved.get("total_steps", now)  # older checkpoints lack it
+    last = max(before, now)
+    if before == now or all(factor(k, before) == factor(k, now) for k in range(done, last, max(1, last // 1000))):
         return ""
     rates = [f"{schedule.peak * factor(done, total):.3g}" for total in (before, now)]
     return (
