@@ -75,19 +75,20 @@ def refused_in_steps(monkeypatch: pytest.MonkeyPatch, of_optimizers: bool = True
     optimizer that is neither fused nor says takes_found_inf may ask in its own step, and whether to leave it out."""
     import lab.descend
     import lab.loop
+    from engine.ranks import takes_found_inf
 
     original, to_host, lean_step = lab.loop.train_step, lab.descend.to_host, lab.descend.lean_step
     steps: list[int] = []
-    on_device: list[bool] = []
+    may_ask: list[bool] = []
 
     def train_step(nets: Any, state: Any, batches: Any, *rest: Any) -> Any:
         steps.append(state.step)
-        on_device[:] = [state.schedule.on_device]
+        may_ask[:] = [not all(map(takes_found_inf, state.optimizer.values()))]
         with refused():
             return original(nets, state, _fetched(batches), *rest)
 
     def asked(*args: Any) -> Any:
-        return to_host(*args) if all(on_device) else _freely(to_host, *args)
+        return _freely(to_host, *args) if any(may_ask) else to_host(*args)
 
     def step(optimizer: Any) -> Any:
         held_to_it = optimizer.defaults.get("fused") or getattr(optimizer, "takes_found_inf", False)

@@ -1,5 +1,5 @@
 """One step's way from losses to weights: gradients, clipping, the optimizer; once a step the moving average, the task's
-`updated`, the schedule and the loss scale.
+`updated` and the loss scale.
 
 A task's train_step is given an object of Descend, for its step:
 
@@ -28,19 +28,20 @@ from engine.ranks import (
     Hardware,
     StepNumbers,
     World,
+    all_of,
     all_sum,
     any_of,
-    average_in,
-    copies,
+    copy_buffers,
     global_norm,
     local_parts,
     make_autocast,
     name_unused,
     on_shards,
-    put_back,
-    skipped,
+    put_back_buffers,
+    takes_found_inf,
     to_host,
     unless,
+    update_average,
     update_scale,
     without_sync,
 )
@@ -66,8 +67,10 @@ class Descend:
     ) -> None:
         self.nets, self.state, self.trainer, self.machine = nets, state, trainer, machine
         self.world, self.numbers = world, numbers
-        self.updates: dict[str, list[tuple[Tensor, Tensor | None, bool | Tensor]]] = {}  # norm, non_finite, moved
-        self.before = copies(self._written()) if may_skip(trainer, state.scaler) else {}
+        self.norms: dict[str, Tensor] = {}  # by objective: of its last update's gradients, before clipping
+        self.non_finite: dict[str, list[Tensor]] = {}  # by objective: of each update 0-d, 1.0 where it was left out
+        self.skips = may_skip(trainer, state.scaler)
+        self.before = copy_buffers(self._buffers()) if self.skips else {}
 
     def __call__(self, objective: str, batches: Iterable[Batch]) -> dict[str, Tensor]:
         """Forward, backward, clip and update for one objective. Returns its losses."""
@@ -104,44 +107,42 @@ class Descend:
             )
         again = None if closure is None else Closure(self, objective, closure)
         norm = self._clipped(objective) if again is None else again.norm
-        non_finite = None
-        if may_skip(self.trainer, self.state.scaler):
+        self.norms[objective], non_finite = norm, None
+        if self.skips:
             # all ranks hold the averaged gradients, so all see the same norm and take the same branch
             non_finite = norm.mul(0).ne_(0).to(torch.float32)  # 1.0 if inf or NaN (0 * inf is NaN), else 0.0
-        moved = update(self.state, optimizer, non_finite, again)
+            self.non_finite.setdefault(objective, []).append(non_finite)
+        update(optimizer, non_finite, again)
         for p in self.parameters(objective):
             p.grad = None
-        self.updates.setdefault(objective, []).append((norm, non_finite, moved))
 
     @torch.no_grad()
     def end_step(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """What happens once a step, whatever the task has called. Returns the values to be logged: those given, with
         each objective's gradient norm (before clipping), and whether its update was left out: then the others are 0."""
-        state, flags = self.state, [update for updates in self.updates.values() for update in updates]
-        for objective, updates in self.updates.items():
+        state, device = self.state, self.world.device
+        for objective, norm in self.norms.items():
             prefix = f"{objective}/" if objective else ""
-            device = self.world.device  # with FSDP's CPU offload the gradients, so the norm, are on the host
-            values[f"{prefix}grad_norm"] = updates[-1][0].to(device)
-            if (left_out := any_of([non_finite for _, non_finite, _ in updates])) is not None:
-                left_out = left_out.to(device)
+            values[f"{prefix}grad_norm"] = norm.to(device)  # with FSDP's CPU offload gradients are on the host
+            if self.skips:
+                left_out = any_of(self.non_finite[objective]).to(device)
                 names = [name for name in values if self._objective_of(name) == objective]
                 values |= {name: torch.where(left_out > 0, 0.0, values[name]) for name in names}
                 values[f"{prefix}non_finite"] = left_out
         decay = self.trainer.ema_decay
         share = state.task.share_in_average(state.step) if decay is None else 1 - decay
-        if state.ema is not None and share is not None and (moved := self._moved(state.model)) is not False:
+        if state.ema is not None and share is not None and (objectives := self._objectives_of(state.model)):
             means, weights = (local_parts(part.parameters()) for part in (state.ema, state.model))
-            average_in(means, weights, share, skipped(moved))
+            update_average(means, weights, share, self._skipped(objectives))
+        skipped = self._skipped(self.norms)
         if overrides(state.task, "updated"):  # after a skipped step too, whose traces are then wiped away
-            with unless(skipped(self._moved()), [*state.task.parameters(), *state.model.parameters()]):
+            with unless(skipped, [*state.task.parameters(), *state.model.parameters()]):
                 state.task.updated(state.model)
-        if (left_out := skipped(self._moved())) is not None:
-            put_back(self.before, self._written(), left_out)
+        if skipped is not None:
+            put_back_buffers(self.before, self._buffers(), skipped)
         if state.scaler:
-            non_finite = any_of([non_finite for _, non_finite, _ in flags])
-            assert non_finite is not None
-            update_scale(state.scaler, non_finite.to(self.world.device))
-        state.schedule.step([moved for _, _, moved in flags])
+            flags = [flag for flags in self.non_finite.values() for flag in flags]
+            update_scale(state.scaler, any_of(flags).to(device))
         return values
 
     def _backward(self, objective: str, batches: Iterable[Batch], term: str) -> dict[str, Tensor]:
@@ -212,7 +213,7 @@ class Descend:
             )
         return self.state.optimizer[objective]
 
-    def _written(self) -> Iterator[tuple[str, Tensor]]:
+    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
         """(name, buffer) of those that a skipped step leaves as they were: the model's and the task's."""
         state = self.state
         for name, buffer in state.task.named_buffers():
@@ -220,16 +221,13 @@ class Descend:
                 yield f"task.{name}", buffer
         yield from ((f"model.{name}", buffer) for name, buffer in state.model.named_buffers())
 
-    def _moved(self, model: nn.Module | None = None) -> bool | Tensor:
-        """Whether one of the step's updates has moved weights: those of `model`, if it is given."""
-        moves = [
-            moved
-            for objective, updates in self.updates.items()
-            if model is None or len(self.nets) == 1 or trains(self.state.optimizer[objective], model)
-            for _, _, moved in updates
-        ]
-        flags = [move for move in moves if isinstance(move, Tensor)]
-        return any(moves) if not flags else flags[0] if len(moves) == 1 else torch.stack(flags).any()
+    def _objectives_of(self, model: nn.Module) -> list[str]:
+        """Those that had an update in this step, of weights of `model`."""
+        return [one for one in self.norms if len(self.nets) == 1 or trains(self.state.optimizer[one], model)]
+
+    def _skipped(self, objectives: Iterable[str]) -> Tensor | None:
+        """1.0 where all updates of these objectives were left out, 0-d; None if none may be."""
+        return all_of([flag for one in objectives for flag in self.non_finite[one]]) if self.skips else None
 
 
 class Closure:
@@ -293,23 +291,20 @@ def clip(gradients: list[Tensor], limit: float | None) -> Tensor:
 
 
 @torch.no_grad()
-def update(
-    state: TrainState, optimizer: Optimizer, non_finite: Tensor | None, closure: Callable[[], Tensor] | None = None
-) -> bool | Tensor:
-    """The optimizer's step. Returns whether the weights moved: on the device, 0-d, if the host does not know.
+def update(optimizer: Optimizer, non_finite: Tensor | None, closure: Callable[[], Tensor] | None = None) -> None:
+    """The optimizer's step.
 
     non_finite: with fp16 and trainer.non_finite=skip, 0-d, 1 where a gradient is not finite. Then the step is left out:
     by the fused kernel itself; for an optimizer without one the host waits for the device to say so.
     """
-    on_device = state.schedule.on_device
-    moves = non_finite is None or on_device or not to_host(non_finite)
-    if moves:
-        if on_device:
+    if non_finite is not None:
+        if takes_found_inf(optimizer):
             optimizer.found_inf = non_finite  # type: ignore[attr-defined]
-        with on_shards(optimizer):
-            # not scaler.step: gradients are unscaled, and the norm says if they are finite
-            lean_step(optimizer) if closure is None else closure_step(optimizer, closure)
-    return non_finite == 0 if non_finite is not None and on_device else moves
+        elif to_host(non_finite):
+            return
+    with on_shards(optimizer):
+        # not scaler.step: gradients are unscaled, and the norm says if they are finite
+        lean_step(optimizer) if closure is None else closure_step(optimizer, closure)
 
 
 def trains(optimizer: Optimizer, model: nn.Module) -> bool:

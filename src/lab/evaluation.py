@@ -123,9 +123,9 @@ def validate(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
         state.best_score, state.stale = value, 0
     else:
         state.stale += 1
-    if state.schedule.scored(sign * value):
+    if (lr := state.schedule.scored(sign * value, state.step)) is not None:
         best = f"{monitor.key}={value:.4g}, best {state.best_score:.4g}"
-        run.logger.say(f"step {state.step}: the learning rate is now {state.schedule.last_lr:g} ({best})")
+        run.logger.say(f"step {state.step}: the learning rate is now {lr:g} ({best})")
     if any_rank(asked, run.world):  # a callback may return True on one rank only
         state.ended = state.ended or "callback"
     elif out_of_patience(state, run):

@@ -49,9 +49,12 @@ def train_step(
     task = state.task
     micro_batches = itertools.islice(batches, len(machine.micro_batch_sizes))
     with StepNumbers(state.step, world.device, may_draw(state)) as numbers:
+        numbers.same()  # of a schedule that draws
+        state.schedule.set_rates(state.step)
+        numbers.own()
         descend = Descend(nets, state, trainer, machine, world, numbers)
         values = task.train_step(state.step, micro_batches, descend)
-        if not (descend.updates and values):
+        if not (descend.norms and values):
             raise ConfigError(f"task: {type(task).__name__}.train_step must call descend, and return its values")
         if next(micro_batches, None) is not None:
             raise ConfigError(f"task: {type(task).__name__}.train_step has left micro-batches of its step over")

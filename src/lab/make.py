@@ -20,14 +20,13 @@ from engine.config import construct, constructing, of_kind, plain
 from engine.data import Stream
 from engine.errors import ConfigError, first_line
 from engine.ranks import (
-    DeviceSchedule,
     Hardware,
     Tape,
     Unrecorded,
     WithBf16Weights,
     World,
     allocate_model,
-    can_skip,
+    begin_momentum,
     checkpoint_activations,
     class_name,
     compiled,
@@ -282,11 +281,11 @@ def make_state(
             check_closure(optimizers[objective], config.optimizer["_target_"])
     factor = construct("optim.schedule", optim.schedule)
     with constructing("optim.schedule", optim.schedule):
-        schedule: Any = Schedule(optimizers, factor, total_steps)
+        schedule = Schedule(optimizers, factor, total_steps)
     scaler = make_scaler(machine)
-    if may_skip(trainer, scaler) and can_skip([*optimizers.values()]):
-        device = optimizers.param_groups[0]["params"][0].device
-        schedule = DeviceSchedule(schedule, [*optimizers.values()], device)
+    if may_skip(trainer, scaler):
+        for optimizer in optimizers.values():
+            begin_momentum(optimizer)
     names = {id(p): name for named in trained.values() for name, p in named}
     order = [names.get(id(p), "") for group in optimizers.param_groups for p in group["params"]]
     monitor = [config.monitor.key, config.monitor.mode]

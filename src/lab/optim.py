@@ -19,7 +19,7 @@ from engine.ranks import is_part
 
 FUSED_ON_PARTS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)  # fsdp.on_shards
 
-# factor(step, total_steps) -> factor of the peak learning rate in update number `step` (from 0)
+# factor(step, total_steps) -> factor of the peak learning rate in step number `step`, from 0, skipped ones included
 Factor = Callable[[int, int], float]
 
 
@@ -152,60 +152,42 @@ def check_trained(saved: Sequence[str], present: Sequence[str]) -> None:
 
 
 class Schedule:
-    """Sets each group's learning rate to peak * factor(updates, total_steps). updates: optimizer steps without the
-    skipped ones.
+    """Sets each group's learning rate to peak * factor(step, total_steps). step: from 0, skipped ones included.
 
-    The rate depends on this count, and on what a factor that follows the scores has seen (Plateau): a checkpoint holds
-    both. (Where a step may be skipped on the device, engine.ranks.skipping.DeviceSchedule counts there, and takes its
-    rates from here.)
+    The rate depends on the step, and on what a factor that follows the scores has seen (Plateau), which a checkpoint
+    holds. It is a number of the host: a kernel takes it as an argument, and nothing waits.
     """
-
-    on_device = False
 
     def __init__(self, optimizer: HasGroups, factor: Factor, total_steps: int) -> None:
         self.optimizer, self.factor, self.total_steps = optimizer, factor, total_steps
         self.peak = optimizer.param_groups[0]["lr"]  # of groups without an lr_factor
         self.peaks = [group["lr"] * group.get("lr_factor", 1.0) for group in optimizer.param_groups]
-        self.updates = 0
-        self._set()
+        self.set_rates(0)
 
-    def _set(self) -> None:
-        for group, rate in zip(self.optimizer.param_groups, self.rates(self.updates)):
-            group["lr"] = rate
+    def set_rates(self, step: int) -> None:
+        """Before step number `step`."""
+        factor = self.factor(step, self.total_steps)
+        self.last_lr = self.peak * factor
+        for group, peak in zip(self.optimizer.param_groups, self.peaks):
+            group["lr"] = peak * factor
 
-    def rates(self, updates: int) -> list[float]:
-        """Returns the learning rate of each parameter group in update number `updates`, from 0."""
-        factor = self.factor(updates, self.total_steps)
-        return [peak * factor for peak in self.peaks]
-
-    @property
-    def last_lr(self) -> float:
-        """Learning rate of the last update; the optimizer already holds that of the next."""
-        return self.peak * self.factor(max(0, self.updates - 1), self.total_steps)
-
-    def step(self, moved: Sequence[Any] = ()) -> None:
-        """moved: whether each optimizer made its update; the schedule moves on if all did."""
-        if all(moved):
-            self.updates += 1
-            self._set()
-
-    def scored(self, score: float) -> bool:
-        """After each evaluation, with the monitored score, turned so that less is better. Returns whether the rates
-        have changed."""
-        changed = follows_scores(self.factor) and self.factor.scored(score, self.updates, self.total_steps)
-        if changed:
-            self._set()
-        return changed
+    def scored(self, score: float, step: int) -> float | None:
+        """After each evaluation, with the monitored score, turned so that less is better. Returns the learning rate of
+        the next step, number `step`, if the score has changed it."""
+        changed = follows_scores(self.factor) and self.factor.scored(score, step, self.total_steps)
+        return self.peak * self.factor(step, self.total_steps) if changed else None
 
     def state_dict(self) -> dict[str, Any]:
         held = {"factor": self.factor.state_dict()} if follows_scores(self.factor) else {}
-        return {"updates": self.updates, "total_steps": self.total_steps, **held}
+        return {"last_lr": self.last_lr, "total_steps": self.total_steps, **held}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.updates = state["updates"]
         if follows_scores(self.factor) and "factor" in state:
             self.factor.load_state_dict(state["factor"])
-        self._set()
+        if "last_lr" in state:
+            self.last_lr = state["last_lr"]
+        else:  # of an older version
+            self.last_lr = self.peak * self.factor(max(0, state["updates"] - 1), self.total_steps)
 
 
 class ScoreFactor(Protocol):
@@ -222,12 +204,13 @@ def follows_scores(factor: Any) -> TypeGuard[ScoreFactor]:
     return hasattr(factor, "scored")
 
 
-def stretched(schedule: Schedule, saved: Mapping[str, Any]) -> str:
+def stretched(schedule: Schedule, saved: Mapping[str, Any], done: int) -> str:
     """A line if a resumed run's schedule has another length than before and so other rates; else empty. saved: the
-    checkpoint's state of it."""
-    before, now, done = saved.get("total_steps"), schedule.total_steps, saved["updates"]
-    factor, last = schedule.factor, max(saved.get("total_steps", 0), now)  # older checkpoints lack the length
-    if before is None or all(factor(k, before) == factor(k, now) for k in range(done, last, max(1, last // 1000))):
+    checkpoint's state of it. done: steps."""
+    factor, now = schedule.factor, schedule.total_steps
+    before = saved.get("total_steps", now)  # older checkpoints lack it
+    last = max(before, now)
+    if before == now or all(factor(k, before) == factor(k, now) for k in range(done, last, max(1, last // 1000))):
         return ""
     rates = [f"{schedule.peak * factor(done, total):.3g}" for total in (before, now)]
     return (

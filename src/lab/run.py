@@ -359,9 +359,14 @@ def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run
         state.load(payload, run.world, options=options)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"the checkpoint does not fit this run: {error_line(error)}") from error
-    schedule = state.schedule.schedule if state.schedule.on_device else state.schedule
-    if line := stretched(schedule, payload["schedule"]):
+    schedule, step = state.schedule, state.step
+    if line := stretched(schedule, payload["schedule"], step):
         run.logger.warn(line)
+    if skipped := step - payload["schedule"].get("updates", step):  # older versions did not count them
+        run.logger.warn(
+            f"optim.schedule: skipped steps count from here on, {skipped:,} until now: the learning rate goes on as "
+            f"that of step {step + 1:,}, not {step + 1 - skipped:,}"
+        )
     if state.monitor != score:
         before, after = " ".join(state.monitor), " ".join(score)
         run.logger.warn(f"monitor: {before} until now, {after} from here on: the best score begins anew")

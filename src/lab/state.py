@@ -30,6 +30,7 @@ from engine.ranks import (
 from engine.runs import Logger
 from lab.callbacks.base import overriding
 from lab.groups import MonitorConfig, TrainerConfig
+from lab.optim import Schedule
 from lab.tasks.base import Batch, Task
 
 # loaded by the caller of `load`: earlier, or with better error messages
@@ -44,7 +45,7 @@ class TrainState:
     task: Task
     ema: nn.Module | None
     optimizer: Optimizers  # {objective: optimizer}; most tasks have one objective, named ""
-    schedule: Any  # step(), state_dict(), load_state_dict()
+    schedule: Schedule
     scaler: torch.amp.GradScaler | None  # None unless precision is fp16
     trained: list[str] = field(default_factory=list)  # names of the optimizers' parameters, in their order
     monitor: list[str] = field(default_factory=list)  # key and mode of the score that best, best_score, stale are of
@@ -92,7 +93,7 @@ class TrainState:
                     setattr(self, name, payload[name])
             elif payload[name] is not None:
                 held.load_state_dict(payload[name])
-            if name == "optimizer":  # before the schedule, which sets the learning rate
+            if name == "optimizer":
                 for optimizer in self.optimizer.values():
                     order_as_weights(optimizer)
                 for group, values in zip(self.optimizer.param_groups, given):

@@ -195,7 +195,7 @@ def without_skipping(state: TrainState, trainer: TrainerConfig) -> TrainerConfig
 
     A step that is left out, as gradients are not finite, allocates no state of the optimizer. In a trial each may be:
     fp16's first steps overflow, and the other ranks' shards of a model are whatever the memory held."""
-    state.scaler, state.schedule = None, getattr(state.schedule, "schedule", state.schedule)
+    state.scaler = None
     return replace(trainer, non_finite="stop")
 
 
@@ -280,8 +280,7 @@ def rates_and_losses(trial: Trial) -> list[tuple[float, float]]:
     points: list[tuple[float, float]] = []
     with loaders.make_train_loader(trial.config, trial.machine, trial.sets["train"], trial.one, 0) as loader:
         batches = iter(loader)
-        for _ in LR_RATES:
-            lr = LR_RATES[state.schedule.updates]
+        for lr in LR_RATES:
             values = train_step(nets, state, batches, trial.config.trainer, trial.machine, trial.one)
             state.step += 1
             loss = statistics.mean(float(v) for name, v in values.items() if name.rpartition("/")[2] == "loss")
@@ -299,10 +298,8 @@ def len_ranks(cfg: DictConfig) -> int:
 
 def ramp(state: TrainState) -> Schedule:
     """A schedule over LR_RATES; groups keep what they have of it (lr_factor, an optimizer's own rate)."""
-    schedule = getattr(state.schedule, "schedule", state.schedule)
     made = Schedule(state.optimizer, lambda step, total: LR_RATES[min(step, total - 1)], len(LR_RATES))
-    made.peaks, made.peak = [peak / schedule.peak for peak in schedule.peaks], 1.0
-    made.load_state_dict({"updates": 0})
+    made.peaks, made.peak = [peak / state.schedule.peak for peak in state.schedule.peaks], 1.0
     return made
 
 

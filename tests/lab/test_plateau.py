@@ -9,12 +9,11 @@ from pathlib import Path
 import method
 import pytest
 import torch
-from conftest import QUICK, compose, last_checkpoint, metrics, needs, slow, start_run
+from conftest import QUICK, compose, last_checkpoint, metrics, needs, start_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
-from engine.ranks.skipping import DeviceSchedule
 from lab.optim import Schedule
 from lab.schedules.plateau import Plateau
 
@@ -28,22 +27,18 @@ class TestPlateau(method.Promises):
     test_compiling_changes_nothing = test_it_learns_in_half_precision = None  # type: ignore[assignment]
     test_the_average_is_scored = test_debug_overfit = None  # type: ignore[assignment]
 
-    @pytest.fixture(params=[("trainer.non_finite=skip",), slow(())], ids=["device", "host"])
-    def run(self, request: pytest.FixtureRequest) -> tuple[str, ...]:
-        """Where the device counts the updates, and where the host does."""
-        return (*FALLS, *request.param)
+    @pytest.fixture
+    def run(self) -> tuple[str, ...]:
+        return FALLS
 
 
-@pytest.mark.parametrize("way", ["fp32", "skip"])
-def test_the_rate_falls_from_the_next_step_on(tmp_path: Path, way: str) -> None:
-    ways = {"fp32": (), "skip": ("trainer.non_finite=skip",)}
-    run = start_run(tmp_path, *method.SMALL, *FALLS, *ways[way], "trainer.log_every=1", "optim.lr=0.01")
+def test_the_rate_falls_from_the_next_step_on(tmp_path: Path) -> None:
+    run = start_run(tmp_path, *method.SMALL, *FALLS, "trainer.log_every=1", "optim.lr=0.01")
     rates = [line["train/lr"] for line in metrics(run) if "train/lr" in line]
     assert rates == pytest.approx([0.01] * 8 + [0.005] * 4)
     assert "step 8: the learning rate is now 0.005 (val/loss=" in (run / "train.log").read_text()
     held = last_checkpoint(run)
     assert held["schedule"]["factor"]["scale"] == 0.25
-    assert held["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.0025)
 
 
 @settings(max_examples=60, deadline=None)
@@ -58,10 +53,12 @@ def test_it_falls_where_that_of_torch_does(scores: list[float], patience: int, t
         optimizers[0], factor=0.5, patience=patience - 1, threshold=threshold, min_lr=0.1
     )
     own = Schedule(optimizers[1], Plateau(0.0, 0.5, patience, threshold, 0.1), 100)
-    for score in scores:
-        before = own.last_lr
+    for step, score in enumerate(scores):
+        own.set_rates(step)
         theirs.step(score)
-        assert own.scored(score) == (own.last_lr != before)
+        changed = own.scored(score, step + 1)
+        own.set_rates(step + 1)
+        assert changed in (None, own.last_lr)
         assert optimizers[1].param_groups[0]["lr"] == pytest.approx(optimizers[0].param_groups[0]["lr"])
 
 
@@ -74,31 +71,6 @@ def test_the_warmup_rises_first() -> None:
     assert [own(step, 100) for step in (0, 4, 50)] == pytest.approx([0.05, 0.25, 0.5])
 
 
-def test_the_device_goes_on_from_where_it_is() -> None:
-    """With skipped steps before and after the fall, and again from a checkpoint."""
-    made = []
-    for _ in range(3):
-        groups = [{"params": [torch.nn.Parameter(torch.ones(2))]} for _ in range(2)]
-        groups[1]["lr_factor"] = 0.25  # type: ignore[assignment]
-        made.append(Schedule(torch.optim.SGD(groups, lr=0.3, fused=True), Plateau(0.2, 0.5, 1, 0.0, 0.0), 50))
-    host = made[0]
-    device, again = (DeviceSchedule(own, [own.optimizer], torch.device("cpu")) for own in made[1:])  # type: ignore[list-item]
-    fell = []
-    for step in range(50):
-        own, theirs = ([float(group["lr"]) for group in schedule.optimizer.param_groups] for schedule in made[:2])
-        assert own == theirs, step
-        moved = step % 7 != 3
-        host.step([moved])
-        device.step([torch.tensor(moved)])
-        if step % 5 == 0:
-            fell.append(host.scored(1.0))
-            assert device.scored(1.0) == fell[-1]
-    assert 4 < sum(fell) < len(fell)
-    assert device.state_dict() == host.state_dict()
-    again.load_state_dict(host.state_dict())
-    assert [float(group["lr"]) for group in made[2].optimizer.param_groups] == own
-
-
 def test_a_resume_falls_when_the_run_would_have() -> None:
     """From a checkpoint after any of the evaluations: how many were stale, and what the best was, come along."""
 
@@ -108,14 +80,14 @@ def test_a_resume_falls_when_the_run_would_have() -> None:
 
     scores = [1.0, 0.5, 0.9, 0.8, 0.7, 0.6, 0.6, 0.6, 0.4, 0.5, 0.5, 0.5]
     straight = made()
-    wanted = [(straight.scored(score), straight.last_lr) for score in scores]
-    assert [number for number, (fell, _) in enumerate(wanted) if fell] == [4, 7, 11]
+    wanted = [straight.scored(score, step) for step, score in enumerate(scores)]
+    assert [step for step, lr in enumerate(wanted) if lr is not None] == [4, 7, 11]
     for cut in range(len(scores)):
         before, after = made(), made()
-        for score in scores[:cut]:
-            before.scored(score)
+        for step in range(cut):
+            before.scored(scores[step], step)
         after.load_state_dict(json.loads(json.dumps(before.state_dict())))
-        assert [(after.scored(score), after.last_lr) for score in scores[cut:]] == wanted[cut:], cut
+        assert [after.scored(scores[step], step) for step in range(cut, len(scores))] == wanted[cut:], cut
 
 
 UNSCORED = (

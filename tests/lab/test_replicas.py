@@ -12,8 +12,8 @@ import method
 import numpy as np
 import pytest
 import torch
-from conftest import assert_equal, last_checkpoint, metrics, one_quick, start_run, status
-from method import SMALL, WAYS
+from conftest import assert_equal, last_checkpoint, metrics, one_quick, raise_at_step, start_run, status
+from method import SMALL, WAYS, Killed, go_on, values
 from torch import Tensor, nn
 
 import lab.loop
@@ -220,16 +220,25 @@ def test_noise_follows_the_seed_and_the_step(tmp_path: Path, monkeypatch: pytest
     assert len({*drawn[0], *drawn[1]}) == 24
 
 
-def test_rates_that_are_drawn_are_the_same_on_all_ranks(tmp_path: Path) -> None:
+def test_rates_that_are_drawn_are_the_same_on_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And for any number of them; killed: the same bits."""
     own = (
         "model.hidden=[16]",
         "optim/schedule=constant",
         "optim.schedule._target_=lab.schedules.constant.Wavering",
         "trainer.log_every=1",
     )
-    start_run(tmp_path, *SMALL, *WAYS["2 ranks"], *own)
-    assert status(tmp_path)["status"] == "finished"
-    assert len({line["train/lr"] for line in metrics(tmp_path) if "train/lr" in line}) > 6
+    two, one = start_run(tmp_path / "2", *SMALL, *WAYS["2 ranks"], *own), start_run(tmp_path / "1", *SMALL, *own)
+    assert status(two)["status"] == "finished"
+    assert len(rates := values(one, "train/lr")) == len({*rates}) == 12
+    assert rates == values(two, "train/lr")
+    with monkeypatch.context() as patch:
+        raise_at_step(patch, 7, Killed)
+        with pytest.raises((Killed, RunFailed)):
+            start_run(tmp_path / "killed", *SMALL, *own)
+    go_on(tmp_path / "killed")
+    assert_equal(last_checkpoint(tmp_path / "killed"), last_checkpoint(one))
+    assert metrics(tmp_path / "killed") == metrics(one)
 
 
 # -- replicas that have parted

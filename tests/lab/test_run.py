@@ -206,7 +206,6 @@ def test_non_finite_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks
     monkeypatch.setattr(lab.objective, "forward_loss", poisoned(5, ranks - 1))
     skipped = start_run(tmp_path / "skip", *common, "trainer.non_finite=skip")
     payload = last_checkpoint(skipped)
-    assert payload["schedule"]["updates"] == 5
     assert all(torch.isfinite(v).all() for v in payload["model"].values())
     assert [m.get("train/skipped_steps") for m in metrics(skipped)] == [None, 1.0]
     monkeypatch.setattr(lab.objective, "forward_loss", poisoned(5, ranks - 1) if ranks > 1 else poisoned(5, 0))
@@ -390,7 +389,7 @@ def test_fp16_survives_an_overflow_in_the_first_step(
     more = ("hardware.precision=fp16", f"optim={optim}", "trainer.max_steps=20", "trainer.log_every=4", "optim.lr=0.01")
     run = start_run(tmp_path / "run", *QUICK, *more)
     payload = last_checkpoint(run)
-    assert payload["schedule"]["updates"] == 19
+    assert sum(m.get("train/skipped_steps", 0) for m in metrics(run)) == 1
     assert all(torch.isfinite(v).all() for v in payload["model"].values())
     losses = [m["train/loss"] for m in metrics(run) if "train/loss" in m]
     assert losses[-1] < losses[0] < 3

@@ -97,7 +97,16 @@ if TYPE_CHECKING:
     from engine.ranks.replicas import Replicas, checksum, numbers_in
     from engine.ranks.rules import check_options
     from engine.ranks.seed import StepNumbers, draw_nothing, rng_state, seed_everything, set_rng_state
-    from engine.ranks.skipping import DeviceSchedule, any_of, average_in, can_skip, copies, put_back, skipped, unless
+    from engine.ranks.skipping import (
+        all_of,
+        any_of,
+        begin_momentum,
+        copy_buffers,
+        put_back_buffers,
+        takes_found_inf,
+        unless,
+        update_average,
+    )
     from engine.ranks.stop import AT_STEP, MAX_TIME, Stopped, StopRequest, stop_on_signals
     from engine.ranks.threads import (
         ModelAlone,

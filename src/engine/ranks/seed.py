@@ -35,7 +35,7 @@ def _seed_host(*key: int) -> int:
 
 class StepNumbers:
     """The random numbers of a step: each rank's own in forward and backward passes; from a backward pass to the next
-    forward pass, or to the end of the step (the block of `with`), the same on all ranks.
+    forward pass, or to the end of the step (the block of `with`), and where the rates are set, the same on all ranks.
 
     What moves the weights must do so alike on all ranks: an optimizer that adds noise, a task that begins a dead unit
     anew. These numbers follow from the seed that the run was given, the step and the count of backward passes in it,
@@ -56,18 +56,18 @@ class StepNumbers:
         self.own()
 
     def same(self) -> None:
-        """After a backward pass."""
+        """After a backward pass, and before the rates are set."""
         if not self._drawn:
             return
-        self._passes += 1
         self._own = self._own or _states(self._device)
         seed = _seed_host(_run_seed, self._step, self._passes, IN_STEPS)
+        self._passes += 1
         torch.default_generator.manual_seed(seed)  # torch.manual_seed is slow where a device is not in use
         if self._device.type in ("cuda", "mps"):
             getattr(torch, self._device.type).manual_seed(seed)
 
     def own(self) -> None:
-        """Before a forward pass."""
+        """Before a forward pass, and when the rates are set."""
         if self._own is not None:
             _set_states(self._own, self._device)
             self._own = None
@@ -75,12 +75,7 @@ class StepNumbers:
 
 def draw_nothing(schedule: Any, optimizers: Iterable[Optimizer]) -> bool:
     """Whether a schedule and its optimizers are known to draw no random numbers."""
-    return _schedule_draws_nothing(schedule) and all(map(draws_nothing, optimizers))
-
-
-def _schedule_draws_nothing(schedule: Any) -> bool:
-    """Whether a schedule, on the device or not, is known to draw no random numbers."""
-    return _says_so(getattr(schedule, "schedule", schedule).factor)
+    return _says_so(schedule.factor) and all(map(draws_nothing, optimizers))
 
 
 def draws_nothing(optimizer: Optimizer) -> bool:

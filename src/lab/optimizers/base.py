@@ -1,10 +1,9 @@
 """The base class of optimizers around others. Any other optimizer is a torch.optim.Optimizer, whose class may say:
 
 draws = False           a step draws no random numbers. Not inherited: a subclass may draw again
-takes_found_inf = True  a step changes nothing where `self.found_inf`, a 0-d tensor, is 1 (None: it moves), and takes
-                        group["lr"] as a 0-d tensor on the device. Then hardware.precision=fp16 and
-                        trainer.non_finite=skip wait for the device in no step. engine.ranks.unless puts back what
-                        a step has changed
+takes_found_inf = True  a step changes nothing where `self.found_inf`, a 0-d tensor, is 1 (None: it moves). Then
+                        hardware.precision=fp16 and trainer.non_finite=skip wait for the device in no step.
+                        engine.ranks.unless puts back what a step has changed
 takes_names = True      its groups have "param_names" beside "params"
 """
 

@@ -50,14 +50,14 @@ class Lion(Optimizer):
 
 def descend(
     weights: list[Tensor], gradients: list[Tensor], momenta: list[Tensor],
-    lr: float | Tensor, betas: Sequence[float], weight_decay: float,
+    lr: float, betas: Sequence[float], weight_decay: float,
 ) -> None:  # fmt: skip
-    """One step, in place. lr: a number, or 0-d on the device."""
+    """One step, in place."""
     directions = torch._foreach_mul(momenta, betas[0])
     torch._foreach_add_(directions, gradients, alpha=1 - betas[0])
     torch._foreach_sign_(directions)
-    torch._foreach_mul_(directions, lr)  # type: ignore[arg-type]
-    torch._foreach_mul_(weights, 1 - lr * weight_decay)  # type: ignore[arg-type]
+    torch._foreach_mul_(directions, lr)
+    torch._foreach_mul_(weights, 1 - lr * weight_decay)
     torch._foreach_sub_(weights, directions)
     torch._foreach_mul_(momenta, betas[1])
     torch._foreach_add_(momenta, gradients, alpha=1 - betas[1])

@@ -74,9 +74,9 @@ def slow_optimizer(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """After the all-reduce: the time that the other rank then waits is at the next step's."""
     original = lab.descend.update
 
-    def update(*args: Any) -> bool:
+    def update(*args: Any) -> None:
         clock.now_s += SLOW_S if os.environ.get("RANK") == "1" else 0
-        return original(*args)
+        original(*args)
 
     monkeypatch.setattr(lab.descend, "update", update)
 
