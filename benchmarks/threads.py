@@ -1,79 +1,78 @@
-"""hardware.num_threads=auto beside 1 and 2 threads: the default MLP, a small ResNet; then beside two busy processes.
+"""From which work on two threads are faster than one: what hardware.num_threads=auto goes by (SMALL_FLOP).
 
-    ./run python benchmarks/threads.py [--rounds 5]
+    ./run python benchmarks/threads.py
 
-The runs are made in turns. ms a step: the median of the logged intervals of 10 steps, without the first, which
-prepares kernels. Both columns are medians over the rounds. `load` is that of the whole machine at the end.
+Steps of shipped models, of one rank on a CPU, as `./run tune threads` measures them: the shortest of fifty, with 1, 2,
+... threads in turns. Where other processes run, `chrt -f 1` before it keeps them off. FLOP of a step: as the rule
+estimates them, and as torch counts them. `load` is that of the machine at the end.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import re
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-SHORT = ["trainer.log_every=10", "trainer.eval_every=null", "trainer.save_every=null", "hardware=cpu", "logger=none"]
-MODELS = {"mlp": ["trainer.max_steps=100"], "resnet": ["trainer.max_steps=30"]}
-THREADS = ("auto", "1", "2")
-BUSY = "while True: pass"
+sys.path.insert(0, str(ROOT / "src"))
+COMMON = ["logger=none", "hardware=cpu", "hardware.num_threads=1", "data.loader=device"]
+GPT = ["experiment=shakespeare", "callback=none", "data.path={tokens}"]
+CASES = {
+    "MLP, width 16": ["model.hidden=[16]"],
+    "MLP, width 128": ["model.hidden=[128,128]"],
+    "MLP, width 256 (default)": [],
+    "MLP, width 512": ["model.hidden=[512,512]"],
+    "MLP, width 1024": ["model.hidden=[1024,1024]"],
+    "ResNet, width 4": ["model=resnet", "model.width=4"],
+    "ResNet, width 8": ["model=resnet", "model.width=8"],
+    "ResNet, batch 8": ["model=resnet", "trainer.global_batch_size=8"],
+    "ResNet, width 16": ["model=resnet", "model.width=16"],
+    "ResNet": ["model=resnet"],
+    "GPT, width 32, batch 4": [*GPT, "model.width=32", "model.layers=2", "trainer.global_batch_size=4"],
+    "GPT (shakespeare)": GPT,
+}
 
 
-def run(model: str, threads: str) -> tuple[float, float, str]:
-    """(ms a step, seconds to the first logged line's step, what the run said of its threads)."""
-    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / "src" / "train.py"), *SHORT, *MODELS[model], f"model={model}"]
-        began = time.time()
-        subprocess.run(
-            [*command, f"hardware.num_threads={threads}", f"hydra.run.dir={folder}/run"],
-            check=True,
-            capture_output=True,
-            env=env,
-        )
-        run_dir = Path(folder) / "run"
-        lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-        said = re.search(r"threads: ([^;]*);", (run_dir / "train.log").read_text())
-    rates = [64e3 / line["perf/samples_per_s"] for line in lines[1:] if "perf/samples_per_s" in line]
-    assert said is not None
-    return statistics.median(rates), lines[0]["time"] - began, said[1]
+def flop(cfg: Any) -> tuple[float, float]:
+    """(estimated, counted) of a micro-batch."""
+    from engine.ranks import rough_flop
+    from lab.notebook import build
+    from lab.profiling import flop_per_sample
 
-
-def measure(rounds: int) -> None:
-    found: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
-    for _ in range(rounds):
-        for model in MODELS:
-            for threads in THREADS:
-                found.setdefault((model, threads), []).append(run(model, threads))
-    print(f"\nload {os.getloadavg()[0]:.1f}, {rounds} rounds\n")
-    print("| model | threads | ms a step | to the 10th step, s | said |\n|---|---|---|---|---|")
-    for (model, threads), runs in found.items():
-        step, first = (statistics.median(each[i] for each in runs) for i in (0, 1))
-        said = "; ".join(sorted({each[2] for each in runs})) if threads == "auto" else ""
-        print(f"| {model} | {threads} | {step:.2f} | {first:.2f} | {said} |", flush=True)
+    parts = build(cfg)
+    samples, batch = parts.machine.micro_batch_sizes[0], next(iter(parts.loaders["train"]))
+    guess = rough_flop([parts.model, parts.task], parts.task.run.input_shape, samples)
+    counted = samples * flop_per_sample(parts.model, parts.task, batch)
+    parts.close()
+    return guess, counted
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
-    print("as the machine is")
-    measure(args.rounds)
-    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(2)]
-    try:
-        print("\nbeside two busy processes")
-        measure(args.rounds)
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
+    import lab  # noqa: F401 - the project that the engine runs
+    from engine.host import in_a_child
+    from lab.notebook import compose
+    from lab.tune import measure_threads
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/tokens.h5"
+        random = np.random.default_rng(0)
+        with h5py.File(file, "w") as tokens:
+            for part in ("train", "val"):
+                tokens[f"{part}/tokens"] = random.integers(0, 65, 10_000).astype(np.uint8)
+        print("| | MFLOP a step: estimated | counted | ms a step by threads | 1 / most |\n|---|---|---|---|---|")
+        for name, overrides in CASES.items():
+            cfg = compose([*COMMON, *(text.format(tokens=file) for text in overrides)])
+            took_s = in_a_child(name, measure_threads, cfg)
+            guess, counted = in_a_child(name, flop, cfg)
+            times = ", ".join(f"{count}: {1e3 * seconds:.2f}" for count, seconds in took_s.items())
+            ratio = took_s[1] / took_s[max(took_s)]
+            print(f"| {name} | {guess / 1e6:,.1f} | {counted / 1e6:,.1f} | {times} | {ratio:.2f} |", flush=True)
+    print(f"\nload {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

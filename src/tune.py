@@ -1,10 +1,11 @@
 """Find values by trying them, and print them as overrides to paste.
 
-    ./run tune experiment=digits                 all three, one after the other
-    ./run tune lr loader experiment=digits       some of
+    ./run tune experiment=digits                 the first three, one after the other
+    ./run tune threads lr experiment=digits      some of
       micro_batch   the largest hardware.micro_batch_size that fits (=auto finds it when a run starts)
       loader        data.loader and data.num_workers: what delivers as fast as the steps take
       lr            a learning-rate range test (Smith 2017): lr.png and optim.lr
+      threads       hardware.num_threads: ms a step on a CPU; only when asked for, as another number rounds otherwise
 
 Exit status: 0 done, 1 a trial failed, 2 a mistake in the configuration.
 """
@@ -25,7 +26,7 @@ import lab  # noqa: F401 - the project that the engine runs
 from engine.config import as_started, plain, remove_if_empty, resolved, run_hydra
 from engine.errors import ConfigError, RunFailed
 
-NAMES = ("micro_batch", "loader", "lr")
+NAMES = ("micro_batch", "threads", "loader", "lr")  # in this order: each goes on with what was found before
 
 
 def main() -> int:
@@ -45,7 +46,7 @@ def main() -> int:
         folder = Path(HydraConfig.get().runtime.output_dir)
         try:
             with as_started():
-                tune(cfg, stages or list(NAMES), folder)
+                tune(cfg, stages or [name for name in NAMES if name != "threads"], folder)
         except (ConfigError, RunFailed) as error:  # not through Hydra, which has a line of its own for it
             failed.append(error)
         finally:
@@ -88,7 +89,8 @@ def tune(cfg: DictConfig, stages: list[str], folder: Path) -> None:
         from lab import tune as trials
 
         measured = in_a_child(f"tune {name}", trials.STAGES[name], final)
-        found |= {"micro_batch": micro_batch, "loader": loader, "lr": lr}[name](measured, record, folder)
+        shown_by = {"micro_batch": micro_batch, "threads": threads, "loader": loader, "lr": lr}
+        found |= shown_by[name](measured, record, folder)
         for key, value in found.items():
             group, _, leaf = key.partition(".")
             final[group][leaf] = value
@@ -103,6 +105,15 @@ def micro_batch(measured: Any, record: dict[str, Any], folder: Path) -> dict[str
     for key, fits in sorted(tried.items()):
         print(f"micro-batch of {key:>6,}: {'fits' if fits else 'finds no memory'}")
     return {"hardware.micro_batch_size": size}
+
+
+def threads(measured: Any, record: dict[str, Any], folder: Path) -> dict[str, Any]:
+    from lab.tune import best_threads
+
+    record["threads"] = {str(count): seconds for count, seconds in measured.items()}
+    for count, seconds in measured.items():
+        print(f"hardware.num_threads={count:<4} {1e3 * seconds:10.2f} ms a step")
+    return {"hardware.num_threads": best_threads(measured)}
 
 
 def loader(measured: Any, record: dict[str, Any], folder: Path) -> dict[str, Any]:

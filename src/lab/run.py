@@ -27,10 +27,8 @@ from engine.ranks import (
     USER_TIMEOUTS,
     Balance,
     Hardware,
-    ModelAlone,
     Stopped,
     StopRequest,
-    Threads,
     Watch,
     World,
     apply_hardware,
@@ -40,13 +38,12 @@ from engine.ranks import (
     gather,
     has_parent,
     is_sharded,
-    make_autocast,
-    measure_threads,
     no_silent_exit,
     own_rank,
     process_group,
     recording,
     resolve_hardware,
+    rough_flop,
     settle_threads,
     started_ranks,
     stop_on_signals,
@@ -79,7 +76,6 @@ from lab.optim import check_optimizer, check_trained, follows_scores, stretched
 from lab.profiling import profiling, work_of
 from lab.schedules.plateau import Plateau
 from lab.state import Every, Run, TrainState
-from lab.tasks.supervised import Supervised
 
 
 def run(run_dir: Path, began: float | None = None) -> None:
@@ -216,8 +212,8 @@ def build(process: Process, data: Data, payload: dict[str, Any] | None) -> tuple
     model, task, tape = make_method_of_rank(config, machine, logger, dataset, world, payload is None, process.directory)
     # on all ranks: losses may talk to the others
     work = work_of(config.profiler, machine, model, task, dataset, data.train.first, logger)
-    first = Objective(model, task, next(iter(task.trained(model))))
-    machine = with_threads(machine, first, data.train, world, process.directory)
+    flop = rough_flop([model, task], task.run.input_shape, machine.micro_batch_sizes[0])
+    machine = replace(machine, threads=settle_threads(machine.threads, process.directory, world, flop))
     if trainer.sync_batchnorm:
         model = with_sync_batchnorm(model, world.device)
     state = make_state(config, machine, model, task, total_steps, world, tape, begins=payload is None)
@@ -311,18 +307,6 @@ def end_callbacks(callbacks: Iterable[Any], state: Any, scores: dict[str, float]
     for on_end in overriding(callbacks, "on_end"):
         takes_scores = len(inspect.signature(on_end).parameters) > 1
         on_end(*((state, scores) if takes_scores else (state,)))
-
-
-def with_threads(machine: Hardware, net: Objective, train: Loader, world: World, run_dir: Path) -> Hardware:
-    """Returns `machine` with hardware.num_threads=auto replaced by the count that was measured with this model."""
-
-    def measure(most: int) -> Threads:
-        # one rank measures for all, so without the criterion: a collective in it would wait for the other ranks
-        alone = world.size > 1 and (net.task.across_samples or isinstance(net.task, Supervised))
-        measured = ModelAlone(net.model) if alone else net
-        return measure_threads(most, measured, train.first, make_autocast(machine))
-
-    return replace(machine, threads=settle_threads(machine.threads, run_dir, world, measure))
 
 
 def collective_timeout_s(timeout_s: float | None) -> float:

@@ -20,11 +20,11 @@ from engine.ranks import (
     Hardware,
     World,
     apply_hardware,
-    make_autocast,
-    measure_threads,
     own_device,
     peak_memory,
     resolve_hardware,
+    rough_flop,
+    threads_for,
 )
 from engine.runs import Logger
 from engine.sweeps import Trial
@@ -32,7 +32,6 @@ from lab import loaders, make
 from lab.config import Config
 from lab.evaluation import evaluate
 from lab.loop import train_step
-from lab.objective import Objective
 from lab.state import TrainState
 
 TIMED_STEPS = 3
@@ -75,10 +74,8 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         batch = ", ".join(f"{name} {tuple(value.shape)}" for name, value in first.items())
         took_s = eval_s = end_s = None
         if shape not in known:
-            if not machine.threads.why:
-                objective = Objective(model, task, next(iter(nets)))
-                measured = measure_threads(machine.threads.most, objective, lambda: first, make_autocast(machine))
-                torch.set_num_threads(measured.count)
+            flop = rough_flop([model, task], task.run.input_shape, machine.micro_batch_sizes[0])
+            torch.set_num_threads(threads_for(machine.threads, flop).count)
 
             def step() -> None:
                 train_step(nets, state, steps_of, config.trainer, machine, one)
@@ -99,7 +96,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
         per_epoch = epoch_samples / config.trainer.global_batch_size
         every = parse_interval(config.trainer.eval_every, per_epoch)
         evaluations = -(-steps // every) if every else 0  # the last step's, too
-        trial = Trial(shape, batch, steps, evaluations, took_s, eval_s, end_s, memory, torch.get_num_threads())
+        trial = Trial(shape, batch, steps, evaluations, took_s, eval_s, end_s, memory)
         return vars(trial)
     finally:
         for loader in (train, *evals.values()):

@@ -1,4 +1,4 @@
-"""Values found by trying: the largest micro-batch, the loader, the learning rate. src/tune.py shows them.
+"""Values found by trying: the largest micro-batch, loader, threads, learning rate. src/tune.py shows them.
 
 Each works in a process of its own (engine.host.child) on one device, and changes nothing of the run. The first two have
 one rank's share of the batch and of a sharded model; there is no other rank that could wait.
@@ -24,7 +24,7 @@ from torch import nn
 from engine.config import typed
 from engine.data import loader_ways
 from engine.errors import ConfigError
-from engine.host import cores_each, in_a_child
+from engine.host import cores_each, in_a_child, threads_each
 from engine.private import skip_dynamo_import
 from engine.profiling import is_out_of_memory, limit_memory
 from engine.ranks import (
@@ -52,6 +52,7 @@ LR_RATES = [1e-6 * 10 ** (i / 20) for i in range(141)]  # to 10
 LR_SMOOTH, LR_DIVERGED = 0.9, 3.0
 SILENT_S = 5.0  # a search that takes longer says what it does
 LOADER_S, LOADER_ROUNDS, ENOUGH = 0.5, 3, 1.2
+THREAD_ROUNDS, THREAD_STEPS, NO_SLOWER = 10, 5, 1.1
 
 
 @dataclass
@@ -249,6 +250,38 @@ def best_loader(taken: float, speeds: dict[tuple[str, int], float]) -> tuple[str
     return max(speeds, key=speeds.__getitem__)
 
 
+# ---- hardware.num_threads
+
+
+def measure_threads(cfg: DictConfig) -> dict[int, float]:
+    """{CPU threads of a rank: seconds of a training step}, the shortest of several, measured in turns: other processes
+    only lengthen a step."""
+    trial = Trial.of(cfg)
+    if trial.one.device.type != "cpu":
+        raise ConfigError(f"tune threads: the steps are computed on {trial.one.device.type}; add hardware=cpu")
+    most = threads_each(ranks_here(trial.world.size))
+    counts = sorted({most, *(1 << k for k in range(most.bit_length()))})
+    with loaders.make_train_loader(trial.config, trial.machine, trial.sets["train"], trial.world, 0) as loader:
+        again = itertools.cycle(list(itertools.islice(loader, len(trial.machine.micro_batch_sizes))))
+    with trial.group():
+        state, nets = trial.begin(trial.machine, trial.world)
+        trainer = without_skipping(state, trial.config.trainer)
+        took_s = dict.fromkeys(counts, math.inf)
+        for _ in range(THREAD_ROUNDS):
+            for count in counts:
+                torch.set_num_threads(count)
+                for _ in range(THREAD_STEPS):
+                    began = time.perf_counter()
+                    train_step(nets, state, again, trainer, trial.machine, trial.one)
+                    took_s[count] = min(took_s[count], time.perf_counter() - began)
+    return took_s
+
+
+def best_threads(took_s: dict[int, float]) -> int:
+    """The fewest that take at most NO_SLOWER times the shortest: cores that others can use."""
+    return min(count for count, seconds in took_s.items() if seconds <= NO_SLOWER * min(took_s.values()))
+
+
 # ---- optim.lr
 
 
@@ -332,5 +365,6 @@ def suggested_lr(points: list[tuple[float, float]]) -> float:
 STAGES: dict[str, Callable[..., Any]] = {
     "micro_batch": largest_micro_batch,
     "loader": measure_loaders,
+    "threads": measure_threads,
     "lr": lr_range_test,
 }

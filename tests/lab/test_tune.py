@@ -230,10 +230,27 @@ def test_the_loader_with_the_fewest_workers_that_keeps_up_is_chosen() -> None:
     assert tune.best_loader(1e6, found) == ("workers", 1)
 
 
+def test_the_fewest_threads_that_are_hardly_slower_are_chosen() -> None:
+    assert tune.best_threads({1: 1.0, 2: 0.95, 4: 2.0}) == 1
+    assert tune.best_threads({1: 1.0, 2: 0.6, 4: 0.5, 6: 0.47}) == 4
+
+
+def test_threads_are_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = (*QUICK, "trainer.max_steps=1")
+    found = in_a_child("threads", measured_threads, compose(*given))
+    assert list(found) == [1, 2, 3]
+    assert all(0 < seconds < math.inf for seconds in found.values())
+
+
+def measured_threads(cfg: Any) -> dict[int, float]:
+    tune.threads_each = lambda ranks: 3  # type: ignore[attr-defined]
+    return tune.measure_threads(cfg)
+
+
 def test_a_stage_that_is_none_is_one_line() -> None:
     done = warm.run([*TUNE, "lrs", *QUICK], capture_output=True, text=True, timeout=limit(20))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: lrs: neither a stage (micro_batch, loader, lr) nor key=value\n"
+    assert done.stderr == "error: lrs: neither a stage (micro_batch, threads, loader, lr) nor key=value\n"
 
 
 def test_a_stage_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:

@@ -8,44 +8,52 @@ from functools import lru_cache
 from pathlib import Path
 
 CORES_LIMIT = "LAB_CORES"  # set by a sweep's pool: the cores of one job
-_before: list[int] = []  # cores() before `bind`
+_before: list[int] = []  # _shared() before `bind`
 
 
 def cores() -> int:
     """Cores that this process may use: the least of its CPU affinity (a scheduler, taskset), the CPU limit of its
-    cgroup (a container) and LAB_CORES; at least 1."""
+    cgroup (a container), what SLURM has granted and LAB_CORES; at least 1."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     granted = cgroup_cores()
-    limits = [here, int(os.environ.get(CORES_LIMIT, here)), here if granted is None else int(granted)]
-    return max(1, min(limits))
+    limits = [here, here if granted is None else int(granted), _number("SLURM_CPUS_ON_NODE"), _number(CORES_LIMIT)]
+    if (_number("SLURM_STEP_NUM_TASKS") or 1) > 1:  # srun's; sbatch's script has the cores of all its tasks
+        limits.append(_number("SLURM_CPUS_PER_TASK"))
+    return max(1, min(limit for limit in limits if limit is not None))
 
 
 def cores_each(processes: int) -> int:
     """Cores for each of `processes` processes that share this machine, bound to parts of it or not."""
-    shared = _before[0] if _before else cores()
+    shared = _before[0] if _before else _shared()
     return max(1, min(cores(), shared // processes))
+
+
+def _shared() -> int:
+    """Cores of all ranks on this machine. A rank that srun has started is bound to its own."""
+    of_job = _number("SLURM_CPUS_ON_NODE") if "SLURM_PROCID" in os.environ else None
+    return cores() if of_job is None else min(of_job, _number(CORES_LIMIT) or of_job)
 
 
 def bind(own: Set[int]) -> None:
     """This process, and the threads and processes that it starts from now on, run on these cores only."""
     if not _before:
-        _before.append(cores())
+        _before.append(_shared())
     os.sched_setaffinity(0, own)
 
 
 def threads_each(processes: int = 1) -> int:
     """Most compute threads for each of `processes` processes: its cores, or OMP_NUM_THREADS if that is less."""
-    return threads_of(cores_each(processes))
-
-
-def threads_of(num_cores: int) -> int:
-    """Most compute threads on `num_cores` cores."""
+    num_cores = cores_each(processes)
     return min(num_cores, omp_num_threads() or num_cores)
 
 
 def omp_num_threads() -> int | None:
     """OMP_NUM_THREADS; its first value where it is a list for nested regions (4,2). None: not set, or no number > 0."""
-    text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return _number("OMP_NUM_THREADS")
+
+
+def _number(variable: str) -> int | None:
+    text = os.environ.get(variable, "").split(",")[0].strip()
     return int(text) if text.isdecimal() and int(text) > 0 else None
 
 

@@ -80,9 +80,8 @@ def faster(machine: Hardware, compiles: bool) -> str:
         ways.append("more ranks" + (" (trainer=ddp)" if machine.num_procs == 1 else ""))
     else:
         ways.append("a GPU")
-    threads = machine.threads
-    if machine.device == "cpu" and threads.count < cores_each(local_ranks()) and not threads.why.startswith("measured"):
-        ways.append("more hardware.num_threads")
+    if machine.device == "cpu" and machine.threads.count < cores_each(local_ranks()):
+        ways.append("more hardware.num_threads (./run tune threads)")
     return ", ".join(ways)
 
 

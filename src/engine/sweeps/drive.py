@@ -20,10 +20,9 @@ from engine.ranks import followers
 from engine.runs import shown
 from engine.sweeps import plan
 from engine.sweeps.code import settle_code
-from engine.sweeps.ledger import Job, Ledger, NewJob, Share, differing
+from engine.sweeps.ledger import Job, Ledger, NewJob, differing
 from engine.sweeps.options import SweepConfig
 from engine.sweeps.screen import label, table
-from engine.sweeps.threads import decide, share_of
 
 HYDRAS_SUBDIR = "${hydra.job.num}"  # Hydra's default; only its basic sweeper uses it
 
@@ -54,10 +53,7 @@ def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, argument
         say(tried(ledger, combinations, new, swept, options.retry_failed, launcher))
     if difference := plan.unlike(ledger, ledger.jobs, list(new.values()), composer):
         say(difference)
-    share = share_for(launcher, len(combinations), ledger, new.values()) if new else None
-    for one in new.values():
-        decide(one.cfg, share)
-    jobs = plan.write(ledger, combinations, new, arguments, composer.follows, share)
+    jobs = plan.write(ledger, combinations, new, arguments, composer.follows)
     due = ledger.due(jobs, options.retry_failed)
     chosen = {job.key for job in due}
     plan.adapt(ledger, [c for c, job in zip(combinations, jobs) if job.key in chosen], due, composer)
@@ -66,17 +62,6 @@ def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, argument
         say(difference)
     stopped = run_sweep(launcher, Work(ledger, due, jobs, options)) if due else None
     conclude(ledger, jobs, stopped, changed=bool(due))
-
-
-def share_for(launcher: Launcher, num_jobs: int, ledger: Ledger, new: Iterable[NewJob]) -> Share | None:
-    """share_of, with a message where new jobs get fewer cores than earlier ones."""
-    share, before = share_of(launcher, num_jobs, ledger, (one.cfg for one in new)), ledger.share
-    if share is not None and before is not None and share.cores < before.cores:
-        say(
-            f"sweep {ledger.name}: new jobs compute on {share.cores} cores each, as more run at once; those before on "
-            f"{before.cores}. Scores compare to rounding only; hardware.num_threads=... gives all the same"
-        )
-    return share
 
 
 def opened(master: DictConfig) -> tuple[SweepConfig, Ledger]:

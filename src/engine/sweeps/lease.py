@@ -28,9 +28,9 @@ class Lease:
 class Leases:
     """jobs_at_once: a number, or auto: as many as fit on the GPUs; without GPUs, one per core.
     gpus_per_job: a number of GPUs, a fraction of one (0.5), or auto: as many as the job has ranks.
-    num_jobs: number of jobs to come; None: not known."""
+    num_jobs: of the whole command, ended ones too."""
 
-    def __init__(self, jobs_at_once: int | str, gpus_per_job: float | str, num_jobs: int | None) -> None:
+    def __init__(self, jobs_at_once: int | str, gpus_per_job: float | str, num_jobs: int) -> None:
         self._free = dict.fromkeys(visible_gpus(), 1.0)
         self._per_job = gpus_per_job
         self._running = 0
@@ -39,7 +39,7 @@ class Leases:
         if jobs_at_once == "auto":
             each = 1.0 if gpus_per_job == "auto" else float(gpus_per_job) or 1.0
             jobs_at_once = max(1, int(len(self._free) / each + 1e-9)) if self._free else cores()
-        self.at_once = max(1, min(int(jobs_at_once), num_jobs or int(jobs_at_once)))
+        self.at_once = max(1, min(int(jobs_at_once), num_jobs))
 
     def take(self, directory: Path) -> Lease | None:
         """The lease for the job of this run directory; None: it has to wait. ConfigError: it would wait forever."""

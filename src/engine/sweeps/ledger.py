@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +75,6 @@ class NewJob:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Share:
-    """A job's share of the machine. threads: the fastest number of CPU threads; None: not measured."""
-
-    cores: int
-    threads: int | None
-
-
 class Ledger:
     """directory: outputs/<name>/sweeps/<sweep>/; it is made by the first `add`."""
 
@@ -109,12 +101,6 @@ class Ledger:
     def follows(self) -> dict[str, list[str]]:
         """{swept key: the keys of the jobs' configs that interpolate it}"""
         return dict(self._book.get("follows", {}))
-
-    @property
-    def share(self) -> Share | None:
-        """Each job's share of the machine, as decided when the newest jobs were written."""
-        known = self._book.get("share")
-        return Share(**known) if known else None
 
     @property
     def commands(self) -> list[list[str]]:
@@ -164,12 +150,11 @@ class Ledger:
         swept: Iterable[str],
         objectives: Sequence[Mapping[str, str]],
         follows: Mapping[str, Collection[str]],
-        share: Share | None,
     ) -> list[Job]:
         """Write the run directories of new jobs, status queued. Returns the jobs in the order given.
 
         A job with the same key or values that exists stays as it is. command: the overrides as typed. follows: {swept
-        key: the keys of the config that interpolate it}. share: a new job's share of the machine.
+        key: the keys of the config that interpolate it}.
         """
         with self._exclusive():
             all_swept = list(dict.fromkeys([*self.swept, *swept]))
@@ -196,7 +181,6 @@ class Ledger:
                 "swept": list(dict.fromkeys([*all_swept, *differing_keys(compared)])),
                 "follows": {key: sorted({*self.follows.get(key, ()), *more}) for key, more in follows.items() if more}
                 | {key: known for key, known in self.follows.items() if key not in follows},
-                "share": asdict(share) if share else self._book.get("share"),
                 "objectives": [dict(objective) for objective in objectives],
                 "jobs": entries,
             }

@@ -45,9 +45,8 @@ from engine.errors import Claimed, ConfigError
 from engine.runs import REPLACEABLE, change_value, claimed, write_config
 from engine.sweeps.difference import First
 from engine.sweeps.identity import counts, differing_keys, digest, directory_name, keyed
-from engine.sweeps.ledger import Job, Ledger, NewJob, Share, differing
+from engine.sweeps.ledger import Job, Ledger, NewJob, differing
 from engine.sweeps.progress import counted
-from engine.sweeps.threads import decide
 
 MAX_SHOWN = 4
 
@@ -239,13 +238,13 @@ def unlike(ledger: Ledger, before: Sequence[Job], new: Sequence[NewJob], compose
 
 def write(
     ledger: Ledger, combinations: Sequence[Combination], new: Mapping[int, NewJob], command: Sequence[str],
-    follows: Mapping[str, Collection[str]], share: Share | None,
+    follows: Mapping[str, Collection[str]],
 ) -> list[Job]:  # fmt: skip
-    """Write the `new` jobs. Returns all jobs of this command, in its order. follows: Composer's. share: of each job."""
+    """Write the `new` jobs. Returns all jobs of this command, in its order. follows: Composer's."""
     if new:
         monitor = next(iter(new.values())).cfg["monitor"]
         objectives = ledger.objectives or [{"key": str(monitor["key"]), "mode": str(monitor["mode"])}]
-        ledger.add(new.values(), command, swept_keys(command), objectives, follows, share)
+        ledger.add(new.values(), command, swept_keys(command), objectives, follows)
     return [job for combination in combinations if (job := ledger.find(combination.values)) is not None]
 
 
@@ -262,5 +261,4 @@ def adapt(ledger: Ledger, combinations: Sequence[Combination], jobs: Sequence[Jo
             saved = read_config(job.directory)
             for text, key in given.items():
                 change_value(saved, cfg, key, text, job.directory)
-            decide(saved, ledger.share)
             write_config(job.directory, saved)

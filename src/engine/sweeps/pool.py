@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
@@ -167,5 +167,6 @@ def run_in_pool(work: Work, config: PoolConfig) -> signal.Signals | None:
     """The local launcher: Launch.run."""
     import torch  # noqa: F401 - once, for all jobs
 
-    num_jobs = len(work.jobs) if isinstance(work.jobs, Sized) else None
-    return Pool(work, Leases(config.jobs_at_once, config.gpus_per_job, num_jobs)).run()
+    # all jobs of the command, also those that have ended: what is left to do must not change a job's cores, by which
+    # it rounds
+    return Pool(work, Leases(config.jobs_at_once, config.gpus_per_job, len(work.total))).run()

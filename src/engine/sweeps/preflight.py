@@ -32,7 +32,7 @@ class Candidate:
 class Trial:
     """Measurements of one rank of a job. shape: key of all that decides times and memory. step_s, eval_s, end_s:
     seconds of one optimizer step, of one evaluation, of the final scores; None: the shape was timed before. memory:
-    bytes. threads: CPU threads."""
+    bytes."""
 
     shape: str
     batch: str
@@ -42,7 +42,6 @@ class Trial:
     eval_s: float | None
     end_s: float | None
     memory: int
-    threads: int
 
 
 def preflight(candidates: Sequence[Candidate], at_once: int) -> str:

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import math
 import os
-import random
-from collections.abc import Callable
-from contextlib import nullcontext
+import subprocess
+import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from conftest import QUICK, assert_equal, compose, start_run
+from conftest import QUICK, assert_equal, start_run
 from torch import nn
 
 from engine.data.loader import Loader
-from engine.errors import ConfigError
 from engine.host import cpu as cores
 from engine.ranks import threads
-from engine.ranks.distributed import World
-from lab.objective import Objective
-from lab.tasks.supervised import Supervised
 
 V2 = "26 1 0:24 {root} {mount} rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "32 31 0:29 {root} {mount} rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
@@ -101,137 +91,78 @@ def test_cores_and_threads_are_the_least_of_what_is_granted(monkeypatch: pytest.
     assert cores.cores() == 1
 
 
-def decided(asked: int | str, device: str = "cpu", deterministic: bool = False, ranks: int = 1) -> tuple[int, str]:
-    found = threads.decide_threads(asked, device, deterministic, ranks)
+def decided(
+    asked: int | str = "auto", device: str = "cpu", deterministic: bool = False, ranks: int = 1, flop: float = 1e12
+) -> tuple[int, str]:
+    found = threads.threads_for(threads.decide_threads(asked, device, deterministic, ranks), flop)
     return found.count, found.why
 
 
-def test_what_decides_the_threads_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_follow_from_what_is_asked_the_cores_and_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.setattr(cores, "cgroup_cores", lambda: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert decided(5) == (5, "hardware.num_threads")
-    assert decided("auto") == decided("auto", "cuda") == decided("auto", deterministic=True) == (3, "OMP_NUM_THREADS")
+    assert (
+        decided() == decided(device="cuda") == decided(deterministic=True) == decided(flop=1) == (3, "OMP_NUM_THREADS")
+    )
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert decided("auto") == (1, ""), "to be measured"
-    assert decided("auto", deterministic=True) == (1, "hardware.deterministic")
-    assert decided("auto", "cuda", ranks=2) == (4, "8 cores, 2 ranks")
-    assert decided("auto", ranks=8) == (1, "8 cores, 8 ranks")
-
-
-def step(work_s: float, join_s: float, parallel: float = 1.0, useful: int = 64) -> Callable[[int, int], float]:
-    """A step of a model: `work_s` for a sample, of which a part can be shared among threads; joining them costs."""
-
-    def seconds(count: int, samples: int) -> float:
-        spent.append(work_s * samples * (1 - parallel + parallel / min(count, useful)) + (join_s if count > 1 else 0.0))
-        return spent[-1]
-
-    spent: list[float] = []
-    seconds.spent = spent  # type: ignore[attr-defined]
-    return seconds
+    assert decided() == (8, "a rank's 8 cores")
+    assert decided(ranks=2) == (4, "a rank's 4 cores")
+    assert decided(flop=3.3e7) == (1, "a small step, some 33 MFLOP")
+    assert decided(deterministic=True) == (1, "hardware.deterministic")
+    assert decided(device="cuda", ranks=2, flop=1) == (4, "8 cores, 2 ranks")
+    assert decided(ranks=8) == (1, "8 cores, 8 ranks")
+    monkeypatch.setattr(cores, "cgroup_cores", lambda: 6.5)
+    assert decided() == (6, "a rank's 6 cores")
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "4")
+    assert decided() == (4, "a rank's 4 cores")
 
 
 @pytest.mark.parametrize(
-    ("seconds", "size", "most", "chosen"),
+    ("affinity", "task", "ranks", "each"),
     [
-        (step(1e-5, join_s=0.05), 64, 2, "1 (measured: 1 is"),  # small steps on a busy machine
-        (step(1e-5, join_s=1e-5), 64, 64, "64 (measured: 64 is 32.0x faster than 1)"),
-        (step(1e-5, join_s=3e-4), 64, 16, "1 (measured: 2 is only 1.03x as fast as 1)"),
-        (step(1e-3, join_s=1e-5), 64, 12, "12 (measured: 12 is 11."),
-        (step(1e-3, join_s=1e-5, useful=4), 64, 16, "4 (measured: 4 is"),
-        (step(1e-3, join_s=1e-5, parallel=0.1), 64, 16, "1 (measured: 2 is only 1.05x as fast as 1)"),
-        (step(2e-3, join_s=math.inf), 64, 2, "1 (measured: 2 is far slower)"),
-        (step(math.inf, join_s=0.0), 64, 16, "16 (all: the model's steps are long)"),
-        (step(1e-3, join_s=0.0), 1, 2, "2 (measured"),
+        (64, {"SLURM_STEP_NUM_TASKS": "8"}, 4, 8),  # srun -n8 -c8 on two nodes, where nothing binds a task
+        (8, {"SLURM_STEP_NUM_TASKS": "8"}, 4, 8),  # the same, bound
+        (32, {}, 4, 8),  # ranks of the plain command, in the script of sbatch
+        (
+            32,
+            {"SLURM_CPUS_PER_TASK": "32", "SLURM_STEP_NUM_TASKS": "2"},
+            4,
+            8,
+        ),  # a task on each node, of 4 ranks
+        (32, {"LAB_CORES": "16"}, 2, 8),  # a job of a pool, of two ranks
     ],
 )
-def test_more_threads_only_where_they_help(seconds: Any, size: int, most: int, chosen: str) -> None:
-    count, why = threads.fastest(seconds, size, most)
-    assert f"{count} ({why})".startswith(chosen)
-    assert sum(s for s in seconds.spent if s < math.inf) < 0.4, "the start must not wait for this"
+def test_slurm_grants_cores(
+    affinity: int, task: dict[str, str], ranks: int, each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(affinity)), raising=False)
+    monkeypatch.setattr(cores, "cgroup_cores", lambda: None)
+    job = {"SLURM_CPUS_ON_NODE": "32", "SLURM_CPUS_PER_TASK": "8", "SLURM_PROCID": "0"}
+    for name, text in (job | task).items():
+        monkeypatch.setenv(name, text)
+    assert (cores.cores_each(ranks), decided(ranks=ranks)[0]) == (each, each)
+    monkeypatch.delenv("SLURM_PROCID")
+    monkeypatch.delenv("LAB_CORES", raising=False)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert (cores.cores_each(1), cores.cores_each(2)) == (8, 4), "runs of their own, one in each task"
 
 
-class Stateful(nn.Module):
-    """All that a forward pass can leave behind: statistics, random numbers drawn, attributes."""
-
-    def __init__(self, fails: Exception | None = None) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
-        self.calls, self.fails = 0, fails
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        random.random()
-        np.random.rand()
-        x.add_(1)
-        if self.fails:
-            raise self.fails
-        return self.layers(x)
+def test_the_work_of_a_step_is_told_from_shapes() -> None:
+    dense = nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))
+    assert threads.rough_flop([dense], (1, 8, 8), 32) == 6 * 32 * 640
+    image = nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), nn.Flatten(), nn.Linear(7, 10, bias=False))
+    assert threads.rough_flop([image], (3, 16, 16), 2) == 6 * 2 * (135 * 16 + 70)
+    words = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9, bias=False))
+    assert threads.rough_flop([words, nn.Linear(2, 2, bias=False)], (100,), 2) == 6 * 2 * 100 * (36 + 36 + 4)
+    with torch.device("meta"):
+        assert threads.rough_flop([nn.Linear(4, 4, bias=False)], (), 1) == 6 * 16, "a model that has no memory yet"
 
 
-class Even(Supervised):
-    def losses(self, model: nn.Module, batch: Any) -> Any:
-        assert len(batch["names"]) == len(batch["x"])
-        return super().losses(model, batch)
-
-
-@pytest.mark.parametrize(
-    ("fails", "why"),
-    [(None, "measured: "), (ValueError(), "not measured: ValueError"), (ConfigError("the run says it too"), "")],
-)
-def test_measuring_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, fails: Exception | None, why: str) -> None:
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # a pool of threads here would hang forks
-    model = Stateful(fails)
-    batch = {"x": torch.zeros(16, 4), "names": ["a"] * 16}
-    before = copy.deepcopy(
-        (model.state_dict(), batch, random.getstate(), np.random.get_state()[1], torch.get_rng_state())
-    )
-
-    found = threads.measure_threads(
-        2, Objective(model, Even(lambda out, batch: out.square().sum(1), {})), lambda: batch, nullcontext
-    )
-    assert (found.count, found.why) == (1, why) if fails else found.why.startswith(why)
-    after = (model.state_dict(), batch, random.getstate(), np.random.get_state()[1], torch.get_rng_state())
-    assert np.array_equal(before[3], after[3])
-    assert_equal([*before[:3], before[4]], [*after[:3], after[4]])
-    assert model.calls == 0
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_one_rank_of_several_measures_without_the_criterion(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A criterion that gathers from all ranks would wait for ever on the one that measures."""
-    from engine.ranks import hardware
-    from lab import run
-    from lab.config import Config
-    from lab.tasks.base import Task
-
-    config = Config.of(compose(*QUICK, "trainer.max_steps=1"))
-    machine = hardware.resolve_hardware(config.hardware, config.trainer)
-    monkeypatch.setattr(run, "settle_threads", lambda decided, run_dir, world, measure: measure(2))
-    monkeypatch.setattr(run, "measure_threads", lambda most, net, first, autocast: type(net))
-    gathering = Task()
-    gathering.across_samples = True
-    loader: Any = SimpleNamespace(first=None)
-    for size, task, measured in (
-        (1, Supervised(print, {}), Objective), (2, Supervised(print, {}), threads.ModelAlone),
-        (1, gathering, Objective), (2, gathering, threads.ModelAlone), (2, Task(), Objective),
-    ):  # fmt: skip
-        world, net = World(0, size, 0, torch.device("cpu")), Objective(nn.Linear(4, 2), task)
-        assert run.with_threads(machine, net, loader, world, Path()).threads is measured  # type: ignore[comparison-overlap]
-
-
-def test_the_forward_pass_alone_reaches_every_output() -> None:
-    layers = nn.ModuleList([nn.Linear(3, 2) for _ in range(3)])
-
-    class Model(nn.Module):
-        def forward(self, x: torch.Tensor) -> dict[str, Any]:
-            return {"a": layers[0](x), "more": [layers[1](x), (layers[2](x), None)], "size": torch.tensor(len(x))}
-
-    threads.ModelAlone(Model())({"x": torch.ones(5, 3)})[0]["loss"].sum().backward()
-    assert all((p.grad != 0).all() for p in layers.parameters())
-
-
-def test_the_first_batch_can_be_looked_at_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_batch_can_be_looked_at_beforehand() -> None:
     from test_loader import CPU, Table, endless
 
     for kind in ("device", "threads"):
@@ -246,47 +177,54 @@ def test_the_first_batch_can_be_looked_at_beforehand(monkeypatch: pytest.MonkeyP
         assert_equal(seen[1][0], first)
 
 
-def test_a_batch_that_does_not_fit_is_said_by_the_error_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(threads, "threads_each", lambda ranks: 2)
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # a pool of threads here would hang forks
-    with pytest.raises(ConfigError, match=r"^SquaredError .*: choose task=classification"):
-        start_run(tmp_path / "run", *QUICK, "task=regression", "hardware.num_threads=auto", "trainer.max_steps=2")
-    assert ", threads: 1; " in capfd.readouterr().err
-
-
-def test_a_run_keeps_the_number_of_threads_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was measured has the bits of the number given, and a resume takes that number, not a new measurement."""
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     monkeypatch.setattr(cores, "cgroup_cores", lambda: None)
-    options = [
-        *QUICK,
-        "hardware.num_threads=auto",
-        "model.dropout=0.1",
-        "optim/schedule=constant",
-        "trainer.eval_every=2",
-    ]
-
-    def fake(seconds: Any, size: int, most: int) -> tuple[int, str]:
-        assert seconds(most, size) > 0
-        return 2, "measured: faked"
-
-    monkeypatch.setattr(threads, "fastest", fake)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # a pool of threads here would hang forks
-    run = start_run(tmp_path / "auto", *options, "trainer.max_steps=2")
-    assert json.loads((run / "environment.json").read_text())["threads"]["count"] == 2
-    assert "threads: 2 (measured: faked)" in (run / "train.log").read_text()
-    monkeypatch.setattr(threads, "fastest", lambda *_: (1, "measured: otherwise"))
-    start_run(run, *options, "trainer.max_steps=4")
+
+
+AUTO = [*QUICK, "hardware.num_threads=auto", "model.dropout=0.1", "optim/schedule=constant", "trainer.eval_every=2"]
+
+
+def test_load_changes_neither_the_number_of_threads_nor_a_bit(tmp_path: Path, two_cores: None) -> None:
+    runs = []
+    for name, busy in (("quiet", 0), ("loaded", 4)):
+        others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+        try:
+            runs.append(start_run(tmp_path / name, *AUTO, "trainer.max_steps=4"))
+        finally:
+            for process in others:
+                process.kill()
+                process.wait()
+    assert len({(run / "environment.json").read_text().partition('"threads": {')[2] for run in runs}) == 1
+    found = [torch.load(run / "checkpoints/last_000000004.pt", weights_only=True)["model"] for run in runs]
+    assert_equal(*found)
+
+
+def test_a_run_keeps_the_number_of_threads_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_cores: None
+) -> None:
+    """A resume takes the number on record, not today's rule: one of many cores, or what an older version measured."""
+    monkeypatch.setattr(threads, "SMALL_FLOP", 0)
+    run = start_run(tmp_path / "auto", *AUTO, "trainer.max_steps=2")
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["threads"] == {"count": 2, "most": 2, "why": "a rank's 2 cores", "auto": True}
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(cores, "cgroup_cores", lambda: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    start_run(run, *AUTO, "trainer.max_steps=4")
     assert "threads: 2 (as the run began)" in (run / "train.log").read_text()
-    fewer = threads.recorded(json.loads((run / "environment.json").read_text()), most=1)
+    fewer = threads.recorded(environment, most=1)
     assert fewer is not None
     assert fewer.count == 1
     assert "the run began with 2, for which there are no cores now: rounding changes" in fewer.why
-    straight = start_run(tmp_path / "two", *options, "hardware.num_threads=2", "trainer.max_steps=4")
+    measured = {"threads": {"count": 2, "most": 4, "why": "measured: 2 is 1.4x faster than 1", "auto": True}}
+    assert threads.recorded(measured, most=8) == threads.Threads(2, 8, "as the run began")
+    straight = start_run(tmp_path / "two", *AUTO, "hardware.num_threads=2", "trainer.max_steps=4")
     assert "threads: 2 (hardware.num_threads)" in (straight / "train.log").read_text()
     found = [torch.load(d / "checkpoints" / "last_000000004.pt", weights_only=True) for d in (run, straight)]
     assert_equal(found[0]["model"], found[1]["model"])

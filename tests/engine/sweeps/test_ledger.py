@@ -17,7 +17,7 @@ from engine.project import ROOT
 from engine.runs import directory
 from engine.sweeps import ledger as module
 from engine.sweeps.identity import digest, values_of
-from engine.sweeps.ledger import Job, Ledger, NewJob, Share, differing, is_due
+from engine.sweeps.ledger import Job, Ledger, NewJob, differing, is_due
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +33,8 @@ def one(*overrides: str, key: str | None = None, **facts: Any) -> NewJob:
 def added(
     folder: Path, *new: NewJob, command: Sequence[str] = ("seed=0,1",), swept: Sequence[str] = ("seed",),
     objectives: Sequence[Mapping[str, str]] = (), follows: Mapping[str, Sequence[str]] | None = None,
-    share: Share | None = None,
 ) -> list[Job]:  # fmt: skip
-    return Ledger(folder).add(new, command, swept, objectives, follows or {}, share)
+    return Ledger(folder).add(new, command, swept, objectives, follows or {})
 
 
 def book(folder: Path) -> dict[str, Any]:
@@ -90,7 +89,7 @@ def test_an_empty_book(tmp_path: Path) -> None:
     """Looking makes nothing."""
     ledger = Ledger(tmp_path / "s")
     assert (ledger.name, list(ledger.jobs), ledger.swept, ledger.follows) == ("s", [], [], {})
-    assert (ledger.share, ledger.commands, ledger.objectives) == (None, [], [])
+    assert (ledger.commands, ledger.objectives) == ([], [])
     assert ledger.find({"seed": 1}) is None
     assert ledger.named("seed-1") is None
     assert not (tmp_path / "s").exists()
@@ -99,15 +98,12 @@ def test_an_empty_book(tmp_path: Path) -> None:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "s"
     goals = [{"key": "val/loss", "mode": "min"}]
-    jobs = added(
-        folder, one("seed=0"), one("seed=1"), objectives=goals, follows={"seed": ["b", "a"], "lr": []},
-        share=Share(2, 1),
-    )  # fmt: skip
+    jobs = added(folder, one("seed=0"), one("seed=1"), objectives=goals, follows={"seed": ["b", "a"], "lr": []})
     ledger = Ledger(folder)
     assert list(ledger.jobs) == jobs
     assert [job.number for job in jobs] == [0, 1]
     assert (ledger.name, ledger.swept, ledger.follows) == ("s", ["seed"], {"seed": ["a", "b"]})
-    assert (ledger.share, ledger.commands, ledger.objectives) == (Share(2, 1), [["seed=0,1"]], goals)
+    assert (ledger.commands, ledger.objectives) == ([["seed=0,1"]], goals)
     assert book(folder)["name"] == "s"
     assert [entry["identity"] for entry in book(folder)["jobs"]] == [digest({"seed": str(i)}) for i in (0, 1)]
     assert ledger.find({"seed": "1"}) == ledger.named(jobs[1].key) == jobs[1]
@@ -137,9 +133,10 @@ def test_a_sweep_of_before_keys_were_moved_goes_on(tmp_path: Path) -> None:
 def test_a_second_command_adds(tmp_path: Path) -> None:
     """Its jobs, its command, what it swept; those that are there stay as they are, and keep their number."""
     folder = tmp_path / "s"
-    first = added(folder, one("seed=0"), one("seed=1"), follows={"seed": ["fold"]}, share=Share(2, None))
+    first = added(folder, one("seed=0"), one("seed=1"), follows={"seed": ["fold"]})
     created = book(folder)["created"]
-    (folder / "sweep.json").write_text(json.dumps({**book(folder), "created": "earlier"}))
+    share = {"share": {"cores": 2, "threads": 1}}  # an older version's
+    (folder / "sweep.json").write_text(json.dumps({**book(folder), "created": "earlier", **share}))
     directory.write_status(first[1].directory, "finished")
     goals = [{"key": "val/accuracy", "mode": "max"}]
     jobs = added(
@@ -154,12 +151,12 @@ def test_a_second_command_adds(tmp_path: Path) -> None:
     assert ledger.swept == ["seed", "lr"]
     assert ledger.commands == [["seed=0,1"], ["lr=3"]]
     assert ledger.follows == {"seed": ["fold", "part"], "lr": ["warmup"]}
-    assert (ledger.share, ledger.objectives) == (Share(2, None), goals)
+    assert ledger.objectives == goals
     assert book(folder)["created"] == "earlier" != created
     assert jobs[0].state() == "finished"
-    added(folder, command=["seed=0,1"], swept=[], follows={"seed": []}, share=Share(4, 3))
+    added(folder, command=["seed=0,1"], swept=[], follows={"seed": []})
     ledger = Ledger(folder)
-    assert (ledger.commands, ledger.share) == ([["seed=0,1"], ["lr=3"]], Share(4, 3))
+    assert ledger.commands == [["seed=0,1"], ["lr=3"]]
     assert (len(ledger.jobs), ledger.swept) == (3, ["seed", "lr"])
     assert ledger.follows["lr"] == ["warmup"]
 
@@ -250,8 +247,8 @@ def test_the_book_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_two_processes_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each reads what the other has added; a job that both want is one, and the lock is waited for."""
     one_ledger, other = Ledger(tmp_path / "s"), Ledger(tmp_path / "s")
-    (mine,) = one_ledger.add([one("seed=1")], ["seed=1"], ["seed"], [], {}, None)
-    theirs = other.add([one("seed=0"), one("seed=1")], ["seed=0,1"], ["seed"], [], {}, None)
+    (mine,) = one_ledger.add([one("seed=1")], ["seed=1"], ["seed"], [], {})
+    theirs = other.add([one("seed=0"), one("seed=1")], ["seed=0,1"], ["seed"], [], {})
     assert [job.number for job in theirs] == [1, 0]
     assert list(other.jobs) == [mine, theirs[0]]
     assert len(list(one_ledger.jobs)) == 1
@@ -260,7 +257,7 @@ def test_two_processes_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     waits: list[bool] = []
     original = module.Lock
     monkeypatch.setattr(module, "Lock", lambda path, wait: (waits.append(wait), original(path, wait))[1])
-    other.add([], [], [], [], {}, None)
+    other.add([], [], [], [], {})
     assert waits == [True]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, compose
+from conftest import QUICK
 
 from engine.config.alike import dependents, unswept
 from engine.config.compose import CONF, register_resolvers
@@ -249,7 +249,7 @@ def test_a_sweep_costs_the_same_for_each_job(tmp_path: Path) -> None:
             due = ledger.due(found, retry_failed=False)
             drive.outlook(ledger, found, due)
             drive.table(ledger, found)
-            assert ledger.add([], [], [], [], {}, None) == []
+            assert ledger.add([], [], [], [], {}) == []
 
         return calls_of(work)
 
@@ -272,42 +272,3 @@ def test_jobs_are_told_apart_by_all_of_their_identity(command: Command, tmp_path
     (tmp_path / "s" / old["key"]).rename(tmp_path / "s" / short)
     directory.write_json(tmp_path / "s/sweep.json", {**book, "jobs": [{**old, "key": short}]})
     assert "1 jobs, 0 to run, 1 finished before" in command(f"seed={one}")
-
-
-@pytest.mark.slow
-def test_a_job_keeps_the_threads_it_was_written_with(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever is due with it, and whatever the machine says later; OMP_NUM_THREADS holds, the sweep's share too."""
-    from engine.host import cpu as cores
-    from engine.sweeps import threads as of_sweep
-
-    def threads() -> list[int]:
-        return [job.config["hardware.num_threads"] for job in read_study([tmp_path / "s"]).jobs]
-
-    monkeypatch.setattr(cores, "cores", lambda: 16)
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(of_sweep, "_measured", lambda cfg, most: most - 1)  # once, for all
-    auto = "hardware.num_threads=auto"
-    command(auto, "seed=range(3)")
-    assert threads() == [4, 4, 4]
-    (last,) = (job.path for job in read_study([tmp_path / "s"]).jobs if job.number == 2)
-    directory.write_status(last, "preempted")
-    monkeypatch.setattr(cores, "cores", lambda: 8)
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert "on 2 cores each, as more run at once; those before on 5" in command(auto, "seed=range(4)", "trainer=ddp")
-    assert "cores each" not in command(auto, "seed=range(5)")
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(cores, "cores", lambda: 64)  # what there is now is for jobs at once, not for other bits
-    command(auto, "seed=range(6)")
-    command(auto, "seed=7", "hardware.num_threads=6")
-    assert threads() == [4, 4, 4, 1, 1, 1, 1, 2, 2, 2, 6]
-
-
-def test_threads_are_measured_with_a_job_itself() -> None:
-    from engine.sweeps.threads import _measured
-
-    assert _measured(compose(*TINY, "hardware.num_threads=auto"), 2) in (1, 2)
-    assert (
-        _measured(compose(*TINY, "hardware.num_threads=auto", "data.splits.train=null"), 2) == 1
-    )  # it fails by itself

@@ -11,7 +11,11 @@ from sweeps import SWEEP, call_faulty, states
 from engine.config.saved import GROUPS
 from engine.errors import ConfigError
 from engine.host.cpu import cores
+from engine.sweeps import pool
+from engine.sweeps.drive import Work
 from engine.sweeps.lease import Leases
+from engine.sweeps.ledger import Job, Ledger
+from engine.sweeps.options import PoolConfig, SweepConfig
 
 
 def job(folder: Path, name: str, strategy: str = "single", num_procs: int | str = "auto", device: str = "auto") -> Path:
@@ -31,7 +35,7 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("four_gpus")
 def test_each_job_leases_gpus_of_its_own(tmp_path: Path) -> None:
-    leases = Leases("auto", "auto", None)
+    leases = Leases("auto", "auto", 99)
     assert leases.at_once == 4
     one, two = job(tmp_path, "one"), job(tmp_path, "two", "ddp", 2)
     first, second = leases.take(one), leases.take(two)
@@ -49,7 +53,7 @@ def test_each_job_leases_gpus_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("four_gpus")
 def test_shares_of_a_gpu(tmp_path: Path) -> None:
-    leases, one = Leases("auto", 1 / 3, None), job(tmp_path, "one")
+    leases, one = Leases("auto", 1 / 3, 99), job(tmp_path, "one")
     assert leases.at_once == 12
     taken = [leases.take(one) for _ in range(12)]
     names = sorted(lease.gpus[0] for lease in taken if lease is not None)
@@ -61,10 +65,10 @@ def test_shares_of_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("four_gpus")
 def test_what_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs 5 GPUs, 4 can be seen"):
-        Leases("auto", "auto", None).take(job(tmp_path, "five", "ddp", 5))
+        Leases("auto", "auto", 99).take(job(tmp_path, "five", "ddp", 5))
     with pytest.raises(ConfigError, match="a part of one GPU, or whole ones"):
-        Leases("auto", 1.5, None)
-    lease = Leases(2, "auto", None).take(job(tmp_path, "cpu", device="cpu"))
+        Leases("auto", 1.5, 99)
+    lease = Leases(2, "auto", 99).take(job(tmp_path, "cpu", device="cpu"))
     assert lease is not None
     assert lease.gpus == ()
 
@@ -72,13 +76,26 @@ def test_what_cannot_be(tmp_path: Path) -> None:
 def test_cores_are_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     here = cores()
-    assert Leases("auto", "auto", None).at_once == here
+    assert Leases("auto", "auto", 99).at_once == here
     assert Leases("auto", "auto", 1).at_once == 1
-    lease = Leases(2, "auto", None).take(job(tmp_path, "one"))
+    lease = Leases(2, "auto", 99).take(job(tmp_path, "one"))
     assert lease is not None
     assert lease.cores == max(1, here // 2)
     monkeypatch.setenv("LAB_CORES", "1")
     assert cores() == 1
+
+
+def test_what_is_left_of_a_command_changes_no_jobs_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the last job of a sweep that was stopped would round in another way than the others."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("engine.sweeps.lease.cores", lambda: 16)
+    seen = []
+    monkeypatch.setattr(pool.Pool, "run", lambda self: seen.append(self._leases.take(tmp_path).cores))
+    jobs = [Job(number, (), tmp_path) for number in range(3)]
+    for due in (jobs, jobs[2:], iter(jobs)):
+        work = Work(Ledger(tmp_path / "s"), due, jobs, SweepConfig())
+        pool.run_in_pool(work, PoolConfig("auto", "auto"))
+    assert seen == [5, 5, 5]
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from engine.locks import Busy, Lock
 from engine.runs import shown
 from engine.sweeps.code import settle_code
 from engine.sweeps.drive import Work, at_once, counted, opened, report, run_sweep, say, stop_here
-from engine.sweeps.ledger import SWEEP, Job, Ledger, NewJob, Share
+from engine.sweeps.ledger import SWEEP, Job, Ledger, NewJob
 from engine.sweeps.options import SearchConfig
 from engine.sweeps.plan import Combination, Composer, adapt, unlike
 from engine.sweeps.preflight import Candidate, preflight
@@ -35,7 +35,6 @@ from engine.sweeps.search.pruning import TRIAL
 from engine.sweeps.search.space import Space, parse
 from engine.sweeps.search.storage import quiet
 from engine.sweeps.search.study import WHY, Search
-from engine.sweeps.threads import decide, share_of
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
@@ -77,8 +76,7 @@ def run_search(
             study = Search(config, space, methods, objectives, f"{base['name']}/{ledger.name}", ledger.directory)
             if sweep_options.retry_failed:
                 study.retry_failed()
-            share = share_of(launcher, methods.limit, ledger, [corners[0].cfg])
-            drive = Drive(study, ledger, composer, list(space.typed.values()), share)
+            drive = Drive(study, ledger, composer, list(space.typed.values()))
             waiting = drive.left_over()
             say(f"{outlook(study, len(waiting))}\n  {shown(ledger.directory)}")
             to_run = bool(waiting) or study.has_room()
@@ -101,13 +99,10 @@ def corners_of(space: Space, composer: Composer, all_of_them: bool) -> list[Cand
 
 
 class Drive:
-    """Hands trials to a launcher one by one. command: the overrides as typed. share: of the machine, for each trial."""
+    """Hands trials to a launcher one by one. command: the overrides as typed."""
 
-    def __init__(
-        self, study: Search, ledger: Ledger, composer: Composer, command: Sequence[str], share: Share | None
-    ) -> None:
+    def __init__(self, study: Search, ledger: Ledger, composer: Composer, command: Sequence[str]) -> None:
         self.study, self.ledger, self.composer, self.command = study, ledger, composer, command
-        self.share = share
         self._said: set[str] = set()
 
     def left_over(self) -> list[Trial]:
@@ -141,7 +136,6 @@ class Drive:
                 adapt(self.ledger, [Combination(tuple(overrides), {})], [job], self.composer)
             else:
                 cfg = self.composer.job(trial.number, key, overrides)
-                decide(cfg, self.share)
                 job = self._add(NewJob(overrides, cfg, {}, key, {"trial": trial.number}))
         except ConfigError as error:  # two values that do not fit together
             say(f"error: {error}")
@@ -157,8 +151,7 @@ class Drive:
             self._said.add(difference)
             say(difference)
         objectives = [{"key": o.key, "mode": o.mode} for o in self.study.objectives]
-        more = self.composer.follows, self.share
-        return self.ledger.add([new], self.command, self.study.space.keys, objectives, *more)[0]
+        return self.ledger.add([new], self.command, self.study.space.keys, objectives, self.composer.follows)[0]
 
     def _ended(self, job: Job) -> bool:
         """Report a trial's state and scores to the study. Returns whether it has ended."""
