@@ -62,6 +62,7 @@ class Promises:
     rises = False  # True: it rises
     overfits_to = 0.1  # times the first step's value, in overfit_steps on 32 samples
     overfit_steps = 100
+    overfit_with: tuple[str, ...] = ()  # overrides of that run alone: a short queue, say
     relative, absolute = 1e-3, 1e-5  # how far values may be from those of other ranks, micro-batches, kernels
     absolute_of_weights = 1e-4
     half_precision = 0.25  # how far bf16's values may be from fp32's, as a share of the range of these
@@ -105,10 +106,11 @@ class Promises:
     def check_terms(self, folder: Path) -> None:
         """Each is in every log, in every evaluation and among the final scores."""
         logs, evaluations = (-(-self.steps // every) for every in (3, 4))
-        for name in self.logged or ("loss", *self.terms):
+        for name in ("loss", *self.terms) if self.logged is None else self.logged:
             assert len(values(folder, f"train/{name}")) == logs, (
                 f"train/{name} is not logged {logs} times: of several optimizers the values have their names, which "
-                f"`logged` of the test lists ({type(self).__name__}.logged = ('critic/loss', 'generator/loss'), say); "
+                f"`logged` of the test lists ({type(self).__name__}.logged = ('critic/loss', 'generator/loss'), say), "
+                "without those that only some steps have; "
                 f"logged are {sorted({key for line in metrics(folder) for key in line if key.startswith('train/')})}"
             )
         for name in ("loss", *self.terms):
@@ -223,7 +225,7 @@ class Promises:
     def test_debug_overfit(self, tmp_path: Path, run: tuple[str, ...]) -> None:
         own = [option for option in SMALL if not option.startswith(("trainer.", "logger"))]
         steps = (f"trainer.max_steps={self.overfit_steps}", "trainer.log_every=1")
-        folder = start_run(tmp_path, *own, *run, "debug=overfit", *steps)
+        folder = start_run(tmp_path, *own, *run, "debug=overfit", *steps, *self.overfit_with)
         seen = values(folder, f"train/{self.monitor}")
         last, limit = sum(seen[-5:]) / 5, self.overfits_to * seen[0]
         assert last > limit if self.rises else last < limit, (

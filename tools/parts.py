@@ -236,6 +236,7 @@ PARTS = {
     "lion": optimizer("lion", "Lion, an optimizer that moves by signs", {"tests/lab/test_skipping.py": ['"lion"']}),
     "soap": optimizer("soap", "SOAP, an optimizer: AdamW in Shampoo's eigenbasis"),
     "lookahead": optimizer("lookahead", "Lookahead around another optimizer"),
+    "schedule_free": optimizer("schedule_free", "Schedule-free AdamW: a mean of the weights is scored"),
     # the rest
     "benchmarks": Part(
         "scripts that measure the engine beside other libraries",

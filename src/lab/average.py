@@ -17,15 +17,18 @@ from lab.tasks.base import Batch, Task
 @contextmanager
 def evaluation_mode(*nets: nn.Module) -> Iterator[None]:
     """In this block these modules evaluate; afterwards each of theirs is in the mode it was in: what somebody holds in
-    evaluation mode (a frozen BatchNorm) stays in it."""
+    evaluation mode (a frozen BatchNorm) stays in it. By `train`, which a module may override (merged LoRA weights)."""
     modes = [(module, module.training) for net in nets for module in net.modules()]
     for net in nets:
         net.eval()
     try:
         yield
     finally:
-        for module, training in modes:
-            module.training = training
+        for net in nets:
+            net.train(next(training for module, training in modes if module is net))
+        for module, training in modes:  # a module comes before its parts
+            if module.training != training:
+                module.train(training)
 
 
 def scored_model(state: TrainState, run: Run) -> nn.Module:

@@ -69,6 +69,19 @@ def explains_mistakes(forward: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def check_holds_no_weights(task: nn.Module, model: nn.Module) -> None:
+    """A part of the model in the task would be another than that of the model which `losses` is given: an average, the
+    best checkpoint's, a sharded one."""
+    of_model = {id(value): name for name, value in (*model.named_parameters(), *model.named_buffers())}
+    for name, value in (*task.named_parameters(), *task.named_buffers()):
+        if id(value) in of_model:
+            raise ConfigError(
+                f"task: {type(task).__name__}.{name} is the model's {of_model[id(value)]}, and what is scored may be "
+                "another model, with averaged weights - take it where it is used, from the model that `losses` or "
+                "`updated` is given, or from descend.model"
+            )
+
+
 def _missing_field(batch: dict[str, Any], error: KeyError) -> ConfigError | None:
     """Of a line that asks the batch for it, not another dict."""
     line = traceback.extract_tb(error.__traceback__)[-1].line or ""
@@ -87,8 +100,8 @@ def _other_inputs(model: nn.Module, error: TypeError) -> ConfigError | None:
     if not text.startswith((f"{forward} missing", f"{forward} takes", f"{forward} got")):
         return None
     return ConfigError(
-        f"model: {text}: task=classification and its like call model(batch['x']); what else it needs a task of three "
-        "lines gives it: docs/my_model.md, Several inputs or outputs"
+        f"model: {text}: the task gives it other arguments - choose a model that goes with the task, or a task that "
+        "gives it what it takes, three lines: docs/my_model.md, Several inputs or outputs"
     )
 
 

@@ -89,6 +89,11 @@ class Descend:
                 p.grad = None if p.grad is None else p.grad.clone()
         return values
 
+    @property
+    def model(self) -> nn.Module:
+        """The model, unwrapped, as `losses` and `updated` are given it in training."""
+        return self.state.model
+
     def parameters(self, objective: str) -> list[nn.Parameter]:
         """The parameters that this objective's optimizer moves."""
         return [p for group in self._optimizer(objective).param_groups for p in group["params"]]
@@ -131,8 +136,10 @@ class Descend:
                 values[f"{prefix}non_finite"] = left_out
         decay = self.trainer.ema_decay
         share = state.task.share_in_average(state.step) if decay is None else 1 - decay
+        if any(hasattr(optimizer, "scored") for optimizer in state.optimizer.values()):
+            share = 1.0
         if state.ema is not None and share is not None and (objectives := self._objectives_of(state.model)):
-            means, weights = (local_parts(part.parameters()) for part in (state.ema, state.model))
+            means, weights = (local_parts(part) for part in (state.ema.parameters(), self._scored(objectives)))
             update_average(means, weights, share, self._skipped(objectives))
         skipped = self._skipped(self.norms)
         if overrides(state.task, "updated"):  # after a skipped step too, whose traces are then wiped away
@@ -224,6 +231,16 @@ class Descend:
     def _objectives_of(self, model: nn.Module) -> list[str]:
         """Those that had an update in this step, of weights of `model`."""
         return [one for one in self.norms if len(self.nets) == 1 or trains(self.state.optimizer[one], model)]
+
+    def _scored(self, objectives: Iterable[str]) -> Iterator[Tensor]:
+        """Of each parameter of the model what goes into the average: itself, or what its optimizer says is scored."""
+        scored = {
+            p: optimizer.scored(p)
+            for objective in objectives
+            if hasattr(optimizer := self._optimizer(objective), "scored")
+            for p in self.parameters(objective)
+        }
+        return (scored.get(p, p) for p in self.state.model.parameters())
 
     def _skipped(self, objectives: Iterable[str]) -> Tensor | None:
         """1.0 where all updates of these objectives were left out, 0-d; None if none may be."""

@@ -185,7 +185,8 @@ def until_stopped(loader: Loader, step: int, run: Run) -> Iterator[Batch]:
 def final_scores(state: TrainState, loaders: dict[str, Loader], run: Run) -> dict[str, Any]:
     """Returns the scores of the best checkpoint's weights; of the last weights if no best checkpoint was kept."""
     model = scored_model(state, run)
-    result: dict[str, Any] = {"step": state.step, **run.logger.latest("train/loss")}
+    losses = {key: value for key, value in run.logger.latest("train/").items() if key.endswith("/loss")}
+    result: dict[str, Any] = {"step": state.step, **losses}
     run.watch.beat("loading the best checkpoint", state.step, slow=True)
     if best := run.checkpoints.load_best(state.best):
         entry, payload = best

@@ -64,6 +64,7 @@ class DataConfig:
     input_shape: list[int]
     num_outputs: Annotated[int, Rule(at_least=1)]
     order: dict[str, Any]
+    overfit: Annotated[int | None, Rule(at_least=1)] = None
     transforms: dict[str, Any] = field(default_factory=dict)
     loader: Annotated[str, option("auto", "threads", "workers", "device")] = "auto"
     num_workers: Annotated[int | str, Rule(words=("auto",), at_least=0)] = "auto"

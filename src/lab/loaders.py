@@ -16,6 +16,7 @@ from engine.data import (
     LanePlan,
     Loader,
     Plan,
+    Repeated,
     StatefulOrder,
     Stream,
     TrainPlan,
@@ -115,11 +116,12 @@ def make_train_loader(
     batch_size = config.trainer.global_batch_size
     if task_class(config).carries and config.cfg.task.get("lanes", batch_size) != batch_size:
         raise ConfigError(f"task.lanes={config.cfg.task.lanes}: must be trainer.global_batch_size={batch_size}")
-    if has_state(order):
-        order = StatefulOrder(make_order, saved)
+    repeated = Repeated(make_order(), config.data.overfit) if config.data.overfit else None
+    mark = getattr(repeated or order, "mark", None) if hasattr(order, "mark") else None
+    order = StatefulOrder(make_order, saved, repeated) if has_state(order) else repeated or order
     micro = machine.micro_batch_sizes
     plan = TrainPlan(order, batch_size, micro, world.rank, world.size, start)
-    return _loader(config, dataset, "train", plan, world, random=random, mark=getattr(order, "mark", None))
+    return _loader(config, dataset, "train", plan, world, random=random, mark=mark)
 
 
 def samples_of_epoch(train: Loader, dataset: Any, trainer: TrainerConfig, step: int = 0, samples: int = 0) -> int:

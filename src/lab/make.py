@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from engine.checkpoints import Optimizers
-from engine.config import construct, constructing, of_kind, plain
+from engine.config import construct, constructing, locate, of_kind, plain
 from engine.data import Stream
 from engine.errors import ConfigError, first_line
 from engine.ranks import (
@@ -43,6 +43,7 @@ from engine.ranks import (
 )
 from engine.runs import Logger
 from lab.callbacks.base import Callback
+from lab.checks import check_holds_no_weights
 from lab.config import Config
 from lab.descend import only
 from lab.frozen import provide_frozen
@@ -99,7 +100,7 @@ def make_method(
             f"trainer=dp: {type(task).__name__} writes the states of its lanes, and dp's copies of it lose what they "
             "write - use trainer=ddp"
         )
-    check_task(task, model, config.trainer)
+    check_task(task, model, config)
     task.run = task_run(config, world, dataset)
     with tape or nullcontext(), constructing("task", config.cfg.task):
         for part in model.modules() if begins else ():
@@ -108,6 +109,7 @@ def make_method(
         if begins and (line := task.initialize(model, first_batches(config, machine, dataset))):
             logger.say(line)
         task.attach(model)
+    check_holds_no_weights(task, model)
     with constructing("task", config.cfg.task):
         provide_frozen(task, model, config.cfg.model, directory, begins, world.is_main)
     return model, task
@@ -118,7 +120,8 @@ def task_run(config: Config, world: World, dataset: Any = None) -> TaskRun:
     samples = 0 if dataset is None or isinstance(dataset, Stream) else len(dataset)
     steps = 0 if dataset is None else count_steps(config.trainer, samples)
     shape = tuple(config.cfg.data.get("input_shape") or ())
-    return TaskRun(world, steps, samples, config.cfg.seed, shape, config.cfg.data.get("num_outputs"))
+    parts = tuple(config.cfg.data.get("parts") or ())
+    return TaskRun(world, steps, samples, config.cfg.seed, shape, config.cfg.data.get("num_outputs"), parts=parts)
 
 
 def first_batches(config: Config, machine: Hardware, dataset: Any) -> Iterator[Batch]:
@@ -131,13 +134,22 @@ def first_batches(config: Config, machine: Hardware, dataset: Any) -> Iterator[B
         yield from loader
 
 
-def check_task(task: Task, model: nn.Module, trainer: TrainerConfig) -> None:
+def averaging_rules(config: Config, task: Task) -> list[str]:
+    """What makes the average of the weights that is scored: trainer.ema_decay, the task or the optimizer; at most one
+    of them. Empty: the weights themselves are scored."""
+    decay, optimizer = config.trainer.ema_decay, config.optimizer["_target_"]
+    rules = [f"trainer.ema_decay={decay}"] if decay else []
+    rules += [f"optim._target_={optimizer}"] if hasattr(locate(optimizer, "optim"), "scored") else []
+    return rules + ([type(task).__name__] if overrides(task, "share_in_average") else [])
+
+
+def check_task(task: Task, model: nn.Module, config: Config) -> None:
     """What a task promises by its methods and names, before a batch is read."""
-    kind = type(task).__name__
+    kind, trainer = type(task).__name__, config.trainer
     if len(inspect.signature(task.initialize).parameters) != 2:
         raise ConfigError(f"task: {kind}.initialize takes (model, batches): see lab.tasks.base")
-    if overrides(task, "share_in_average") and trainer.ema_decay:
-        raise ConfigError(f"trainer.ema_decay={trainer.ema_decay}: {kind} averages the weights by its own rule - null")
+    if len(rules := averaging_rules(config, task)) > 1:
+        raise ConfigError(f"{rules[0]}: {rules[1]} averages the weights by a rule of its own - leave one of them out")
     if task.frozen and trainer.strategy == "dp":
         raise ConfigError(f"trainer=dp: {kind} has frozen networks, which it does not copy - use trainer=ddp")
     twice = [name for name in task.metrics if name in ("loss", *task.terms)]
@@ -245,9 +257,7 @@ def make_state(
 
     tape: has the weights of a recorded model. begins: False if a checkpoint will be loaded."""
     trainer, optim = config.trainer, config.optim
-    ema = (
-        copy.deepcopy(model).requires_grad_(False) if trainer.ema_decay or overrides(task, "share_in_average") else None
-    )
+    ema = copy.deepcopy(model).requires_grad_(False) if averaging_rules(config, task) else None
     if again := config.hardware.activation_checkpointing:
         key = "hardware.activation_checkpointing"
         keeps = config.hardware.activation_checkpointing_keeps

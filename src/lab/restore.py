@@ -13,6 +13,7 @@ from torch import nn
 from engine.checkpoints import load_weights
 from engine.errors import ConfigError
 from engine.ranks import Hardware, World, apply_hardware, process_group, resolve_hardware, threads_of_run
+from lab.checks import check_holds_no_weights
 from lab.config import Config, check, share_evaluation
 from lab.evaluation import evaluate
 from lab.frozen import provide_frozen
@@ -55,8 +56,10 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
 def restore_task(config: Config, model: nn.Module, file: Path, payload: dict[str, Any]) -> Task:
     """The task of the run whose checkpoint `file` is, with its frozen networks, on the CPU."""
     task = make_task(config)
-    task.run = task_run(config, World(0, 1, 0, torch.device("cpu")))
+    known = {key: payload[key] for key in ("total_steps", "epoch_samples") if key in payload}  # else an older run's
+    task.run = replace(task_run(config, World(0, 1, 0, torch.device("cpu"))), **known)
     task.attach(model)
+    check_holds_no_weights(task, model)
     provide_frozen(task, model, config.cfg.model, file.parent.parent, begins=False, writes=False)
     if "task" in payload:
         load_weights(task, payload["task"], str(file), "task")

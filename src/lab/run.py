@@ -218,6 +218,7 @@ def build(process: Process, data: Data, payload: dict[str, Any] | None) -> tuple
         model = with_sync_batchnorm(model, world.device)
     state = make_state(config, machine, model, task, total_steps, world, tape, begins=payload is None)
     order = data.train.plan.order  # type: ignore[attr-defined]
+    state.epoch_samples = task.run.epoch_samples
     state.source, state.order = data.source, order if isinstance(order, StatefulOrder) else None
     buffers = BufferChecks(Objective(model, task), task, state.ema)
     nets = make_nets(config, machine, state, world)

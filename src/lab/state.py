@@ -64,6 +64,7 @@ class TrainState:
     owes: list[str] = field(default_factory=list)  # what is still to be done after `step`: see lab.owed
     ended: str = ""  # why there are no more steps: "patience", "callback" or "pruned", before total_steps
     total_steps: int = 0  # the end of training when `owes` was written; 0: not begun, or of an older version
+    epoch_samples: int = 0  # rows of the training set, for a task that is loaded (TaskRun)
 
     def payload(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         """Returns every field for the checkpoint. ranks: each rank's rank_payload, in the order of the ranks."""

@@ -887,6 +887,23 @@ def test_what_stays_in_evaluation_mode_stays_in_it() -> None:
         assert [module.training for module in (*model.modules(), other)] == [True, False, True, False]
 
 
+class Merged(nn.Linear):
+    """As LoRA's layers are merged for evaluations: `train` says in which form its weight is."""
+
+    def train(self, mode: bool = True) -> Merged:
+        self.merged = not mode
+        return super().train(mode)
+
+
+def test_a_module_that_overrides_train_hears_of_each_change() -> None:
+    part, still = nn.Sequential(Merged(1, 1), nn.Dropout()), Merged(1, 1).eval()
+    model = nn.Sequential(part, still)
+    with evaluation_mode(model):
+        assert (part[0].merged, still.merged) == (True, True)
+    assert (part[0].merged, still.merged) == (False, True)
+    assert [module.training for module in model.modules()] == [True, True, True, True, False]
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_an_evaluation_leaves_each_module_in_its_mode(training: bool) -> None:
     """Those of the task too, which train or do not by themselves."""

@@ -198,6 +198,38 @@ STREAM = (
 )  # fmt: skip
 
 
+def test_debug_overfit_repeats_the_first_samples_whatever_is_reordered(
+    tmp_path: Path, use: Callable[..., None]
+) -> None:
+    use(Miner())
+    folder = start_run(tmp_path / "run", *RUN, "debug=overfit", "trainer.max_steps=6", "trainer.log_every=1")
+    order = read_order(folder)
+    assert not torch.equal(order["weights"], torch.ones(1297)), "the callback goes on as without debug=overfit"
+
+
+class Lends(Callback):
+    """Gives the order a tensor that is somebody's, and goes on with it."""
+
+    def on_step(self, state: Any) -> None:
+        if state.step == 1:
+            Lends.lent = torch.ones(1297)
+            self.run.order.weights = Lends.lent
+            self.run.reorder()
+        Lends.lent += 1
+
+
+def test_a_tensor_that_is_given_to_an_order_is_its_own_from_the_reorder_on(
+    tmp_path: Path, use: Callable[..., None]
+) -> None:
+    use(Lends())
+    folder = start_run(tmp_path / "run", *RUN, "trainer.max_steps=3")
+    assert torch.equal(read_order(folder)["weights"], torch.ones(1297))
+
+
+def read_order(folder: Path) -> Any:
+    return last_checkpoint(folder)["order"]["order"]
+
+
 @pytest.mark.parametrize(
     ("callback", "run", "message"),
     [

@@ -85,9 +85,23 @@ def lanes(dataset: Sized, seed: int, lanes: Count) -> Lanes:
     return Lanes(size_of(dataset), lanes)
 
 
+class Repeated:
+    """The first `count` samples of an order, again and again: what a model must be able to overfit."""
+
+    def __init__(self, order: Any, count: int) -> None:
+        self._order, self._count = order, count
+
+    def __call__(self, numbers: np.ndarray) -> np.ndarray:
+        rows: np.ndarray = self._order(numbers % self._count)
+        return rows
+
+    def mark(self, batch: Any, numbers: Any) -> Any:
+        """As Lanes.mark, of an order that is in lanes."""
+        return self._order.mark(batch, numbers % self._count)
+
+
 def overfit(dataset: Sized, seed: int, count: Count, **replaced: Any) -> Order:
-    """`first`, for debug=overfit. replaced: arguments of the order that the config had: a yaml that comes later can
-    change its `_target_`, but take none of its keys out. In lanes, if that one was in lanes."""
+    """What debug=overfit took before data.overfit, for the runs that have it."""
     order = first(dataset, seed, count)
     return Lanes(count, replaced["lanes"]) if "lanes" in replaced else order
 

@@ -35,34 +35,42 @@ def changeable_order(loader: Any) -> StatefulOrder:
     if isinstance(order, StatefulOrder):
         return order
     if loader is not None and loader.is_stream:
-        raise ConfigError("run.reorder(): the training data are a stream, which comes in its own order")
+        raise ConfigError("run.order, run.reorder(): the training data are a stream, which comes in its own order")
     raise ConfigError(
-        "run.reorder(): data.order has no state that could change - choose one with state_dict and "
+        "run.order, run.reorder(): data.order has no state that could change - choose one with state_dict and "
         "load_state_dict, as in docs/my_data.md"
     )
 
 
 class StatefulOrder:
-    """make() -> a new order with state_dict and load_state_dict. saved: what `state_dict` gave, at a resume."""
+    """make() -> a new order with state_dict and load_state_dict. saved: what `state_dict` gave, at a resume. repeated:
+    goes in place of the order in use (debug=overfit), whose state changes all the same."""
 
-    def __init__(self, make: Callable[[], Any], saved: dict[str, Any] | None = None) -> None:
-        self.order, self._in_use = make(), make()
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        saved: dict[str, Any] | None = None,
+        repeated: Callable[[np.ndarray], np.ndarray] | None = None,
+    ) -> None:
+        self.order, self._in_use, self._repeated = make(), make(), repeated
         self.name = type(self.order).__name__
         if saved is not None:
             self._load(self.order, copied(saved["order"], self.name))
         self._state = copied(self.order.state_dict() if saved is None else saved["in_use"], self.name)
         self.use()
-        for method in ("window_of", "note"):
+        for method in ("window_of", "note") if repeated is None else ():
             if hasattr(self._in_use, method):
                 setattr(self, method, getattr(self._in_use, method))
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        rows: np.ndarray = self._in_use(numbers)
+        rows: np.ndarray = (self._repeated or self._in_use)(numbers)
         return rows
 
     def take(self) -> None:
-        """The present state of `order` is what `use` puts in use; checkpoints hold it as such from now on."""
+        """The present state of `order` is what `use` puts in use; checkpoints hold it as such from now on. `order` gets
+        a copy: a tensor that was given to it, such as a buffer of the task, may change in its own time."""
         self._state = copied(self.order.state_dict(), self.name)
+        self._load(self.order, copied(self._state, self.name))
 
     def use(self) -> None:
         """To be called while nobody asks for rows."""

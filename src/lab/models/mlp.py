@@ -38,7 +38,7 @@ class MLP(nn.Sequential):
         if x.shape[1:] != self.input_shape:
             raise ConfigError(
                 f"MLP was built for samples of shape {self.input_shape} and got {tuple(x.shape[1:])}: "
-                "set model.input_shape to the shape after data.transforms"
+                "its input_shape must be that (for the model: model.input_shape, the shape after data.transforms)"
             )
         if not x.is_floating_point():
             raise ConfigError(

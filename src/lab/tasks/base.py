@@ -19,15 +19,16 @@ Metric = Any  # a function (output, batch) -> (B,), or an object with reset, upd
 
 @dataclass(frozen=True)
 class TaskRun:
-    """What a task may ask of its run: self.run, from `initialize` and `attach` on. Of a trained model that is loaded
-    (evaluate, predict, load_run) total_steps and epoch_samples are 0."""
+    """What a task may ask of its run: self.run, from `initialize` and `attach` on. A trained model that is loaded
+    (evaluate, predict, load_run) has its run's."""
 
     world: World = field(default_factory=lambda: World(0, 1, 0, torch.device("cpu")))
     total_steps: int = 0  # of the whole run, where epochs are given too
-    epoch_samples: int = 0  # training samples in an epoch
+    epoch_samples: int = 0  # rows of the training set; 0 for a stream
     seed: int = 0
     input_shape: tuple[int, ...] = ()  # of a sample of batch["x"]: data.input_shape
     num_outputs: int | None = None  # data.num_outputs
+    parts: tuple[str, ...] = ()  # of data=mixed: their names; batch["set"] is a number in this list
     training: Any = None  # while a run trains its lab.state.Run: .order and .reorder(), .scan(rows), .logger, ...
 
     @property
@@ -70,7 +71,7 @@ class Task(nn.Module):
     metrics: Mapping[str, Metric] = {}
     run: TaskRun = TaskRun()
     # Networks that are used and not trained: {name: path of a run or checkpoint, a module, or None for a copy of the
-    # model as the run begins with it}, to be set in __init__. From the first step on self.frozen[name] is the network:
+    # model as the run begins with it}, to be set in __init__. From `attach` on self.frozen[name] is the network:
     # on the device, in eval mode, without gradients; saved once, in the run's folder `frozen`, not in each checkpoint.
     frozen: Mapping[str, Any] = {}
     fresh_statistics = 0  # training batches by which BatchNorm's statistics of the average are computed anew

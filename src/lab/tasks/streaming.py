@@ -59,7 +59,7 @@ class LaneStates(nn.Module):
             if value.shape[1:] != held[name].shape[2:]:
                 shapes = f"{tuple(value.shape)}, that of its initial_state {tuple(held[name].shape[2:])}"
                 raise ConfigError(f"model: its state {name!r} has the shape {shapes}: it must be (B, *initial)")
-            finite = value.flatten(1).isfinite().all(1).view(-1, *[1] * (value.dim() - 1))
+            finite = value.isfinite().view(len(value), -1).all(1).view(-1, *[1] * (value.dim() - 1))
             kept = torch.where(finite, value, 0).to(held[name].dtype)
             held[name][batch["lane"], 1 - batch["position"] % 2] = kept
 

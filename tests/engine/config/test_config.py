@@ -155,14 +155,20 @@ def test_every_yaml_composes_and_builds(choice: str, tmp_path: Path) -> None:
 
 
 @conftest.needs("conf/experiment/sequences.yaml")
-def test_debug_overfit_takes_the_place_of_any_order(tmp_path: Path) -> None:
-    cfg = compose("experiment=sequences", f"data.path={sequences(tmp_path)}", "data.splits.test=null", "debug=overfit")
-    before = {"field": "tokens", "batch_size": 32, "window": 4, "chunk_rows": 2, "weights": "w", "jitter": 0.1}
-    for keys in ({}, before):  # what a yaml had before stays beside what a later one says
-        cfg.data.order = {**keys, **cfg.data.order}
-        check(cfg)
-        order = build_target(cfg.data.order)(range(50), seed=0)
-        assert order(np.arange(64)).tolist() == [*range(32), *range(32)]
+@pytest.mark.parametrize("order", ["shuffled", "sequential", "class_balanced", "weighted", "epochs", "chunk_windows"])
+def test_debug_overfit_repeats_the_first_samples_of_any_order(order: str) -> None:
+    """Whatever the command says of the order, before debug=overfit or behind it."""
+    from lab import build
+
+    more = {"weighted": ["data.order.weights=y"], "chunk_windows": ["+data.order.chunk_rows=16"]}.get(order, [])
+    parts = build(compose("data=h5", "hardware=cpu", "debug=overfit", f"data/order={order}", *more))
+    try:
+        plan = parts.loaders["train"].plan
+        rows = [plan(k)[1].tolist() for k in range(3)]
+    finally:
+        parts.close()
+    assert rows[0] == rows[1] == rows[2]
+    assert len(rows[0]) == 32
 
 
 def test_config_of_a_run_is_plain_and_one_suffix_holds_all_over() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.data.lanes import LanePlan, Lanes
-from engine.data.order import TrainPlan, lanes, overfit
+from engine.data.order import Repeated, TrainPlan, lanes, overfit
 from engine.errors import ConfigError
 
 
@@ -87,5 +87,10 @@ def test_what_does_not_go_in_lanes_is_refused() -> None:
 
 
 def test_overfitting_stays_in_lanes() -> None:
+    """The first rows of each lane, and then each begins anew."""
     numbers = np.arange(24)
-    assert overfit(range(100), 0, count=8, lanes=2)(numbers).tolist() == [0, 4, 1, 5, 2, 6, 3, 7] * 3
+    order = Repeated(lanes(range(100), 0, lanes=2), 8)
+    assert order(numbers).tolist() == [0, 50, 1, 51, 2, 52, 3, 53] * 3
+    marked = order.mark({}, torch.from_numpy(numbers))
+    assert marked["position"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3] * 3
+    assert overfit(range(100), 0, count=8, lanes=2)(numbers).tolist() == [0, 4, 1, 5, 2, 6, 3, 7] * 3  # of older runs

@@ -1,0 +1,65 @@
+"""Schedule-free (Defazio et al. 2024) around another optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from engine.config import NotNegative, Share
+from engine.errors import ConfigError
+from lab.optimizers.base import Wrapper, build, groups_of
+
+
+class ScheduleFree(Wrapper):
+    """While training the weights are y = (1 - beta) z + beta x: `inner` moves z by the gradient at y, and x is the mean
+    of all z, weighted by the square of the highest rate so far. x is evaluated, exported and given by load_run.
+
+    inner: a class with its arguments (a partial), AdamW with betas [0, 0.999] in the paper. Goes with a schedule that
+    is constant after its warmup.
+    """
+
+    draws = False
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        inner: Callable[..., Optimizer],
+        beta: Share,
+        lr: NotNegative,
+        weight_decay: NotNegative,
+    ) -> None:
+        if beta == 0:
+            raise ConfigError("optim.beta=0: the gradient would be taken at z, from which x is not to be had - above 0")
+        super().__init__([build(inner, groups_of(params), lr=lr, weight_decay=weight_decay)])
+        self.beta = beta
+        for group in self.param_groups:
+            group["highest_rate"] = group["sum_of_weights"] = 0.0
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        moved = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        z = {p: self.state[p]["z"] if "z" in self.state.get(p, {}) else p.clone() for group in moved for p in group}
+        x = {p: self.mean(p, z[p]) for p in z}
+        for p, value in z.items():
+            p.copy_(value)
+        loss = self.move(closure)
+        for group, params in zip(self.param_groups, moved):
+            group["highest_rate"] = max(group["highest_rate"], float(group["lr"]))
+            weight = group["highest_rate"] ** 2
+            group["sum_of_weights"] += weight
+            share = weight / group["sum_of_weights"] if weight else 0.0
+            for p in params:
+                self.state[p]["z"] = z[p].copy_(p)
+                p.lerp_(x[p].lerp_(z[p], share), self.beta)
+        return loss
+
+    def scored(self, p: nn.Parameter) -> Tensor:
+        return self.mean(p, self.state[p]["z"]) if "z" in self.state.get(p, {}) else p
+
+    def mean(self, y: Tensor, z: Tensor) -> Tensor:
+        """x, a new tensor."""
+        return torch.lerp(y, z, 1 - 1 / self.beta)
