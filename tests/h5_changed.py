@@ -1,10 +1,12 @@
-"""Files that change while they are read: the values of the file that was opened, or one line that says so."""
+"""Files that change while they are read: the values of the file that was opened, or one line that says so; one that is
+cut short while its mapping is read kills the process (SIGBUS)."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import shutil
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -60,12 +62,21 @@ class ChangeJudge(Judge):
         what = change(w, w.one_of(victims), other)
         self.seen[what.split()[1]] += 1
         for use in ("here", "pickled", "forked", "again"):
-            said = self.use(use, data, packed, names, whole, known)
-            if said:
+            said = self.use(what, use, data, packed, names, whole, known)
+            killed = said == f" (status {int(signal.SIGBUS)})" and " cut" in what
+            self.seen["killed by SIGBUS"] += killed
+            if said and not killed:
                 self.wrong.append(f"{what}, used before: {used}, {use}, {names}: {said}")
 
     def use(
-        self, use: str, data: Any, packed: bytes, names: list[str], truths: dict[str, Truth], known: list[int]
+        self,
+        what: str,
+        use: str,
+        data: Any,
+        packed: bytes,
+        names: list[str],
+        truths: dict[str, Truth],
+        known: list[int],
     ) -> str:
         def read() -> str:
             try:
@@ -73,12 +84,10 @@ class ChangeJudge(Judge):
                 rows = rows_of(self.rng, known).astype(np.int64)
                 batch = here.gather(rows)
             except Exception as error:
-                self.seen["one line"] += 1
                 return one_line(error, self.path)
-            self.seen["values"] += 1
             return next(filter(None, (same(batch, f"f{k}", truths[n], rows) for k, n in enumerate(names))), "")
 
-        return in_a_fork(read) if use == "forked" else read()
+        return in_a_fork(read) if use == "forked" or " cut" in what else read()
 
 
 def judge_changed(path: Path, truths: dict[str, Truth], seed: int, other: Path) -> tuple[list[str], Counter[str]]:
