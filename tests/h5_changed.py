@@ -46,9 +46,9 @@ def change(w: Draw, path: Path, other: Path) -> str:
 class ChangeJudge(Judge):
     """One dataset of several fields, used or not, in this process, pickled or forked; then a file changes."""
 
-    def run(self, victims: list[Path], other: Path) -> None:
+    def run(self, path: Path, other: Path) -> None:
         w = Draw(int(self.rng.integers(1 << 30)))
-        whole = {n: t for n, t in self.truths.items() if not t.refused and not t.may and not t.loose}
+        whole = {n: t for n, t in self.truths.items() if not (t.refused or t.may or t.loose or t.outside)}
         whole = {n: t for n, t in whole.items() if t.values and None not in t.values.values()}
         if not whole:
             return
@@ -59,7 +59,7 @@ class ChangeJudge(Judge):
         if used := w.chance(0.6):
             data.gather(rows_of(self.rng, known))
         packed = pickle.dumps(data)
-        what = change(w, w.one_of(victims), other)
+        what = change(w, path, other)
         self.seen[what.split()[1]] += 1
         for use in ("here", "pickled", "forked", "again"):
             said = self.use(what, use, data, packed, names, whole, known)
@@ -92,7 +92,5 @@ class ChangeJudge(Judge):
 
 def judge_changed(path: Path, truths: dict[str, Truth], seed: int, other: Path) -> tuple[list[str], Counter[str]]:
     made = ChangeJudge(path, truths, seed)
-    files = sorted(p for p in path.parent.rglob("*") if p.is_file() and p.stat().st_size and p.parent.name != "other")
-    victims = [path] * 2 * len(files) + files
-    made.run(victims, other)
+    made.run(path, other)
     return made.wrong, made.seen + Counter({"files": 1, "fields": len(truths)})

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     )
     from engine.data.reading.fields import Fixed, open_field
     from engine.data.reading.filters import HDF5PLUGIN, filter_name, missing_filter
-    from engine.data.reading.finding import Sources
     from engine.data.reading.layout import plan_reader
     from engine.data.reading.opening import open_h5, split_of
     from engine.data.reading.raw import ChunkCache
