@@ -130,9 +130,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("source")
     p.add_argument("out")
     p.add_argument("--flatten", action="store_true", help="variable length and strings: into flat values + offsets")
-    p.add_argument(
-        "--external", choices=["refuse", "allow"], help="copy what lies in files outside of SOURCE's folder [refuse]"
-    )
+    p.add_argument("--external", choices=["refuse", "allow"], help="copy what lies in other files than SOURCE [refuse]")
     p.add_argument("--fixed", action="store_true", help="what can grow becomes contiguous too, and can grow no more")
     p.add_argument("--inflate", action="store_true", help="write a copy of many times SOURCE's size")
     shuffle(p)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import resource
 import socket
 import time
@@ -233,22 +234,18 @@ def write_lattice(w: Draw, folder: Path) -> bool:
     return True
 
 
-def judge_circle(path: Path, ends: bool, lattice: bool) -> Found:
+def judge_circle(path: Path, ends: bool) -> Found:
     wrong, seen = [], Counter({"files": 1, "fields": 1})
     with Bounded() as use:
         try:
-            H5Dataset(str(path), {"x": "v0"}, {"all": {"group": "/"}}, "all", external="allow")
+            H5Dataset(str(path), {"x": "v0"}, {"all": {"group": "/"}}, "all").gather(np.arange(8))
             seen["read"] += 1
             if not ends:
                 wrong.append("a circle is read")
         except Exception as error:
             seen["refused"] += 1
             wrong += [f"{said}" for said in [one_line(error, path)] if said]
-            if (
-                ends
-                and "external link to that file itself" not in str(error)
-                and not (lattice and "ways" in str(error))
-            ):
+            if not re.search("another file|which is virtual", str(error)):
                 wrong.append(f"is refused: {error}")
         for work in (lambda: inspect_file(str(path), 0.0), lambda: _repack(path)):
             try:
@@ -265,7 +262,7 @@ def _repack(path: Path) -> None:
     from engine.packing.encode import Encoding
 
     options = PackOptions(quiet=True, workers=1, overwrite=True)
-    repack_file(str(path), str(path.with_name("new.h5")), options, Encoding("none", None, None), {}, False, "allow")
+    repack_file(str(path), str(path.with_name("new.h5")), options, Encoding("none", None, None), {})
 
 
 # -- what is no file
@@ -320,19 +317,18 @@ def judge_place(folder: Path, seed: int) -> Found:
             file.create_dataset("x", data=values, external=[(str(victim), 0, 64)])
         else:
             file["x"] = values
-    used = w.chance(0.4) and role in ("link", "virtual", "raw", "path")
+    used = w.chance(0.4) and role == "path"
     target = {"path": path, "packed": folder / f"in{w.one_of(SUFFIXES)}", "inside": folder / "in" / "0.png"}.get(
         role, victim
     )
     wrong, seen = [], Counter({"files": 1, "fields": 1})
-    allow = w.one_of(["allow", "refuse"])
 
     def opened() -> H5Dataset:
-        return H5Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all", external=allow)
+        return H5Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all")
 
     what = ""
     try:
-        data = opened() if used and allow == "allow" else None
+        data = opened() if used else None
         what = place_of(w, target)
         if role in ("packed", "inside"):
             options = PackOptions(workers=1, overwrite=True, quiet=True)
@@ -405,7 +401,7 @@ def circles(apart: Callable[..., Any], folder: Path, seed: int) -> Found:
     done, ends = apart(write_lattice if lattice else write_circle, w, folder)
     if done != "well":
         return [f"{ends}"], Counter({"killed while written": 1})
-    done, said = apart(judge_circle, folder / MAIN, ends, lattice)
+    done, said = apart(judge_circle, folder / MAIN, ends)
     return said if done == "well" else ([f"{done} {said}"], Counter(files=1))
 
 

@@ -30,7 +30,7 @@ class Truth:
     dtype: str = ""  # of a batch
     values: dict[int, Any] = field(default_factory=dict)
     loose: dict[int, bytes] = field(default_factory=dict)
-    outside: bool = False  # some of its bytes lie outside of the file's folder, or in raw storage anywhere
+    outside: bool = False  # it leads to other files: read with data.external=allow alone
 
 
 def truth(path: Path, name: str, most_rows: int = 60) -> Truth:
@@ -39,8 +39,8 @@ def truth(path: Path, name: str, most_rows: int = 60) -> Truth:
         with h5py.File(path, "r", locking=False) as file:
             item, member = lookup(file, name)
             out = group(item) if isinstance(item, h5py.Group) else of_dataset(item, member, most_rows)
-            parts = [item["values"], item["offsets"]] if isinstance(item, h5py.Group) else [item]
-            out.outside = any(leads_out(part, path.parent) for part in parts) if not out.refused else False
+            parts = [f"{name}/values", f"{name}/offsets"] if isinstance(item, h5py.Group) else [name]
+            out.outside = not out.refused and any(leads_out(file, part) for part in parts)
             return out
     except Exception as error:
         return Truth(f"h5py: {type(error).__name__}: {error}".splitlines()[0])
@@ -195,18 +195,22 @@ def may_be_refused(dset: h5py.Dataset, seen: frozenset[tuple[str, str]] = frozen
     return False
 
 
-def leads_out(dset: h5py.Dataset, folder: Path, seen: frozenset[tuple[str, str]] = frozenset()) -> bool:
-    if not Path(os.path.realpath(dset.file.filename)).is_relative_to(folder) or dset.external:
-        return True
-    key = (dset.file.filename, dset.name)
-    for source in dset.virtual_sources() if dset.is_virtual and key not in seen else ():
-        own = Path(dset.file.filename)
-        name = own.name if source.file_name == "." else source.file_name.replace("%b", "*")
-        for path in sorted(own.parent.glob(name)):
-            if not Path(os.path.realpath(path)).is_relative_to(folder):
-                return True
-            with h5py.File(path, "r", locking=False) as file:
-                found = file.get(source.dset_name)
-                if isinstance(found, h5py.Dataset) and leads_out(found, folder, seen | {key}):
-                    return True
-    return False
+def leads_out(file: h5py.File, name: str) -> bool:
+    """Whether a link on this path, or a dataset there, leads to another file, or through one virtual to another."""
+    item: Any = file
+    for part in filter(None, name.split("/")):
+        if not isinstance(item, h5py.Group):
+            break
+        link = item.get(part, getlink=True)
+        if isinstance(link, h5py.ExternalLink) or (isinstance(link, h5py.SoftLink) and leads_out(file, link.path)):
+            return True
+        item = item[part]
+    if not isinstance(item, h5py.Dataset):
+        return False
+    for source in item.virtual_sources() if item.is_virtual else ():
+        if source.file_name != "." or "%" in source.dset_name or leads_out(file, source.dset_name):
+            return True
+        shown = file.get(source.dset_name)
+        if isinstance(shown, h5py.Dataset) and shown.is_virtual:
+            return True
+    return bool(item.external)

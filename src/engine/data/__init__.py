@@ -5,8 +5,9 @@ Given: a data set (`__len__` and `__getitem__`, or `gather`, or a `Stream`), the
 
 Promised: the global batch of a step depends on the seed and the step alone, for any number of ranks, workers and
 micro-batches; an evaluation counts each sample once. Random numbers of a sample (`Draws`) depend on (seed, epoch,
-sample). The bytes are h5py's: where a layout is not known for certain, h5py reads it. A file that changes or is cut
-short while it is read is an error, never other data. No process or thread stays once a loader is closed.
+sample). The bytes are h5py's: where a layout is not known for certain, h5py reads it. A file that changes while it is
+open is an error, never other data; one that is cut short while its mapping is read kills the process (SIGBUS). No
+process or thread stays once a loader is closed.
 
 Raised: ConfigError for files and fields that are not there or do not fit, RunFailed for files that change. DataFailed
 for what a data set's own code raises, and for workers that died; it names data set, rows and split.
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     )
     from engine.data.reading.fields import Fixed, open_field
     from engine.data.reading.filters import HDF5PLUGIN, filter_name, missing_filter
-    from engine.data.reading.finding import Sources
     from engine.data.reading.layout import plan_reader
     from engine.data.reading.opening import open_h5, split_of
     from engine.data.reading.raw import ChunkCache

@@ -38,7 +38,7 @@ class H5Dataset:
     without splits, [0, 0.9] may be train and [0.9, 1] val); null if there is no such split. split: the one to read.
     swmr: the file is being written by a SWMR writer; the rows that are there now are read.
     cache_mb: memory for decoded chunks, used where a compressed chunk holds several samples.
-    external: refuse or allow datasets whose bytes lie in files elsewhere (engine.data.reading.external).
+    external: refuse or allow datasets whose bytes lie in other files (engine.data.reading.external).
 
     A field of samples of different length has the shape (-1, ...) in `spec`; its batch is padded with zeros to the
     longest sample of the batch, and `<field>_length` (B,) int64 stands beside it. A field of strings has the spec

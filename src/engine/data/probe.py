@@ -103,7 +103,7 @@ def _stored(
         with _open(path, bool(data.get("swmr")), external) as file:
             item, member = find(file, group, fields[field], key, external)
             values = item
-            if isinstance(item, h5py.Group) and "values" in item:
+            if isinstance(item, h5py.Group) and "values" in set(item):  # `in item` follows links
                 values, _ = find(item.file, item.name, "values", key, external)
             if not isinstance(values, h5py.Dataset) or not values.shape:
                 raise ConfigError(

@@ -89,7 +89,7 @@ def repack_file(
 ) -> Account:
     """-> what was left out. provenance: its command and date become the attribute `repacked`.
 
-    external: refuse or allow datasets whose bytes lie in files elsewhere, which are copied.
+    external: refuse or allow datasets whose bytes lie in other files, which are copied.
     flatten: HDF5's variable length and strings become groups of flat `values` and `offsets`.
     fixed: what can grow becomes contiguous too, and can grow no more.
     inflate: write also many times what the source holds.

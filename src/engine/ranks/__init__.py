@@ -83,7 +83,7 @@ if TYPE_CHECKING:
         resolve_hardware,
         update_scale,
     )
-    from engine.ranks.launch import Ranks
+    from engine.ranks.launch import LIKELY, Ranks
     from engine.ranks.options import ONE_PROCESS, DDPConfig, FsdpConfig, HardwareConfig
     from engine.ranks.precision import WithBf16Weights
     from engine.ranks.rendezvous import (

@@ -69,6 +69,7 @@ class Ranks:
         self._processes: list[Any] = []
         self._hearts: Hearts
         self._stacks: list[Any] = []  # pipes from each rank: what its faulthandler wrote, or a failure not recorded
+        self._written: list[str] = []  # what was read from them
 
     @contextmanager
     def passing_on_signals(self) -> Iterator[None]:
@@ -103,7 +104,7 @@ class Ranks:
         context: Any = mp.get_context(start_method())
         with store_file(context.get_start_method() == "fork") as store:
             hearts, pipes = Hearts(context, count), [context.Pipe(duplex=False) for _ in range(count)]
-            self._hearts, self._stacks = hearts, [receive for receive, _ in pipes]
+            self._hearts, self._stacks, self._written = hearts, [receive for receive, _ in pipes], [""] * count
             terminal = sys.stdin is not None and sys.stdin.isatty()
             arguments = [
                 (rank, target, directory, count, store, os.getpid(), terminal, hearts.shared, pipes[rank][1])
@@ -172,7 +173,9 @@ class Ranks:
     def _stack(self, index: int) -> str:
         """What faulthandler wrote in a rank that has ended."""
         receive = self._stacks[index]
-        return readable_stack(os.read(receive.fileno(), 1 << 16).decode(errors="replace")) if receive.poll() else ""
+        if receive.poll():
+            self._written[index] += os.read(receive.fileno(), 1 << 16).decode(errors="replace")
+        return readable_stack(self._written[index])
 
     def _unrecorded(self, index: int) -> tuple[float, str] | None:
         """(when, the failure's line and traceback) of a rank that could not record it, as where the disk is full."""

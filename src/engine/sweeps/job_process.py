@@ -14,6 +14,7 @@ from engine.app import App, register
 from engine.errors import Claimed, RankLost, RunFailed
 from engine.files import no_links, read_text
 from engine.host import STOP_SIGNALS, die_with, heeded_signals, readable_stack, say_ended, take_heart
+from engine.ranks import LIKELY
 from engine.runs import claimed, record_failure, write_status
 from engine.sweeps.job import run_job
 from engine.sweeps.ledger import Job
@@ -38,8 +39,7 @@ def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None,
                 error: RunFailed = RankLost(hung)
             elif exit_code < 0:
                 name = signal.Signals(-exit_code).name
-                memory = " (the kernel does that when memory runs out: see dmesg)" if name == "SIGKILL" else ""
-                error = RunFailed(f"the job was killed by {name}{memory}")
+                error = RunFailed(f"the job was killed by {name}{LIKELY.get(-exit_code, '')}")
             else:
                 error = RunFailed(f"the job ended with status {exit_code} and left no word; see {OUTPUT}")
             record_failure(job.directory, 0, error, first=True, stack=f"{error}\n{trace}\n")

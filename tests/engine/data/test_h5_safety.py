@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import multiprocessing
 import os
 import pickle
@@ -158,18 +157,11 @@ def test_rows_outside_and_wrong_buffers(path: Path) -> None:
 
 
 def test_a_file_that_shrinks_while_open(path: Path) -> None:
-    data = opened(path)
+    data = H5Dataset(str(path), {"chunks": "c"}, ROOT, "all")
     with open(path, "r+b") as file:
         file.truncate(1000)
-    for way in ("mapped", "chunks"):
-        with pytest.raises(ConfigError, match="cut short"):
-            _only(data, way).gather(np.arange(200))
-
-
-def _only(data: H5Dataset, way: str) -> H5Dataset:
-    one = copy.copy(data)
-    one._fields = {way: data._fields[way]}
-    return one
+    with pytest.raises(ConfigError, match="cut short"):
+        data.gather(np.arange(200))
 
 
 def test_damaged_files(path: Path) -> None:
@@ -235,14 +227,14 @@ def test_errors_name_file_field_and_remedy(path: Path) -> None:
         "table": "name a member: /table/a",
         "table/c": r"members \['a', 'b'\], not 'c'",
         "m/deep": "no members",
-        "gone": "links to nowhere.h5, which is missing",
+        "gone": "a link to /x of nowhere.h5,: cannot be read",
         "sub": r"is a group of \['x'\]",
         "virtual": "source missing.h5 is missing",
         "long": "no tensor can hold",
         "mm": r"no 'mm' \(data.fields.x\)",
     }.items():
         with pytest.raises(ConfigError, match=message) as error:
-            H5Dataset(str(path), {"mapped": "m", "x": name}, ROOT, "all")
+            H5Dataset(str(path), {"mapped": "m", "x": name}, ROOT, "all", external="allow")
         assert "f.h5" in str(error.value)
     with pytest.raises(ConfigError, match="is a directory"):
         H5Dataset(str(path.parent), {"x": "m"}, ROOT, "all")
@@ -261,7 +253,7 @@ def test_sources_that_would_read_as_fill_values(tmp_path: Path) -> None:
     raw.unlink()
     with pytest.raises(ConfigError, match="/x: cannot be read"):
         H5Dataset(str(path), {"x": "x"}, ROOT, "all", external="allow")
-    with pytest.raises(ConfigError, match=r"source \. has no nothing"):
+    with pytest.raises(ConfigError, match="v is virtual and its source nothing is missing"):
         H5Dataset(str(path), {"v": "v"}, ROOT, "all")
 
 

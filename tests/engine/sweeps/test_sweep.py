@@ -121,6 +121,7 @@ FAULTS = {
     "raise ZeroDivisionError('the cause')": ["ZeroDivisionError: the cause", "in faulty"],
     "ctypes.string_at(0)": ["killed by SIGSEGV", "in faulty"],
     "os.kill(os.getpid(), signal.SIGKILL)": ["killed by SIGKILL"],
+    "os.kill(os.getpid(), signal.SIGBUS)": ["killed by SIGBUS (a data file was cut short", "in faulty"],
     "resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33)); bytearray(2**34)": ["MemoryError", "in faulty"],
     "os._exit(3)": ["called os._exit(3)", "in faulty"],
 }

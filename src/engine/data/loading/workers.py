@@ -198,6 +198,8 @@ class Workers:
         self.close()
         if code == -signal.SIGKILL:
             hint = "killed from outside, perhaps for want of memory"
+        elif code == -signal.SIGBUS:
+            hint = "a data file was cut short while it was read, or /dev/shm is full"
         elif code is not None and code >= 0:
             hint = "its code ended the process, as os._exit does"
         else:

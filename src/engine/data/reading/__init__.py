@@ -3,5 +3,5 @@
 finding, copies, sources, remote   names and addresses -> files on this machine
 opening, external                  a file and its fields, checked; where its bytes lie
 layout, fields, filters            what a data set's storage allows: map, offsets of chunks, filters
-readers, raw, cut                  rows by mapping, by chunk, by h5py; a file that is cut short is an error
+readers, raw                       rows by mapping, by chunk, by h5py
 """

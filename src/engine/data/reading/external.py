@@ -1,46 +1,87 @@
 """What an HDF5 file may lead to: external links, sources of virtual datasets, external raw storage. No torch.
 
-A file from elsewhere must not make other files of this machine its samples. With external="refuse" links and sources
-lead into the file's own folder and below, symbolic links resolved; raw storage in other files, which may be any file,
-is not read. external="allow" (data.external) reads whatever the file names.
+A file from elsewhere must not make other files of this machine its samples, nor hang or crash who reads it. With
+external="refuse" nothing is opened that leads out of the file. With "allow" (data.external) HDF5 reads what it finds;
+changes of the other files are not seen then, and neither is what is missing in files that those lead to.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import suppress
-from glob import escape, glob
 from typing import Any
 
 import h5py
 
-from engine.data.reading.opening import check_regular, open_h5
 from engine.errors import ConfigError
 
 ALLOW_EXTERNAL, REFUSE_EXTERNAL = "allow", "refuse"
-EXT, VDS = "HDF5_EXT_PREFIX", "HDF5_VDS_PREFIX"  # the user's own folders for what files lead to
-_MOST_LINKS = 16  # that follow each other, as in HDF5
-_Seen = set[tuple[str, str]]
+_MOST_LINKS = 16  # soft links on the way to one object, as in HDF5
 
 
-def check_external(item: Any, file: h5py.File, external: str) -> None:
-    """item: a group or dataset that was found in `file`. Raise a ConfigError where reading it leads elsewhere."""
+def check_external(dset: h5py.Dataset, external: str) -> None:
+    """Raise a ConfigError where values of the dataset lie in another file, or are not there."""
+    check = _check_there if external == ALLOW_EXTERNAL else _check_inside
+    check(dset, f"{dset.file.filename}: {dset.name}")
+
+
+def _check_inside(dset: h5py.Dataset, where: str) -> None:
+    """Virtual datasets of virtual ones are refused too: HDF5 crashes where they lead in a circle, and reads each as
+    often as there are ways to it."""
+    if dset.external:
+        raise _refused(f"{where} is stored in another file, {dset.external[0][0]}")
+    sources = dset.virtual_sources() if dset.is_virtual else ()
+    for file_name, name in dict.fromkeys((source.file_name, source.dset_name) for source in sources):
+        if file_name != "." or "%" in name:  # numbered
+            raise _refused(f"{where} is virtual and shows {name} of another file, {file_name}")
+        check_links(dset.file, name, REFUSE_EXTERNAL, f"{where} is virtual and shows {name}")
+        shown = dset.file.get(name)
+        if shown is None:
+            raise ConfigError(f"{where} is virtual and its source {name} is missing; write it again")
+        if isinstance(shown, h5py.Dataset) and (shown.is_virtual or shown.external):
+            raise _refused(f"{where} is virtual and shows {name}, which is virtual or stored in another file itself")
+
+
+def _check_there(dset: h5py.Dataset, where: str) -> None:
+    """HDF5 would read fill values, without a word."""
+    path, prefixes = os.path.abspath(dset.file.filename), os.environ.get("HDF5_VDS_PREFIX", "").split(":")
+    places = [*filter(None, prefixes), os.path.dirname(path), os.path.dirname(os.path.realpath(path)), os.getcwd()]
+    for name in external_files(dset) if dset.is_virtual else ():
+        near = (os.path.join(place, last) for place in places for last in (name, os.path.basename(name)))
+        if "%" not in name and not any(map(os.path.exists, near)):  # of numbered ones some may be missing
+            raise ConfigError(f"{where} is virtual and its source {name} is missing; put it beside the file")
+    parts = dset.external or []
+    if parts and all(os.path.exists(name) for name, _, _ in parts):  # else HDF5 itself says so
+        there = sum(min(size, max(0, os.path.getsize(name) - offset)) for name, offset, size in parts)
+        needed = dset.size * dset.id.get_type().get_size()  # numpy's bfloat16 is a float32
+        if there < needed:
+            raise ConfigError(
+                f"{where} is stored in {parts[0][0]}, which has {there} of its {needed} bytes; copy it again"
+            )
+
+
+def check_links(group: h5py.Group, path: str, external: str, where: str) -> None:
+    """Raise a ConfigError where an external link is on this path, before HDF5 opens what it names."""
     if external != ALLOW_EXTERNAL:
-        where = f"{file.filename}: {item.name}"
-        if not _within(item.file.filename, _folders(file, EXT)):
-            raise _refused(f"{where} lies in {item.file.filename}, which is outside of the file's folder")
-        if isinstance(item, h5py.Dataset):
-            _check_dataset(item, where, set())
+        _check_links(group, path, where, [])
 
 
-def check_link(link: Any, file: h5py.File, where: str, external: str) -> None:
-    """The same for a link, before it is followed."""
-    if external != ALLOW_EXTERNAL and isinstance(link, h5py.ExternalLink):
-        for path in candidates(file, link.filename, EXT):
-            if not _within(path, _folders(file, EXT)):
-                raise _refused(f"{where} links to {link.filename}, which is outside of the file's folder")
+def _check_links(group: h5py.Group, path: str, where: str, followed: list[str]) -> None:
+    item: Any = group.file if path.startswith("/") else group
+    for part in filter(None, path.split("/")):
+        if not isinstance(item, h5py.Group):
+            return
+        link = link_of(item, part)
+        if isinstance(link, h5py.ExternalLink):
+            raise _refused(f"{where}: {part} is a link to {link.path} of another file, {link.filename}")
+        if isinstance(link, h5py.SoftLink):
+            followed.append(part)
+            if len(followed) > _MOST_LINKS:
+                raise RuntimeError("too many links")  # as HDF5 says
+            _check_links(item, link.path, where, followed)
+        with suppress(KeyError, OSError, RuntimeError):  # said where it is opened
+            item = item.get(part)
 
 
 def link_of(group: h5py.Group, name: str) -> Any:
@@ -49,22 +90,6 @@ def link_of(group: h5py.Group, name: str) -> Any:
         return group.get(name, getlink=True)
     except TypeError:
         return None
-
-
-def check_way(group: h5py.Group, path: str, depth: int = 0) -> None:
-    """Raise a ConfigError where an external link on this path, soft links followed, leads to what is no file."""
-    item: Any = group.file if path.startswith("/") else group
-    for part in filter(None, path.split("/")):
-        if not isinstance(item, h5py.Group):
-            return
-        link = link_of(item, part)
-        if isinstance(link, h5py.ExternalLink):
-            for there in candidates(item.file, link.filename, EXT):
-                check_regular(there)
-        elif isinstance(link, h5py.SoftLink) and depth < _MOST_LINKS:
-            check_way(item, link.path, depth + 1)
-        with suppress(KeyError, OSError, RuntimeError):  # said where it is opened
-            item = item.get(part)
 
 
 def external_files(dset: h5py.Dataset) -> list[str]:
@@ -98,112 +123,6 @@ def items_below(group: h5py.Group) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", item
             if isinstance(item, h5py.Group):
                 left.append((f"{prefix}{name}/", item))
-
-
-def own_name(dset: h5py.Dataset) -> str:
-    """Its name in its own file. `dset.name` is the path by which it was reached: through links it may begin in another
-    file, and name another dataset here."""
-    file = dset.file
-    try:
-        if file[dset.name] == dset:
-            return dset.name
-    except (KeyError, ValueError, TypeError):
-        pass
-    return file[dset.ref].name
-
-
-def _check_dataset(dset: h5py.Dataset, where: str, seen: _Seen) -> None:
-    key = (dset.file.filename, own_name(dset))
-    if key in seen:
-        return
-    seen.add(key)
-    if dset.external:
-        raise _refused(f"{where} is stored in {dset.external[0][0]}, which may be any file")
-    roots = _folders(dset.file, VDS)
-    for source in dset.virtual_sources() if dset.is_virtual else ():
-        if source.file_name == ".":
-            _check_sources(dset.file, source.dset_name, where, seen)
-            continue
-        for path in candidates(dset.file, source.file_name, VDS):
-            if not _within(path, roots):
-                raise _refused(f"{where} is virtual and its source {source.file_name} is outside of the file's folder")
-            with open_h5(path) as file:
-                _check_sources(file, source.dset_name, where, seen)
-
-
-def _check_sources(file: h5py.File, name: str, where: str, seen: _Seen) -> None:
-    for each in source_names(file, name):
-        check_way(file, each)
-        if each not in file:
-            continue  # is said where the dataset is opened
-        source = file[each]
-        if not _within(source.file.filename, _folders(file, EXT)):
-            raise _refused(f"{where} is virtual and its source lies in {source.file.filename}, another folder")
-        if isinstance(source, h5py.Dataset):
-            _check_dataset(source, where, seen)
-
-
-def source_names(file: h5py.File, name: str) -> list[str]:
-    """The datasets that a virtual dataset's source of this name may be, through links too: %b stands for a number."""
-    if "%" not in name:
-        return [name]
-    paths = [""]
-    for part in name.split("/"):
-        if part:
-            pattern = re.compile(_number(part, re.escape, _DIGITS))
-            paths = [f"{path}/{key}" for path in paths for key in _keys(file, path) if pattern.fullmatch(key)]
-    return paths
-
-
-def _keys(file: h5py.File, path: str) -> list[str]:
-    group = file.get(path or "/")
-    return [key for key in group if isinstance(key, str)] if isinstance(group, h5py.Group) else []
-
-
-def candidates(file: h5py.File, name: str, prefix: str) -> list[str]:
-    """The files that HDF5 opens for this name: of each number that a virtual source's %b may be, the first that is
-    there, in HDF5's order of places. An absolute name that is not there is looked for by its last part."""
-    path, numbered = os.path.abspath(file.filename), prefix == VDS and "%" in name
-    places = [*_prefixes(prefix), os.path.dirname(path), os.getcwd(), os.path.dirname(os.path.realpath(path))]
-    tried = [(place, os.path.basename(name) if os.path.isabs(name) else name) for place in places]
-    found: dict[tuple[str, ...], str] = {}
-    for place, last in [*([("/", name)] if os.path.isabs(name) else []), *tried]:
-        if not numbered:
-            there = os.path.join(place, last)
-            if os.path.exists(there):
-                return [there]
-            continue
-        pattern = re.compile(_number(last, re.escape, _DIGITS))
-        for there in glob(_number(last, escape, "*"), root_dir=place):
-            if match := pattern.fullmatch(there):
-                found.setdefault(match.groups(), os.path.join(place, there))
-    return sorted(found.values())
-
-
-_DIGITS = r"(\d+)"
-
-
-def _number(text: str, quote: Any, number: str) -> str:
-    """printf-style names of a virtual dataset's blocks: %b is a number, %% a percent sign."""
-    kinds = {"%b": number, "%%": "%"}
-    return "".join(kinds.get(part) or quote(part) for part in re.split("(%b|%%)", text))
-
-
-def _prefixes(name: str) -> list[str]:
-    """The user's own folders for what files lead to."""
-    return [place for place in os.environ.get(name, "").split(":") if place]
-
-
-def _folders(file: h5py.File, prefix: str = "") -> set[str]:
-    """Of the file, as it was named and where it lies; and the user's own for what files lead to."""
-    path = os.path.abspath(file.filename)
-    places = [os.path.dirname(path), os.path.dirname(os.path.realpath(path)), *_prefixes(prefix)]
-    return {os.path.realpath(place) for place in places}
-
-
-def _within(path: str, folders: set[str]) -> bool:
-    real = os.path.realpath(path)
-    return any(os.path.commonpath([real, folder]) == folder for folder in folders)
 
 
 def _refused(what: str) -> ConfigError:

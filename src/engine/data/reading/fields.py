@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 
 from engine.data.reading.filters import check_filters
-from engine.data.reading.finding import Sources, check_type, find
+from engine.data.reading.finding import check_type, find
 from engine.data.reading.layout import plan
 from engine.data.reading.opening import named
 from engine.data.reading.raw import ChunkCache, RawFile
@@ -59,7 +59,6 @@ class Fixed:
             raise ConfigError(f"{where} is a single value without rows; a field needs a dataset of shape (rows, ...)")
         self.shape, self.dtype, self._stored = (*dset.shape, *inner), torch_dtype(base), base.newbyteorder("=")
         self.chunk_rows = dset.chunks[0] if dset.chunks else 1
-        sources = Sources(dset)
         if swmr or member is not None:
             way, layout, self.reason = "h5py", None, "being written (SWMR)" if swmr else "a member of a compound type"
         else:
@@ -67,7 +66,7 @@ class Fixed:
         self.reader: Way
         if layout is None:
             check_filters(dset)
-            self.way, self.reader = "h5py", ThroughH5py(dset, member, swmr, sources)
+            self.way, self.reader = "h5py", ThroughH5py(dset, member, swmr)
         elif way == "mapped":
             self.way, self.reader = way, Mapped(layout)
         else:
@@ -232,7 +231,7 @@ class Objects:
         self.shape, self.dtype = (-1,), torch_dtype(np.dtype(np.uint8 if self.text else vlen))
         self._fixed = Fixed(dset, None, cache, swmr) if string and string.length is not None else None
         check_filters(dset)
-        self._reader = ThroughH5py(dset, None, swmr, Sources(dset))
+        self._reader = ThroughH5py(dset, None, swmr)
         self.way, self.reason = (self._fixed.way, self._fixed.reason) if self._fixed else ("h5py", "variable length")
         self._bytes_a_row = dset.dtype.itemsize
         self.read(np.arange(min(1, self._rows)))  # what is damaged shall show now

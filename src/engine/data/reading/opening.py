@@ -231,7 +231,7 @@ _HINTS = {  # words of HDF5's: what they mean
     "version": f"it is damaged there, or written by a newer HDF5 than {h5py.version.hdf5_version}",
     "checksum|signature|corrupt|overflow|past end|ran off|EOA|heap|bad |wrong |greater than": "it is damaged there; "
     "copy or write it again",
-    "external raw data": "a file in which its values lie is missing, or may not be read",
+    "external raw data|can't open file": "a file in which its values lie is missing, or may not be read",
 }
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from engine.data.reading.cut import Mapping
 from engine.data.reading.opening import Identity, check_same
 from engine.data.reading.opening import identity as identity_of
 from engine.errors import ConfigError
@@ -24,11 +23,12 @@ class RawFile:
     """A file read by offset, and mapped; one for all fields, of all sets of this process. identity: of the file whose
     offsets are known.
 
-    What was read counts once `check` has passed after it: behind the file's end a mapping gives zeros."""
+    What was read counts once `check` has passed after it. Reading behind the end of a file that was cut short while it
+    is mapped kills the process: SIGBUS."""
 
     def __init__(self, path: str, identity: Identity) -> None:
         self.path, self.identity = path, identity
-        self._mapping: Mapping | None = None
+        self._mapping: mmap.mmap | None = None
         try:
             self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except FileNotFoundError:  # in a worker
@@ -43,17 +43,12 @@ class RawFile:
         now, (_, _, size, mtime) = os.fstat(self.fd), self.identity
         if now.st_size != size or now.st_mtime_ns != mtime:
             check_same(self.path, self.identity, identity_of(self.fd))
-        if self._mapping is not None and self._mapping.broken:
-            raise ConfigError(
-                f"{self.path} could not be read for a while: it was cut short, or its disk or network file system "
-                "failed; start the run again"
-            )
 
     def map(self) -> np.ndarray:
         """All bytes, read-only."""
         if self._mapping is None:
-            self._mapping = Mapping(self.fd, self.identity[2])
-        return self._mapping.data
+            self._mapping = mmap.mmap(self.fd, self.identity[2], access=mmap.ACCESS_READ)
+        return np.frombuffer(self._mapping, np.uint8)
 
     def read(self, size: int, offset: int) -> bytes:
         parts, left = [], size

@@ -17,8 +17,6 @@ import h5py
 import numpy as np
 
 from engine.data.reading import filters
-from engine.data.reading.external import own_name
-from engine.data.reading.finding import Sources
 from engine.data.reading.layout import Layout
 from engine.data.reading.opening import acquire, check_same, close_all, identity, is_clash, release, unreadable
 from engine.data.reading.raw import ChunkCache, RawFile, raw_file, spread
@@ -175,17 +173,16 @@ class Chunks:
 class ThroughH5py:
     """Whatever HDF5 can read, by h5py, tuned: held handles, no sieve, consecutive rows together.
 
-    It gives zeros where a file was cut short, and fill values where another is gone: files are compared with what they
-    were when the dataset was opened, before and after each use.
+    It gives zeros where a file was cut short: the file is compared with what it was when the dataset was opened, before
+    and after each use.
     """
 
     file = None
 
-    def __init__(self, dset: h5py.Dataset, member: str | None, swmr: bool, sources: Sources) -> None:
-        self._by_row = sources.beyond
-        self.path, self.name, self.member, self.swmr = dset.file.filename, own_name(dset), member, swmr
+    def __init__(self, dset: h5py.Dataset, member: str | None, swmr: bool) -> None:
+        self._by_row = not _is_whole(dset)
+        self.path, self.name, self.member, self.swmr = dset.file.filename, _own_name(dset), member, swmr
         self.identity = identity(dset.file)
-        self._others = {path: identity(path) for path in sources.files}
         self._reset()
 
     def _reset(self) -> None:
@@ -225,12 +222,6 @@ class ThroughH5py:
 
     def _check(self, dset: Any) -> None:
         check_same(self.path, self.identity, identity(dset.file), self.swmr)
-        for path, was in self._others.items():
-            try:
-                now = identity(path)
-            except FileNotFoundError:
-                raise ConfigError(f"{path}, in which {self.path}: {self.name} lies, is gone; put it back") from None
-            check_same(path, was, now, self.swmr)
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
         for attempt in range(3):
@@ -279,3 +270,25 @@ class ThroughH5py:
 
     def cached_share(self, rows: np.ndarray) -> float:
         return 1.0  # unknown
+
+
+def _own_name(dset: h5py.Dataset) -> str:
+    """Its name in its own file. `dset.name` is the path by which it was reached: through links it may begin in another
+    file, and name another dataset here."""
+    file = dset.file
+    try:
+        if file[dset.name] == dset:
+            return dset.name
+    except (KeyError, ValueError, TypeError):
+        pass
+    return file[dset.ref].name
+
+
+def _is_whole(dset: h5py.Dataset) -> bool:
+    """Whether a virtual dataset shows plain ones of its file, as large as it says. Of others HDF5 2.0 may crash on
+    reading several rows at once, where single ones can be read."""
+    for source in dset.virtual_sources() if dset.is_virtual else ():
+        shown = dset.file.get(source.dset_name) if source.file_name == "." else None
+        if not isinstance(shown, h5py.Dataset) or shown.is_virtual or shown.shape != source.src_space.shape:
+            return False
+    return True

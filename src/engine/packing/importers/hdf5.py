@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from engine.data import REFUSE_EXTERNAL, Sources, check_external, filter_name, missing_filter, plan_reader
+from engine.data import REFUSE_EXTERNAL, check_external, filter_name, missing_filter, plan_reader
 from engine.packing.account import Account
 from engine.packing.copying import SMALL
 from engine.packing.importers.base import Bad, Field, Rows, Source
@@ -22,7 +22,7 @@ from engine.packing.tree import DATASET, UNREADABLE, Tree, grows
 @dataclass(frozen=True)
 class Wanted:
     """flatten: HDF5's variable length becomes values and offsets. external: refuse or allow datasets whose bytes lie in
-    files elsewhere. fixed: what can grow need not be able to. chunk_rows: (shape, type) -> rows to a chunk, 0 for none.
+    other files. fixed: what can grow need not be able to. chunk_rows: (shape, type) -> rows to a chunk, 0 for none.
     small: bytes of a dataset, below which it is copied without a task and a page of its own."""
 
     flatten: bool = False
@@ -51,9 +51,7 @@ def scan(file: h5py.File, account: Account, wanted: Wanted) -> Contents:
         # by name: HDF5 looks through the whole file for the name of what was opened by a reference
         named = h5py.h5o.open(file.id, node.path.encode("utf-8", "surrogateescape")) if node.named else None
         dset, path = h5py.Dataset(named or tree.open(where, file)), node.path.lstrip("/")
-        check_external(dset, file, wanted.external)
-        if dset.is_virtual or dset.external:
-            Sources(dset)
+        check_external(dset, wanted.external)
         with contextlib.suppress(*UNREADABLE):  # said where it is copied
             path.encode()
             if not node.named:
