@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, last_checkpoint, metrics, start_run
+from conftest import QUICK, compose, last_checkpoint, metrics, start_run
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -28,7 +28,7 @@ from engine.per_sample import check_per_sample, first_samples
 from engine.ranks.launch import Ranks
 from engine.runs.directory import read_failure
 from lab.checks import check_criterion
-from lab.groups import TrainerConfig
+from lab.config import Config
 from lab.objective import forward_loss
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
@@ -199,15 +199,15 @@ def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatc
     def metric(output: Tensor, batch: Any) -> Tensor:
         return output[:, 0]
 
-    model = nn.Linear(1, 1)
+    model, config = nn.Linear(1, 1), Config.of(compose())
     for task, line in (
         (Supervised(metric, {"loss": metric}), r"^task\.metrics\.loss: Supervised has a loss of this name"),
         (Terms(metric, {"consistency": metric}), r"^task\.metrics\.consistency: Terms has a loss of this name"),
         (Objectiveless(), r"^task: Objectiveless\.trained names 'student', so Objectiveless needs a student_losses$"),
     ):
         with pytest.raises(ConfigError, match=line):
-            make.check_task(task, model, TrainerConfig())
-    make.check_task(Terms(metric, {"other": metric}), model, TrainerConfig())
+            make.check_task(task, model, config)
+    make.check_task(Terms(metric, {"other": metric}), model, config)
     monkeypatch.setattr(make, "construct", lambda key, node: Hasty)
     monkeypatch.setattr(make, "task_class", lambda node: Hasty)
     with pytest.raises(ConfigError, match=r"^task: the __init__ of Hasty must begin with super\(\).__init__\(\)$"):

@@ -108,7 +108,7 @@ if TYPE_CHECKING:
         update_average,
     )
     from engine.ranks.stop import AT_STEP, MAX_TIME, Stopped, StopRequest, stop_on_signals
-    from engine.ranks.threads import Threads, rough_flop, settle_threads, threads_for, threads_of_run
+    from engine.ranks.threads import rough_flop, settle_threads, threads_for, threads_of_run
     from engine.ranks.watch import SLOW_TIMEOUTS, USER_TIMEOUTS, Watch
 else:
     __getattr__ = lazy(__name__, __file__)
