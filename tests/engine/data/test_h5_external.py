@@ -197,11 +197,19 @@ def test_what_is_refused_is_not_opened(home: Path, monkeypatch: pytest.MonkeyPat
             H5Dataset(str(home / "f.h5"), {"x": name}, ALL, "all")
 
 
+def test_a_split_in_another_file_is_refused(home: Path) -> None:
+    with h5py.File(home / "f.h5", "w") as file:
+        link(file, "far", "g")
+    said = r"f\.h5: far \(data\.fields\.x\): far is a link to g of another file, other.h5: refused"
+    with pytest.raises(ConfigError, match=rf"^[^:]*{said}"):
+        H5Dataset(str(home / "f.h5"), {"x": "values"}, {"all": {"group": "far"}}, "all")
+
+
 def test_the_file_s_own_virtual_datasets_are_read(home: Path) -> None:
-    with h5py.File(home / "other.h5") as file:
-        assert file["v"].is_virtual
-    data = H5Dataset(str(home / "other.h5"), {"x": "v"}, ALL, "all")
-    assert data.gather(np.arange(64))["x"].tolist() == VALUES.tolist()
+    with h5py.File(home / "other.h5", "a") as file:
+        virtual(file, "dotted", ".", "./x")
+    data = H5Dataset(str(home / "other.h5"), {"x": "v", "y": "dotted"}, ALL, "all")
+    assert all(values.tolist() == VALUES.tolist() for values in data.gather(np.arange(64)).values())
 
 
 @pytest.mark.parametrize("ranks", [1, slow(2)])

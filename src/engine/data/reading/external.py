@@ -69,7 +69,9 @@ def check_links(group: h5py.Group, path: str, external: str, where: str) -> None
 
 def _check_links(group: h5py.Group, path: str, where: str, followed: list[str]) -> None:
     item: Any = group.file if path.startswith("/") else group
-    for part in filter(None, path.split("/")):
+    for part in path.split("/"):
+        if part in ("", "."):
+            continue
         if not isinstance(item, h5py.Group):
             return
         link = link_of(item, part)

@@ -66,8 +66,8 @@ def class_names(item: h5py.Dataset | h5py.Group) -> list[str] | None:
 
 
 def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tuple[Any, str | None]:
+    check_links(file, group, external, f"{file.filename}: {group} ({key})")
     try:
-        check_links(file, group, external, f"{file.filename}: {group} ({key})")
         top = file[group]
     except (KeyError, ValueError) as error:
         if "doesn't exist" not in str(error):
