@@ -99,7 +99,7 @@ if TYPE_CHECKING:
     from engine.ranks.seed import StepNumbers, draw_nothing, rng_state, seed_everything, set_rng_state
     from engine.ranks.skipping import DeviceSchedule, any_of, average_in, can_skip, copies, put_back, skipped, unless
     from engine.ranks.stop import AT_STEP, MAX_TIME, Stopped, StopRequest, stop_on_signals
-    from engine.ranks.threads import Threads, rough_flop, settle_threads, threads_for, threads_of_run
+    from engine.ranks.threads import rough_flop, settle_threads, threads_for, threads_of_run
     from engine.ranks.watch import SLOW_TIMEOUTS, USER_TIMEOUTS, Watch
 else:
     __getattr__ = lazy(__name__, __file__)
