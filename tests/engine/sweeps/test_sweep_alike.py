@@ -244,7 +244,7 @@ def test_a_sweep_costs_the_same_for_each_job(tmp_path: Path) -> None:
         def work() -> None:
             ledger = Ledger(folder)
             assert not drive.plan.compose(ledger, known, None)  # type: ignore[arg-type]
-            found = drive.plan.write(ledger, known, {}, [], {}, None)
+            found = drive.plan.write(ledger, known, {}, [], {})
             assert [job.number for job in found] == list(range(number))
             due = ledger.due(found, retry_failed=False)
             drive.outlook(ledger, found, due)
