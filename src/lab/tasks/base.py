@@ -71,7 +71,7 @@ class Task(nn.Module):
     metrics: Mapping[str, Metric] = {}
     run: TaskRun = TaskRun()
     # Networks that are used and not trained: {name: path of a run or checkpoint, a module, or None for a copy of the
-    # model as the run begins with it}, to be set in __init__. From `attach` on self.frozen[name] is the network:
+    # model as the run begins with it}, to be set in __init__. Behind `attach`, self.frozen[name] is the network:
     # on the device, in eval mode, without gradients; saved once, in the run's folder `frozen`, not in each checkpoint.
     frozen: Mapping[str, Any] = {}
     fresh_statistics = 0  # training batches by which BatchNorm's statistics of the average are computed anew
