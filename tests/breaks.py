@@ -1324,7 +1324,7 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     (
         "src/lab/restore.py",
-        '    task.run = task_run(config, World(0, 1, 0, torch.device("cpu")))\n',
+        '    task.run = replace(task_run(config, World(0, 1, 0, torch.device("cpu"))), **known)\n',
         "",
         "tests/lab/test_task_ddpm.py::test_samples_at_each_evaluation_and_of_a_trained_run",
     ),
