@@ -66,6 +66,12 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "src/engine/ranks/skipping.py",
         "torch._foreach_mul_(change, weight * (1 - skipped))",
         "torch._foreach_mul_(change, weight)",
+        "tests/lab/test_skipping.py::test_what_a_task_updates_is_put_back",
+    ),
+    (
+        "src/lab/descend.py",
+        "optimizer.found_inf = non_finite",
+        "optimizer.found_inf = None",
         "tests/lab/test_skipping.py::test_the_device_leaves_out_what_the_host_would[sgd]",
     ),
     (
