@@ -207,7 +207,6 @@ PARTS = {
         (
             "conf/experiment/sequences.yaml",
             "tests/lab/test_sequences.py::test_the_shipped_experiment_learns",
-            "tests/engine/config/test_config.py::test_debug_overfit_takes_the_place_of_any_order",
         ),
         kind="experiment",
     ),

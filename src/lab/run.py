@@ -333,7 +333,8 @@ def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run
     check_trained(payload.get("trained", state.trained), state.trained)  # checkpoints of older versions lack it
     score = state.monitor
     payload = laid_out(payload, state.model, state.optimizer)
-    options = {key.rpartition(".")[2] for key in leaves(config.optimizer, "optim")} | {"fused"}
+    # not the rate, which the schedule sets: a run that has no step left saves that of its last one again
+    options = {key.rpartition(".")[2] for key in leaves(config.optimizer, "optim")} - {"lr"} | {"fused"}
     load_weights(state.model, payload["model"], "the checkpoint")
     if state.ema is not None:
         load_weights(state.ema, weights_of(payload), "the checkpoint")
