@@ -79,7 +79,7 @@ def _sums(weights: Mapping[str, Tensor]) -> dict[str, int]:
 
 def _read(file: Path) -> dict[str, Any]:
     """FileNotFoundError, or Damaged."""
-    if not file.exists():
+    if not file.is_file():  # nor is a pipe waited for
         raise FileNotFoundError(file)
     with reading(file):
         check_zip(file, WHOLE)

@@ -202,8 +202,8 @@ def pretended_group(world: World, sharded: bool) -> Iterator[None]:
         dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
     else:
         dist.init_process_group(backend(world.device.type), store=dist.HashStore(), rank=0, world_size=1)
-    # gloo's group is freed with the GIL held, waits for its threads, and one that still frees what belonged to a finished
-    # collective waits for the GIL: so it is not freed before the process ends, which it does soon
+    # gloo's group is freed with the GIL held, waits for its threads, and one that still frees what belonged to a
+    # finished collective waits for the GIL: so it is not freed before the process ends, which it does soon
     _never_freed.append(dist.group.WORLD)
     try:
         yield
