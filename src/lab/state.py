@@ -30,7 +30,6 @@ from engine.ranks import (
 from engine.runs import Logger
 from lab.callbacks.base import overriding
 from lab.groups import MonitorConfig, TrainerConfig
-from lab.optim import Schedule
 from lab.tasks.base import Batch, Task
 
 # loaded by the caller of `load`: earlier, or with better error messages
@@ -45,7 +44,7 @@ class TrainState:
     task: Task
     ema: nn.Module | None
     optimizer: Optimizers  # {objective: optimizer}; most tasks have one objective, named ""
-    schedule: Schedule
+    schedule: Any  # lab.optim.Schedule, which alone sets the learning rates
     scaler: torch.amp.GradScaler | None  # None unless precision is fp16
     trained: list[str] = field(default_factory=list)  # names of the optimizers' parameters, in their order
     monitor: list[str] = field(default_factory=list)  # key and mode of the score that best, best_score, stale are of
