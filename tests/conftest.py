@@ -56,6 +56,7 @@ if "TESTS_GPUS" not in os.environ:  # pytest-xdist's workers have this process's
     os.environ["TESTS_GPUS"] = json.dumps([count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")])
 NUM_GPUS, VISIBLE_GPUS = json.loads(os.environ["TESTS_GPUS"])
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # tests of the CPU, and all that they fork; those of GPUs use gpu_environment
+warm.BEGAN.update(os.environ)
 
 
 def import_tool(name: str) -> Any:
