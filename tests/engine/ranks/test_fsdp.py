@@ -216,7 +216,7 @@ def test_each_rank_holds_its_share(tmp_path: Path) -> None:
         whole = sum(p.numel() for p in model.parameters())
         state = make_state(config, machine, model, make_task(config), 10, world)
         model(torch.rand(4, 1, 8, 8)).sum().backward()
-        update(state, state.optimizer[""], None)
+        update(state.optimizer[""], None)
         with torch.no_grad():
             model(torch.rand(4, 1, 8, 8))
         held = {"weights": local_share(model)[0], "ema": local_share(state.ema)[0]}  # type: ignore[arg-type]
