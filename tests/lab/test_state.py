@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 VALUES = {
     "step": 12, "samples": 345, "best": [[0.5, 9], [0.7, 3]], "best_score": 0.5, "stale": 3, "logged_step": 10,
     "scored_step": 9, "trained": ["a", "b"], "monitor": ["val/x", "max"], "counts": {"loss": 2, "non_finite": 2},
-    "logged_lines": 4, "owes": ["save"], "ended": "callback", "total_steps": 40,
+    "logged_lines": 4, "owes": ["save"], "ended": "callback", "epoch_samples": 1297, "total_steps": 40,
 }  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def test_every_field_comes_back() -> None:
     assert_equal(payload["ema"], state.ema.state_dict())
     # a field that is added to the state is added to the checkpoint: nothing of a run may begin anew at a resume
     parts = {"source", "order", "model", "task", "ema", "optimizer", "schedule", "scaler", "ranks"}
-    assert set(payload) == parts | set(VALUES)
+    assert set(payload) == parts | set(VALUES) | {"frozen"}
     assert set(state.__dataclass_fields__) == (parts - {"ranks"}) | set(VALUES) | {"totals"}
 
 
