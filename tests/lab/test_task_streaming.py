@@ -43,6 +43,7 @@ def overrides(path: Path) -> tuple[str, ...]:
 
 class TestStreaming(method.Promises):
     overfits_to = 0.3
+    overfit_steps = 150  # 32 windows from all over the text
 
     @pytest.fixture
     def run(self, path: Path) -> tuple[str, ...]:
