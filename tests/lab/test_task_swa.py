@@ -120,5 +120,5 @@ def test_other_statistics_are_the_model_s(statistics: int) -> None:
 
 
 def test_one_average_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.ema_decay=0\.9: SWA averages the weights by its own rule"):
+    with pytest.raises(ConfigError, match=r"trainer\.ema_decay=0\.9: SWA averages the weights by a rule of its own"):
         start_run(tmp_path, *method.SMALL, "task=swa", "trainer.ema_decay=0.9")
