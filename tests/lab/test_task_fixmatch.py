@@ -14,7 +14,9 @@ from lab.tasks.fixmatch import FixMatch
 
 class TestFixMatch(method.Promises):
     terms = ("supervised", "guessed", "sure")
-    overfits_to = 0.85  # those samples are labelled ones, moved anew in each step
+    monitor = "supervised"  # what the guesses add begins when the model is sure
+    overfits_to = 0.6  # samples are moved anew in each step
+    overfit_with = ("task.threshold=0.95",)
 
     @pytest.fixture
     def run(self) -> tuple[str, ...]:
