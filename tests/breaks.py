@@ -222,7 +222,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "tests/lab/test_exactness.py::test_truncated_checkpoint_falls_back_to_the_one_before",
     ),
     (
-        "src/engine/checkpoints/checkpoint.py",
+        "src/engine/checkpoints/intact.py",
         "weights_only=True, mmap=True)",
         "weights_only=False, mmap=True)",
         "tests/engine/runs/test_checkpoint.py::test_loading_runs_no_code",
@@ -651,8 +651,8 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     (
         "src/lab/descend.py",
-        "update_average(means, weights, share, self._skipped(objectives))",
-        "update_average(weights, means, share, self._skipped(objectives))",
+        "update_average(local_parts(state.ema.parameters()), weights, share, self._skipped(objectives))",
+        "update_average(weights, local_parts(state.ema.parameters()), share, self._skipped(objectives))",
         "tests/lab/test_loop.py",
     ),
     (

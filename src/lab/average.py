@@ -24,8 +24,6 @@ def evaluation_mode(*nets: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for net in nets:
-            net.train(next(training for module, training in modes if module is net))
         for module, training in modes:  # a module comes before its parts
             if module.training != training:
                 module.train(training)

@@ -33,14 +33,13 @@ if TYPE_CHECKING:
         find_weights,
         load_checkpoint,
         load_fitting,
-        load_intact,
         load_weights,
         save_checkpoint,
         some_keys,
         unmapped,
         weights_of,
     )
-    from engine.checkpoints.intact import error_line
+    from engine.checkpoints.intact import error_line, load_intact
     from engine.checkpoints.optimizers import Optimizers
     from engine.checkpoints.shards import laid_out
 else:

@@ -19,15 +19,14 @@ from torch import nn
 
 from engine.checkpoints import shards
 from engine.checkpoints.background import Background, Copies
-from engine.checkpoints.frozen import Frozen, with_frozen
-from engine.checkpoints.intact import WHOLE, Share, check_zip, reading
+from engine.checkpoints.frozen import WEIGHTS, Frozen, with_frozen
+from engine.checkpoints.intact import WHOLE, Share, check_zip, mapped, reading
 from engine.config import CONFIG, enter
 from engine.errors import ConfigError, Damaged, RunFailed
 from engine.ranks import World, gather, group_for_threads, is_part, meet, share_from_main
 from engine.runs import CHECKPOINT, checkpoint_files, step_of
 
 log = logging.getLogger("engine")
-WEIGHTS = ("model", "ema")
 KEEP_LAST = 2  # the newest may turn out damaged
 # keys and types in checkpoints of all versions; keys that later versions added may be missing
 KEYS = {
@@ -71,13 +70,6 @@ def load_checkpoint(path: Path, parts: Collection[str] = shards.PARTS) -> dict[s
     return payload
 
 
-def load_intact(path: Path) -> Any:
-    """Returns what save_checkpoint has written there, whatever it is, on the CPU. Raises Damaged."""
-    with reading(path):
-        check_zip(path, WHOLE)
-        return _mapped(path)
-
-
 def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
     """Returns the payload; of a sharded checkpoint its `head`, without tensors (shards.laid_out). Raises Damaged.
 
@@ -89,20 +81,9 @@ def peek(path: Path, share: Share = WHOLE) -> dict[str, Any]:
             check_content({"model": {}, "ema": None, **payload})
             return payload
         check_zip(path, share)
-        payload = _mapped(path)
+        payload = mapped(path)
         check_content(payload)
     return with_frozen(payload, path)
-
-
-def _mapped(path: Path) -> Any:
-    """Returns what torch.save wrote. Tensors are pages of the file, read when they are used: the ranks of a host share
-    them, and what is never used (an optimizer's state, for scores) takes no memory."""
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError as error:
-        if "unable to mmap" not in str(error):
-            raise
-        return torch.load(path, map_location="cpu", weights_only=True)  # a file system that maps no files
 
 
 def unmapped(state: dict[str, Any], device: torch.device) -> dict[str, Any]:

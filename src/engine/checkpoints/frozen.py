@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.checkpoints.intact import WHOLE, check_zip, reading
+from engine.checkpoints.intact import load_intact, reading
 from engine.errors import ConfigError, Damaged
 from engine.ranks import checksum, to_host
 from engine.runs import FROZEN
 
-PARTS = ("model", "ema")
+WEIGHTS = ("model", "ema")
 
 
 class Frozen:
@@ -35,12 +35,14 @@ class Frozen:
     def left_out(self, payload: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
         """Returns the payload of a checkpoint without those of `names` that are in the file as they are here. The first
         call of a run writes the file. Waits for the device."""
-        if self._sums is None:
-            if not self._file.exists():
-                weights = {name: payload["model"][name].detach().cpu() for name in names}
-                self._save({"weights": weights, "sums": _sums(weights)}, self._file)
+        if self._sums is None and self._file.exists():
             self._sums = _read(self._file)["sums"]
-        parts: dict[str, Any] = {part: copy.copy(payload[part]) for part in PARTS if payload[part]}
+        elif self._sums is None:
+            weights = {name: payload["model"][name].detach().cpu() for name in names}
+            sums = _sums(weights)
+            self._save({"weights": weights, "sums": sums}, self._file)
+            self._sums = sums
+        parts: dict[str, Any] = {part: copy.copy(payload[part]) for part in WEIGHTS if payload[part]}
         frozen: dict[str, dict[str, int]] = {}
         for part, state in parts.items():
             totals = _sums({name: state[name] for name in names if name in state})
@@ -81,9 +83,8 @@ def _read(file: Path) -> dict[str, Any]:
     """FileNotFoundError, or Damaged."""
     if not file.is_file():  # nor is a pipe waited for
         raise FileNotFoundError(file)
+    held: dict[str, Any] = load_intact(file)
     with reading(file):
-        check_zip(file, WHOLE)
-        held: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         if not (isinstance(held, dict) and {"weights", "sums"} <= held.keys()):
             raise ValueError("it holds no frozen weights")
         return held

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from engine.errors import Damaged
 
 CHUNK = 1 << 20  # bytes
@@ -49,6 +51,24 @@ def error_line(error: BaseException) -> str:
     if lines and isinstance(error, SPEAKING):
         return lines[0]
     return ": ".join([type(error).__name__, *lines[:1]])
+
+
+def mapped(path: Path) -> Any:
+    """Returns what torch.save wrote. Tensors are pages of the file, read when they are used: the ranks of a host share
+    them, and what is never used (an optimizer's state, for scores) takes no memory."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError as error:
+        if "unable to mmap" not in str(error):
+            raise
+        return torch.load(path, map_location="cpu", weights_only=True)  # a file system that maps no files
+
+
+def load_intact(path: Path) -> Any:
+    """Returns what save_checkpoint has written there, whatever it is, on the CPU. Raises Damaged."""
+    with reading(path):
+        check_zip(path, WHOLE)
+        return mapped(path)
 
 
 def check_zip(path: Path, share: Share = WHOLE) -> None:

@@ -299,8 +299,7 @@ OTHERS = {
     "engine/sweeps/report/page.py": ("path.read_text(", "(WEB / "),  # of this program
     "engine/sweeps/report/best.py": ("path.read_text(",),  # conf/experiment/
     "engine/checkpoints/checkpoint.py": ("open(temporary, 'xb')", "torch.load(", "shards.load("),  # after the door
-    "engine/checkpoints/frozen.py": ("torch.load(",),
-    "engine/checkpoints/intact.py": ("archive.open(", "open(path, 'rb')"),
+    "engine/checkpoints/intact.py": ("archive.open(", "open(path, 'rb')", "torch.load("),
     "engine/checkpoints/shards.py": ("os.open(directory, os.O_RDONLY)", "torch.load(", "open(path / INDEX, 'rb')",
                                      "_Index(file).load(", "dcp.load(", "load("),
 }  # fmt: skip
