@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from engine.data import H5Dataset, Loader, TrainPlan, shuffled
+from engine.data import Loader, TrainPlan, shuffled
+from h5rows import Dataset
 
 CPU = torch.device("cpu")
 LARGE, SMALL = (3, 224, 224), (3, 32, 32)
@@ -34,8 +35,8 @@ PEERS = list(loader_peers.PEERS)
 TARGETS = {LARGE: (14, 7, None, 7, None, 8, 11, 20), SMALL: (100, 25, None, 4, None, 18, 60, 200)}
 
 
-def open_set(folder: Path) -> H5Dataset:
-    return H5Dataset(path=str(folder / "x.h5"), fields={"x": "x"}, splits={"train": {"group": "/"}}, split="train")
+def open_set(folder: Path) -> Dataset:
+    return Dataset(path=str(folder / "x.h5"), fields={"x": "x"}, splits={"train": {"group": "/"}}, split="train")
 
 
 def ring(folder: Path, batch_size: int, kind: str = "threads") -> tuple[Loader, Iterator[Tensor]]:

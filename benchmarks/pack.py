@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
-from engine.packing import PackOptions, open_source, pack
+from h5rows import PackOptions, open_source, pack
 
 OPTIONS = PackOptions(quiet=True, overwrite=True)
 

@@ -1,4 +1,4 @@
-"""Shuffled epochs of compressed chunks, warm: H5Dataset.gather against PyTorch's DataLoader with f['x'][i].
+"""Shuffled epochs of compressed chunks, warm: Dataset.gather against PyTorch's DataLoader with f['x'][i].
 
     ./run python benchmarks/read_chunks.py [folder]
 
@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from read_common import images, interleaved, naive_loader, report
 
-from engine.data import H5Dataset
-from engine.data.reading import filters
+from h5rows import Dataset
+from h5rows.reading import filters
 
 BATCH = 64
 CODECS: dict[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ CODECS: dict[str, dict[str, Any]] = {
 
 
 def gathered(path: Path, order: Callable[[int], np.ndarray], limit: int | None = None) -> Callable[[], int]:
-    data = H5Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all", cache_mb=256)
+    data = Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all", cache_mb=256)
     shape, dtype = data.spec["x"]
     out = {"x": torch.empty((BATCH, *shape), dtype=dtype)}
 
@@ -96,7 +96,7 @@ def main(folder: Path) -> None:
                 dset[k] = image
         ways = {
             "DataLoader, 2 workers, f['x'][i]": naive_loader(str(path), "x", BATCH, 2),
-            "H5Dataset.gather": gathered(path, np.random.permutation),
+            "Dataset.gather": gathered(path, np.random.permutation),
         }
         rates = interleaved(ways, 5)
         size = path.stat().st_size / len(large) / 1000
@@ -107,14 +107,14 @@ def main(folder: Path) -> None:
         with h5py.File(path, "w") as file:
             file.create_dataset("x", data=small, chunks=(64, 3, 32, 32), **CODECS[codec])
         ways = {
-            "H5Dataset.gather, truly random, no cache": gathered_random(path),
-            "H5Dataset.gather, windows of 256 chunks": gathered(path, windows),
+            "Dataset.gather, truly random, no cache": gathered_random(path),
+            "Dataset.gather, windows of 256 chunks": gathered(path, windows),
         }
         report(f"3 KB, 64 to a chunk, {codec}", interleaved(ways, 5), next(iter(ways)), "samples")
 
 
 def gathered_random(path: Path) -> Callable[[], int]:
-    data = H5Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all", cache_mb=0)
+    data = Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all", cache_mb=0)
 
     def some() -> int:
         for rows in np.random.permutation(len(data))[: 16 * BATCH].reshape(-1, BATCH):

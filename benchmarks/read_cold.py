@@ -1,4 +1,4 @@
-"""Batches from a file that is not in the page cache: H5Dataset with advise() ahead against h5py.
+"""Batches from a file that is not in the page cache: Dataset with advise() ahead against h5py.
 
     ./run python benchmarks/read_cold.py [folder]     a folder on a disk, not in memory
 
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from read_common import interleaved, report
 
-from engine.data import H5Dataset
+from h5rows import Dataset
 
 BATCH = 64
 
@@ -33,7 +33,7 @@ def drop(path: Path) -> None:
 
 def ahead(path: Path, rows: np.ndarray, group: int) -> tuple[int, float]:
     """Gather batches; ask for the rows in groups, the next group before the batches of this one. group 0: don't ask."""
-    data = H5Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all")  # anew: what is mapped cannot be dropped
+    data = Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all")  # anew: what is mapped cannot be dropped
     out = {"x": torch.empty((BATCH, *data.spec["x"][0]), dtype=torch.uint8)}
     asked, began = 0, time.perf_counter()
     for k in range(0, len(rows), BATCH):

@@ -1,4 +1,4 @@
-"""Batches of random rows of a contiguous dataset, warm: H5Dataset.gather against its limit, and against h5py; and what
+"""Batches of random rows of a contiguous dataset, warm: Dataset.gather against its limit, and against h5py; and what
 it costs that the files are compared with what they were at the opening.
 
 ./run python benchmarks/read_gather.py [folder]
@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from read_common import interleaved, naive_loader, report
 
-from engine.data import H5Dataset
-from engine.data.reading.raw import RawFile
+from h5rows import Dataset
+from h5rows.reading.raw import RawFile
 
 BATCH = 256
 
@@ -33,7 +33,7 @@ def compare(folder: Path, title: str, shape: tuple[int, ...], count: int, rounds
             block = dset[k : k + 1000].shape
             dset[k : k + 1000] = np.random.default_rng(k).integers(0, 256, block, dtype=np.uint8)
         offset = dset.id.get_offset()
-    data = H5Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all")
+    data = Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all")
     out = {"x": torch.empty((BATCH, *shape), dtype=torch.uint8)}
     row = int(np.prod(shape))
     with open(path, "rb") as file:
@@ -56,8 +56,8 @@ def compare(folder: Path, title: str, shape: tuple[int, ...], count: int, rounds
             "limit: index_select(mapping, out=), 1 thread": epoch(
                 lambda r: torch.index_select(rows, 0, torch.from_numpy(r), out=out["x"])
             ),
-            "H5Dataset.gather(rows, out), 1 thread": epoch(lambda r: data.gather(r, out)),
-            "H5Dataset.gather(rows)": epoch(data.gather),
+            "Dataset.gather(rows, out), 1 thread": epoch(lambda r: data.gather(r, out)),
+            "Dataset.gather(rows)": epoch(data.gather),
             "h5py used well: held, sorted batches": epoch(lambda r: torch.from_numpy(held[np.sort(r)])),
             "DataLoader, 2 workers, f['x'][i]": naive_loader(str(path), "x", BATCH, 2),
         },
@@ -75,7 +75,7 @@ def checks(folder: Path, fields: int, shards: int, batches: int = 4000) -> None:
                 values = np.random.default_rng(k).integers(0, 256, (32768 // shards, 3072), dtype=np.uint8)
                 file[f"f{field}"] = values if field == 0 else values[:, 0].astype("i8")
     names = {f"f{field}": f"f{field}" for field in range(fields)}
-    data = H5Dataset(str(folder / "shard*.h5"), names, {"all": {"group": "/"}}, "all")
+    data = Dataset(str(folder / "shard*.h5"), names, {"all": {"group": "/"}}, "all")
     out = {name: torch.empty((BATCH, *shape), dtype=dtype) for name, (shape, dtype) in data.spec.items()}
     check, rng = RawFile.check, np.random.default_rng(0)
     took: dict[bool, list[float]] = {True: [], False: []}

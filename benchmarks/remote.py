@@ -22,8 +22,8 @@ import h5py
 import numpy as np
 import torch
 
-from engine.data import H5Dataset
-from engine.data.reading import remote
+from h5rows import Dataset
+from h5rows.reading import remote
 
 SERVER = """
 import http.server, os, sys
@@ -52,7 +52,7 @@ def epoch(path: str, seed: int) -> tuple[float, float]:
     """Seconds to open the file, as a new process does, and to read all of it once."""
     remote._known.clear()
     began = time.perf_counter()
-    data = H5Dataset(path, {"x": "x"}, {"all": {"group": "/"}}, "all")
+    data = Dataset(path, {"x": "x"}, {"all": {"group": "/"}}, "all")
     rows = np.random.default_rng(seed).permutation(len(data))
     out = {"x": torch.empty((64, *data.spec["x"][0]), dtype=torch.uint8)}
     opened = time.perf_counter()

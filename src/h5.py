@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser("h5", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = top.add_subparsers(dest="verb", required=True)
 
-    # no defaults here (SUPPRESS): those of engine.packing.options hold; the help names them in brackets
+    # no defaults here (SUPPRESS): those of h5rows.packing.options hold; the help names them in brackets
     p = verbs.add_parser("pack", help="any known format into one .h5 file", argument_default=argparse.SUPPRESS)
     add = p.add_argument
     add(
@@ -160,7 +160,7 @@ def provenance(source: str, argv: list[str], options: Any) -> dict[str, Any]:
     import platform
     from importlib.metadata import version
 
-    from engine.packing import printable
+    from h5rows import printable
 
     return {
         "source": printable(source),
@@ -178,11 +178,11 @@ def main(argv: list[str]) -> int:
     args = vars(parser().parse_args(argv))
     verb = args.pop("verb")
     if verb == "inspect":
-        from engine.packing import inspect_file
+        from h5rows import inspect_file
 
         inspect_file(args["file"], args["seconds"])
         return 0
-    from engine.packing import Encoding, PackOptions
+    from h5rows import Encoding, PackOptions
 
     for name in ("fields", "kinds", "split"):
         if name in args:
@@ -197,10 +197,10 @@ def main(argv: list[str]) -> int:
     options = PackOptions(**args)
     record = provenance(source, argv, options)
     if verb == "repack":
-        from engine.packing import repack_file
+        from h5rows import repack_file
 
         return repack_file(source, out, options, encode, record, flatten, options.external, fixed, inflate).exit_status
-    from engine.packing import open_source, pack_encoded
+    from h5rows import open_source, pack_encoded
 
     return pack_encoded(open_source(source, options), out, options, encode, record).exit_status
 

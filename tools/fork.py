@@ -5,8 +5,8 @@
     ./run fork --without reports               # later, in a fork
     ./run fork mypackage --into ../my-project  # leaves this folder as it is; what copier runs
 
-Reads the files that git tracks. src/engine and src/hydra_plugins are copied byte for byte, less the parts left out.
-Needs git, ruff and nothing else, so that it runs before an environment is made. parts.py lists what can be left out.
+Reads the files that git tracks. src/engine, src/h5rows and src/hydra_plugins are copied byte for byte, less the parts
+left out. Needs git, ruff and nothing else, so that it runs before an environment is made. parts.py lists what can be left out.
 
 Exit status: 0 done, 2 a mistake in what was asked; nothing was changed then.
 """
@@ -34,7 +34,7 @@ from prune import bound_by, count_tests, prune_schema, prune_tests, without
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD, LONGEST = "lab", 20
-ENGINE = ("src/engine/", "src/hydra_plugins/")
+ENGINE = ("src/engine/", "src/h5rows/", "src/hydra_plugins/")
 README_INTRO = re.compile(r"\A.*?(?=^## )", re.DOTALL | re.MULTILINE)
 # Files that name the template's package and go on to: history, runs of older versions, the engine, and this.
 VERBATIM = (*ENGINE, "tests/runs/", "tools/", "docs/fork.md", "docs/remote.md", "CHANGELOG.md", "LICENSE")

@@ -42,6 +42,7 @@ TEMPLATE_ONLY = Part(
         "copier.yml",
         "tools/copier",
         "tools/engine",
+        "tools/h5rows",
         "tests/lab/test_docs.py",
         "tests/lab/test_breaks.py",
         "tests/breaks.py",
@@ -326,32 +327,30 @@ PARTS = {
         "`src/h5.py`, other formats -> HDF5; `data=image_folder`, which reads images the same way",
         (
             "src/h5.py",
-            "src/engine/packing/[!_p]*.py",
-            "src/engine/packing/p[!r]*.py",
-            "src/engine/packing/importers",
+            "src/h5rows/packing",
+            "src/h5rows/importers",
             "src/lab/datasets/image_folder.py",
             "src/lab/app.py::folder_classes",
             "conf/data/image_folder.yaml",
             "conf/experiment/image_folder.yaml",
-            "tests/engine/packing",
+            "tests/h5rows/*pack_*.py",
             "tests/lab/test_image_folder.py",
-            "tests/pack_*.py",
             # made files, which are inspected and repacked, too
-            "tests/engine/data/test_h5_generated.py",
-            "tests/h5_fuzz.py",
-            "tests/h5_again.py",
-            "tests/h5_hostile.py",
-            "tests/engine/data/test_h5_external.py::test_the_command_line_says_it_in_one_line",
+            "tests/h5rows/test_h5_generated.py",
+            "tests/h5rows/h5_fuzz.py",
+            "tests/h5rows/h5_again.py",
+            "tests/h5rows/h5_hostile.py",
+            "tests/h5rows/test_h5_external.py::test_the_command_line_says_it_in_one_line",
         ),
         {
-            "src/engine/packing/__init__.py": [r"from engine\.packing\.(?!predictions)"],
+            "src/h5rows/__init__.py": [r"from h5rows\.(packing|importers)", r'": "(packing|importers)'],
             "pyproject.toml": ["^lmdb = ", "^zarr = ", "^n5 = "],
             "run": ["^  h5 "],
             "src/lab/app.py": ['"folder_classes": '],
             "tests/engine/config/test_config.py": ['"data=image_folder": '],
             "tests/engine/config/test_wrong_kind.py": ["image_folder"],
         },
-        {"pyproject.toml": {"lmdb,zarr,n5,": "", r', "tests/engine/packing"': ""}, "run": {r" h5 \|": ""}},
+        {"pyproject.toml": {"lmdb,zarr,n5,": ""}, "run": {r" h5 \|": ""}},
         kind="extra",
     ),
     "container": Part(
@@ -364,11 +363,13 @@ PARTS = {
         kind="extra",
     ),
     "engine": Part(
-        "the folder `src/engine`: the wheel `lab-engine` stands in for it",
+        "the folders `src/engine` and `src/h5rows`: the wheel `lab-engine` stands in for them",
         (
             "src/engine",
+            "src/h5rows",
             "src/hydra_plugins",
             "tests/engine",
+            "tests/h5rows",
             *(
                 f"tests/lab/test_readme.py::{name}"
                 for name in (
@@ -380,13 +381,17 @@ PARTS = {
             ),
         ),
         {
-            "pyproject.toml": [r"^\[tool.setuptools.package-data\]", r"^\"engine.sweeps.report\" = ", '^"src/engine/'],
+            "pyproject.toml": [
+                r"^\[tool.setuptools.package-data\]",
+                r"^\"engine.sweeps.report\" = ",
+                '^"src/(engine|h5rows)/',
+            ],
             "README.md": [r"^src/engine/ "],
         },
         {
             "pyproject.toml": {
-                r", \"engine\*\", \"hydra_plugins\*\"": "",
-                r", \"tests/engine/data\", \"tests/engine/packing\"": "",
+                r", \"engine\*\", \"h5rows\*\", \"hydra_plugins\*\"": "",
+                r", \"tests/engine/data\", \"tests/h5rows\"": "",
                 r"^dependencies = \[": 'dependencies = [\n  "lab-engine>=0.2,<0.3", # see docs/fork.md',
             },
             "README.md": {r"\{lab,engine\}": "lab"},

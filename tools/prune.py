@@ -185,7 +185,10 @@ def names_of(tree: Path, module: str) -> set[str] | None:
     files = [place.with_suffix(".py"), place / "__init__.py"]
     held = {path.stem for path in place.iterdir() if path.name != "__pycache__"} if place.is_dir() else set()
     if not inner:
-        files += [root / f"{module}.py" for root in (tree / "tests", *(tree / "tests").glob("*/*/"))]
+        files += [
+            root / f"{module}.py"
+            for root in (tree / "tests", *(tree / "tests").glob("*/"), *(tree / "tests").glob("*/*/"))
+        ]
     files = [file for file in files if file.exists()]
     return held.union(*(bound(file.read_text(encoding="utf-8")) for file in files)) if files or held else None
 
@@ -230,8 +233,8 @@ def prune_schema(tree: Path) -> None:
     gone = set()
     for target in targets_of(schema):
         package, _, inner = target.rpartition(".")[0].partition(".")
-        if package in ("engine", "hydra_plugins") or not (tree / "src" / package).is_dir():
-            left = package == "engine" or re.search(rf"\b_target_: {re.escape(target)}\b", conf)
+        if package in ("engine", "h5rows", "hydra_plugins") or not (tree / "src" / package).is_dir():
+            left = package in ("engine", "h5rows") or re.search(rf"\b_target_: {re.escape(target)}\b", conf)
         else:
             left = (tree / "src" / package / f"{inner.replace('.', '/')}.py").exists()
         gone |= set() if left else {target}

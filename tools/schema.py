@@ -36,11 +36,11 @@ from hydra.conf import HelpConf  # noqa: E402
 from prune import less, targets_of, written  # noqa: E402
 
 from engine.app import app  # noqa: E402
-from engine.config.schema import DURATION, INTERVAL, Rule, describe  # noqa: E402
+from engine.config.schema import DURATION, INTERVAL, Rule, describe, rule_of  # noqa: E402
 from engine.sweeps.options import PoolConfig, RayConfig, SearchConfig, SlurmConfig  # noqa: E402
 
 CONFIG = importlib.import_module(f"{PACKAGE}.config")
-OURS = (f"{PACKAGE}.", "engine.", "hydra_plugins.")
+OURS = (f"{PACKAGE}.", "engine.", "h5rows.", "hydra_plugins.")
 Schema = dict[str, Any]
 CONF, FILE = ROOT / "conf", "schema.json"
 NO_GROUP = ("wandb_sweep.yaml",)  # W&B's
@@ -51,7 +51,7 @@ FORMS = {"ep$": INTERVAL, "d]$": DURATION}  # by the end of the pattern
 # where a `_target_` stands: the modules whose classes are offered there. *: each entry
 PLACES = {
     "model": ("models",),
-    "data": ("datasets", "engine.data.h5"),
+    "data": ("datasets", "h5rows.dataset"),
     "data.order": ("engine.data.order", "engine.data.sampling", "engine.data.windows"),
     "data.transforms.*": ("transforms",),
     "task": ("tasks",),
@@ -115,7 +115,7 @@ def alternatives(hint: Any, rule: Rule, exact: bool) -> list[Schema | None]:
     """One schema for each type of a union; None: one that no value of a yaml can be checked against."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return alternatives(args[0], next((one for one in args[1:] if isinstance(one, Rule)), rule), exact)
+        return alternatives(args[0], next((one for one in map(rule_of, args[1:]) if one), rule), exact)
     if origin in (Union, types.UnionType):
         members = [one for one in args if not getattr(one, "__module__", "").startswith("torch")]
         return [found for one in members for found in alternatives(one, rule, exact)] or [None]
@@ -247,7 +247,7 @@ def offered(place: str) -> list[str]:
     """What the modules of a place define for it."""
     found = []
     for home in PLACES.get(place, ()):
-        first = importlib.import_module(home if home.startswith("engine.") else f"{PACKAGE}.{home}")
+        first = importlib.import_module(home if home.startswith(OURS) else f"{PACKAGE}.{home}")
         inner = [one.name for one in pkgutil.iter_modules(getattr(first, "__path__", []))]
         for module in (first, *(importlib.import_module(f"{first.__name__}.{one}") for one in inner if one != "base")):
             for name, one in vars(module).items():

@@ -2,10 +2,10 @@
 
 The engine imports nothing of the project (`lab`), which registers its schemas and functions once (engine.app).
 
-    host         one process and its machine                 data        which sample when, and how it is read
+    host         one process and its machine                 data        which sample when, and how batches are made
     config       from the command line to a checked config   profiling   where the time goes
-    runs         a run directory and its logs                packing     other formats -> HDF5
-    ranks        processes, devices, signals                 sweeps      many runs: ledger, pool, search, reports
+    runs         a run directory and its logs                sweeps      many runs: ledger, pool, search, reports
+    ranks        processes, devices, signals                 verify      a run again, and compared
     checkpoints  saved state, whole or sharded
 
 Each folder's page (`__init__.py`) lists what others may use. CHANGELOG.md says what changed there.

@@ -45,7 +45,7 @@ def try_out(cfg: Any, known: Sequence[str]) -> dict[str, Any]:
 
 def h5_shape(field: str, _parent_: Any) -> list[int]:
     """${h5_shape:field} in a group `data`: shape of one sample of the field, from the data file."""
-    from engine.data import sample_shape
+    from h5rows import sample_shape
 
     with _about_data(_parent_):
         return list(sample_shape(_parent_, field))
@@ -53,7 +53,7 @@ def h5_shape(field: str, _parent_: Any) -> list[int]:
 
 def h5_outputs(field: str, _parent_: Any) -> int | None:
     """${h5_outputs:field}: how many outputs a model of that field needs; null in a part of data=mixed that lacks it."""
-    from engine.data import num_outputs
+    from h5rows import num_outputs
 
     if _key(_parent_) != "data" and _parent_.fields.get(field, field) is None:
         return None

@@ -36,7 +36,7 @@ TARGETS_ALLOWED = (
     "lab.models.*",
     "lab.datasets.*",
     "lab.transforms.*",
-    "engine.data.h5.*",
+    "h5rows.dataset.Dataset",
     "engine.data.order.*",
     "engine.data.sampling.*",
     "engine.data.windows.*",
@@ -61,7 +61,8 @@ FACTORIES = ("lab.models.*",)
 
 # {import path in older versions: import path now}, as saved configs have the old ones
 MOVED = {
-    "lab.data.h5.": "engine.data.h5.",
+    "lab.data.h5.H5Dataset": "h5rows.dataset.Dataset",
+    "engine.data.h5.H5Dataset": "h5rows.dataset.Dataset",
     "lab.data.tokens.": "lab.datasets.tokens.",
     "lab.data.synthetic.": "lab.datasets.synthetic.",
     "lab.data.transforms.": "lab.transforms.fields.",

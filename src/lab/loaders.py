@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from engine.data import (
     is_stream,
 )
 from engine.errors import ConfigError
-from engine.host import cores_each
+from engine.host import cores_each, note_progress
 from engine.ranks import CompiledChain, Hardware, World, local_ranks
 from lab.config import Config
 from lab.groups import TrainerConfig
@@ -43,11 +44,27 @@ def task_class(config: Config) -> type[Task]:
     return named
 
 
+def fetch_remote(data: Mapping[str, Any], between: Callable[[], object]) -> dict[str, str]:
+    """Fetch the remote files of the config's data. between: called now and then; may raise, to stop.
+
+    Returns {address: the version that is here now}.
+    """
+    versions: dict[str, str] = {}
+    for node in (data, *(data.get("parts") or {}).values()):
+        remote = "://" in str(node.get("path"))
+        if remote and getattr(locate(node["_target_"], "data"), "takes_remote", False):  # others read addresses
+            from h5rows import fetch
+
+            versions |= fetch(node["path"], between)
+    return versions
+
+
 def make_dataset(config: Config, split: str) -> Any:
     """Returns the dataset of a split; None if the config has null for it (splits.val: null)."""
     node, trainer = config.dataset, config.trainer
     if "splits" in node and node["splits"].get(split) is None:
         return None
+    fetch_remote(node, note_progress)  # here already, but for ranks of other machines
     dataset = construct("data", node, object, split=split)
     if not is_stream(dataset):
         check_indexed(dataset)

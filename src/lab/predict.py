@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.data import Loader
 from engine.errors import ConfigError, RunFailed
 from engine.host import STOP_SIGNALS, count_gpus, temporary_folder
-from engine.packing import Part, Spec, assemble, check_target
+from engine.predictions import Part, Spec, assemble, check_target
 from engine.ranks import Ranks, apply_hardware, make_autocast, own_rank, process_group, recording, started_ranks
 from lab.loaders import make_eval_loader
 from lab.restore import Restored, restore

@@ -50,6 +50,7 @@ from engine.runs import (
     undo_resume,
 )
 from lab.config import Config
+from lab.loaders import fetch_remote
 from lab.run import run
 
 
@@ -73,12 +74,8 @@ def start(config: Config, run_dir: Path, overrides: list[str], own_process: bool
             "it; torchrun --max-restarts=3 does it, with a fixed hydra.run.dir and resume=auto"
         )
     versions: dict[str, str] = {}
-    sets = [cfg.data, *(cfg.data.get("parts") or {}).values()]
-    for node in (node for node in sets if "://" in str(node.get("path"))):
-        if not followers():  # else each rank fetches its files
-            from engine.data import fetch_all
-
-            versions |= fetch_all(plain(node), early.leave_if_asked)
+    if not followers():  # else each rank fetches its files
+        versions = fetch_remote(plain(cfg.data), early.leave_if_asked)
     early.begin_run()
     with claimed(run_dir):
         if read_status(run_dir).get("status") in leave:

@@ -16,10 +16,10 @@ import pytest
 
 from engine import locks
 from engine.errors import Claimed, ConfigError
-from engine.packing.journal import Journal
 from engine.runs import directory
 from engine.sweeps.ledger import Ledger
 from engine.sweeps.search.drive import driving
+from h5rows.packing.journal import Journal
 
 
 def lacking(number: int) -> Callable[..., Any]:

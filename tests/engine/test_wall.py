@@ -1,4 +1,4 @@
-"""Two packages, a wall, and rooms in layers: who imports whom, and that rooms are imported through their pages."""
+"""Three packages, walls, and rooms in layers: who imports whom, and that all are imported through their pages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from types import FunctionType
 
+import pytest
 from conftest import ROOT
 
 from engine.pages import names_of
@@ -18,8 +19,9 @@ from engine.pages import names_of
 SRC = ROOT / "src"
 ENGINE = SRC / "engine"
 # each imports only those before it; below them the engine's single modules (errors, files, locks, ...)
-ROOMS = ("host", "config", "runs", "ranks", "checkpoints", "data", "profiling", "packing", "sweeps", "verify")
+ROOMS = ("host", "config", "runs", "ranks", "checkpoints", "data", "profiling", "sweeps", "verify")
 PAGES = {f"engine.{room}": ENGINE / room / "__init__.py" for room in ROOMS}
+LIBRARY = SRC / "h5rows"  # below the engine, with one page
 
 
 def modules() -> dict[str, Path]:
@@ -46,17 +48,25 @@ IMPORTED = {name: imported(path) for name, path in MODULES.items()}
 
 
 def room_of(module: str) -> str:
-    """engine.ranks of engine.ranks.ddp; "" where it is in no room."""
-    room = ".".join(module.split(".")[:2])
-    return room if room in PAGES else ""
+    """engine.ranks of engine.ranks.ddp; h5rows of all that is in it; "" where it is in no room."""
+    first, room = module.partition(".")[0], ".".join(module.split(".")[:2])
+    return first if first == "h5rows" else room if room in PAGES else ""
 
 
 def test_the_engine_imports_nothing_of_the_project() -> None:
-    ours = {path.stem for path in SRC.iterdir() if path.name != "engine"}  # lab, and the commands
+    ours = {path.stem for path in SRC.iterdir()} - {"engine", "h5rows"}  # lab, and the commands
     assert "lab" in ours and "train" in ours  # noqa: PT018
     engine = {name: wanted for name, wanted in IMPORTED.items() if name.partition(".")[0] == "engine"}
     assert len(engine) > 100
     for name, wanted in engine.items():
+        assert not {module.partition(".")[0] for module in wanted} & ours, name
+
+
+def test_the_library_imports_nothing_of_ours() -> None:
+    ours = {path.stem for path in SRC.iterdir()} - {"h5rows"}
+    library = {name: wanted for name, wanted in IMPORTED.items() if name.partition(".")[0] == "h5rows"}
+    assert len(library) > 30
+    for name, wanted in library.items():
         assert not {module.partition(".")[0] for module in wanted} & ours, name
 
 
@@ -75,7 +85,7 @@ def test_no_room_imports_a_later_one() -> None:
     """So there are no circles. Every folder must stand in the list; single modules import no room."""
     folders = {path.parent.name for path in ENGINE.glob("*/__init__.py")}
     assert folders == set(ROOMS)
-    floor = {"": -1, **{page: i for i, page in enumerate(PAGES)}}
+    floor = {"": -1, "h5rows": -1, **{page: i for i, page in enumerate(PAGES)}}
     wrong = [
         f"{name} -> {module}"
         for name, wanted in IMPORTED.items()
@@ -86,7 +96,8 @@ def test_no_room_imports_a_later_one() -> None:
 
 
 def test_rooms_are_imported_through_their_pages() -> None:
-    """`from engine.ranks import World`, not `from engine.ranks.distributed import World`, but inside of that room."""
+    """`from engine.ranks import World`, not `from engine.ranks.distributed import World`, but inside of that room; and
+    `from h5rows import Dataset`."""
     past = [
         f"{name} -> {module}"
         for name, wanted in IMPORTED.items()
@@ -112,6 +123,20 @@ def test_a_page_holds_its_contract_and_names_that_exist() -> None:
                 assert defined.__module__ == module, f"{page}: {name} is defined in {defined.__module__}"
 
 
+def test_the_library_s_page_names_what_there_is() -> None:
+    """Its list and the imports for type checkers are one; importing it imports no library."""
+    import h5rows
+
+    for_checkers = names_of(LIBRARY / "__init__.py")
+    assert {name: f"h5rows.{module}" for name, module in h5rows.NAMES.items()} == for_checkers
+    for name, module in h5rows.NAMES.items():
+        defined = getattr(h5rows, name)
+        assert defined.__module__ == f"h5rows.{module}", name
+        assert f"h5rows.{name}" not in MODULES
+    with pytest.raises(ImportError, match="cannot import name 'Datset' from 'h5rows'"):
+        from h5rows import Datset  # type: ignore[attr-defined]  # noqa: F401
+
+
 def test_all_that_a_page_shows_is_used_or_documented() -> None:
     used = {
         (str(node.module), alias.name)
@@ -121,15 +146,17 @@ def test_all_that_a_page_shows_is_used_or_documented() -> None:
         for alias in node.names
     }
     docs = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
-    idle = {f"{page}.{name}" for page, path in PAGES.items() for name in names_of(path) if (page, name) not in used}
+    pages = {**PAGES, "h5rows": LIBRARY / "__init__.py"}
+    idle = {f"{page}.{name}" for page, path in pages.items() for name in names_of(path) if (page, name) not in used}
     assert {name for name in idle if name not in docs} == set()
 
 
 def test_importing_all_pages_imports_no_library() -> None:
     code = (
-        f"import sys, json; import {', '.join(PAGES)}\n"
+        f"import sys, json; import {', '.join(PAGES)}, h5rows\n"
         "heavy = {'torch', 'h5py', 'wandb', 'numpy', 'hydra', 'omegaconf', 'optuna', 'matplotlib'}\n"
-        "inner = [name for name in sys.modules if name.startswith('engine.') and name.count('.') > 1]\n"
+        "inner = [name for name in sys.modules if name.startswith('h5rows.') and name != 'h5rows.errors' or "
+        "name.startswith('engine.') and name.count('.') > 1]\n"
         "print(json.dumps([sorted(heavy & set(sys.modules)), inner]))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=SRC, capture_output=True, text=True, check=True)

@@ -72,7 +72,9 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def engine(folder: Path) -> dict[str, bytes]:
     return {
-        name: data for name, data in files(folder).items() if name.startswith(("src/engine/", "src/hydra_plugins/"))
+        name: data
+        for name, data in files(folder).items()
+        if name.startswith(("src/engine/", "src/h5rows/", "src/hydra_plugins/"))
     }
 
 
@@ -255,7 +257,7 @@ def test_no_test_of_a_fork_names_a_command_that_was_left_out(least: Path) -> Non
 
 def test_a_fork_has_the_engine_and_no_old_name(least: Path, template: Path) -> None:
     theirs, ours = engine(least), engine(template)
-    pages = {f"src/engine/{room}/__init__.py" for room in ("packing", "sweeps")}  # without what was left out
+    pages = {"src/h5rows/__init__.py", "src/engine/sweeps/__init__.py"}  # without what was left out
     assert {name for name in theirs if theirs[name] != ours[name]} == pages
     assert len(theirs) > 100
     for name, data in files(least).items():

@@ -76,9 +76,9 @@ MISTAKES = {
         { _target_: lab.models.mlp.MLP, hidden: [wide] }
         { _target_: lab.models.mlp.MLP, dropout: 1.5 }""",
     "data": """
-        { _target_: engine.data.h5.H5Dataset, pth: x.h5 }
-        { _target_: engine.data.h5.H5Dataset, loader: fast }
-        { _target_: engine.data.h5.H5Dataset, split: train }
+        { _target_: h5rows.dataset.Dataset, pth: x.h5 }
+        { _target_: h5rows.dataset.Dataset, loader: fast }
+        { _target_: h5rows.dataset.Dataset, split: train }
         order: { _target_: engine.data.order.first, _partial_: true, cout: 64 }
         num_workers: many
         transforms: { flip: { _target_: lab.transforms.fields.RandomFlip, dim: x } }

@@ -19,9 +19,9 @@ import lab.descend
 import lab.loop
 import lab.optimizers.base
 from engine.checkpoints import checkpoint
-from engine.data.h5 import H5Dataset
 from engine.errors import RunFailed
 from engine.ranks.skipping import takes_found_inf, unless
+from h5rows.dataset import Dataset
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
 
@@ -77,8 +77,8 @@ def test_a_question_is_noticed() -> None:
 
 def test_a_method_is_not_accused_of_what_waits_by_design(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A data set's own code, and an optimizer that is not fused; a task that asks is."""
-    gather, losses = H5Dataset.gather, Supervised.losses
-    monkeypatch.setattr(H5Dataset, "gather", lambda *args: (int(torch.ones(1)), gather(*args))[1])
+    gather, losses = Dataset.gather, Supervised.losses
+    monkeypatch.setattr(Dataset, "gather", lambda *args: (int(torch.ones(1)), gather(*args))[1])
     run = (*QUICK, *STEPS, "optim._target_=torch.optim.Adam", "+optim.fused=false", "trainer.non_finite=skip")
     with monkeypatch.context() as patch:
         steps = waits.refused_in_steps(patch, of_optimizers=False)

@@ -68,6 +68,11 @@ NotNegative = Annotated[float, Rule(at_least=0)]
 NotNegativeInt = Annotated[int, Rule(at_least=0)]
 
 
+def rule_of(mark: Any) -> Rule | None:
+    """A Rule in an Annotated; a library that does not import the engine writes {"at_least": 0} in its place."""
+    return Rule(**mark) if isinstance(mark, dict) else mark if isinstance(mark, Rule) else None
+
+
 def option(*words: str) -> Rule:
     return Rule(words=words)
 
@@ -302,8 +307,9 @@ def check_limits(value: Any, hint: Any, key: str) -> None:
     """Check numbers, also those in lists, against the Rules in the annotation `hint`."""
     if get_origin(hint) is Annotated:
         hint, *marks = get_args(hint)
-        for rule in (mark for mark in marks if isinstance(mark, Rule)):
-            _check_number(value, rule, key)
+        for mark in marks:
+            if (rule := rule_of(mark)) is not None:
+                _check_number(value, rule, key)
     if get_origin(hint) in (Union, types.UnionType):
         for member in get_args(hint):
             check_limits(value, member, key)

@@ -30,7 +30,7 @@ from engine.pages import lazy
 
 if TYPE_CHECKING:
     from engine.host.child import in_a_child
-    from engine.host.cpu import CORES_LIMIT, cores, cores_each, omp_num_threads, threads_each
+    from engine.host.cpu import cores, cores_each, limited_to, omp_num_threads, threads_each
     from engine.host.garbage import collect_garbage, no_garbage_collection
     from engine.host.gpu import count_gpus, hide_gpus, memory_of_process, pci_address, start_method
     from engine.host.heartbeat import (

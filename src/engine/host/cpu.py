@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 CORES_LIMIT = "LAB_CORES"  # set by a sweep's pool: the cores of one job
+READERS_LIMIT = "H5ROWS_CORES"  # the same for the threads of h5rows, which knows nothing of this project
 _before: list[int] = []  # _shared() before `bind`
 
 
@@ -20,6 +21,11 @@ def cores() -> int:
     if (_number("SLURM_STEP_NUM_TASKS") or 1) > 1:  # srun's; sbatch's script has the cores of all its tasks
         limits.append(_number("SLURM_CPUS_PER_TASK"))
     return max(1, min(limit for limit in limits if limit is not None))
+
+
+def limited_to(num_cores: int) -> dict[str, str]:
+    """The environment of a job of so many cores."""
+    return {CORES_LIMIT: str(num_cores), READERS_LIMIT: str(num_cores)}
 
 
 def cores_each(processes: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.config import read_config
 from engine.errors import ConfigError
-from engine.host import CORES_LIMIT, cores, count_gpus
+from engine.host import cores, count_gpus, limited_to
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Lease:
 
     def environment(self) -> dict[str, str]:
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
-        return {CORES_LIMIT: str(self.cores), **visible}
+        return {**limited_to(self.cores), **visible}
 
 
 class Leases:

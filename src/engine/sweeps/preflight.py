@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from engine import early
 from engine.app import App, app
-from engine.host import CORES_LIMIT, cores, in_a_child
+from engine.host import cores, in_a_child, limited_to
 from engine.sweeps.screen import aligned, clock
 
 
@@ -72,7 +72,7 @@ def in_a_process(candidate: Candidate, known: Sequence[str], num_cores: int) -> 
 
 
 def _try_out(project: App, cfg: DictConfig, num_cores: int, known: list[str]) -> dict[str, Any]:
-    os.environ[CORES_LIMIT] = str(num_cores)
+    os.environ.update(limited_to(num_cores))
     return project.try_out(cfg, known)
 
 

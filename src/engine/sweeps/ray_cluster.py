@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config import quote_value
 from engine.errors import ConfigError, first_line
-from engine.host import CORES_LIMIT, die_with
+from engine.host import die_with, limited_to
 from engine.project import ROOT
 from engine.sweeps.job import ELSEWHERE
 from engine.sweeps.job_process import OUTPUT, record_unexplained
@@ -82,7 +82,7 @@ class Tasks(Launch):
             num_cpus=config.cpus_per_job, num_gpus=gpus, resources=dict(config.resources)
         )
         self._environment = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
-        self._environment[CORES_LIMIT] = str(config.cpus_per_job)
+        self._environment |= limited_to(config.cpus_per_job)
 
     def _run(self) -> None:
         import ray

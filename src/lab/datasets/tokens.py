@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from engine.config import Count, NotNegativeInt
-from engine.data import ChunkCache, Fixed, Mapped, files_of, open_field, open_h5, split_of
 from engine.errors import ConfigError
+from h5rows import ChunkCache, Fixed, Mapped, files_of, open_field, open_h5, split_of
 
 
 class TokenWindows:
     """Rows are windows of a 1-D integer dataset; a batch has one field, (B, window + 1) int64.
 
-    path, external: as in H5Dataset. fields: {name in the batch: name of the dataset}, exactly one. splits: {split:
-    {group: ...}}, as in H5Dataset. stride: tokens from the start of one window to the next in the training split: 1
-    with a shuffled order samples windows at random places; `window`, which other splits use, predicts each token once.
+    path, splits, external: as in h5rows.Dataset. fields: {name in the batch: name of the dataset}, exactly one.
+    stride: tokens from the start of one window to the next in the training split: 1 with a shuffled order samples
+    windows at random places; `window`, which other splits use, predicts each token once.
     """
 
     takes_remote = True

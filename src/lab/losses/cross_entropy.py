@@ -40,7 +40,7 @@ class CrossEntropy:
             output = output.float()
         try:
             return F.cross_entropy(output, target, reduction="none", label_smoothing=self.label_smoothing)
-        except IndexError as error:  # on a CPU; CUDA aborts, so engine.data.probe checks labels first
+        except IndexError as error:  # on a CPU; CUDA aborts, so h5rows.probe checks labels first
             raise ConfigError(
                 f"batch['y'] has the label {int(target.max() if target.min() >= 0 else target.min())}, but the model "
                 f"puts out {output.shape[1]} classes, 0 to {output.shape[1] - 1}: correct the labels, or set "

@@ -381,7 +381,7 @@ def test_good_targets_pass(zoo: Path) -> None:
         (
             {"_target_": "os.system", "command": "true"},
             "model._target_: os.system is not allowed (lab.models.*, lab.datasets.*, lab.transforms.*, "
-            "engine.data.h5.*, engine.data.order.*, engine.data.sampling.*, engine.data.windows.*, lab.losses.*, lab.metrics.*, lab.tasks.*, lab.callbacks.*, "
+            "h5rows.dataset.Dataset, engine.data.order.*, engine.data.sampling.*, engine.data.windows.*, lab.losses.*, lab.metrics.*, lab.tasks.*, lab.callbacks.*, "
             "lab.optimizers.*, lab.schedules.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
             "add its library to TARGETS_ALLOWED in lab/config.py",
         ),

@@ -1,0 +1,77 @@
+"""Rows of HDF5 files at the speed of memory, for PyTorch; other formats -> HDF5, each value kept or refused by name.
+
+Given: files, here or behind an URL, as anybody's program has written them. Returned: batches of named fields, from
+`Dataset`; files whose rows are laid out to be read at random, from `pack_encoded` and `repack_file`.
+
+Promised: the bytes are h5py's; where a layout is not known for certain, h5py reads it. A file that changes while it is
+open is an error, never other data; one that is cut short while its mapping is read kills the process (SIGBUS). What is
+packed is read back bit for bit: types, order, splits, text. A value that HDF5 cannot hold, or that differs in kind from
+its neighbours, is refused with the sample that holds it. What is not taken is counted and named, and in the exit
+status. Nothing outside of a source is read through a link. A pack is whole or not at all, whatever it is killed at.
+
+Raised: ConfigError, one line that names the file, the field or sample, and the remedy.
+
+Imports numpy and h5py, torch where batches are made, and nothing of the programs that use it.
+
+    dataset, reading/    files -> batches        probe    what a file holds, asked without torch
+    packing/             the writer; other layouts, copies of all that a file holds, what a file is like
+    importers/           a reader for each other format
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from h5rows.dataset import Dataset, share
+    from h5rows.errors import ConfigError, first_line, machine_fault
+    from h5rows.importers import open_source
+    from h5rows.importers.base import printable
+    from h5rows.importers.images import FileSource
+    from h5rows.packing.encode import Encoding
+    from h5rows.packing.inspect import inspect_file
+    from h5rows.packing.options import PackOptions
+    from h5rows.packing.repack import pack_encoded, repack_file
+    from h5rows.packing.write import pack
+    from h5rows.probe import num_outputs, sample_shape
+    from h5rows.reading.copies import files_of
+    from h5rows.reading.fields import Fixed, open_field
+    from h5rows.reading.opening import open_h5, split_of
+    from h5rows.reading.raw import ChunkCache
+    from h5rows.reading.readers import Mapped
+    from h5rows.reading.remote import fetch
+
+# {name: its module}, imported when the name is first used: importing h5rows imports no library
+NAMES = {
+    "ChunkCache": "reading.raw",
+    "ConfigError": "errors",
+    "Dataset": "dataset",
+    "Encoding": "packing.encode",
+    "FileSource": "importers.images",
+    "Fixed": "reading.fields",
+    "Mapped": "reading.readers",
+    "PackOptions": "packing.options",
+    "fetch": "reading.remote",
+    "files_of": "reading.copies",
+    "first_line": "errors",
+    "inspect_file": "packing.inspect",
+    "machine_fault": "errors",
+    "num_outputs": "probe",
+    "open_field": "reading.fields",
+    "open_h5": "reading.opening",
+    "open_source": "importers",
+    "pack": "packing.write",
+    "pack_encoded": "packing.repack",
+    "printable": "importers.base",
+    "repack_file": "packing.repack",
+    "sample_shape": "probe",
+    "share": "dataset",
+    "split_of": "reading.opening",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in NAMES:
+        raise AttributeError(f"h5rows has no {name!r}; it has {', '.join(NAMES)}")
+    return getattr(import_module(f"h5rows.{NAMES[name]}"), name)

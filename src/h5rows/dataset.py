@@ -1,0 +1,290 @@
+"""Read any HDF5 file as batches of named fields, at the speed of memory where its layout allows.
+
+    path (a file, or shards) -> split (a group, some of its rows) -> fields -> gather(rows, out) -> a batch
+
+`layout.py` decides the way in which each field is read, `ways.py` has the three ways, `fields.py` what a sample is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor
+
+from h5rows.errors import ConfigError
+from h5rows.reading.copies import files_of
+from h5rows.reading.fields import open_field
+from h5rows.reading.finding import class_names, find
+from h5rows.reading.opening import named, open_h5, split_of
+from h5rows.reading.raw import ChunkCache, RawFile
+
+_PROBED = 64  # rows
+
+
+class Dataset:
+    """Named fields of one HDF5 file, or of several (shards) one after the other.
+
+    path: a file, a pattern with *, or a list of them; of a remote file (https://..., s3://...) the local copy is read
+    (h5rows.reading.remote). fields: name in the batch -> name of the dataset in the file, below the split's group;
+    null leaves the field out. Nested paths, members of compound types, and groups of `values` and `offsets` may be
+    named.
+    splits: split -> {group: where its datasets lie, "/" for the root}, with, as needed, `index` (name of a dataset of
+    row numbers: only these rows, per file) or `rows` ([begin, end], shares of a fixed shuffling of all rows: of a file
+    without splits, [0, 0.9] may be train and [0.9, 1] val); null if there is no such split. split: the one to read.
+    swmr: the file is being written by a SWMR writer; the rows that are there now are read.
+    cache_mb: memory for decoded chunks, used where a compressed chunk holds several samples.
+    external: refuse or allow datasets whose bytes lie in other files (h5rows.reading.external).
+
+    A field of samples of different length has the shape (-1, ...) in `spec`; its batch is padded with zeros to the
+    longest sample of the batch, and `<field>_length` (B,) int64 stands beside it. A field of strings has the spec
+    ((-1,), uint8), and a list of str as its batch. uint32 and uint64 come as int64: torch cannot compute with them.
+    """
+
+    takes_remote = True  # data.path may name remote files, which are fetched before the run starts
+
+    def __init__(
+        self,
+        path: str | Sequence[str],
+        fields: Mapping[str, str | None],
+        splits: Mapping[str, Mapping[str, Any] | None],
+        split: str,
+        swmr: bool = False,
+        cache_mb: Annotated[int, {"at_least": 0}] = 0,
+        external: Literal["refuse", "allow"] = "refuse",
+    ) -> None:
+        if cache_mb < 0:
+            raise ConfigError(f"data.cache_mb={cache_mb}: must be at least 0")
+        entry = split_of(splits, split)
+        cache = ChunkCache(cache_mb << 20)
+        named = {field: name for field, name in fields.items() if name is not None}
+        self._fields: dict[str, list[Any]] = {field: [] for field in named}  # field -> one reader for each shard
+        self.class_names: dict[str, list[str]] = {}  # of fields of which the file names the classes
+        index: list[np.ndarray] = []
+        starts = [0]
+        if not named:
+            raise ConfigError("data.fields is empty: name at least one, such as {x: image}")
+        for file_name in files_of(path):
+            with open_h5(file_name, swmr) as file:
+                for field, name in named.items():
+                    found = open_field(file, entry["group"], name, f"data.fields.{field}", cache, swmr, external)
+                    self._fields[field].append(found)
+                    item, _ = find(file, entry["group"], name, f"data.fields.{field}", external)
+                    if names := class_names(item):
+                        self.class_names.setdefault(field, names)
+                rows = self._common_length(file_name)
+                if entry.get("index") is not None:
+                    key = f"data.splits.{split}.index"
+                    index.append(starts[-1] + read_index(file, entry["group"], entry["index"], rows, key, external))
+                starts.append(starts[-1] + rows)
+        self._starts = np.asarray(starts, dtype=np.int64)
+        self.spec = {field: self._spec(field, shards) for field, shards in self._fields.items()}
+        self._rows = np.concatenate(index) if index else None
+        if entry.get("rows") is not None:
+            self._rows = share(self._rows, starts[-1], entry["rows"], f"data.splits.{split}.rows")
+        self._size = starts[-1] if self._rows is None else len(self._rows)
+        if self._size == 0:
+            raise ConfigError(f"data.splits.{split} has no rows in {path}; set it to null if there is no such split")
+        self._cache_bytes = cache.max_bytes
+
+    def _common_length(self, path: str) -> int:
+        rows = {field: len(shards[-1]) for field, shards in self._fields.items()}
+        if len(set(rows.values())) > 1:
+            raise ConfigError(
+                f"{path}: the fields have different numbers of rows: {rows}; a split needs as many of each"
+            )
+        return next(iter(rows.values()))
+
+    def _spec(self, field: str, shards: list[Any]) -> tuple[tuple[int, ...], torch.dtype]:
+        kinds = {
+            ((-1, *s.shape[1:]) if s.shape[0] == -1 else tuple(s.shape[1:]), s.dtype, self._is_text(s)) for s in shards
+        }
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"data.fields.{field} differs between the files: {sorted(map(str, kinds))}; they must agree"
+            )
+        shape, dtype, _ = kinds.pop()
+        return shape, torch.from_numpy(np.empty(0, dtype=dtype)).dtype
+
+    @staticmethod
+    def _is_text(field: Any) -> bool:
+        return getattr(field, "text", False)
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows of this split, decoded."""
+        places: list[tuple[int, np.ndarray | None]] = [(k, None) for k in range(len(self._starts) - 1)]
+        if self._rows is not None:
+            places = [(k, local) for k, local, _ in self._by_shard(self._rows)]
+        return sum(shards[k].nbytes(local) for shards in self._fields.values() for k, local in places)
+
+    @property
+    def chunk_rows(self) -> int | None:
+        """Rows per chunk where one row costs the decoding of a chunk of several, and the cache cannot hold them all."""
+        costly = [
+            max(s.chunk_rows for s in shards)
+            for shards in self._fields.values()
+            if any(s.way != "mapped" and s.chunk_rows > 1 for s in shards)
+            and sum(s.nbytes(None) for s in shards) > self._cache_bytes
+        ]
+        return max(costly, default=None)
+
+    def describe(self) -> list[str]:
+        """One line a field: in which way it is read, and why."""
+        lines = []
+        for field, shards in self._fields.items():
+            ways = dict.fromkeys(f"{s.way} ({s.reason})" for s in shards)
+            shown = "; ".join(list(ways)[:3]) + ("; ..." if len(ways) > 3 else "")
+            shape, dtype = self.spec[field]
+            kind = "strings" if self._is_text(shards[0]) else f"{shape} {str(dtype).removeprefix('torch.')}"
+            lines.append(f"{field}: {kind}, {shown}" + (f", {len(shards)} files" if len(shards) > 1 else ""))
+        return lines
+
+    def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Rows (B,) int64 of the split -> the batch, in the first B of the buffers `out`, or in new memory.
+
+        Fields without a fixed shape are always in new memory. Safe from several threads.
+        """
+        return self._checked(rows, out, None)
+
+    def gather_at(self, rows: np.ndarray, out: dict[str, Tensor], at: np.ndarray) -> None:
+        """As `gather`, but sample rows[i] to out[field][at[i]]; all fields of a fixed shape."""
+        self._checked(rows, out, at)
+
+    def _checked(self, rows: np.ndarray, out: dict[str, Tensor] | None, at: np.ndarray | None) -> dict[str, Tensor]:
+        rows = self._file_rows(rows)
+        files: dict[RawFile | None, None] = {}
+        try:
+            return self._gather(rows, out, files, at)
+        finally:  # once for each file and batch; what was raised may be for that reason too
+            for file in files:
+                if file is not None:
+                    file.check()
+
+    def _gather(
+        self,
+        rows: np.ndarray,
+        out: dict[str, Tensor] | None,
+        files: dict[RawFile | None, None],
+        among: np.ndarray | None,
+    ) -> dict[str, Tensor]:
+        """among: the places in `out`; None: its first."""
+        batch: dict[str, Any] = {}
+        places = self._by_shard(rows)
+        if among is not None:
+            places = [(k, local, among if at is None else among[at]) for k, local, at in places]
+        for field, shards in self._fields.items():
+            shape, dtype = self.spec[field]
+            parts = [(shards[k], local, at) for k, local, at in places]
+            files |= dict.fromkeys(shard.file for shard, _, _ in parts)
+            if self._is_text(shards[0]) or -1 in shape:
+                samples: list[Any] = [None] * len(rows)
+                for shard, local, at in parts:
+                    for k, sample in zip(
+                        range(len(rows)) if at is None else at.tolist(), shard.read(local), strict=True
+                    ):
+                        samples[k] = sample
+                batch |= {field: samples} if self._is_text(shards[0]) else _padded(field, samples, shape, dtype)
+                continue
+            size = len(rows) if among is None else len(out[field])  # type: ignore[index]
+            target = torch.empty((size, *shape), dtype=dtype) if out is None else out[field][:size]
+            if tuple(target.shape) != (size, *shape) or target.dtype != dtype or not target.is_contiguous():
+                raise ValueError(f"the buffer of {field!r} must be contiguous, ({size} or more, *{shape}) {dtype}")
+            values = target.numpy()
+            for shard, local, at in parts:
+                shard.gather_into(local, values, at)
+            batch[field] = target
+        return batch
+
+    def advise(self, rows: np.ndarray) -> None:
+        """Ask the kernel to fetch these rows, if they are not in memory."""
+        places = self._by_shard(self._file_rows(rows))
+        for shards in self._fields.values():
+            for k, local, _ in places:
+                shards[k].advise(local)
+
+    def cached_share(self) -> float:
+        """The share of the bytes that are in memory, as far as the system tells: of a few rows, probed."""
+        rows = np.random.default_rng(0).integers(self._size, size=min(self._size, _PROBED))
+        shares, weights = [], []
+        places = self._by_shard(self._file_rows(rows))
+        for shards in self._fields.values():
+            for k, local, _ in places:
+                shares.append(shards[k].cached_share(local))
+                weights.append(1 + shards[k].nbytes(local))
+        return float(np.average(shares, weights=weights))
+
+    def column(self, field: str) -> np.ndarray:
+        """All values of a field, by row; of strings and of samples of different length the lengths."""
+        values = np.concatenate([shard.column() for shard in self._fields[field]])
+        return values if self._rows is None else values[self._rows]
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        """One sample, for PyTorch's DataLoader; of its own length where lengths differ."""
+        if isinstance(i, slice):
+            raise TypeError("data[i] is one sample; several: data.gather(numpy.arange(begin, end))")
+        row = np.asarray([range(self._size)[i]], dtype=np.int64)
+        self.advise(row)
+        batch = self.gather(row)
+        return {field: batch[field][0] for field in self._fields}
+
+    def _file_rows(self, rows: np.ndarray) -> np.ndarray:
+        rows = np.asarray(rows)
+        if rows.ndim != 1 or (rows.dtype.kind not in "iu" and len(rows)):
+            raise TypeError(f"rows must be row numbers, (B,) integers, not {rows.shape} {rows.dtype}")
+        rows = rows.astype(np.int64, copy=False)
+        if len(rows) and (rows.min() < 0 or rows.max() >= self._size):
+            raise IndexError(f"rows {rows.min()} to {rows.max()} of a split of {self._size}")
+        return rows if self._rows is None else self._rows[rows]
+
+    def _by_shard(self, rows: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray | None]]:
+        """(shard, its rows, their places in the batch or None for all) for each shard that has some of the rows."""
+        if len(self._starts) == 2:
+            return [(0, rows, None)]
+        of = np.searchsorted(self._starts, rows, side="right") - 1
+        places = [(k, np.flatnonzero(of == k)) for k in np.unique(of).tolist()]
+        return [(k, rows[at] - self._starts[k], at) for k, at in places]
+
+
+def _padded(field: str, samples: list[np.ndarray], shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Tensor]:
+    lengths = torch.tensor([len(sample) for sample in samples], dtype=torch.int64)
+    longest = max(map(len, samples), default=0)
+    # by numpy: torch would fill it with its own threads, which hang in a forked process
+    values = np.zeros((len(samples), longest, *shape[1:]), dtype=torch.empty(0, dtype=dtype).numpy().dtype)
+    for k, sample in enumerate(samples):
+        values[k, : len(sample)] = sample
+    return {field: torch.from_numpy(values), f"{field}_length": lengths}
+
+
+def read_index(file: h5py.File, group: str, name: str, size: int, key: str, external: str) -> np.ndarray:
+    """The row numbers in a 1-D integer dataset, checked to be in 0..size."""
+    dset, _ = find(file, group, name, key, external)
+    if not isinstance(dset, h5py.Dataset) or dset.ndim != 1 or dset.dtype.kind not in "iu":
+        raise ConfigError(f"{key}={name}: must be a 1-D dataset of integers in {file.filename}, but is {dset}")
+    with named(f"{file.filename}: {name} ({key})"):
+        rows = dset[:].astype(np.int64)
+    if len(rows) and (rows.min() < 0 or rows.max() >= size):
+        raise ConfigError(f"{key}={name}: has row numbers from {rows.min()} to {rows.max()}, but there are {size} rows")
+    return rows
+
+
+def share(rows: np.ndarray | None, size: int, bounds: Sequence[float], key: str) -> np.ndarray:
+    """The rows, in rising order, in a share [begin, end] of a shuffling that depends on nothing but their number."""
+    if len(bounds) != 2 or not 0 <= bounds[0] < bounds[1] <= 1:
+        raise ConfigError(f"{key}={list(bounds)}: must be two shares with 0 <= begin < end <= 1, such as [0, 0.9]")
+    size = size if rows is None else len(rows)
+    mixed = np.arange(size, dtype=np.uint64)
+    with np.errstate(over="ignore"):  # splitmix64: unlike a generator's, its order can never change with a version
+        mixed += np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    begin, end = (round(bound * size) for bound in bounds)
+    chosen = np.sort(np.argsort(mixed, kind="stable")[begin:end])
+    return chosen if rows is None else rows[chosen]

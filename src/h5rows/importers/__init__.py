@@ -1,0 +1,143 @@
+"""Foreign formats, one small file each. `open_source` finds out which."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from glob import glob
+from pathlib import Path
+
+from h5rows.errors import ConfigError
+from h5rows.importers.base import SPLIT_NAMES, Source, one_line
+from h5rows.importers.folders import check_kind, walk
+from h5rows.packing.options import PackOptions
+
+# format -> module and function: (path, options) -> Source
+OPENERS = {
+    "images": ("images", "open_folder"),
+    "numpy": ("arrays", "open_numpy"),
+    "torch": ("torch_file", "open_torch"),
+    "samples": ("sample_files", "open_samples"),
+    "lmdb": ("lmdb_env", "open_lmdb"),
+    "zarr": ("zarr_store", "open_zarr"),
+    "n5": ("zarr_store", "open_n5"),
+    "tfrecord": ("tfrecord", "open_tfrecord"),
+    "webdataset": ("webdataset", "open_webdataset"),
+    "table": ("tables", "open_table"),
+    "text": ("text", "open_text"),
+}
+BY_SUFFIX = {
+    ".npy": "numpy",
+    ".npz": "numpy",
+    ".pth": "torch",
+    ".pt": "torch",
+    ".lmdb": "lmdb",
+    ".mdb": "lmdb",
+    ".zarr": "zarr",
+    ".n5": "n5",
+    ".tfrecord": "tfrecord",
+    ".tfrecords": "tfrecord",
+    ".tar": "webdataset",
+    ".csv": "table",
+    ".tsv": "table",
+    ".parquet": "table",
+    ".txt": "text",
+}
+
+
+MOST_COLUMNS = 16
+SHARDED = ("tfrecord", "webdataset", "table", "text")  # several files are one set
+
+
+def open_source(path: str, options: PackOptions) -> Source:
+    where = Path(path)
+    first = where if where.exists() else next((Path(p) for p in sorted(glob(path))), None)
+    if first is None:
+        raise ConfigError(f"{path} does not exist")
+    check_kind(first)
+    kind = recognise(first, options) if options.format == "auto" else options.format
+    if kind not in OPENERS:
+        raise ConfigError(f"--format: {kind!r} is none of {', '.join(OPENERS)}")
+    if first is not where and kind not in SHARDED:
+        raise ConfigError(f"{path}: a pattern may name shards of {', '.join(SHARDED)}; of {kind} give a file or folder")
+    module, function = OPENERS[kind]
+    opener: Callable[[Path, PackOptions], Source] = getattr(
+        importlib.import_module(f"h5rows.importers.{module}"), function
+    )
+    with one_line(path):
+        source = opener(where, options)
+    source.origin = path
+    return source
+
+
+def recognise(path: Path, options: PackOptions) -> str:
+    if path.is_file():
+        if path.suffix in (".h5", ".hdf5"):
+            raise ConfigError(f"{path} is HDF5 already: `repack` changes its layout")
+        if kind := BY_SUFFIX.get(path.suffix.lower()):
+            return kind
+        if ".tfrecord" in path.name:  # name.tfrecord-00000-of-00010
+            return "tfrecord"
+        raise ConfigError(
+            f"{path}: no format has the suffix {path.suffix!r}; say which with --format ({', '.join(OPENERS)})"
+        )
+    names = sorted(p.name for p in path.iterdir() if not p.name.startswith("."))
+    if "data.mdb" in names:
+        return "lmdb"
+    if {"zarr.json"} & set(names) or any((path / n).exists() for n in (".zgroup", ".zarray")):
+        return "zarr"
+    if path.suffix == ".n5" or (path / "attributes.json").exists():
+        return "n5"
+    return recognise_folder(path, options)
+
+
+def recognise_folder(path: Path, options: PackOptions) -> str:
+    """By the suffixes in it. Text and tables beside images or arrays describe these. Arrays in class folders are
+    samples, in a flat folder columns."""
+    found: dict[str, str] = {}  # kind -> the first file of it
+    empty = True
+    for folder, _, names in walk(path, options.external):
+        empty = empty and not names
+        for name in names:
+            if kind := kind_in_folder(name):
+                found.setdefault(kind, os.path.relpath(os.path.join(folder, name), path))
+    if {"images", "arrays"} & set(found):
+        found = {kind: file for kind, file in found.items() if kind not in ("text", "table")}
+    if len(found) > 1:
+        listed = ", ".join(f"{kind} ({file})" for kind, file in sorted(found.items()))
+        raise ConfigError(f"{path} holds several kinds: {listed}; move one away, or say which with --format")
+    if not found:
+        what = "is an empty folder" if empty else "holds no files of a known format"
+        raise ConfigError(f"{path} {what}; known: {', '.join(OPENERS)} (say which with --format)")
+    kind, file = next(iter(found.items()))
+    if kind == "arrays":
+        columns = file.lower().endswith(".npy") and not options.variable and are_columns(path, options.external)
+        return "numpy" if columns else "samples"
+    return kind
+
+
+def kind_in_folder(name: str) -> str:
+    from h5rows.importers.images import SUFFIXES
+
+    suffix = os.path.splitext(name)[1].lower()
+    if suffix in SUFFIXES:
+        return "images"
+    if suffix in (".npy", ".pth", ".pt"):
+        return "arrays"
+    if suffix in (".txt", ".tar", ".parquet", ".csv", ".tsv"):
+        return BY_SUFFIX[suffix]
+    return "tfrecord" if ".tfrecord" in name else ""
+
+
+def are_columns(path: Path, external: str) -> bool:
+    """x.npy, y.npy ... in the folder itself; or train/x.npy, test/x.npy: the same few names in the folder of each
+    split. Else each file is a sample."""
+    names: dict[Path, set[str]] = {}
+    for folder, _, files in walk(path, external):
+        if found := {name for name in files if name.endswith(".npy")}:
+            names[Path(folder)] = found
+    if set(names) == {path}:
+        return True
+    splits = all(folder.parent == path and folder.name.lower() in SPLIT_NAMES for folder in names)
+    return splits and len(set(map(frozenset, names.values()))) == 1 and len(next(iter(names.values()))) <= MOST_COLUMNS

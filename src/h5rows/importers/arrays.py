@@ -1,0 +1,130 @@
+"""NumPy files: one .npy, one .npz, or a folder of .npy files that are the columns of one set."""
+
+from __future__ import annotations
+
+import os
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from h5rows.errors import ConfigError
+from h5rows.importers.base import SPLIT_NAMES, ArraySource, printable
+from h5rows.importers.folders import walk
+from h5rows.packing.account import Account
+from h5rows.packing.options import PackOptions
+
+_SPLIT = "|".join(SPLIT_NAMES)
+_IN_NAME = re.compile(rf"(?:(?P<a>{_SPLIT})[_/.-](?P<x>.+)|(?P<y>.+)[_/.-](?P<b>{_SPLIT}))", re.IGNORECASE)
+
+
+def split_names(arrays: dict[str, np.ndarray], path: Path) -> dict[str, dict[str, np.ndarray]]:
+    """x_train, y_train, x_test ... -> {train: {x, y}, test: {x, ...}}; any name without a split: no splits."""
+    matches = {name: _IN_NAME.fullmatch(name) for name in arrays}
+    if not all(matches.values()):
+        return {"": arrays}
+    parts = {name: ((m["a"] or m["b"]), (m["x"] or m["y"])) for name, m in matches.items() if m}
+    return by_split(arrays, parts, path)
+
+
+def by_split(arrays: Mapping[str, Any], parts: Mapping[str, tuple[str, str]], path: Path) -> dict[str, dict[str, Any]]:
+    """parts: name -> (word for its split, name in it). Two arrays of one place would be one."""
+    tables: dict[str, dict[str, Any]] = {}
+    names: dict[tuple[str, str], str] = {}
+    for name, (word, field) in parts.items():
+        place = SPLIT_NAMES[word.lower()], field
+        if (first := names.setdefault(place, name)) != name:
+            raise ConfigError(f"{path}: {first!r} and {name!r} are both {field!r} of {place[0]}; rename one")
+        tables.setdefault(place[0], {})[field] = arrays[name]
+    return tables
+
+
+def open_numpy(path: Path, options: PackOptions) -> ArraySource:
+    """Mapped, not loaded (a compressed .npz is loaded: it has no rows to map)."""
+    account = Account()
+    files = array_files(path, options.external, account) if path.is_dir() else [path]
+    if path.suffix.lower() == ".npz":
+        arrays = read_npz(path, options.fields, account)
+    else:
+        arrays = {str(f.relative_to(path).with_suffix("")) if path.is_dir() else f.stem: read_npy(f) for f in files}
+    if not arrays:
+        raise ConfigError(f"{path} holds no .npy files")
+    for name, array in arrays.items():
+        if array.ndim == 0:
+            raise ConfigError(f"{path}: {name} is a single number, not rows; choose others with --fields")
+    if options.fields and set(options.fields) <= set(arrays):  # names given in full switch the search for splits off
+        arrays = {name: arrays[name] for name in options.fields}
+        tables = {"": arrays}
+    else:
+        tables = split_names(arrays, path)
+    stats = [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
+    source = ArraySource(tables, stats, {})
+    source.account = account
+    return source
+
+
+def array_files(path: Path, external: str, account: Account) -> list[Path]:
+    found = []
+    for folder, _, names in walk(path, external, account):
+        for name in names:
+            if name.endswith(".npy"):
+                found.append(Path(folder, name))
+            else:
+                account.leave("files", os.path.relpath(os.path.join(folder, name), path), "no .npy")
+    return sorted(found)
+
+
+def read_npy(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise ConfigError(f"{path} cannot be read as .npy: {explain(error)}") from None
+
+
+def read_npz(path: Path, wanted: Mapping[str, str], account: Account) -> dict[str, np.ndarray]:
+    """wanted: those that --fields names, if it names members of this archive; none: all."""
+    try:
+        with np.load(path, allow_pickle=False) as loaded, zipfile.ZipFile(path) as archive:
+            members = archive.namelist()
+            if twice := next((m for m in members if members.count(m) > 1), None):
+                raise ValueError(f"it has two members {twice!r}")
+            names = [member[: -len(".npy")] for member in members if member.endswith(".npy")]
+            for member in members:
+                if not member.endswith((".npy", "/")):
+                    account.leave("members", printable(member), "no .npy")
+            names = [n for n in names if n in wanted] if wanted and set(wanted) <= set(names) else names
+            return {
+                name: _map_member(path, archive.getinfo(f"{name}.npy")) if _stored(archive, name) else loaded[name]
+                for name in names
+            }
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError) as error:
+        raise ConfigError(f"{path} cannot be read as .npz: {explain(error)}") from None
+
+
+def explain(error: Exception) -> str:
+    if "pickle" in str(error):
+        return "it holds Python objects, which could run code when read; save plain arrays"
+    return str(error)
+
+
+def _stored(archive: zipfile.ZipFile, name: str) -> bool:
+    return archive.getinfo(f"{name}.npy").compress_type == zipfile.ZIP_STORED
+
+
+def _map_member(path: Path, info: zipfile.ZipInfo) -> np.ndarray:
+    """An uncompressed member lies in the archive as it is."""
+    with open(path, "rb") as file:
+        file.seek(info.header_offset + 26)
+        name_bytes, extra_bytes = np.frombuffer(file.read(4), "<u2").tolist()
+        file.seek(name_bytes + extra_bytes, 1)
+        version = np.lib.format.read_magic(file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = header(file)
+        if dtype.hasobject:
+            raise ValueError("pickle")
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")

@@ -1,0 +1,249 @@
+"""What an importer gives to the writer: named fields, splits, and rows by number."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from h5rows.errors import ConfigError, machine_fault
+from h5rows.packing.account import Account
+
+Rows = np.ndarray | range
+Left = tuple[str, str, str]  # (kind in the plural, name, why): see Account.leave
+SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+
+
+@dataclass(frozen=True)
+class Field:
+    """shape: of one sample; None marks a side that differs between samples (stored flat, with offsets)."""
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ragged(self) -> bool:
+        return None in self.shape
+
+    @property
+    def unit(self) -> tuple[int, ...]:
+        """The shape of what a ragged field's offsets count: for (None, 3) rows of 3, for (3, None, None) numbers."""
+        rest = self.shape[1:]
+        return rest if self.shape[0] is None and None not in rest and 0 not in rest else ()  # type: ignore[return-value]
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one sample; not of a ragged field."""
+        return int(np.prod([side or 0 for side in self.shape], dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A sample that cannot be read: its place in the rows asked for, its name, and why."""
+
+    place: int
+    name: str
+    reason: str
+
+
+class BadSample(Exception):
+    def __init__(self, name: object, reason: object) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name, self.reason = str(name), str(reason)
+
+
+def bad(name: object, error: BaseException, reason: object) -> Exception:
+    """A sample that cannot be read; one that the machine failed to read is not to be left out as a bad one."""
+    why = machine_fault(error)
+    return ConfigError(f"{name} cannot be read: {why}") if why else BadSample(name, reason)
+
+
+def printable(name: object) -> str:
+    """A name that may be no UTF-8, as text that a terminal and HDF5 take."""
+    return str(name).encode("utf-8", "backslashreplace").decode()
+
+
+@contextlib.contextmanager
+def one_line(what: object) -> Iterator[None]:
+    """Whatever a format's library raises about a source, as one line that names it."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except ConfigError as error:
+        if "\n" not in str(error):
+            raise
+        raise type(error)(" ".join(str(error).split())) from error  # it quotes a library, or the file
+    except Exception as error:
+        why = machine_fault(error) or next(iter(str(error).splitlines()), "")
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why = f"no room in {tempfile.gettempdir()} for temporary files; make room, or set TMPDIR to another folder"
+        raise ConfigError(printable(f"{what} cannot be read: {type(error).__name__}: {why}")) from error
+
+
+class UnlikeSample(ConfigError):
+    """A sample of another shape or type than the first one."""
+
+
+class Source:
+    """Rows by number. Picklable where `processes` is true; handles are opened where they are used.
+
+    fields: name -> Field. splits: name -> the source's rows, "" where the source has no splits of its own.
+    group_attrs: path of a group in the file, "" of all of it -> attributes. field_attrs: (split, field) -> attributes
+    that the field has in this split only.
+    processes: reading is Python work, so read in processes; else in threads.
+    ordered: rows are a stream (tokens): shares are cut off its end, never drawn.
+    slow_random: reading rows out of order decodes whole blocks for single rows.
+    """
+
+    fields: dict[str, Field]
+    splits: dict[str, Rows]
+    origin: object = "the source"  # its path
+    group_attrs: Mapping[str, Mapping[str, Any]] = {}
+    field_attrs: Mapping[tuple[str, str], Mapping[str, Any]] = {}
+    processes = False
+    ordered = False
+    slow_random = False
+
+    @cached_property
+    def account(self) -> Account:
+        """What it holds, and what of it is not given."""
+        return Account()
+
+    def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
+        """The readable ones of these rows: field -> (B, *shape) array, or a list of B arrays for a ragged field."""
+        raise NotImplementedError
+
+    def lost(self) -> list[Left]:
+        """What of the samples read since the last call was not given. Of a source that is read in processes."""
+        return []
+
+    def measure(self, rows: Rows, name: str) -> np.ndarray:
+        """(B, dims) int64: the shapes of a ragged field's samples; zeros where the sample cannot be read."""
+        values, bad = self.read(rows, [name])
+        shapes = np.zeros((len(rows), len(self.fields[name].shape)), np.int64)
+        keep = np.ones(len(rows), bool)
+        keep[[b.place for b in bad]] = False
+        if len(values[name]):
+            shapes[keep] = [v.shape for v in values[name]]
+        return shapes
+
+    def identity(self) -> Any:
+        """JSON-able; another source, another value."""
+        raise NotImplementedError
+
+
+class SampleSource(Source):
+    """A source read one sample at a time."""
+
+    processes = True
+
+    def sample(self, row: int, fields: Sequence[str]) -> dict[str, Any]:
+        """One value per field; raises BadSample."""
+        raise NotImplementedError
+
+    def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
+        out: dict[str, Any] = {
+            f: [] if self.fields[f].ragged else np.empty((len(rows), *self.fields[f].shape), self.fields[f].dtype)  # type: ignore[arg-type]
+            for f in fields
+        }
+        bad, count = [], 0
+        for place, row in enumerate(rows):
+            try:
+                values = self.sample(int(row), fields)
+                self._check(int(row), values)
+            except BadSample as error:
+                bad.append(Bad(place, printable(error.name), printable(error.reason)))
+                continue
+            for f in fields:
+                if self.fields[f].ragged:
+                    out[f].append(values[f])
+                else:
+                    out[f][count] = values[f]
+            count += 1
+        return {f: v[:count] for f, v in out.items()}, bad
+
+    def name_of(self, row: int) -> str:
+        return f"sample {row}"
+
+    def _check(self, row: int, values: dict[str, Any]) -> None:
+        """All are like the first; numpy would broadcast or round in silence. Never skipped: such a sample is whole."""
+        for name, value in values.items():
+            want = self.fields[name]
+            if value.shape == want.shape and value.dtype == want.dtype:
+                continue
+            got = np.asarray(value)
+            if len(got.shape) != len(want.shape) or any(
+                w not in (None, g) for w, g in zip(want.shape, got.shape, strict=True)
+            ):
+                first = f"{self.name_of(0)} is {want.shape}"
+                raise UnlikeSample(f"field {name}: {self.name_of(row)} is {got.shape}, {first}")
+            if got.dtype != want.dtype and not np.can_cast(got.dtype, want.dtype, "safe"):
+                first = f"{self.name_of(0)} is {want.dtype}"
+                raise UnlikeSample(f"field {name}: {self.name_of(row)} is {got.dtype}, {first}")
+
+
+class ArraySource(Source):
+    """Splits that are arrays already: splits -> field -> anything with shape, dtype and [slice or index array]."""
+
+    def __init__(
+        self, tables: Mapping[str, Mapping[str, Any]], identity: Any, attrs: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        self._identity, self._tables, self._begins = identity, tables, []
+        self.splits, self.fields = {}, {}
+        begin = 0
+        for split, table in tables.items():
+            where = f"of split {split}" if split else "of this source"
+            sizes = {name: len(array) for name, array in table.items()}
+            if len(set(sizes.values())) > 1:
+                raise ConfigError(
+                    f"the fields {where} differ in their number of rows: {shorten(sizes)}; choose some with "
+                    "--fields, or --format samples if each file is a sample"
+                )
+            fields = {n: Field(tuple(a.shape[1:]), np.dtype(a.dtype), attrs.get(n, {})) for n, a in table.items()}
+            if self.fields and {n: (f.shape, f.dtype) for n, f in fields.items()} != {
+                n: (f.shape, f.dtype) for n, f in self.fields.items()
+            }:
+                raise ConfigError(f"the fields {where} differ from another split's: {fields} and {self.fields}")
+            self.fields = fields
+            size = next(iter(sizes.values()), 0)
+            self.splits[split] = range(begin, begin + size)
+            self._begins.append((begin, begin + size, split))
+            begin += size
+
+    def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
+        begin, _, split = next(b for b in self._begins if b[0] <= rows[0] < b[1])
+        where: Any = np.asarray(rows) - begin
+        if isinstance(rows, range) or (np.diff(where) == 1).all():
+            where = slice(int(rows[0]) - begin, int(rows[-1]) - begin + 1)
+        return {f: np.asarray(self._tables[split][f][where]) for f in fields}, []
+
+    def identity(self) -> Any:
+        return self._identity
+
+
+def shorten(sizes: Mapping[str, int]) -> str:
+    shown = ", ".join(f"{name} {size:,}" for name, size in list(sizes.items())[:5])
+    return shown + ", ..." * (len(sizes) > 5)
+
+
+def select(source: Source, wanted: Mapping[str, str], path: object) -> dict[str, str]:
+    """Field in the source -> name in the file."""
+    if unknown := sorted(set(wanted) - set(source.fields)):
+        raise ConfigError(f"--fields: {path} has no field {unknown[0]!r}; it has {sorted(source.fields)}")
+    names = dict(wanted) or {name: name for name in source.fields}
+    if not names:
+        raise ConfigError(f"{path} holds no fields")
+    if len(set(names.values())) < len(names):
+        raise ConfigError(
+            f"--fields: two fields would have one name in the file: {names}; columns of a table go into one field "
+            "together, as --fields a,b=x"
+        )
+    return names

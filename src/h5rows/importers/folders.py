@@ -1,0 +1,90 @@
+"""What lies below a folder: all of it, each real folder once, and nothing that lies elsewhere."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+from h5rows.errors import ConfigError
+from h5rows.importers.base import printable
+from h5rows.packing.account import Account
+
+# what systems and programs put beside data, for themselves
+OF_SYSTEMS = (".DS_Store", "._*", ".git", ".gitignore", ".gitattributes", ".ipynb_checkpoints", ".nfs*", ".directory")
+REFUSE, ALLOW = "refuse", "allow"
+
+
+def walk(
+    root: Path, external: str, account: Account | None = None, hidden: bool = False, source: Path | None = None
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """(folder, names of its folders, of its files), sorted; links are followed, and to what lies outside of root only
+    if external is `allow`. Hidden ones are left out, and said to the account, or with `hidden` among the others.
+    source: the folder that was given, if root lies in it.
+
+    ConfigError: a folder cannot be read, or a link leads to one that was met before or lies above, or outside.
+    """
+
+    def stop(error: OSError) -> None:
+        raise ConfigError(printable(f"{error.filename} cannot be read: {error.strerror}"))
+
+    top = os.path.realpath(source or root)
+    check_inside(root, top, external)
+    met = {_identity(above): str(above) for above in Path(os.path.realpath(root)).parents}
+    for folder, names, files in os.walk(root, onerror=stop, followlinks=True):
+        if (first := met.setdefault(_identity(folder), folder)) != folder:
+            raise ConfigError(printable(f"{folder} is {first} again, by a link; remove the link"))
+        if not hidden:
+            if account is not None:
+                leave_hidden(os.path.relpath(folder, source or root), [*names, *files], account)
+            names[:] = [n for n in names if not n.startswith(".")]
+            files = [f for f in files if not f.startswith(".")]
+        names.sort()
+        files.sort()
+        for name in [*names, *files]:
+            check_kind(path := Path(folder, name))
+            check_inside(path, top, external)
+        yield folder, names, files
+
+
+def leave_hidden(folder: str, names: list[str], account: Account) -> None:
+    for name in sorted(n for n in names if n.startswith(".")):
+        if not any(fnmatch(name, own) for own in OF_SYSTEMS):
+            account.leave("hidden files or folders", os.path.normpath(os.path.join(folder, name)))
+
+
+def check_kind(path: Path) -> None:
+    """A pipe or a device would be waited for, or read for ever."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:  # a link that leads to nothing, or to itself
+        raise ConfigError(printable(f"{path} cannot be read: {error.strerror}")) from None
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise ConfigError(
+            printable(f"{path} is no regular file (a pipe, a socket or a device); give files, or folders")
+        )
+
+
+def check_inside(path: Path, top: str, external: str) -> None:
+    """top: the real path of the source. A folder from elsewhere could hold a link to any file of whoever packs it."""
+    if external == ALLOW or not path.is_symlink() or lies_in(path, top):
+        return
+    raise ConfigError(
+        printable(
+            f"{path} is a link to {os.path.realpath(path)}, outside of {top}; --external allow reads what lies "
+            "elsewhere, if you trust who made the link"
+        )
+    )
+
+
+def lies_in(path: Path, top: str) -> bool:
+    """Whether what a path leads to, by all its links, lies in the folder of this real path."""
+    real = os.path.realpath(path)
+    return real == top or real.startswith(top.rstrip(os.sep) + os.sep)
+
+
+def _identity(folder: str | Path) -> tuple[int, int]:
+    stat = os.stat(folder)
+    return stat.st_dev, stat.st_ino

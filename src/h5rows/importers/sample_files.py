@@ -1,0 +1,34 @@
+"""One .npy or .pth file for each sample, in folders as images are: root/[train|val|test/][class/]name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from h5rows.importers.base import Field, bad
+from h5rows.importers.images import FileSource, list_folder
+from h5rows.importers.values import read_pth
+from h5rows.packing.account import Account
+from h5rows.packing.options import PackOptions
+
+
+def decode(path: str, name: str) -> np.ndarray:
+    if not path.lower().endswith(".npy"):
+        return read_pth(path, name)
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise bad(name, error, f"cannot be read as .npy: {error}") from None
+
+
+def open_samples(path: Path, options: PackOptions) -> FileSource:
+    def field(first: np.ndarray, name: str) -> Field:
+        return Field((None,) * first.ndim if options.variable else first.shape, first.dtype)
+
+    account = Account()
+    files, splits, classes, ids = list_folder(path, {".npy", ".pth", ".pt"}, options.external, account)
+    targets = {"label": (ids, {"classes": classes})} if classes else {}
+    source = FileSource(path, files, splits, "x", decode, field, targets)
+    source.account = account
+    return source

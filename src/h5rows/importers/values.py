@@ -1,0 +1,315 @@
+"""Encoded samples, as LMDB, tar and TFRecord hold them: bytes -> array, by a kind that is given or guessed."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import pickletools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from glob import escape, glob
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from h5rows.errors import ConfigError, first_line
+from h5rows.importers.base import (
+    SPLIT_NAMES,
+    BadSample,
+    Field,
+    Left,
+    Rows,
+    SampleSource,
+    UnlikeSample,
+    bad,
+)
+from h5rows.importers.folders import check_inside, check_kind, walk
+from h5rows.importers.images import ImageDecoder, drained
+from h5rows.packing.account import Account
+from h5rows.packing.options import PackOptions
+
+TEXT = {"encoding": "utf-8"}
+IMAGE_MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"P5", b"P6")
+Decode = Callable[[Any, object], np.ndarray]  # (bytes, name of the sample) -> array
+WHOLE_NUMBER = re.compile(rb"0|-?[1-9][0-9]*")  # what int() and str() carry there and back
+
+
+def guess(raw: bytes, where: object) -> str:
+    """The kind of a value that nobody named."""
+    if raw.startswith(IMAGE_MAGIC) or (raw[:4] == b"RIFF" and raw[8:12] == b"WEBP"):
+        return "image"
+    if raw.startswith(b"\x93NUMPY"):
+        return "npy"
+    if raw.startswith(b"PK\x03\x04"):
+        return "pth"
+    if is_pickle(raw):
+        text = "; --as NAME=text if it is text" if raw[:1] != b"\x80" else ""
+        raise ConfigError(
+            f"{where} is a Python pickle, which could run code when read; write plain arrays or images{text}"
+        )
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"{where}: {len(raw)} bytes of unknown kind; say which with --as NAME=uint8:3,32,32"
+        ) from None
+    return "number" if WHOLE_NUMBER.fullmatch(text.strip().encode()) else "text"
+
+
+def is_pickle(raw: bytes) -> bool:
+    """Of protocol 2 and above by its first bytes; 0 and 1, which may look like text, by its last one and its commands,
+    which are listed and not run."""
+    if raw[:1] == b"\x80" and raw[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return True
+    if raw[-1:] != b".":
+        return False
+    try:
+        pickletools.dis(raw, io.StringIO())
+    except Exception:  # ValueError, IndexError, UnicodeDecodeError ...: it is none
+        return False
+    return True
+
+
+def decoder(kind: str, options: PackOptions, name: str) -> Decode:
+    plain = {"npy": read_npy, "pth": read_pth, "text": read_text, "int": read_int, "float": read_float}
+    plain["number"] = read_number
+    if kind == "image":
+        return ImageDecoder(options)
+    if kind in plain:
+        return plain[kind]
+    try:
+        type_name, _, sides = kind.partition(":")
+        dtype, shape = np.dtype(type_name), tuple(int(s) for s in sides.split(",") if s)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"--as {name}={kind}: give image, npy, pth, text, int, float, or a type and shape such as uint8:3,32,32"
+        ) from None
+    return Raw(dtype, shape)
+
+
+class Raw:
+    """Numbers as they lie in memory."""
+
+    def __init__(self, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+        self.dtype, self.shape = dtype, shape
+
+    def __call__(self, raw: bytes, name: object) -> np.ndarray:
+        size = int(np.prod(self.shape)) * self.dtype.itemsize
+        if len(raw) != size:
+            raise BadSample(name, f"has {len(raw)} bytes, {self.dtype}:{self.shape} takes {size}")
+        return np.frombuffer(raw, self.dtype).reshape(self.shape)
+
+
+def is_npz(raw: object) -> bool:
+    """A zip whose first member is an array; one of torch.save begins with a folder."""
+    return isinstance(raw, bytes) and raw[:4] == b"PK\x03\x04" and raw[30:][: raw[26] + 256 * raw[27]].endswith(b".npy")
+
+
+def read_npz(raw: bytes, field: str, name: object) -> dict[str, np.ndarray]:
+    """Each array is a field of its own, field.array."""
+    try:
+        with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
+            if len(set(arrays.files)) < len(arrays.files):
+                raise ValueError("two arrays of one name")
+            return {f"{field}.{array}": arrays[array] for array in arrays.files}
+    except Exception as error:  # of NumPy, zipfile, zlib ...
+        raise bad(name, error, f"{field} cannot be read as .npz: {first_line(error)}") from None
+
+
+def read_npy(raw: bytes, name: object) -> np.ndarray:
+    try:
+        return np.load(io.BytesIO(raw), allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise bad(name, error, f"cannot be read as .npy: {error}") from None
+
+
+def read_pth(raw: bytes | str, name: object) -> np.ndarray:
+    """A tensor written by torch.save; read with weights_only, which runs no code."""
+    import torch
+
+    try:
+        value = torch.load(io.BytesIO(raw) if isinstance(raw, bytes) else raw, weights_only=True, map_location="cpu")
+    except Exception as error:  # torch raises RuntimeError, UnpicklingError, EOFError ...
+        why = f"cannot be read by torch.load(weights_only=True): {first_line(error)}"
+        raise bad(name, error, why) from None
+    if not isinstance(value, torch.Tensor):
+        raise BadSample(name, f"holds a {type(value).__name__}, not one tensor")
+    try:
+        return to_numpy(value)
+    except ValueError as error:
+        raise BadSample(name, error) from None
+
+
+def to_numpy(tensor: Any) -> np.ndarray:
+    """bfloat16 and float8 become float32, which holds the same values and NumPy knows. ValueError: no plain numbers."""
+    try:
+        wide = tensor.float() if str(tensor.dtype).startswith(("torch.bfloat16", "torch.float8")) else tensor
+        return wide.detach().resolve_conj().resolve_neg().numpy()
+    except Exception as error:  # sparse, quantized, nested, on `meta` ...: torch raises TypeError, RuntimeError ...
+        kind = f"{tensor.dtype}, {str(tensor.layout).removeprefix('torch.')}, on {tensor.device}"
+        raise ValueError(f"is a tensor that NumPy cannot hold ({kind}): {first_line(error)}") from None
+
+
+def read_text(raw: bytes, name: object) -> np.ndarray:
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        raise BadSample(name, f"is not UTF-8: {error}") from None
+    return np.frombuffer(raw, np.uint8)
+
+
+def read_number(raw: bytes, name: object) -> np.ndarray:
+    """A whole number that nobody called one: 007 is a name."""
+    if not WHOLE_NUMBER.fullmatch(raw.strip()) and re.fullmatch(rb"[+-]?[0-9]+", raw.strip()):
+        why = "--as NAME=text keeps it as it is written, --as NAME=int takes the number"
+        raise BadSample(name, f"is {raw.strip()[:30].decode()!r}, which no number is written as; {why}")
+    return read_int(raw, name)
+
+
+def read_int(raw: bytes, name: object) -> np.ndarray:
+    try:
+        return np.array(int(raw), np.int64)
+    except ValueError:
+        raise BadSample(name, f"is no whole number: {raw[:20]!r}") from None
+    except OverflowError:
+        raise BadSample(
+            name, f"is a whole number of more than 63 bits: {raw[:30]!r}; --as NAME=text keeps it"
+        ) from None
+
+
+def read_float(raw: bytes, name: object) -> np.ndarray:
+    """As float64: which of the others need more digits than float32 has is not known here."""
+    try:
+        value = float(raw)
+    except ValueError:
+        raise BadSample(name, f"is no number: {raw[:20]!r}") from None
+    if re.fullmatch(rb"[+-]?[0-9]+", raw.strip()) and (np.isinf(value) or int(value) != int(raw)):
+        raise BadSample(name, f"is too large for the digits of float64: {raw[:30]!r}; --as NAME=text keeps it")
+    return np.array(value, np.float64)
+
+
+def field_of(decode: Decode, first: np.ndarray, variable: bool, name: str) -> Field:
+    if isinstance(decode, ImageDecoder):
+        return decode.field(first, name)
+    if decode is read_text:
+        return Field((None,), first.dtype, TEXT)
+    return Field((None,) * first.ndim if variable and first.ndim else first.shape, first.dtype)
+
+
+class EncodedSource(SampleSource):
+    """Samples of encoded fields. A subclass gives `raw`, and calls `learn` when it can."""
+
+    decoders: dict[str, Decode]
+
+    def raw(self, row: int) -> dict[str, Any]:
+        """Field -> bytes, or an array that needs no decoding; raises BadSample."""
+        raise NotImplementedError
+
+    def learn(self, size: int, options: PackOptions, where: Path, usual: Mapping[str, str] | None = None) -> None:
+        """Kinds and fields from the first sample that can be read. usual: kinds where the options name none."""
+        self.fields, self.decoders, self._chosen = {}, {}, bool(options.fields)
+        last: Exception | None = None
+        for row in range(min(size, 100)):
+            try:
+                values = self._values(row)
+                for name, raw in values.items():
+                    given = options.kinds.get(name) or (usual or {}).get(name)
+                    if isinstance(raw, bytes):
+                        self.decoders[name] = decoder(given or guess(raw, f"{where}: {name}"), options, name)
+                        first = self.decoders[name](raw, self.name_of(row))
+                        self.fields[name] = field_of(self.decoders[name], first, options.variable, name)
+                    else:
+                        shape = (None,) if options.variable and raw.ndim else raw.shape
+                        self.fields[name] = Field(shape, raw.dtype)
+            except BadSample as error:
+                last = error
+                continue
+            if unknown := sorted(set(options.kinds) - set(values)):
+                raise ConfigError(f"--as: {where} has no field {unknown[0]!r}; it has {sorted(values)}")
+            return
+        raise ConfigError(
+            f"{where}: " + (f"no sample can be read; the last: {last}" if last else "it holds no samples")
+        )
+
+    def lost(self) -> list[Left]:
+        return drained(self.decoders.values())
+
+    def _values(self, row: int) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for field, raw in self.raw(row).items():
+            made |= read_npz(raw, field, self.name_of(row)) if is_npz(raw) else {field: raw}
+        return made
+
+    def sample(self, row: int, fields: Sequence[str]) -> dict[str, Any]:
+        raws = self._values(row)
+        if not self._chosen and (more := sorted(set(raws) - set(self.fields))):
+            first = f"the first sample ({self.name_of(0)}) has only {sorted(self.fields)}"
+            raise UnlikeSample(f"{self.name_of(row)} has a field {more[0]!r}, {first}; choose with --fields")
+        for name in fields:
+            if name not in raws:
+                raise BadSample(self.name_of(row), f"has no field {name!r}")
+        return {
+            name: self.decoders[name](raws[name], f"{self.name_of(row)}: {name}")
+            if name in self.decoders
+            else raws[name]
+            for name in fields
+        }
+
+
+def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Account) -> dict[str, list[Path]]:
+    """The files of a set of shards, in a folder or named by a pattern; by split if the folder or name of each
+    (train-0001.tar) says one, else under "". kinds: such as ".tar"; other files of the folder are left out.
+
+    A pattern names files in the folder before its first * or ?: a link out of this is nobody's argument."""
+    if path.is_dir():
+        files = []
+        for folder, _, names in walk(path, external, account):
+            for name in names:
+                if is_kind(name, kinds):
+                    files.append(Path(folder, name))
+                else:
+                    account.leave("files", os.path.relpath(os.path.join(folder, name), path), f"no {' '.join(kinds)}")
+        files.sort()
+    elif path.is_file():
+        files = [path]
+    else:
+        files = [Path(p) for p in sorted(glob(str(path)))]
+        plain = list(itertools.takewhile(lambda part: part == escape(part), path.parent.parts))
+        for file in files:
+            check_kind(file)
+            check_inside(file, os.path.realpath(Path(*plain)), external)
+    if not files:
+        raise ConfigError(f"{path} holds no such files")
+    splits = [split_of(f.relative_to(path).parts if path.is_dir() else (f.name,)) for f in files if f != path]
+    if not all(splits) or not splits:
+        return {"": files}
+    return {split: [f for f, s in zip(files, splits, strict=True) if s == split] for split in dict.fromkeys(splits)}
+
+
+def is_kind(name: str, kinds: Sequence[str]) -> bool:
+    """name.tfrecord-00000-of-00010 is one of .tfrecord, too."""
+    return name.lower().endswith(tuple(kinds)) or (".tfrecord" in kinds and ".tfrecord" in name)
+
+
+def split_of(parts: tuple[str, ...]) -> str:
+    for part in parts:
+        word = part.lower()
+        for name, split in SPLIT_NAMES.items():
+            if word == name or (word.startswith(name) and not word[len(name)].isalnum()):
+                return split
+    return ""
+
+
+def ranges(sizes: Mapping[str, int]) -> dict[str, Rows]:
+    """Splits one after the other."""
+    begin, found = 0, {}
+    for split, size in sizes.items():
+        found[split] = range(begin, begin + size)
+        begin += size
+    return found  # type: ignore[return-value]
+
+
+def stamp(files: Sequence[Path]) -> list[Any]:
+    return [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in files]

@@ -1,0 +1,288 @@
+"""The file under work: made whole, then filled in place, then checked.
+
+    OUT.partial             the HDF5 file: every dataset contiguous, allocated and closed, so it opens at any moment
+    OUT.partial.progress    one JSON line per finished block, with the checksums of its bytes; the lock of the pack
+
+HDF5 is not asked to write a single row: workers pwrite at the offsets of the datasets. A block counts as finished when
+its line stands and its bytes have the line's checksums, which holds after a kill and after a power cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import h5py
+import numpy as np
+from tqdm import tqdm
+
+from h5rows.errors import ConfigError
+
+try:
+    from isal.isal_zlib import crc32  # the same values as zlib's, some 30 times as fast
+except ImportError:
+    from zlib import crc32
+
+# Linux: begin to write these bytes to the disk now, while the next blocks are made; the fsync at the end then finds
+# nearly nothing to do
+_start_write_back = getattr(ctypes.CDLL(None), "sync_file_range", None) if sys.platform == "linux" else None
+if _start_write_back is not None:
+    _start_write_back.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+SYNC_FILE_RANGE_WRITE = 2
+WRITE_BACK_ALIGN = 1 << 18  # bytes
+
+PAGE = 4096  # bytes; datasets begin on a page, so that mapped rows share none with metadata
+
+
+class Structure(Protocol):
+    """Of a file that holds more than the columns: how all of it is made, and compared once the columns are filled."""
+
+    def properties(self) -> Any:
+        """With which the file is created."""
+
+    def build(self, file: h5py.File, columns: list[Column]) -> None:
+        """Make the columns too, allocated."""
+
+    def finish(self, path: Path) -> None:
+        """What lies before HDF5's own bytes."""
+
+    def compare(self, path: Path) -> None:
+        """All but the columns."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One dataset to be: path in the file, shape with the rows first, attributes."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def row_bytes(self) -> int:
+        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes of a dataset that were written, from `begin` on, and their crc32."""
+
+    path: str
+    begin: int
+    size: int
+    crc: int
+
+
+def create(
+    path: Path,
+    columns: list[Column],
+    attrs: Mapping[str, Any],
+    structure: Structure | None = None,
+    groups: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> None:
+    """Make the file with all its datasets allocated, unfilled, those of a page and more on page borders.
+
+    attrs: the file's attributes. groups: {path of a group: its attributes}.
+    """
+    need = sum(c.row_bytes * c.shape[0] for c in columns)
+    with new_file(path, structure, (PAGE, PAGE)) as file:
+        if structure is not None:
+            structure.build(file, columns)
+            columns = []
+        for column in columns:
+            allocate(file, column, h5py.h5p.create(h5py.h5p.DATASET_CREATE), None, file.id)
+        set_attrs(file, attrs)
+        for group, held in groups.items():
+            set_attrs(file[group or "/"], held)
+    if structure is not None:
+        structure.finish(path)
+    reserve(path, need)
+
+
+def allocate(file: h5py.File, column: Column, plan: Any, kind: Any = None, parent: Any = None) -> Any:
+    """A contiguous dataset, its bytes unfilled. plan: what else holds of it; parent: None leaves it without a name."""
+    plan.set_layout(h5py.h5d.CONTIGUOUS)
+    plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    links.set_create_intermediate_group(True)
+    links.set_char_encoding(h5py.h5t.CSET_UTF8)
+    kind = h5py.h5t.py_create(column.dtype, logical=True) if kind is None else kind
+    made = h5py.h5d.create(file.id, None, kind, h5py.h5s.create_simple(column.shape), plan)
+    if parent is not None:
+        name = column.path if parent == file.id else column.path.rpartition("/")[2]
+        h5py.h5o.link(made, parent, name.encode(), lcpl=links)
+    set_attrs(h5py.Dataset(made), column.attrs)
+    return made
+
+
+def new_file(path: Path, structure: Structure | None, alignment: tuple[int, int]) -> h5py.File:
+    """alignment: from how many bytes on, to a multiple of how many."""
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    # v108: room for attributes of more than 64 KB (class names, lists of skipped files); any HDF5 since 2008 reads it
+    access.set_libver_bounds(h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_LATEST)
+    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+    made = structure.properties() if structure is not None else h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    start, step = alignment
+    access.set_alignment(start, min(step, made.get_userblock() or step))  # HDF5 wants the first one aligned too
+    return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, made, access))
+
+
+def reserve(path: Path, need: int) -> None:
+    """Take the disk space now: a full disk shows here, not after hours."""
+    with open(path, "r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                    raise
+        elif shutil.disk_usage(path.parent).free < need:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def set_attrs(item: Any, attrs: Mapping[str, Any]) -> None:
+    for name, value in attrs.items():
+        if isinstance(value, list) and all(isinstance(v, str) for v in value):
+            item.attrs.create(name, value, dtype=h5py.string_dtype(), shape=(len(value),))
+        else:
+            item.attrs[name] = value
+
+
+def offsets(path: Path) -> dict[str, int]:
+    """Where each dataset's bytes begin in the file; datasets without bytes are left out."""
+    found: dict[str, int] = {}
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and item.size:
+            found[name] = item.id.get_offset()
+
+    with h5py.File(path, "r") as file:
+        file.visititems(visit)
+    return found
+
+
+def bytes_of(values: np.ndarray) -> np.ndarray:
+    """The array's bytes in C order, (nbytes,) uint8; a view where it is contiguous."""
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+
+def pwrite_all(fd: int, data: np.ndarray, offset: int) -> int:
+    """Write all bytes of an array at offset -> their crc32."""
+    view = memoryview(bytes_of(data).data)
+    crc = crc32(view)  # first: it brings in a mapped source; pwrite, which locks the file, would take twice as long
+    done = 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done:], offset + done)
+    # the neighbours' bytes left out: a piece of memory that is on its way to the disk is slow to write to
+    begin = -(-offset // WRITE_BACK_ALIGN) * WRITE_BACK_ALIGN
+    end = (offset + done) // WRITE_BACK_ALIGN * WRITE_BACK_ALIGN
+    if _start_write_back is not None and begin < end:
+        _start_write_back(fd, begin, end - begin, SYNC_FILE_RANGE_WRITE)
+    return crc
+
+
+def crc_of(fd: int, offset: int, size: int, step: int = 1 << 22) -> int:
+    """crc32 of bytes read back; a short file gives another value."""
+    buffer = bytearray(min(size, step))
+    crc, done = 0, 0
+    while done < size:
+        got = os.preadv(fd, [memoryview(buffer)[: min(step, size - done)]], offset + done)
+        if not got:
+            return -1
+        crc = crc32(memoryview(buffer)[:got], crc)
+        done += got
+    return crc
+
+
+def verify(path: Path, spans: list[Span], workers: int, quiet: bool) -> None:
+    """Read every byte back against its checksum, and samples of it through HDF5."""
+    places = offsets(path)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            found = pool.map(lambda s: crc_of(fd, places[s.path] + s.begin, s.size), spans)
+            for span, crc in zip(tqdm(spans, desc="verify", unit=" blocks", disable=quiet), found, strict=True):
+                if crc != span.crc:
+                    raise damaged(path, span)
+    finally:
+        os.close(fd)
+    check_with_hdf5(path, spans)
+
+
+def check_with_hdf5(path: Path, spans: list[Span]) -> None:
+    """The first, middle and last span of each dataset through HDF5: offsets and types are what a reader will see."""
+    by_path: dict[str, list[Span]] = {}
+    for span in spans:
+        by_path.setdefault(span.path, []).append(span)
+    with h5py.File(path, "r") as file:
+        for name, found in by_path.items():
+            dset = file[name]
+            width = max(1, dset.dtype.itemsize * int(np.prod(dset.shape[1:], dtype=np.int64)))
+            for span in {found[0], found[len(found) // 2], found[-1]}:
+                rows = dset[span.begin // width : (span.begin + span.size) // width]
+                if crc32(bytes_of(rows)) != span.crc:
+                    raise damaged(path, span)
+
+
+def damaged(path: Path, span: Span) -> ConfigError:
+    where = f"{span.path}, bytes {span.begin} to {span.begin + span.size}"
+    return ConfigError(f"{path}: {where}: what was read back is not what was written; check the disk, then pack again")
+
+
+@contextlib.contextmanager
+def flushing(path: Path) -> Iterator[None]:
+    """Flush a file to the disk by a thread, while the body reads it back; on the disk when this ends."""
+    with ThreadPoolExecutor(1) as pool:
+        flushed = pool.submit(flush, path, os.O_RDWR)
+        yield
+        flushed.result()
+
+
+def flush(path: Path, mode: int) -> None:
+    fd = os.open(path, mode)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def publish(temp: Path, out: Path) -> None:
+    """Give a file that is on the disk its name, and flush the name."""
+    temp.replace(out)
+    flush(out.parent, os.O_RDONLY)
+
+
+@contextlib.contextmanager
+def full_disk(out: Path, need: Callable[[], int], temp: Path) -> Iterator[None]:
+    """A disk without room, said once and plainly. need: bytes of the data, asked then. temp: the file under work."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        size, taken = (s.st_size, s.st_blocks * 512) if temp.exists() and (s := temp.stat()) else (0, 0)
+        whole, free = max(need(), size), shutil.disk_usage(out.parent).free + taken
+        more = "and more for tables and a journal; " if whole <= free else ""
+        raise ConfigError(
+            f"{out}: no room on the disk ({os.strerror(error.errno)}): {in_words(whole)} needed, {more}"
+            f"{in_words(free)} free in {out.parent}; make room and run the same command again"
+        ) from None
+
+
+def in_words(size: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size} bytes"

@@ -1,0 +1,211 @@
+"""Which rows of the source go where: splits, shares, order, shard, and the blocks that workers take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from tqdm import tqdm
+
+from h5rows.errors import ConfigError
+from h5rows.importers.base import Field, Rows, Source, printable, select
+from h5rows.packing.file import Column
+from h5rows.packing.options import PackOptions
+
+BLOCK_BYTES = 4 << 20  # what a worker writes at a time: bounds memory, and what a kill loses
+PROCESS_ROWS = 512  # and not more rows than this where each costs Python work: the bar moves, workers end together
+
+
+@dataclass
+class Part:
+    """A group of the file. rows: the source's, in written order. paths: field in the source -> path in the file."""
+
+    rows: Rows
+    paths: dict[str, str]
+    shapes: dict[str, np.ndarray] = field(default_factory=dict)  # of ragged fields: (rows, dims), measured
+    attrs: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of fields, in this part only
+
+    def elements(self, name: str) -> np.ndarray:
+        """(rows + 1,) int64: where each sample of a ragged field begins in the flat values."""
+        lengths = self.shapes[name].prod(axis=1)
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+@dataclass(frozen=True)
+class Block:
+    number: int
+    part: int
+    begin: int
+    end: int
+
+
+def split_rows(source: Source, options: PackOptions) -> dict[str, Rows]:
+    """The source's own splits, or shares of them by --split, in written order, cut to this shard."""
+    splits = dict(source.splits)
+    if options.split:
+        splits = take_shares(splits, options, source.ordered)
+    if options.shuffle:
+        if source.ordered:
+            raise ConfigError("--shuffle: the rows are a stream of tokens, whose order is the text")
+        if source.slow_random:
+            raise ConfigError(
+                "--shuffle: this format is slow to read out of order; pack without it, then `repack --shuffle`"
+            )
+        splits = {
+            name: np.random.default_rng([options.seed, k + 1]).permutation(np.asarray(rows))
+            for k, (name, rows) in enumerate(splits.items())
+        }
+    i, n = options.shard
+    return {name: rows[len(rows) * i // n : len(rows) * (i + 1) // n] for name, rows in splits.items()}
+
+
+def take_shares(splits: dict[str, Rows], options: PackOptions, ordered: bool) -> dict[str, Rows]:
+    whole = "" if "" in splits else "train"
+    if whole not in splits:
+        raise ConfigError(f"--split takes shares of the split train; the source has {sorted(splits)}")
+    for name, share in options.split.items():
+        if name in splits or name == "train":
+            raise ConfigError(
+                f"--split {name}={share}: the source has this split already ({sorted(splits) if whole else 'train'})"
+            )
+    if not 0 < sum(options.split.values()) < 1 or min(options.split.values()) <= 0:
+        raise ConfigError(
+            f"--split {dict(options.split)}: each share is above 0, all together leave something for train"
+        )
+    rows = splits.pop(whole)
+    counts = {name: round(len(rows) * share) for name, share in options.split.items()}
+    if 0 in counts.values() or sum(counts.values()) >= len(rows):
+        raise ConfigError(f"--split {dict(options.split)} of {len(rows)} rows leaves a split empty")
+    left = len(rows) - sum(counts.values())
+    drawn: Rows = rows if ordered else np.random.default_rng([options.seed, 0]).permutation(np.asarray(rows))
+    shares: dict[str, Rows] = {"train": drawn[:left]}
+    for name, count in counts.items():
+        shares[name] = drawn[left : left + count]
+        left += count
+    if not ordered:  # drawn at random, read in the source's order
+        shares = {name: np.sort(part) for name, part in shares.items()}
+    return shares | splits
+
+
+def plan_parts(source: Source, options: PackOptions, out: object) -> list[Part]:
+    """One part for each split, with the fields that were asked for."""
+    names = select(source, options.fields, source.origin)
+    check_storable(source, names)
+    parts = []
+    for split, rows in split_rows(source, options).items():
+        origin = split if split in source.splits else "" if "" in source.splits else "train"
+        attrs = {name: source.field_attrs.get((origin, name), {}) for name in names}
+        parts.append(Part(rows, {n: f"{split}/{new}" if split else new for n, new in names.items()}, attrs=attrs))
+    return parts
+
+
+def place_groups(source: Source, parts: list[Part], own: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The source's attributes of groups, by path in the file. own: the file's, whose names are taken at its root."""
+    paths = [path for part in parts for path in part.paths.values()]
+    splits = {"", *(path.partition("/")[0] for path in paths)}
+    placed: dict[str, dict[str, Any]] = {}
+    for group, attrs in source.group_attrs.items():
+        if not group:
+            placed[""] = {f"source_{name}" if name in own else name: value for name, value in attrs.items()}
+            continue
+        there = [f"{split}/{group}".strip("/") for split in splits]
+        there = [path for path in there if any(other.startswith(f"{path}/") for other in paths)]
+        placed |= {path: dict(attrs) for path in there}
+        if not there:
+            for name in attrs:
+                source.account.leave("attributes", f"{group}: {name}", "the file has no such group")
+    return placed
+
+
+def check_storable(source: Source, names: Mapping[str, str]) -> None:
+    """HDF5 holds these fields under these names."""
+    where = printable(source.origin)
+    for name, new in names.items():
+        what = source.fields[name]
+        if bad_text(new) or not all(part.strip(".") for part in new.split("/")):
+            raise ConfigError(f"{where}: a field cannot be called {new!r}; --fields NAME=OTHER")
+        if beside := next((n for n in names.values() if n.startswith(f"{new}/")), None):
+            raise ConfigError(f"field {new!r} and {beside!r} cannot both be there: --fields {new}=OTHER renames one")
+        try:
+            plain = what.dtype.kind in "biufcSV" and not what.dtype.hasobject
+            h5py.h5t.py_create(what.dtype, logical=True)
+        except TypeError:
+            plain = False
+        if not plain:
+            raise ConfigError(
+                f"{where}: field {name!r} is of type {what.dtype}; numbers are stored: encode strings and times as "
+                "numbers, or leave the field out (--fields)"
+            )
+        for key, value in what.attrs.items():
+            if wrong := next((v for v in value if bad_text(v)), None) if isinstance(value, list) else None:
+                raise ConfigError(f"{where}: {key} of field {name!r}: HDF5 holds no name {wrong!r}; rename it")
+
+
+def bad_text(text: object) -> bool:
+    return isinstance(text, str) and ("\0" in text or printable(text) != text)
+
+
+def columns(part: Part, fields: Mapping[str, Field]) -> list[Column]:
+    """The datasets of a part."""
+    rows, made = len(part.rows), []
+    for name, path in part.paths.items():
+        what = fields[name]
+        attrs = {**what.attrs, **part.attrs.get(name, {})}
+        if not what.ragged:
+            made.append(Column(path, (rows, *what.shape), what.dtype, attrs))  # type: ignore[arg-type]
+            continue
+        total = int(part.elements(name)[-1]) // math.prod(what.unit)
+        made.append(Column(f"{path}/values", (total, *what.unit), what.dtype, attrs))
+        made.append(Column(f"{path}/offsets", (rows + 1,), np.dtype(np.int64)))
+        if len(what.unit) + 1 < len(what.shape):  # more than one side differs
+            made.append(Column(f"{path}/shapes", (rows, len(what.shape)), np.dtype(np.int64)))
+    return made
+
+
+def cut_blocks(parts: list[Part], source: Source) -> list[Block]:
+    blocks: list[Block] = []
+    for k, part in enumerate(parts):
+        row_bytes = 0
+        for name in part.paths:
+            what = source.fields[name]
+            if what.ragged:
+                row_bytes += int(part.elements(name)[-1]) * what.dtype.itemsize // max(1, len(part.rows))
+            else:
+                row_bytes += what.row_bytes
+        step = max(1, BLOCK_BYTES // max(1, row_bytes))
+        step = min(step, PROCESS_ROWS) if source.processes else step
+        for begin in range(0, len(part.rows), step):
+            blocks.append(Block(len(blocks), k, begin, min(begin + step, len(part.rows))))
+    return blocks
+
+
+def measure(
+    parts: list[Part], source: Source, pool: Executor, call: Callable[[Rows, str], np.ndarray], quiet: bool
+) -> None:
+    """Fill in the shapes of ragged fields; in the workers, since each may mean opening a file."""
+    for part in parts:
+        for name in part.paths:
+            if source.fields[name].ragged:
+                pieces = [part.rows[b : b + PROCESS_ROWS] for b in range(0, len(part.rows), PROCESS_ROWS)]
+                each = pool.map(call, pieces, [name] * len(pieces))
+                found = list(tqdm(each, desc=f"measure {name}", total=len(pieces), unit=" blocks", disable=quiet))
+                part.shapes[name] = (
+                    np.concatenate(found) if found else np.zeros((0, len(source.fields[name].shape)), np.int64)
+                )
+
+
+def total_bytes(source: Source, part: Part) -> int:
+    """Of its datasets; without those of ragged fields that are not yet measured."""
+    known = {n: p for n, p in part.paths.items() if not source.fields[n].ragged or n in part.shapes}
+    made = columns(Part(part.rows, known, part.shapes), source.fields)
+    return sum(c.row_bytes * c.shape[0] for c in made)
+
+
+def shard_name(out: Path, shard: tuple[int, int]) -> Path:
+    return out if shard == (0, 1) else out.with_name(f"{out.stem}.{shard[0]}-of-{shard[1]}{out.suffix}")

@@ -1,0 +1,123 @@
+"""The workers of a pack: threads, or processes where reading is Python work, that write blocks at their places."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from signal import SIG_IGN, SIGINT, signal
+from sys import platform
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from h5rows.errors import ConfigError
+from h5rows.importers.base import Bad, Left, Rows, Source, one_line
+from h5rows.packing.file import crc_of, pwrite_all
+
+tqdm.monitor_interval = 0  # no thread of tqdm's beside a fork
+
+# rows of the source, {field: byte in the file where the block's values go}, {ragged field: (rows, dims) shapes}
+Task = tuple[Rows, dict[str, int], dict[str, np.ndarray]]
+Done = tuple[dict[str, tuple[int, int]], list[Bad], list[Left]]
+
+
+class Worker:
+    """Reads rows of the source and writes them at their place; one per process, shared by threads."""
+
+    def __init__(self, source: Source, path: Path) -> None:
+        self.source, self.path = source, path
+        self._fd: int | None = None
+
+    def measure(self, rows: Rows, name: str) -> np.ndarray:
+        with one_line(self.source.origin):
+            return self.source.measure(rows, name)
+
+    def write(self, task: Task) -> Done:
+        """-> (field: (bytes written, their crc32)), the samples that could not be read, what of the others was lost."""
+        rows, places, shapes = task
+        with one_line(self.source.origin):
+            self.source.lost()
+            values, bad = self.source.read(rows, list(places))
+            left = self.source.lost()
+        done = {}
+        for name, place in places.items():
+            data = values[name]
+            if name in shapes:
+                expected = np.delete(shapes[name], [b.place for b in bad], axis=0)
+                data = flatten(data, expected, self.source.fields[name].dtype, name)
+            done[name] = (data.nbytes, pwrite_all(self._file(), data, place))
+        return done, bad, left
+
+    def check(self, place: int, size: int) -> int:
+        return crc_of(self._file(), place, size)
+
+    def _file(self) -> int:
+        if self._fd is None:
+            self._fd = os.open(self.path, os.O_RDWR)
+        return self._fd
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def flatten(values: list[np.ndarray], shapes: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
+    """One flat array. The room in the file was measured before: a sample of another size would run into the next."""
+    for value, shape in zip(values, shapes, strict=True):
+        if np.shape(value) != tuple(shape):
+            raise ConfigError(
+                f"field {name}: a sample measured as {tuple(shape)} is {np.shape(value)}; did the source change?"
+            )
+    flat = [np.asarray(value, dtype).reshape(-1) for value in values]
+    return np.concatenate(flat) if flat else np.empty(0, dtype)
+
+
+_worker: Worker  # of this process
+
+
+def _start(source: Source, path: Path) -> None:
+    global _worker
+    _worker = Worker(source, path)
+    signal(SIGINT, SIG_IGN)  # the parent ends the pack
+    # a killed parent must not leave workers behind that still write
+    threading.Thread(target=lambda: (parent_process().join(), os._exit(1)), daemon=True).start()  # type: ignore[union-attr]
+
+
+def write_here(task: Task) -> Done:
+    return _worker.write(task)
+
+
+def measure_here(rows: Rows, name: str) -> np.ndarray:
+    return _worker.measure(rows, name)
+
+
+def in_flight(
+    pool: Executor, call: Callable[[Any], Any], tasks: Iterable[tuple[Any, Any]], depth: int
+) -> Iterator[tuple[Any, Any]]:
+    """(key, result) as they finish; at most `depth` tasks wait or run, so that memory stays bounded."""
+    running: dict[Future[Any], Any] = {}
+    for key, task in tasks:
+        running[pool.submit(call, task)] = key
+        if len(running) >= depth:
+            yield from _finished(running)
+    while running:
+        yield from _finished(running)
+
+
+def _finished(running: dict[Future[Any], Any]) -> Iterator[tuple[Any, Any]]:
+    wait(running, return_when=FIRST_COMPLETED)
+    for future in [f for f in running if f.done()]:  # in the order they were given
+        yield running.pop(future), future.result()
+
+
+def make_pool(worker: Worker, workers: int) -> Executor:
+    if not worker.source.processes:
+        return ThreadPoolExecutor(workers)
+    start = "fork" if platform == "linux" else "spawn"  # fork: no start-up cost, and the source is not pickled
+    return ProcessPoolExecutor(workers, get_context(start), _start, (worker.source, worker.path))

@@ -1,0 +1,138 @@
+"""What a data file says about a field, asked while the config is composed. Imports no torch, reads what it must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import h5py
+import numpy as np
+
+from h5rows.errors import ConfigError
+from h5rows.reading.copies import local_copy
+from h5rows.reading.external import ALLOW_EXTERNAL
+from h5rows.reading.finding import find, stated_classes
+from h5rows.reading.opening import is_remote, names_of, open_h5, split_of
+
+_STEP = 16 << 20  # bytes that are read at once
+_CHECKED = 1 << 24  # labels; of more, such as a stream of tokens, what the attribute `classes` says is believed
+
+
+def sample_shape(data: Mapping[str, Any], field: str) -> list[int]:
+    """Shape of one sample of a field. data: the config's data group (path, fields, splits, perhaps swmr)."""
+    shape, _, _ = next(_stored(data, field, _groups(data)[0]))
+    if shape is None:
+        raise ConfigError(
+            f"data.fields.{field}: its samples have no fixed shape (strings, or variable length); "
+            "set data.input_shape yourself"
+        )
+    return shape
+
+
+def num_outputs(data: Mapping[str, Any], field: str) -> int:
+    """How many numbers a model must put out for a field.
+
+    Integers are classes: as many as the attribute `classes` names or says (of the dataset, its group or the file),
+    else the largest one of the training split + 1. Every split's labels must be among them: a GPU would end in an
+    assertion without a name. Floating-point: the number of elements of one sample.
+    """
+    first, *others = _groups(data)
+    outputs = None
+    for group in (first, *others):
+        count, top, where = _classes(data, field, group)
+        if count is None:
+            return int(np.prod(sample_shape(data, field), dtype=np.int64))
+        outputs = max(count, 2) if outputs is None else outputs
+        if top >= outputs:
+            raise ConfigError(
+                f"{where} has the label {top}, but the classes are 0 to {outputs - 1} "
+                f"({'its attribute `classes`' if group == first else f'of {first}'}): correct the labels, leave the "
+                f"split out (null in data.splits), or set data.num_outputs={top + 1}"
+            )
+    assert outputs is not None
+    return outputs
+
+
+def _groups(data: Mapping[str, Any]) -> list[str]:
+    """Where the splits lie, the training split's (else the first one's) first."""
+    splits = data["splits"]
+    if not isinstance(splits, Mapping):
+        split_of(splits, "train")  # which says so
+    there = sorted((s for s in splits if splits[s] is not None), key=lambda s: s != "train")
+    return list(dict.fromkeys(split_of(splits, split)["group"] for split in there or ["train"]))
+
+
+def _classes(data: Mapping[str, Any], field: str, group: str) -> tuple[int | None, int, str]:
+    """(number of classes, None if the field is no classes; the largest label that was seen; where it was seen)."""
+    named, top, at = None, -1, ""
+    for _, values, blocks in _stored(data, field, group):
+        where = f"{values.file.filename}: {values.name} (data.fields.{field})"
+        if named is None and (classes := stated_classes(values)) is not None:
+            named = int(classes) if np.ndim(classes) == 0 else len(classes)
+        if named is not None and values.size > _CHECKED:
+            continue
+        for block in blocks:
+            if block.dtype.kind in "fc":
+                return named, top, where
+            if block.dtype.kind not in "iub":
+                raise ConfigError(
+                    f"{where} holds {block.dtype}, neither classes nor numbers; set data.num_outputs yourself"
+                )
+            if block.size and block.min() < 0:
+                raise ConfigError(
+                    f"{where} has the negative label {block.min()}; classes are 0, 1, ...: write them anew, leave "
+                    "the split out (null in data.splits), or set data.num_outputs yourself"
+                )
+            if block.size and int(block.max()) > top:
+                top, at = int(block.max()), where
+    return (top + 1 if named is None else named), top, at
+
+
+def _stored(
+    data: Mapping[str, Any], field: str, group: str
+) -> Iterator[tuple[list[int] | None, h5py.Dataset, Iterator[np.ndarray]]]:
+    """For each file: the shape of one sample (None if it varies), the dataset, and its values in blocks."""
+    fields = data["fields"]
+    if not isinstance(fields, Mapping):
+        raise ConfigError(f"data.fields={fields}: expected a mapping, such as {{x: image, y: label}}")
+    if field not in fields:
+        raise ConfigError(f"data.fields has no {field!r}; it has {sorted(fields)}")
+    external, key = str(data.get("external")), f"data.fields.{field}"
+    for path in names_of(data["path"]):
+        with _open(path, bool(data.get("swmr")), external) as file:
+            item, member = find(file, group, fields[field], key, external)
+            values = item
+            if isinstance(item, h5py.Group) and "values" in set(item):  # `in item` follows links
+                values, _ = find(item.file, item.name, "values", key, external)
+            if not isinstance(values, h5py.Dataset) or not values.shape:
+                raise ConfigError(
+                    f"{path}: {item.name} (data.fields.{field}) has no rows; name a dataset of shape (rows, ...)"
+                )
+            dtype = values.dtype if member is None else values.dtype[member]
+            inner = dtype.subdtype[1] if dtype.subdtype else ()
+            fixed = values is item and dtype.kind not in "OS"
+            yield (
+                [int(n) for n in (*values.shape[1:], *inner)] if fixed else None,
+                values,
+                _blocks(path, values, member),
+            )
+
+
+def _open(path: str, swmr: bool, external: str) -> AbstractContextManager[h5py.File]:
+    if not is_remote(path) or external == ALLOW_EXTERNAL:
+        return open_h5(local_copy(path), swmr)
+    from h5rows.reading.remote import peek
+
+    return peek(path)
+
+
+def _blocks(path: str, values: h5py.Dataset, member: str | None) -> Iterator[np.ndarray]:
+    step = max(1, _STEP // max(1, values.dtype.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))))
+    source = values if member is None else values.fields(member)
+    for begin in range(0, max(1, len(values)), step):
+        if begin and is_remote(path):  # more than a look: the file will be fetched anyway
+            with open_h5(local_copy(path)) as file:
+                yield from _blocks(file.filename, file[values.name], member)
+            return
+        yield source[begin : begin + step]

@@ -1,0 +1,301 @@
+"""One named field over the shards of a set: which readers it needs, and its samples as arrays.
+
+    numbers, all samples of one shape    -> (B, *sample)                      read into the caller's buffer
+    samples of different length          -> list of (length, ...) arrays      stored flat + offsets, or HDF5 vlen
+    strings                              -> list of str                       flat UTF-8 + offsets, fixed, or HDF5 vlen
+
+uint32 and uint64, with which torch cannot compute, become int64; a value above its range is an error.
+
+Flat + offsets is a group with `values` (total, ...) and `offsets` (N + 1,): sample i is
+values[offsets[i]:offsets[i + 1]]. It holds strings if the group, or `values`, has the attribute encoding = "utf-8" and
+the values are uint8.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import h5py
+import numpy as np
+
+from h5rows.errors import ConfigError
+from h5rows.extras import missing
+from h5rows.reading.filters import check_filters
+from h5rows.reading.finding import check_type, find
+from h5rows.reading.layout import plan
+from h5rows.reading.opening import named
+from h5rows.reading.raw import ChunkCache, RawFile
+from h5rows.reading.readers import Chunks, Mapped, ThroughH5py, Way
+
+
+def torch_dtype(dtype: np.dtype) -> np.dtype:
+    """Of a stored type, the type that a batch has; in native byte order."""
+    return np.dtype(np.int64) if dtype.kind == "u" and dtype.itemsize >= 4 else dtype.newbyteorder("=")
+
+
+def for_torch(values: np.ndarray, where: str) -> np.ndarray:
+    if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
+        raise ConfigError(f"{where} holds {values.max()}, above what torch's int64 can hold; store it as another type")
+    return values.astype(torch_dtype(values.dtype), copy=False)
+
+
+class Fixed:
+    """Samples of one shape: `shape` (N, *sample), `dtype` of a batch, `_stored` the file's in native byte order."""
+
+    def __init__(self, dset: h5py.Dataset, member: str | None, cache: ChunkCache, swmr: bool) -> None:
+        self._where = where = f"{dset.file.filename}: {dset.name}"
+        dtype = dset.dtype if member is None else dset.dtype[member]
+        if dtype.names and member is not None:
+            raise ConfigError(f"{where}/{member} is a compound type within another, which is not read; write it flat")
+        if dtype.names:
+            fit = [name for name in dtype.names if (dtype[name].subdtype or (dtype[name],))[0].kind in "biufc"]
+            remedy = f"name a member: {dset.name}/{fit[0]}" if fit else "none of its members can be a tensor"
+            raise ConfigError(f"{where} has a compound type; {remedy} (of {dtype.names})")
+        base, inner = dtype.subdtype or (dtype, ())
+        strings = base.kind == "S" and (member is not None or inner)  # those of a dataset of strings become str
+        if base.kind not in "biufcS" or base.char in "gG" or strings:  # g: long double
+            raise ConfigError(f"{where} has the type {dtype}, which no tensor can hold; write it as another type")
+        if not dset.shape:
+            raise ConfigError(f"{where} is a single value without rows; a field needs a dataset of shape (rows, ...)")
+        self.shape, self.dtype, self._stored = (*dset.shape, *inner), torch_dtype(base), base.newbyteorder("=")
+        self.chunk_rows = dset.chunks[0] if dset.chunks else 1
+        if swmr or member is not None:
+            way, layout, self.reason = "h5py", None, "being written (SWMR)" if swmr else "a member of a compound type"
+        else:
+            way, self.reason, layout = plan(dset)
+        self.reader: Way
+        if layout is None:
+            check_filters(dset)
+            self.way, self.reader = "h5py", ThroughH5py(dset, member, swmr)
+        elif way == "mapped":
+            self.way, self.reader = way, Mapped(layout)
+        else:
+            self.way, self.reader = way, Chunks(layout, cache)
+        self._verify(dset, member)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+
+    def nbytes(self, rows: np.ndarray | None) -> int:
+        return (self.shape[0] if rows is None else len(rows)) * self.row_bytes
+
+    def _verify(self, dset: h5py.Dataset, member: str | None) -> None:
+        """Read some rows, and compare them with what h5py reads: a wrong guess about the format must stop the run."""
+        if len(self) == 0:
+            return
+        rows = np.unique([0, len(self) - 1, *np.random.default_rng(0).integers(len(self), size=2)])
+        self.reader.advise(rows)
+        ours = self.read(rows)
+        if isinstance(self.reader, ThroughH5py):
+            self.reader.close()
+            return
+        for k, row in enumerate(rows.tolist()):
+            try:
+                theirs = np.asarray(dset[row : row + 1], dtype=self.dtype)
+            except OSError as error:
+                if "filter" not in str(error):
+                    raise
+                self.reason += f"; {missing('not compared with HDF5, which', 'hdf5plugin')}"
+                return
+            if theirs.tobytes() != ours[k : k + 1].tobytes():
+                raise ConfigError(
+                    f"{dset.file.filename}: row {row} of {dset.name} read as {self.way} differs from h5py's; "
+                    "please report this file's layout (h5dump -pH), and repack the file meanwhile"
+                )
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """(B, *sample), newly allocated."""
+        out = np.empty((len(rows), *self.shape[1:]), dtype=self.dtype)
+        try:
+            self.gather_into(rows, out)
+        finally:
+            self.check()
+        return out
+
+    def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        """To be followed by a check of `file`."""
+        if self._stored == self.dtype:
+            self.reader.gather_into(rows, out, at)
+        else:
+            stored = np.empty((len(rows), *self.shape[1:]), dtype=self._stored)
+            self.reader.gather_into(rows, stored)
+            out[slice(len(rows)) if at is None else at] = for_torch(stored, self._where)
+
+    def advise(self, rows: np.ndarray) -> None:
+        self.reader.advise(rows)
+
+    def cached_share(self, rows: np.ndarray) -> float:
+        return self.reader.cached_share(rows)
+
+    def column(self) -> np.ndarray:
+        """(N, *sample): all of it."""
+        return self.read(np.arange(len(self)))
+
+    def view(self, start: int, stop: int) -> np.ndarray:
+        """Samples start..stop; not copied where they lie together in the file as a batch has them."""
+        if isinstance(self.reader, Mapped) and self.reader.contiguous and self._stored == self.dtype:
+            return self.reader.view(start, stop)
+        return self.read(np.arange(start, stop))
+
+    @property
+    def file(self) -> RawFile | None:
+        """What is to be checked after a use of gather_into or view: that the file is the one that was opened."""
+        return self.reader.file
+
+    def check(self) -> None:
+        if self.file is not None:
+            self.file.check()
+
+
+class FlatOffsets:
+    """Samples of different length, stored one after the other."""
+
+    def __init__(self, group: h5py.Group, cache: ChunkCache, swmr: bool, external: str) -> None:
+        self._where = f"{group.file.filename}: {group.name}"
+        values, offsets = (
+            find(group.file, group.name, name, f"{group.name}/{name}", external)[0] for name in ("values", "offsets")
+        )
+        self.values = Fixed(values, None, cache, swmr)
+        self.text = str(group.attrs.get("encoding", values.attrs.get("encoding", ""))).lower() in (
+            "utf-8",
+            "utf8",
+            "ascii",
+        )
+        self.way, self.reason = self.values.way, f"flat + offsets, values {self.values.reason}"
+        self.chunk_rows = 1
+        self.shape, self.dtype = (-1, *self.values.shape[1:]), self.values.dtype
+        if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or offsets.shape[0] == 0:
+            raise ConfigError(f"{self._where}/offsets must be N + 1 integers, but is {offsets.shape} {offsets.dtype}")
+        self.offsets = offsets[:].astype(np.int64)
+        if (np.diff(self.offsets) < 0).any() or self.offsets[0] < 0 or self.offsets[-1] > len(self.values):
+            raise ConfigError(f"{self._where}/offsets must rise from 0 to {len(self.values)} (values), and do not")
+        if self.text and (self.dtype != np.uint8 or len(self.shape) != 1):
+            raise ConfigError(
+                f"{self._where} says it is text, but its values are {self.values.shape} {self.dtype}, not (n,) uint8"
+            )
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def nbytes(self, rows: np.ndarray | None) -> int:
+        lengths = np.diff(self.offsets)
+        return int((lengths if rows is None else lengths[rows]).sum()) * self.values.row_bytes
+
+    def read(self, rows: np.ndarray) -> list[Any]:
+        bounds = zip(self.offsets[rows].tolist(), self.offsets[rows + 1].tolist(), strict=True)
+        samples: list[Any] = [self.values.view(a, b) for a, b in bounds]
+        if self.text:
+            samples = [s.tobytes() for s in samples]
+            self.values.check()
+            return [_decoded(s, self._where) for s in samples]
+        return samples
+
+    @property
+    def file(self) -> RawFile | None:
+        """What is to be checked after the use of what `read` gave, which may be views."""
+        return self.values.file
+
+    def advise(self, rows: np.ndarray) -> None:
+        begin, end = self.offsets[rows], self.offsets[rows + 1]
+        if isinstance(self.values.reader, Mapped):
+            self.values.reader.advise(begin[end > begin], (end - begin)[end > begin])
+
+    def cached_share(self, rows: np.ndarray) -> float:
+        begin = self.offsets[rows][self.offsets[rows + 1] > self.offsets[rows]]
+        return self.values.cached_share(begin) if len(begin) else 1.0
+
+    def column(self) -> np.ndarray:
+        """(N,) int64: the lengths."""
+        return np.diff(self.offsets)
+
+
+class Objects:
+    """Strings, and HDF5's own variable length."""
+
+    def __init__(self, dset: h5py.Dataset, cache: ChunkCache, swmr: bool) -> None:
+        self._where = f"{dset.file.filename}: {dset.name}"
+        if dset.ndim != 1:
+            raise ConfigError(
+                f"{self._where} has the shape {dset.shape}; strings and vlen samples must be of shape (rows,)"
+            )
+        string, vlen = h5py.check_string_dtype(dset.dtype), h5py.check_vlen_dtype(dset.dtype)
+        if string is None and (vlen is None or np.dtype(vlen).kind not in "biuf"):
+            raise ConfigError(
+                f"{self._where} has the type {dset.dtype}, which no tensor can hold; write it as another type"
+            )
+        self._rows, self.text, self.chunk_rows = dset.shape[0], string is not None, 1
+        self.shape, self.dtype = (-1,), torch_dtype(np.dtype(np.uint8 if self.text else vlen))
+        self._fixed = Fixed(dset, None, cache, swmr) if string and string.length is not None else None
+        check_filters(dset)
+        self._reader = ThroughH5py(dset, None, swmr)
+        self.way, self.reason = (self._fixed.way, self._fixed.reason) if self._fixed else ("h5py", "variable length")
+        self._bytes_a_row = dset.dtype.itemsize
+        self.read(np.arange(min(1, self._rows)))  # what is damaged shall show now
+        self._reader.close()
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def nbytes(self, rows: np.ndarray | None) -> int:
+        """Of what has a fixed size: the strings, or the references to the samples."""
+        return (self._rows if rows is None else len(rows)) * self._bytes_a_row
+
+    def read(self, rows: np.ndarray) -> list[Any]:
+        if self._fixed is not None:
+            return [_decoded(raw, self._where) for raw in self._fixed.read(rows).tolist()]
+        out = np.empty(len(rows), dtype=object)
+        try:
+            self._reader.gather_into(rows, out)
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{self._where} is not UTF-8 ({error}); write it again as UTF-8") from error
+        return out.tolist() if self.text else [for_torch(np.asarray(sample), self._where) for sample in out]
+
+    file = None  # nothing is a view
+
+    def advise(self, rows: np.ndarray) -> None:
+        if self._fixed is not None:
+            self._fixed.advise(rows)
+
+    def cached_share(self, rows: np.ndarray) -> float:
+        return self._fixed.cached_share(rows) if self._fixed is not None else 1.0
+
+    def column(self) -> np.ndarray:
+        """(N,) int64: the lengths."""
+        rows = np.arange(len(self))
+        return np.array([len(s) for k in range(0, len(rows), 4096) for s in self.read(rows[k : k + 4096])], np.int64)
+
+
+Field = Fixed | FlatOffsets | Objects
+
+
+def open_field(file: h5py.File, group: str, name: str, key: str, cache: ChunkCache, swmr: bool, external: str) -> Any:
+    with named(f"{file.filename}: {name} ({key})"):
+        return _open_field(file, group, name, key, cache, swmr, external)
+
+
+def _open_field(file: h5py.File, group: str, name: str, key: str, cache: ChunkCache, swmr: bool, external: str) -> Any:
+    item, member = find(file, group, name, key, external)
+    if isinstance(item, h5py.Group):
+        if not {"values", "offsets"} <= set(item):
+            raise ConfigError(
+                f"{file.filename}: {item.name} ({key}) is a group of {sorted(map(str, item))[:20]}; name one of "
+                "its datasets (a group is a field only if it holds `values` and `offsets`)"
+            )
+        return FlatOffsets(item, cache, swmr, external)
+    check_type(item, key)
+    if item.shape is None:
+        raise ConfigError(f"{file.filename}: {item.name} ({key}) is empty: it has no rows and no shape")
+    if member is None and item.dtype.kind in "OS" and not item.dtype.subdtype:
+        return Objects(item, cache, swmr)
+    return Fixed(item, member, cache, swmr)
+
+
+def _decoded(raw: bytes, where: str) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where} is not UTF-8 ({error}); write it again as UTF-8") from error

@@ -1,0 +1,139 @@
+"""Find a dataset in an open HDF5 file by its path; errors say what there is instead. No torch."""
+
+from __future__ import annotations
+
+import difflib
+from contextlib import suppress
+from typing import Any
+
+import h5py
+import numpy as np
+
+from h5rows.errors import ConfigError
+from h5rows.reading import filters
+from h5rows.reading.external import check_external, check_links, items_below, link_of
+from h5rows.reading.opening import named, unreadable
+
+
+def listing(group: h5py.Group, limit: int = 24) -> list[str]:
+    """Names of the datasets below a group, with shape and type."""
+    found: list[str] = []
+    for name, item in items_below(group):
+        with suppress(OSError, RuntimeError, KeyError, ValueError, TypeError):  # what is damaged is left out
+            if isinstance(item, h5py.Dataset):
+                found.append(f"{name} {item.shape} {type_name(item)}")
+        if len(found) >= limit:
+            break
+    return found
+
+
+def type_name(dset: h5py.Dataset) -> str:
+    try:
+        return str(dset.dtype)
+    except (TypeError, ValueError) as error:  # NumPy has no such type
+        return f"({error})"
+
+
+def find(
+    file: h5py.File, group: str, name: str, key: str, external: str
+) -> tuple[h5py.Dataset | h5py.Group, str | None]:
+    """The dataset (or group) `name` below `group`, and the member if the path goes on into a compound type.
+
+    key: the config key to blame. Nested paths may be used; a name that begins with / starts at the file's root.
+    external: refuse or allow what leads to other files.
+    """
+    for what, text in (("group", group), ("dataset", name)):
+        if not isinstance(text, str):
+            raise ConfigError(f"{key}: expected the name of a {what}, got {text}")
+    with named(f"{file.filename}: {name} ({key})"):
+        return _find(file, group, name, key, external)
+
+
+def stated_classes(item: h5py.Dataset | h5py.Group) -> Any:
+    """The attribute `classes` of a dataset, its group or its file: names, (N,), or how many they are; None: neither."""
+    owners = (item, item.parent, item.file)
+    return next((owner.attrs["classes"] for owner in owners if "classes" in owner.attrs), None)
+
+
+def class_names(item: h5py.Dataset | h5py.Group) -> list[str] | None:
+    """Names in the attribute `classes`; None where it holds none, or none that can be read: reading the data must not
+    fail by what only describes them."""
+    try:
+        classes = stated_classes(item)
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError):
+        return None
+    return [str(name) for name in classes] if np.ndim(classes) == 1 else None
+
+
+def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tuple[Any, str | None]:
+    check_links(file, group, external, f"{file.filename}: {group} ({key})")
+    try:
+        top = file[group]
+    except (KeyError, ValueError) as error:
+        if "doesn't exist" not in str(error):
+            raise unreadable(f"{file.filename}: the group {group} ({key})", error) from error
+        raise ConfigError(
+            f"{file.filename} has no group {group!r} ({key}); {_choices(file, group)}; "
+            "data.splits.<split>.group says where a split lies, null that there is none"
+        ) from None
+    if not isinstance(top, h5py.Group):
+        raise ConfigError(f"{file.filename}: {group!r} ({key}) is a dataset, not a group; use its parent group, or '/'")
+    item: Any = top
+    member: str | None = None
+    parts = [part for part in name.split("/") if part]
+    if name.startswith("/"):
+        item = file
+    for k, part in enumerate(parts):
+        if isinstance(item, h5py.Dataset):
+            member = "/".join(parts[k:])
+            check_type(item, key)
+            if item.dtype.names and member in item.dtype.names:
+                break
+            kinds = f"the members {list(item.dtype.names)}" if item.dtype.names else "no members"
+            raise ConfigError(f"{file.filename}: {item.name} has {kinds}, not {member!r} ({key})")
+        if not isinstance(item, h5py.Group):
+            break
+        try:
+            check_links(item, part, external, f"{file.filename}: {name} ({key})")
+            item = item[part]
+        except (KeyError, RuntimeError) as error:
+            if part not in item:
+                raise ConfigError(
+                    f"{file.filename}: {top.name} has no {name!r} ({key}); {_choices(top, name)}"
+                ) from None
+            raise _unreadable_link(item, part, file, key, error) from error
+    if isinstance(item, h5py.Dataset):
+        filters.load_plugins(item)
+        check_external(item, external)
+    if not isinstance(item, (h5py.Dataset, h5py.Group)):
+        raise ConfigError(f"{file.filename}: {item.name} ({key}) is a named type, not a dataset; {_choices(top, name)}")
+    return item, member
+
+
+def _unreadable_link(group: h5py.Group, name: str, file: h5py.File, key: str, error: Exception) -> ConfigError:
+    """Of a name that is there."""
+    link, what = link_of(group, name), f"{file.filename}: {name!r} ({key})"
+    if isinstance(link, h5py.ExternalLink):
+        what += f", a link to {link.path} of {link.filename},"
+    elif isinstance(link, h5py.SoftLink):
+        what += f", a link to {link.path},"
+    elif link is None:
+        what += ", a link of a user's own class, which h5py does not know,"
+    return unreadable(what, error)
+
+
+def check_type(dset: h5py.Dataset, key: str) -> None:
+    try:
+        _ = dset.dtype
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{dset.file.filename}: {dset.name} ({key}) has a type that NumPy lacks ({error}); write it as another"
+        ) from error
+
+
+def _choices(group: h5py.Group, wanted: str) -> str:
+    there = listing(group)
+    names = [line.split(" ")[0] for line in there]
+    groups = [str(name) for name in group] if len(group) < 1000 else []
+    near = difflib.get_close_matches(wanted.strip("/"), [*names, *groups], n=1, cutoff=0.5)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"It holds: {'; '.join(there) or 'no datasets'}"

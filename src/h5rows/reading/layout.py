@@ -1,0 +1,211 @@
+"""Where the bytes of an HDF5 dataset lie in its file, and hence how it can be read. No torch, no reading of values.
+
+contiguous, or raw chunks of whole rows        -> mapped   gathered from a memory mapping, at the speed of memcpy
+chunks with filters that filters.py knows      -> chunks   read by offset, decoded in threads
+anything else                                  -> h5py     exact, slower
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import h5py
+import numpy as np
+
+from h5rows.reading import filters
+from h5rows.reading.opening import Identity, identity
+
+_TABLE = 1 << 20  # chunks that are listed however few of them are written
+
+
+@dataclass(eq=False)
+class Layout:
+    """The extents of one dataset of N rows. Row chunk c, tile t of it: `size[c, t]` bytes at `offset[c, t]` of `path`.
+
+    A contiguous dataset is one chunk of N rows. A chunk that was never written has size 0 and holds `fill`.
+    """
+
+    path: str  # of the file that holds the dataset: not the one opened, if a link leads elsewhere
+    identity: Identity  # of that file
+    name: str
+    shape: tuple[int, ...]  # (N, *sample)
+    dtype: np.dtype[Any]
+    chunk: tuple[int, ...]  # (rows, *tile)
+    offset: np.ndarray  # (row chunks, tiles) int64
+    size: np.ndarray  # (row chunks, tiles) int64
+    mask: np.ndarray  # (row chunks, tiles) uint32; bit i: filter i was left out for this chunk
+    pipeline: tuple[tuple[int, tuple[int, ...]], ...]  # (filter, its options), in the order of writing
+    fill: np.ndarray | None
+
+    @cached_property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    @cached_property
+    def chunk_bytes(self) -> int:
+        return math.prod(self.chunk) * self.dtype.itemsize
+
+
+def plan_reader(dset: h5py.Dataset) -> tuple[str, str]:
+    """-> (mapped | chunks | h5py, why): the way in which the rows of this dataset are read."""
+    way, reason, _ = plan(dset)
+    return way, reason
+
+
+def plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
+    """As plan_reader, and the layout for the two ways that need it."""
+    try:
+        return _plan(dset)
+    except (OSError, RuntimeError, ValueError, OverflowError) as error:  # h5py's
+        return "h5py", f"HDF5 does not say where it lies: {error}", None
+
+
+def _plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
+    reason = _obstacle(dset)
+    if reason is not None:
+        return "h5py", reason, None
+    if dset.chunks is None:
+        offset, size = dset.id.get_offset(), math.prod(dset.shape) * dset.dtype.itemsize
+        # of what was never written get_offset is None, or, behind a user block, that block's last byte
+        if offset is None or dset.id.get_storage_size() != size:
+            return "h5py", "stored inside the file's metadata (compact), or never written", None
+        if not dset.file.userblock_size <= offset <= os.path.getsize(dset.file.filename) - size:
+            return "h5py", "an address outside of the file", None
+        return "mapped", f"contiguous at byte {offset}", _layout(dset, dset.shape, [[offset]], [[size]], [[0]], ())
+    layout = _chunk_table(dset)
+    if isinstance(layout, str):
+        return "h5py", layout, None
+    rows = f"chunks of {layout.chunk[0]} row{'s' * (layout.chunk[0] > 1)}"
+    if layout.offset.shape[1] > 1:
+        rows += f", {layout.offset.shape[1]} tiles to a row"
+    unwritten = int((layout.size == 0).sum())
+    if unwritten and not _fills(dset):
+        return "h5py", f"{rows}, {unwritten} of them never written and without a fill value", None
+    if not layout.pipeline and not unwritten and layout.offset.shape[1] == 1 and layout.chunk[1:] == layout.shape[1:]:
+        return "mapped", f"raw {rows}", layout
+    names = "+".join(filters.NAMES[number] for number, _ in layout.pipeline) or "no filter"
+    return "chunks", f"{rows}, {names}" + (f", {unwritten} never written" if unwritten else ""), layout
+
+
+def _obstacle(dset: h5py.Dataset) -> str | None:
+    """Why the file's bytes cannot be taken as they are."""
+    if dset.dtype.kind not in "biufcS" or dset.dtype.subdtype:
+        return f"type {dset.dtype}" if dset.dtype.kind != "O" else "variable length"
+    if not dset.dtype.isnative:
+        return "other byte order than this machine's"
+    if not dset.id.get_type().equal(h5py.h5t.py_create(dset.dtype, logical=True)):
+        return "stored in another type than it is read as"
+    if dset.is_virtual:
+        return "virtual"
+    if dset.external:
+        return "stored in other files"
+    if dset.shape is None or math.prod(dset.shape) == 0:
+        return "empty"
+    if dset.file.driver not in ("sec2", "stdio"):
+        return f"file driver {dset.file.driver}"
+    if dset.chunks is not None:
+        if dset.file.userblock_size and h5py.h5.get_libversion() < (1, 14, 4):
+            return "chunks behind a user block, whose addresses are wrong in this version of HDF5"
+        return filters.obstacle(_pipeline(dset), math.prod(dset.chunks) * dset.dtype.itemsize)
+    return None
+
+
+def _pipeline(dset: h5py.Dataset) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    create = dset.id.get_create_plist()
+    return tuple(
+        (number, tuple(options)) for number, _, options, _ in map(create.get_filter, range(create.get_nfilters()))
+    )
+
+
+def _fills(dset: h5py.Dataset) -> bool:
+    create = dset.id.get_create_plist()
+    return (
+        create.fill_value_defined() != h5py.h5d.FILL_VALUE_UNDEFINED
+        and create.get_fill_time() != h5py.h5d.FILL_TIME_NEVER
+    )
+
+
+def _chunk_table(dset: h5py.Dataset) -> Layout | str:
+    """The extents of all chunks; or why HDF5's list of them cannot be relied on, or would be too long."""
+    grid = [-(-n // c) for n, c in zip(dset.shape, dset.chunks, strict=True)]
+    count = dset.id.get_num_chunks()
+    if math.prod(grid) > max(_TABLE, 4 * count):
+        return f"{math.prod(grid)} chunks, of which {count} are written"
+    where, stored = [], []
+
+    def visit(info: Any) -> None:
+        where.append(info.chunk_offset)
+        stored.append((info.byte_offset, info.size, info.filter_mask))
+
+    if hasattr(dset.id, "chunk_iter"):
+        dset.id.chunk_iter(visit)
+    else:
+        for k in range(count):
+            visit(dset.id.get_chunk_info(k))
+    table = np.zeros((3, math.prod(grid)), dtype=np.int64)
+    if where:
+        corner, extent = np.asarray(where, dtype=np.uint64), np.asarray(stored, dtype=np.uint64)
+        reason = _doubt(dset, corner, extent)
+        if reason is not None:
+            return reason
+        index = corner.astype(np.int64) // dset.chunks
+        table[:, np.ravel_multi_index(tuple(index.T), grid)] = extent.astype(np.int64).T
+    offset, size, mask = table.reshape(3, grid[0], -1)
+    return _layout(dset, dset.chunks, offset, size, mask.astype(np.uint32), _pipeline(dset))
+
+
+def _doubt(dset: h5py.Dataset, corner: np.ndarray, extent: np.ndarray) -> str | None:
+    """Why a list of chunks may be wrong. corner: (n, axes) uint64; extent: (n, 3) uint64 address, size, filter mask."""
+    outside = (corner >= np.asarray(dset.shape, np.uint64)).any() or (corner % np.asarray(dset.chunks, np.uint64)).any()
+    if outside or len(np.unique(corner, axis=0)) != len(corner) or len(corner) != dset.id.get_num_chunks():
+        return "chunks that HDF5 lists in wrong places"
+    # HDF5 2.0 lists an extensible array by the wrong axes, unless the unlimited one is the first
+    axes = [axis for axis, most in enumerate(dset.maxshape) if most is None]
+    if len(axes) == 1 and axes != [0] and not _of_old_format(dset):
+        return "chunks that HDF5 lists in wrong places"
+    address, size, mask = extent.T
+    end = os.path.getsize(dset.file.filename)
+    if (size == 0).any() or (address > end).any() or (size > end - np.minimum(address, end)).any():
+        return "chunks without bytes, or with an address outside of the file"
+    full = math.prod(dset.chunks) * dset.dtype.itemsize
+    if not _pipeline(dset):
+        return "chunks of an unexpected size" if (size != full).any() else None
+    # H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS, which h5py cannot ask for: chunks over the edge may be stored as they are
+    edge = (corner + np.asarray(dset.chunks, np.uint64) > np.asarray(dset.shape, np.uint64)).any(axis=1)
+    if (edge & (size == full) & (mask == 0)).any():
+        return "chunks at the edge that may be stored without their filters"
+    return None
+
+
+def _of_old_format(dset: h5py.Dataset) -> bool:
+    """Whether its chunks are in a B-tree of version 1, as of everything whose header has no signature."""
+    with open(dset.file.filename, "rb") as file:
+        file.seek(dset.file.userblock_size + h5py.h5o.get_info(dset.id).addr)
+        return file.read(4) != b"OHDR"
+
+
+def _layout(dset: h5py.Dataset, chunk: Any, offset: Any, size: Any, mask: Any, pipeline: Any) -> Layout:
+    return Layout(
+        path=os.path.abspath(dset.file.filename),
+        identity=identity(dset.file),
+        name=dset.name,
+        shape=tuple(dset.shape),
+        dtype=dset.dtype,
+        chunk=tuple(chunk),
+        offset=np.asarray(offset, dtype=np.int64),
+        size=np.asarray(size, dtype=np.int64),
+        mask=np.asarray(mask, dtype=np.uint32),
+        pipeline=tuple(pipeline),
+        fill=_fill(dset) if (np.asarray(size) == 0).any() else None,
+    )
+
+
+def _fill(dset: h5py.Dataset) -> np.ndarray:
+    """() of the dataset's type; an array, as a scalar of NumPy's loses what is left of a bool's byte."""
+    value = np.zeros((), dset.dtype)
+    dset.id.get_create_plist().get_fill_value(value)
+    return value

@@ -1,0 +1,267 @@
+"""Open HDF5 files and find what is in them; errors say what there is instead. No torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from glob import glob
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import h5py
+from h5py._objects import phil  # its lock: a second one, held while h5py waits for its own, could deadlock
+
+from h5rows.errors import ConfigError, machine_fault
+
+
+def is_remote(name: str) -> bool:
+    return "://" in name
+
+
+def names_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
+    """A file, a pattern with *, or a list of both -> the files, in this order; every local one exists."""
+    names = path if isinstance(path, Sequence) and not isinstance(path, str) else [path]
+    if not all(isinstance(name, (str, os.PathLike)) for name in names):
+        raise ConfigError(f"data.path={path}: expected a file, a pattern or a list of files")
+    files: list[str] = []
+    for name in map(os.path.expanduser, map(str, names)):
+        if is_remote(name):
+            files.append(name)
+            continue
+        found = [name] if Path(name).exists() else sorted(glob(name))
+        if not found:
+            raise ConfigError(f"data.path={name}: no such file (the current directory is {Path.cwd()})")
+        files += [os.path.abspath(file) for file in found]
+    if not files:
+        raise ConfigError("data.path is empty: give a file, a pattern or a list of files")
+    return files
+
+
+Identity = tuple[int, int, int, int]  # device, inode, size, time of the last change
+
+
+def identity(file: h5py.File | str | int) -> Identity:
+    """Of the file that a handle has open, whatever its path leads to now; or of a path or a descriptor."""
+    found = os.stat(file.id.get_vfd_handle() if isinstance(file, h5py.File) else file)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def check_same(path: str, was: Identity, now: Identity, growing: bool = False) -> None:
+    """growing: by a SWMR writer, which adds to the file."""
+    if now == was:
+        return
+    if now[:2] != was[:2]:
+        raise ConfigError(f"{path} was replaced by another file while this run had it open; start the run again")
+    if now[2] < was[2]:
+        raise ConfigError(
+            f"{path} has {now[2]} bytes, and had {was[2]} when this run opened it: it was cut short; write it again"
+        )
+    if not growing:
+        raise ConfigError(f"{path} was changed while this run had it open; start the run again")
+
+
+@contextmanager
+def open_h5(path: str | os.PathLike[str], swmr: bool = False) -> Iterator[h5py.File]:
+    held = acquire(path, swmr, pin=True)
+    try:
+        with named(path):
+            yield held.file
+    finally:
+        release(held, pin=True)
+
+
+@contextmanager
+def named(what: object) -> Iterator[None]:
+    """What h5py raises in this block becomes one line about `what`."""
+    try:
+        yield
+    except (ConfigError, BrokenPipeError):  # a pipe that we print to is no file that we read
+        raise
+    except (OSError, RuntimeError, KeyError, ValueError, OverflowError, MemoryError) as error:  # what h5py may raise
+        raise unreadable(what, error) from error
+
+
+_Key = tuple[int, str, bool]
+
+
+class Held:
+    """An open file. holders: how many use it; pins: those among them who cannot open it anew if it is closed."""
+
+    def __init__(self, key: _Key, file: h5py.File) -> None:
+        self.key, self.file, self.holders, self.pins = key, file, 0, 0
+        self.identity, self.locking = identity(file), file.id.get_access_plist().get_file_locking()
+
+
+_held: dict[_Key, Held] = {}
+
+
+def acquire(path: str | os.PathLike[str], swmr: bool, pin: bool = False) -> Held:
+    """This process's handle of a file, opened if it is not yet; to be given back by release.
+
+    Only one: as long as any is open, HDF5 shows a file as it found it. So a handle of a file that was written anew is
+    closed, and so are, to see what a SWMR writer has added, all of this process; readers open theirs again.
+    """
+    key = (os.getpid(), os.path.abspath(path), swmr)
+    with phil:
+        if swmr and pin:
+            close_all()
+        held = _held.get(key)
+        if held is not None and not held.pins and _outdated(held):
+            _close(held)
+            held = None
+        if held is None:
+            held = _held[key] = Held(key, _open(path, swmr))
+        held.holders += 1
+        held.pins += pin
+        return held
+
+
+def _outdated(held: Held) -> bool:
+    """It shows a file that was written anew, or locks otherwise than files that the program has opened since."""
+    try:
+        if not held.key[2] and held.identity != identity(held.key[1]):
+            return True
+    except OSError:  # removed: who holds it may read on
+        pass
+    return held.locking not in (_lockings() or [held.locking])
+
+
+def _lockings() -> list[tuple[int, int]]:
+    """How the files lock that the program has opened, beside those that are held here."""
+    own = {held.file.id.id for held in _held.values() if held.file}
+    there = h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE)
+    return [file.get_access_plist().get_file_locking() for file in there if file.id not in own]
+
+
+def release(held: Held, pin: bool = False) -> None:
+    if held.key[0] == os.getpid():  # not, if it was acquired before a fork
+        with phil:
+            held.holders -= 1
+            held.pins -= pin
+            if not held.holders:
+                _close(held)
+
+
+def close_all() -> None:
+    """Handles of this process, for their readers to open them again."""
+    with phil:
+        for held in [held for key, held in _held.items() if key[0] == os.getpid() and not held.pins]:
+            _close(held)
+
+
+def _close(held: Held) -> None:
+    if _held.get(held.key) is held:
+        del _held[held.key]
+    if held.file:
+        held.file.close()
+
+
+_CLASH = "(degree|values) do(es)?n't match|not the same for"
+
+
+def is_clash(error: BaseException) -> bool:
+    """This process has the file open already, with other properties."""
+    return re.search(_CLASH, str(error)) is not None
+
+
+def _open_alike(path: str | os.PathLike[str], swmr: bool) -> h5py.File:
+    """With the properties of h5py.File, so that the program can open it too: HDF5 wants them alike, also those of files
+    that links and virtual datasets lead to. With others where the program has other files open with them, or where the
+    file cannot be locked (as on some network file systems)."""
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_sieve_buf_size(0)  # the default reads 21 bytes for each byte wanted of 3 KB rows
+    lockings = [*_lockings(), access.get_file_locking(), (False, True), (True, True), (True, False), (False, False)]
+    degrees = [h5py.h5f.CLOSE_DEFAULT, h5py.h5f.CLOSE_STRONG, h5py.h5f.CLOSE_SEMI]
+    refused: OSError | None = None
+    for as_swmr, degree, locking in product(dict.fromkeys([swmr, False]), degrees, dict.fromkeys(lockings)):
+        access.set_fclose_degree(degree)
+        access.set_file_locking(*locking)
+        flags = h5py.h5f.ACC_RDONLY | (h5py.h5f.ACC_SWMR_READ if as_swmr else 0)
+        try:
+            return h5py.File(h5py.h5f.open(os.fsencode(path), flags, fapl=access))
+        except OSError as error:
+            if not (is_clash(error) or "unable to lock" in str(error)):
+                raise
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """HDF5 would wait for a pipe. Of a folder it says so itself."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise ConfigError(f"{path} is no regular file (a pipe or a device); give an HDF5 file")
+
+
+def _open(path: str | os.PathLike[str], swmr: bool = False) -> h5py.File:
+    try:
+        check_regular(path)
+        file = _open_alike(path, swmr)
+        if file.id.get_intent() & h5py.h5f.ACC_RDWR and not swmr:
+            file.close()
+            raise ConfigError(
+                f"{path} is open for writing in this program, and what was written may not be in the file yet; close it"
+            )
+        return file
+    except OSError as error:
+        if not Path(path).exists():
+            raise ConfigError(f"{path} does not exist (the current directory is {Path.cwd()})") from None
+        if Path(path).is_dir():
+            raise ConfigError(f"{path} is a directory; give the file") from None
+        raise unreadable(path, error, "opened") from error
+
+
+_HINTS = {  # words of HDF5's: what they mean
+    _CLASH: "this program has it, or what leads to it, open in another way; open both alike "
+    "(locking, swmr), or close one",
+    "unable to lock": "another program has it open for writing; HDF5_USE_FILE_LOCKING=FALSE reads it nevertheless",
+    "doesn't exist|component not found": "it leads to nothing",
+    "too many links": "it leads to itself",
+    "already open for": "it is being written (data.swmr=true reads a SWMR writer's file), or its writer was killed "
+    "(h5clear -s)",
+    "truncated": "it is cut short: was the copy, or the program that wrote it, interrupted? Copy or write it again",
+    "file signature": "it is not an HDF5 file, or its beginning is damaged",
+    "filter returned failure": "what is stored there is damaged; copy or write it again",
+    "not registered|open directory|plugin": "it needs a filter that this HDF5 lacks; `h5.py inspect` names it",
+    "version": f"it is damaged there, or written by a newer HDF5 than {h5py.version.hdf5_version}",
+    "checksum|signature|corrupt|overflow|past end|ran off|EOA|heap|bad |wrong |greater than": "it is damaged there; "
+    "copy or write it again",
+    "external raw data|can't open file": "a file in which its values lie is missing, or may not be read",
+}
+
+
+def unreadable(what: object, error: BaseException, done: str = "read") -> ConfigError:
+    """What the library said, and what that means where it is known; a fault of the machine's as what it is."""
+    if fault := machine_fault(error):
+        return ConfigError(f"{what}: cannot be {done}: {fault}")
+    said = str(error.args[0] if isinstance(error, KeyError) and error.args else error) or type(error).__name__
+    hint = next((hint for words, hint in _HINTS.items() if re.search(words, said)), "h5dump may tell more")
+    return ConfigError(f"{what}: cannot be {done} ({said.splitlines()[0]}): {hint}")
+
+
+def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapping[str, Any]:
+    """The entry of a split that is there and not null."""
+    if not isinstance(splits, Mapping):
+        raise ConfigError(f"data.splits={splits}: expected a mapping, such as {{train: {{group: train}}, val: null}}")
+    if split not in splits:
+        raise ConfigError(f"data.splits has no {split!r}; it has {sorted(splits)}")
+    entry = splits[split]
+    if entry is None:
+        raise ConfigError(
+            f"data.splits.{split} is null: this set has no such split; give it a group, or shares of the rows"
+        )
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"data.splits.{split}={entry}: expected a mapping, such as {{group: train}}, or null")
+    rows, index = entry.get("rows"), entry.get("index")
+    if rows is not None and not (isinstance(rows, Sequence) and all(isinstance(r, (int, float)) for r in rows)):
+        raise ConfigError(f"data.splits.{split}.rows={rows}: must be two shares, such as [0, 0.9], or null")
+    if index is not None and not isinstance(index, str):
+        raise ConfigError(f"data.splits.{split}.index={index}: expected the name of a dataset, or null")
+    if "group" not in entry:
+        raise ConfigError(f"data.splits.{split} names no group; '/' is the file's root")
+    return entry

@@ -1,0 +1,294 @@
+"""The three ways to read rows of one HDF5 dataset (layout.py says which). All give the same bytes.
+
+Each has `gather_into(rows, out, at=None)`: write row rows[k] to out[k], or to out[at[k]]. rows: (B,) int64, all within
+the dataset (the caller checks); out: C-contiguous, of the dataset's shape and type. Safe from several threads.
+`file`, if there is one, is to be checked after a use, whether it gave values or raised: a change of it is why.
+`advise(rows)` asks the kernel to fetch what is not in memory yet, `cached_share(rows)` is the share that is. Handles
+are this process's own: they are left out of a pickle, and a forked child opens what must not be shared.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any, Protocol
+
+import h5py
+import numpy as np
+
+from h5rows.errors import ConfigError
+from h5rows.reading import filters
+from h5rows.reading.layout import Layout
+from h5rows.reading.opening import acquire, check_same, close_all, identity, is_clash, release, unreadable
+from h5rows.reading.raw import ChunkCache, RawFile, raw_file, spread
+
+
+class Way(Protocol):
+    @property
+    def file(self) -> RawFile | None: ...
+
+    def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None: ...
+
+    def advise(self, rows: np.ndarray) -> None: ...
+
+    def cached_share(self, rows: np.ndarray) -> float: ...
+
+
+class Mapped:
+    """Rows lie in the file as they are: copy them from its mapping."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.file = raw_file(layout.path, layout.identity)
+        self._open()
+
+    def __getstate__(self) -> Any:
+        return self.layout, self.file
+
+    def __setstate__(self, state: Any) -> None:
+        self.layout, self.file = state
+        self._open()
+
+    def _open(self) -> None:
+        self._bytes, size = self.file.map(), self.layout.row_bytes
+        self._rows: np.ndarray | None = None
+        if len(self.layout.offset) == 1:
+            first = int(self.layout.offset[0, 0])
+            self._rows = self._bytes[first : first + self.layout.shape[0] * size].reshape(-1, size)
+        # every run of `size` bytes, at any offset: picking from it gathers rows that lie anywhere
+        self._runs = np.lib.stride_tricks.as_strided(
+            self._bytes, (len(self._bytes) - size + 1, size), (1, 1), writeable=False
+        )
+
+    def _addresses(self, rows: np.ndarray) -> np.ndarray:
+        chunk, inner = np.divmod(rows, self.layout.chunk[0])
+        return self.layout.offset[chunk, 0] + inner * self.layout.row_bytes
+
+    def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        if len(rows) == 0:
+            return
+        flat = out.reshape(len(out), -1).view(np.uint8)
+        if self._rows is not None and at is None:
+            # "clip" because "raise" would go through a buffer; one thread, since the loader has several of its own
+            np.take(self._rows, rows, axis=0, out=flat[: len(rows)], mode="clip")
+            return
+        addresses, size = self._addresses(rows), self.layout.row_bytes
+        at = np.arange(len(rows)) if at is None else at
+        if size >= 16384:
+            for k, address in zip(at.tolist(), addresses.tolist(), strict=True):
+                flat[k] = self._bytes[address : address + size]
+        else:
+            step = max(1, (128 << 10) // size)  # rows whose copies stay in the cache
+            for k in range(0, len(rows), step):
+                flat[at[k : k + step]] = self._runs[addresses[k : k + step]]
+
+    @property
+    def contiguous(self) -> bool:
+        return self._rows is not None
+
+    def view(self, start: int, stop: int) -> np.ndarray:
+        """Rows start..stop of a contiguous dataset, not copied; read-only."""
+        assert self._rows is not None
+        return self._rows[start:stop].reshape(-1).view(self.layout.dtype).reshape(-1, *self.layout.shape[1:])
+
+    def advise(self, rows: np.ndarray, count: np.ndarray | int = 1) -> None:
+        """count: rows that follow each, itself included, where they lie together."""
+        self.file.advise(self._addresses(rows), np.broadcast_to(count * self.layout.row_bytes, rows.shape))
+
+    def cached_share(self, rows: np.ndarray) -> float:
+        return self.file.cached_share(self._addresses(rows), np.broadcast_to(self.layout.row_bytes, rows.shape))
+
+
+class Chunks:
+    """Chunks with filters: read by offset, decoded in threads, cropped."""
+
+    def __init__(self, layout: Layout, cache: ChunkCache) -> None:
+        self.layout, self._cache = layout, cache
+        self.file = raw_file(layout.path, layout.identity)
+        grid = [-(-n // c) for n, c in zip(layout.shape[1:], layout.chunk[1:], strict=True)]
+        # for each tile of a row: where it goes in the sample, and how much of it is inside
+        self._tiles = []
+        for corner in np.ndindex(*grid):
+            begin = [i * c for i, c in zip(corner, layout.chunk[1:], strict=True)]
+            end = [min(b + c, n) for b, c, n in zip(begin, layout.chunk[1:], layout.shape[1:], strict=True)]
+            target = tuple(map(slice, begin, end))
+            self._tiles.append((target, tuple(slice(0, e - b) for b, e in zip(begin, end, strict=True))))
+
+    def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        chunk, inner = np.divmod(rows, self.layout.chunk[0])
+        order = np.argsort(chunk, kind="stable")
+        cuts = np.flatnonzero(np.diff(chunk[order])) + 1
+        groups = np.split(order, cuts) if len(rows) else []
+
+        def copy(group: np.ndarray) -> None:
+            number = int(chunk[group[0]])
+            to, of = (group if at is None else at[group]), inner[group]
+            for tile, (target, inside) in enumerate(self._tiles):
+                values = self._chunk(number, tile)
+                here: Any = (to, *target)
+                there: Any = (of, *inside)
+                if len(group) == 1:  # plain slices, several times faster
+                    k, row = int(to[0]), int(of[0])
+                    here, there = (slice(k, k + 1), *target), (slice(row, row + 1), *inside)
+                out[here] = values[there]
+
+        spread(copy, groups, self.layout.chunk_bytes * len(self._tiles) * len(groups))
+
+    def _chunk(self, number: int, tile: int) -> np.ndarray:
+        """Tile `tile` of row chunk `number`, decoded."""
+        if self.layout.chunk[0] == 1:
+            return self._decode(number, tile)
+        key = (self.layout.path, self.layout.name, number, tile)
+        return self._cache.get(key, self.layout.chunk_bytes, lambda: self._decode(number, tile))
+
+    def _decode(self, number: int, tile: int) -> np.ndarray:
+        layout = self.layout
+        size, offset = int(layout.size[number, tile]), int(layout.offset[number, tile])
+        if size == 0:
+            assert layout.fill is not None
+            return np.broadcast_to(layout.fill, layout.chunk)
+        raw = self.file.read(size, offset)
+        try:
+            data = filters.decode(raw, layout.pipeline, int(layout.mask[number, tile]), layout.chunk_bytes)
+        except ValueError as error:
+            first = number * layout.chunk[0]
+            raise ConfigError(
+                f"{layout.path}: {layout.name} is damaged in the chunk of row {first} (byte {offset}; {error}); "
+                "copy or write the file again"
+            ) from error
+        return np.frombuffer(data, dtype=layout.dtype).reshape(layout.chunk)
+
+    def advise(self, rows: np.ndarray) -> None:
+        self.file.advise(*self._extents(rows))
+
+    def cached_share(self, rows: np.ndarray) -> float:
+        return self.file.cached_share(*self._extents(rows))
+
+    def _extents(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        chunk = np.unique(rows // self.layout.chunk[0])
+        offset, size = self.layout.offset[chunk].reshape(-1), self.layout.size[chunk].reshape(-1)
+        return offset[size > 0], size[size > 0]
+
+
+class ThroughH5py:
+    """Whatever HDF5 can read, by h5py, tuned: held handles, no sieve, consecutive rows together.
+
+    It gives zeros where a file was cut short: the file is compared with what it was when the dataset was opened, before
+    and after each use.
+    """
+
+    file = None
+
+    def __init__(self, dset: h5py.Dataset, member: str | None, swmr: bool) -> None:
+        self._by_row = not _is_whole(dset)
+        self.path, self.name, self.member, self.swmr = dset.file.filename, _own_name(dset), member, swmr
+        self.identity = identity(dset.file)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._handles: dict[int, tuple[Any, Any]] = {}  # process -> dataset, what closes its file
+        self._close: Any = None
+
+    def __getstate__(self) -> Any:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_handles", "_close")}
+
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+    def _dataset(self) -> Any:
+        dset, done = self._handles.get(os.getpid(), (None, None))
+        if dset is not None and not dset:  # closed, as acquire says
+            if self._handles.pop(os.getpid(), None) is not None and done is not None:
+                done()
+            dset = None
+        if dset is None:
+            held = acquire(self.path, self.swmr)
+            done = weakref.finalize(self, release, held)
+            check_same(self.path, self.identity, held.identity, self.swmr)
+            dset = held.file[self.name]
+            filters.load_plugins(dset)
+            if dset.chunks and (dset.chunks[0] == 1 or not dset.id.get_create_plist().get_nfilters()):
+                access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+                access.set_chunk_cache(521, 0, 0.75)  # doubles random reads where no chunk is worth keeping
+                dset = h5py.Dataset(h5py.h5d.open(held.file.id, self.name.encode(), access))
+            mine = (dset, done)
+            dset, kept = self._handles.setdefault(os.getpid(), mine)  # atomic: of two threads here, one's stays
+            if kept is done:
+                self._close = done
+            else:
+                done()
+        return dset
+
+    def _check(self, dset: Any) -> None:
+        check_same(self.path, self.identity, identity(dset.file), self.swmr)
+
+    def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        for attempt in range(3):
+            dset = None
+            try:
+                dset = self._dataset()
+                self._check(dset)
+                try:
+                    self._read(dset, rows, out, at)
+                finally:
+                    if dset:  # whatever was read, or raised: if the file was changed, this is why
+                        self._check(dset)
+                return
+            except (ConfigError, UnicodeDecodeError):
+                raise
+            except (OSError, RuntimeError, KeyError, ValueError) as error:
+                if is_clash(error) and attempt < 2:  # of a file that this one leads to
+                    close_all()
+                elif attempt == 2 or dset is None or dset:  # not: closed by another thread
+                    raise unreadable(f"{self.path}: {self.name}", error) from error
+
+    def _read(self, dset: Any, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None) -> None:
+        values = dset
+        if self.member is not None:
+            values = dset.fields(self.member)
+        elif h5py.check_string_dtype(dset.dtype) and dset.dtype.kind == "O":
+            values = dset.asstr()
+        order = np.argsort(rows, kind="stable")
+        cuts = np.flatnonzero((np.diff(rows[order]) != 1) | self._by_row) + 1
+        for run in np.split(order, cuts) if len(rows) else []:
+            begin, to = int(rows[run[0]]), (run if at is None else at[run])
+            if len(run) == 1:  # not out[k] = values[begin]: a scalar of NumPy's loses what is left of a bool's byte
+                k = int(to[0])
+                out[k : k + 1] = values[begin : begin + 1]
+            else:
+                out[to] = values[begin : begin + len(run)]
+
+    def close(self) -> None:
+        """Until the next use."""
+        self._handles.clear()
+        if self._close is not None:
+            self._close()
+
+    def advise(self, rows: np.ndarray) -> None:
+        """HDF5 reads when it is asked to."""
+
+    def cached_share(self, rows: np.ndarray) -> float:
+        return 1.0  # unknown
+
+
+def _own_name(dset: h5py.Dataset) -> str:
+    """Its name in its own file. `dset.name` is the path by which it was reached: through links it may begin in another
+    file, and name another dataset here."""
+    file = dset.file
+    try:
+        if file[dset.name] == dset:
+            return dset.name
+    except (KeyError, ValueError, TypeError):
+        pass
+    return file[dset.ref].name
+
+
+def _is_whole(dset: h5py.Dataset) -> bool:
+    """Whether a virtual dataset shows plain ones of its file, as large as it says. Of others HDF5 2.0 may crash on
+    reading several rows at once, where single ones can be read."""
+    for source in dset.virtual_sources() if dset.is_virtual else ():
+        shown = dset.file.get(source.dset_name) if source.file_name == "." else None
+        if not isinstance(shown, h5py.Dataset) or shown.is_virtual or shown.shape != source.src_space.shape:
+            return False
+    return True

@@ -1,0 +1,233 @@
+"""Remote files as local copies, which all else then reads as it reads any file. No torch.
+
+    composing    peek     HDF5 gets the blocks that it looks at, as it asks for them
+    training     fetched  LAB_CACHE_DIR/<host and path>-<url>/<version>/name.h5.part grows, and is renamed to name.h5
+
+Of the processes that share the folder one fetches and the others wait. One that was killed is gone on from. Threads
+that wait for the network hold no object of h5py's.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import re
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+from weakref import finalize
+
+import h5py
+
+from h5rows.errors import ConfigError
+from h5rows.locks import Busy, Lock
+from h5rows.reading.opening import is_remote, named, names_of, open_h5
+from h5rows.reading.sources import TRIES, Failed, Source, pause, read, shown, source_of
+
+SPAN, AHEAD = 8 << 20, 4  # bytes that are asked for at once, so many times
+BLOCK = 256 << 10  # bytes, of a file that is looked at; one that is not larger than a SPAN is fetched instead
+POLL_S, SAY_S = 0.2, 30.0
+ASKED_S = 60.0  # for so long a process does not ask again whether the file has changed
+CACHE_DIR = "LAB_CACHE_DIR"
+
+Between = Callable[[], object]  # called now and then while something is fetched; may raise, to stop
+
+
+def cache_dir() -> Path:
+    users = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get(CACHE_DIR) or f"{users}/lab").expanduser().absolute()
+
+
+def fetch(path: str | Sequence[str], between: Between) -> dict[str, str]:
+    """path: as Dataset takes it -> {each remote file among these: the version that is here now}."""
+    return {shown(name): Path(fetched(name, between)).parent.name for name in names_of(path) if is_remote(name)}
+
+
+def fetched(url: str, between: Between = lambda: None) -> str:
+    """The path of the whole local copy."""
+    path, source = copy_of(url)
+    _looked.pop(path, None)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while not path.exists():
+            try:
+                lock = Lock(path.with_name(".lock"))
+            except Busy:
+                _once(f"waiting for the process that fetches {shown(url)}")
+                between()
+                time.sleep(POLL_S)
+                continue
+            with lock:
+                if not path.exists():
+                    if source is None:
+                        raise ConfigError(f"{path} is gone, and {shown(url)} cannot be reached")
+                    _fetch(source, path, between)
+    except OSError as error:  # of the disk: those of the network are Failed
+        what = f"the copy of {shown(url)} cannot be written there: {error.strerror}"
+        raise ConfigError(f"{path.parent}: {what}; {CACHE_DIR}=... chooses another folder") from error
+    return str(path)
+
+
+# a file's folder, for this process: a source is not used after a fork -> when it was asked for, what is known
+_known: dict[tuple[int, Path], tuple[float, Path, Source | None]] = {}
+_looked: dict[Path, dict[int, bytes]] = {}  # blocks of files that are not here
+_said: set[str] = set()
+
+
+def copy_of(url: str) -> tuple[Path, Source | None]:
+    """Where the copy is, or will be, of the version that the server has now. Where it does not answer, the newest whole
+    copy, and None."""
+    place = shown(url).partition("://")[2]
+    folder, name = cache_dir() / f"{_plain(place)}-{_digest(url)}", _plain(place.rpartition("/")[2]) or "file"
+    asked_at, path, source = _known.get((os.getpid(), folder), (-ASKED_S, folder, None))
+    if time.monotonic() - asked_at >= ASKED_S:
+        old = max(folder.glob(f"*/{name}"), key=lambda copy: copy.stat().st_mtime, default=None)
+        then = time.strftime("%Y-%m-%d %H:%M", time.localtime(old.stat().st_mtime)) if old else ""
+        try:
+            source = source_of(url, 1 if old else TRIES)
+            path = folder / _digest(source.version) / name
+            if old and not path.exists():
+                _once(f"{shown(url)} has changed since {then}; the copy of then stays in {old.parent}")
+        except ConfigError as error:
+            if old is None or not isinstance(error.__cause__, Failed):  # it has answered
+                raise
+            path, source = old, None
+            _once(f"{error}; reading the copy of {then}, {old}")
+        _known[os.getpid(), folder] = time.monotonic(), path, source
+    return path, source
+
+
+def _fetch(source: Source, path: Path, between: Between) -> None:
+    part, name = path.with_name(f"{path.name}.part"), shown(source.url)
+    with open(part, "ab") as file:
+        first = here = os.fstat(file.fileno()).st_size  # of another process, which was ended
+        missing, free = source.size - here, shutil.disk_usage(path.parent).free
+        if free < missing:
+            need = f"{missing / 1e6:,.0f} MB are missing, {free / 1e6:,.0f} MB free"
+            raise ConfigError(f"{name}: no room for its copy in {path.parent}: {need}; {CACHE_DIR}=... chooses another")
+        _say(f"fetching {name}, {missing / 1e6:,.1f} of {source.size / 1e6:,.1f} MB, into {path.parent}")
+        began = said = time.monotonic()
+        every_s, end = (POLL_S, "\r") if sys.stderr.isatty() else (SAY_S, "\n")
+        for data in _pieces(source, here, between):
+            file.write(data)
+            file.flush()  # a part is always a beginning of the file
+            here += len(data)
+            if (now := time.monotonic()) - said > every_s:
+                said = now
+                _say(f"  {here / source.size:.0%}, {(here - first) / (now - began) / 1e6:,.0f} MB/s", end)
+        os.fsync(file.fileno())
+    if not h5py.is_hdf5(os.fsencode(part)):
+        with open(part, "rb") as file:
+            begin = file.read(16)
+        part.unlink()
+        raise ConfigError(f"{name}: is no HDF5 file; it begins with {begin!r}")
+    part.replace(path)
+
+
+def _pieces(source: Source, at: int, between: Between) -> Iterator[bytes]:
+    """All from `at` on, in order, fetched by a few threads."""
+    failures = 0
+    while not source.ranged and at < source.size:
+        try:
+            for piece in source.pieces(at, source.size):
+                at += len(piece)
+                between()
+                yield piece
+        except Failed as error:
+            pause(source.url, error, failures := failures + 1)
+    pool, stop = ThreadPoolExecutor(AHEAD, "fetch"), Event()
+    try:
+        spans, ahead = deque((k, min(k + SPAN, source.size)) for k in range(at, source.size, SPAN)), deque[Any]()
+        while spans or ahead:
+            while spans and len(ahead) < AHEAD:
+                ahead.append(pool.submit(read, source, *spans.popleft(), lambda: not stop.is_set()))
+            if wait([ahead[0]], POLL_S).done:
+                yield ahead.popleft().result()
+            between()
+    finally:
+        stop.set()
+        pool.shutdown(wait=not ahead, cancel_futures=True)  # a process that forks has no threads
+
+
+@contextmanager
+def peek(url: str) -> Iterator[h5py.File]:
+    """The file for a look at it. Links that lead out of it must not be followed: HDF5 would take it for the other."""
+    path, source = copy_of(url)
+    if source is None or path.exists() or not source.ranged or source.size <= SPAN:
+        with open_h5(fetched(url)) as file:
+            yield file
+        return
+    blocks = _Blocks(source, _looked.setdefault(path, {}))
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_fileobj_driver(h5py.h5fd.fileobj_driver, blocks)
+    # what is open when Python has ended lets HDF5 crash then: a traceback that somebody keeps may hold either
+    close_at_exit = [finalize(blocks, access.close)]
+    try:
+        with named(shown(url)):
+            file = h5py.File(h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY, access))
+            close_at_exit.append(finalize(blocks, file.close))
+            yield file
+    finally:
+        for close in reversed(close_at_exit):
+            close()
+
+
+class _Blocks:
+    """What HDF5 reads in place of a file."""
+
+    def __init__(self, source: Source, blocks: dict[int, bytes]) -> None:
+        self._source, self._at, self._blocks = source, 0, blocks
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + (self._source.size if whence == os.SEEK_END else 0)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """In the thread that called h5py and holds its lock."""
+        collecting = gc.isenabled()
+        gc.disable()  # in a thread of fsspec's it would free objects of h5py's, and wait for that lock for ever
+        try:
+            begin, end = self._at, min(self._at + len(buffer), self._source.size)
+            there = range(begin // BLOCK, -(-end // BLOCK))
+            if missing := [k for k in there if k not in self._blocks]:
+                first, last = missing[0] * BLOCK, min(missing[-1] * BLOCK + BLOCK, self._source.size)
+                data = read(self._source, first, last)
+                self._blocks |= {(first + k) // BLOCK: data[k : k + BLOCK] for k in range(0, len(data), BLOCK)}
+            found = b"".join(self._blocks[k] for k in there)[begin - there.start * BLOCK :][: end - begin]
+            buffer[: len(found)] = found
+            return len(found)
+        finally:
+            if collecting:
+                gc.enable()
+
+    def flush(self) -> None: ...
+
+
+def _plain(text: str) -> str:
+    """As a file's name: not too long, and not hidden, as are files of our own."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", text)[-80:].lstrip(".")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        _say(text)
+
+
+def _say(text: str, end: str = "\n") -> None:
+    print(text, end=end, file=sys.stderr, flush=True)

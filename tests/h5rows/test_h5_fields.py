@@ -1,0 +1,307 @@
+"""What a sample can be, which rows a split has, shards, tokens, and what the config asks of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from engine.data.loader import Loader
+from engine.data.order import EvalPlan
+from engine.errors import ConfigError
+from h5rows.dataset import Dataset
+from h5rows.probe import num_outputs, sample_shape
+from lab.datasets.tokens import NextToken, TokenWindows
+from lab.losses.cross_entropy import CrossEntropy
+from lab.metrics.accuracy import Accuracy
+
+ROOT = {"all": {"group": "/"}}
+WORDS = ["", "a", "größer", "日本語", "x" * 300, "naïve"]
+
+
+def words(n: int) -> list[str]:
+    return [WORDS[(7 * k) % len(WORDS)] + str(k % 10) * (k % 3) for k in range(n)]
+
+
+def write_ragged(file: h5py.File, name: str, samples: list[np.ndarray], **options: Any) -> h5py.Group:
+    group = file.create_group(name)
+    group.create_dataset("values", data=np.concatenate(samples), **options)
+    group["offsets"] = np.cumsum([0, *map(len, samples)])
+    return group
+
+
+@pytest.mark.parametrize("kind", ["vlen", "fixed", "spaces", "flat", "flat gzip"])
+def test_strings(kind: str, tmp_path: Path) -> None:
+    texts = words(60)
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        if kind == "vlen":
+            file.create_dataset("t", data=texts, dtype=h5py.string_dtype())
+        elif kind == "fixed":
+            file.create_dataset("t", data=[t.encode() for t in texts], dtype=h5py.string_dtype(length=400))
+        elif kind == "spaces":
+            padded = h5py.h5t.C_S1.copy()
+            padded.set_size(400)
+            padded.set_strpad(h5py.h5t.STR_SPACEPAD)
+            padded.set_cset(h5py.h5t.CSET_UTF8)
+            dset = h5py.h5d.create(file.id, b"t", padded, h5py.h5s.create_simple((60,)))
+            raw = np.array([t.encode().ljust(400) for t in texts])
+            dset.write(h5py.h5s.ALL, h5py.h5s.ALL, raw, mtype=padded)
+        else:
+            chars = [np.frombuffer(t.encode(), np.uint8) for t in texts]
+            options = {"compression": "gzip", "chunks": (100,)} if "gzip" in kind else {}
+            write_ragged(file, "t", chars, **options).attrs["encoding"] = "utf-8"
+    data = Dataset(str(tmp_path / "f.h5"), {"t": "t"}, ROOT, "all")
+    rows = np.random.default_rng(0).integers(0, 60, 200)
+    assert data.gather(rows)["t"] == [texts[r] for r in rows]
+    assert data[5]["t"] == texts[5]
+    assert data.spec["t"] == ((-1,), torch.uint8)
+    assert {"fixed": "mapped", "flat": "mapped", "flat gzip": "chunks"}.get(kind, "h5py") in data.describe()[0]
+
+
+@pytest.mark.parametrize("kind", ["vlen", "flat", "flat gzip", "flat big-endian", "matrices"])
+def test_samples_of_different_length(kind: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    inner = (3,) if kind == "matrices" else ()
+    samples = [rng.random((int(rng.integers(0, 20)), *inner)).astype("f4") for _ in range(50)]
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file["odd"], file["y"] = np.zeros(3, "u1"), np.arange(50)
+        if kind == "vlen":
+            dset = file.create_dataset("x", (50,), dtype=h5py.vlen_dtype("f4"))
+            for k, sample in enumerate(samples):
+                dset[k] = sample
+        else:
+            options = {"flat gzip": {"compression": "gzip", "chunks": (17,)}, "flat big-endian": {"dtype": ">f4"}}
+            write_ragged(file, "x", samples, **options.get(kind, {}))
+    data = Dataset(str(tmp_path / "f.h5"), {"x": "x", "y": "y"}, ROOT, "all", cache_mb=1)
+    assert data.spec["x"] == ((-1, *inner), torch.float32)
+    rows = rng.integers(0, 50, 30)
+    batch = data.gather(rows)
+    assert batch["x_length"].tolist() == [len(samples[r]) for r in rows]
+    assert batch["x"].shape == (30, int(batch["x_length"].max()), *inner)
+    for k, row in enumerate(rows):
+        length = len(samples[row])
+        assert np.array_equal(batch["x"][k, :length].numpy(), samples[row])
+        assert not batch["x"][k, length:].any()
+    assert np.array_equal(data[7]["x"].numpy(), samples[7])
+    assert batch["y"].tolist() == rows.tolist()
+
+
+def test_shards_of_different_layout_are_one_set(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    parts = [rng.random((n, 4, 6)) for n in (11, 1, 30)]
+    options: list[dict[str, Any]] = [{}, {}, {"chunks": (4, 4, 6), "compression": "gzip"}]
+    ragged = [[rng.integers(0, 9, int(rng.integers(0, 5))) for _ in part] for part in parts]
+    for k, part in enumerate(parts):
+        with h5py.File(tmp_path / f"shard-{k}.h5", "w") as file:
+            file.create_dataset("g/x", data=part, **options[k])
+            write_ragged(file, "g/r", ragged[k])
+    data = Dataset(str(tmp_path / "shard-*.h5"), {"x": "x", "r": "r"}, {"train": {"group": "g"}}, "train")
+    whole, samples = np.concatenate(parts), [s for part in ragged for s in part]
+    assert len(data) == 42
+    rows = rng.integers(0, 42, 100)
+    buffer = torch.empty(100, 4, 6, dtype=torch.float64)
+    batch = data.gather(rows, {"x": buffer})
+    assert np.array_equal(buffer.numpy(), whole[rows])
+    assert batch["r_length"].tolist() == [len(samples[r]) for r in rows]
+    assert data.nbytes == whole.nbytes + sum(s.nbytes for s in samples)
+    data.advise(rows)
+
+
+@pytest.mark.parametrize("row_bytes", [8, 20000])
+def test_shards_of_small_and_large_rows(row_bytes: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    parts = [rng.integers(0, 256, (n, row_bytes), dtype=np.uint8) for n in (50, 70)]
+    for k, part in enumerate(parts):
+        with h5py.File(tmp_path / f"{k}.h5", "w") as file:
+            file["x"] = part
+            file.create_dataset("chunked", data=part, chunks=(3, row_bytes))
+    data = Dataset([str(tmp_path / "0.h5"), str(tmp_path / "1.h5")], {"x": "x", "c": "chunked"}, ROOT, "all")
+    rows = rng.integers(0, 120, 500)
+    batch = data.gather(rows)
+    assert np.array_equal(batch["x"].numpy(), np.concatenate(parts)[rows])
+    assert np.array_equal(batch["c"].numpy(), np.concatenate(parts)[rows])
+    assert all("mapped" in line for line in data.describe())
+
+
+def test_rows_of_a_split(tmp_path: Path) -> None:
+    for k in range(2):
+        with h5py.File(tmp_path / f"{k}.h5", "w") as file:
+            file["x"] = 100 * k + np.arange(100)
+            file["good"] = np.array([3, 97, 5], dtype="u1")
+    paths = [str(tmp_path / "0.h5"), str(tmp_path / "1.h5")]
+    splits: dict[str, Any] = {
+        "index": {"group": "/", "index": "good"},
+        "a": {"group": "/", "rows": [0, 0.7]},
+        "b": {"group": "/", "rows": [0.7, 1]},
+        "none": None,
+    }
+
+    def values(split: str) -> list[int]:
+        data = Dataset(paths, {"x": "x"}, splits, split)
+        return data.gather(np.arange(len(data)))["x"].tolist()
+
+    assert values("index") == [3, 97, 5, 103, 197, 105]
+    a, b = values("a"), values("b")
+    assert len(a) == 140
+    assert sorted(a + b) == list(range(200))
+    assert 30 < sum(v < 100 for v in b) / len(b) * 100 < 70  # a shuffling, not the end of the file
+    assert b[:6] == [0, 6, 13, 19, 22, 23]  # it must never change: rows of one split would leak into another
+    with pytest.raises(ConfigError, match=r"splits\.none is null"):
+        values("none")
+    with pytest.raises(ConfigError, match=r"no 'tset'.*\['a', 'b'"):
+        values("tset")
+    with pytest.raises(ConfigError, match="begin < end"):
+        Dataset(paths, {"x": "x"}, {"a": {"group": "/", "rows": [0.9, 0.1]}}, "a")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"chunks": (64,), "compression": "gzip"}, {"chunks": (100,)}, {"dtype": ">i4"}]
+)
+@pytest.mark.parametrize("stride", [1, 7, 32])
+def test_token_windows(options: dict[str, Any], stride: int, tmp_path: Path) -> None:
+    streams = [np.random.default_rng(k).integers(0, 60000, n).astype(np.uint16) for k, n in enumerate((500, 10, 333))]
+    for k, stream in enumerate(streams):
+        with h5py.File(tmp_path / f"{k}.h5", "w") as file:
+            file["odd"] = np.zeros(3, "u1")  # what follows is misaligned
+            file.create_dataset("t", data=stream, **options if len(stream) > 10 else {})
+    paths = [str(tmp_path / f"{k}.h5") for k in range(3)]
+    splits = {"train": ROOT["all"], "val": ROOT["all"]}
+    data = TokenWindows(paths, {"tokens": "t"}, splits, "train", window=32, stride=stride, cache_mb=1)
+    consecutive = TokenWindows(paths, {"tokens": "t"}, splits, "val", window=32, stride=stride)
+    assert len(consecutive) == sum((len(s) - 1) // 32 for s in streams)  # each token is a target once
+    windows = [s[b : b + 33].astype(np.int64) for s in streams for b in range(0, len(s) - 32, stride)]
+    assert len(data) == len(windows)
+    rows = np.random.default_rng(0).integers(0, len(data), 64)
+    buffer = torch.empty(70, 33, dtype=torch.int64)
+    batch = data.gather(rows, {"tokens": buffer})
+    assert np.array_equal(buffer[:64].numpy(), np.stack([windows[r] for r in rows]))
+    shifted = NextToken("tokens")(batch, torch.arange(64))
+    assert torch.equal(shifted["x"][:, 1:], shifted["y"][:, :-1])
+    assert np.array_equal(data[len(data) - 1]["tokens"].numpy(), windows[-1])
+    data.advise(rows)
+    with pytest.raises(ConfigError, match=r"data.window=9999.*longest stream has 500"):
+        TokenWindows(paths, {"tokens": "t"}, ROOT, "all", window=9999, stride=1)
+
+
+def test_probe(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file["train/image"] = np.zeros((12, 3, 4), "u1")
+        file["train/label"] = np.array([0, 4, 2] * 4, "u1")
+        file["train/named"] = np.zeros(12, "i8")
+        file["train/named"].attrs["classes"] = [b"cat", b"dog", b"owl"]
+        file["train/target"] = np.zeros((12, 5), "f4")
+        file["train/scalar"] = np.zeros(12, "f8")
+        file["train/yes"] = np.zeros(12, bool)
+        file["train/bad"] = np.full(12, -1)
+        file["train/text"] = ["a"] * 12
+    names = ["image", "label", "named", "target", "scalar", "yes", "bad", "text"]
+    config = {"path": str(tmp_path / "f.h5"), "fields": {n: n for n in names}, "splits": {"train": {"group": "train"}}}
+    data = OmegaConf.create(config | {"shape": "${probe_shape:image}"})
+    OmegaConf.register_new_resolver("probe_shape", lambda f, _parent_: sample_shape(_parent_, f), replace=True)
+    assert data.shape == [3, 4]
+    assert [sample_shape(config, n) for n in ("label", "target")] == [[], [5]]
+    outputs = {n: num_outputs(config, n) for n in ("label", "named", "target", "scalar", "yes")}
+    assert outputs == {"label": 5, "named": 3, "target": 5, "scalar": 1, "yes": 2}
+    with pytest.raises(ConfigError, match=r"train/bad \(data.fields.bad\) has the negative label -1"):
+        num_outputs(config, "bad")
+    with pytest.raises(ConfigError, match=r"no fixed shape.*input_shape"):
+        sample_shape(config, "text")
+    with pytest.raises(ConfigError, match=r"data.path=/no/where.h5: no such file"):
+        sample_shape(config | {"path": "/no/where.h5"}, "image")
+    with pytest.raises(ConfigError, match=r"no 'labels' \(data.fields.y\); did you mean 'label'"):
+        num_outputs(config | {"fields": {"y": "labels"}}, "y")
+    with pytest.raises(ConfigError, match=r"no group 'trian'.*did you mean 'train'.*train/image \(12, 3, 4\)"):
+        num_outputs(config | {"splits": {"train": {"group": "trian"}}}, "label")
+
+
+def test_labels_of_all_splits_are_among_the_classes_of_training(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        for split, top in {"train": 4, "val": 6, "test": 3}.items():
+            file[f"{split}/y"] = np.arange(top)
+        file["named/y"], file["minus/y"] = np.arange(3), np.array([0, -1])
+        file["named/y"].attrs["classes"] = 2
+    config: dict[str, Any] = {"path": str(tmp_path / "f.h5"), "fields": {"y": "y"}}
+
+    def outputs(*groups: str) -> int:
+        splits = {name: {"group": group} for name, group in zip(("train", "val", "test"), groups)}
+        return num_outputs({**config, "splits": {"test": None, **splits}}, "y")
+
+    assert outputs("train", "test") == 4
+    for groups, line in {
+        ("train", "val"): r"/val/y .*has the label 5, but the classes are 0 to 3 \(of train\).*data.num_outputs=6",
+        ("named",): r"/named/y .*has the label 2, but the classes are 0 to 1 \(its attribute `classes`\)",
+        ("train", "test", "minus"): r"/minus/y .*the negative label -1.*null in data.splits",
+    }.items():
+        with pytest.raises(ConfigError, match=line):
+            outputs(*groups)
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (3, 2), "compression": "gzip"}, {"dtype": ">u8"}])
+def test_unsigned_integers_become_int64(tmp_path: Path, options: dict[str, Any]) -> None:
+    values = np.random.default_rng(0).integers(0, 2**32, (20, 2), dtype=np.uint32)
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file.create_dataset("a", data=values, **options)
+        file.create_dataset("b", data=values.astype(np.uint64))
+        write_ragged(file, "r", [row.astype(np.uint32) for row in values])
+        file.create_dataset("large", data=np.full(20, 2**63 + 5, np.uint64))
+    data = Dataset(str(tmp_path / "f.h5"), {"a": "a", "b": "b", "r": "r"}, ROOT, "all")
+    assert {dtype for _, dtype in data.spec.values()} == {torch.int64}
+    rows = np.array([3, 0, 19, 3])
+    out = {name: torch.empty((4, 2), dtype=torch.int64) for name in "ab"}
+    batch = data.gather(rows, {**out, "r": torch.empty(0)})
+    for name in "abr":
+        np.testing.assert_array_equal(batch[name].numpy(), values[rows])
+    np.testing.assert_array_equal(data.column("a"), values)
+    with pytest.raises(ConfigError, match=r"large holds 9223372036854775813, above"):
+        Dataset(str(tmp_path / "f.h5"), {"x": "large"}, ROOT, "all")
+
+
+def test_column_and_cached_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`column` is what gather gives for all rows, of the field alone; the probe's answer decides over the threads."""
+    from engine.data.loading import choose
+    from h5rows.reading.raw import RawFile
+
+    paths = []
+    for k in range(2):
+        paths.append(str(tmp_path / f"{k}.h5"))
+        with h5py.File(paths[-1], "w") as file:
+            file["y"], file["x"] = np.arange(10) + 100 * k, np.zeros((10, 5))
+            file.create_dataset("z", data=np.arange(10), chunks=(3,), compression="gzip")
+            write_ragged(file, "r", [np.zeros(n + k) for n in range(10)])
+            file.create_dataset("s", data=["a" * n for n in range(10)], dtype=h5py.string_dtype())
+    fields = {name: name for name in "xyzrs"}
+    data = Dataset(paths, fields, {"all": {"group": "/", "rows": [0, 0.5]}}, "all")
+    batch = data.gather(np.arange(len(data)))
+    for name in "xyz":
+        np.testing.assert_array_equal(data.column(name), batch[name].numpy())
+    np.testing.assert_array_equal(data.column("r"), batch["r_length"].numpy())
+    np.testing.assert_array_equal(data.column("s"), [len(text) for text in batch["s"]])
+    assert data.cached_share() == 1.0  # just read
+    monkeypatch.setattr(RawFile, "_cached", lambda self, at, unknown: False)
+    assert Dataset(paths, {"x": "x", "z": "z"}, ROOT, "all").cached_share() == 0
+    count, why = choose.num_threads(Dataset(paths, {"x": "x"}, ROOT, "all"), lambda k: None, "auto", 2)
+    assert count == 8
+    assert "in memory" in why
+
+
+@pytest.mark.parametrize("kind", ["device", "threads"])
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "i2", "f2", "c8", "?"])
+def test_fields_of_every_type_are_delivered(dtype: str, kind: str, tmp_path: Path) -> None:
+    """torch stores types that it cannot index, compare or take as labels."""
+    labels = np.arange(40).astype(dtype)
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file["y"], file["x"] = labels, np.tile(labels[:, None], 3)
+    data = Dataset(str(tmp_path / "f.h5"), {"x": "x", "y": "y"}, {"all": {"group": "/"}}, "all")
+    with Loader(data, EvalPlan(40, 16, 0, 1), torch.device("cpu"), kind=kind, seed=0) as loader:
+        batches = list(loader)
+    for field, values in {"y": labels, "x": np.tile(labels[:, None], 3)}.items():
+        assert np.array_equal(np.concatenate([batch[field].numpy() for batch in batches]), values)
+    if np.dtype(dtype).kind in "iu":
+        logits = torch.eye(40)[torch.from_numpy(labels[:16].astype("i8"))]
+        assert Accuracy()(logits, batches[0]).min() == 1
+        assert CrossEntropy(0.0)(logits, batches[0]).isfinite().all()

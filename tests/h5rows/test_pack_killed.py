@@ -1,0 +1,87 @@
+"""Whatever write a pack is killed at, the same command makes the file that it would have made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from conftest import one_quick, sample_of
+from test_pack_write import Numbers, arrays, options
+from writes import attempt
+
+from h5rows.importers.base import ArraySource
+from h5rows.packing.encode import Encoding
+from h5rows.packing.options import PackOptions
+from h5rows.packing.repack import pack_encoded
+from h5rows.packing.write import pack
+
+RAGGED = np.array([1, 4, 2] * 3)
+
+
+def repacked(out: Path) -> None:
+    record = {"source": "s", "command": "c", "created": "now", "options": "{}"}
+    pack_encoded(ArraySource({"": arrays(12)}, "id", {}), str(out), options(workers=1), Encoding("gzip"), record)
+
+
+COMMANDS: dict[str, Callable[[Path], Any]] = {
+    "blocks": lambda out: pack(ArraySource({"": arrays(12)}, "id", {}), out, options(workers=1), {"command": "c"}),
+    "ragged, in processes": lambda out: pack(Numbers(9, lengths=RAGGED), out, options(workers=2), {}),
+    "without what cannot be read": lambda out: pack(
+        Numbers(9, [3, 7], RAGGED), out, options(workers=2, on_error="skip"), {}
+    ),
+    "replaced": lambda out: pack(
+        ArraySource({"": arrays(12)}, "id", {}), out, PackOptions(quiet=True, workers=1, overwrite=True), {}
+    ),
+    "compressed": repacked,
+}
+
+
+@pytest.mark.parametrize("name", one_quick(COMMANDS))
+@pytest.mark.timeout(600)
+def test_killed_at_any_write_the_same_command_makes_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A command that finds the file made may say so: nothing else stays in the folder either way."""
+    monkeypatch.setattr("h5rows.packing.plan.BLOCK_BYTES", 150)
+    before = b"an older one" * (name == "replaced")
+
+    def folder(of: str) -> Path:
+        (tmp_path / of).mkdir()
+        if before:
+            (tmp_path / of / "a.h5").write_bytes(before)
+        return tmp_path / of
+
+    straight = folder("straight")
+    done = attempt(lambda: COMMANDS[name](straight / "a.h5"), straight)
+    assert done.status == 0, done.shown
+    assert [path.name for path in straight.iterdir()] == ["a.h5"]
+    assert len(done.writes) > 8
+    for write, what in list(enumerate(done.writes))[:: sample_of(3, 1)]:
+        here = folder(str(write))
+        killed = attempt(lambda here=here: COMMANDS[name](here / "a.h5"), here, write)
+        assert killed.status < 0, (what, killed.shown)
+        whole = (here / "a.h5").exists() and (here / "a.h5").read_bytes() != before
+        again = attempt(lambda here=here: COMMANDS[name](here / "a.h5"), here)
+        assert again.status == (2 if whole and name != "replaced" else 0), (write, what, again.shown)
+        assert [path.name for path in here.iterdir()] == ["a.h5"], (write, what)
+        assert_equal_files(here / "a.h5", straight / "a.h5")
+
+
+def assert_equal_files(a: Path, b: Path) -> None:
+    def contents(path: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        with h5py.File(path) as file:
+            found["/"] = {key: str(value) for key, value in file.attrs.items()}
+
+            def visit(name: str, item: Any) -> None:
+                values = item[...] if isinstance(item, h5py.Dataset) else np.zeros(0)
+                found[name] = (values.tobytes(), values.shape, str(values.dtype), sorted(item.attrs))
+
+            file.visititems(visit)
+        return found
+
+    assert contents(a) == contents(b)

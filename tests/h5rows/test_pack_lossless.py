@@ -1,0 +1,583 @@
+"""A copy holds what the source holds, or names what it left out and ends with status 3."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import warm
+from test_pack_formats import npy, png, write_lmdb, write_tar
+
+from engine.errors import ConfigError
+from h5rows import Encoding, PackOptions, open_source, pack_encoded
+from h5rows.packing.account import LEFT_OUT, Account
+
+
+def packed(path: Path, **kwargs: Any) -> tuple[h5py.File, Account]:
+    options = PackOptions(**{"quiet": True, "workers": 1, "overwrite": True, **kwargs})
+    source = open_source(str(path), options)
+    account = pack_encoded(source, str(path.parent / "out.h5"), options, Encoding(), {})
+    return h5py.File(path.parent / "out.h5"), account
+
+
+def texts(group: h5py.Group) -> list[str]:
+    ends = group["offsets"][1:-1]
+    return [part.tobytes().decode() for part in np.split(group["values"][:], ends)]
+
+
+# -- LMDB
+
+NUMBERS = {f"image-{k}": b"%d" % k for k in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("items", "rows", "lost"),
+    [  # rows: of each field; a proven count or list is no sample, and nothing is lost with it
+        ({f"{kind}_{k}": b"%d" % k for kind in ("metal", "wood") for k in range(5)}, {"metal": 5, "wood": 5}, []),
+        ({f"{kind}-{k:05}": b"7" for kind in ("image", "meta", "length", "keys") for k in range(3)},
+         {"image": 3, "meta": 3, "length": 3, "keys": 3}, []),
+        (dict.fromkeys(("height", "length", "width", "keys", "depth"), b"4"), {"value": 5, "key": 5}, []),
+        ({f"metaphor{k:02}-a": b"x" for k in range(7)}, {"value": 7, "key": 7}, []),
+        ({**NUMBERS, "num-samples": b"4"}, {"image": 4}, []),
+        ({**NUMBERS, "length": b"9"}, {"value": 5, "key": 5}, []),
+        ({**NUMBERS, "meta": b"12"}, {"value": 5, "key": 5}, []),
+        ({**NUMBERS, "__len__": pickle.dumps(4)}, {"image": 4}, []),
+        ({**NUMBERS, "__len__": pickle.dumps(17)}, {"image": 4}, ["'__len__'"]),
+        ({**NUMBERS, "__keys__": pickle.dumps([k.encode() for k in NUMBERS])}, {"image": 4}, []),
+        ({**NUMBERS, "__keys__": json.dumps(list(NUMBERS)).encode()}, {"image": 4}, []),
+        ({**NUMBERS, "__keys__": json.dumps([*NUMBERS, "more"]).encode()}, {"image": 4}, ["'__keys__'"]),
+        ({**NUMBERS, "__names__": b"cat,dog"}, {"image": 4}, ["'__names__'"]),
+        ({"cat": b"text", "dog": b"more", "length": b"2"}, {"value": 2, "key": 2}, []),
+    ],
+)  # fmt: skip
+def test_each_key_of_an_lmdb_is_a_sample_or_proven_to_be_none_or_named(
+    tmp_path: Path, items: dict[str, bytes], rows: dict[str, int], lost: list[str]
+) -> None:
+    write_lmdb(tmp_path / "a", items)
+    file, account = packed(tmp_path / "a")
+    with file:
+        assert {n: len(f["offsets"]) - 1 if isinstance(f, h5py.Group) else len(f) for n, f in file.items()} == rows
+        if "key" in rows:
+            assert texts(file["key"]) == sorted(set(items) - {"length"} if rows["value"] < len(items) else items)
+    said = " ".join(account.lines())
+    assert all(name in said for name in lost)
+    assert account.exit_status == (LEFT_OUT if lost else 0)
+
+
+# -- links
+
+
+def zarr_store(path: Path, version: Any = 2) -> Path:
+    zarr = pytest.importorskip("zarr")
+    array = zarr.open_group(str(path), mode="w", zarr_format=version).create_array(
+        "x", shape=(4, 2), chunks=(2, 2), dtype="u1", compressors=None
+    )
+    array[:] = np.arange(8).reshape(4, 2)
+    return path
+
+
+def n5_store(path: Path) -> Path:
+    store = pytest.importorskip("tensorstore")
+    meta = {"dataType": "uint8", "dimensions": [4, 2], "blockSize": [2, 2], "compression": {"type": "raw"}}
+    spec = {"driver": "n5", "kvstore": {"driver": "file", "path": f"{path}/x/"}, "metadata": meta}
+    store.open(spec, create=True).result()[...] = np.arange(8, dtype=np.uint8).reshape(4, 2)
+    return path
+
+
+def lmdb_folder(path: Path) -> Path:
+    write_lmdb(path, {"0": b"1"})
+    return path
+
+
+def folder_of(*names: str, data: bytes = b"words") -> Any:
+    def make(path: Path) -> Path:
+        for name in names:
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_bytes(data)
+        return path
+
+    return make
+
+
+def tars(path: Path) -> Path:
+    write_tar(path / "a.tar", [("0.cls", b"1")])
+    return path
+
+
+PNG, NPY = png()[0], npy(np.zeros((3, 2)))
+WITH_LINKS = [  # what makes a source, the file or folder that becomes a link, the options
+    (zarr_store, "x/0.0", {}),
+    (lambda p: zarr_store(p, 3), "x/c/0/0", {}),
+    (zarr_store, "x", {}),
+    (zarr_store, "x/.zarray", {}),
+    (n5_store, "x/0/0", {"format": "n5"}),
+    (n5_store, "x", {"format": "n5"}),
+    (lmdb_folder, "data.mdb", {}),
+    (folder_of("a/1.png", "b/2.png", data=PNG), "a/1.png", {}),
+    (folder_of("a/1.png", "b/2.png", data=PNG), "b", {}),
+    (folder_of("train/a/1.png", "test/a/2.png", data=PNG), "train", {}),
+    (folder_of("x.npy", "y.npy", data=NPY), "y.npy", {}),
+    (folder_of("train/x.npy", "test/x.npy", data=NPY), "test", {}),
+    (folder_of("1.npy", "2.npy", data=NPY), "2.npy", {"format": "samples"}),
+    (folder_of("1.txt", "deep/2.txt"), "deep", {}),
+    (folder_of("1.csv", "2.csv", data=b"x,y\n1,2\n"), "2.csv", {}),
+    (tars, "a.tar", {}),
+]
+
+
+@pytest.mark.parametrize(("make", "name", "options"), WITH_LINKS)
+def test_a_link_out_of_a_source_is_refused_and_one_within_it_or_to_it_is_not(
+    tmp_path: Path, make: Any, name: str, options: dict[str, Any]
+) -> None:
+    source, elsewhere = make(tmp_path / "in"), tmp_path / "elsewhere"
+    (tmp_path / "given").symlink_to(source)
+    with packed(tmp_path / "given", **options)[0] as file:
+        whole: dict[str, Any] = {}
+        file.visititems(lambda n, item: whole.update({n: item[:]}) if isinstance(item, h5py.Dataset) else None)
+    (source / name).rename(elsewhere)
+    (source / name).symlink_to(elsewhere)
+    for path in (source, tmp_path / "given"):
+        with pytest.raises(ConfigError, match=rf"{name} is a link to .*/elsewhere, outside of .*--external allow"):
+            packed(path, **options)
+    with packed(source, external="allow", **options)[0] as file:
+        assert all(np.array_equal(file[n][:], values) for n, values in whole.items())
+    (source / name).unlink()
+    inside = source / f".{elsewhere.name}"  # a hidden name: no second sample
+    elsewhere.rename(inside)
+    (source / name).symlink_to(inside)
+    if "zarr" not in make.__name__ and "n5" not in make.__name__ and "lambda" not in make.__name__:
+        with packed(source, leave_out=(inside.name,), **options)[0] as file:
+            assert all(np.array_equal(file[n][:], values) for n, values in whole.items())
+
+
+def test_a_table_or_a_pattern_names_nothing_outside(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "secret.png").write_bytes(PNG)
+    (tmp_path / "in/link.png").symlink_to(tmp_path / "secret.png")
+    for name in ("../secret.png", str(tmp_path / "secret.png"), "link.png"):
+        (tmp_path / "in/a.csv").write_text(f"file,n\n{name},1\n")
+        with pytest.raises(ConfigError, match=r"column 'file' names .*outside of .*--external allow"):
+            packed(tmp_path / "in/a.csv", file_column="file")
+        packed(tmp_path / "in/a.csv", file_column="file", external="allow")[0].close()
+    (tmp_path / "secret.csv").write_text("n\n1\n")
+    (tmp_path / "in/b-1.csv").symlink_to(tmp_path / "secret.csv")
+    with pytest.raises(ConfigError, match=r"b-1.csv is a link to"):
+        packed(tmp_path / "in/b-*.csv")
+    packed(tmp_path / "in/b-1.csv")[0].close()  # named by the user
+
+
+# -- CSV
+
+
+def columns(path: Path, text: str | bytes, **kwargs: Any) -> dict[str, list[Any]]:
+    """What the packed file says of each column, as numbers or as the texts that the cells were."""
+    pytest.importorskip("pyarrow")
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    found: dict[str, list[Any]] = {}
+    with packed(path, **kwargs)[0] as file:
+        for name, item in file.items():
+            if isinstance(item, h5py.Group):
+                found[name] = texts(item)
+            else:
+                classes = item.attrs.get("classes")
+                found[name] = item[:].tolist() if classes is None else [str(classes[k]) for k in item[:]]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "expected"),
+    [
+        ("a;b\n1;2\n3;4\n", {}, {"a": [1, 3], "b": [2, 4]}),
+        ("a\tb\n1\tx\n3\ty\n", {}, {"a": [1, 3], "b": ["x", "y"]}),
+        ("a|b\n1|2\n", {}, {"a": [1], "b": [2]}),
+        ('a,b\n1,"x;y"\n2,"u;v"\n', {}, {"a": [1, 2], "b": ["x;y", "u;v"]}),
+        ('a,b\n"1,5",2\n', {"decimal": ",", "separator": ","}, {"a": [1.5], "b": [2]}),
+        ("a;b\n1,5;2\n", {"decimal": ","}, {"a": [1.5], "b": [2]}),
+        ("a;b\n1,5;2\n", {"kinds": {"a": "text"}}, {"a": ["1,5"], "b": [2]}),
+        ("a b\n1 2\n", {"separator": " "}, {"a": [1], "b": [2]}),
+        ("zip,n\n02139,1\n10001,2\n", {}, {"zip": ["02139", "10001"], "n": [1, 2]}),
+        ("zip,n\n10001,1\n02139,2\n", {"kinds": {"zip": "int"}}, {"zip": [10001, 2139], "n": [1, 2]}),
+        ("id,n\n007,0\n8,0.5\n", {"kinds": {"id": "text"}}, {"id": ["007", "8"], "n": [0, 0.5]}),
+        ("id,n\n1.5,0\n02,0.5\n-03,1\n", {}, {"id": ["1.5", "02", "-03"], "n": [0, 0.5, 1]}),
+        ("1,2\n3,4\n", {"header": False}, {"f0": [1, 3], "f1": [2, 4]}),
+        ("1,2\n3,4\n", {"header": True}, {"1": [3], "2": [4]}),
+        ("label,0,1,2\n7,1,2,3\n", {}, {"label": [7], "0": [1], "1": [2], "2": [3]}),
+        ("text,label\na b,pos\nc d,neg\n", {}, {"text": ["a b", "c d"], "label": ["pos", "neg"]}),
+        ("lat,n\n12.3456789012,0.1\n0.5,2.5\n", {}, {"lat": [12.3456789012, 0.5], "n": [0.1, 2.5]}),
+        ("a,b\n1,\xe9t\xe9\n".encode("latin-1"), {"encoding": "latin-1"}, {"a": [1], "b": ["été"]}),
+        ("a,b\n1,é\n".encode("utf-16"), {"encoding": "utf-16"}, {"a": [1], "b": ["é"]}),
+        (b"\xef\xbb\xbfa,b\n1,2\n", {}, {"a": [1], "b": [2]}),
+        ('a,b\n1,"x\n\ny"\n2,z\n', {}, {"a": [1, 2], "b": ["x\n\ny", "z"]}),
+        ("a\n1\n2\n\n", {}, {"a": [1, 2]}),
+        ('a,b\n1,"1,2,x"\n', {}, {"a": [1], "b": ["1,2,x"]}),
+    ],
+)
+def test_a_csv_is_read_as_it_was_meant(tmp_path: Path, text: Any, options: Any, expected: Any) -> None:
+    found = columns(tmp_path / "a.csv", text, **options)
+    assert list(found) == sorted(expected)
+    for name, cells in expected.items():
+        same = [f == c or (isinstance(c, float) and f == float(np.float32(c)) and float(str(np.float32(f))) == c)
+                for f, c in zip(found[name], cells, strict=True)]  # fmt: skip
+        assert all(same), (name, found[name])
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("1,2\n3,4\n", {}, "may be names or a sample: it holds the number '1'; --header .* --no-header"),
+        ("0,1\n3,4\n", {}, "--header .* --no-header"),
+        ("5.1,3.5,Iris-setosa\n4.9,3.0,Iris-setosa\n", {}, "--header .* --no-header"),
+        ("?,1.5\n3,2\n", {}, "--no-header"),
+        ("p,x,s,x\ne,x,s,y\n", {}, "two columns 'x'.*--no-header"),
+        ("good film,pos\nbad film,neg\nbest film,pos\n", {}, "'pos' comes again below.*--no-header"),
+        ("a.png,cat\nb.png,dog\n", {}, "'a.png' is no usual name.*--no-header"),
+        ("NA,1\n5,2\n", {}, "--no-header"),
+        ("1,5;2,5\n3,5;4,5\n", {}, "separated by ',' .3 columns. or ';' .2 columns.; --separator"),
+        ("a;b\n1;2\n3;4;5\n", {}, "--separator"),
+        ("a b\n1 2\n", {}, "one column, of which each line holds ' '; --separator"),
+        ("a:b\n1:2\n", {}, "each line holds ':'; --separator"),
+        ("a;b\n1,5;2\n2,5;3\n", {}, "column 'a' holds '1,5': --decimal , reads .*--as a=text"),
+        ('a,b\n"1,234",2\n', {}, "column 'a' holds '1,234': --decimal"),
+        ("a,b\n1,\xe9t\xe9\n".encode("latin-1"), {}, "line 2 is not utf-8 .*--encoding"),
+        ("a,b\n1,é\n".encode("utf-16"), {}, "line 1 is not utf-8 .*--encoding"),
+        ("a,b\n1,2\n", {"encoding": "utf-99"}, "--encoding utf-99"),
+        ("a\n1\n\n3\n", {}, "one column, and line 3 is blank"),
+        ("a,b\n1,2\n", {"kinds": {"c": "text"}}, "--as: .* has no column 'c'"),
+        ("a,b\n1,2\n", {"kinds": {"a": "image"}}, "--as a=image"),
+        ("a,d\n1,2020-01-02\n", {}, "column 'd': is date32.*--as d=text"),
+    ],
+)
+def test_a_csv_that_may_be_meant_otherwise_is_refused(tmp_path: Path, text: Any, options: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        columns(tmp_path / "a.csv", text, **options)
+    assert str(caught.value).isprintable()
+
+
+def test_a_tsv_is_cut_at_tabs(tmp_path: Path) -> None:
+    assert columns(tmp_path / "a.tsv", "a\tb,c\n1\t2\n") == {"a": [1], "b,c": [2]}
+
+
+def test_a_column_is_text_in_all_files_of_a_set(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    for k, cells in enumerate(("12", "034", "56")):
+        (tmp_path / f"{k}.csv").write_text(f"zip,n\n{cells},{k}\n")
+    with packed(tmp_path / "*.csv")[0] as file:
+        assert [str(file["zip"].attrs["classes"][k]) for k in file["zip"][:]] == ["12", "034", "56"]
+
+
+# -- texts that look like numbers
+
+
+@pytest.mark.parametrize("values", [["007", "12"], ["12", "007"], ["12", "+7"], ["-0", "1"]])
+def test_a_number_is_no_name(tmp_path: Path, values: list[str]) -> None:
+    write_lmdb(tmp_path / "a", {str(k): v.encode() for k, v in enumerate(values)})
+    write_tar(tmp_path / "a.tar", [(f"{k}.id", v.encode()) for k, v in enumerate(values)])
+    write_tar(tmp_path / "b.tar", [(f"{k}.cls", v.encode()) for k, v in enumerate(values)])
+    for name, field in (("a", "value"), ("a.tar", "id"), ("b.tar", "label")):
+        try:
+            with packed(tmp_path / name)[0] as file:
+                assert texts(file[field]) == values
+        except ConfigError as error:
+            assert "--as NAME=text keeps it" in str(error)  # noqa: PT017 - one of both
+        with packed(tmp_path / name, kinds={field: "text"})[0] as file:
+            assert texts(file[field]) == values
+        with packed(tmp_path / name, kinds={field: "int"})[0] as file:
+            assert file[field][:].tolist() == [int(v) for v in values]
+
+
+def test_floats_of_texts_keep_their_digits(tmp_path: Path) -> None:
+    write_lmdb(tmp_path / "a", {"0": b"12.3456789012", "1": b"16777217"})
+    with packed(tmp_path / "a", kinds={"value": "float"})[0] as file:
+        assert file["value"][:].tolist() == [12.3456789012, 16777217]
+
+
+def test_an_npz_in_a_tar_is_its_arrays(tmp_path: Path) -> None:
+    import io
+
+    x = np.random.default_rng(0).normal(size=(3, 4))
+    for k in range(3):
+        np.savez(buffer := io.BytesIO(), x=x[k], n=k)
+        write_tar(tmp_path / f"in/{k}.tar", [(f"{k}.npz", buffer.getvalue())])
+    with packed(tmp_path / "in")[0] as file:
+        assert np.array_equal(file["npz.x"][:], x)
+        assert file["npz.n"][:].tolist() == [0, 1, 2]
+
+
+# -- images
+
+COLOURS = [0, 0, 0, 128, 0, 0, 0, 128, 0, 128, 128, 0]
+
+
+def mask(path: Path, numbers: Any, colours: list[int] = COLOURS, **kwargs: Any) -> None:
+    from PIL import Image
+
+    image = Image.fromarray(np.asarray(numbers, np.uint8), "P")
+    image.putpalette(colours)
+    path.parent.mkdir(exist_ok=True)
+    image.save(path, **kwargs)
+
+
+@pytest.fixture
+def numbers() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 4, (8, 6))
+
+
+def test_a_mask_keeps_its_class_numbers(tmp_path: Path, numbers: np.ndarray) -> None:
+    for k in range(3):
+        mask(tmp_path / f"in/{k}.png", (numbers + k) % 4, COLOURS[: 12 if k else 24])
+    for options in ({}, {"mode": "P"}, {"size": (16, 12)}, {"variable": True}):
+        file, account = packed(tmp_path / "in", **options)
+        with file:
+            flat = file["image/values"] if "variable" in options else file["image"]
+            assert flat.attrs["palette"][:4].tolist() == np.reshape(COLOURS, (4, 3)).tolist()
+            got = flat[:].reshape(3, 1, 8, 6) if "variable" in options else flat[:]
+            step = 2 if "size" in options else 1
+            assert np.array_equal(got[:, :, ::step, ::step], [[(numbers + k) % 4] for k in range(3)])
+        assert account.exit_status == 0
+    file, account = packed(tmp_path / "in", mode="L")
+    file.close()
+    assert account.exit_status == LEFT_OUT
+    assert "3 palette numbers: 0.png (--mode L packs the brightness" in account.lines()[0]
+    mask(tmp_path / "in/9.png", numbers, [*COLOURS[:9], 1, 2, 3])
+    with pytest.raises(ConfigError, match=r"9.png: has another palette than 0.png.*--mode RGB .*--mode P"):
+        packed(tmp_path / "in")
+    file, account = packed(tmp_path / "in", mode="P")
+    with file:
+        assert np.array_equal(file["image"][3, 0], numbers)
+    assert account.lines()[0].startswith("left out: 1 palettes: 9.png")
+    with packed(tmp_path / "in", mode="RGB")[0] as file:
+        assert np.array_equal(file["image"][0].transpose(1, 2, 0), np.reshape(COLOURS, (4, 3))[numbers])
+
+
+def test_what_a_mode_leaves_out_of_images_is_named_unless_it_was_asked_for(tmp_path: Path) -> None:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (8, 6, 4)).astype(np.uint8)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    made = {
+        "0.png": (Image.fromarray(pixels[..., :3]), {}),
+        "1.png": (Image.fromarray(pixels), {}),
+        "2.png": (Image.fromarray(pixels[..., :2], "LA"), {}),
+        "3.tif": (Image.fromarray(pixels, "CMYK"), {}),
+        "4.png": (Image.fromarray(pixels[..., :3]), {"exif": turned}),
+        "5.png": (Image.fromarray(np.dstack([pixels[..., :3], np.full((8, 6), 255, np.uint8)])), {}),
+    }
+    (tmp_path / "in").mkdir()
+    for name, (image, how) in made.items():
+        image.save(tmp_path / "in" / name, **how)
+    file, account = packed(tmp_path / "in", workers=2)
+    with file:
+        assert np.array_equal(file["image"][[0, 1, 4, 5]].transpose(0, 2, 3, 1), [pixels[..., :3]] * 4)
+    assert account.exit_status == LEFT_OUT
+    said = "\n".join(account.lines())
+    for part in ("2 alpha channels: 1.png", "2.png", "1 colours: 3.tif (CMYK", "1 EXIF orientations: 4.png (6; --exif"):
+        assert part in said
+    assert "0.png" not in said
+    assert "5.png" not in said
+    file, account = packed(tmp_path / "in", mode="RGB", exif="ignore")
+    file.close()
+    assert account.exit_status == 0
+    (tmp_path / "turned").mkdir()
+    (tmp_path / "in/4.png").rename(tmp_path / "turned/4.png")
+    for variable in (False, True):
+        file, account = packed(tmp_path / "turned", exif="apply", variable=variable)
+        with file:
+            flat = file["image/values"][:] if variable else file["image"][0]
+            assert np.array_equal(flat.reshape(3, 6, 8).transpose(1, 2, 0), np.rot90(pixels[..., :3], -1))
+        assert account.exit_status == 0
+
+
+# -- zarr and N5
+
+ATTRS: dict[str, Any] = {
+    "units": "K", "scale_factor": 0.01, "n": 3, "large": 2**64 - 1, "huge": 2**70, "flag": True, "none": None,
+    "empty": [], "names": ["a", "ü"], "range": [0, 5], "mixed": [1, 2.5, "x"], "deep": {"a": {"b": [1]}},
+    "nul": "a\0b", "source": "model", "nan": float("nan"), "text": "",
+}  # fmt: skip
+
+
+N5_ATTRS = {key: value for key, value in ATTRS.items() if key not in ("nan", "units")}  # tensorstore takes none such
+
+
+def same_json(found: Any, want: Any) -> bool:
+    """An attribute that HDF5 has no type for is JSON text."""
+    if isinstance(found, str) and found != want:
+        found = json.loads(found)
+    found = found.tolist() if isinstance(found, (np.ndarray, np.generic)) else found
+    return bool(found == want or (want != want and found != found))
+
+
+def stores(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Stores of both formats with attributes of the root, a group, and arrays."""
+    zarr, made = pytest.importorskip("zarr"), []
+    for version in (2, 3):
+        root = zarr.open_group(str(path / f"{version}.zarr"), mode="w", zarr_format=version)
+        root.attrs.update(ATTRS)
+        for name, kind, fill in (("g/x", "i2", -1), ("g/y", "f8", float("nan")), ("z", "?", True)):
+            array = root.create_array(
+                name, shape=(4, 2)[: 1 + (name != "z")], chunks="auto", dtype=kind, fill_value=fill
+            )
+            array.attrs.update({**ATTRS, "own": name})
+        root["g"].attrs["in"] = "g"
+        root["g/x"][:2] = 5  # the rest is never written
+        made.append((path / f"{version}.zarr", {"x": [[5, 5], [5, 5], [-1, -1], [-1, -1]]}))
+    n5_store(path / "a.n5")
+    for name in ("", "x/"):
+        file = path / "a.n5" / name / "attributes.json"
+        file.write_text(
+            json.dumps({**(json.loads(file.read_text()) if file.exists() else {"n5": "2.0.0"}), **N5_ATTRS})
+        )
+    return made
+
+
+@pytest.mark.parametrize("options", [{}, {"split": {"val": 0.5}}])
+def test_attributes_and_fill_values_of_stores_are_taken(tmp_path: Path, options: dict[str, Any]) -> None:
+    for path, values in stores(tmp_path):
+        file, account = packed(path, **options)
+        with file:
+            splits = ["train/", "val/"] if options else [""]
+            for split in splits:
+                for name, fill in (("g/x", -1), ("g/y", float("nan")), ("z", True)):
+                    got = file[split + name].attrs
+                    assert all(same_json(got[key], value) for key, value in ATTRS.items()), name
+                    assert got["own"] == name
+                    assert np.array_equal(got["fill_value"], fill, equal_nan=name == "g/y")
+                    assert np.asarray(got["fill_value"]).dtype == file[split + name].dtype
+                assert file[f"{split}g"].attrs["in"] == "g"
+            assert all(same_json(file.attrs[key], value) for key, value in ATTRS.items())
+            x = np.concatenate([file[f"{split}g/x"][:] for split in splits])
+            assert sorted(x.tolist()) == sorted(values["x"])
+        assert account.exit_status == 0
+        assert account.held["attributes"] == account.taken["attributes"] == 4 * len(ATTRS) + 3 + 1 + 3
+    with packed(tmp_path / "a.n5", **options)[0] as file:
+        for item in (file, file["val/x" if options else "x"]):
+            assert all(same_json(item.attrs[key], value) for key, value in N5_ATTRS.items())
+
+
+def test_whatever_of_a_store_is_not_taken_is_named(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    root = zarr.open_group(str(tmp_path / "a.zarr"), mode="w", zarr_format=2)
+    root.create_array("x", shape=(4,), dtype="i4")[:] = 1
+    root.create_array("one", shape=(), dtype="i4")
+    zarr.consolidate_metadata(str(tmp_path / "a.zarr"))
+    root.create_array("later", shape=(4,), dtype="i4")[:] = 2  # not in the consolidated list
+    root.create_array("lost/y", shape=(4,), dtype="i4")[:] = 3
+    (tmp_path / "a.zarr/lost/.zgroup").unlink()
+    (tmp_path / "a.zarr/README.md").write_text("words")
+    file, account = packed(tmp_path / "a.zarr")
+    with file:
+        assert file["later"][:].tolist() == [2] * 4
+    said = "\n".join(account.lines())
+    assert account.exit_status == LEFT_OUT
+    assert all(name in said for name in ("one (a single value", "lost/y", "README.md"))
+    account = packed(tmp_path / "a.zarr", leave_out=("one", "lost/*", "README*"))[1]
+    assert account.exit_status == 0
+
+
+def test_a_provenance_of_its_own_does_not_hide_the_source_s(tmp_path: Path) -> None:
+    from h5rows import pack
+
+    path = stores(tmp_path)[0][0]
+    options = PackOptions(quiet=True, workers=1)
+    source = open_source(str(path), options)
+    with h5py.File(pack(source, tmp_path / "o.h5", options, {"source": "a.zarr"})) as file:
+        assert (file.attrs["source"], file.attrs["source_source"]) == ("a.zarr", "model")
+    assert source.account.exit_status == 0
+
+
+def test_metadata_of_a_parquet_file_is_taken(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    fields = [pa.field("x", pa.int64(), metadata={"unit": "K"}), pa.field("y", pa.float32())]
+    for k, note in enumerate(("one", "one", "two")):
+        schema = pa.schema(fields, metadata={"pandas": '{"index": 1}', "note": note})
+        pq.write_table(pa.table({"x": [1, 2], "y": [0.5, k]}, schema), tmp_path / f"{k}.parquet")
+    for pattern, status in (("[01].parquet", 0), ("*.parquet", LEFT_OUT)):
+        file, account = packed(tmp_path / pattern)
+        with file:
+            assert (file.attrs["pandas"], file["x"].attrs["unit"]) == ('{"index": 1}', "K")
+            assert ("note" in file.attrs) == (status == 0)
+        assert account.exit_status == status
+    assert "note (differs between the files)" in account.lines()[0]
+
+
+def test_two_arrays_of_one_place_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x_train=np.zeros(3), train_x=np.ones(3))
+    with pytest.raises(ConfigError, match=r"'x_train' and 'train_x' are both 'x' of train"):
+        packed(tmp_path / "a.npz")
+    np.savez(tmp_path / "a.npz", x_val=np.zeros(3), x_valid=np.ones(3))
+    with pytest.raises(ConfigError, match=r"are both 'x' of val"):
+        packed(tmp_path / "a.npz")
+    torch = pytest.importorskip("torch")
+    torch.save({"a/b": torch.zeros(3), "a": {"b": torch.ones(3)}}, tmp_path / "a.pt")
+    with pytest.raises(ConfigError, match="two tensors of the name 'a/b'"):
+        packed(tmp_path / "a.pt")
+
+
+def test_what_is_no_array_of_a_file_is_named(tmp_path: Path) -> None:
+    import zipfile
+
+    torch = pytest.importorskip("torch")
+    torch.save({"x": torch.zeros(3), "epoch": 5, "deep": {"name": "cat"}, "mean": torch.tensor(0.5)}, tmp_path / "a.pt")
+    account = packed(tmp_path / "a.pt")[1]
+    assert account.exit_status == LEFT_OUT
+    assert account.lines()[0].startswith("left out: 3 values: epoch (a int, no tensor); deep/name (a str")
+    np.savez(tmp_path / "a.npz", x=np.zeros(3))
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
+        archive.writestr("notes.txt", "words")
+    account = packed(tmp_path / "a.npz")[1]
+    assert account.lines() == ["left out: 1 members: notes.txt (no .npy)"]
+    (tmp_path / "in").mkdir()
+    for name in ("1.tar", "labels.csv", ".hidden.tar", ".DS_Store"):
+        write_tar(tmp_path / "in" / name, [("0.cls", b"1")])
+    account = packed(tmp_path / "in", format="webdataset")[1]
+    assert account.lines() == [
+        "left out: 1 hidden files or folders: .hidden.tar",
+        "left out: 1 files: labels.csv (no .tar)",
+    ]
+    for pattern, status in (("*.csv", LEFT_OUT), ("*", 0)):
+        assert packed(tmp_path / "in", format="webdataset", leave_out=(pattern,))[1].exit_status == status
+
+
+def test_a_pack_in_two_steps_that_was_stopped_between_them_still_says_what_it_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from h5rows.packing import repack
+
+    def stopped(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    write_tar(tmp_path / "a.tar", [("0.npy", npy(np.zeros(99))), ("README", b"words")])
+    options, out = PackOptions(quiet=True, workers=1), str(tmp_path / "o.h5")
+    with monkeypatch.context() as patched:
+        patched.setattr(repack, "repack_file", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            pack_encoded(open_source(str(tmp_path / "a.tar"), options), out, options, Encoding("gzip"), {})
+    account = pack_encoded(open_source(str(tmp_path / "a.tar"), options), out, options, Encoding("gzip"), {})
+    assert account.lines() == ["left out: 1 members: a.tar: README (no name.kind, so of no sample)"]
+    assert (account.exit_status, account.taken["rows"]) == (LEFT_OUT, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "o.h5"]
+
+
+def test_a_loss_is_in_the_status_of_the_command_and_on_the_screen(tmp_path: Path) -> None:
+    import sys
+
+    from conftest import ROOT
+
+    write_tar(tmp_path / "a.tar", [("0.cls", b"1"), ("README", b"words")])
+    command = [sys.executable, str(ROOT / "src/h5.py"), "pack", str(tmp_path / "a.tar"), str(tmp_path / "a.h5")]
+    for more, status in (
+        (["--quiet"], LEFT_OUT),
+        (["--overwrite"], LEFT_OUT),
+        (["--overwrite", "--leave-out", "*README"], 0),
+    ):
+        done = warm.run([*command, *more], capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stderr
+        assert ("left out: 1 members: a.tar: README" in done.stdout) == (status != 0)
+        assert ("all read back and compared" in done.stdout) == (status == 0)

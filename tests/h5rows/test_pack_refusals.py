@@ -1,0 +1,296 @@
+"""Nothing is left out in silence: damage and odd inputs are refused in one line, or a line says what is missing."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from test_pack_formats import field, npy, png, record, write_tar
+
+from engine.errors import ConfigError
+from h5rows.importers import open_source
+from h5rows.importers.base import ArraySource
+from h5rows.importers.tfrecord import crc_state
+from h5rows.packing.options import PackOptions
+from h5rows.packing.write import pack
+
+
+def run(path: Path, **kwargs: Any) -> dict[str, np.ndarray]:
+    """Field (group/field) -> values."""
+    options = PackOptions(**{"quiet": True, "workers": 1, "overwrite": True, **kwargs})
+    found: dict[str, np.ndarray] = {}
+    with h5py.File(pack(open_source(str(path), options), path.parent / "out.h5", options, {})) as file:
+        file.visititems(lambda n, item: found.update({n: item[:]}) if isinstance(item, h5py.Dataset) else None)
+    return found
+
+
+def refused(path: Path, **kwargs: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        run(path, **kwargs)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+# -- tar
+
+
+def test_a_tar_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    write_tar(path, [(f"{k}.cls", b"%d" % k) for k in range(4)])
+    whole = path.read_bytes()
+    end = 8 * 512  # four headers, four bodies; then the end mark
+    for size in [*range(0, end + 512, 128), end - 1, end + 511]:
+        path.write_bytes(whole[:size])
+        with pytest.raises(ConfigError, match=r"a\.tar"):
+            open_source(str(path), PackOptions(quiet=True))
+    path.write_bytes(whole[: end + 512])
+    assert run(path)["label"].tolist() == [0, 1, 2, 3]
+    path.write_bytes(whole[:2048] + b"\1" + whole[2049:])  # a damaged header
+    assert "neither a member nor the end mark at byte 2048" in refused(path)
+    path.write_bytes(whole + whole)
+    assert "goes on after its end mark" in refused(path)
+
+
+def test_members_that_are_not_there_or_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tar(tmp_path / "a.tar", [("0.npy", npy(np.zeros(2))), ("1.npy", npy(np.ones(2))), ("1.cls", b"5")])
+    assert "has a field 'label', the first sample" in refused(tmp_path / "a.tar", on_error="skip")
+    assert len(run(tmp_path / "a.tar", fields={"npy": "x"})["x"]) == 2
+    write_tar(tmp_path / "a.tar", [("0.png", png()[0]), ("0.jpg", png()[0])])
+    assert "two members of one kind" in refused(tmp_path / "a.tar")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, kind in (("0.cls", tarfile.REGTYPE), ("README", tarfile.REGTYPE), ("1.cls", tarfile.SYMTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.size = kind, "0.cls", 1 if name == "0.cls" else 0
+            tar.addfile(info, io.BytesIO(b"7"))
+    run(tmp_path / "a.tar", quiet=False)
+    left = "left out: 2 members: a.tar: README (no name.kind, so of no sample); a.tar: 1.cls (no file)"
+    assert left in capsys.readouterr().out
+
+
+# -- TFRecord
+
+
+def test_a_flipped_bit_of_a_tfrecord_is_found(tmp_path: Path) -> None:
+    path, rng = tmp_path / "a.tfrecord", np.random.default_rng(0)
+    whole = b"".join(record({"x": np.full(300, k, np.float32)}, True) for k in range(3))
+    for at in rng.integers(0, len(whole), 12).tolist():
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << int(rng.integers(8))]) + whole[at + 1 :])
+        refused(path)
+    path.write_bytes(whole)
+    assert run(path)["x"][:, 0].tolist() == [0, 1, 2]
+
+
+def test_crc_by_pieces_is_that_of_single_bytes() -> None:
+    rng = np.random.default_rng(1)
+    for size in (0, 5, 1023, 1024, 1025, 5000):
+        data = rng.bytes(size)
+        state = 0xFFFFFFFF
+        for byte in data:
+            state ^= byte
+            for _ in range(8):
+                state = state >> 1 ^ (0x82F63B78 if state & 1 else 0)
+        assert crc_state(data) == state
+
+
+def test_lengths_and_features_that_differ_between_records(tmp_path: Path) -> None:
+    path, rng = tmp_path / "a.tfrecord", np.random.default_rng(2)
+    for first in (1, 3):
+        lengths = [first, *rng.integers(0, 4, 5).tolist(), 1, 2]
+        rows = [rng.integers(-9, 9, n) for n in lengths]
+        path.write_bytes(b"".join(record({"x": r, "y": np.array([k])}, True) for k, r in enumerate(rows)))
+        found = run(path, variable=True)
+        assert found["y"].tolist() == list(range(8))
+        for value, row in zip(np.split(found["x/values"], found["x/offsets"][1:-1]), rows, strict=True):
+            np.testing.assert_array_equal(value, row)
+    path.write_bytes(record({"x": np.arange(2)}, True) + record({"x": np.arange(2), "z": np.arange(2)}, True))
+    assert "has a field 'z', the first sample" in refused(path, on_error="skip")
+    context = record({"x": np.arange(2)}, True)[12:-4]
+    lists = context + field(2, field(1, field(1, b"steps") + field(2, b"")))
+    from h5rows.importers.tfrecord import masked_crc32c as crc
+
+    head = len(lists).to_bytes(8, "little")
+    path.write_bytes(head + crc(head).to_bytes(4, "little") + lists + crc(lists).to_bytes(4, "little"))
+    assert "SequenceExample, whose feature_lists are not read" in refused(path)
+
+
+# -- folders and images
+
+
+def test_links_and_kinds_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "in"
+    for name in ("a/0.png", "b/1.png"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(png()[0])
+    (root / "LICENSE.txt").write_text("free")
+    assert len(run(root, quiet=False)["image"]) == 2
+    assert "left out: 1 files: LICENSE.txt (no image)" in capsys.readouterr().out
+    (root / "a/up").symlink_to(root)
+    assert "again, by a link" in refused(root)
+    (root / "a/up").unlink()
+    (root / "a/up").symlink_to(tmp_path.parent)
+    assert "again, by a link" in refused(root, format="images", external="allow")
+    (root / "a/up").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/2.png").write_bytes(png()[0])
+    (root / "c").symlink_to(tmp_path / "elsewhere")
+    assert run(root, external="allow")["label"].tolist() == [0, 1, 2]
+    (root / "c").unlink()
+    np.save(root / "a/x.npy", np.zeros(3))
+    assert "holds several kinds: arrays (a/x.npy), images (a/0.png)" in refused(root)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/notes.txt").write_text("hello")
+    write_tar(tmp_path / "text/a.tar", [("0.cls", b"1")])
+    assert "holds several kinds: text (notes.txt), webdataset (a.tar)" in refused(tmp_path / "text")
+
+
+def test_images_of_which_a_part_would_be_lost(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "in").mkdir()
+    frames = [image.fromarray(np.full((4, 4), v, np.uint8)) for v in (0, 200)]
+    for name in ("a.gif", "a.tif", "a.webp"):
+        frames[0].save(tmp_path / "in" / name, save_all=True, append_images=frames[1:])
+        assert f"{name}: holds 2 images, and one is read" in refused(tmp_path / "in")
+        (tmp_path / "in" / name).unlink()
+    frames[0].save(tmp_path / "in/a.gif")
+    assert run(tmp_path / "in")["image"].shape == (1, 3, 4, 4)
+    (tmp_path / "in/a.gif").unlink()
+    (tmp_path / "in/a.ppm").write_bytes(b"P6 2 2 65535\n" + bytes(range(24)))
+    assert "16 bits for each colour" in refused(tmp_path / "in")
+    (tmp_path / "in/a.ppm").unlink()
+    (tmp_path / "in/a.png").write_bytes(png16())
+    for mode in ("RGB", "I;16"):
+        assert "16 bits for each colour" in refused(tmp_path / "in", mode=mode)
+
+
+def png16() -> bytes:
+    """2 x 2 pixels, RGB of 16 bits."""
+    import struct
+    import zlib
+
+    def part(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head, rows = struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0), (b"\0" + bytes(range(12))) * 2
+    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + part(b"IDAT", zlib.compress(rows)) + part(b"IEND", b"")
+
+
+# -- types, names, damage: one line each
+
+
+@pytest.mark.parametrize(
+    "array", [np.array(["a", "bc"]), np.array(["2020-01-02"], "M8[D]"), np.array([3], "m8[s]")], ids=["U", "M", "m"]
+)
+def test_arrays_that_are_no_numbers(tmp_path: Path, array: np.ndarray) -> None:
+    np.save(tmp_path / "a.npy", array)
+    assert "numbers are stored" in refused(tmp_path / "a.npy")
+
+
+def test_tensors(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    x, path = torch.arange(6.0).reshape(3, 2), tmp_path / "a.pt"
+    for made, values in (
+        (x.to(torch.float8_e4m3fn), x.numpy()),
+        ((x + 1j).conj(), (x - 1j).numpy()),
+        (torch.complex(x, x).conj().imag, -x.numpy()),
+    ):
+        torch.save(made, path)
+        np.testing.assert_array_equal(run(path)["a"], values)
+    for made in (x.to_sparse(), x.to("meta")):
+        torch.save(made, path)
+        assert str(path) in refused(path)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/../b", "a\0b", "x"])
+def test_names_that_no_field_can_have(tmp_path: Path, name: str) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table([pa.array([1]), pa.array([2])], names=[name, "x/y"]), tmp_path / "a.parquet")
+    assert "--fields" in refused(tmp_path / "a.parquet")
+
+
+def test_class_names_that_hdf5_cannot_hold(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"c\nb\0d\ne\n")
+    assert "rename it" in refused(tmp_path / "a.csv")
+    os.makedirs(os.fsencode(tmp_path) + b"/in/b\xf6se")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/in/b\xf6se/1.png")).write_bytes(png()[0])
+    assert "classes of field 'label'" in refused(tmp_path / "in")
+
+
+def test_whatever_a_reader_raises_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, rng = tmp_path / "a.parquet", np.random.default_rng(3)
+    pq.write_table(pa.table({"x": rng.normal(size=500), "t": ["ü" * k for k in range(500)]}), path)
+    whole = path.read_bytes()
+    for at in rng.integers(4, len(whole) - 8, 12).tolist():
+        path.write_bytes(whole[:at] + rng.bytes(16) + whole[at + 16 :])
+        try:
+            run(path)
+        except ConfigError as error:
+            assert len(str(error).splitlines()) == 1  # noqa: PT017 - damage of values alone is not found
+
+    (tmp_path / "a.csv").write_text('x,y\n1,"a\nb"\n"2\n3"\n')
+    assert "a.csv" in refused(tmp_path / "a.csv")
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "a.txt").write_text("some words")
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    assert "no room in" in refused(tmp_path / "a.txt", tokenizer="chars")
+
+
+def test_a_full_disk_never_has_more_room_than_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100}))
+    for k in range(3):
+        np.save(tmp_path / f"{k}.npy", np.zeros(999))
+    (tmp_path / "in").mkdir()
+    for k in range(3):
+        (tmp_path / f"{k}.npy").rename(tmp_path / f"in/{k}.npy")
+    said = refused(tmp_path / "in", variable=True, format="samples")
+    assert float(said.split(": ")[-1].split(" kB needed")[0]) >= 3 * 999 * 8 / 1000
+
+
+def test_the_source_of_an_array_is_checked_too(tmp_path: Path) -> None:
+    source = ArraySource({"": {"x": np.array([b"a"], object)}}, "id", {})
+    with pytest.raises(ConfigError, match="numbers are stored"):
+        pack(source, tmp_path / "a.h5", PackOptions(quiet=True), {})
+
+
+def test_numbers_of_an_lmdb_that_no_type_holds(tmp_path: Path) -> None:
+    from test_pack_formats import write_lmdb
+
+    for k, (value, kind) in enumerate(
+        [(b"9" * 25, {}), (b"9" * 25, {"value": "float"}), (b"9007199254740993", {"value": "float"})]
+    ):
+        write_lmdb(tmp_path / f"a{k}", {"0": value})
+        assert "--as NAME=text" in refused(tmp_path / f"a{k}", kinds=kind)
+    assert run(tmp_path / "a2", kinds={"value": "text"})["value/values"].tobytes() == b"9007199254740993"
+
+
+def test_damaged_chunks_are_one_line(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    made = zarr.open_group(str(tmp_path / "a.zarr"), mode="w").create_array(
+        "x", shape=(40, 9), chunks=(10, 9), dtype="f8"
+    )
+    made[:] = np.random.default_rng(4).normal(size=(40, 9))
+    chunks = [p for p in (tmp_path / "a.zarr/x/c").rglob("*") if p.is_file()]
+    assert len(chunks) == 4
+    chunks[2].write_bytes(b"nonsense")
+    assert "a.zarr cannot be read: " in refused(tmp_path / "a.zarr")
+    for meta in (b"{", b'{"zarr_format": 3}'):
+        (tmp_path / "a.zarr/x/zarr.json").write_bytes(meta)
+        assert "a.zarr" in refused(tmp_path / "a.zarr")

@@ -1,0 +1,283 @@
+"""Repack: the same values and everything beside them, in every layout; and what the doctor says of a file."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import warm
+from conftest import ROOT, slow, wait_for
+
+from engine.errors import ConfigError
+from h5rows.importers.base import ArraySource
+from h5rows.packing.encode import Encoding
+from h5rows.packing.options import PackOptions
+from h5rows.packing.repack import pack_encoded, repack_file
+
+H5 = ROOT / "src" / "h5.py"
+RECORD = {"created": "now", "command": "repack it"}
+CODECS = ["none", "gzip", "zstd", "lz4", "blosc-lz4", "blosc-zstd"]
+
+
+def options(**kwargs: Any) -> PackOptions:
+    return PackOptions(**{"quiet": True, "workers": 2, **kwargs})
+
+
+def make(path: Path, n: int = 300) -> dict[str, np.ndarray]:
+    """A file with most of what HDF5 can hold; -> the plain datasets."""
+    rng = np.random.default_rng(0)
+    plain = {
+        "train/image": rng.integers(0, 9, (n, 3, 5, 7), np.uint8),
+        "train/label": np.arange(n),
+        "floats": rng.normal(size=(n, 40)).astype(np.float32).round(1),
+        "big": rng.normal(size=(n, 40)).astype(">f8").round(1),
+        "flags": rng.integers(0, 2, (n, 90)).astype(bool),
+        "deep/er/half": rng.normal(size=(n, 70)).astype(np.float16),
+        "pairs": np.array([(k, k / 2) for k in range(n)], [("a", "<i4"), ("b", "<f8")]),
+        "names": np.array([f"name {k}" for k in range(n)], "S9"),
+    }
+    with h5py.File(path, "w") as file:
+        for k, (name, values) in enumerate(plain.items()):
+            chunks = (7, *values.shape[1:]) if k % 2 == 0 else None
+            file.create_dataset(name, data=values, chunks=chunks, compression="gzip" if chunks else None)
+        file["color"] = np.zeros(n, h5py.enum_dtype({"red": 0, "blue": 1}, np.uint8))
+        file["scalar"], file["empty"] = 3.5, np.zeros((0, 4))
+        file["words"] = ["ä", "bcd"]
+        file.create_dataset("ragged", (2,), h5py.vlen_dtype(np.int16))[:] = [np.arange(3), np.arange(5)]
+        file["alias"], file["soft"] = file["floats"], h5py.SoftLink("/train/label")
+        file["outside"] = h5py.ExternalLink("other.h5", "/x")
+        file["train/label"].attrs["classes"] = ["cat", "dög"]
+        file["train"].attrs["n"], file.attrs["source"] = np.float32(1.5), "somewhere"
+        file["nothing"] = h5py.Empty("f4")
+    return plain
+
+
+def check(path: Path, plain: dict[str, np.ndarray]) -> None:
+    with h5py.File(path) as file:
+        for name, values in plain.items():
+            np.testing.assert_array_equal(file[name][:], values)
+            assert file[name].dtype == values.dtype.newbyteorder("=") or values.dtype.fields
+        assert h5py.check_enum_dtype(file["color"].dtype) == {"red": 0, "blue": 1}
+        assert file["scalar"][()] == 3.5
+        assert file["empty"].shape == (0, 4)
+        assert file["words"].asstr()[:].tolist() == ["ä", "bcd"]
+        assert [len(v) for v in file["ragged"][:]] == [3, 5]
+        assert file["alias"] == file["floats"]
+        assert file.get("soft", getlink=True).path == "/train/label"
+        assert file.get("outside", getlink=True).filename == "other.h5"
+        assert list(file["train/label"].attrs["classes"]) == ["cat", "dög"]
+        assert file["train"].attrs["n"] == 1.5
+        assert file.attrs["source"] == "somewhere"
+        assert file.attrs["repacked"] == "now repack it"
+        assert file["nothing"].shape is None
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("rows_per_chunk", [None, 1, 64, 1000])
+def test_values_and_all_else_are_kept(tmp_path: Path, codec: str, rows_per_chunk: int | None) -> None:
+    if codec not in ("none", "gzip"):
+        pytest.importorskip("hdf5plugin")
+    plain = make(tmp_path / "a.h5")
+    repack_file(
+        str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), options(), Encoding(codec, None, rows_per_chunk), RECORD
+    )
+    check(tmp_path / "b.h5", plain)
+    with h5py.File(tmp_path / "b.h5") as file:
+        chunks = file["train/image"].chunks
+        assert chunks == (
+            None if codec == "none" and not rows_per_chunk else (min(300, rows_per_chunk or 114), 3, 5, 7)
+        )
+        assert file["train/label"].chunks is None
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.h5", "b.h5"]
+    # and back again
+    repack_file(str(tmp_path / "b.h5"), str(tmp_path / "c.h5"), options(), Encoding(), RECORD)
+    check(tmp_path / "c.h5", plain)
+
+
+def test_shuffle_keeps_rows_of_a_group_together(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(200, 3))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for split in ("train", "val"):
+            file[f"{split}/x"], file[f"{split}/y"] = x, np.arange(200)
+    repack_file(str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), options(shuffle=True), Encoding(), RECORD)
+    with h5py.File(tmp_path / "b.h5") as file:
+        orders = [file[f"{split}/y"][:] for split in ("train", "val")]
+        for split, order in zip(("train", "val"), orders, strict=True):
+            assert sorted(order) == list(range(200))
+            np.testing.assert_array_equal(file[f"{split}/x"][:], x[order])
+        assert (orders[0] != orders[1]).any()
+        assert (orders[0] != np.arange(200)).any()
+
+
+def test_shuffle_refuses_what_it_would_tear_apart(tmp_path: Path) -> None:
+    for name, made, message in (
+        ("a", {"t/values": np.arange(9), "t/offsets": np.arange(4)}, "different length"),
+        ("b", {"x": np.arange(9), "y": np.arange(8)}, "differ in length"),
+    ):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            for path, values in made.items():
+                file[path] = values
+        with pytest.raises(ConfigError, match=message):
+            repack_file(str(tmp_path / f"{name}.h5"), str(tmp_path / "o.h5"), options(shuffle=True), Encoding(), RECORD)
+
+
+def test_flatten(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(0, 9, 500)
+    samples = [rng.normal(size=n).astype(np.float32) for n in lengths]
+    words = ["ü" * (n % 5) for n in lengths]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        dset = file.create_dataset("t/x", (500,), h5py.vlen_dtype(np.float32))
+        dset[:] = samples
+        dset.attrs["unit"] = "m"
+        file["t/words"] = words
+        file["t/y"] = np.arange(500)
+    repack_file(str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), options(), Encoding(), RECORD, flatten=True)
+    with h5py.File(tmp_path / "b.h5") as file:
+        np.testing.assert_array_equal(file["t/x/values"][:], np.concatenate(samples))
+        np.testing.assert_array_equal(np.diff(file["t/x/offsets"][:]), lengths)
+        assert file["t/x"].attrs["unit"] == "m"
+        assert file["t/words/values"][:].tobytes().decode() == "".join(words)
+        assert file["t/words/values"].attrs["encoding"] == "utf-8"
+        np.testing.assert_array_equal(file["t/y"][:], np.arange(500))
+
+
+def test_refuses_its_own_file_and_bad_files(tmp_path: Path) -> None:
+    make(tmp_path / "a.h5", 20)
+    for kwargs in ({}, {"overwrite": True}):
+        with pytest.raises(ConfigError, match="name another file"):
+            repack_file(str(tmp_path / "a.h5"), str(tmp_path / "a.h5"), options(**kwargs), Encoding(), RECORD)
+    whole = (tmp_path / "a.h5").read_bytes()
+    for data, message in ((whole[:-100], "cut short"), (b"text", "not an HDF5 file"), (b"", "not an HDF5 file")):
+        (tmp_path / "bad.h5").write_bytes(data)
+        with pytest.raises(ConfigError, match=message):
+            repack_file(str(tmp_path / "bad.h5"), str(tmp_path / "o.h5"), options(), Encoding(), RECORD)
+    with pytest.raises(ConfigError, match="levels 1 to 9"):
+        repack_file(str(tmp_path / "a.h5"), str(tmp_path / "o.h5"), options(), Encoding("gzip", 10), RECORD)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.h5", "bad.h5"]
+
+
+def test_wrong_bytes_are_found_by_reading_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "a.h5")
+    monkeypatch.setattr("h5rows.packing.encode.byte_shuffle", lambda chunk: bytes(chunk.nbytes))
+    with pytest.raises(ConfigError, match="read back is not what was written"):
+        repack_file(str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), options(), Encoding("gzip"), RECORD)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.h5"]
+
+
+def test_pack_with_a_codec(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 4, (500, 10, 10))
+    source = ArraySource({"train": {"x": x[:400]}, "val": {"x": x[400:]}}, "id", {})
+    record = {"source": "s", "command": "c", "created": "now", "options": "{}"}
+    pack_encoded(source, str(tmp_path / "a.h5"), options(), Encoding("gzip"), record)
+    with h5py.File(tmp_path / "a.h5") as file:
+        np.testing.assert_array_equal(file["train/x"][:], x[:400])
+        assert file["val/x"].compression == "gzip"
+        assert file.attrs["command"] == "c"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.h5"]
+
+
+@pytest.mark.parametrize("codec", ["none", slow("gzip")])
+def test_killed_repack(tmp_path: Path, codec: str) -> None:
+    """Whenever it is killed, no half file has the name, and the same command succeeds."""
+    x = np.random.default_rng(0).integers(0, 50, (600, 50_000), np.uint8)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = x
+    command = [
+        sys.executable,
+        str(H5),
+        "repack",
+        str(tmp_path / "a.h5"),
+        str(tmp_path / "b.h5"),
+        "--codec",
+        codec,
+        "--quiet",
+    ]
+    for attempt in range(3):
+        process = subprocess.Popen(command)
+        wait_for(lambda p=process: (tmp_path / "b.h5.partial").exists() or p.poll() is not None)
+        time.sleep(0.02 * attempt)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if process.returncode == 0:
+            break
+        assert not (tmp_path / "b.h5").exists()
+    else:
+        subprocess.run(command, check=True)
+    with h5py.File(tmp_path / "b.h5") as file:
+        np.testing.assert_array_equal(file["x"][:], x)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.h5", "b.h5"]
+
+
+def inspect(path: Path) -> str:
+    done = warm.run(
+        [sys.executable, str(H5), "inspect", str(path), "--seconds", "0.02"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def block(text: str, name: str) -> str:
+    return next(part for part in text.split("\n\n") if part.startswith(name + ":"))
+
+
+def test_inspect_of_everything(tmp_path: Path) -> None:
+    make(tmp_path / "a.h5")
+    shown = inspect(tmp_path / "a.h5")
+    image = block(shown, "train/image")
+    assert "300x3x5x7 uint8" in image
+    assert "chunks of 7x3x5x7, gzip" in image
+    assert "random row: 7.0 bytes" in image
+    assert "read: chunks" in image
+    assert "samples/s" in image
+    label = block(shown, "train/label")
+    assert "read: mapped" in label
+    assert "classes: 2 (cat, dög)" in label
+    assert "random row: 1.0 bytes" in label
+    assert "ragged: of variable length" in shown
+    assert "--flatten" in shown
+    advice = shown[shown.index("advice:") :]
+    assert "train/image" in advice
+    assert f"./run h5 repack {tmp_path}/a.h5 {tmp_path}/a.repacked.h5 --flatten" in advice
+
+
+@pytest.mark.slow
+def test_the_advice_is_right(tmp_path: Path) -> None:
+    """The command that the doctor prints makes a file of which it has nothing more to say."""
+    pytest.importorskip("hdf5plugin")
+    x = np.random.default_rng(0).integers(0, 3, (500, 1000))
+    with h5py.File(tmp_path / "it's a.h5", "w") as file:
+        file.create_dataset("x", data=x, chunks=(100, 1000), compression="gzip")
+    shown = inspect(tmp_path / "it's a.h5")
+    commands = [line.strip() for line in shown.splitlines() if "./run h5 repack" in line]
+    assert len(commands) == 2
+    for command in commands:
+        command = command.replace("./run h5", f"{sys.executable} src/h5.py", 1) + " --quiet --overwrite"
+        subprocess.run(command, shell=True, check=True, cwd=H5.parents[1])
+        again = inspect(tmp_path / "it's a.repacked.h5")
+        assert "nothing to repack" in again, again
+        with h5py.File(tmp_path / "it's a.repacked.h5") as file:
+            np.testing.assert_array_equal(file["x"][:], x)
+
+
+def test_amplification_of_tiles(tmp_path: Path) -> None:
+    from h5rows.packing import inspect as inspect_file
+
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        tiles = file.create_dataset("x", (100, 10, 10), chunks=(4, 4, 10), dtype="u1")
+        assert inspect_file.amplification(tiles) == pytest.approx(4 * 12 / 10)
+        assert inspect_file.amplification(file.create_dataset("s", (), dtype="f4")) is None
+        assert inspect_file.amplification(file.create_dataset("c", (5, 2), dtype="f4")) == 1.0
+
+
+@pytest.mark.slow
+def test_inspect_of_nothing(tmp_path: Path) -> None:
+    h5py.File(tmp_path / "a.h5", "w").close()
+    assert "holds no datasets" in inspect(tmp_path / "a.h5")

@@ -1,0 +1,128 @@
+"""Cells of tables: each number is the one that was written, or its column is refused by name."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.errors import ConfigError
+from h5rows.importers import open_source
+from h5rows.packing.options import PackOptions
+
+pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+EDGES = [0, 1, -1, 2**24, 2**24 + 1, 123456789, 2**31, 2**53, 2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63)]
+WIDE = [*EDGES, 2**63, 2**63 + 1, 2**64 - 1, 2**64, -(2**63) - 1, 10**30, 10**400]
+POINTS = [0.5, -1.25, 0.1, 1e-3, 16777217.5, 1e39, 1e-42, 1e300]
+NAMES = ["a", "b"]
+
+
+def read(path: Path, name: str, **kwargs: Any) -> np.ndarray:
+    source = open_source(str(path), PackOptions(quiet=True, fields={name: "x"}, **kwargs))
+    values, bad = source.read(range(len(source.splits[""])), [name])
+    assert not bad
+    return np.asarray(values[name], source.fields[name].dtype)
+
+
+def attempt(path: Path, name: str) -> tuple[np.ndarray, str]:
+    """(values, "") or (nothing, why it was refused)."""
+    try:
+        return read(path, name, empty="nan"), ""
+    except ConfigError as error:
+        return np.empty(0), str(error)
+
+
+def same(cell: Any, value: Any) -> bool:
+    """Whole numbers to the last digit; others rounded once, to float32 where that has an exponent for them."""
+    if cell is None:
+        return math.isnan(value)
+    if isinstance(cell, float):
+        return value == cell or (1e-38 < abs(cell) < 2**24 and value == float(np.float32(cell)))
+    return not math.isinf(value) and int(value) == cell
+
+
+@few
+@given(st.data())
+@pytest.mark.parametrize("together", [False, True])
+def test_a_csv_keeps_each_number_or_is_refused_by_name(tmp_path: Path, together: bool, data: Any) -> None:
+    cell = st.sampled_from([EDGES, WIDE, POINTS, [*EDGES, None], [*EDGES, *POINTS, None], [*WIDE, *POINTS]]).flatmap(
+        st.sampled_from
+    )
+    columns = {n: data.draw(st.lists(cell, min_size=3, max_size=3)) for n in NAMES}
+    rows = [",".join("" if c is None else str(c) for c in row) for row in zip(*columns.values(), strict=True)]
+    (tmp_path / "t.csv").write_text("a,b\n" + "\n".join(rows) + "\n")
+    found: dict[str, Any] = {}
+    for name in ["a,b"] if together else NAMES:
+        found[name], refusal = attempt(tmp_path / "t.csv", name)
+        if refusal:
+            assert "column" in refusal
+            assert "\n" not in refusal
+            assert together or any(c is not None and abs(c) > 2**53 for cells in columns.values() for c in cells)
+            return
+    for k, name in enumerate(NAMES):
+        values = found["a,b"][:, k] if together else found[name]
+        assert all(map(same, columns[name], values.tolist())), (columns[name], values)
+
+
+@few
+@given(st.data())
+def test_parquet_keeps_each_number_or_is_refused_by_name(tmp_path: Path, data: Any) -> None:
+    kinds = {"int64": EDGES, "uint64": [0, 2**53 + 1, 2**64 - 1], "int8": [-128, 5], "float32": [0.5, 1e-3]}
+    columns = {}
+    for name in NAMES:
+        kind = data.draw(st.sampled_from(sorted(kinds)))
+        cells = data.draw(st.lists(st.sampled_from([*kinds[kind], None]), min_size=4, max_size=4))
+        columns[name] = pa.array(cells, kind)
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=2)
+    for chosen in (["a"], ["b"], NAMES):
+        values, refusal = attempt(tmp_path / "t.parquet", ",".join(chosen))
+        if refusal:
+            assert "would lose digits" in refusal
+            continue
+        values = values.reshape(4, -1)
+        for k, name in enumerate(chosen):
+            cells = columns[name].to_pylist()
+            assert all(map(same, cells, values[:, k].tolist())), (columns[name], values)
+
+
+def test_types_of_a_csv_stay_small_where_nothing_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("n,v,big,u,g\n1,0.1,16777217,18446744073709551615,7\n2,2.5,,3,\n")
+    kinds = {n: read(tmp_path / "t.csv", n, empty="nan").dtype for n in ("n", "v", "big", "u", "g", "n,v")}
+    assert kinds == {"n": "i8", "v": "f4", "big": "f8", "u": "u8", "g": "f4", "n,v": "f4"}
+    (tmp_path / "t.csv").write_text("v,d\n1,2020-01-02\nNaN,2020-01-03\n")
+    with pytest.raises(ConfigError, match=r"'v' is empty or NaN in row 1"):
+        read(tmp_path / "t.csv", "v")
+    with pytest.raises(ConfigError, match=r"column 'd': is date32.*; numbers, strings and bytes are read"):
+        read(tmp_path / "t.csv", "d")
+    (tmp_path / "t.csv").write_text("v,v\n1,2\n")
+    with pytest.raises(ConfigError, match=r"t.csv has two columns 'v'"):
+        read(tmp_path / "t.csv", "v")
+
+
+def test_empty_places_in_lists_and_texts_are_refused(tmp_path: Path) -> None:
+    table = {"f": [[1.5, None], [2.0, 3.0]], "i": [[1, 2], [2**53 + 1, None]], "none": [[1], None], "t": ["ü", None]}
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    for name in ("f", "i", "none"):
+        for variable in (False, True):
+            with pytest.raises(ConfigError, match=rf"column '{name}' .*empty.* row"):
+                read(tmp_path / "t.parquet", name, variable=variable)
+    with pytest.raises(ConfigError, match=r"9007199254740993 would lose digits as float64"):
+        read(tmp_path / "t.parquet", "i", empty="nan")
+    source = open_source(str(tmp_path / "t.parquet"), PackOptions(fields={"t": "t"}, kinds={"t": "text"}))
+    values, bad = source.read(range(2), ["t"])
+    assert [v.tobytes().decode() for v in values["t"]] == ["ü"]
+    assert [(b.place, b.reason) for b in bad] == [(1, "is empty")]
+
+
+def test_each_of_the_columns_that_a_field_names_is_there(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("age,water\n1,2\n")
+    assert read(tmp_path / "a.csv", "age,wat*").shape == (1, 2)
+    with pytest.raises(ConfigError, match=r"^--fields: .* has no column 'age,wat'; it has \['age', 'water'\]"):
+        read(tmp_path / "a.csv", "age,wat")
