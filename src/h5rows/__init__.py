@@ -1,7 +1,7 @@
 """Rows of HDF5 files at the speed of memory, for PyTorch; other formats -> HDF5, each value kept or refused by name.
 
 Given: files, here or behind an URL, as anybody's program has written them. Returned: batches of named fields, from
-`Dataset`; files whose rows are laid out to be read at random, from `pack_encoded` and `repack_file`.
+`Dataset`; files whose rows are laid out to be read at random, from `pack` and `repack_file`.
 
 Promised: the bytes are h5py's; where a layout is not known for certain, h5py reads it. A file that changes while it is
 open is an error, never other data; one that is cut short while its mapping is read kills the process (SIGBUS). What is
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from h5rows.packing.encode import Encoding
     from h5rows.packing.inspect import inspect_file
     from h5rows.packing.options import PackOptions
-    from h5rows.packing.repack import pack_encoded, repack_file
+    from h5rows.packing.repack import repack_file
     from h5rows.packing.write import pack
     from h5rows.probe import num_outputs, sample_shape
     from h5rows.reading.copies import files_of
@@ -62,7 +62,6 @@ NAMES = {
     "open_h5": "reading.opening",
     "open_source": "importers",
     "pack": "packing.write",
-    "pack_encoded": "packing.repack",
     "printable": "importers.base",
     "repack_file": "packing.repack",
     "sample_shape": "probe",

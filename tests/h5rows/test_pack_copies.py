@@ -29,7 +29,7 @@ ROWS = np.random.default_rng(0).normal(size=(700, 9)).astype(np.float32)
 def copy(path: Path, codec: str = "none", **kwargs: Any) -> Any:
     """-> (the account, the copy)."""
     out = path.with_name("copy.h5")
-    options = PackOptions(quiet=True, workers=2, overwrite=True, shuffle=kwargs.pop("shuffle", False))
+    options = PackOptions(quiet=True, overwrite=True)
     return repack_file(str(path), str(out), options, Encoding(codec), RECORD, **kwargs), out
 
 
@@ -239,13 +239,6 @@ def test_what_is_left_out_is_named_counted_and_in_the_status(
     assert names in said
     with h5py.File(out) as file:
         np.testing.assert_array_equal(file["x"][:], ROWS)
-
-
-def test_rows_that_would_keep_their_order_are_not_shuffled_around(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"], file["words"] = np.arange(9), ["a"] * 9
-    with pytest.raises(ConfigError, match=r"words has 9 rows .* keep their order"):
-        copy(tmp_path / "a.h5", shuffle=True)
 
 
 def test_a_copy_many_times_as_large_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

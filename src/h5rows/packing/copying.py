@@ -65,10 +65,9 @@ def file_properties(file: h5py.File) -> Any:
 class Copier:
     """holder: a group that no name leads to, in which objects wait for their links. What has none stays there."""
 
-    def __init__(self, tree: Tree, old: h5py.File, new: h5py.File, make: Make, shuffled: bool) -> None:
+    def __init__(self, tree: Tree, old: h5py.File, new: h5py.File, make: Make) -> None:
         self.tree, self.old, self.new, self.make = tree, old, new, make
         self.account: Account = tree.account
-        self.shuffled = shuffled
         self.made: dict[int, Any] = {}  # old address -> reference in the new file
         self.replaced: set[int] = set()  # objects whose rows the caller writes
         self.exchanged: dict[tuple[str, bytes], bytes] = {}
@@ -224,7 +223,7 @@ class Copier:
             self.left[what, key] = f"leads to {self.tree.nodes[where].path}, which was left out"
         elif what == OBJECT:
             return self.scratch.raw(OBJECT, self.made[where])
-        elif where in self.replaced and (self.shuffled or not isinstance(self.opened(where), h5d.DatasetID)):
+        elif where in self.replaced and not isinstance(self.opened(where), h5d.DatasetID):
             self.left[what, key] = f"leads to rows of {self.tree.nodes[where].path}, which lie elsewhere now"
         else:
             _, region = follow(reference, self.old)
@@ -241,7 +240,7 @@ class Copier:
             self.holder.unlink(b"self")
 
 
-SMALL = 4096  # bytes of a dataset, below which a page and a task of its own cost more than they bring
+SMALL = 4096  # bytes of a dataset, below which a page of its own costs more than it brings
 
 
 def keeps_layout(dset: Any) -> bool:
