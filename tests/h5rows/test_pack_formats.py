@@ -447,14 +447,15 @@ def test_text_of_a_function_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("module", "name", "remedy"),
     [("lmdb", "a.lmdb", "lmdb"), ("zarr", "a.zarr", "zarr"), ("tensorstore", "a.n5", "tensorstore"),
-     ("pyarrow.parquet", "a.csv", "pyarrow"), ("PIL.Image", "a/1.png", "pillow")],
+     ("google_crc32c", "a.tfrecord", "google-crc32c"), ("pyarrow.parquet", "a.csv", "pyarrow"),
+     ("PIL.Image", "a/1.png", "pillow")],
 )  # fmt: skip
 def test_missing_libraries_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, remedy: str
 ) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(b"a,b\n1,2\n")
+    path.write_bytes(b"a,b\n1,2\n3,4\n5,6\n")
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=rf"needs .*-m pip install {remedy}"):
         run(path if path.parent == tmp_path else path.parent)
