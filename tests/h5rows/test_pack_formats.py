@@ -312,7 +312,7 @@ def test_csv_columns_stacked_and_empty_cells(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"column 'f1' is empty or NaN in row 1"):
         run(tmp_path / "a.csv", fields=chosen)
     with run(tmp_path / "a.csv", fields=chosen, empty="nan") as file:
-        assert file["x"].dtype == np.float32
+        assert file["x"].dtype == np.float64
         np.testing.assert_array_equal(file["x"][:], [[1.5, 2], [np.nan, 4], [2.5, np.nan]])
         assert file["g"].dtype == np.int64
         np.testing.assert_array_equal(file["g"][:], [3, 5, 7])
