@@ -160,6 +160,24 @@ def test_a_copy_is_deeply_equal(tmp_path: Path, name: str, codec: str) -> None:
     assert (tmp_path / "copy.h5").stat().st_size < 2_000_000  # what was never written takes no room
 
 
+DAMAGE: dict[str, Any] = {  # what of the copying goes wrong
+    "write_box": lambda made, box, raw: None,
+    "read_attribute": lambda attr: None,
+    "Copier.new_reference": lambda copier, what, key: copier.scratch.raw("object", next(iter(copier.made.values()))),
+}
+
+
+@pytest.mark.parametrize("part", DAMAGE)
+def test_what_is_copied_as_it_lies_is_read_back_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["words"], file.attrs["n"] = ROWS, ["a", "bc"], 3
+        file.create_dataset("to", (2,), h5py.ref_dtype)[:] = [file["x"].ref, file["words"].ref]
+    monkeypatch.setattr(f"h5rows.packing.copying.{part}", DAMAGE[part])
+    with pytest.raises(ConfigError, match="what was read back is not what was written"):
+        copy(tmp_path / "a.h5")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.h5"]
+
+
 def random_file(file: h5py.File, rng: random.Random) -> None:
     """Groups, datasets, types and links at random; then references at random to all of these."""
     groups, objects = [file], [file]

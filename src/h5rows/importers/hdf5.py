@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from h5rows.packing.account import Account
-from h5rows.packing.copying import SMALL
+from h5rows.packing.raw_values import SMALL
 from h5rows.packing.tree import DATASET, UNREADABLE, Tree, grows
 from h5rows.reading.external import REFUSE_EXTERNAL, check_external
 from h5rows.reading.filters import filter_name, missing_filter

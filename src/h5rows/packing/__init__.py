@@ -2,6 +2,6 @@
 
 plan, encode, write, pool, file, journal    the writer
 repack, inspect, summary                    other layouts, what a file holds
-tree, copying, comparing, raw_values        all of an HDF5 file, in another
+tree, copying, raw_values                   all of an HDF5 file, in another
 account                                     what was left out
 """

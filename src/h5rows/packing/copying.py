@@ -19,10 +19,13 @@ from h5rows.packing.raw_values import (
     Unknown,
     as_rows,
     chunks_of,
+    copied_raw,
     follow,
+    keeps_layout,
     kind_of,
     read_attribute,
     read_box,
+    readable,
     walk,
     write_box,
     written,
@@ -238,31 +241,6 @@ class Copier:
                 self.holder.unlink(name)
         if not [name for name, _ in links(self.holder) if name != b"self"]:
             self.holder.unlink(b"self")
-
-
-SMALL = 4096  # bytes of a dataset, below which a page of its own costs more than it brings
-
-
-def keeps_layout(dset: Any) -> bool:
-    """Chunks of what is small and cannot grow only cost."""
-    plan, space = dset.get_create_plist(), dset.get_space()
-    if plan.get_layout() == h5d.VIRTUAL or plan.get_external_count():
-        return False
-    fixed = space.get_simple_extent_dims(True) == space.get_simple_extent_dims()
-    size = int(space.get_simple_extent_npoints()) * dset.get_type().get_size()
-    stored = dset.get_storage_size() > 0
-    return not (plan.get_layout() == h5d.CHUNKED and fixed and stored and size < SMALL and readable(dset))
-
-
-def readable(dset: Any) -> bool:
-    """Whether this HDF5 has its filters."""
-    plan = dset.get_create_plist()
-    return all(h5py.h5z.filter_avail(plan.get_filter(k)[0]) for k in range(plan.get_nfilters()))
-
-
-def copied_raw(dset: Any, kind: Kind) -> bool:
-    """Chunks whose bytes are taken as they lie in the file, whatever filters they went through."""
-    return not kind.spots and dset.get_create_plist().get_layout() == h5d.CHUNKED and keeps_layout(dset)
 
 
 def copy_dataset(dset: Any, tid: Any, new: h5py.File, holder: Any, name: bytes) -> Any:

@@ -18,7 +18,6 @@ from h5rows.errors import ConfigError
 from h5rows.importers.base import one_line, printable
 from h5rows.importers.hdf5 import Contents, Wanted, as_numbers, scan, vlen_type
 from h5rows.packing.account import MOST_NAMES, Account
-from h5rows.packing.comparing import Comparison
 from h5rows.packing.copying import Copier, creation, file_properties
 from h5rows.packing.encode import Encoding
 from h5rows.packing.file import (
@@ -37,7 +36,7 @@ from h5rows.packing.file import (
 from h5rows.packing.journal import Journal, check_target, work_on
 from h5rows.packing.options import PackOptions
 from h5rows.packing.plan import BLOCK_BYTES
-from h5rows.packing.tree import NOTE, Tree, grows
+from h5rows.packing.tree import NOTE, Tree, compare, grows
 from h5rows.reading.external import REFUSE_EXTERNAL
 from h5rows.reading.opening import open_h5
 
@@ -156,6 +155,7 @@ class Copy:
             if path not in self.ends:
                 return None
             kind, text = vlen_type(self.rows[path])
+            assert kind is not None
             ends, group = self.ends[path], h5py.h5g.create(file.id, None)
             for column in (
                 Column(f"{path}/values", (int(ends[-1]),), kind, {"encoding": "utf-8"} if text else {}),
@@ -189,6 +189,7 @@ class Copy:
                 yield name, begin, np.asarray(self.rows[name][begin : begin + step], dtype)
         for name, ends in self.ends.items():
             kind, _ = vlen_type(self.rows[name])
+            assert kind is not None
             for begin in range(0, len(ends) - 1, VLEN_ROWS):
                 samples = [as_numbers(v, kind) for v in self.rows[name][begin : begin + VLEN_ROWS]]
                 yield f"{name}/values", int(ends[begin]), np.concatenate(samples)
@@ -220,9 +221,12 @@ class Copy:
                 if crc32(bytes_of(file[name][begin:end])) != crc:
                     where = f"{name}, rows {begin} to {end}"
                     raise ConfigError(f"{path}: {where}: what was read back is not what was written")
-            replaced = {f"/{name}" for name in (*contents.plain, *contents.vlen)}
-            Comparison(contents.tree, self.source, file, replaced).run()
-            account.taken = Tree(file, Account(), {f"/{name}": rows for name, rows in contents.vlen.items()}).counts
+            written = {f"/{name}" for name in (*contents.plain, *contents.vlen)}
+            flat = {f"/{name}": rows for name, rows in contents.vlen.items()}
+            old = Tree(self.source, Account(), tell=True, skip=written)
+            new = Tree(file, Account(), flat, tell=True, skip=written)
+            compare(old, new)
+            account.taken = new.counts
 
 
 def ends_of(dset: h5py.Dataset) -> np.ndarray:
