@@ -149,20 +149,12 @@ class Run:
                 places = [file[name] for name in part.paths.values()]
                 rows = [len(p["offsets"]) - 1 if isinstance(p, h5py.Group) else len(p) for p in places]
                 account.taken["rows"] += min(rows)
-            # splits may share them
-            of_fields = {id(attrs): (name, attrs) for (_, name), attrs in source.field_attrs.items()}
-            for name, attrs in of_fields.values():
-                paths = [part.paths[name] for part in self.parts if part.attrs.get(name) is attrs]
-                there = [file[f"{p}/values" if source.fields[name].ragged else p].attrs for p in paths]
-                account.taken["attributes"] += sum(
-                    bool(there) and all(same_attr(found, key, value) for found in there) for key, value in attrs.items()
-                )
-            for group, attrs in source.group_attrs.items():
-                placed = [p for p in self.groups if p == group or p.endswith(f"/{group}")]
-                for value in attrs.values():
-                    keys = {p: next(k for k, v in self.groups[p].items() if v is value) for p in placed}
-                    whole = all(same_attr(file[p or "/"].attrs, k, value) for p, k in keys.items())
-                    account.taken["attributes"] += bool(placed) and whole
+            attrs = {c.path: c.attrs for part in self.parts for c in columns(part, source.fields)} | self.groups
+            for path_in, values in attrs.items():
+                for name, value in values.items():
+                    if not same_attr(file[path_in or "/"].attrs, name, value):
+                        raise ConfigError(f"{path}: {path_in}: attribute {name} is not what was written; pack again")
+            account.taken["attributes"] = account.held["attributes"] - len(account.left.get("attributes", ()))
         for block in self.blocks:
             for kind, name, why in self.records[block.number].get("left", ()):
                 account.leave(kind, name, why)
