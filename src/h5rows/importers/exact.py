@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -36,35 +37,17 @@ def narrowed(cells: Any) -> Any:
     return cells.cast(pa.float32()) if same.all() else cells
 
 
-def as_numpy(cells: Any) -> np.ndarray:
-    """0 where a cell is empty: arrow would make whole numbers beside empty cells floats."""
-    number_type(cells.type)
-    if cells.null_count == len(cells):
-        return np.zeros(len(cells), number_type(cells.type))
-    zero = False if str(cells.type) == "bool" else 0
-    return (cells.fill_null(zero) if cells.null_count else cells).to_numpy(zero_copy_only=False)
-
-
-def fits(values: np.ndarray, narrow: np.ndarray) -> bool:
-    """Whether whole numbers came through as floats."""
-    if values.dtype.kind == "b" or not len(values):
-        return True
-    top = 2.0 ** (8 * values.dtype.itemsize - (values.dtype.kind == "i"))
-    if (narrow >= top).any():  # rounded up, out of the type
-        return False
-    return bool((narrow.astype(values.dtype) == values).all())
-
-
 def exact(cells: Any, dtype: np.dtype | None) -> np.ndarray:
-    """An arrow array as this type, NaN where it is empty; ValueError where a whole number would change."""
-    values = as_numpy(cells)
-    if dtype is None or values.dtype == dtype:
-        out = values
-    else:
-        out = values.astype(dtype)
-        if dtype.kind == "f" and values.dtype.kind != "f" and not fits(values, out):
-            lost = next(v for k, v in enumerate(values) if not fits(values[k : k + 1], out[k : k + 1]))
-            raise ValueError(f"{lost} would lose digits as {dtype}, the type that this field takes with all its cells")
-    if cells.null_count and out.dtype.kind == "f":
-        out = np.where(cells.is_null().to_numpy(zero_copy_only=False), np.asarray(np.nan, out.dtype), out)
-    return out
+    """An arrow array as this type, None: its own; NaN where it is empty. ValueError where a whole number might change,
+    which is from 2^24 or 2^53 on as float32 or float64."""
+    import pyarrow as pa
+
+    dtype = dtype or number_type(cells.type)
+    try:
+        return cells.cast(pa.from_numpy_dtype(dtype)).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    except pa.ArrowInvalid as error:
+        number = re.search(r"-?\d+", str(error))
+        lost = number[0] if number else "a number"
+        raise ValueError(
+            f"{lost} would lose digits as {dtype}, the type that this field takes with all its cells"
+        ) from None

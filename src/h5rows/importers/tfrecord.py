@@ -169,7 +169,3 @@ class RecordSource(ShardSource):
         if not values:
             raise BadSample(self.name_of(row), "is no tf.train.Example: it has no features")
         return values
-
-
-def open_tfrecord(path: Path, options: PackOptions) -> RecordSource:
-    return RecordSource(path, options)

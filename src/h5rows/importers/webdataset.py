@@ -98,7 +98,3 @@ def check_end(file: Path, at: int) -> None:
         while left := stream.read(1 << 20):
             if any(left):
                 raise ConfigError(f"{file} goes on after its end mark, as tars joined by cat do; give each as a file")
-
-
-def open_webdataset(path: Path, options: PackOptions) -> TarSource:
-    return TarSource(path, options)

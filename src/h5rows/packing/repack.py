@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from h5rows.errors import ConfigError
 from h5rows.importers.base import one_line, printable
-from h5rows.importers.hdf5 import Contents, Wanted, as_numbers, scan, vlen_type
 from h5rows.packing.account import MOST_NAMES, Account
 from h5rows.packing.copying import Copier, creation, file_properties
 from h5rows.packing.encode import Encoding
@@ -36,6 +35,7 @@ from h5rows.packing.file import (
 from h5rows.packing.journal import Journal, check_target, work_on
 from h5rows.packing.options import PackOptions
 from h5rows.packing.plan import BLOCK_BYTES
+from h5rows.packing.scan import Contents, Wanted, as_numbers, scan
 from h5rows.packing.tree import NOTE, Tree, compare, grows
 from h5rows.reading.external import REFUSE_EXTERNAL
 from h5rows.reading.opening import open_h5
@@ -77,7 +77,7 @@ def repack_file(
         account.held.update(contents.tree.counts)
         attrs = {NOTE.decode(): f"{provenance['created']} {provenance['command']}"} if provenance else {}
         with h5py.File(old, "r", rdcc_nbytes=CACHE_BYTES) as rows:
-            Copy(file, rows, contents, encoding, fixed, options.quiet).write(new, attrs)
+            Repack(file, rows, contents, encoding, fixed, options.quiet).write(new, attrs)
     print(*[f"{line}\n" for line in account.lines()], sep="", end="")
     if not options.quiet:
         tell(old, new, contents)
@@ -111,8 +111,8 @@ def check_size(file: h5py.File, contents: Contents) -> None:
         )
 
 
-class Copy:
-    """One copy. rows: the source once more, opened with a cache for chunks."""
+class Repack:
+    """One copy of a file. rows: the source once more, opened with a cache for chunks."""
 
     def __init__(
         self, source: h5py.File, rows: h5py.File, contents: Contents, encoding: Encoding, fixed: bool, quiet: bool
@@ -154,8 +154,7 @@ class Copy:
                 return self.make_plain(file, path, dset, tid)
             if path not in self.ends:
                 return None
-            kind, text = vlen_type(self.rows[path])
-            assert kind is not None
+            kind, text = self.contents.vlen[path]
             ends, group = self.ends[path], h5py.h5g.create(file.id, None)
             for column in (
                 Column(f"{path}/values", (int(ends[-1]),), kind, {"encoding": "utf-8"} if text else {}),
@@ -188,8 +187,7 @@ class Copy:
             for begin in range(0, shape[0], step):
                 yield name, begin, np.asarray(self.rows[name][begin : begin + step], dtype)
         for name, ends in self.ends.items():
-            kind, _ = vlen_type(self.rows[name])
-            assert kind is not None
+            kind, _ = self.contents.vlen[name]
             for begin in range(0, len(ends) - 1, VLEN_ROWS):
                 samples = [as_numbers(v, kind) for v in self.rows[name][begin : begin + VLEN_ROWS]]
                 yield f"{name}/values", int(ends[begin]), np.concatenate(samples)
@@ -222,7 +220,7 @@ class Copy:
                     where = f"{name}, rows {begin} to {end}"
                     raise ConfigError(f"{path}: {where}: what was read back is not what was written")
             written = {f"/{name}" for name in (*contents.plain, *contents.vlen)}
-            flat = {f"/{name}": rows for name, rows in contents.vlen.items()}
+            flat = {f"/{name}": len(ends) - 1 for name, ends in self.ends.items()}
             old = Tree(self.source, Account(), tell=True, skip=written)
             new = Tree(file, Account(), flat, tell=True, skip=written)
             compare(old, new)

@@ -35,7 +35,7 @@ class Contents:
 
     tree: Tree
     plain: dict[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)  # numbers with rows
-    vlen: dict[str, int] = field(default_factory=dict)  # samples of variable length, to be made flat: number of rows
+    vlen: dict[str, tuple[np.dtype, bool]] = field(default_factory=dict)  # to be made flat: see vlen_type
     kept: dict[str, str] = field(default_factory=dict)  # numbers with rows that keep their layout, and why
 
 
@@ -52,8 +52,8 @@ def scan(file: h5py.File, account: Account, wanted: Wanted) -> Contents:
             path.encode()
             if not node.named:
                 continue
-            if wanted.flatten and dset.ndim == 1 and vlen_type(dset)[0] is not None:
-                contents.vlen[path] = len(dset)
+            if wanted.flatten and dset.ndim == 1 and (kind := vlen_type(dset)) is not None:
+                contents.vlen[path] = kind
             elif not is_plain(dset):
                 continue
             elif (why := reason_to_keep(dset, wanted)) is None:
@@ -114,15 +114,15 @@ def padded(dtype: np.dtype) -> bool:
     return bool(parts) and (sum(part.itemsize for part in parts) < dtype.itemsize or any(map(padded, inner)))
 
 
-def vlen_type(dset: h5py.Dataset) -> tuple[np.dtype | None, bool]:
-    """(type of the values of samples of variable length or None, whether these are strings, as UTF-8 bytes)."""
+def vlen_type(dset: h5py.Dataset) -> tuple[np.dtype, bool] | None:
+    """(type of the values of samples of variable length, whether these are strings, as UTF-8 bytes); None: others."""
     if dtype_of(dset) is None:
-        return None, False
+        return None
     if h5py.check_string_dtype(dset.dtype) is not None and dset.dtype.kind == "O":
         return np.dtype(np.uint8), True
     kind = h5py.check_vlen_dtype(dset.dtype)
     numbers = isinstance(kind, (np.dtype, type)) and np.dtype(kind).kind in "biufc"
-    return (native(np.dtype(kind)) if numbers else None), False
+    return (native(np.dtype(kind)), False) if numbers else None
 
 
 def as_numbers(sample: Any, kind: np.dtype) -> np.ndarray:
