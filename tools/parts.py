@@ -329,6 +329,10 @@ PARTS = {
             "src/h5.py",
             "src/h5rows/packing",
             "src/h5rows/importers",
+            "src/h5rows/functions.py",
+            "src/h5rows/command.py",
+            "src/h5rows/program.py",
+            "src/h5rows/__main__.py",
             "src/lab/datasets/image_folder.py",
             "src/lab/app.py::folder_classes",
             "conf/data/image_folder.yaml",
@@ -343,7 +347,10 @@ PARTS = {
             "tests/h5rows/test_h5_external.py::test_the_command_line_says_it_in_one_line",
         ),
         {
-            "src/h5rows/__init__.py": [r"from h5rows\.(packing|importers)", r'": "(packing|importers)'],
+            "src/h5rows/__init__.py": [
+                r"from h5rows\.(functions|packing|importers)",
+                r'": "(functions|packing|importers)',
+            ],
             "pyproject.toml": ["^lmdb = ", "^zarr = ", "^n5 = "],
             "run": ["^  h5 "],
             "src/lab/app.py": ['"folder_classes": '],
@@ -386,7 +393,7 @@ PARTS = {
                 r"^\"engine.sweeps.report\" = ",
                 '^"src/(engine|h5rows)/',
             ],
-            "README.md": [r"^src/engine/ "],
+            "README.md": [r"^src/(engine|h5rows)/ "],
         },
         {
             "pyproject.toml": {
@@ -394,7 +401,7 @@ PARTS = {
                 r", \"tests/engine/data\", \"tests/h5rows\"": "",
                 r"^dependencies = \[": 'dependencies = [\n  "lab-engine>=0.2,<0.3", # see docs/fork.md',
             },
-            "README.md": {r"\{lab,engine\}": "lab"},
+            "README.md": {r"\{lab,engine,h5rows\}": "lab"},
         },
         kind="extra",
     ),

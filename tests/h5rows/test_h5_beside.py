@@ -66,7 +66,7 @@ def play(folder: Path, way: str, seed: int) -> None:
                 own.pop(draw.randrange(len(own))).close()
             case "open":
                 fields = {name: name for name in draw.sample(FIELDS, draw.randint(1, 3))}
-                sets.append(Dataset(str(folder / "a.h5"), fields, ROOT, "all", external="allow"))
+                sets.append(Dataset(str(folder / "a.h5"), fields, "all", ROOT, external="allow"))
             case "gather" if sets:
                 rows = np.random.permutation(20)
                 for name, values in draw.choice(sets).gather(rows).items():
@@ -93,11 +93,11 @@ def test_each_order_of_two(way: str, tmp_path: Path) -> None:
     write(tmp_path)
     for name in FIELDS:
         for file in ("a.h5", "b.h5"):
-            data = Dataset(str(tmp_path / "a.h5"), {"x": name}, ROOT, "all", external="allow")
+            data = Dataset(str(tmp_path / "a.h5"), {"x": name}, "all", ROOT, external="allow")
             with h5py.File(tmp_path / file, **WAYS[way]) as own:  # closed again beside the field
                 for _ in range(2):
                     assert np.array_equal(data.gather(np.arange(20))["x"].numpy(), VALUES)
-                    again = Dataset(str(tmp_path / "a.h5"), {"x": name}, ROOT, "all", external="allow")
+                    again = Dataset(str(tmp_path / "a.h5"), {"x": name}, "all", ROOT, external="allow")
                     assert np.array_equal(own["lzf"][...], VALUES)
             assert np.array_equal(again.gather(np.arange(20))["x"].numpy(), VALUES)
             del data, again
@@ -110,6 +110,6 @@ def test_a_file_that_the_program_is_writing(tmp_path: Path) -> None:
         file["mapped"][3], file["lzf"][3] = 77, 78
         for name in ("mapped", "lzf"):
             with pytest.raises(ConfigError, match=r"a\.h5 is open for writing in this program.*close it"):
-                Dataset(str(tmp_path / "a.h5"), {"x": name}, ROOT, "all")
-    data = Dataset(str(tmp_path / "a.h5"), {"x": "mapped", "y": "lzf"}, ROOT, "all")
+                Dataset(str(tmp_path / "a.h5"), {"x": name}, "all", ROOT)
+    data = Dataset(str(tmp_path / "a.h5"), {"x": "mapped", "y": "lzf"}, "all", ROOT)
     assert [values.tolist() for values in data.gather(np.array([3])).values()] == [[[77] * 2], [[78] * 2]]

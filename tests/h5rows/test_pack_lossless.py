@@ -14,8 +14,10 @@ import warm
 from test_pack_formats import npy, png, write_lmdb, write_tar
 
 from engine.errors import ConfigError
-from h5rows import Encoding, PackOptions, open_source, pack_encoded
+from h5rows import PackOptions, open_source
 from h5rows.packing.account import LEFT_OUT, Account
+from h5rows.packing.encode import Encoding
+from h5rows.packing.repack import pack_encoded
 
 
 def packed(path: Path, **kwargs: Any) -> tuple[h5py.File, Account]:
@@ -482,7 +484,7 @@ def test_whatever_of_a_store_is_not_taken_is_named(tmp_path: Path) -> None:
 
 
 def test_a_provenance_of_its_own_does_not_hide_the_source_s(tmp_path: Path) -> None:
-    from h5rows import pack
+    from h5rows.packing.write import pack
 
     path = stores(tmp_path)[0][0]
     options = PackOptions(quiet=True, workers=1)

@@ -7,7 +7,6 @@ chunks       threads compress, one writes; begun anew after a kill. Read back th
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
@@ -32,6 +31,7 @@ from h5rows.packing.plan import BLOCK_BYTES, Part, plan_parts, shard_name
 from h5rows.packing.pool import in_flight
 from h5rows.packing.tree import NOTE, Tree, grows
 from h5rows.packing.write import pack, write_parts
+from h5rows.program import typed
 from h5rows.reading.external import REFUSE_EXTERNAL
 from h5rows.reading.opening import open_h5
 
@@ -214,7 +214,7 @@ class Whole:
 
 
 def look(path: Path) -> str:
-    return shlex.join(["./run", "h5", "inspect", str(path)])
+    return typed("inspect", str(path))
 
 
 def make_parts(source: H5Source, contents: Contents, options: PackOptions) -> list[Part]:

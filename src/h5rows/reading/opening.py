@@ -227,7 +227,7 @@ _HINTS = {  # words of HDF5's: what they mean
     "truncated": "it is cut short: was the copy, or the program that wrote it, interrupted? Copy or write it again",
     "file signature": "it is not an HDF5 file, or its beginning is damaged",
     "filter returned failure": "what is stored there is damaged; copy or write it again",
-    "not registered|open directory|plugin": "it needs a filter that this HDF5 lacks; `h5.py inspect` names it",
+    "not registered|open directory|plugin": "it needs a filter that this HDF5 lacks; `inspect` names it",
     "version": f"it is damaged there, or written by a newer HDF5 than {h5py.version.hdf5_version}",
     "checksum|signature|corrupt|overflow|past end|ran off|EOA|heap|bad |wrong |greater than": "it is damaged there; "
     "copy or write it again",
