@@ -240,14 +240,17 @@ class Dataset:
         rows = np.fromiter((range(size)[i] for i in indices), np.int64, len(indices))
         self.advise(rows)
         batch = self.gather(rows)
-        columns = []
-        for field in self._fields:
-            lengths = batch.get(f"{field}_length")
-            values = batch[field]
-            if lengths is not None:
-                values = [sample[:length] for sample, length in zip(values, lengths.tolist(), strict=True)]
-            columns.append(values.unbind() if isinstance(values, Tensor) else values)
+        columns = [self._apart(batch, field) for field in self._fields]
         return [dict(zip(self._fields, sample, strict=True)) for sample in zip(*columns, strict=True)]
+
+    def _apart(self, batch: dict[str, Any], field: str) -> Sequence[Any]:
+        """The samples of one field, each of its own length."""
+        if isinstance(batch[field], list):  # strings
+            return batch[field]
+        samples = batch[field].unbind()
+        if -1 not in self.spec[field][0]:
+            return samples
+        return [sample[:size] for sample, size in zip(samples, batch[f"{field}_length"].tolist(), strict=True)]
 
     def _file_rows(self, rows: np.ndarray) -> np.ndarray:
         rows = np.asarray(rows)

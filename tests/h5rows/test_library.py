@@ -65,6 +65,8 @@ def test_samples_that_are_asked_for_together_are_those_asked_for_alone(photos: P
             assert np.array_equal(one["ids"], np.arange(begin, end))
     with pytest.raises(IndexError):
         data.__getitems__([0, 600])
+    named_alike = h5rows.Dataset(str(photos), {"x": "image", "x_length": "label"}, "train")
+    assert torch.equal(named_alike[3]["x"], data[3]["image"])
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
