@@ -38,7 +38,7 @@ CODECS: dict[str, dict[str, Any]] = {
 
 
 def gathered(path: Path, order: Callable[[int], np.ndarray], limit: int | None = None) -> Callable[[], int]:
-    data = Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all", cache_mb=256)
+    data = Dataset(str(path), {"x": "x"}, "all", {"all": {"group": "/"}}, cache_mb=256)
     shape, dtype = data.spec["x"]
     out = {"x": torch.empty((BATCH, *shape), dtype=dtype)}
 
@@ -114,7 +114,7 @@ def main(folder: Path) -> None:
 
 
 def gathered_random(path: Path) -> Callable[[], int]:
-    data = Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all", cache_mb=0)
+    data = Dataset(str(path), {"x": "x"}, "all", {"all": {"group": "/"}}, cache_mb=0)
 
     def some() -> int:
         for rows in np.random.permutation(len(data))[: 16 * BATCH].reshape(-1, BATCH):

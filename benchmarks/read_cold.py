@@ -33,7 +33,7 @@ def drop(path: Path) -> None:
 
 def ahead(path: Path, rows: np.ndarray, group: int) -> tuple[int, float]:
     """Gather batches; ask for the rows in groups, the next group before the batches of this one. group 0: don't ask."""
-    data = Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all")  # anew: what is mapped cannot be dropped
+    data = Dataset(str(path), {"x": "x"}, "all", {"all": {"group": "/"}})  # anew: what is mapped cannot be dropped
     out = {"x": torch.empty((BATCH, *data.spec["x"][0]), dtype=torch.uint8)}
     asked, began = 0, time.perf_counter()
     for k in range(0, len(rows), BATCH):

@@ -33,7 +33,7 @@ def compare(folder: Path, title: str, shape: tuple[int, ...], count: int, rounds
             block = dset[k : k + 1000].shape
             dset[k : k + 1000] = np.random.default_rng(k).integers(0, 256, block, dtype=np.uint8)
         offset = dset.id.get_offset()
-    data = Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all")
+    data = Dataset(str(path), {"x": "x"}, "all", {"all": {"group": "/"}})
     out = {"x": torch.empty((BATCH, *shape), dtype=torch.uint8)}
     row = int(np.prod(shape))
     with open(path, "rb") as file:
@@ -75,7 +75,7 @@ def checks(folder: Path, fields: int, shards: int, batches: int = 4000) -> None:
                 values = np.random.default_rng(k).integers(0, 256, (32768 // shards, 3072), dtype=np.uint8)
                 file[f"f{field}"] = values if field == 0 else values[:, 0].astype("i8")
     names = {f"f{field}": f"f{field}" for field in range(fields)}
-    data = Dataset(str(folder / "shard*.h5"), names, {"all": {"group": "/"}}, "all")
+    data = Dataset(str(folder / "shard*.h5"), names, "all", {"all": {"group": "/"}})
     out = {name: torch.empty((BATCH, *shape), dtype=dtype) for name, (shape, dtype) in data.spec.items()}
     check, rng = RawFile.check, np.random.default_rng(0)
     took: dict[bool, list[float]] = {True: [], False: []}

@@ -52,7 +52,7 @@ def epoch(path: str, seed: int) -> tuple[float, float]:
     """Seconds to open the file, as a new process does, and to read all of it once."""
     remote._known.clear()
     began = time.perf_counter()
-    data = Dataset(path, {"x": "x"}, {"all": {"group": "/"}}, "all")
+    data = Dataset(path, {"x": "x"}, "all", {"all": {"group": "/"}})
     rows = np.random.default_rng(seed).permutation(len(data))
     out = {"x": torch.empty((64, *data.spec["x"][0]), dtype=torch.uint8)}
     opened = time.perf_counter()

@@ -1,10 +1,8 @@
-"""Write and look at HDF5 files.
+"""Write and look at HDF5 files: the command of h5rows, which says how to train on what was packed.
 
 ./run h5 pack photos/ photos.h5 --size 224 --crop center --split val=0.1
 ./run h5 inspect photos.h5
 ./run h5 repack old.h5 new.h5 --codec zstd
-
-Exit status: 0, OUT holds all that SOURCE does; 3, all but what the lines "left out: ..." name; 2, an error, no OUT.
 """
 
 from __future__ import annotations
@@ -12,208 +10,40 @@ from __future__ import annotations
 import engine.interpreter  # noqa: F401 - first
 
 # isort: split
-import argparse
-import os
 import shlex
 import sys
-from dataclasses import fields as dataclass_fields
-from datetime import datetime, timezone
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
-from engine.errors import ConfigError
+from h5rows.command import main, run
+from h5rows.program import calling
 
-
-def pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or (equals and not value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    return name, value or name
+__all__ = ["main"]
 
 
-def share(text: str) -> tuple[str, float]:
-    name, value = pair(text)
-    try:
-        return name, float(value)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=SHARE, such as val=0.1") from None
+def train_command(out: Path, paths: Sequence[str], sequences: Sequence[str]) -> str:
+    """How data=h5 reads the file: what differs from the config's own names and splits. sequences: fields of token ids
+    of different length."""
+    groups = {path.rpartition("/")[0] for path in paths}
+    names = list(dict.fromkeys(path.rpartition("/")[2] for path in paths))
+    if names == ["tokens"]:
+        return "train on it: " + shlex.join(["./run", "train", "experiment=shakespeare", f"data.path={out}"])
+    command = ["./run", "train", f"data.path={out}"]
+    if len(names) == 1 and names == sequences:
+        command[2:2] = ["experiment=sequences"]
+        command += [f"data.fields.tokens={names[0]}"]
+    else:
+        command += [f"data.fields.{field}={name}" for field, name in zip("xy", names) if name not in ("image", "label")]
+    if groups == {""}:
+        shares = {"train": "[0,0.8]", "val": "[0.8,0.9]", "test": "[0.9,1]"}
+        for split, rows in shares.items():
+            command += [f"data.splits.{split}.group=/", f"data.splits.{split}.rows={rows}"]
+    else:
+        command += [f"data.splits.{split}=null" for split in ("val", "test") if split not in groups]
+    return f"train on it: {shlex.join(command)}"
 
 
-def image_size(text: str) -> tuple[int, int]:
-    sides = text.lower().split("x")
-    if len(sides) > 2 or not all(s.isdigit() and int(s) for s in sides):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither SIDE nor HEIGHTxWIDTH in pixels")
-    return int(sides[0]), int(sides[-1])
-
-
-def shard(text: str) -> tuple[int, int]:
-    i, _, n = text.partition("/")
-    if not (i.isdigit() and n.isdigit() and int(i) < int(n)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not I/N with I from 0 to N-1")
-    return int(i), int(n)
-
-
-def one_sign(text: str) -> str:
-    sign = {"tab": "\t", "\\t": "\t", "space": " "}.get(text, text)
-    if len(sign) != 1 or not sign.isascii() or sign in '"\r\n':
-        raise argparse.ArgumentTypeError(f"{text!r} is not one sign, nor tab, nor space")
-    return sign
-
-
-def positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser("h5", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    verbs = top.add_subparsers(dest="verb", required=True)
-
-    # no defaults here (SUPPRESS): those of h5rows.packing.options hold; the help names them in brackets
-    p = verbs.add_parser("pack", help="any known format into one .h5 file", argument_default=argparse.SUPPRESS)
-    add = p.add_argument
-    add(
-        "source",
-        help="a folder (images, arrays, shards), a pattern in quotes ('train-*.tar'), or a "
-        ".npy .npz .pth .csv .tsv .parquet .txt .tar .tfrecord .lmdb .zarr .n5",
-    )
-    add("out")
-    add("--format", help="images, numpy, torch, samples, lmdb, zarr, n5, tfrecord, webdataset, table, text [found out]")
-    chosen = "fields to write, and their names; columns of a table together: a,b=x or 'pixel*=x' [all]"
-    add("--fields", nargs="+", type=pair, metavar="SOURCE[=NAME]", help=chosen)
-    kinds = "image, npy, pth, text, tokens, int, float, class, or raw numbers such as uint8:3,32,32"
-    add(
-        "--as",
-        dest="kinds",
-        nargs="+",
-        type=pair,
-        metavar="FIELD=KIND",
-        help=f"what a field's bytes or strings are: {kinds}",
-    )
-    add("--files", dest="file_column", metavar="COLUMN", help="column of a table that names image files")
-    add("--separator", type=one_sign, metavar="SIGN", help="between a CSV's columns, such as ';' or tab [found out]")
-    named = "the first line of a CSV names its columns, or is a row [found out]"
-    add("--header", action=argparse.BooleanOptionalAction, help=named)
-    add("--decimal", choices=[".", ","], help="the point of a CSV's numbers [.]")
-    add("--encoding", help="of a CSV, such as latin-1 [utf-8]")
-    add("--empty", choices=["stop", "nan"], help="at an empty cell of a column of numbers [stop]")
-    add("--size", type=image_size, metavar="SIDE|HxW", help="resize images, in pixels")
-    add(
-        "--crop", choices=["none", "center"], help="center: the shorter side to --size, then the middle [none: stretch]"
-    )
-    mode = "of images: RGB, L, RGBA, 'I;16', or P, the numbers of a palette [P if the first has a palette, else RGB]"
-    add("--mode", help=mode)
-    add("--exif", choices=["apply", "ignore"], help="the orientation of photos [not applied, and counted as left out]")
-    add("--variable", action="store_true", help="keep each image's size: flat values + offsets + shapes")
-    named = "bytes, chars, a tokenizers JSON file or its folder, or module:function from text to ids [bytes]"
-    add("--tokenizer", help=named)
-    add("--length", type=positive, metavar="IDS", help="of a text in a table (--as COLUMN=tokens) at most [all]")
-    add(
-        "--reverse-axes", action="store_true", help="N5 whose dimensions are turned round (as z5py and zarr 2 write it)"
-    )
-    add(
-        "--split", nargs="+", type=share, metavar="NAME=SHARE", help="shares of train drawn by --seed; of text, its end"
-    )
-    add("--shuffle", action="store_true", help="write the rows of each split in random order")
-    add("--seed", type=int, help="of --shuffle and --split [0]")
-    add("--shard", type=shard, metavar="I/N", help="write the I-th of N shares, into OUT.I-of-N.h5")
-    add("--on-error", choices=["stop", "skip"], help="at a sample that cannot be read [stop]")
-    left = "names, or patterns in quotes, that may be left out: exit status 0, if nothing else was"
-    add("--leave-out", nargs="+", metavar="NAME", help=left)
-    add("--external", choices=["refuse", "allow"], help="read what links of SOURCE name outside of it [refuse]")
-    add("--workers", type=positive, help="processes or threads [all cores]")
-    common(p)
-
-    p = verbs.add_parser("inspect", help="how a file is laid out and read, how fast, and what to change")
-    p.add_argument("file")
-    p.add_argument("--seconds", type=float, default=0.3, help="to measure each dataset for; 0: do not measure [0.3]")
-
-    p = verbs.add_parser("repack", help="another layout, chunking or codec", argument_default=argparse.SUPPRESS)
-    p.add_argument("source")
-    p.add_argument("out")
-    p.add_argument("--flatten", action="store_true", help="variable length and strings: into flat values + offsets")
-    p.add_argument("--external", choices=["refuse", "allow"], help="copy what lies in other files than SOURCE [refuse]")
-    p.add_argument("--fixed", action="store_true", help="what can grow becomes contiguous too, and can grow no more")
-    p.add_argument("--inflate", action="store_true", help="write a copy of many times SOURCE's size")
-    codecs = ["none", "gzip", "zstd", "lz4", "blosc-lz4", "blosc-zstd"]
-    p.add_argument(
-        "--codec", choices=codecs, help="compress, in chunks of whole rows [none: contiguous, fastest to read]"
-    )
-    p.add_argument("--level", type=int, help="of the codec")
-    p.add_argument("--rows-per-chunk", type=positive, help="1 for rows of 64 KB and more [by the size of a row]")
-    common(p)
-    return top
-
-
-def common(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--overwrite", action="store_true", help="replace OUT, or an unfinished pack of something else")
-    p.add_argument("--quiet", action="store_true")
-
-
-def provenance(source: str, argv: list[str], options: Any) -> dict[str, Any]:
-    import json
-    import platform
-    from importlib.metadata import version
-
-    from h5rows import printable
-
-    return {
-        "source": printable(source),
-        "command": printable(shlex.join(["./run", "h5", *argv])),
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": ", ".join(
-            [f"python {platform.python_version()}", *(f"{p} {version(p)}" for p in ("h5py", "numpy"))]
-        ),
-        "options": json.dumps(options.identity()),
-    }
-
-
-def main(argv: list[str]) -> int:
-    """-> the exit status."""
-    args = vars(parser().parse_args(argv))
-    verb = args.pop("verb")
-    if verb == "inspect":
-        from h5rows import inspect_file
-
-        inspect_file(args["file"], args["seconds"])
-        return 0
-    from h5rows import Encoding, PackOptions
-
-    for name in ("fields", "kinds", "split"):
-        if name in args:
-            args[name] = dict(args[name])
-    source, out = args.pop("source"), args.pop("out")
-    if verb == "repack":
-        from h5rows import repack_file
-
-        encode = Encoding(**{f.name: args.pop(f.name) for f in dataclass_fields(Encoding) if f.name in args})
-        how = {name: args.pop(name) for name in ("flatten", "external", "fixed", "inflate") if name in args}
-        options = PackOptions(**args)
-        return repack_file(source, out, options, encode, provenance(source, argv, options), **how).exit_status
-    if "leave_out" in args:
-        args["leave_out"] = tuple(args["leave_out"])
-    if "length" in args and "tokens" not in args.get("kinds", {}).values():
-        raise ConfigError("--length: cuts the ids that --as COLUMN=tokens makes of a table's texts; give that too")
-    options = PackOptions(**args)
-    record = provenance(source, argv, options)
-    from h5rows import open_source, pack
-
-    opened = open_source(source, options)
-    pack(opened, out, options, record)
-    return opened.account.exit_status
-
+calling.command, calling.reading = ("./run", "h5"), train_command
 
 if __name__ == "__main__":
-    try:
-        status = main(sys.argv[1:])
-        sys.stdout.flush()
-        sys.exit(status)
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + 13)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
-        sys.exit(130)
+    sys.exit(run())

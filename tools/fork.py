@@ -6,7 +6,8 @@
     ./run fork mypackage --into ../my-project  # leaves this folder as it is; what copier runs
 
 Reads the files that git tracks. src/engine, src/h5rows and src/hydra_plugins are copied byte for byte, less the parts
-left out. Needs git, ruff and nothing else, so that it runs before an environment is made. parts.py lists what can be left out.
+left out. Needs git, ruff and nothing else, so that it runs before an environment is made. parts.py lists what can be
+left out.
 
 Exit status: 0 done, 2 a mistake in what was asked; nothing was changed then.
 """

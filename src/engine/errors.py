@@ -1,8 +1,8 @@
 """Errors that the command line shows as one line, without a traceback."""
 
-from h5rows import ConfigError, first_line, machine_fault
+from h5rows import ConfigError, first_line
 
-__all__ = ["ConfigError", "first_line", "machine_fault"]  # of the library below: one class for all mistakes of users
+__all__ = ["ConfigError", "first_line"]  # of the library below: one class for all mistakes of users
 
 INTERRUPTED = 130  # exit status after Ctrl-C
 PREEMPTED = 75  # EX_TEMPFAIL: exit status of a preempted run, which was saved and is to be resumed

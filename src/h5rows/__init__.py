@@ -1,7 +1,8 @@
 """Rows of HDF5 files at the speed of memory, for PyTorch; other formats -> HDF5, each value kept or refused by name.
 
 Given: files, here or behind an URL, as anybody's program has written them. Returned: batches of named fields, from
-`Dataset`; files whose rows are laid out to be read at random, from `pack` and `repack_file`.
+`Dataset` and `open`; files whose rows are laid out to be read at random, from `pack` and `repack`; what a file is like,
+from `inspect`.
 
 Promised: the bytes are h5py's; where a layout is not known for certain, h5py reads it. A file that changes while it is
 open is an error, never other data; one that is cut short while its mapping is read kills the process (SIGBUS). What is
@@ -13,9 +14,10 @@ Raised: ConfigError, one line that names the file, the field or sample, and the 
 
 Imports numpy and h5py, torch where batches are made, and nothing of the programs that use it.
 
-    dataset, reading/    files -> batches        probe    what a file holds, asked without torch
-    packing/             the writer; other layouts, copies of all that a file holds, what a file is like
-    importers/           a reader for each other format
+    dataset, reading/     files -> batches         probe    what a file holds, asked without torch
+    functions, command    what strangers call, and `python -m h5rows`
+    packing/              the writer; other layouts, copies of all that a file holds, what a file is like
+    importers/            a reader for each other format
 """
 
 from __future__ import annotations
@@ -24,16 +26,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from h5rows.dataset import Dataset, share
-    from h5rows.errors import ConfigError, first_line, machine_fault
+    from h5rows.dataset import Dataset, open, share
+    from h5rows.errors import ConfigError, first_line
+    from h5rows.functions import inspect, pack, repack
     from h5rows.importers import open_source
-    from h5rows.importers.base import printable
     from h5rows.importers.images import FileSource
-    from h5rows.packing.encode import Encoding
-    from h5rows.packing.inspect import inspect_file
     from h5rows.packing.options import PackOptions
-    from h5rows.packing.repack import repack_file
-    from h5rows.packing.write import pack
     from h5rows.probe import num_outputs, sample_shape
     from h5rows.reading.copies import files_of
     from h5rows.reading.fields import Fixed, open_field
@@ -47,7 +45,6 @@ NAMES = {
     "ChunkCache": "reading.raw",
     "ConfigError": "errors",
     "Dataset": "dataset",
-    "Encoding": "packing.encode",
     "FileSource": "importers.images",
     "Fixed": "reading.fields",
     "Mapped": "reading.readers",
@@ -55,15 +52,14 @@ NAMES = {
     "fetch": "reading.remote",
     "files_of": "reading.copies",
     "first_line": "errors",
-    "inspect_file": "packing.inspect",
-    "machine_fault": "errors",
+    "inspect": "functions",
     "num_outputs": "probe",
+    "open": "dataset",
     "open_field": "reading.fields",
     "open_h5": "reading.opening",
     "open_source": "importers",
-    "pack": "packing.write",
-    "printable": "importers.base",
-    "repack_file": "packing.repack",
+    "pack": "functions",
+    "repack": "functions",
     "sample_shape": "probe",
     "share": "dataset",
     "split_of": "reading.opening",

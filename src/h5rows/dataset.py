@@ -2,7 +2,8 @@
 
     path (a file, or shards) -> split (a group, some of its rows) -> fields -> gather(rows, out) -> a batch
 
-`layout.py` decides the way in which each field is read, `ways.py` has the three ways, `fields.py` what a sample is.
+reading/layout.py decides the way in which each field is read, reading/readers.py has the three ways, reading/fields.py
+says what a sample is.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from h5rows.errors import ConfigError
 from h5rows.reading.copies import files_of
+from h5rows.reading.external import items_below
 from h5rows.reading.fields import open_field
 from h5rows.reading.finding import class_names, find
 from h5rows.reading.opening import named, open_h5, split_of
@@ -32,9 +34,10 @@ class Dataset:
     (h5rows.reading.remote). fields: name in the batch -> name of the dataset in the file, below the split's group;
     null leaves the field out. Nested paths, members of compound types, and groups of `values` and `offsets` may be
     named.
-    splits: split -> {group: where its datasets lie, "/" for the root}, with, as needed, `index` (name of a dataset of
-    row numbers: only these rows, per file) or `rows` ([begin, end], shares of a fixed shuffling of all rows: of a file
-    without splits, [0, 0.9] may be train and [0.9, 1] val); null if there is no such split. split: the one to read.
+    split: the group to read, "/" for the root; with `splits` one of its names.
+    splits: split -> {group: where its datasets lie}, with, as needed, `index` (name of a dataset of row numbers: only
+    these rows, per file) or `rows` ([begin, end], shares of a fixed shuffling of all rows: of a file without splits,
+    [0, 0.9] may be train and [0.9, 1] val); null if there is no such split.
     swmr: the file is being written by a SWMR writer; the rows that are there now are read.
     cache_mb: memory for decoded chunks, used where a compressed chunk holds several samples.
     external: refuse or allow datasets whose bytes lie in other files (h5rows.reading.external).
@@ -50,15 +53,15 @@ class Dataset:
         self,
         path: str | Sequence[str],
         fields: Mapping[str, str | None],
-        splits: Mapping[str, Mapping[str, Any] | None],
-        split: str,
+        split: str = "/",
+        splits: Mapping[str, Mapping[str, Any] | None] | None = None,
         swmr: bool = False,
         cache_mb: Annotated[int, {"at_least": 0}] = 0,
         external: Literal["refuse", "allow"] = "refuse",
     ) -> None:
         if cache_mb < 0:
             raise ConfigError(f"data.cache_mb={cache_mb}: must be at least 0")
-        entry = split_of(splits, split)
+        entry = split_of({split: {"group": split}} if splits is None else splits, split)
         cache = ChunkCache(cache_mb << 20)
         named = {field: name for field, name in fields.items() if name is not None}
         self._fields: dict[str, list[Any]] = {field: [] for field in named}  # field -> one reader for each shard
@@ -229,10 +232,25 @@ class Dataset:
         """One sample, for PyTorch's DataLoader; of its own length where lengths differ."""
         if isinstance(i, slice):
             raise TypeError("data[i] is one sample; several: data.gather(numpy.arange(begin, end))")
-        row = np.asarray([range(self._size)[i]], dtype=np.int64)
-        self.advise(row)
-        batch = self.gather(row)
-        return {field: batch[field][0] for field in self._fields}
+        return self.__getitems__([i])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """The samples of a batch, read at once: a plain DataLoader asks for them, and stacks them."""
+        size = self._size
+        rows = np.fromiter((range(size)[i] for i in indices), np.int64, len(indices))
+        self.advise(rows)
+        batch = self.gather(rows)
+        columns = [self._apart(batch, field) for field in self._fields]
+        return [dict(zip(self._fields, sample, strict=True)) for sample in zip(*columns, strict=True)]
+
+    def _apart(self, batch: dict[str, Any], field: str) -> Sequence[Any]:
+        """The samples of one field, each of its own length."""
+        if isinstance(batch[field], list):  # strings
+            return batch[field]
+        samples = batch[field].unbind()
+        if -1 not in self.spec[field][0]:
+            return samples
+        return [sample[:size] for sample, size in zip(samples, batch[f"{field}_length"].tolist(), strict=True)]
 
     def _file_rows(self, rows: np.ndarray) -> np.ndarray:
         rows = np.asarray(rows)
@@ -250,6 +268,24 @@ class Dataset:
         of = np.searchsorted(self._starts, rows, side="right") - 1
         places = [(k, np.flatnonzero(of == k)) for k in np.unique(of).tolist()]
         return [(k, rows[at] - self._starts[k], at) for k, at in places]
+
+
+def open(
+    path: str | Sequence[str], fields: Mapping[str, str] | None = None, split: str = "/", **options: Any
+) -> Dataset:
+    """A Dataset of these fields, or of all that have rows in the group `split`. options: further ones of Dataset."""
+    if fields is None:
+        with open_h5(files_of(path)[0]) as file:
+            below = {name.rpartition("/")[::2]: item for name, item in items_below(file)}
+            names = [name for (group, name), item in below.items() if group == split.strip("/") and _has_rows(item)]
+        fields = dict(zip(names, names, strict=True))
+    return Dataset(path, fields, split, **options)
+
+
+def _has_rows(item: Any) -> bool:
+    if isinstance(item, h5py.Group):
+        return {"values", "offsets"} <= set(item)
+    return isinstance(item, h5py.Dataset) and bool(item.shape)
 
 
 def _padded(field: str, samples: list[np.ndarray], shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -19,7 +19,6 @@ from engine.errors import Claimed, ConfigError
 from engine.runs import directory
 from engine.sweeps.ledger import Ledger
 from engine.sweeps.search.drive import driving
-from h5rows.packing.journal import Journal
 
 
 def lacking(number: int) -> Callable[..., Any]:
@@ -120,13 +119,6 @@ def test_everything_that_locks_works(tmp_path: Path) -> None:
     search = tmp_path / "search"
     with driving(search), pytest.raises(ConfigError, match="another process drives"), driving(search):
         pass
-    journal = Journal(tmp_path / "journal")
-    journal.begin({"a": 1})
-    journal.add({"block": 3})
-    assert journal.load() == ({"a": 1}, {3: {"block": 3}})
-    assert locks.is_locked(tmp_path / "journal")
-    journal.close()
-    assert not locks.is_locked(tmp_path / "journal")
     with Ledger(tmp_path / "sweep")._exclusive():
         assert locks.is_locked(tmp_path / "sweep" / ".lock")
 

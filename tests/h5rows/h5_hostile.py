@@ -238,7 +238,7 @@ def judge_circle(path: Path, ends: bool) -> Found:
     wrong, seen = [], Counter({"files": 1, "fields": 1})
     with Bounded() as use:
         try:
-            Dataset(str(path), {"x": "v0"}, {"all": {"group": "/"}}, "all").gather(np.arange(8))
+            Dataset(str(path), {"x": "v0"}, "all", {"all": {"group": "/"}}).gather(np.arange(8))
             seen["read"] += 1
             if not ends:
                 wrong.append("a circle is read")
@@ -324,7 +324,7 @@ def judge_place(folder: Path, seed: int) -> Found:
     wrong, seen = [], Counter({"files": 1, "fields": 1})
 
     def opened() -> Dataset:
-        return Dataset(str(path), {"x": "x"}, {"all": {"group": "/"}}, "all")
+        return Dataset(str(path), {"x": "x"}, "all", {"all": {"group": "/"}})
 
     what = ""
     try:

@@ -108,7 +108,7 @@ class Judge:
 
     def open(self, *names: str, **options: Any) -> Dataset:
         fields = {f"f{k}": name for k, name in enumerate(names)}
-        return Dataset(str(self.path), fields, ROOT, "all", external="allow", **options)
+        return Dataset(str(self.path), fields, "all", ROOT, external="allow", **options)
 
     def opened(self, name: str) -> Dataset | None:
         """None: it was refused, which is judged."""
@@ -268,7 +268,7 @@ class Judge:
 
     def shards(self, name: str, data: Dataset, truth: Truth, known: list[int]) -> None:
         """The same file three times, one after the other."""
-        both = Dataset([str(self.path)] * 3, {"f0": name}, ROOT, "all", external="allow", cache_mb=1)
+        both = Dataset([str(self.path)] * 3, {"f0": name}, "all", ROOT, external="allow", cache_mb=1)
         rows = rows_of(self.rng, known).astype(np.int64)
         places = rows + self.rng.integers(0, 3, len(rows)) * truth.rows
         batch = both.gather(places)
@@ -280,10 +280,10 @@ class Judge:
         if len(known) < truth.rows or truth.rows < 4:
             return
         parts = {"a": {"group": "/", "rows": [0, 0.5]}, "b": {"group": "/", "rows": [0.5, 1]}}
-        rows = [Dataset(str(self.path), {"f0": name}, parts, part, external="allow")._rows for part in "ab"]
+        rows = [Dataset(str(self.path), {"f0": name}, part, parts, external="allow")._rows for part in "ab"]
         if sorted(np.concatenate(rows).tolist()) != known:  # type: ignore[arg-type]
             self.fault(name, "shares", "overlap")
-        share = Dataset(str(self.path), {"f0": name}, parts, "b", external="allow")
+        share = Dataset(str(self.path), {"f0": name}, "b", parts, external="allow")
         batch = share.gather(np.arange(len(share)))
         if bad := same(batch, "f0", truth, rows[1]):  # type: ignore[arg-type]
             self.fault(name, "a share", bad)
@@ -305,7 +305,7 @@ class Judge:
     def refusing(self, name: str, data: Dataset, truth: Truth, known: list[int]) -> None:
         """The default: no other file is read."""
         try:
-            here = Dataset(str(self.path), {"f0": name}, ROOT, "all")
+            here = Dataset(str(self.path), {"f0": name}, "all", ROOT)
         except ConfigError as error:
             if not truth.may and (not truth.outside or "data.external=allow" not in str(error)):
                 self.fault(name, "is refused", str(error))

@@ -98,7 +98,7 @@ def wrong_rows(data: Dataset, writer: Writer, size: int, w: Draw) -> str:
 def refused(path: Path, names: dict[str, str]) -> list[str]:
     """Without swmr, such a file is not opened."""
     try:
-        Dataset(str(path), names, ROOT, "all")
+        Dataset(str(path), names, "all", ROOT)
     except Exception as error:
         return list(filter(None, [one_line(error, path), "" if "swmr=true" in str(error) else str(error)]))
     return ["a file that is being written is opened without swmr"]
@@ -119,7 +119,7 @@ def judge_swmr(path: Path, seed: int) -> tuple[list[str], Counter[str]]:
             if not opened:
                 wrong += refused(path, names)
             if w.chance(0.4) or not opened:
-                opened.append((Dataset(str(path), names, ROOT, "all", swmr=True), size))
+                opened.append((Dataset(str(path), names, "all", ROOT, swmr=True), size))
             for data, rows in opened:
                 seen["read"] += 1
                 said: Any = wrong_rows(data, writer, rows, w) or (

@@ -42,7 +42,7 @@ def write(path: Path, first: int = 0) -> Path:
 
 
 def opened(path: Path, *fields: str, **options: Any) -> Dataset:
-    return Dataset(str(path), {field: FIELDS[field] for field in fields or FIELDS}, ROOT, "all", **options)
+    return Dataset(str(path), {field: FIELDS[field] for field in fields or FIELDS}, "all", ROOT, **options)
 
 
 def first_rows(data: Dataset) -> dict[str, int]:
@@ -192,8 +192,8 @@ def test_links_and_virtual_datasets_of_one_file_together(tmp_path: Path) -> None
         file.create_virtual_dataset("virtual", layout)
     names = ["lzf", "big", "virtual", "strings"]
     for order in (names, names[::-1]):
-        sets = [Dataset(str(tmp_path / "a.h5"), {n: n for n in order}, ROOT, "all", external="allow") for _ in range(2)]
-        sets.append(Dataset(str(tmp_path / "b.h5"), {"lzf": "lzf"}, ROOT, "all"))
+        sets = [Dataset(str(tmp_path / "a.h5"), {n: n for n in order}, "all", ROOT, external="allow") for _ in range(2)]
+        sets.append(Dataset(str(tmp_path / "b.h5"), {"lzf": "lzf"}, "all", ROOT))
         for _ in range(2):
             for data in sets:
                 batch = data.gather(np.arange(20))

@@ -61,7 +61,7 @@ def same_bits(ours: torch.Tensor, theirs: np.ndarray) -> bool:
 
 
 def root(path: Path, **fields: str) -> Dataset:
-    return Dataset(str(path), fields, {"all": {"group": "/"}}, "all", cache_mb=1, external="allow")
+    return Dataset(str(path), fields, "all", {"all": {"group": "/"}}, cache_mb=1, external="allow")
 
 
 @st.composite

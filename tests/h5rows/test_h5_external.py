@@ -111,14 +111,14 @@ def test_other_files_are_refused_or_read_by_hdf5(way: str, home: Path, monkeypat
     monkeypatch.chdir(home)
     path, said = made(home, way), WAYS[way][1] + ".*: refused - .*data.external=allow"
     for use in (
-        lambda: Dataset(str(path), {"x": "x"}, ALL, "all"),
-        lambda: Dataset(str(path), {"y": "whole"}, {"all": {"group": "/", "index": "x"}}, "all"),
+        lambda: Dataset(str(path), {"x": "x"}, "all", ALL),
+        lambda: Dataset(str(path), {"y": "whole"}, "all", {"all": {"group": "/", "index": "x"}}),
         lambda: TokenWindows(str(path), {"x": "x"}, ALL, "all", window=4, stride=1),
         lambda: probe.num_outputs({"path": str(path), "fields": {"x": "x"}, "splits": ALL}, "x"),
     )[: 1 if "group" in way else None]:
         with pytest.raises(ConfigError, match=rf"f\.h5: .*{said}"):
             use()
-    data = Dataset(str(path), {"x": "x"}, ALL, "all", external="allow")
+    data = Dataset(str(path), {"x": "x"}, "all", ALL, external="allow")
     with h5py.File(path) as file:
         group = "group" in way
         values = file["x/values" if group else "x"][:]
@@ -137,7 +137,7 @@ def test_other_files_are_refused_or_read_by_hdf5(way: str, home: Path, monkeypat
         with ThreadPoolExecutor(4) as pool:
             assert list(pool.map(lambda _: read(), range(4))) == [""] * 4
         assert read(pickle.loads(pickle.dumps(data))) == in_a_fork(read) == ""
-        Dataset(str(path), {"x": "x"}, ALL, "all", external="allow").gather(rows)
+        Dataset(str(path), {"x": "x"}, "all", ALL, external="allow").gather(rows)
     assert (
         len(os.listdir("/dev/fd")) <= descriptors + 2
     )  # the field's own file, held from its first use on; and another
@@ -183,7 +183,7 @@ def test_what_is_refused_is_not_opened(home: Path, monkeypatch: pytest.MonkeyPat
                 (home / name).rename(home / f"kept-{name}")
                 os.mkfifo(home / name)
             with pytest.raises(ConfigError, match="refused"):
-                Dataset(str(path), {"x": "x"}, ALL, "all")
+                Dataset(str(path), {"x": "x"}, "all", ALL)
             for name in ("secret", "other.h5", "other-0.h5"):
                 (home / f"kept-{name}").replace(home / name)
     with h5py.File(home / "f.h5", "w") as file:
@@ -194,7 +194,7 @@ def test_what_is_refused_is_not_opened(home: Path, monkeypatch: pytest.MonkeyPat
         virtual(file, "v", ".", "g/s0/x")
     for name in ("g/s0/x", "v"):
         with pytest.raises(ConfigError, match="too many links"):
-            Dataset(str(home / "f.h5"), {"x": name}, ALL, "all")
+            Dataset(str(home / "f.h5"), {"x": name}, "all", ALL)
 
 
 def test_a_split_in_another_file_is_refused(home: Path) -> None:
@@ -202,13 +202,13 @@ def test_a_split_in_another_file_is_refused(home: Path) -> None:
         link(file, "far", "g")
     said = r"f\.h5: far \(data\.fields\.x\): far is a link to g of another file, other.h5: refused"
     with pytest.raises(ConfigError, match=rf"^[^:]*{said}"):
-        Dataset(str(home / "f.h5"), {"x": "values"}, {"all": {"group": "far"}}, "all")
+        Dataset(str(home / "f.h5"), {"x": "values"}, "all", {"all": {"group": "far"}})
 
 
 def test_the_file_s_own_virtual_datasets_are_read(home: Path) -> None:
     with h5py.File(home / "other.h5", "a") as file:
         virtual(file, "dotted", ".", "./x")
-    data = Dataset(str(home / "other.h5"), {"x": "v", "y": "dotted"}, ALL, "all")
+    data = Dataset(str(home / "other.h5"), {"x": "v", "y": "dotted"}, "all", ALL)
     assert all(values.tolist() == VALUES.tolist() for values in data.gather(np.arange(64)).values())
 
 

@@ -55,7 +55,7 @@ def test_strings(kind: str, tmp_path: Path) -> None:
             chars = [np.frombuffer(t.encode(), np.uint8) for t in texts]
             options = {"compression": "gzip", "chunks": (100,)} if "gzip" in kind else {}
             write_ragged(file, "t", chars, **options).attrs["encoding"] = "utf-8"
-    data = Dataset(str(tmp_path / "f.h5"), {"t": "t"}, ROOT, "all")
+    data = Dataset(str(tmp_path / "f.h5"), {"t": "t"}, "all", ROOT)
     rows = np.random.default_rng(0).integers(0, 60, 200)
     assert data.gather(rows)["t"] == [texts[r] for r in rows]
     assert data[5]["t"] == texts[5]
@@ -77,7 +77,7 @@ def test_samples_of_different_length(kind: str, tmp_path: Path) -> None:
         else:
             options = {"flat gzip": {"compression": "gzip", "chunks": (17,)}, "flat big-endian": {"dtype": ">f4"}}
             write_ragged(file, "x", samples, **options.get(kind, {}))
-    data = Dataset(str(tmp_path / "f.h5"), {"x": "x", "y": "y"}, ROOT, "all", cache_mb=1)
+    data = Dataset(str(tmp_path / "f.h5"), {"x": "x", "y": "y"}, "all", ROOT, cache_mb=1)
     assert data.spec["x"] == ((-1, *inner), torch.float32)
     rows = rng.integers(0, 50, 30)
     batch = data.gather(rows)
@@ -100,7 +100,7 @@ def test_shards_of_different_layout_are_one_set(tmp_path: Path) -> None:
         with h5py.File(tmp_path / f"shard-{k}.h5", "w") as file:
             file.create_dataset("g/x", data=part, **options[k])
             write_ragged(file, "g/r", ragged[k])
-    data = Dataset(str(tmp_path / "shard-*.h5"), {"x": "x", "r": "r"}, {"train": {"group": "g"}}, "train")
+    data = Dataset(str(tmp_path / "shard-*.h5"), {"x": "x", "r": "r"}, "train", {"train": {"group": "g"}})
     whole, samples = np.concatenate(parts), [s for part in ragged for s in part]
     assert len(data) == 42
     rows = rng.integers(0, 42, 100)
@@ -120,7 +120,7 @@ def test_shards_of_small_and_large_rows(row_bytes: int, tmp_path: Path) -> None:
         with h5py.File(tmp_path / f"{k}.h5", "w") as file:
             file["x"] = part
             file.create_dataset("chunked", data=part, chunks=(3, row_bytes))
-    data = Dataset([str(tmp_path / "0.h5"), str(tmp_path / "1.h5")], {"x": "x", "c": "chunked"}, ROOT, "all")
+    data = Dataset([str(tmp_path / "0.h5"), str(tmp_path / "1.h5")], {"x": "x", "c": "chunked"}, "all", ROOT)
     rows = rng.integers(0, 120, 500)
     batch = data.gather(rows)
     assert np.array_equal(batch["x"].numpy(), np.concatenate(parts)[rows])
@@ -142,7 +142,7 @@ def test_rows_of_a_split(tmp_path: Path) -> None:
     }
 
     def values(split: str) -> list[int]:
-        data = Dataset(paths, {"x": "x"}, splits, split)
+        data = Dataset(paths, {"x": "x"}, split, splits)
         return data.gather(np.arange(len(data)))["x"].tolist()
 
     assert values("index") == [3, 97, 5, 103, 197, 105]
@@ -156,7 +156,7 @@ def test_rows_of_a_split(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no 'tset'.*\['a', 'b'"):
         values("tset")
     with pytest.raises(ConfigError, match="begin < end"):
-        Dataset(paths, {"x": "x"}, {"a": {"group": "/", "rows": [0.9, 0.1]}}, "a")
+        Dataset(paths, {"x": "x"}, "a", {"a": {"group": "/", "rows": [0.9, 0.1]}})
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_unsigned_integers_become_int64(tmp_path: Path, options: dict[str, Any])
         file.create_dataset("b", data=values.astype(np.uint64))
         write_ragged(file, "r", [row.astype(np.uint32) for row in values])
         file.create_dataset("large", data=np.full(20, 2**63 + 5, np.uint64))
-    data = Dataset(str(tmp_path / "f.h5"), {"a": "a", "b": "b", "r": "r"}, ROOT, "all")
+    data = Dataset(str(tmp_path / "f.h5"), {"a": "a", "b": "b", "r": "r"}, "all", ROOT)
     assert {dtype for _, dtype in data.spec.values()} == {torch.int64}
     rows = np.array([3, 0, 19, 3])
     out = {name: torch.empty((4, 2), dtype=torch.int64) for name in "ab"}
@@ -258,7 +258,7 @@ def test_unsigned_integers_become_int64(tmp_path: Path, options: dict[str, Any])
         np.testing.assert_array_equal(batch[name].numpy(), values[rows])
     np.testing.assert_array_equal(data.column("a"), values)
     with pytest.raises(ConfigError, match=r"large holds 9223372036854775813, above"):
-        Dataset(str(tmp_path / "f.h5"), {"x": "large"}, ROOT, "all")
+        Dataset(str(tmp_path / "f.h5"), {"x": "large"}, "all", ROOT)
 
 
 def test_column_and_cached_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +275,7 @@ def test_column_and_cached_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             write_ragged(file, "r", [np.zeros(n + k) for n in range(10)])
             file.create_dataset("s", data=["a" * n for n in range(10)], dtype=h5py.string_dtype())
     fields = {name: name for name in "xyzrs"}
-    data = Dataset(paths, fields, {"all": {"group": "/", "rows": [0, 0.5]}}, "all")
+    data = Dataset(paths, fields, "all", {"all": {"group": "/", "rows": [0, 0.5]}})
     batch = data.gather(np.arange(len(data)))
     for name in "xyz":
         np.testing.assert_array_equal(data.column(name), batch[name].numpy())
@@ -283,8 +283,8 @@ def test_column_and_cached_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     np.testing.assert_array_equal(data.column("s"), [len(text) for text in batch["s"]])
     assert data.cached_share() == 1.0  # just read
     monkeypatch.setattr(RawFile, "_cached", lambda self, at, unknown: False)
-    assert Dataset(paths, {"x": "x", "z": "z"}, ROOT, "all").cached_share() == 0
-    count, why = choose.num_threads(Dataset(paths, {"x": "x"}, ROOT, "all"), lambda k: None, "auto", 2)
+    assert Dataset(paths, {"x": "x", "z": "z"}, "all", ROOT).cached_share() == 0
+    count, why = choose.num_threads(Dataset(paths, {"x": "x"}, "all", ROOT), lambda k: None, "auto", 2)
     assert count == 8
     assert "in memory" in why
 
@@ -296,7 +296,7 @@ def test_fields_of_every_type_are_delivered(dtype: str, kind: str, tmp_path: Pat
     labels = np.arange(40).astype(dtype)
     with h5py.File(tmp_path / "f.h5", "w") as file:
         file["y"], file["x"] = labels, np.tile(labels[:, None], 3)
-    data = Dataset(str(tmp_path / "f.h5"), {"x": "x", "y": "y"}, {"all": {"group": "/"}}, "all")
+    data = Dataset(str(tmp_path / "f.h5"), {"x": "x", "y": "y"}, "all", {"all": {"group": "/"}})
     with Loader(data, EvalPlan(40, 16, 0, 1), torch.device("cpu"), kind=kind, seed=0) as loader:
         batches = list(loader)
     for field, values in {"y": labels, "x": np.tile(labels[:, None], 3)}.items():

@@ -23,7 +23,7 @@ ROOT = {"all": {"group": "/"}}
 
 
 def root(path: Path, name: str = "x", **options: Any) -> Dataset:
-    return Dataset(str(path), {"x": name}, ROOT, "all", **options)
+    return Dataset(str(path), {"x": name}, "all", ROOT, **options)
 
 
 def same_as_h5py(path: Path, name: str = "x") -> str:

@@ -51,7 +51,7 @@ def check_what_is_said(path: Path) -> None:
     signal.alarm(10)  # HDF5 itself loops in some damaged structures, and crashes in others
     for name in FIELDS:
         try:
-            Dataset(str(path), {"x": name}, ROOT, "all").gather(np.arange(20))
+            Dataset(str(path), {"x": name}, "all", ROOT).gather(np.arange(20))
         except ConfigError as error:
             line = str(error)
             assert "\n" not in line, line
@@ -100,7 +100,7 @@ def test_links_that_lead_nowhere(tmp_path: Path) -> None:
         "no name": "'no name' .*a link to /none of b.h5,: cannot be read .*object 'none' doesn't exist",
     }.items():
         with pytest.raises(ConfigError, match=said) as error:
-            Dataset(str(tmp_path / "f.h5"), {"x": name}, ROOT, "all", external="allow")
+            Dataset(str(tmp_path / "f.h5"), {"x": name}, "all", ROOT, external="allow")
         assert "damaged" not in str(error.value)
         assert "did you mean" not in str(error.value)
 
@@ -114,5 +114,5 @@ def test_a_file_that_is_open_in_two_ways(tmp_path: Path) -> None:
         h5py.File(tmp_path / "f.h5"),
         pytest.raises(ConfigError, match=r"f.h5: 'link' .*locking.*open in another way") as error,
     ):
-        Dataset(str(tmp_path / "f.h5"), {"x": "link"}, ROOT, "all", external="allow")
+        Dataset(str(tmp_path / "f.h5"), {"x": "link"}, "all", ROOT, external="allow")
     assert "damaged" not in str(error.value)

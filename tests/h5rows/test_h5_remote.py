@@ -115,7 +115,7 @@ def made(path: Path, rows: int = 1000, seed: int = 0) -> bytes:
 
 
 def opened(path: Any, **fields: str) -> Dataset:
-    return Dataset(path, fields or {"x": "x", "z": "z", "y": "y"}, ALL, "all")
+    return Dataset(path, fields or {"x": "x", "z": "z", "y": "y"}, "all", ALL)
 
 
 def composed(url: str, **more: Any) -> tuple[list[int], int]:

@@ -51,7 +51,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def opened(path: Path, **options: Any) -> Dataset:
-    return Dataset(str(path), FIELDS, ROOT, "all", cache_mb=1, **options)
+    return Dataset(str(path), FIELDS, "all", ROOT, cache_mb=1, **options)
 
 
 def check(data: Dataset, seed: int) -> str:
@@ -157,7 +157,7 @@ def test_rows_outside_and_wrong_buffers(path: Path) -> None:
 
 
 def test_a_file_that_shrinks_while_open(path: Path) -> None:
-    data = Dataset(str(path), {"chunks": "c"}, ROOT, "all")
+    data = Dataset(str(path), {"chunks": "c"}, "all", ROOT)
     with open(path, "r+b") as file:
         file.truncate(1000)
     with pytest.raises(ConfigError, match="cut short"):
@@ -199,7 +199,7 @@ def test_random_damage_of_chunks_is_never_a_crash(codec: str, tmp_path: Path) ->
             damaged[at] = rng.integers(0, 256)
         path.write_bytes(damaged)
         with contextlib.suppress(ConfigError):
-            Dataset(str(path), {"x": "x"}, ROOT, "all").gather(np.arange(64))
+            Dataset(str(path), {"x": "x"}, "all", ROOT).gather(np.arange(64))
 
 
 def test_a_file_cut_short_anywhere(path: Path) -> None:
@@ -234,10 +234,10 @@ def test_errors_name_file_field_and_remedy(path: Path) -> None:
         "mm": r"no 'mm' \(data.fields.x\)",
     }.items():
         with pytest.raises(ConfigError, match=message) as error:
-            Dataset(str(path), {"mapped": "m", "x": name}, ROOT, "all", external="allow")
+            Dataset(str(path), {"mapped": "m", "x": name}, "all", ROOT, external="allow")
         assert "f.h5" in str(error.value)
     with pytest.raises(ConfigError, match="is a directory"):
-        Dataset(str(path.parent), {"x": "m"}, ROOT, "all")
+        Dataset(str(path.parent), {"x": "m"}, "all", ROOT)
 
 
 def test_sources_that_would_read_as_fill_values(tmp_path: Path) -> None:
@@ -249,12 +249,12 @@ def test_sources_that_would_read_as_fill_values(tmp_path: Path) -> None:
         file.create_virtual_dataset("v", layout)
     raw.write_bytes(raw.read_bytes()[:300])
     with pytest.raises(ConfigError, match=r"/x is stored in .*x.raw, which has 300 of its 800 bytes"):
-        Dataset(str(path), {"x": "x"}, ROOT, "all", external="allow")
+        Dataset(str(path), {"x": "x"}, "all", ROOT, external="allow")
     raw.unlink()
     with pytest.raises(ConfigError, match="/x: cannot be read"):
-        Dataset(str(path), {"x": "x"}, ROOT, "all", external="allow")
+        Dataset(str(path), {"x": "x"}, "all", ROOT, external="allow")
     with pytest.raises(ConfigError, match="v is virtual and its source nothing is missing"):
-        Dataset(str(path), {"v": "v"}, ROOT, "all")
+        Dataset(str(path), {"v": "v"}, "all", ROOT)
 
 
 @pytest.mark.slow
@@ -266,7 +266,7 @@ def test_filters_of_hdf5plugin_are_found(tmp_path: Path) -> None:
     code = """if True:
         import pickle, sys, numpy
         from h5rows.dataset import Dataset
-        data = Dataset(sys.argv[1], {"x": "x", "y": "y"}, {"all": {"group": "/"}}, "all")
+        data = Dataset(sys.argv[1], {"x": "x", "y": "y"}, "all", {"all": {"group": "/"}})
         assert all(value.tolist() == list(range(64)) for value in data.gather(numpy.arange(64)).values())
         sys.stdout.buffer.write(pickle.dumps(data))
     """
@@ -281,7 +281,7 @@ def test_without_the_libraries_h5py_reads(path: Path, monkeypatch: pytest.Monkey
     with h5py.File(path, "a") as file:
         file.create_dataset("z", data=np.arange(200), chunks=(8,), **hdf5plugin.Zstd())
     monkeypatch.setattr(filters, "_load", lambda library: None)
-    data = Dataset(str(path), {"z": "z", "c": "c"}, ROOT, "all")
+    data = Dataset(str(path), {"z": "z", "c": "c"}, "all", ROOT)
     assert "h5py (zstd needs zstandard, which is not installed" in data.describe()[0]
     assert data.gather(np.arange(200))["z"].tolist() == list(range(200))
     assert "chunks (" in data.describe()[1]  # gzip is in Python itself
@@ -303,7 +303,7 @@ def test_advice_brings_rows_into_memory(tmp_path: Path) -> None:
     path = tmp_path / "f.h5"
     with h5py.File(path, "w") as file:
         file["m"] = np.zeros((400, 1 << 16), "u1")
-    data = Dataset(str(path), {"m": "m"}, ROOT, "all")
+    data = Dataset(str(path), {"m": "m"}, "all", ROOT)
     file = data._fields["m"][0].reader.file
     os.fsync(file.fd)
     os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -339,13 +339,13 @@ def test_a_file_that_a_swmr_writer_is_writing(codec: str, tmp_path: Path) -> Non
         for step in range(20):
             writer.stdout.readline()
             if step == 3:
-                data = Dataset(path, {"x": "x"}, ROOT, "all", swmr=True)
+                data = Dataset(path, {"x": "x"}, "all", ROOT, swmr=True)
                 assert len(data) == 200
                 with pytest.raises(ConfigError, match="swmr=true"):
-                    Dataset(path, {"x": "x"}, ROOT, "all")
+                    Dataset(path, {"x": "x"}, "all", ROOT)
             if step >= 3:
                 assert data.gather(np.arange(200))["x"][:, 0].tolist() == list(range(200))
-                assert len(Dataset(path, {"x": "x"}, ROOT, "all", swmr=True)) == 50 * (step + 1)
+                assert len(Dataset(path, {"x": "x"}, "all", ROOT, swmr=True)) == 50 * (step + 1)
             writer.stdin.write("\n")
             writer.stdin.flush()
     assert writer.returncode == 0

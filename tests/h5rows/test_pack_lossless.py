@@ -14,8 +14,9 @@ import warm
 from test_pack_formats import npy, png, write_lmdb, write_tar
 
 from engine.errors import ConfigError
-from h5rows import PackOptions, open_source, pack
+from h5rows import PackOptions, open_source
 from h5rows.packing.account import LEFT_OUT, Account
+from h5rows.packing.write import pack
 
 
 def packed(path: Path, **kwargs: Any) -> tuple[h5py.File, Account]:

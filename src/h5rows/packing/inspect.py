@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +11,13 @@ from typing import Any
 
 import h5py
 import numpy as np
-import torch
 
 from h5rows.dataset import Dataset
 from h5rows.errors import ConfigError, first_line
 from h5rows.importers.base import printable
 from h5rows.packing.raw_values import SMALL
 from h5rows.packing.tree import attribute_names, grows, text
+from h5rows.program import typed
 from h5rows.reading.copies import local_copy
 from h5rows.reading.external import external_files, items_below, link_of
 from h5rows.reading.filters import HDF5PLUGIN, filter_name, missing_filter
@@ -153,28 +152,22 @@ def show(path: str, each: Found, seconds: float) -> None:
 
 
 def measure(path: str, each: Found, seconds: float) -> None:
-    """Samples/s of random rows, by the project's reader and by h5py one at a time."""
+    """Samples/s of random rows, by Dataset and by h5py one at a time."""
     group, _, name = each.name.rpartition("/")
     try:
-        data = Dataset(path, {"x": name}, {"all": {"group": group or "/"}}, "all")
+        data = Dataset(path, {"x": name}, group or "/")
     except ConfigError as error:
         print(f"  speed: not readable as a field: {error}")
         return
     rng, size = np.random.default_rng(0), len(data)
-    out = buffers(data)
+    first = data.gather(rng.integers(0, size, BATCH))
+    out = None if any(-1 in shape for shape, _ in data.spec.values()) else first  # reused, as a loader does
     fast = rate(lambda: data.gather(rng.integers(0, size, BATCH), out), BATCH, seconds)
     dset = each.dset
     plain = "h5py has no filter for it"
     if missing_filter(dset) is None:
         plain = f"{rate(lambda: dset[int(rng.integers(0, size))], 1, seconds):,.0f} by h5py one at a time"
     print(f"  speed: {fast:,.0f} samples/s in random batches of {BATCH}, one thread ({plain})")
-
-
-def buffers(data: Any) -> Any:
-    """Reused batch memory, as the loader has it; None where the shape is not fixed."""
-    if any(-1 in shape for shape, _ in data.spec.values()):
-        return None
-    return {field: torch.empty((BATCH, *shape), dtype=dtype) for field, (shape, dtype) in data.spec.items()}
 
 
 def rate(call: Any, per_call: int, seconds: float) -> float:
@@ -206,11 +199,11 @@ def advise(path: str, found: list[Found]) -> None:
     new = str(Path(path).with_suffix("")) + ".repacked.h5"
     whole = sum(each.size for each in found)
     options = ["--flatten"] * bool(vlen) + ["--fixed"] * any(grows(each.dset.id) for each in fixable)
-    print(f"  fastest to read ({whole / 1e6:,.1f} MB):\n    {command('repack', path, new, *options)}")
+    print(f"  fastest to read ({whole / 1e6:,.1f} MB):\n    {typed('repack', path, new, *options)}")
     if "--fixed" in options:
         print("    (--fixed: what can grow becomes contiguous too, and can grow no more)")
     if any(e.filters and e.stored < POINTLESS * e.size for e in fixable):
-        print(f"  smaller, one to a few rows to a chunk:\n    {command('repack', path, new, '--codec', 'zstd')}")
+        print(f"  smaller, one to a few rows to a chunk:\n    {typed('repack', path, new, '--codec', 'zstd')}")
 
 
 def complaint(each: Found) -> str | None:
@@ -223,10 +216,6 @@ def complaint(each: Found) -> str | None:
     if each.way == "h5py":
         return f"read through h5py, slowly: {each.reason}"
     return None
-
-
-def command(*words: str) -> str:
-    return shlex.join(["./run", "h5", *words])
 
 
 def shorten(value: Any, limit: int = 100) -> str:

@@ -1,4 +1,4 @@
-"""What a pack can be told. The defaults live here and nowhere else; `src/h5.py` shows them in its help."""
+"""What a pack can be told. The defaults live here and nowhere else; h5rows/command.py shows them in its help."""
 
 from __future__ import annotations
 

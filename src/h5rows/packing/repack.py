@@ -5,7 +5,6 @@ HDF5 writes OUT.partial, block by block, with its own filters; each block is rea
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from h5rows.packing.options import PackOptions
 from h5rows.packing.plan import BLOCK_BYTES
 from h5rows.packing.scan import Contents, Wanted, as_numbers, scan
 from h5rows.packing.tree import NOTE, Tree, compare, grows
+from h5rows.program import typed
 from h5rows.reading.external import REFUSE_EXTERNAL
 from h5rows.reading.opening import open_h5
 
@@ -95,8 +95,7 @@ def tell(old: Path, new: Path, contents: Contents) -> None:
     held = ", ".join(f"{count:,} {kind}" for kind, count in contents.tree.account.held.items() if count)
     print(f"{old} holds {held}; {new}: {contents.tree.account.closing}")
     before, after = old.stat().st_size, new.stat().st_size
-    look = shlex.join(["./run", "h5", "inspect", str(new)])
-    print(f"{old}: {before / 1e6:,.1f} MB -> {new}: {after / 1e6:,.1f} MB; look with: {look}")
+    print(f"{old}: {before / 1e6:,.1f} MB -> {new}: {after / 1e6:,.1f} MB; look with: {typed('inspect', str(new))}")
 
 
 def check_size(file: h5py.File, contents: Contents) -> None:

@@ -129,5 +129,5 @@ def items_below(group: h5py.Group) -> Iterator[tuple[str, Any]]:
 
 def _refused(what: str) -> ConfigError:
     return ConfigError(
-        f"{what}: refused - if you trust this file, data.external=allow reads it (./run h5 repack: --external allow)"
+        f"{what}: refused - if you trust this file, data.external=allow reads it (repack: --external allow)"
     )

@@ -160,23 +160,44 @@ def _chunk_table(dset: h5py.Dataset) -> Layout | str:
 
 def _doubt(dset: h5py.Dataset, corner: np.ndarray, extent: np.ndarray) -> str | None:
     """Why a list of chunks may be wrong. corner: (n, axes) uint64; extent: (n, 3) uint64 address, size, filter mask."""
-    outside = (corner >= np.asarray(dset.shape, np.uint64)).any() or (corner % np.asarray(dset.chunks, np.uint64)).any()
-    if outside or len(np.unique(corner, axis=0)) != len(corner) or len(corner) != dset.id.get_num_chunks():
+    wrong = _damaged_index(dset, corner) or _axes_of_hdf5_2_0(dset) or _outside_of_the_file(dset, extent)
+    if wrong is None and not _pipeline(dset):
+        return "chunks of an unexpected size" if (extent[:, 1] != _full_size(dset)).any() else None
+    return wrong or _unfiltered_edge(dset, corner, extent)
+
+
+def _full_size(dset: h5py.Dataset) -> int:
+    return math.prod(dset.chunks) * dset.dtype.itemsize
+
+
+def _damaged_index(dset: h5py.Dataset, corner: np.ndarray) -> str | None:
+    shape, chunks = np.asarray(dset.shape, np.uint64), np.asarray(dset.chunks, np.uint64)
+    unplaced = (corner >= shape).any() or (corner % chunks).any()
+    if unplaced or len(np.unique(corner, axis=0)) != len(corner) or len(corner) != dset.id.get_num_chunks():
         return "chunks that HDF5 lists in wrong places"
-    # HDF5 2.0 lists an extensible array by the wrong axes, unless the unlimited one is the first
+    return None
+
+
+def _axes_of_hdf5_2_0(dset: h5py.Dataset) -> str | None:
+    """HDF5 2.0 lists an extensible array by the wrong axes, unless the unlimited one is the first."""
     axes = [axis for axis, most in enumerate(dset.maxshape) if most is None]
-    if len(axes) == 1 and axes != [0] and not _of_old_format(dset):
-        return "chunks that HDF5 lists in wrong places"
-    address, size, mask = extent.T
+    wrong = len(axes) == 1 and axes != [0] and not _of_old_format(dset)
+    return "chunks that HDF5 lists in wrong places" if wrong else None
+
+
+def _outside_of_the_file(dset: h5py.Dataset, extent: np.ndarray) -> str | None:
+    address, size, _ = extent.T
     end = os.path.getsize(dset.file.filename)
     if (size == 0).any() or (address > end).any() or (size > end - np.minimum(address, end)).any():
         return "chunks without bytes, or with an address outside of the file"
-    full = math.prod(dset.chunks) * dset.dtype.itemsize
-    if not _pipeline(dset):
-        return "chunks of an unexpected size" if (size != full).any() else None
-    # H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS, which h5py cannot ask for: chunks over the edge may be stored as they are
-    edge = (corner + np.asarray(dset.chunks, np.uint64) > np.asarray(dset.shape, np.uint64)).any(axis=1)
-    if (edge & (size == full) & (mask == 0)).any():
+    return None
+
+
+def _unfiltered_edge(dset: h5py.Dataset, corner: np.ndarray, extent: np.ndarray) -> str | None:
+    """H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS, which h5py cannot ask for: chunks over the edge may be stored raw."""
+    _, size, mask = extent.T
+    over = (corner + np.asarray(dset.chunks, np.uint64) > np.asarray(dset.shape, np.uint64)).any(axis=1)
+    if (over & (size == _full_size(dset)) & (mask == 0)).any():
         return "chunks at the edge that may be stored without their filters"
     return None
 

@@ -8,7 +8,6 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from glob import glob
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ class Held:
 
     def __init__(self, key: _Key, file: h5py.File) -> None:
         self.key, self.file, self.holders, self.pins = key, file, 0, 0
-        self.identity, self.locking = identity(file), file.id.get_access_plist().get_file_locking()
+        self.identity = identity(file)
 
 
 _held: dict[_Key, Held] = {}
@@ -121,20 +120,11 @@ def acquire(path: str | os.PathLike[str], swmr: bool, pin: bool = False) -> Held
 
 
 def _outdated(held: Held) -> bool:
-    """It shows a file that was written anew, or locks otherwise than files that the program has opened since."""
+    """It shows a file that was written anew."""
     try:
-        if not held.key[2] and held.identity != identity(held.key[1]):
-            return True
+        return not held.key[2] and held.identity != identity(held.key[1])
     except OSError:  # removed: who holds it may read on
-        pass
-    return held.locking not in (_lockings() or [held.locking])
-
-
-def _lockings() -> list[tuple[int, int]]:
-    """How the files lock that the program has opened, beside those that are held here."""
-    own = {held.file.id.id for held in _held.values() if held.file}
-    there = h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE)
-    return [file.get_access_plist().get_file_locking() for file in there if file.id not in own]
+        return False
 
 
 def release(held: Held, pin: bool = False) -> None:
@@ -170,25 +160,18 @@ def is_clash(error: BaseException) -> bool:
 
 def _open_alike(path: str | os.PathLike[str], swmr: bool) -> h5py.File:
     """With the properties of h5py.File, so that the program can open it too: HDF5 wants them alike, also those of files
-    that links and virtual datasets lead to. With others where the program has other files open with them, or where the
-    file cannot be locked (as on some network file systems)."""
+    that links and virtual datasets lead to. A file that cannot be locked, as on some network file systems, is read
+    without."""
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_sieve_buf_size(0)  # the default reads 21 bytes for each byte wanted of 3 KB rows
-    lockings = [*_lockings(), access.get_file_locking(), (False, True), (True, True), (True, False), (False, False)]
-    degrees = [h5py.h5f.CLOSE_DEFAULT, h5py.h5f.CLOSE_STRONG, h5py.h5f.CLOSE_SEMI]
-    refused: OSError | None = None
-    for as_swmr, degree, locking in product(dict.fromkeys([swmr, False]), degrees, dict.fromkeys(lockings)):
-        access.set_fclose_degree(degree)
-        access.set_file_locking(*locking)
-        flags = h5py.h5f.ACC_RDONLY | (h5py.h5f.ACC_SWMR_READ if as_swmr else 0)
-        try:
-            return h5py.File(h5py.h5f.open(os.fsencode(path), flags, fapl=access))
-        except OSError as error:
-            if not (is_clash(error) or "unable to lock" in str(error)):
-                raise
-            refused = refused or error
-    assert refused is not None
-    raise refused
+    flags = h5py.h5f.ACC_RDONLY | (h5py.h5f.ACC_SWMR_READ if swmr else 0)
+    try:
+        return h5py.File(h5py.h5f.open(os.fsencode(path), flags, fapl=access))
+    except OSError as error:
+        if "unable to lock" not in str(error):
+            raise
+    access.set_file_locking(False, True)
+    return h5py.File(h5py.h5f.open(os.fsencode(path), flags, fapl=access))
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
@@ -227,7 +210,7 @@ _HINTS = {  # words of HDF5's: what they mean
     "truncated": "it is cut short: was the copy, or the program that wrote it, interrupted? Copy or write it again",
     "file signature": "it is not an HDF5 file, or its beginning is damaged",
     "filter returned failure": "what is stored there is damaged; copy or write it again",
-    "not registered|open directory|plugin": "it needs a filter that this HDF5 lacks; `h5.py inspect` names it",
+    "not registered|open directory|plugin": "it needs a filter that this HDF5 lacks; `inspect` names it",
     "version": f"it is damaged there, or written by a newer HDF5 than {h5py.version.hdf5_version}",
     "checksum|signature|corrupt|overflow|past end|ran off|EOA|heap|bad |wrong |greater than": "it is damaged there; "
     "copy or write it again",

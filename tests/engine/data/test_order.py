@@ -481,7 +481,7 @@ def test_no_experiment_chooses_its_best_on_the_test_split(path: Path, tmp_path: 
         for number, group in enumerate(("train", "val", "test")):
             file[f"{group}/id"] = np.arange(500) + 1000 * number
             file[f"{group}/y"] = np.repeat(np.arange(10), 50)
-    sets = {s: Dataset(str(tmp_path / "sorted.h5"), {"id": "id", "y": "y"}, splits, s) for s in splits if splits[s]}
+    sets = {s: Dataset(str(tmp_path / "sorted.h5"), {"id": "id", "y": "y"}, s, splits) for s in splits if splits[s]}
     ids = {name: set(data.column("id").tolist()) for name, data in sets.items()}
     assert all(not ids[a] & ids[b] for a, b in itertools.combinations(ids, 2))
     assert all(set(data.column("y").tolist()) == set(range(10)) for data in sets.values())

@@ -14,8 +14,8 @@ import h5py
 import numpy as np
 import pytest
 
-from engine.errors import machine_fault
 from h5rows.dataset import Dataset
+from h5rows.errors import machine_fault
 from h5rows.importers import sample_files
 from h5rows.reading.opening import open_h5
 
@@ -77,5 +77,5 @@ def test_whatever_reading_meets_is_told_as_it_is(tmp_path: Path, number: int, mo
         with monkeypatch.context() as patch:
             patch.setattr(h5py.h5f, "open", lambda *rest, e=error, **named: (_ for _ in ()).throw(e))
             with pytest.raises(Exception, match=f"cannot be opened: {os.strerror(number)}: "):
-                Dataset(str(tmp_path / "a.h5"), {"x": "x"}, {"train": {"group": "train"}}, "train")
+                Dataset(str(tmp_path / "a.h5"), {"x": "x"}, "train", {"train": {"group": "train"}})
     assert machine_fault(ValueError("not an HDF5 file")) is None

@@ -1,0 +1,7 @@
+"""python -m h5rows pack | repack | inspect"""
+
+import sys
+
+from h5rows.command import run
+
+sys.exit(run())

@@ -1,0 +1,187 @@
+"""Write and look at HDF5 files.
+
+pack photos/ photos.h5 --size 224 --crop center --split val=0.1
+inspect photos.h5
+repack old.h5 new.h5 --codec zstd
+
+Exit status: 0, OUT holds all that SOURCE does; 3, all but what the lines "left out: ..." name; 2, an error, no OUT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+
+from h5rows.errors import ConfigError
+from h5rows.program import calling
+
+
+def pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or (equals and not value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value or name
+
+
+def share(text: str) -> tuple[str, float]:
+    name, value = pair(text)
+    try:
+        return name, float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=SHARE, such as val=0.1") from None
+
+
+def image_size(text: str) -> tuple[int, int]:
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(s.isdigit() and int(s) for s in sides):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither SIDE nor HEIGHTxWIDTH in pixels")
+    return int(sides[0]), int(sides[-1])
+
+
+def shard(text: str) -> tuple[int, int]:
+    i, _, n = text.partition("/")
+    if not (i.isdigit() and n.isdigit() and int(i) < int(n)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not I/N with I from 0 to N-1")
+    return int(i), int(n)
+
+
+def one_sign(text: str) -> str:
+    sign = {"tab": "\t", "\\t": "\t", "space": " "}.get(text, text)
+    if len(sign) != 1 or not sign.isascii() or sign in '"\r\n':
+        raise argparse.ArgumentTypeError(f"{text!r} is not one sign, nor tab, nor space")
+    return sign
+
+
+def positive(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        " ".join(calling.command), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = top.add_subparsers(dest="verb", required=True)
+
+    # no defaults here (SUPPRESS): those of packing/options.py hold; the help names them in brackets
+    p = verbs.add_parser("pack", help="any known format into one .h5 file", argument_default=argparse.SUPPRESS)
+    add = p.add_argument
+    add(
+        "source",
+        help="a folder (images, arrays, shards), a pattern in quotes ('train-*.tar'), or a "
+        ".npy .npz .pth .csv .tsv .parquet .txt .tar .tfrecord .lmdb .zarr .n5",
+    )
+    add("out")
+    add("--format", help="images, numpy, torch, samples, lmdb, zarr, n5, tfrecord, webdataset, table, text [found out]")
+    chosen = "fields to write, and their names; columns of a table together: a,b=x or 'pixel*=x' [all]"
+    add("--fields", nargs="+", type=pair, metavar="SOURCE[=NAME]", help=chosen)
+    kinds = "image, npy, pth, text, tokens, int, float, class, or raw numbers such as uint8:3,32,32"
+    add(
+        "--as",
+        dest="kinds",
+        nargs="+",
+        type=pair,
+        metavar="FIELD=KIND",
+        help=f"what a field's bytes or strings are: {kinds}",
+    )
+    add("--files", dest="file_column", metavar="COLUMN", help="column of a table that names image files")
+    add("--separator", type=one_sign, metavar="SIGN", help="between a CSV's columns, such as ';' or tab [found out]")
+    named = "the first line of a CSV names its columns, or is a row [found out]"
+    add("--header", action=argparse.BooleanOptionalAction, help=named)
+    add("--decimal", choices=[".", ","], help="the point of a CSV's numbers [.]")
+    add("--encoding", help="of a CSV, such as latin-1 [utf-8]")
+    add("--empty", choices=["stop", "nan"], help="at an empty cell of a column of numbers [stop]")
+    add("--size", type=image_size, metavar="SIDE|HxW", help="resize images, in pixels")
+    add(
+        "--crop", choices=["none", "center"], help="center: the shorter side to --size, then the middle [none: stretch]"
+    )
+    mode = "of images: RGB, L, RGBA, 'I;16', or P, the numbers of a palette [P if the first has a palette, else RGB]"
+    add("--mode", help=mode)
+    add("--exif", choices=["apply", "ignore"], help="the orientation of photos [not applied, and counted as left out]")
+    add("--variable", action="store_true", help="keep each image's size: flat values + offsets + shapes")
+    named = "bytes, chars, a tokenizers JSON file or its folder, or module:function from text to ids [bytes]"
+    add("--tokenizer", help=named)
+    add("--length", type=positive, metavar="IDS", help="of a text in a table (--as COLUMN=tokens) at most [all]")
+    add(
+        "--reverse-axes", action="store_true", help="N5 whose dimensions are turned round (as z5py and zarr 2 write it)"
+    )
+    add(
+        "--split", nargs="+", type=share, metavar="NAME=SHARE", help="shares of train drawn by --seed; of text, its end"
+    )
+    add("--shuffle", action="store_true", help="write the rows of each split in random order")
+    add("--seed", type=int, help="of --shuffle and --split [0]")
+    add("--shard", type=shard, metavar="I/N", help="write the I-th of N shares, into OUT.I-of-N.h5")
+    add("--on-error", choices=["stop", "skip"], help="at a sample that cannot be read [stop]")
+    left = "names, or patterns in quotes, that may be left out: exit status 0, if nothing else was"
+    add("--leave-out", nargs="+", metavar="NAME", help=left)
+    add("--external", choices=["refuse", "allow"], help="read what links of SOURCE name outside of it [refuse]")
+    add("--workers", type=positive, help="processes or threads [all cores]")
+    common(p)
+
+    p = verbs.add_parser("inspect", help="how a file is laid out and read, how fast, and what to change")
+    p.add_argument("file")
+    p.add_argument("--seconds", type=float, default=0.3, help="to measure each dataset for; 0: do not measure [0.3]")
+
+    p = verbs.add_parser("repack", help="another layout, chunking or codec", argument_default=argparse.SUPPRESS)
+    p.add_argument("source")
+    p.add_argument("out")
+    p.add_argument("--flatten", action="store_true", help="variable length and strings: into flat values + offsets")
+    p.add_argument("--external", choices=["refuse", "allow"], help="copy what lies in other files than SOURCE [refuse]")
+    p.add_argument("--fixed", action="store_true", help="what can grow becomes contiguous too, and can grow no more")
+    p.add_argument("--inflate", action="store_true", help="write a copy of many times SOURCE's size")
+    codecs = ["none", "gzip", "zstd", "lz4", "blosc-lz4", "blosc-zstd"]
+    p.add_argument(
+        "--codec", choices=codecs, help="compress, in chunks of whole rows [none: contiguous, fastest to read]"
+    )
+    p.add_argument("--level", type=int, help="of the codec")
+    p.add_argument("--rows-per-chunk", type=positive, help="1 for rows of 64 KB and more [by the size of a row]")
+    common(p)
+    return top
+
+
+def common(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--overwrite", action="store_true", help="replace OUT, or an unfinished pack of something else")
+    p.add_argument("--quiet", action="store_true")
+
+
+def main(argv: Sequence[str]) -> int:
+    """-> the exit status. Raises ConfigError, which `run` shows."""
+    from h5rows import functions
+
+    args = vars(parser().parse_args(argv))
+    verb = args.pop("verb")
+    if verb == "inspect":
+        functions.inspect(args["file"], args["seconds"])
+        return 0
+    for name in ("fields", "kinds", "split"):
+        if name in args:
+            args[name] = dict(args[name])
+    if "leave_out" in args:
+        args["leave_out"] = tuple(args["leave_out"])
+    if "length" in args and "tokens" not in args.get("kinds", {}).values():
+        raise ConfigError("--length: cuts the ids that --as COLUMN=tokens makes of a table's texts; give that too")
+    function = functions.pack if verb == "pack" else functions.repack
+    return function(
+        args.pop("source"), args.pop("out"), command=shlex.join([*calling.command, *argv]), **args
+    ).exit_status
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """The command: as `main`, with errors on one line."""
+    try:
+        status = main(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return 130

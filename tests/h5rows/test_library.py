@@ -1,0 +1,151 @@
+"""What strangers use: the functions of the page, a plain DataLoader, the command, the README, without the engine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+from torch.utils.data import DataLoader
+
+import h5rows
+
+LIBRARY = ROOT / "src/h5rows"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    with h5py.File(tmp_path / "photos.h5", "w") as file:
+        for split, size in (("train", 600), ("test", 20)):
+            file[f"{split}/image"] = rng.integers(0, 256, (size, 8, 8, 3), dtype=np.uint8)
+            file[f"{split}/label"] = np.arange(size) % 10
+            file.create_dataset(f"{split}/packed", data=rng.normal(size=(size, 5)), chunks=(7, 5), compression="gzip")
+            file[f"{split}/name"] = [f"photo {k}" for k in range(size)]
+            lengths = rng.integers(0, 9, size)
+            file[f"{split}/ids/offsets"] = np.concatenate([[0], np.cumsum(lengths)])
+            file[f"{split}/ids/values"] = np.arange(lengths.sum(), dtype=np.int32)
+        file["train/note"] = 3  # no rows
+        file["train/elsewhere"] = h5py.ExternalLink("other.h5", "/x")
+    return tmp_path / "photos.h5"
+
+
+def test_open_finds_the_fields_of_a_group(photos: Path) -> None:
+    data = h5rows.open(str(photos), split="train")
+    assert sorted(data.spec) == ["ids", "image", "label", "name", "packed"]
+    assert len(data) == 600
+    assert sorted(h5rows.open(str(photos), {"x": "image"}, "test").spec) == ["x"]
+    with pytest.raises(h5rows.ConfigError, match="fields is empty"):
+        h5rows.open(str(photos))
+    with pytest.raises(h5rows.ConfigError, match=r"cache_mb=-1: must be at least 0"):
+        h5rows.open(str(photos), split="test", cache_mb=-1)
+
+
+def test_samples_that_are_asked_for_together_are_those_asked_for_alone(photos: Path) -> None:
+    """Also with numbers from the end, doubled ones, and of samples of different length."""
+    data = h5rows.open(str(photos), split="train")
+    indices = [5, 599, 5, -1, 0, 311]
+    together, alone = data.__getitems__(indices), [data[i] for i in indices]
+    with h5py.File(photos) as file:
+        for i, one, other in zip(indices, together, alone, strict=True):
+            assert one.keys() == other.keys() == data.spec.keys()
+            for field, value in one.items():
+                assert value == other[field] if isinstance(value, str) else torch.equal(value, other[field])
+            assert np.array_equal(one["image"], file["train/image"][i])
+            begin, end = file["train/ids/offsets"][i % 600 : i % 600 + 2]
+            assert np.array_equal(one["ids"], np.arange(begin, end))
+    with pytest.raises(IndexError):
+        data.__getitems__([0, 600])
+    named_alike = h5rows.Dataset(str(photos), {"x": "image", "x_length": "label"}, "train")
+    assert torch.equal(named_alike[3]["x"], data[3]["image"])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_plain_dataloader_reads_a_batch_at_once(
+    photos: Path, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"x": "image", "z": "packed", "name": "name"}
+    data = h5rows.Dataset(str(photos), fields, "train")
+    if num_workers:
+        batches = list(DataLoader(data, 64, num_workers=num_workers))
+    else:
+        asked: list[int] = []
+        gather = data.gather
+        monkeypatch.setattr(data, "gather", lambda rows: (asked.append(len(rows)), gather(rows))[1])
+        batches = list(DataLoader(data, 64))
+        assert asked == [64] * 9 + [24]
+    with h5py.File(photos) as file:
+        assert np.array_equal(torch.cat([batch["x"] for batch in batches]), file["train/image"][:])
+        assert np.array_equal(torch.cat([batch["z"] for batch in batches]), file["train/packed"][:])
+    assert [name for batch in batches for name in batch["name"]] == [f"photo {k}" for k in range(600)]
+
+
+def test_the_functions_do_what_the_command_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n" + "".join(f"{k},{k / 4}\n" for k in range(40)))
+    monkeypatch.chdir(tmp_path)
+    account = h5rows.pack("t.csv", "one.h5", split={"val": 0.25}, quiet=True)
+    assert account.exit_status == 0
+    called(tmp_path, "pack", "t.csv", "two.h5", "--split", "val=0.25", "--quiet")
+    with h5py.File("one.h5") as one, h5py.File("two.h5") as two:
+        assert one.attrs["options"] == two.attrs["options"]
+        assert two.attrs["command"] == "python -m h5rows pack t.csv two.h5 --split val=0.25 --quiet"
+        for split, size in (("train", 30), ("val", 10)):
+            assert np.array_equal(one[split]["a"], two[split]["a"])
+            assert np.array_equal(one[split]["b"][:], one[split]["a"][:] / 4)
+            assert len(one[split]["a"]) == size
+    assert h5rows.repack("one.h5", "small.h5", quiet=True, codec="gzip").exit_status == 0
+    called(tmp_path, "repack", "small.h5", "three.h5", "--quiet")
+    assert h5rows.open("three.h5", split="val").describe()[0].startswith("a: () int64, mapped")
+    capfd.readouterr()
+    h5rows.inspect("three.h5", seconds=0)
+    assert "\ntrain/a: 30 int64" in capfd.readouterr().out
+    with pytest.raises(TypeError, match=r"no option 'sise'; there are crop, .*, size"):
+        h5rows.pack("t.csv", "four.h5", sise=3)
+
+
+def called(folder: Path, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """The command of the library where nothing else of this project is."""
+    if not (folder / "alone").exists():
+        shutil.copytree(LIBRARY, folder / "alone/h5rows", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "h5rows", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(folder / "alone")}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def test_it_works_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "x.npy", np.arange(12).reshape(4, 3))
+    assert called(tmp_path, "--help").stdout.startswith("usage: python -m h5rows ")
+    said = called(tmp_path, "pack", "x.npy", "x.h5").stdout
+    assert "look at it: python -m h5rows inspect x.h5\n" in said
+    code = re.search(r"^read it: (.*)$", said, re.MULTILINE)[1]  # type: ignore[index]
+    namespace: dict[str, Any] = {"h5rows": h5rows}
+    monkeypatch.chdir(tmp_path)
+    assert eval(code, namespace)[1]["x"].tolist() == [3, 4, 5]
+    failed = called(tmp_path, "pack", "y.npy", "y.h5", status=2)
+    assert failed.stderr == "error: y.npy does not exist\n"
+
+
+def test_the_readme_s_code_runs(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "table.csv").write_text("x,y\n" + "1,2\n" * 20)
+    code = "".join(re.findall(r"```python\n(.*?)```", (LIBRARY / "README.md").read_text(), re.DOTALL))
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    assert len(namespace["batch"]["x"]) == 600 % 256
+    assert namespace["rows"]["label"].tolist() == [3, 1, 4]
+    with h5py.File("small.h5") as file:
+        assert sorted(file) == ["train", "val"]
+        assert file["train/x"].dtype.kind == "i"
