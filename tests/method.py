@@ -236,7 +236,7 @@ class Promises:
 
 
 def go_on(folder: Path) -> None:
-    from lab.app import start
+    from lab.project import start
 
     start(OmegaConf.load(folder / "config.yaml"), folder, [], own_process=False)  # type: ignore[arg-type]
 

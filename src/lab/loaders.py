@@ -30,6 +30,7 @@ from engine.host import cores_each
 from engine.ranks import CompiledChain, Hardware, World, local_ranks
 from lab.config import Config
 from lab.groups import TrainerConfig
+from lab.project import PROJECT
 from lab.tasks.base import Batch, Task
 from lab.transforms.fields import compose
 
@@ -37,7 +38,7 @@ from lab.transforms.fields import compose
 def task_class(config: Config) -> type[Task]:
     """Returns the class that the config's `task` names; a function is refused, as its result is unknown here."""
     path = config.cfg.task.get("_target_")
-    named = locate(path, "task")
+    named = locate(PROJECT, path, "task")
     if not (inspect.isclass(named) and issubclass(named, Task)):
         raise ConfigError(f"task._target_: {path} is not a subclass of lab.tasks.base.Task")
     return named
@@ -48,7 +49,7 @@ def make_dataset(config: Config, split: str) -> Any:
     node, trainer = config.dataset, config.trainer
     if "splits" in node and node["splits"].get(split) is None:
         return None
-    dataset = construct("data", node, object, split=split)
+    dataset = construct(PROJECT, "data", node, object, split=split)
     if not is_stream(dataset):
         check_indexed(dataset)
         return dataset
@@ -101,10 +102,10 @@ def make_train_loader(
     """start: global sample number to begin with, 0 for a new run. saved: the state of an order that has one. random:
     include random transforms (augmentation)."""
     node = config.data.order
-    make = construct("data.order", node)
+    make = construct(PROJECT, "data.order", node)
 
     def make_order() -> Any:
-        with constructing("data.order", node):
+        with constructing(PROJECT, "data.order", node):
             return of_kind("data.order", node, make(dataset, seed=config.cfg.seed), None)
 
     order = make_order()
@@ -213,7 +214,7 @@ def make_transform(
     if dataset is None and (part := next(iter(config.dataset.get("parts") or {}), None)):
         of_part = config.dataset["parts"][part]["transforms"]
         nodes = {f"data.parts.{part}.transforms.{name}": node for name, node in of_part.items()} | nodes
-    transforms = [construct(key, node) for key, node in nodes.items()]
+    transforms = [construct(PROJECT, key, node) for key, node in nodes.items()]
     if task_class(config).numbered:
         transforms.append(add_numbers)
     if task_class(config).carries and mark is not None:

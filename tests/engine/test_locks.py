@@ -20,6 +20,7 @@ from engine.packing.journal import Journal
 from engine.runs import directory
 from engine.sweeps.ledger import Ledger
 from engine.sweeps.search.drive import driving
+from lab.project import PROJECT
 
 
 def lacking(number: int) -> Callable[..., Any]:
@@ -127,7 +128,7 @@ def test_everything_that_locks_works(tmp_path: Path) -> None:
     assert locks.is_locked(tmp_path / "journal")
     journal.close()
     assert not locks.is_locked(tmp_path / "journal")
-    with Ledger(tmp_path / "sweep")._exclusive():
+    with Ledger(PROJECT, tmp_path / "sweep")._exclusive():
         assert locks.is_locked(tmp_path / "sweep" / ".lock")
 
 

@@ -61,7 +61,7 @@ def test_the_engine_imports_nothing_of_the_project() -> None:
 
 
 def test_the_engine_names_no_package_of_the_project() -> None:
-    """A fork has another name for it, and this very engine: engine.app has it. Comments may name the template's."""
+    """A fork has another name for it, and this very engine: the Project has it. Comments may name the template's."""
     for path in [*ENGINE.rglob("*.py"), *(SRC / "hydra_plugins").rglob("*.py")]:
         tree = ast.parse(path.read_text())
         prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

@@ -425,7 +425,7 @@ def test_a_damaged_best_checkpoint_does_not_cost_the_run(tmp_path: Path) -> None
 def start_run_again(run: Path) -> None:
     from omegaconf import OmegaConf
 
-    from lab.app import start
+    from lab.project import start
 
     start(OmegaConf.load(run / "config.yaml"), run, [], own_process=False)  # type: ignore[arg-type]
 

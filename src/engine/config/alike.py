@@ -15,13 +15,14 @@ from typing import Any
 from engine.config.paths import portable, writer
 from engine.config.saved import CONFIG, load_plain, load_sections, updated
 from engine.config.schema import join
+from engine.project import Project
 
 # groups that say where and how a job runs, not what it computes: they tell jobs apart only where they are swept
 COMPARED_IF_SWEPT = ("hardware", "logger", "callback", "profiler", "name")
 NEVER_COMPARED = ("hydra", "sweep", "resume")
 JOBS_OWN = "hydra"  # key in `follows` for values that come from the job's number, directory or time
 _ABSENT = object()
-_current: set[tuple[str, ...]] = set()  # keys and targets of configs that this version has written
+_current: set[tuple[Any, ...]] = set()  # project, keys and targets of configs that this version has written
 
 
 def flat(node: Any, key: str = "") -> dict[str, Any]:
@@ -31,21 +32,21 @@ def flat(node: Any, key: str = "") -> dict[str, Any]:
     return {key: node}
 
 
-def load_flat(directory: Path) -> dict[str, Any]:
+def load_flat(project: Project, directory: Path) -> dict[str, Any]:
     """A run's config, {dotted key: value}, as this version would have saved it: with keys that are younger than the
     run, and paths relative to the project that wrote it. Empty where there is none. To compare runs."""
     whole = load_plain(directory / CONFIG, dict, load_sections)
     values = flat(whole)
-    kind = tuple(f"{key}={value}" if key.endswith("_target_") else key for key, value in values.items())
+    kind = (project.name, *(f"{key}={value}" if key.endswith("_target_") else key for key, value in values.items()))
     if values and kind not in _current:
-        of_now = updated(whole)[0]
+        of_now = updated(project, whole)[0]
         if of_now == whole:
             _current.add(kind)  # the jobs of a sweep are of few kinds, and bringing one up to date takes a while
         values = flat(of_now)
-    values = portable(values)
+    values = portable(project.root, values)
     texts = (one for value in values.values() for one in (value if isinstance(value, list) else [value]))
     elsewhere = any(isinstance(text, str) and os.path.isabs(text) for text in texts)
-    return portable(values, root) if elsewhere and (root := writer(directory)) else values
+    return portable(was, values) if elsewhere and (was := writer(directory)) else values
 
 
 def is_seed(key: str) -> bool:

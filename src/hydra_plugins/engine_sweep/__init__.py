@@ -28,6 +28,7 @@ class LedgerSweeper(Sweeper):
         self.params = params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.project = task_function.project  # type: ignore[attr-defined] # engine.config.run_hydra
         self.master, self.loader = config, hydra_context.config_loader
         self.chosen = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
@@ -39,7 +40,7 @@ class LedgerSweeper(Sweeper):
 
         given = [f"{key}={value}" for key, value in self.params.items()]
         with as_started():
-            sweep(self.master, self.loader, self.chosen, [*given, *arguments])
+            sweep(self.project, self.master, self.loader, self.chosen, [*given, *arguments])
 
 
 class EngineLauncher(Launcher):

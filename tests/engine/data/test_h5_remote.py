@@ -38,6 +38,7 @@ from engine.packing.inspect import inspect_file
 from engine.ranks.watch import Watch
 from lab import load_run
 from lab.datasets.tokens import TokenWindows
+from lab.project import PROJECT
 
 ALL = {"all": {"group": "/"}}
 DIGITS = (ROOT / "data" / "digits.h5").read_bytes()
@@ -201,7 +202,7 @@ def test_a_run_from_composing_to_its_scores(tmp_path: Path, server: Server, caps
 def test_a_run_that_goes_on_with_another_file_says_so(
     tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture, capsys: Any
 ) -> None:
-    from lab.app import start
+    from lab.project import start
 
     server.files["/digits.h5"] = DIGITS
     overrides = (*QUICK, "trainer.max_steps=2", f"data.path={server.url('/digits.h5')}")
@@ -606,7 +607,9 @@ def test_a_process_that_is_forked_does_not_use_a_thread_of_its_parent(
 
 
 def test_data_sets_that_read_addresses_themselves_are_left_alone() -> None:
-    assert remote.fetch_all({"_target_": "lab.datasets.synthetic.Synthetic", "path": "s3://theirs"}, list) == {}
+    assert (
+        remote.fetch_all(PROJECT, {"_target_": "lab.datasets.synthetic.Synthetic", "path": "s3://theirs"}, list) == {}
+    )
 
 
 def test_what_is_fetched_is_not_taken_for_hung(tmp_path: Path, server: Server) -> None:

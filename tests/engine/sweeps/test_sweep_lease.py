@@ -16,6 +16,7 @@ from engine.sweeps.drive import Work
 from engine.sweeps.lease import Leases
 from engine.sweeps.ledger import Job, Ledger
 from engine.sweeps.options import PoolConfig, SweepConfig
+from lab.project import PROJECT
 
 
 def job(folder: Path, name: str, strategy: str = "single", num_procs: int | str = "auto", device: str = "auto") -> Path:
@@ -38,28 +39,28 @@ def test_each_job_leases_gpus_of_its_own(tmp_path: Path) -> None:
     leases = Leases("auto", "auto", 99)
     assert leases.at_once == 4
     one, two = job(tmp_path, "one"), job(tmp_path, "two", "ddp", 2)
-    first, second = leases.take(one), leases.take(two)
+    first, second = leases.take(PROJECT, one), leases.take(two)
     assert first is not None and second is not None  # noqa: PT018
     assert (len(first.gpus), len(second.gpus)) == (1, 2)
     assert not set(first.gpus) & set(second.gpus)
-    assert leases.take(two) is None, "one GPU is left"
+    assert leases.take(PROJECT, two) is None, "one GPU is left"
     leases.give_back(first)
-    third = leases.take(two)
+    third = leases.take(PROJECT, two)
     assert third is not None
     assert set(third.gpus) | set(second.gpus) == {"4", "5", "6", "7"}
     assert third.environment()["CUDA_VISIBLE_DEVICES"] == ",".join(third.gpus)
-    assert leases.take(one) is None
+    assert leases.take(PROJECT, one) is None
 
 
 @pytest.mark.usefixtures("four_gpus")
 def test_shares_of_a_gpu(tmp_path: Path) -> None:
     leases, one = Leases("auto", 1 / 3, 99), job(tmp_path, "one")
     assert leases.at_once == 12
-    taken = [leases.take(one) for _ in range(12)]
+    taken = [leases.take(PROJECT, one) for _ in range(12)]
     names = sorted(lease.gpus[0] for lease in taken if lease is not None)
     assert names == sorted(["4", "5", "6", "7"] * 3)
     assert len({lease.gpus for lease in taken[:4] if lease}) == 4, "spread before shared"
-    assert leases.take(one) is None
+    assert leases.take(PROJECT, one) is None
 
 
 @pytest.mark.usefixtures("four_gpus")
@@ -90,10 +91,10 @@ def test_what_is_left_of_a_command_changes_no_jobs_cores(tmp_path: Path, monkeyp
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr("engine.sweeps.lease.cores", lambda: 16)
     seen = []
-    monkeypatch.setattr(pool.Pool, "run", lambda self: seen.append(self._leases.take(tmp_path).cores))
+    monkeypatch.setattr(pool.Pool, "run", lambda self: seen.append(self._leases.take(PROJECT, tmp_path).cores))
     jobs = [Job(number, (), tmp_path) for number in range(3)]
     for due in (jobs, jobs[2:], iter(jobs)):
-        work = Work(Ledger(tmp_path / "s"), due, jobs, SweepConfig())
+        work = Work(Ledger(PROJECT, tmp_path / "s"), due, jobs, SweepConfig())
         pool.run_in_pool(work, PoolConfig("auto", "auto"))
     assert seen == [5, 5, 5]
 

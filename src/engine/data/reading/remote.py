@@ -33,6 +33,7 @@ from engine.data.reading.sources import TRIES, Failed, Source, pause, read, show
 from engine.errors import ConfigError
 from engine.host import note_progress
 from engine.locks import Busy, Lock
+from engine.project import Project
 
 SPAN, AHEAD = 8 << 20, 4  # bytes that are asked for at once, so many times
 BLOCK = 256 << 10  # bytes, of a file that is looked at; one that is not larger than a SPAN is fetched instead
@@ -48,9 +49,9 @@ def cache_dir() -> Path:
     return Path(os.environ.get(CACHE_DIR) or f"{users}/lab").expanduser().absolute()
 
 
-def fetch_all(data: Mapping[str, Any], between: Between) -> dict[str, str]:
+def fetch_all(project: Project, data: Mapping[str, Any], between: Between) -> dict[str, str]:
     """data: the config's group -> {each remote file that its data set reads: the version that is here now}."""
-    if not getattr(locate(data["_target_"], "data"), "takes_remote", False):  # it reads addresses itself
+    if not getattr(locate(project, data["_target_"], "data"), "takes_remote", False):  # it reads addresses itself
         return {}
     return {shown(name): Path(fetched(name, between)).parent.name for name in names_of(data["path"]) if is_remote(name)}
 
