@@ -120,9 +120,9 @@ def next_commands(folder: Path, wheel: bool) -> list[str]:
 
 def own_package(root: Path) -> str:
     """The folder of src that hands the project to the engine."""
-    found = [path.parent.name for path in (root / "src").glob("*/app.py") if path.parent.name != "engine"]
+    found = [path.parent.name for path in (root / "src").glob("*/project.py") if path.parent.name != "engine"]
     if len(found) != 1:
-        raise Mistake(f"src: expected one package with an app.py beside engine, found {found or 'none'}")
+        raise Mistake(f"src: expected one package with a project.py beside engine, found {found or 'none'}")
     return found[0]
 
 
@@ -322,7 +322,7 @@ def rename(tree: Path, package: str) -> None:
         name = path.relative_to(tree).as_posix()
         if name.startswith(VERBATIM):
             continue
-        saved = SAVED_TARGET if name == f"src/{OLD}/config.py" else ""
+        saved = SAVED_TARGET if name == f"src/{OLD}/project.py" else ""
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:  # an HDF5 file

@@ -22,7 +22,7 @@ class Project:
     schema: of the whole config. own: {"data": its schema, "optim": ...}, the run's keys among a target's arguments.
     moved: {import path prefix in older versions: prefix now}. moved_keys: {key of older versions: now}.
     paths: keys whose values are files or folders. resolvers: {"name": a function for ${name:...} in a yaml}.
-    watching: groups beside the engine's own that say what is watched of a run, not what it computes.
+    watching: groups of its own that say what is watched of a run, not what it computes.
     asked: {parameter of what a config builds: key of the run's value that it gets where its node gives none}.
 
     check: raises ConfigError for a config that cannot be run. scores: (a whole, plain config, *beginnings of splits'
@@ -56,3 +56,8 @@ class Project:
     @property
     def conf(self) -> Path:
         return self.root / "conf"
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Groups that say where a run computes and what is watched of it: they change nothing of what is computed."""
+        return ("hardware", "logger", "profiler", *self.watching)

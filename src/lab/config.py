@@ -24,10 +24,11 @@ from engine.config import (
 )
 from engine.errors import ConfigError
 from engine.profiling import ProfilerConfig
-from engine.ranks import HardwareConfig, check_options
+from engine.ranks import HardwareConfig, ProcessConfig, check_options
 from engine.runs import LoggerConfig, check_installed
+from engine.sweeps import MonitorConfig
 from lab.fit import check_fit
-from lab.groups import DataConfig, MonitorConfig, OptimConfig, ProcessConfig, RootConfig, TrainerConfig
+from lab.groups import DataConfig, OptimConfig, RootConfig, TrainerConfig
 from lab.project import PROJECT
 
 # nodes to build; nodes of which every entry is built; keys beside a _target_ that are the run's, not the target's

@@ -25,7 +25,6 @@ from engine.pages import lazy
 
 if TYPE_CHECKING:
     from engine.config.alike import (
-        COMPARED_IF_SWEPT,
         JOBS_OWN,
         NEVER_COMPARED,
         dependents,

@@ -17,8 +17,6 @@ from engine.config.saved import CONFIG, load_plain, load_sections, updated
 from engine.config.schema import join
 from engine.project import Project
 
-# groups that say where and how a job runs, not what it computes: they tell jobs apart only where they are swept
-COMPARED_IF_SWEPT = ("hardware", "logger", "callback", "profiler", "name")
 NEVER_COMPARED = ("hydra", "sweep", "resume")
 JOBS_OWN = "hydra"  # key in `follows` for values that come from the job's number, directory or time
 _ABSENT = object()
@@ -54,6 +52,7 @@ def is_seed(key: str) -> bool:
 
 
 def unswept(
+    project: Project,
     configs: Sequence[Mapping[str, Any]],
     overrides: Sequence[Sequence[str]],
     names: Sequence[str],
@@ -63,8 +62,8 @@ def unswept(
     """The dotted keys in which jobs differ although they were not swept.
 
     configs, overrides, names: one per job; name: its directory's name. follows: {swept key: keys that interpolate it}.
-    Seeds and the groups COMPARED_IF_SWEPT are not compared. A key that a swept group's option may have set (keys below
-    the group; any key, for an experiment) is compared only among jobs with the same option.
+    Seeds, names and the groups Project.beside are not compared. A key that a swept group's option may have set (keys
+    below the group; any key, for an experiment) is compared only among jobs with the same option.
     """
     known = [i for i, config in enumerate(configs) if config]
     if not known:
@@ -75,7 +74,7 @@ def unswept(
     found = []
     for key in keys:
         if (
-            key.split(".")[0] in (*COMPARED_IF_SWEPT, *NEVER_COMPARED)
+            key.split(".")[0] in (*project.beside, "name", *NEVER_COMPARED)
             or is_seed(key)
             or any(_within(key, one) for one in explained - {*groups})
         ):

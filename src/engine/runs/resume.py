@@ -43,7 +43,6 @@ from engine.runs.directory import (
 log = logging.getLogger("engine")
 LOGGER = "logger"
 CHOICE = re.compile(r"(?P<group>\w+(/\w+)*)=(?P<options>[\w-]+|\[[\w-]+(,[\w-]+)*\])")
-REPLACEABLE = ("hardware", "logger", "callback", "profiler")  # groups that a resume may replace: not the algorithm
 
 
 def choose_run(
@@ -154,12 +153,12 @@ def change_value(
 ) -> None:
     """Copy the value that `override` has set in `cfg` into a run's saved config."""
     key = key.removeprefix("+")
-    if key in REPLACEABLE:
+    if key in project.beside:
         OmegaConf.update(saved, key, OmegaConf.to_container(cfg[key], resolve=True), merge=False)
     elif key.startswith("~") or (project.conf / key.partition("@")[0]).is_dir():
         raise ConfigError(
             f"{override}: the run in {directory} keeps its groups; what can be changed when it goes on are values "
-            f"(trainer.max_epochs=40) and the groups {', '.join(REPLACEABLE)} - for another run leave out resume"
+            f"(trainer.max_epochs=40) and the groups {', '.join(project.beside)} - for another run leave out resume"
         )
     elif has_key(saved, key) or has_key(saved, override.partition("=")[0]) or adds(saved, override):
         OmegaConf.update(saved, key, OmegaConf.select(cfg, key), force_add=True)
@@ -182,7 +181,7 @@ def check_same(project: Project, saved: DictConfig, cfg: DictConfig, key: str, w
     """ConfigError if a run of W&B's sweep would go on with another value: its server takes the scores as those of the
     values that it chose when the run began."""
     was, now = (OmegaConf.select(one, key.lstrip("+~")) for one in (saved, cfg))
-    if not (project.conf / key).is_dir() and key.split(".")[0] not in REPLACEABLE and was != now:
+    if not (project.conf / key).is_dir() and key.split(".")[0] not in project.beside and was != now:
         raise ConfigError(
             f"{key}={show(plain(now))}: W&B's run {wandb_id} has {show(plain(was))}, and goes on with what it began "
             f"with; move {shown(directory)} away to begin it anew"
@@ -202,11 +201,11 @@ def check_followers(
     trainer.global_batch_size) would keep its old value, as saved configs are resolved: it must be given too.
     Of a run that was saved when yamls still gave what the run gives today (Project.asked), too. before: its values.
     typed: the run's overrides, to find interpolations in conf/; if they no longer compose, nothing is checked."""
-    if all(key.split(".")[0] in REPLACEABLE for key in changed):
+    if all(key.split(".")[0] in project.beside for key in changed):
         return
     try:
         raw = flat(
-            {name: node for name, node in composed(project, typed).items() if name not in (*REPLACEABLE, "hydra")}
+            {name: node for name, node in composed(project, typed).items() if name not in (*project.beside, "hydra")}
         )
     except (ConfigError, HydraException, OmegaConfBaseException):
         return

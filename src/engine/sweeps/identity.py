@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from engine.config import COMPARED_IF_SWEPT, NEVER_COMPARED, absolute, localized, portable
+from engine.config import NEVER_COMPARED, absolute, localized, portable
 from engine.project import Project
 
 NAME_DIGITS, SLUG_LENGTH, VALUE_LENGTH = 16, 80, 24
@@ -30,7 +30,11 @@ def values_of(
     swept: keys in which the jobs differ. cwd: base of a relative data.path.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    return {key: value for key, value in (keyed(project, o, cwd or Path.cwd()) for o in parsed) if counts(key, swept)}
+    return {
+        key: value
+        for key, value in (keyed(project, o, cwd or Path.cwd()) for o in parsed)
+        if counts(project, key, swept)
+    }
 
 
 def differing_keys(project: Project, jobs: Sequence[Sequence[str]]) -> list[str]:
@@ -40,14 +44,14 @@ def differing_keys(project: Project, jobs: Sequence[Sequence[str]]) -> list[str]
         zip(texts, (keyed(project, o, Path.cwd()) for o in OverridesParser.create().parse_overrides(list(texts))))
     )
     values = [dict(told[text] for text in overrides) for overrides in jobs]
-    keys = [key for key in dict.fromkeys(key for key, _ in told.values()) if counts(key, ())]
+    keys = [key for key in dict.fromkeys(key for key, _ in told.values()) if counts(project, key, ())]
     return [key for key in keys if len({json.dumps(v.get(key, "-"), default=str) for v in values}) > 1]
 
 
-def counts(key: str, swept: Collection[str]) -> bool:
+def counts(project: Project, key: str, swept: Collection[str]) -> bool:
     """Whether an override of this key tells jobs apart."""
     top = re.split(r"[./@]", key.lstrip("~"), maxsplit=1)[0]
-    return top not in NEVER_COMPARED and (top not in COMPARED_IF_SWEPT or key in swept)
+    return top not in NEVER_COMPARED and (key in swept or top not in (*project.beside, "name"))
 
 
 def keyed(project: Project, override: Override, cwd: Path) -> tuple[str, Any]:

@@ -41,7 +41,7 @@ from engine.config import (
 )
 from engine.errors import Claimed, ConfigError
 from engine.project import Project
-from engine.runs import REPLACEABLE, change_value, claimed, write_config
+from engine.runs import change_value, claimed, write_config
 from engine.sweeps.difference import First
 from engine.sweeps.identity import counts, differing_keys, digest, directory_name, keyed
 from engine.sweeps.ledger import Job, Ledger, NewJob, differing
@@ -174,7 +174,7 @@ def expand(
     found: list[Combination] = []
     seen: set[str] = set()
     for texts in itertools.product(*choices.values()):
-        values = {key: value for key, value in (told[text] for text in texts) if counts(key, swept)}
+        values = {key: value for key, value in (told[text] for text in texts) if counts(project, key, swept)}
         if (identity := digest(values)) not in seen:
             seen.add(identity)
             found.append(Combination(texts, values))
@@ -227,7 +227,7 @@ def unlike(ledger: Ledger, before: Sequence[Job], new: Sequence[NewJob], compose
     configs, overrides, names = zip(*known, *added)
     given = differing_keys(ledger.project, [before[0].overrides, *(one.overrides for one in new)])
     swept = {*ledger.swept, *composer.swept, *given}
-    keys = unswept(configs, overrides, names, swept, {**ledger.follows, **composer.follows})
+    keys = unswept(ledger.project, configs, overrides, names, swept, {**ledger.follows, **composer.follows})
     if not keys:
         return ""
     changes = []
@@ -254,11 +254,11 @@ def write(
 
 
 def adapt(ledger: Ledger, combinations: Sequence[Combination], jobs: Sequence[Job], composer: Composer) -> None:
-    """Update saved configs of known jobs in the groups REPLACEABLE alone, which do not change what is computed: values
-    that this command gives, and the command that wrote the job did not, replace the saved ones."""
+    """Update saved configs of known jobs in the groups Project.beside alone, which do not change what is computed:
+    values that this command gives, and the command that wrote the job did not, replace the saved ones."""
     for combination, job in zip(combinations, jobs):
         keys = {text: text.partition("=")[0] for text in combination.overrides if text not in job.overrides}
-        given = {text: key for text, key in keys.items() if re.split(r"[./@]", key)[0] in REPLACEABLE}
+        given = {text: key for text, key in keys.items() if re.split(r"[./@]", key)[0] in ledger.project.beside}
         if not given:
             continue
         cfg = DictConfig(composer.job(job.number, job.key, combination.overrides))

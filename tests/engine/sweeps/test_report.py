@@ -267,23 +267,23 @@ sys.exit(status)
 
 def test_write_never_raises(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copy / "sweep.json").write_text("{")
-    assert write(copy) == []
+    assert write(PROJECT, copy) == []
     said = capsys.readouterr().err
     assert re.fullmatch(r"no report \(.*\); later: ./run report .*\n", said)
 
 
 def test_a_report_is_made_anew_only_where_something_has_happened(copy: Path) -> None:
-    files = write(copy)
+    files = write(PROJECT, copy)
     assert {path.name for path in files} >= {"report.csv", "groups.csv", "report.md"}
     times = {path: path.stat().st_mtime_ns for path in files}
-    assert write(copy) == files
+    assert write(PROJECT, copy) == files
     assert {path: path.stat().st_mtime_ns for path in files} == times
     known = json.loads((job_dirs(copy)[0] / "status.json").read_text())
     write_json(job_dirs(copy)[0] / "status.json", {**known, "status": "preempted"})
-    write(copy)
+    write(PROJECT, copy)
     assert "1 preempted" in (copy / "report.md").read_text()
     (copy / "report.md").unlink()
-    assert (copy / "report.md") in write(copy)
+    assert (copy / "report.md") in write(PROJECT, copy)
     assert (copy / "report.md").exists()
 
 

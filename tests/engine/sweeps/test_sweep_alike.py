@@ -200,7 +200,7 @@ def test_which_differences_were_swept(
 ) -> None:
     overrides = [[f"{key.lstrip('+')}={i}" for key in swept] for i in range(len(configs))]
     names = [f"job-{i}" for i in range(len(configs))]
-    assert unswept(configs, overrides, names, [key.lstrip("+") for key in swept], follows) == found
+    assert unswept(PROJECT, configs, overrides, names, [key.lstrip("+") for key in swept], follows) == found
 
 
 def test_what_is_made_of_a_key() -> None:

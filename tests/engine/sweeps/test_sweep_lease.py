@@ -8,7 +8,6 @@ import pytest
 from omegaconf import OmegaConf
 from sweeps import SWEEP, call_faulty, states
 
-from engine.config.saved import GROUPS
 from engine.errors import ConfigError
 from engine.host.cpu import cores
 from engine.sweeps import pool
@@ -21,7 +20,7 @@ from lab.project import PROJECT
 
 def job(folder: Path, name: str, strategy: str = "single", num_procs: int | str = "auto", device: str = "auto") -> Path:
     (folder / name).mkdir()
-    cfg = {group: {} for group in GROUPS} | {
+    cfg = {group: {} for group in ("data", "model", "task", "optim")} | {
         "hardware": {"device": device, "num_procs": num_procs},
         "trainer": {"strategy": strategy},
     }
@@ -39,7 +38,7 @@ def test_each_job_leases_gpus_of_its_own(tmp_path: Path) -> None:
     leases = Leases("auto", "auto", 99)
     assert leases.at_once == 4
     one, two = job(tmp_path, "one"), job(tmp_path, "two", "ddp", 2)
-    first, second = leases.take(PROJECT, one), leases.take(two)
+    first, second = leases.take(PROJECT, one), leases.take(PROJECT, two)
     assert first is not None and second is not None  # noqa: PT018
     assert (len(first.gpus), len(second.gpus)) == (1, 2)
     assert not set(first.gpus) & set(second.gpus)
@@ -66,10 +65,10 @@ def test_shares_of_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("four_gpus")
 def test_what_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs 5 GPUs, 4 can be seen"):
-        Leases("auto", "auto", 99).take(job(tmp_path, "five", "ddp", 5))
+        Leases("auto", "auto", 99).take(PROJECT, job(tmp_path, "five", "ddp", 5))
     with pytest.raises(ConfigError, match="a part of one GPU, or whole ones"):
         Leases("auto", 1.5, 99)
-    lease = Leases(2, "auto", 99).take(job(tmp_path, "cpu", device="cpu"))
+    lease = Leases(2, "auto", 99).take(PROJECT, job(tmp_path, "cpu", device="cpu"))
     assert lease is not None
     assert lease.gpus == ()
 
@@ -79,7 +78,7 @@ def test_cores_are_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     here = cores()
     assert Leases("auto", "auto", 99).at_once == here
     assert Leases("auto", "auto", 1).at_once == 1
-    lease = Leases(2, "auto", 99).take(job(tmp_path, "one"))
+    lease = Leases(2, "auto", 99).take(PROJECT, job(tmp_path, "one"))
     assert lease is not None
     assert lease.cores == max(1, here // 2)
     monkeypatch.setenv("LAB_CORES", "1")

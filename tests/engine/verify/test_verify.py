@@ -203,7 +203,7 @@ def test_a_resume_with_other_code_is_recorded(copied: Path, monkeypatch: pytest.
     (change,) = json.loads((copied / "environment.json").read_text())["changes"]
     assert change["after"] == 24
     assert [str(code) for code in environment.codes_of(PROJECT.root, copied)] == [began, "no commit"]
-    hints = recompute.undo_changes(read_config(PROJECT, copied), [change])
+    hints = recompute.undo_changes(PROJECT.root, read_config(PROJECT, copied), [change])
     assert hints == ["compared up to step 24, after which a resume changed code -> no commit"]
     directory.undo_resume(copied)
     assert len(environment.codes_of(PROJECT.root, copied)) == 1

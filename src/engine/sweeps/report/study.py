@@ -68,10 +68,10 @@ def _sweeps(project: Project, paths: Sequence[Path], out: Path | None, objective
     follows: dict[str, list[str]] = {}
     for key, keys in ((key, keys) for book in books for key, keys in (book.get("follows") or {}).items()):
         follows[key] = [*follows.get(key, ()), *keys]
-    more = unswept(configs, overrides, names, swept, follows)
+    more = unswept(project, configs, overrides, names, swept, follows)
     if len(paths) > 1 and more and (choices := choices_between(jobs, swept, more)):
         swept += choices
-        more = unswept(configs, overrides, names, swept, follows)
+        more = unswept(project, configs, overrides, names, swept, follows)
     directory = out or (paths[0] if len(paths) == 1 else project.root / TOGETHER)
     name = books[0].get("name") or paths[0].name if len(paths) == 1 else directory.name
     return Study(
