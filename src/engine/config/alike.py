@@ -92,11 +92,16 @@ def unswept(
     return found
 
 
-def dependents(raw: Mapping[str, Any], key: str) -> list[str]:
+def dependents(project: Project, raw: Mapping[str, Any], key: str) -> list[str]:
     """The keys of an unresolved config that interpolate `key`, directly or through other keys."""
     texts = {name: str(value) for name, value in raw.items() if "${" in str(value)}
     found = {key}
-    while more := {name for name, text in texts.items() if name not in found and any(_refers(text, k) for k in found)}:
+    reads = {name for name, text in texts.items() if any(f"${{{one}:" in text for one in project.resolvers)}
+
+    def follows(name: str, key: str) -> bool:
+        return _refers(texts[name], key) or (name in reads and _within(key, name.rpartition(".")[0]))  # its group
+
+    while more := {name for name in texts if name not in found and any(follows(name, one) for one in found)}:
         found |= more
     return sorted(found - {key})
 
@@ -104,8 +109,6 @@ def dependents(raw: Mapping[str, Any], key: str) -> list[str]:
 def _refers(text: str, key: str) -> bool:
     if key == JOBS_OWN:
         return re.search(r"\$\{(hydra|now|suffix):", text) is not None
-    if "${h5_" in text and _within(key, "data"):  # resolvers that read the data file
-        return True
     for dots, name in re.findall(r"\$\{(\.*)([A-Za-z_][\w./]*)", text):
         if _within(name, key) or _within(key, name) or (dots and f".{key}".endswith(f".{name}")):
             return True

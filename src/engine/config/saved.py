@@ -133,7 +133,7 @@ def read_overrides(project: Project, directory: Path) -> list[str]:
     path = directory / OVERRIDES
     values = _loaded(path, checked_yaml) or []
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise ConfigError(f"{path}: expected a list of texts such as optim.lr=0.1; it is damaged - take it from a copy")
+        raise ConfigError(f"{path}: expected a list of texts such as seed=1; it is damaged - take it from a copy")
     return [override_of_now(project, value) for value in values]
 
 

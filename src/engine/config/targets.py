@@ -148,7 +148,7 @@ def locate(project: Project, path: Any, key: str, allowed: Sequence[str] = ()) -
     where = join(key, "_target_")
     if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
         raise ConfigError(
-            f"{where}: expected an import path such as {project.package}.models.mlp.MLP, got {show(path)}"
+            f"{where}: expected the import path of a class of {', '.join(project.allowed)}, got {show(path)}"
         )
     remedy = next((text for start, text in project.remedies.items() if path.startswith(start)), None)
     remedy = remedy or f"add its library to `allowed` in src/{project.name.replace('.', '/')}.py"

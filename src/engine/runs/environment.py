@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine import __version__
 from engine.errors import Damaged
 from engine.files import read_json, read_text, replace_text, write_json
 from engine.host import machine_changes
@@ -147,7 +148,7 @@ def _text(root: Path, file: Path) -> str | None:
 
 
 def environment(root: Path) -> dict[str, Any]:
-    versions = {}
+    versions = {"engine": __version__}  # a project may have it from a wheel
     for name in PACKAGES:
         try:
             versions[name] = metadata.version(name)

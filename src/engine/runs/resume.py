@@ -158,7 +158,7 @@ def change_value(
     elif key.startswith("~") or (project.conf / key.partition("@")[0]).is_dir():
         raise ConfigError(
             f"{override}: the run in {directory} keeps its groups; what can be changed when it goes on are values "
-            f"(trainer.max_epochs=40) and the groups {', '.join(project.beside)} - for another run leave out resume"
+            f"(process.timeout=20m) and the groups {', '.join(project.beside)} - for another run leave out resume"
         )
     elif has_key(saved, key) or has_key(saved, override.partition("=")[0]) or adds(saved, override):
         OmegaConf.update(saved, key, OmegaConf.select(cfg, key), force_add=True)

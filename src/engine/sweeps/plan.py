@@ -135,7 +135,7 @@ class Composer:
             raw = flat(OmegaConf.to_container(without_hydra, resolve=False))
             keys = [self._parsed[text][0].key_or_group for text in overrides]
             for key in (*keys, JOBS_OWN):  # also keys not swept now: another command may give another value
-                self.follows.setdefault(key, set()).update(dependents(raw, key))
+                self.follows.setdefault(key, set()).update(dependents(self.project, raw, key))
         cfg = copy.deepcopy(base)
         for override in values:
             OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)

@@ -22,9 +22,7 @@ class LedgerSweeper(Sweeper):
             key = next(iter(others))
             raise ConfigError(f"hydra.sweeper.{key}: hydra/sweeper=ledger has params alone - leave it out")
         if params is not None and not isinstance(params, Mapping):
-            raise ConfigError(
-                f'hydra.sweeper.params: expected a mapping, such as {{optim.lr: "1e-3,3e-3"}}, got {params}'
-            )
+            raise ConfigError(f'hydra.sweeper.params: expected a mapping, such as {{seed: "0,1,2"}}, got {params}')
         self.params = params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:

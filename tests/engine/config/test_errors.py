@@ -125,7 +125,7 @@ def call(
         (["sweep.retry_failed=true"], "sweep.retry_failed=true: of a multirun, and would have no effect here - add -m, or leave it out"),
         (["-cn", "wandb_sweep"], f"--config-name wandb_sweep: {PROJECT.root}/conf/wandb_sweep.yaml is no config of a run - wandb sweep {PROJECT.root}/conf/wandb_sweep.yaml reads it"),
         (["--experimental-rerun", f"{PROJECT.root}/conf/train.yaml"], f"--experimental-rerun {PROJECT.root}/conf/train.yaml: holds no pickled config - give the config.pickle that Hydra's callback PickleJobInfoCallback wrote; a run directory goes on with resume=..."),
-        (["-m", "hydra.sweeper.params=3"], 'hydra.sweeper.params: expected a mapping, such as {optim.lr: "1e-3,3e-3"}, got 3'),
+        (["-m", "hydra.sweeper.params=3"], 'hydra.sweeper.params: expected a mapping, such as {seed: "0,1,2"}, got 3'),
         (["-m", "hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper", "seed=1,2"], "hydra.sweeper._target_: hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper: no such plugin of Hydra is installed - hydra/sweeper=optuna, hydra/launcher=pool and others are this project's own"),
         (["trainer=ddp", "trainer.global_batch_size=65", "hardware.num_procs=2"], "trainer.global_batch_size: 65 cannot be shared equally by 2 processes (hardware.num_procs) - 64 can"),
     ], every=3),

@@ -206,8 +206,8 @@ def test_which_differences_were_swept(
 def test_what_is_made_of_a_key() -> None:
     raw = {"seed": 1, "data.path": "split-${seed}.h5", "data.shape": "${h5_shape:x}", "model.out": "${..data.shape}",
            "b.seed": "${.c}", "b.c": "${seed}", "d": ["${b}"], "e": "${seedling}", "f": "${hydra:job.num}"}  # fmt: skip
-    assert dependents(raw, "seed") == ["b.c", "b.seed", "d", "data.path", "data.shape", "model.out"]
-    assert dependents(raw, "hydra") == ["f"]
+    assert dependents(PROJECT, raw, "seed") == ["b.c", "b.seed", "d", "data.path", "data.shape", "model.out"]
+    assert dependents(PROJECT, raw, "hydra") == ["f"]
 
 
 def calls_of(work: Callable[[], object]) -> int:

@@ -35,7 +35,7 @@ class Methods:
         if not space.swept:
             raise ConfigError(
                 "hydra/sweeper=optuna: there is nothing to search - give a key an interval, a range or a choice, "
-                "'optim.lr=tag(log,interval(1e-4,1e-1))'"
+                "'KEY=tag(log,interval(1e-4,1e-1))'"
             )
         self._kind = str(config.sampler.get("_target_")).rpartition(".")[2]
         self._seeded = (
