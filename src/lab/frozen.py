@@ -57,8 +57,7 @@ def _saved(name: str, source: Any, file: Path) -> nn.Module:
     if not file.exists():
         raise ConfigError(f"{file}: missing; the run's frozen network {name} lies there, keep it with the run")
     held = load_intact(file)
-    network = (
-        source if isinstance(source, nn.Module) else construct(PROJECT, f"{file.name}: model", held["node"], nn.Module)
-    )
+    built = isinstance(source, nn.Module)
+    network = source if built else construct(PROJECT, f"{file.name}: model", held["node"], nn.Module)
     load_weights(network, held["model"], str(file))
     return network

@@ -62,7 +62,8 @@ class Watch:
         self.before_end: Callable[[], object] = lambda: None  # called before this process is ended from the thread
         self.dead_peers: Callable[[], list[int]] = list
         self._mark = Mark(time.monotonic(), "start", 0, SLOW_TIMEOUTS)
-        self._main, self._outer = threading.current_thread(), len(list(callers(sys._getframe(1))))
+        self._main = threading.current_thread()
+        self._outer = len(list(callers(sys._getframe(1))))  # frames in which the run began
         self._over = threading.Event()
         self._failed_at: float | None = None
         self._guard: Guard | None = None

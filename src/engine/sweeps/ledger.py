@@ -136,9 +136,8 @@ class Ledger:
 
     def find(self, values: Mapping[str, Any]) -> Job | None:
         """The job with these values, whichever command added it; None: there is none."""
-        names = {
-            now: old for old, now in self.project.moved_keys.items()
-        }  # its ledger may be of before keys were moved
+        # its ledger may be of before keys were moved
+        names = {now: old for old, now in self.project.moved_keys.items()}
         known, before = self._by_identity, {names.get(key, key): value for key, value in values.items()}
         makes = (digest, partial(older_digest, self.project.root))
         digests = dict.fromkeys(make(one) for one in (values, before) for make in makes)

@@ -129,9 +129,8 @@ class Batch(Launch):
         from submitit.core.utils import FailedJobError
 
         try:
-            batch = self._executor().map_array(
-                RunDirectory(self._work.ledger.project), [str(job.directory) for job in jobs]
-            )
+            task = RunDirectory(self._work.ledger.project)
+            batch = self._executor().map_array(task, [str(job.directory) for job in jobs])
         except FailedJobError as error:
             raise RunFailed(f"hydra/launcher=slurm: {str(error).strip().splitlines()[-1]}") from None
         numbers = [one.job_id for one in batch]
@@ -203,7 +202,6 @@ def record_silence(job: Job, number: str) -> None:
 def run_on_slurm(work: Work, config: SlurmConfig) -> signal.Signals | None:
     """The launcher: Launch.run."""
     # sbatch passes on environment variables, but not this script's entry in sys.path
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(work.ledger.project.root / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
+    src = str(work.ledger.project.root / "src")
+    os.environ["PYTHONPATH"] = os.pathsep.join([src, *filter(None, [os.environ.get("PYTHONPATH")])])
     return Batch(work, config).run()

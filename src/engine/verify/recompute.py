@@ -183,9 +183,8 @@ def settings(
     own = ["logger=none"]
     if stop is not None and (key := as_called(project, AT_STEP, root)):
         own.append(f"{key}={stop}")
-    if cfg.process.max_time is not None and (
-        key := as_called(project, MAX_TIME, root)
-    ):  # the first may have had several such
+    # the first may have had several such
+    if cfg.process.max_time is not None and (key := as_called(project, MAX_TIME, root)):
         own.append(f"{key}=null")
     auto = cfg.trainer.strategy not in ONE_PROCESS and cfg.hardware.num_procs == "auto"
     if ranks and auto and ("gpus" not in began.get("machine", {}) or count_gpus() >= ranks):

@@ -58,11 +58,8 @@ def save_best(project: Project, study: Study, group: Group, overwrite: bool = Fa
     body = "\n".join([_header(study, group, name), *_defaults(chosen), *([_dump(values)] if values else [])]).rstrip()
     text = _sealed(project.root, study, body)
     before = path.read_text() if path.exists() else None
-    if (
-        before is not None
-        and not overwrite
-        and before != _sealed(project.root, study, before.rpartition(f"\n{SEAL}")[0])
-    ):
+    made = before is None or before == _sealed(project.root, study, before.rpartition(f"\n{SEAL}")[0])
+    if not made and not overwrite:
         raise ConfigError(
             f"{shown(path)}: is there, and --save-best of this sweep has not written it as it is - "
             "move it away, or add --overwrite"
@@ -70,7 +67,7 @@ def save_best(project: Project, study: Study, group: Group, overwrite: bool = Fa
     path.write_text(text)
     try:
         again = _resolved(project, [f"experiment={name}", *_seeds(job)])
-        _verify(again, project, job, left_out)
+        _verify(project, again, job, left_out)
     except Exception:
         path.unlink() if before is None else path.write_text(before)
         raise
@@ -108,7 +105,7 @@ def _dump(values: dict[str, Any]) -> str:
     return yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=110)
 
 
-def _verify(again: dict[str, Any], project: Project, job: Job, left_out: Sequence[str]) -> None:
+def _verify(project: Project, again: dict[str, Any], job: Job, left_out: Sequence[str]) -> None:
     wanted, got = (flat(_part(cfg, left_out)) for cfg in (_whole(project, job), again))
     absent = object()
     for key in [*wanted, *got]:

@@ -38,9 +38,8 @@ class Methods:
                 "'KEY=tag(log,interval(1e-4,1e-1))'"
             )
         self._kind = str(config.sampler.get("_target_")).rpartition(".")[2]
-        self._seeded = (
-            "seed" in inspect.signature(locate(project, config.sampler.get("_target_"), SAMPLER, ALLOWED)).parameters
-        )
+        sampler = locate(project, config.sampler.get("_target_"), SAMPLER, ALLOWED)
+        self._seeded = "seed" in inspect.signature(sampler).parameters
         nodes = {"hydra": {"sweeper": {"sampler": config.sampler, "pruner": config.pruner}}}
         check_targets(
             project, nodes, (SAMPLER, PRUNER), (), {}, {SAMPLER: ("seed",)} if self._seeded else {}, allowed=ALLOWED
