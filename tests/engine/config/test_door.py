@@ -233,9 +233,9 @@ def test_a_sweeps_ledger_too(kind: str, tmp_path: Path) -> None:
 def test_a_saved_yaml_holds_plain_values(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    for read in (read_config, saved_config, lambda _: load_plain(path, dict)):
+    for read in (read_config, saved_config, lambda project, _: load_plain(path, dict)):
         with pytest.raises(ConfigError, match=rf"^{path}: ") as error:
-            read(tmp_path)
+            read(PROJECT, tmp_path)
         assert "\n" not in str(error.value)
 
 

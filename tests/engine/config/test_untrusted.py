@@ -247,7 +247,7 @@ def test_a_saved_config_is_not_resolved(
     line = f"{run_dir}/config.yaml: name: '${{oc.env:SECRET}}' is an interpolation"
     for use in (
         load_run,
-        read_config,
+        lambda d: read_config(PROJECT, d),
         lambda d: choose_run(PROJECT, OmegaConf.create({"resume": str(d)}), tmp_path, [], tmp_path),
     ):
         with pytest.raises(ConfigError) as error:
