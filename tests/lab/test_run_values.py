@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 
 from engine.config import complete, read_config
 from engine.errors import ConfigError
-from engine.project import ROOT
 from engine.runs.resume import choose_run
 from lab.config import Config, check
 from lab.project import PROJECT
@@ -74,7 +73,7 @@ def test_nodes_at_any_depth() -> None:
 
 
 def test_no_yaml_says_what_the_run_gives() -> None:
-    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "conf").rglob("*.yaml")}
+    texts = {path: path.read_text(encoding="utf-8") for path in (PROJECT.root / "conf").rglob("*.yaml")}
     assert not [path.name for path, text in texts.items() if "${seed}" in text or "batch_size: ${trainer" in text]
 
 
