@@ -119,7 +119,11 @@ def test_everything_that_locks_works(tmp_path: Path) -> None:
     with directory.claimed(tmp_path / "run"), pytest.raises(Claimed), directory.claimed(tmp_path / "run"):
         pass
     search = tmp_path / "search"
-    with driving(search), pytest.raises(ConfigError, match="another process drives"), driving(search):
+    with (
+        driving(PROJECT.root, search),
+        pytest.raises(ConfigError, match="another process drives"),
+        driving(PROJECT.root, search),
+    ):
         pass
     journal = Journal(tmp_path / "journal")
     journal.begin({"a": 1})

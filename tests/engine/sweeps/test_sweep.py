@@ -300,7 +300,7 @@ def test_jobs_are_composed_as_hydra_composes_them(tmp_path: Path) -> None:
         loader = GlobalHydra.instance().config_loader()
         master = loader.load_configuration("train", arguments, RunMode.MULTIRUN)
         composer = Composer(PROJECT, loader, master, tmp_path, tmp_path, swept_keys(arguments))
-        jobs = expand(arguments, loader, [], tmp_path)
+        jobs = expand(PROJECT, arguments, loader, [], tmp_path)
         assert len(jobs) == 256
         for job in jobs[::17]:
             ours, theirs = composer._composed(job.overrides), loader.load_sweep_config(master, list(job.overrides))
