@@ -53,7 +53,6 @@ def flop(cfg: Any) -> tuple[float, float]:
 
 
 def main() -> None:
-    import lab  # noqa: F401 - the project that the engine runs
     from engine.host import in_a_child
     from lab.notebook import compose
     from lab.tune import measure_threads

@@ -41,8 +41,8 @@ def main() -> int:
     paper.add_argument("--against", nargs="+", choices=axes, default=["step"], help="axes of the curves [step]")
     paper.add_argument("--inches", nargs=2, type=float, default=(3.25, 6.75), metavar=("COLUMN", "PAGE"), help="widths")
     args = parser.parse_args()
-    import lab  # noqa: F401 - the project that the engine reads the runs of
     from engine.errors import ConfigError
+    from lab.project import PROJECT
 
     try:
         from engine.sweeps import (
@@ -57,7 +57,8 @@ def main() -> int:
         )
 
         ask = asked(args)
-        study = read_study(args.directories, args.out and args.out.absolute(), args.score and objective(args.score))
+        score = args.score and objective(args.score)
+        study = read_study(PROJECT, args.directories, args.out and args.out.absolute(), score)
         check_choice(study.objectives, args.choose_on_test)
         done = [job for job in study.jobs if job.status == "finished"]
         if args.score and done and not any(study.objective.key in job.result for job in done):
@@ -76,7 +77,7 @@ def main() -> int:
         if args.save_best:
             if best is None:
                 raise ConfigError(f"--save-best: no job of {study.name} has a score yet")
-            path = save_best(study, best, args.overwrite)
+            path = save_best(PROJECT, study, best, args.overwrite)
             print(f"{os.path.relpath(path)}: ./run train experiment={path.stem}")
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

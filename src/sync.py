@@ -32,13 +32,12 @@ def main() -> int:
     )
     parser.add_argument("--summary", action="store_true", help="only the summaries of sweeps")
     args = parser.parse_args()
-    import lab  # noqa: F401 - the project that the engine reads the runs of
-    from engine.config import ROOT
     from engine.errors import ConfigError
     from engine.runs import auto_wandb_mode, wandb_reachable
     from engine.sweeps import SWEEP, runs_below
+    from lab.project import PROJECT
 
-    folders = [path.absolute() for path in args.directories] or [ROOT / "outputs"]
+    folders = [path.absolute() for path in args.directories] or [PROJECT.root / "outputs"]
     mode = "offline" if args.offline else "online"
     try:
         for folder in folders:
@@ -64,11 +63,12 @@ def main() -> int:
 def upload(runs: list[Path], anew: bool, folder: Path | None) -> int:
     """Returns the number of failed uploads. anew: all of each, under a new id."""
     from engine.sweeps import upload_run, write_offline
+    from lab.project import PROJECT
 
     if folder is not None:
-        return sum(attempt(run, partial(write_offline, run, folder)) for run in runs)
+        return sum(attempt(run, partial(write_offline, PROJECT, run, folder)) for run in runs)
     with ThreadPoolExecutor(AT_ONCE) as pool:  # each waits for a process of its own
-        failed = sum(pool.map(lambda run: attempt(run, partial(upload_run, run, anew)), runs))
+        failed = sum(pool.map(lambda run: attempt(run, partial(upload_run, PROJECT, run, anew)), runs))
     if runs:
         print(
             f"{len(runs) - failed} of {len(runs)} runs: nothing is lacking in W&B"
@@ -81,8 +81,9 @@ def upload(runs: list[Path], anew: bool, folder: Path | None) -> int:
 def summaries(sweeps: list[Path], mode: str | None, folder: Path | None) -> int:
     """Returns the number of failed uploads of sweep summaries."""
     from engine.sweeps import upload_summary
+    from lab.project import PROJECT
 
-    return sum(attempt(sweep, partial(upload_summary, sweep, mode, folder)) for sweep in sweeps)
+    return sum(attempt(sweep, partial(upload_summary, PROJECT, sweep, mode, folder)) for sweep in sweeps)
 
 
 def attempt(what: Path, work: Callable[[], str | None]) -> int:

@@ -28,11 +28,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-import lab  # noqa: F401 - the project that the engine runs
 from engine.config import as_started, plain, remove_if_empty, run_hydra
 from engine.errors import INTERRUPTED, ConfigError, RunFailed
 from engine.ranks import become_rank, follows, release_followers, started_ranks
 from engine.runs import choose_run
+from lab.project import PROJECT
 
 FINISHED, RUN_FAILED, MISTAKE = 0, 1, 2
 
@@ -56,7 +56,7 @@ def main() -> int:
             statuses.append(train(cfg))
 
     try:
-        run_hydra(job)
+        run_hydra(PROJECT, job)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         statuses.append(MISTAKE)
@@ -82,7 +82,7 @@ def train(cfg: DictConfig) -> int:
     if cfg.sweep.job is not None:
         from engine.sweeps import run_job
 
-        return run_job(Path(cfg.sweep.job))
+        return run_job(PROJECT, Path(cfg.sweep.job))
     try:
         if cfg.sweep.name is not None and not multirun:
             raise ConfigError(f"sweep={cfg.sweep.name}: the name of a multirun - add -m")
@@ -93,9 +93,9 @@ def train(cfg: DictConfig) -> int:
             raise ConfigError(
                 f"{elsewhere[0]}: would have no effect, as resume={cfg.resume} goes on there - leave it out"
             )
-        final, chosen = choose_run(cfg, run_dir, overrides, Path(hydra.runtime.cwd))
+        final, chosen = choose_run(PROJECT, cfg, run_dir, overrides, Path(hydra.runtime.cwd))
         if chosen != run_dir:
-            remove_if_empty(run_dir)
+            remove_if_empty(PROJECT.root, run_dir)
         from lab.config import check
 
         config = check(final)
@@ -104,7 +104,7 @@ def train(cfg: DictConfig) -> int:
         early.leave_if_asked()
         start(config, chosen, overrides, own_process=multirun)
     except ConfigError as error:
-        remove_if_empty(run_dir)
+        remove_if_empty(PROJECT.root, run_dir)
         print(f"error: {label}{error}", file=sys.stderr)
         return MISTAKE
     except RunFailed as error:
@@ -112,10 +112,10 @@ def train(cfg: DictConfig) -> int:
             print(f"failed: {label}{error}", file=sys.stderr)
         return RUN_FAILED
     except KeyboardInterrupt:
-        remove_if_empty(run_dir)
+        remove_if_empty(PROJECT.root, run_dir)
         raise
     except SystemExit as end:  # preempted
-        remove_if_empty(run_dir)
+        remove_if_empty(PROJECT.root, run_dir)
         return int(end.code or 0)
     return FINISHED
 

@@ -22,9 +22,9 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-import lab  # noqa: F401 - the project that the engine runs
 from engine.config import as_started, plain, remove_if_empty, resolved, run_hydra
 from engine.errors import ConfigError, RunFailed
+from lab.project import PROJECT
 
 NAMES = ("micro_batch", "threads", "loader", "lr")  # in this order: each goes on with what was found before
 
@@ -50,10 +50,10 @@ def main() -> int:
         except (ConfigError, RunFailed) as error:  # not through Hydra, which has a line of its own for it
             failed.append(error)
         finally:
-            remove_if_empty(folder)
+            remove_if_empty(PROJECT.root, folder)
 
     try:
-        run_hydra(job)
+        run_hydra(PROJECT, job)
         for error in failed:
             raise error
     except ConfigError as error:
@@ -80,7 +80,7 @@ def tune(cfg: DictConfig, stages: list[str], folder: Path) -> None:
             "hardware.num_procs=..., the number of ranks"
         )
     hydra = HydraConfig.get()
-    final = resolved(cfg, Path(hydra.runtime.cwd))
+    final = resolved(PROJECT, cfg, Path(hydra.runtime.cwd))
     check(final)
     overrides = [str(text) for text in plain(hydra.overrides.task, resolve=False)]
     found: dict[str, Any] = {}

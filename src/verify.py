@@ -45,12 +45,13 @@ def main() -> int:
     parser.add_argument("--rounding", type=float, help="largest relative difference; default: 0, or 0.01, see above")
     args = parser.parse_intermixed_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that temporary files are removed
-    import lab  # noqa: F401 - the project that the engine runs
     from engine.errors import ConfigError, RunFailed
     from engine.verify import verify
+    from lab.project import PROJECT
 
     try:
-        found = verify(args.run, args.steps, args.commit, args.out, args.rounding, args.overrides, args.diff)
+        given = (args.steps, args.commit, args.out, args.rounding, args.overrides, args.diff)
+        found = verify(PROJECT, args.run, *given)
     except (ConfigError, RunFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

@@ -470,19 +470,19 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ),
     (
         "src/engine/verify/recompute.py",
-        "    check_saved(cfg)\n",
+        "    check_saved(project, cfg)\n",
         "",
         "tests/engine/verify/test_verify.py::test_the_present_check_comes_before_anything_starts",
     ),
     (
         "src/engine/runs/resume.py",
-        "    saved.logger = own_logger(saved, cfg, typed, overrides)\n",
+        "    saved.logger = own_logger(project, saved, cfg, typed, overrides)\n",
         "",
         "tests/lab/test_resume_changes.py::test_a_resume_logs_where_the_present_config_says",
     ),
     (
         "src/engine/config/compose.py",
-        "yamls.check_bare(sys.argv[1:], CONF)",
+        "yamls.check_bare(sys.argv[1:], project.conf)",
         "pass",
         "tests/engine/config/test_wrong_kind.py::test_the_command_says_so_before_it_prints_or_runs[more0]",
     ),
@@ -585,7 +585,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ),
     (
         "src/engine/config/saved.py",
-        "here = moved_here(was, writer(directory))",
+        "here = moved_here(project.root, was, writer(directory))",
         "here = was",
         "tests/engine/config/test_paths.py::test_absolute_paths_of_an_older_run_are_this_project_s_where_it_has_them",
     ),
@@ -1004,7 +1004,7 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     (
         "src/engine/sweeps/identity.py",
-        "portable(absolute(value, cwd)) if",
+        "portable(project.root, absolute(value, cwd)) if",
         "absolute(value, cwd) if",
         "tests/engine/sweeps/test_ledger.py::test_a_job_is_the_same_in_a_moved_project_and_in_a_ledger_of_absolute_paths",
     ),
@@ -1155,7 +1155,7 @@ NAMES: list[tuple[Any, ...]] = [
         "tests/lab/test_lion.py::test_no_step_waits_where_steps_may_be_left_out",
     ),
     (
-        "src/lab/config.py",
+        "src/lab/project.py",
         '"lab.optim.Cosine": "lab.schedules.cosine.Cosine"',
         '"lab.optim.Cosine": "lab.schedules.cosine.Cosin"',
         "tests/lab/test_optim.py::test_saved_configs_with_the_names_of_older_versions_are_built",
@@ -1365,7 +1365,7 @@ NAMES: list[tuple[Any, ...]] = [
         "tests/lab/test_run_values.py::test_what_no_yaml_gives_is_the_run_s",
     ),
     (
-        "src/lab/config.py",
+        "src/lab/project.py",
         '"batch_size": "trainer.global_batch_size"}',
         '"batch_size": "trainer.keep_best"}',
         "tests/lab/test_run_values.py::test_what_no_yaml_gives_is_the_run_s",

@@ -25,7 +25,7 @@ import torch
 import warm
 from omegaconf import DictConfig
 
-import lab  # noqa: F401 - registers the project, so that a file of tests of the engine runs alone too
+from lab.project import PROJECT
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = [sys.executable, str(ROOT / "src" / "train.py")]
@@ -178,16 +178,16 @@ def _composed(overrides: tuple[str, ...]) -> DictConfig:
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
-    from engine.config.compose import CONF, register_resolvers
+    from engine.config.compose import register_resolvers
     from engine.sweeps.plan import Composer
 
-    register_resolvers()
-    with hydra.initialize_config_dir(str(CONF), version_base=None):
+    register_resolvers(PROJECT)
+    with hydra.initialize_config_dir(str(PROJECT.conf), version_base=None):
         experiment = next((override for override in overrides if override.startswith("experiment=")), "")
         if experiment not in _composers:
             loader = GlobalHydra.instance().config_loader()
             master = hydra.compose("train", [experiment] if experiment else [], return_hydra_config=True)
-            _composers[experiment] = Composer(loader, master, Path.cwd(), Path.cwd())
+            _composers[experiment] = Composer(PROJECT, loader, master, Path.cwd(), Path.cwd())
         keys = [override.partition("=")[0] for override in overrides]
         return dataclasses.replace(_composers[experiment], swept=keys)._composed(overrides)
 
@@ -200,7 +200,7 @@ def compose(*overrides: str, checked: bool = True) -> DictConfig:
     from engine.config.compose import quoted, resolved
     from lab.config import check
 
-    cfg = _composed(tuple(quoted(overrides)))
+    cfg = _composed(tuple(quoted(PROJECT, overrides)))
     OmegaConf.set_readonly(cfg.hydra, False)
     cfg.hydra.runtime.output_dir = str(Path.cwd() / "run")
     before, HydraConfig.instance().cfg = HydraConfig.instance().cfg, None
@@ -208,7 +208,7 @@ def compose(*overrides: str, checked: bool = True) -> DictConfig:
         HydraConfig.instance().set_config(cfg)
         with open_dict(cfg):
             del cfg["hydra"]
-        cfg = resolved(cfg, Path.cwd())
+        cfg = resolved(PROJECT, cfg, Path.cwd())
     finally:
         HydraConfig.instance().cfg = before
     if checked:
@@ -227,7 +227,7 @@ NEEDS_GPT = needs("conf/model/gpt.yaml", "src/lab/models/gpt.py", "conf/data/tok
 
 def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path:
     """A run from start to end, in this process where it has one rank."""
-    from lab.app import start
+    from lab.project import start
 
     threads = torch.get_num_threads()
     try:

@@ -236,7 +236,7 @@ class Promises:
 
 
 def go_on(folder: Path) -> None:
-    from lab.app import start
+    from lab.project import start
 
     start(OmegaConf.load(folder / "config.yaml"), folder, [], own_process=False)  # type: ignore[arg-type]
 
@@ -252,8 +252,8 @@ def poison(monkeypatch: pytest.MonkeyPatch, step: int, rank: int) -> None:
             batches = ({name: not_numbers(value) for name, value in one.items()} for one in batches)
         return train_step(nets, state, batches, trainer, machine, world)
 
-    def checked(task: Any, losses: dict[str, torch.Tensor], *rest: Any) -> None:
-        check_losses(task, losses, *rest)
+    def checked(key: str, losses: dict[str, torch.Tensor], *rest: Any) -> None:
+        check_losses(key, losses, *rest)
         if bad[0]:
             losses.update({name: value * math.nan for name, value in losses.items()})
 

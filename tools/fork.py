@@ -39,7 +39,7 @@ ENGINE = ("src/engine/", "src/h5rows/", "src/hydra_plugins/")
 README_INTRO = re.compile(r"\A.*?(?=^## )", re.DOTALL | re.MULTILINE)
 # Files that name the template's package and go on to: history, runs of older versions, the engine, and this.
 VERBATIM = (*ENGINE, "tests/runs/", "tools/", "docs/fork.md", "docs/remote.md", "CHANGELOG.md", "LICENSE")
-SAVED_TARGET = r'(?![\w.]*": )'  # not the keys of MOVED in config.py: import paths that saved configs have
+SAVED_TARGET = r'(?![\w.]*": )'  # not the keys of `moved` in project.py: import paths that saved configs have
 ANSWERS = ".copier-answers.yml"
 
 
@@ -121,9 +121,9 @@ def next_commands(folder: Path, wheel: bool) -> list[str]:
 
 def own_package(root: Path) -> str:
     """The folder of src that hands the project to the engine."""
-    found = [path.parent.name for path in (root / "src").glob("*/app.py") if path.parent.name != "engine"]
+    found = [path.parent.name for path in (root / "src").glob("*/project.py") if path.parent.name != "engine"]
     if len(found) != 1:
-        raise Mistake(f"src: expected one package with an app.py beside engine, found {found or 'none'}")
+        raise Mistake(f"src: expected one package with a project.py beside engine, found {found or 'none'}")
     return found[0]
 
 
@@ -323,7 +323,7 @@ def rename(tree: Path, package: str) -> None:
         name = path.relative_to(tree).as_posix()
         if name.startswith(VERBATIM):
             continue
-        saved = SAVED_TARGET if name == f"src/{OLD}/config.py" else ""
+        saved = SAVED_TARGET if name == f"src/{OLD}/project.py" else ""
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:  # an HDF5 file

@@ -29,17 +29,16 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
-PACKAGE = next(path.parent.name for path in (ROOT / "src").glob("*/app.py") if path.parent.name != "engine")
-importlib.import_module(PACKAGE)  # registers the project
+PACKAGE = next(path.parent.name for path in (ROOT / "src").glob("*/project.py") if path.parent.name != "engine")
 
 from hydra.conf import HelpConf  # noqa: E402
 from prune import less, targets_of, written  # noqa: E402
 
-from engine.app import app  # noqa: E402
 from engine.config.schema import DURATION, INTERVAL, Rule, describe, rule_of  # noqa: E402
 from engine.sweeps.options import PoolConfig, RayConfig, SearchConfig, SlurmConfig  # noqa: E402
 
 CONFIG = importlib.import_module(f"{PACKAGE}.config")
+PROJECT = importlib.import_module(f"{PACKAGE}.project").PROJECT
 OURS = (f"{PACKAGE}.", "engine.", "h5rows.", "hydra_plugins.")
 Schema = dict[str, Any]
 CONF, FILE = ROOT / "conf", "schema.json"
@@ -186,7 +185,7 @@ def own_docstring(found: Any) -> str:
 def located(path: str) -> Any:
     """The class or function; None where there is none, or its library is not installed, too old, or not allowed."""
     module, _, name = path.rpartition(".")
-    if not path.startswith((*OURS, "optuna.", *(one.rstrip("*") for one in app().allowed))):
+    if not path.startswith((*OURS, "optuna.", *(one.rstrip("*") for one in PROJECT.allowed))):
         return None
     try:
         return getattr(importlib.import_module(module), name, None)
@@ -220,8 +219,8 @@ def of_target(path: str, place: str, comments: Mapping[str, str]) -> Schema:
             found = of_hint(hints.get(one.name, Any), exact=True)
             said = described(comments.get(f"{path}.{one.name}", ""))
             arguments[one.name] = {**at(f"{place}.{one.name}", found), **default(one.default), **said}
-    if place in app().own:
-        for name, found in of_dataclass(app().own[place], path, comments)["properties"].items():
+    if place in PROJECT.own:
+        for name, found in of_dataclass(PROJECT.own[place], path, comments)["properties"].items():
             arguments[name] = {**at(f"{place}.{name}", found), **described(found.get("description", ""))}
     closed = not any(one.kind is one.VAR_KEYWORD for one in parameters)
     return {
@@ -349,7 +348,7 @@ def read() -> tuple[dict[str, str], dict[str, list[str]], dict[str, str]]:
 
 def build() -> Schema:
     comments, used, chosen = read()
-    groups, hints = options(), get_type_hints(app().schema)
+    groups, hints = options(), get_type_hints(PROJECT.schema)
     places = {place: offered(place) for place in PLACES}
     places |= {group: [] for group in groups if group.startswith("hydra.") and group in used}
     for key, targets in used.items():
@@ -398,7 +397,7 @@ def build() -> Schema:
         if is_dataclass(hint) and name in groups:
             made[name] = of_dataclass(hint, name, comments)
             made[name]["properties"]["defaults"] = defaults_of(name, groups)
-    whole = of_dataclass(app().schema, "", comments)
+    whole = of_dataclass(PROJECT.schema, "", comments)
     whole["properties"] |= {name: ref(name) for name in hints if name in made}
     plugins = {one[6:]: ref(one) for one in places if re.fullmatch(r"hydra\.\w+", one)}
     whole["properties"]["hydra"] = {"properties": plugins}

@@ -1,6 +1,6 @@
 """What makes runs fast, exact and restartable. A fork does not edit this folder; an update replaces it.
 
-The engine imports nothing of the project (`lab`), which registers its schemas and functions once (engine.app).
+The engine imports nothing of the project (`lab`), which is handed to it as an object (engine.project).
 
     host         one process and its machine                 data        which sample when, and how batches are made
     config       from the command line to a checked config   profiling   where the time goes

@@ -10,12 +10,12 @@ from pathlib import Path
 from types import ModuleType
 
 from engine.errors import ConfigError
-from engine.project import ROOT
 
 
 def pip_install(package: str = "", *, extra: str = "") -> str:
     """The command that installs a package, or one of the project's extras, where this interpreter looks for them."""
-    run = "./run " if Path(sys.prefix).resolve() == (ROOT / ".venv").resolve() else ""
+    here = Path(sys.prefix)  # what ./run has made, beside it
+    run = "./run " if here.name == ".venv" and (here.parent / "run").is_file() else ""
     wanted = f"-e '.[{extra}]'" if extra else package  # the shell's pip is another environment's
     return f"{run}pip install {wanted}"
 

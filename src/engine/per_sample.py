@@ -28,15 +28,10 @@ def check_per_sample(values: Any, size: int, key: str) -> None:
     )
 
 
-def _key(task: Any) -> str:
-    """What to blame for a task's losses: its criterion, if it has one."""
-    return "task.criterion" if hasattr(task, "criterion") else "task"
-
-
-def check_terms(task: Any, losses: dict[str, Any], size: int, terms: Sequence[str]) -> None:
-    """Losses must be {"loss": (B,), term: (B,), ...} with exactly the terms in `terms`."""
+def check_terms(key: str, losses: dict[str, Any], size: int, terms: Sequence[str]) -> None:
+    """Losses must be {"loss": (B,), term: (B,), ...} with exactly the terms in `terms`. key: of what makes them."""
     for name, values in losses.items():
-        check_per_sample(values, size, _key(task) if name == "loss" else f"task: the term {name!r}")
+        check_per_sample(values, size, key if name == "loss" else f"task: the term {name!r}")
     if losses.keys() != {"loss", *terms}:
         raise ConfigError(
             f"task: its losses are {sorted(losses)}; a task returns 'loss' and what it announces as its `terms`, "
@@ -45,18 +40,18 @@ def check_terms(task: Any, losses: dict[str, Any], size: int, terms: Sequence[st
 
 
 def check_losses(
-    task: Any, losses: dict[str, Any], size: int, terms: Sequence[str] | None, minimised: str = "loss"
+    key: str, losses: dict[str, Any], size: int, terms: Sequence[str] | None, minimised: str = "loss"
 ) -> None:
-    """Check training losses. terms: None for an objective of several, whose terms need not be declared. minimised:
-    the term whose gradient is asked for."""
+    """Check training losses. key: of what makes them. terms: None for an objective of several, whose terms need not be
+    declared. minimised: the term whose gradient is asked for."""
     if "loss" not in losses:
         raise ConfigError(f"task: its losses {sorted(losses)} must hold 'loss', which is minimised")
-    check_terms(task, losses, size, [name for name in losses if name != "loss"] if terms is None else terms)
+    check_terms(key, losses, size, [name for name in losses if name != "loss"] if terms is None else terms)
     if minimised not in losses:
         raise ConfigError(f"task: descend.gradients asks for the term {minimised!r}; its losses are {sorted(losses)}")
     if not losses[minimised].requires_grad:
         raise ConfigError(
-            f"{_key(task)}: the losses have no gradient, so nothing can be trained: they must depend on the model's "
+            f"{key}: the losses have no gradient, so nothing can be trained: they must depend on the model's "
             "output, by operations that have one (no argmax, no detach, no numpy)"
         )
 

@@ -1,18 +1,63 @@
-"""The project's folder: what holds src/engine, or, with an engine installed as a wheel, the project that is running."""
+"""What a project is to the engine, which imports nothing of it: each command makes one and hands it down, into other
+processes too (pickled, or imported by its name).
+
+src/train.py: run_hydra(PROJECT, job)      engine: project.check(cfg), project.start(cfg, directory, ...)
+"""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
-def find() -> Path:
-    """Beside an installed engine: the first project of which `src` is on sys.path, as each command puts it there."""
-    sources = [Path(__file__).resolve().parents[1], *(Path(entry).resolve() for entry in sys.path)]
-    for source in sources:
-        if (source.parent / "conf/train.yaml").is_file():
-            return source.parent
-    raise ImportError("engine: no folder on sys.path has ../conf/train.yaml - start a command in a project's src")
+@dataclass(frozen=True)
+class Project:
+    """name: of the module that holds it as PROJECT, "lab.project". root: its folder, with conf/, src/ and outputs/.
 
+    allowed: what a yaml may name as _target_, "lab.models.*"; factories: the functions among them that are called while
+    the config is built. remedies: {beginning of a _target_ that is not allowed: what to do instead of allowing it}.
 
-ROOT = find()
+    schema: of the whole config. own: {"data": its schema, "optim": ...}, the run's keys among a target's arguments.
+    moved: {import path prefix in older versions: prefix now}. moved_keys: {key of older versions: now}.
+    paths: keys whose values are files or folders. resolvers: {"name": a function for ${name:...} in a yaml}.
+    watching: groups of its own that say what is watched of a run, not what it computes.
+    asked: {parameter of what a config builds: key of the run's value that it gets where its node gives none}.
+
+    check: raises ConfigError for a config that cannot be run. scores: (a whole, plain config, *beginnings of splits'
+    names) -> the keys of its scores. start: runs a checked one in its directory. join: what
+    a process does that somebody started beside rank 0; its exit status. try_out: builds a job and times its steps.
+    """
+
+    name: str
+    root: Path
+    allowed: tuple[str, ...]
+    factories: tuple[str, ...]
+    schema: type
+    own: Mapping[str, type]
+    paths: tuple[str, ...]
+    resolvers: Mapping[str, Callable[..., Any]]
+    check: Callable[[Any], Any]
+    scores: Callable[..., list[str]]
+    start: Callable[..., None]
+    join: Callable[[], int]
+    try_out: Callable[..., dict[str, Any]]
+    watching: tuple[str, ...] = ()
+    moved: Mapping[str, str] = field(default_factory=dict)
+    moved_keys: Mapping[str, str] = field(default_factory=dict)
+    asked: Mapping[str, str] = field(default_factory=dict)
+    remedies: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def package(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def conf(self) -> Path:
+        return self.root / "conf"
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Groups that say where a run computes and what is watched of it: they change nothing of what is computed."""
+        return ("hardware", "logger", "profiler", *self.watching)

@@ -22,8 +22,6 @@ __all__ = ["build", "compose", "fit", "load_run", "read_metrics"]
 # with this the question whether there is CUDA asks NVML instead of starting CUDA, after which ranks could not be forked
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
-import lab.app  # noqa: F401
-
 
 def __getattr__(name: str) -> Any:
     """Imported when first used: a command starts without torch."""

@@ -16,7 +16,6 @@ from engine.ranks import is_sharded
 
 CAST = "'+data.transforms.cast={_target_: lab.transforms.fields.Cast, field: %s}'"
 
-
 TYPE_ERRORS = ("dtype", "datatype", "scalar type", "Input type", "the type torch.", "not implemented for")
 INTEGERS: dict[Any, tuple[str, ...]] = {  # as torch's messages name them
     torch.int64: ("Long", "long", "int64"),
@@ -26,6 +25,11 @@ INTEGERS: dict[Any, tuple[str, ...]] = {  # as torch's messages name them
     torch.uint8: ("Byte", "unsigned char", "uint8"),
     torch.bool: ("Bool", "bool"),
 }
+
+
+def key_of_losses(task: Any) -> str:
+    """What to blame for a task's losses: its criterion, if it has one."""
+    return "task.criterion" if hasattr(task, "criterion") else "task"
 
 
 def applied(function: Callable[..., Any], key: str, output: Any, batch: Any) -> Any:

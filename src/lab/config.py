@@ -12,7 +12,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from engine.config import (
     below_outputs,
-    check_fit,
     check_targets,
     complete,
     did_you_mean,
@@ -25,96 +24,30 @@ from engine.config import (
 )
 from engine.errors import ConfigError
 from engine.profiling import ProfilerConfig
-from engine.ranks import HardwareConfig, check_options
+from engine.ranks import HardwareConfig, ProcessConfig, check_options
 from engine.runs import LoggerConfig, check_installed
-from lab.groups import DataConfig, MonitorConfig, OptimConfig, ProcessConfig, RootConfig, TaskConfig, TrainerConfig
-
-# What a yaml may name as _target_, so that somebody else's config cannot call arbitrary functions (torch.hub.load,
-# os.system, engine.files.replace_text). To use another library, add its prefix here ("timm.*": the public classes and
-# functions that it defines), or one full name ("transformers.AutoModel.from_pretrained").
-TARGETS_ALLOWED = (
-    "lab.models.*",
-    "lab.datasets.*",
-    "lab.transforms.*",
-    "h5rows.dataset.Dataset",
-    "engine.data.order.*",
-    "engine.data.sampling.*",
-    "engine.data.windows.*",
-    "lab.losses.*",
-    "lab.metrics.*",
-    "lab.tasks.*",
-    "lab.callbacks.*",
-    "lab.optimizers.*",
-    "lab.schedules.*",
-    "torch.nn.*",
-    "torch.optim.*",
-    "torchmetrics.*",
-)
-# {beginning of a _target_ that is not allowed: what to write instead}
-REMEDIES: dict[str, str] = {
-    "transformers.AutoModel": "choose model=pretrained, with model.folder=... and model.head=AutoModelFor...; it loads "
-    "safetensors alone and runs no code of the folder",
-}
-# Functions that may be called with a config's values alone. Functions of lab's other folders need _partial_: true: the
-# run calls them with objects of its own.
-FACTORIES = ("lab.models.*",)
-
-# {import path in older versions: import path now}, as saved configs have the old ones
-MOVED = {
-    "lab.data.h5.H5Dataset": "h5rows.dataset.Dataset",
-    "engine.data.h5.H5Dataset": "h5rows.dataset.Dataset",
-    "lab.data.tokens.": "lab.datasets.tokens.",
-    "lab.data.synthetic.": "lab.datasets.synthetic.",
-    "lab.data.transforms.": "lab.transforms.fields.",
-    "lab.data.mixup.": "lab.transforms.mixup.",
-    "lab.data.order.": "engine.data.order.",
-    "lab.data.windows.": "engine.data.windows.",
-    "lab.data.sampling.": "engine.data.sampling.",
-    "lab.optim.ByShape": "lab.optimizers.by_shape.ByShape",
-    "lab.optim.Constant": "lab.schedules.constant.Constant",
-    "lab.optim.Linear": "lab.schedules.linear.Linear",
-    "lab.optim.Cosine": "lab.schedules.cosine.Cosine",
-    "lab.optim.Step": "lab.schedules.step.Step",
-    "lab.optim.Plateau": "lab.schedules.plateau.Plateau",
-    "lab.": "lab.",  # in a fork of another name: runs from before it was named
-}
-
-# {key in older versions: key now}, of saved configs and of what somebody types
-MOVED_KEYS = {
-    f"trainer.{name}": f"process.{name}"
-    for name in ("max_time", "stop_at_step", "timeout", "max_restarts", "straggler_share", "save_async")
-}
-
-PATHS = (
-    "data.path",
-    "data.parts.*.path",
-    "resume",
-    "task.weights",
-    "model.folder",
-    "model.model.folder",
-)  # values that are paths: relative ones are relative to the working directory of the command
+from engine.sweeps import MonitorConfig
+from lab.fit import check_fit
+from lab.groups import DataConfig, OptimConfig, RootConfig, TrainerConfig
+from lab.project import PROJECT
 
 # nodes to build; nodes of which every entry is built; keys beside a _target_ that are the run's, not the target's
 TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task")
 COLLECTIONS = ("data.transforms", "task.metrics", "callback")
-OWN = {"data": DataConfig, "optim": OptimConfig, "task": TaskConfig}
-OWN_KEYS = {group: tuple(f.name for f in fields(OWN[group])) for group in ("data", "optim")}
+OWN_KEYS = {group: tuple(f.name for f in fields(PROJECT.own[group])) for group in ("data", "optim")}
 # arguments that the run adds when it builds these
 GIVEN_BY_RUN = {
     "data": ("split",),
     "data.order": ("dataset", "seed"),
     "optim": ("params",),
 }
-# {parameter: the run's value}: what is built from the config has it if its class or function takes such a parameter,
-# without a default, and its node does not give it
-ASKED_OF_RUN = {"seed": "seed", "batch_size": "trainer.global_batch_size"}
 
 
 @dataclass(frozen=True)
 class Config:
     """A resolved config as typed groups, and the nodes to be built (dataset, optimizer) without the run's own keys.
 
-    given: as config.yaml has it. cfg: where nodes that ask for a value of the run (ASKED_OF_RUN) have it, too."""
+    given: as config.yaml has it. cfg: where nodes that ask for a value of the run (PROJECT.asked) have it, too."""
 
     given: DictConfig
     cfg: DictConfig
@@ -157,7 +90,7 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
             )
         if isinstance(values.get(recipe), dict):
             raise ConfigError(f"{recipe}: its yaml must begin with '# @package _global_' to override the whole config")
-    root = typed(RootConfig, values)
+    root = typed(RootConfig, values, moved=PROJECT.moved_keys)
     data = split_own(root.data, DataConfig, "data")[0]
     optim = split_own(root.optim, OptimConfig, "optim")[0]
     for pattern, factor in optim.lr_factors.items():
@@ -178,6 +111,7 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
     _check_parts(root.data)
     parts = parts_of(values)
     check_targets(
+        PROJECT,
         values,
         (*TARGETS, *(f"{key}.order" for key in parts)),
         (*COLLECTIONS, *(f"{key}.transforms" for key in parts), *(["data.parts"] if parts else [])),
@@ -186,7 +120,7 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
         asked=asked_of_run(values),
     )
     _check_monitor(root.monitor, values)
-    schedule = locate(optim.schedule["_target_"], "optim.schedule")
+    schedule = locate(PROJECT, optim.schedule["_target_"], "optim.schedule")
     if root.trainer.eval_every is None and hasattr(schedule, "scored"):
         raise ConfigError(
             f"optim.schedule: {schedule.__name__} follows {root.monitor.key}, but trainer.eval_every is null - give "
@@ -197,11 +131,11 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
 
 def with_run_values(values: dict[str, Any]) -> dict[str, Any]:
     """Returns a copy of the whole, plain config in which each node that asks for a value of the run has it."""
-    return complete(values, asked_of_run(values), given_by_run(parts_of(values)))  # type: ignore[no-any-return]
+    return complete(PROJECT, values, asked_of_run(values), given_by_run(parts_of(values)))  # type: ignore[no-any-return]
 
 
 def asked_of_run(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: reduce(getitem, key.split("."), values) for name, key in ASKED_OF_RUN.items()}
+    return {name: reduce(getitem, key.split("."), values) for name, key in PROJECT.asked.items()}
 
 
 def given_by_run(parts: list[str]) -> dict[str, tuple[str, ...]]:
@@ -264,7 +198,7 @@ def score_names(values: dict[str, Any], *prefixes: str) -> list[str]:
     splits = values["data"].get("splits")
     known = [name for name, node in splits.items() if node is not None] if splits else ["val", "test"]
     task = values["task"]
-    terms_of = getattr(locate(task["_target_"], "task"), "terms_of", lambda arguments: ())
+    terms_of = getattr(locate(PROJECT, task["_target_"], "task"), "terms_of", lambda arguments: ())
     names = ["loss", *terms_of(task), *(task.get("metrics") or {})]
     return [f"{split}/{name}" for split in known if split.startswith(prefixes) for name in names]
 

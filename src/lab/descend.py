@@ -46,6 +46,7 @@ from engine.ranks import (
     update_scale,
     without_sync,
 )
+from lab.checks import key_of_losses
 from lab.groups import TrainerConfig
 from lab.state import TrainState, may_skip
 from lab.tasks.base import Batch, Task, overrides
@@ -168,7 +169,7 @@ class Descend:
                     with autocast():
                         losses = net(batch)[0]  # logits of a large vocabulary would be held while the next are computed
                         weights = sample_weights(task, batch)
-                    check_losses(task, losses, size, terms, term)
+                    check_losses(key_of_losses(task), losses, size, terms, term)
                     if weights is not None:
                         losses = {name: value * weights for name, value in losses.items()}
                         weight = weights.sum() if weight is None else weight + weights.sum()

@@ -31,7 +31,7 @@ from engine.ranks import (
 from engine.runs import grid
 from lab.average import evaluation_mode, scored_model
 from lab.callbacks.base import overriding
-from lab.checks import applied
+from lab.checks import applied, key_of_losses
 from lab.metrics.base import as_metric
 from lab.objective import Objective
 from lab.owed import out_of_patience
@@ -71,7 +71,7 @@ def evaluate(
             with autocast():
                 losses, output = net(batch)
                 weights = task.weights(batch)
-            check_terms(task, losses, size, task.terms)
+            check_terms(key_of_losses(task), losses, size, task.terms)
             values = [losses[name] for name in ("loss", *task.terms)]
             for name, metric in per_sample.items():
                 values.append(applied(metric, f"task.metrics.{name}", output, batch))

@@ -16,6 +16,7 @@ from engine.checkpoints import load_intact, load_weights, save_checkpoint
 from engine.config import construct, plain
 from engine.errors import ConfigError
 from lab.network import restore_model
+from lab.project import PROJECT
 from lab.tasks.base import Task
 
 FOLDER = "frozen"
@@ -56,6 +57,7 @@ def _saved(name: str, source: Any, file: Path) -> nn.Module:
     if not file.exists():
         raise ConfigError(f"{file}: missing; the run's frozen network {name} lies there, keep it with the run")
     held = load_intact(file)
-    network = source if isinstance(source, nn.Module) else construct(f"{file.name}: model", held["node"], nn.Module)
+    built = isinstance(source, nn.Module)
+    network = source if built else construct(PROJECT, f"{file.name}: model", held["node"], nn.Module)
     load_weights(network, held["model"], str(file))
     return network

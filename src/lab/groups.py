@@ -12,12 +12,11 @@ from typing import Annotated, Any
 
 from engine.config import Rule, option
 from engine.profiling import ProfilerConfig
-from engine.ranks import DDPConfig, FsdpConfig, HardwareConfig
+from engine.ranks import DDPConfig, FsdpConfig, HardwareConfig, ProcessConfig
 from engine.runs import LoggerConfig
-from engine.sweeps import SweepConfig
+from engine.sweeps import MonitorConfig, SweepConfig
 
 Interval = Annotated[int | str | None, Rule(at_least=1, interval=True)]
-Duration = Annotated[float | str | None, Rule(above=0, duration=True)]
 
 
 @dataclass(frozen=True)
@@ -39,22 +38,6 @@ class TrainerConfig:
     sync_batchnorm: bool = False
     ddp: DDPConfig = field(default_factory=DDPConfig)
     fsdp: FsdpConfig | None = None
-
-
-@dataclass(frozen=True)
-class ProcessConfig:
-    max_time: Duration = None
-    stop_at_step: Annotated[int | None, Rule(at_least=1)] = None
-    timeout: Duration = "10m"
-    max_restarts: Annotated[int, Rule(at_least=0)] = 0
-    straggler_share: Annotated[float | None, Rule(above=0)] = 0.2
-    save_async: bool = True
-
-
-@dataclass(frozen=True)
-class MonitorConfig:
-    key: str = "val/loss"
-    mode: Annotated[str, option("min", "max")] = "min"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +75,8 @@ class RootConfig:
     seed: Annotated[int, Rule(at_least=0, below=2**32)] = 0
     resume: str | None = None
     sweep: SweepConfig = field(default_factory=SweepConfig)
-    monitor: MonitorConfig = MonitorConfig()
-    process: ProcessConfig = ProcessConfig()
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    process: ProcessConfig = field(default_factory=ProcessConfig)
     data: dict[str, Any]
     model: dict[str, Any]
     task: dict[str, Any]

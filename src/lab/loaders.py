@@ -31,6 +31,7 @@ from engine.host import cores_each, note_progress
 from engine.ranks import CompiledChain, Hardware, World, local_ranks
 from lab.config import Config
 from lab.groups import TrainerConfig
+from lab.project import PROJECT
 from lab.tasks.base import Batch, Task
 from lab.transforms.fields import compose
 
@@ -38,7 +39,7 @@ from lab.transforms.fields import compose
 def task_class(config: Config) -> type[Task]:
     """Returns the class that the config's `task` names; a function is refused, as its result is unknown here."""
     path = config.cfg.task.get("_target_")
-    named = locate(path, "task")
+    named = locate(PROJECT, path, "task")
     if not (inspect.isclass(named) and issubclass(named, Task)):
         raise ConfigError(f"task._target_: {path} is not a subclass of lab.tasks.base.Task")
     return named
@@ -52,7 +53,8 @@ def fetch_remote(data: Mapping[str, Any], between: Callable[[], object]) -> dict
     versions: dict[str, str] = {}
     for node in (data, *(data.get("parts") or {}).values()):
         remote = "://" in str(node.get("path"))
-        if remote and getattr(locate(node["_target_"], "data"), "takes_remote", False):  # others read addresses
+        # others read addresses themselves
+        if remote and getattr(locate(PROJECT, node["_target_"], "data"), "takes_remote", False):
             from h5rows import fetch
 
             versions |= fetch(node["path"], between)
@@ -65,7 +67,7 @@ def make_dataset(config: Config, split: str) -> Any:
     if "splits" in node and node["splits"].get(split) is None:
         return None
     fetch_remote(node, note_progress)  # here already, but for ranks of other machines
-    dataset = construct("data", node, object, split=split)
+    dataset = construct(PROJECT, "data", node, object, split=split)
     if not is_stream(dataset):
         check_indexed(dataset)
         return dataset
@@ -118,10 +120,10 @@ def make_train_loader(
     """start: global sample number to begin with, 0 for a new run. saved: the state of an order that has one. random:
     include random transforms (augmentation)."""
     node = config.data.order
-    make = construct("data.order", node)
+    make = construct(PROJECT, "data.order", node)
 
     def make_order() -> Any:
-        with constructing("data.order", node):
+        with constructing(PROJECT, "data.order", node):
             return of_kind("data.order", node, make(dataset, seed=config.cfg.seed), None)
 
     order = make_order()
@@ -230,7 +232,7 @@ def make_transform(
     if dataset is None and (part := next(iter(config.dataset.get("parts") or {}), None)):
         of_part = config.dataset["parts"][part]["transforms"]
         nodes = {f"data.parts.{part}.transforms.{name}": node for name, node in of_part.items()} | nodes
-    transforms = [construct(key, node) for key, node in nodes.items()]
+    transforms = [construct(PROJECT, key, node) for key, node in nodes.items()]
     if task_class(config).numbered:
         transforms.append(add_numbers)
     if task_class(config).carries and mark is not None:

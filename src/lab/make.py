@@ -52,12 +52,13 @@ from lab.loaders import make_train_loader, task_class
 from lab.network import make_model
 from lab.objective import Objective
 from lab.optim import Named, Schedule, build_optimizer, check_closure, largest, parameter_groups, trainable
+from lab.project import PROJECT
 from lab.state import TrainState, may_skip
 from lab.tasks.base import Batch, Task, TaskRun, overrides
 
 
 def make_callbacks(config: Config) -> list[Callback]:
-    return [construct(f"callback.{name}", node, Callback) for name, node in config.cfg.callback.items()]
+    return [construct(PROJECT, f"callback.{name}", node, Callback) for name, node in config.cfg.callback.items()]
 
 
 def seed_rank(config: Config, rank: int) -> None:
@@ -102,7 +103,7 @@ def make_method(
         )
     check_task(task, model, config)
     task.run = task_run(config, world, dataset)
-    with tape or nullcontext(), constructing("task", config.cfg.task):
+    with tape or nullcontext(), constructing(PROJECT, "task", config.cfg.task):
         for part in model.modules() if begins else ():
             if load := getattr(part, "load_pretrained", None):  # lab.models.pretrained
                 logger.say(load())
@@ -110,7 +111,7 @@ def make_method(
             logger.say(line)
         task.attach(model)
     check_holds_no_weights(task, model)
-    with constructing("task", config.cfg.task):
+    with constructing(PROJECT, "task", config.cfg.task):
         provide_frozen(task, model, config.cfg.model, directory, begins, world.is_main)
     return model, task
 
@@ -139,7 +140,7 @@ def averaging_rules(config: Config, task: Task) -> list[str]:
     of them. Empty: the weights themselves are scored."""
     decay, optimizer = config.trainer.ema_decay, config.optimizer["_target_"]
     rules = [f"trainer.ema_decay={decay}"] if decay else []
-    rules += [f"optim._target_={optimizer}"] if hasattr(locate(optimizer, "optim"), "scored") else []
+    rules += [f"optim._target_={optimizer}"] if hasattr(locate(PROJECT, optimizer, "optim"), "scored") else []
     return rules + ([type(task).__name__] if overrides(task, "share_in_average") else [])
 
 
@@ -166,8 +167,8 @@ def make_task(config: Config) -> Task:
     inner = {name: _built(f"task.{name}", value) for name, value in node.items()}  # an error names the inner node
     inner = {name: value for name, value in inner.items() if value is not node[name]}
     outer = {name: value for name, value in node.items() if name not in inner} | {"_partial_": True}
-    make = construct("task", outer)
-    with constructing("task", node):
+    make = construct(PROJECT, "task", outer)
+    with constructing(PROJECT, "task", node):
         task: Task = of_kind("task", node, make(**inner), Task)
     if "_modules" not in vars(task):
         raise ConfigError(f"task: the __init__ of {type(task).__name__} must begin with super().__init__()")
@@ -177,7 +178,7 @@ def make_task(config: Config) -> Task:
 def _built(key: str, node: Any) -> Any:
     """Build a node that has a _target_, also inside a list or dict; anything else is returned as the same object."""
     if isinstance(node, dict) and "_target_" in node:
-        return construct(key, node, object)
+        return construct(PROJECT, key, node, object)
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     built = {name: _built(f"{key}.{name}", value) for name, value in items}
     if all(built[name] is value for name, value in items):
@@ -289,8 +290,8 @@ def make_state(
         optimizers[objective] = make_optimizer(config, named, objective or type(model).__name__, others)
         if not overrides(task, "train_step"):
             check_closure(optimizers[objective], config.optimizer["_target_"])
-    factor = construct("optim.schedule", optim.schedule)
-    with constructing("optim.schedule", optim.schedule):
+    factor = construct(PROJECT, "optim.schedule", optim.schedule)
+    with constructing(PROJECT, "optim.schedule", optim.schedule):
         schedule = Schedule(optimizers, factor, total_steps)
     scaler = make_scaler(machine)
     if may_skip(trainer, scaler):
@@ -308,8 +309,8 @@ def make_optimizer(config: Config, named: Named, whose: str, others: Sequence[st
     if not named:
         raise ConfigError(f"model: {whose} has no parameters that require a gradient: nothing to train")
     decay = largest(config.optimizer, "weight_decay")
-    make = construct("optim", config.optimizer)
-    with constructing("optim", config.optimizer):
+    make = construct(PROJECT, "optim", config.optimizer)
+    with constructing(PROJECT, "optim", config.optimizer):
         optimizer = build_optimizer(
             make, lambda: parameter_groups(named, decay, optim.decay_norms_and_biases, optim.lr_factors, others)
         )

@@ -15,10 +15,11 @@ from engine.config import CONFIG, check_resolved, construct, no_such_key, read_c
 from engine.errors import ConfigError
 from engine.runs import has_key
 from lab.config import Config
+from lab.project import PROJECT
 
 
 def make_model(config: Config) -> nn.Module:
-    model = construct("model", config.cfg.model, nn.Module)
+    model = construct(PROJECT, "model", config.cfg.model, nn.Module)
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ConfigError(
@@ -40,7 +41,7 @@ def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module,
     config = file.parent.parent / CONFIG
     if not config.exists():
         raise ConfigError(f"{file}: its run's {CONFIG} is missing from {config.parent}; keep them together")
-    cfg = read_config(config.parent)
+    cfg = read_config(PROJECT, config.parent)
     for override in overrides:
         change_value(cfg, override)
     model = make_model(Config.of(cfg))

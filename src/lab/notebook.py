@@ -13,7 +13,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from engine.config import ROOT, compose_here, remove_if_empty
+from engine.config import compose_here, remove_if_empty
 from engine.data import Loader
 from engine.errors import ConfigError
 from engine.files import read_json, records
@@ -23,6 +23,7 @@ from lab.config import Config, check, share_evaluation
 from lab.loaders import make_datasets, make_eval_loader, make_train_loader, make_transform
 from lab.make import make_method, seed_rank
 from lab.network import restore_model
+from lab.project import PROJECT
 from lab.restore import restore_task
 from lab.start import start
 from lab.tasks.base import Task
@@ -32,7 +33,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     """Returns the config that `src/train.py <overrides>` would run, resolved and checked. Raises ConfigError."""
     if isinstance(overrides, str):
         raise ConfigError(f"compose({overrides!r}): give a list of overrides, compose([{overrides!r}])")
-    cfg = compose_here(overrides, Path.cwd())
+    cfg = compose_here(PROJECT, overrides, Path.cwd())
     check(cfg)
     return cfg
 
@@ -85,13 +86,13 @@ def fit(cfg: DictConfig, run_dir: str | Path | None = None) -> Path:
     """
     config = checked(cfg)
     if run_dir is None:
-        run_dir = ROOT / "outputs" / cfg.name / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
+        run_dir = PROJECT.root / "outputs" / cfg.name / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
     folder = Path(run_dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         start(config, folder, [], own_process=False)
     except ConfigError:
-        remove_if_empty(folder)
+        remove_if_empty(PROJECT.root, folder)
         raise
     return folder
 

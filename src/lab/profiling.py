@@ -42,6 +42,12 @@ PARTS = {
     (loop, "score"): "evaluation",
     (loop, "save"): "save",
 }
+ASIDE = {  # how to spend less on what is no part of a step
+    "evaluation": "raise trainer.eval_every, or set trainer.max_eval_batches",
+    "save": "raise trainer.save_every",
+    "log": "raise trainer.log_every",
+    "transform": "compute less in data.transforms, or once, when the file is packed",
+}
 PROFILE = "profile.json"
 FEW = 20  # measured steps: with fewer, what a run does once (the last save) looks large
 
@@ -113,7 +119,7 @@ class Simple:
         if not (run.world.is_main and figures.steps):
             return
         sharded = run.trainer.strategy == "fsdp"
-        kind, sentence = bound(figures, run.machine, self.compiles, self.loader, sharded)
+        kind, sentence = bound(figures, run.machine, self.compiles, self.loader, sharded, ASIDE)
         if figures.steps < FEW:
             sentence = f"{sentence} (of {figures.steps} steps: too few to go by)"
         write_json(run.directory / PROFILE, as_dict(figures, kind, sentence))

@@ -74,6 +74,7 @@ from lab.make import count_steps, make_callbacks, make_method_of_rank, make_nets
 from lab.objective import Objective
 from lab.optim import check_optimizer, check_trained, follows_scores, stretched
 from lab.profiling import profiling, work_of
+from lab.project import PROJECT
 from lab.schedules.plateau import Plateau
 from lab.state import Every, Run, TrainState
 
@@ -88,7 +89,7 @@ def run(run_dir: Path, began: float | None = None) -> None:
     with recording(run_dir, rank), no_silent_exit(run_dir, rank), stop_on_signals(began) as stop:
         if not faulthandler.is_enabled():  # a sweep's job has enabled it already, into a file
             faulthandler.enable(file=2)  # print Python's stack to stderr when native code crashes
-        config = Config.of(read_config(run_dir))
+        config = Config.of(read_config(PROJECT, run_dir))
         timeout_s = seconds(config.process.timeout)
         stop.max_time_s = seconds(config.process.max_time)
         watch = Watch(run_dir, rank, started_ranks() or 1, timeout_s)
@@ -181,7 +182,7 @@ def open_data(process: Process, payload: dict[str, Any] | None) -> Data:
         schedule = config.optim.schedule["_target_"]
         for key, asked in (
             ("trainer.early_stop_patience", trainer.early_stop_patience is not None),
-            (f"optim.schedule._target_={schedule}", follows_scores(locate(schedule, "optim.schedule"))),
+            (f"optim.schedule._target_={schedule}", follows_scores(locate(PROJECT, schedule, "optim.schedule"))),
         ):
             if asked:
                 raise ConfigError(f"{key}: needs a validation split, but data.splits.val is null")
@@ -229,7 +230,7 @@ def build(process: Process, data: Data, payload: dict[str, Any] | None) -> tuple
         balance = Balance(next(iter(nets.values())), world, data.train, logger, config.process.straggler_share)
     statistics = make_statistics_loader(config, machine, dataset, world, task, data.train)
     data.opened.extend([statistics] if statistics else [])
-    pruning = Pruning.of(process.directory)
+    pruning = Pruning.of(PROJECT, process.directory)
     callbacks = [*([] if pruning is None else [pruning]), *make_callbacks(config)]
     intervals = (trainer.log_every, trainer.eval_every, trainer.save_every)
     every = Every(*(parse_interval(interval, size / trainer.global_batch_size) for interval in intervals))
@@ -323,7 +324,7 @@ def make_logger(run_dir: Path, config: Config, world: World, payload: dict[str, 
     timeout_s = seconds(config.process.timeout)
     # the hang watchdog allows SLOW_TIMEOUTS * timeout_s
     most_s = math.inf if timeout_s is None else (SLOW_TIMEOUTS - 1) * timeout_s
-    return RunLogger(run_dir, config.logger, payload["step"], most_s, payload.get("logged_lines"))
+    return RunLogger(PROJECT, run_dir, config.logger, payload["step"], most_s, payload.get("logged_lines"))
 
 
 def restore(state: TrainState, payload: dict[str, Any], config: Config, run: Run) -> None:

@@ -51,6 +51,7 @@ from engine.runs import (
 )
 from lab.config import Config
 from lab.loaders import fetch_remote
+from lab.project import PROJECT
 from lab.run import run
 
 
@@ -84,11 +85,11 @@ def start(config: Config, run_dir: Path, overrides: list[str], own_process: bool
         foreign = {path.name for path in run_dir.iterdir()}
         if went_on:
             check_stop(run_dir, process.stop_at_step, overrides)
-            reopen_directory(run_dir, cfg, overrides)
+            reopen_directory(PROJECT, run_dir, cfg, overrides)
         else:
-            fill_directory(run_dir, cfg, overrides)
+            fill_directory(PROJECT, run_dir, cfg, overrides)
         keep_versions(run_dir, versions)
-        for line in keep_files(run_dir, cfg, begins=not has_trained(run_dir)):
+        for line in keep_files(PROJECT.root, run_dir, cfg, begins=not has_trained(run_dir)):
             print(line, file=sys.stderr)
         # a sweep's job keeps its new status and failure when the resume is undone
         stay = (STATUS, FAILURE) if leave else ()
@@ -121,7 +122,7 @@ def check_stop(run_dir: Path, stop_at_step: int | None, overrides: list[str]) ->
     step = max(map(step_of, checkpoint_files(run_dir / CHECKPOINTS)), default=0)
     if stop_at_step is None or stop_at_step > step:
         return
-    again = "resume=auto" in overrides and stop_at_step == read_config(run_dir).process.stop_at_step
+    again = "resume=auto" in overrides and stop_at_step == read_config(PROJECT, run_dir).process.stop_at_step
     given = any(text.lstrip("+").startswith(("process.stop_at_step=", "process={")) for text in overrides)
     if given and not again:
         raise ConfigError(

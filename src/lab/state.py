@@ -28,8 +28,9 @@ from engine.ranks import (
     set_rng_state,
 )
 from engine.runs import Logger
+from engine.sweeps import MonitorConfig
 from lab.callbacks.base import overriding
-from lab.groups import MonitorConfig, TrainerConfig
+from lab.groups import TrainerConfig
 from lab.tasks.base import Batch, Task
 
 # loaded by the caller of `load`: earlier, or with better error messages

@@ -19,6 +19,7 @@ from engine.errors import Claimed, ConfigError
 from engine.runs import directory
 from engine.sweeps.ledger import Ledger
 from engine.sweeps.search.drive import driving
+from lab.project import PROJECT
 
 
 def lacking(number: int) -> Callable[..., Any]:
@@ -117,9 +118,13 @@ def test_everything_that_locks_works(tmp_path: Path) -> None:
     with directory.claimed(tmp_path / "run"), pytest.raises(Claimed), directory.claimed(tmp_path / "run"):
         pass
     search = tmp_path / "search"
-    with driving(search), pytest.raises(ConfigError, match="another process drives"), driving(search):
+    with (
+        driving(PROJECT.root, search),
+        pytest.raises(ConfigError, match="another process drives"),
+        driving(PROJECT.root, search),
+    ):
         pass
-    with Ledger(tmp_path / "sweep")._exclusive():
+    with Ledger(PROJECT, tmp_path / "sweep")._exclusive():
         assert locks.is_locked(tmp_path / "sweep" / ".lock")
 
 

@@ -7,14 +7,19 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
+from typing import get_origin, get_type_hints
 
 import pytest
 from conftest import ROOT
 
 from engine.pages import names_of
+from engine.ranks.options import Strategy
+from lab.groups import RootConfig, TrainerConfig
 
 SRC = ROOT / "src"
 ENGINE = SRC / "engine"
@@ -71,14 +76,41 @@ def test_the_library_imports_nothing_of_ours() -> None:
 
 
 def test_the_engine_names_no_package_of_the_project() -> None:
-    """A fork has another name for it, and this very engine: engine.app has it. Comments may name the template's."""
+    """A fork has another name for it, and this very engine: the Project has it. Comments may name the template's."""
+    named = [(path, text) for path, text in texts_of_the_engine() if re.search(r"\blab[.\[]|src/lab", text)]
+    assert named == []
+
+
+def test_the_engine_names_no_file_class_or_key_of_the_project() -> None:
+    """They may be renamed. It knows the groups whose options it defines (engine/*/options.py), `data`, of its own data
+    sets, and of `trainer` what engine.ranks reads."""
+    files = {path.stem for path in (SRC / "lab").rglob("*.py")} - {path.stem for path in ENGINE.rglob("*.py")}
+    classes = classes_of(SRC / "lab") - classes_of(ENGINE) - {"Config"}  # a word of Hydra's messages
+    assert {"descend", "evaluation"} < files and {"TrainState", "Task"} < classes  # noqa: PT018
+    schema = get_type_hints(RootConfig)
+    open_ended = [name for name, kind in schema.items() if get_origin(kind) is dict and name != "data"]
+    assert {"optim", "task", "model"} <= {*open_ended}
+    known = {*vars(Strategy), "non_finite", "eval_every"}  # and that there are evaluations, for pruning
+    of_trainer = [one.name for one in fields(TrainerConfig) if one.name not in known]
+    assert {"save_every", "eval_in_step"} <= {*of_trainer}
+    keys = rf"(?<![.\w])(({'|'.join(open_ended)})\.[a-z_]+|trainer\.({'|'.join(of_trainer)})\b)"
+    words = rf"\b({'|'.join(classes)})\b|\b({'|'.join(files)})\.py\b|{keys}"
+    assert [(path, text) for path, text in texts_of_the_engine() if re.search(words, text)] == []
+
+
+def texts_of_the_engine() -> Iterator[tuple[Path, str]]:
+    """(file, text) of each string in its code, but not of docstrings."""
     for path in [*ENGINE.rglob("*.py"), *(SRC / "hydra_plugins").rglob("*.py")]:
         tree = ast.parse(path.read_text())
         prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-        found = [node.value for node in texts if id(node) not in prose]
-        named = [text for text in found if re.search(r"\blab[.\[]|src/lab", text)]
-        assert named == [], path
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+                yield path, node.value
+
+
+def classes_of(folder: Path) -> set[str]:
+    trees = [ast.parse(path.read_text()) for path in folder.rglob("*.py")]
+    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
 def test_no_room_imports_a_later_one() -> None:

@@ -202,7 +202,7 @@ def test_a_run_from_composing_to_its_scores(tmp_path: Path, server: Server, caps
 def test_a_run_that_goes_on_with_another_file_says_so(
     tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture, capsys: Any
 ) -> None:
-    from lab.app import start
+    from lab.project import start
 
     server.files["/digits.h5"] = DIGITS
     overrides = (*QUICK, "trainer.max_steps=2", f"data.path={server.url('/digits.h5')}")

@@ -208,7 +208,7 @@ def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(ConfigError, match=line):
             make.check_task(task, model, config)
     make.check_task(Terms(metric, {"other": metric}), model, config)
-    monkeypatch.setattr(make, "construct", lambda key, node: Hasty)
+    monkeypatch.setattr(make, "construct", lambda project, key, node: Hasty)
     monkeypatch.setattr(make, "task_class", lambda node: Hasty)
     with pytest.raises(ConfigError, match=r"^task: the __init__ of Hasty must begin with super\(\).__init__\(\)$"):
         make.make_task(SimpleNamespace(cfg=SimpleNamespace(task={"_target_": "x"})))  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ def test_scores_do_not_depend_on_the_ranks(tmp_path: Path, model: str) -> None:
         cfg = OmegaConf.load(copy / "config.yaml")
         cfg.trainer.strategy, cfg.hardware.num_procs, cfg.hardware.eval_batch_size = "ddp", ranks, 7
         OmegaConf.save(cfg, copy / "config.yaml")
-        from lab.app import start
+        from lab.project import start
 
         start(cfg, copy, [], own_process=False)
         scores[ranks] = result(copy)
@@ -123,7 +123,7 @@ def test_truncated_checkpoint_falls_back_to_the_one_before(tmp_path: Path, capfd
 
 
 def test_checkpoint_that_does_not_fit_says_what_differs(tmp_path: Path) -> None:
-    from lab.app import start
+    from lab.project import start
 
     common = (*QUICK, "trainer.max_steps=2")
     run = start_run(tmp_path / "run", *common)

@@ -264,7 +264,7 @@ def test_a_fork_has_the_engine_and_no_old_name(least: Path, template: Path) -> N
         if name.startswith(("conf/", "src/", "tests/")) and name not in theirs and not name.startswith("tests/runs/"):
             text = data.decode(errors="ignore")
             old = [line for line in text.splitlines() if re.search(r"(?<![\w-])lab(?![\w-])", line)]
-            assert all('    "lab.' in line for line in old), (name, old)  # config.MOVED
+            assert all('    "lab.' in line for line in old), (name, old)  # PROJECT.moved
 
 
 def test_a_fork_passes_its_hooks(least: Path) -> None:

@@ -30,9 +30,10 @@ from engine.ranks.distributed import World
 from engine.ranks.hardware import Hardware
 from engine.ranks.stop import Stopped
 from engine.ranks.threads import Threads
+from engine.sweeps import MonitorConfig
 from lab.average import evaluation_mode
 from lab.callbacks.base import Callback
-from lab.groups import MonitorConfig, TrainerConfig
+from lab.groups import TrainerConfig
 from lab.objective import Objective
 from lab.optim import Schedule
 from lab.schedules.constant import Constant

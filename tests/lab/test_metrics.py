@@ -22,6 +22,7 @@ from engine.sweeps.search.objectives import choose
 from lab.metrics.auroc import AUROC
 from lab.metrics.base import as_metric
 from lab.metrics.confusion import ConfusionMatrix, MacroF1, MeanIoU
+from lab.project import PROJECT
 
 ONE = World(0, 1, 0, torch.device("cpu"))
 
@@ -253,10 +254,10 @@ def test_a_search_follows_such_a_score() -> None:
     from omegaconf import OmegaConf
 
     cfg: Mapping[str, Any] = OmegaConf.to_container(compose(*RUN))  # type: ignore[assignment]
-    chosen = choose({"val/f1": "max", "val/confusion/recall_3": "max"}, cfg)
+    chosen = choose(PROJECT, {"val/f1": "max", "val/confusion/recall_3": "max"}, cfg)
     assert [one.key for one in chosen] == ["val/f1", "val/confusion/recall_3"]
     with pytest.raises(ConfigError, match=r"result\.json has no 'val/confusio/recall_3'"):
-        choose({"val/confusio/recall_3": "max"}, cfg)
+        choose(PROJECT, {"val/confusio/recall_3": "max"}, cfg)
 
 
 @pytest.mark.slow

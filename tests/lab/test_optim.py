@@ -22,7 +22,7 @@ from engine.config import locate
 from engine.config.saved import updated
 from engine.errors import ConfigError, RunFailed
 from engine.private import lean_step
-from lab.config import MOVED, Config
+from lab.config import Config
 from lab.descend import clip
 from lab.make import make_optimizer
 from lab.optim import (
@@ -32,6 +32,7 @@ from lab.optim import (
     trainable,
 )
 from lab.optimizers.base import Wrapper
+from lab.project import PROJECT
 from lab.schedules.constant import Constant
 from lab.schedules.cosine import Cosine
 from lab.schedules.linear import Linear
@@ -369,9 +370,9 @@ def test_a_part_that_needs_a_closure_is_noticed() -> None:
 
 def test_saved_configs_with_the_names_of_older_versions_are_built() -> None:
     """Optimizers and schedules were classes of one module."""
-    old_names = [old for old in MOVED if ".optim." in old]
+    old_names = [old for old in PROJECT.moved if ".optim." in old]
     assert len(old_names) == 6
     for old in old_names:
-        values, _, _ = updated({"optim": {"schedule": {"_target_": old}}})
+        values, _, _ = updated(PROJECT, {"optim": {"schedule": {"_target_": old}}})
         new = values["optim"]["schedule"]["_target_"]
-        assert locate(new, "optim").__name__ == old.rpartition(".")[2]
+        assert locate(PROJECT, new, "optim").__name__ == old.rpartition(".")[2]

@@ -33,6 +33,7 @@ from conftest import (
 from omegaconf import OmegaConf
 from torch import Tensor
 
+import engine
 import lab.loop
 import lab.objective
 from engine.errors import ConfigError, RunFailed
@@ -62,6 +63,7 @@ def test_a_run_is_one_directory(train_command: Command, tmp_path: Path) -> None:
     assert "${" not in (tmp_path / "runs/a/config.yaml").read_text().replace("${root:}/", "")
     environment = json.loads((tmp_path / "runs/a/environment.json").read_text())
     assert environment["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert environment["packages"]["engine"] == engine.__version__
     again = train_command(*SHORT, "hydra.run.dir=runs/a")
     assert again.returncode == 2
     assert again.stderr.startswith("error: hydra.run.dir=") and "resume=auto" in again.stderr  # noqa: PT018
@@ -425,7 +427,7 @@ def test_a_damaged_best_checkpoint_does_not_cost_the_run(tmp_path: Path) -> None
 def start_run_again(run: Path) -> None:
     from omegaconf import OmegaConf
 
-    from lab.app import start
+    from lab.project import start
 
     start(OmegaConf.load(run / "config.yaml"), run, [], own_process=False)  # type: ignore[arg-type]
 

@@ -19,6 +19,7 @@ from engine.errors import ConfigError
 from engine.sweeps.report.curves import keys_of
 from engine.sweeps.search.methods import Methods
 from engine.sweeps.search.objectives import Objective, choose
+from lab.project import PROJECT
 from lab.restore import score_checkpoint
 from lab.trial import try_out
 
@@ -151,11 +152,11 @@ def test_preflight_counts_all_of_them() -> None:
 
 def test_a_search_follows_and_prunes_by_one() -> None:
     cfg: Mapping[str, Any] = OmegaConf.to_container(compose(*RUN))  # type: ignore[assignment]
-    assert choose({"val_hard/accuracy": "max", "test_more/loss": "min"}, cfg)[0] == Objective(
+    assert choose(PROJECT, {"val_hard/accuracy": "max", "test_more/loss": "min"}, cfg)[0] == Objective(
         "val_hard/accuracy", "max"
     )
     with pytest.raises(ConfigError, match=r"has no 'val_har/loss' - did you mean val_hard/loss\?"):
-        choose({"val_har/loss": "min"}, cfg)
+        choose(PROJECT, {"val_har/loss": "min"}, cfg)
     method: Any = SimpleNamespace(prunes=True)
     Methods.check_pruning(method, [Objective("val_hard/loss", "min")], cfg)
     with pytest.raises(ConfigError, match="test_more/loss is known at a run's end only"):
@@ -173,7 +174,7 @@ def test_a_report_shows_them_beside_val() -> None:
 @pytest.mark.slow
 def test_ranks_score_alike(tmp_path: Path) -> None:
     """100 samples of val_hard and 250 of val, for three ranks."""
-    from lab.app import start
+    from lab.project import start
 
     one = start_run(tmp_path / "1", *RUN, "trainer.global_batch_size=66")
     for ranks in (2, 3):

@@ -19,8 +19,8 @@ from engine.checkpoints import checkpoint
 from engine.errors import PREEMPTED
 from engine.runs import directory
 from engine.runs.resume import choose_run
-from lab.app import start
 from lab.callbacks.base import Callback
+from lab.project import PROJECT, start
 
 RUN = (
     *QUICK, "trainer.max_steps=12", "trainer.log_every=2", "trainer.eval_every=4", "trainer.save_every=3",
@@ -65,7 +65,7 @@ class Case:
 
     def command(self, run: Path) -> Callable[[], None]:
         def begin_or_go_on() -> None:
-            cfg, chosen = choose_run(self.cfg.copy(), run, list(self.overrides), Path.cwd())
+            cfg, chosen = choose_run(PROJECT, self.cfg.copy(), run, list(self.overrides), Path.cwd())
             start(cfg, chosen, list(self.overrides), own_process=False)
 
         return begin_or_go_on
@@ -126,8 +126,8 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr("lab.run.make_callbacks", lambda config: [Ending()])
     if request.param == "put off by a signal":
         monkeypatch.setattr(lab.loop, "train_step", signalled)
-    known = directory.surroundings()
-    monkeypatch.setattr(directory, "surroundings", lambda: known)  # asked of git once, not by each process
+    known = directory.surroundings(PROJECT.root)
+    monkeypatch.setattr(directory, "surroundings", lambda root: known)  # asked of git once, not by each process
     return Case((*RUN, *CASES[request.param]), tmp_path)
 
 

@@ -1,6 +1,6 @@
 """From the command line to a plain, resolved, checked config; each mistake is reported in one line.
 
-Given: argv, conf/, and what the project registers (engine.app): schemas, allowed targets, resolvers. Returned: a
+Given: argv and the project (engine.project): its conf/, schema, allowed targets, resolvers. Returned: a
 DictConfig without interpolations, dataclasses of its groups, objects built of its `_target_` nodes. Imports no torch.
 
 Promised: a check changes nothing. A config that an older version saved is read as data, never executed: keys that it
@@ -9,7 +9,7 @@ are refused. Only what the project allows as `_target_` is imported.
 
 Raised: ConfigError, which names the key, the value and the remedy; RunFailed where user code fails while it is built.
 
-    schema, fit            dataclasses as schemas, limits (Count, Share, ...), what fits a type
+    schema                 dataclasses as schemas, limits (Count, Share, ...), what fits a type
     compose, wandb_agent   Hydra, once; the command lines of W&B's agent
     messages, yamls        Hydra's and YAML's errors in one line
     targets, building      which classes may be built, and building them
@@ -25,7 +25,6 @@ from engine.pages import lazy
 
 if TYPE_CHECKING:
     from engine.config.alike import (
-        COMPARED_IF_SWEPT,
         JOBS_OWN,
         NEVER_COMPARED,
         dependents,
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     )
     from engine.config.building import TRACEBACK, construct, constructing, of_kind
     from engine.config.compose import (
-        CONF,
-        ROOT,
         absolute,
         as_started,
         compose_here,
@@ -46,7 +43,6 @@ if TYPE_CHECKING:
         resolved,
         run_hydra,
     )
-    from engine.config.fit import check_fit
     from engine.config.messages import explain, one_line
     from engine.config.paths import localized, portable
     from engine.config.saved import (
@@ -70,6 +66,7 @@ if TYPE_CHECKING:
         Rule,
         Share,
         below_outputs,
+        check_limits,
         check_resolved,
         did_you_mean,
         leaves,

@@ -15,13 +15,12 @@ from typing import Any
 from engine.config.paths import portable, writer
 from engine.config.saved import CONFIG, load_plain, load_sections, updated
 from engine.config.schema import join
+from engine.project import Project
 
-# groups that say where and how a job runs, not what it computes: they tell jobs apart only where they are swept
-COMPARED_IF_SWEPT = ("hardware", "logger", "callback", "profiler", "name")
 NEVER_COMPARED = ("hydra", "sweep", "resume")
 JOBS_OWN = "hydra"  # key in `follows` for values that come from the job's number, directory or time
 _ABSENT = object()
-_current: set[tuple[str, ...]] = set()  # keys and targets of configs that this version has written
+_current: set[tuple[Any, ...]] = set()  # project, keys and targets of configs that this version has written
 
 
 def flat(node: Any, key: str = "") -> dict[str, Any]:
@@ -31,21 +30,21 @@ def flat(node: Any, key: str = "") -> dict[str, Any]:
     return {key: node}
 
 
-def load_flat(directory: Path) -> dict[str, Any]:
+def load_flat(project: Project, directory: Path) -> dict[str, Any]:
     """A run's config, {dotted key: value}, as this version would have saved it: with keys that are younger than the
     run, and paths relative to the project that wrote it. Empty where there is none. To compare runs."""
     whole = load_plain(directory / CONFIG, dict, load_sections)
     values = flat(whole)
-    kind = tuple(f"{key}={value}" if key.endswith("_target_") else key for key, value in values.items())
+    kind = (project.name, *(f"{key}={value}" if key.endswith("_target_") else key for key, value in values.items()))
     if values and kind not in _current:
-        of_now = updated(whole)[0]
+        of_now = updated(project, whole)[0]
         if of_now == whole:
             _current.add(kind)  # the jobs of a sweep are of few kinds, and bringing one up to date takes a while
         values = flat(of_now)
-    values = portable(values)
+    values = portable(project.root, values)
     texts = (one for value in values.values() for one in (value if isinstance(value, list) else [value]))
     elsewhere = any(isinstance(text, str) and os.path.isabs(text) for text in texts)
-    return portable(values, root) if elsewhere and (root := writer(directory)) else values
+    return portable(was, values) if elsewhere and (was := writer(directory)) else values
 
 
 def is_seed(key: str) -> bool:
@@ -53,6 +52,7 @@ def is_seed(key: str) -> bool:
 
 
 def unswept(
+    project: Project,
     configs: Sequence[Mapping[str, Any]],
     overrides: Sequence[Sequence[str]],
     names: Sequence[str],
@@ -62,8 +62,8 @@ def unswept(
     """The dotted keys in which jobs differ although they were not swept.
 
     configs, overrides, names: one per job; name: its directory's name. follows: {swept key: keys that interpolate it}.
-    Seeds and the groups COMPARED_IF_SWEPT are not compared. A key that a swept group's option may have set (keys below
-    the group; any key, for an experiment) is compared only among jobs with the same option.
+    Seeds, names and the groups Project.beside are not compared. A key that a swept group's option may have set (keys
+    below the group; any key, for an experiment) is compared only among jobs with the same option.
     """
     known = [i for i, config in enumerate(configs) if config]
     if not known:
@@ -74,7 +74,7 @@ def unswept(
     found = []
     for key in keys:
         if (
-            key.split(".")[0] in (*COMPARED_IF_SWEPT, *NEVER_COMPARED)
+            key.split(".")[0] in (*project.beside, "name", *NEVER_COMPARED)
             or is_seed(key)
             or any(_within(key, one) for one in explained - {*groups})
         ):
@@ -92,11 +92,16 @@ def unswept(
     return found
 
 
-def dependents(raw: Mapping[str, Any], key: str) -> list[str]:
+def dependents(project: Project, raw: Mapping[str, Any], key: str) -> list[str]:
     """The keys of an unresolved config that interpolate `key`, directly or through other keys."""
     texts = {name: str(value) for name, value in raw.items() if "${" in str(value)}
     found = {key}
-    while more := {name for name, text in texts.items() if name not in found and any(_refers(text, k) for k in found)}:
+    reads = {name for name, text in texts.items() if any(f"${{{one}:" in text for one in project.resolvers)}
+
+    def follows(name: str, key: str) -> bool:
+        return _refers(texts[name], key) or (name in reads and _within(key, name.rpartition(".")[0]))  # its group
+
+    while more := {name for name in texts if name not in found and any(follows(name, one) for one in found)}:
         found |= more
     return sorted(found - {key})
 
@@ -104,8 +109,6 @@ def dependents(raw: Mapping[str, Any], key: str) -> list[str]:
 def _refers(text: str, key: str) -> bool:
     if key == JOBS_OWN:
         return re.search(r"\$\{(hydra|now|suffix):", text) is not None
-    if "${h5_" in text and _within(key, "data"):  # resolvers that read the data file
-        return True
     for dots, name in re.findall(r"\$\{(\.*)([A-Za-z_][\w./]*)", text):
         if _within(name, key) or _within(key, name) or (dots and f".{key}".endswith(f".{name}")):
             return True

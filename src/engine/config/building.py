@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.schema import join, show
-from engine.config.targets import build_target
+from engine.config.targets import below, build_target
 from engine.errors import ConfigError, RunFailed
-from engine.project import ROOT
+from engine.project import Project
 
 TRACEBACK = "LAB_TRACEBACK"  # with this variable the command shows the traceback too
 LONGEST = 300  # characters of a message, or of the values, that are shown
 
 
-def construct(key: str, node: Mapping[str, Any], kind: type | None = None, **arguments: Any) -> Any:
+def construct(project: Project, key: str, node: Mapping[str, Any], kind: type | None = None, **arguments: Any) -> Any:
     """Returns the object that `node` names, built from its keywords and `arguments`. key: the node's key in the config.
 
     kind: the class that it must be an instance of; None: any callable.
     """
-    with constructing(key, node):
-        built = build_target(node, key, **arguments)
+    with constructing(project, key, node):
+        built = build_target(project, node, key, **arguments)
     return of_kind(key, node, built, kind)
 
 
@@ -41,7 +41,7 @@ def of_kind(key: str, node: Mapping[str, Any], built: Any, kind: type | None) ->
 
 
 @contextlib.contextmanager
-def constructing(key: str, node: Mapping[str, Any]) -> Iterator[None]:
+def constructing(project: Project, key: str, node: Mapping[str, Any]) -> Iterator[None]:
     """In this block an error of the node's target becomes a ConfigError, unless the machine caused it (no memory)."""
     try:
         yield
@@ -50,10 +50,10 @@ def constructing(key: str, node: Mapping[str, Any]) -> Iterator[None]:
     except Exception as error:
         if _of_the_machine(error):
             raise
-        raise ConfigError(refusal(key, node, error)) from error
+        raise ConfigError(refusal(project, key, node, error)) from error
 
 
-def refusal(key: str, node: Mapping[str, Any], error: Exception) -> str:
+def refusal(project: Project, key: str, node: Mapping[str, Any], error: Exception) -> str:
     """model.dropout=1.5: lab.models.mlp.MLP cannot be built: <its message> (ValueError, file, line)"""
     said = _short(" ".join(str(error).split()))
     values = {name: value for name, value in node.items() if not name.startswith("_")}
@@ -65,7 +65,7 @@ def refusal(key: str, node: Mapping[str, Any], error: Exception) -> str:
         given = _short(", ".join(f"{name}={show(value)}" for name, value in values.items()))
         given = f" with {given}" if given else ""
     target = str(node.get("_target_"))
-    place = ", ".join([type(error).__name__, *_place(target, error)])
+    place = ", ".join([type(error).__name__, *_place(project, target, error)])
     return f"{head}: {target} cannot be built{given}: {said or 'no message'} ({place}; {TRACEBACK}=1 has more)"
 
 
@@ -80,7 +80,7 @@ def _of_the_machine(error: Exception) -> bool:
     return memory or (isinstance(error, OSError) and not isinstance(error, mistakes))
 
 
-def _place(target: str, error: Exception) -> list[str]:
+def _place(project: Project, target: str, error: Exception) -> list[str]:
     """Returns [file, line] of the last frame outside of libraries, else of the last; [] if the call itself failed."""
     frames = list(traceback.extract_tb(error.__traceback__))
     begin = max((i + 1 for i, frame in enumerate(frames) if "hydra" in Path(frame.filename).parts), default=len(frames))
@@ -91,8 +91,7 @@ def _place(target: str, error: Exception) -> list[str]:
     inner = frames[begin:]
     users = [frame for frame in inner if not any(part in frame.filename for part in libraries)]
     for last in (users or inner)[-1:]:
-        path = Path(last.filename)
-        return [str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path), f"line {last.lineno}"]
+        return [below(project.root, last.filename), f"line {last.lineno}"]
     return []
 
 

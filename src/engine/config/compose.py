@@ -1,6 +1,6 @@
 """From the command line to a plain, resolved config, through Hydra 1.3 or 1.4. Imports neither torch nor h5py.
 
-argv -> Hydra composes -> job(cfg) -> resolved(cfg): no interpolation left, paths absolute
+argv -> Hydra composes -> job(cfg) -> resolved(project, cfg): no interpolation left, paths absolute
   \\-> any mistake: a ConfigError of one line
 """
 
@@ -22,25 +22,23 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from engine.app import app
 from engine.config import yamls
 from engine.config.messages import check_arguments, explain
 from engine.config.schema import MISSING, below_outputs, join
 from engine.config.wandb_agent import from_agent, run_folder
 from engine.errors import ConfigError
-from engine.project import ROOT
+from engine.project import Project
 
-CONF = ROOT / "conf"
 _FULL_ERROR = "HYDRA_FULL_ERROR"  # unless it is 1, Hydra prints errors and exits instead of raising
 _PARSER = ("parse_args", "parse_intermixed_args", "error")
 _typed: list[str | None] = []  # values of _FULL_ERROR before each nested _full_error, the user's first
 _HYDRA_14 = "execution_whitelist" in inspect.signature(hydra.main).parameters
 
 
-def register_resolvers() -> None:
+def register_resolvers(project: Project) -> None:
     """${root:} the project's folder; ${suffix:} six random hex digits, the same in all of a config; ${sweep_name:name}
     the name, or the time if null; ${below_outputs:name} the name, checked; ${run_folder:name} the name, or the ids of
-    W&B's agent; and those of the project (engine.app)."""
+    W&B's agent; and those of the project."""
 
     def sweep_name(name: str | None) -> str:
         return name or f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(3)}"
@@ -48,38 +46,44 @@ def register_resolvers() -> None:
     # OmegaConf 2.4: register_resolver replaces 2.3's register_new_resolver
     new = "use_cache" in inspect.signature(OmegaConf.register_resolver).parameters
     register: Callable[..., None] = OmegaConf.register_resolver if new else OmegaConf.register_new_resolver
-    register("root", lambda: str(ROOT), replace=True)
+    register("root", lambda: str(project.root), replace=True)
     register("suffix", lambda: secrets.token_hex(3), use_cache=True, replace=True)
     register("sweep_name", sweep_name, use_cache=True, replace=True)
     register("below_outputs", below_outputs, replace=True)  # before Hydra makes the run's folder
     register("run_folder", run_folder, replace=True)
-    for name, resolver in app().resolvers.items():
+    for name, resolver in project.resolvers.items():
         register(name, resolver, replace=True)
 
 
-def run_hydra(job: Callable[[DictConfig], Any]) -> None:
-    """Compose from sys.argv and call `job` for each config. Raises ConfigError, and what `job` raises.
+def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
+    """Compose from sys.argv and call `job` for each config. Raises ConfigError, and what `job` raises. Our
+    plugins of Hydra (hydra_plugins), which run sweeps, find the project at the function that Hydra hands them.
 
     Changes made for Hydra are undone before a job runs: sys.argv and argparse once the command line is parsed, the
     environment inside of `as_started`, which encloses jobs and sweeps.
     """
-    check_arguments(sys.argv[1:])
-    yamls.check_primary(sys.argv[1:], CONF)
+    check_arguments(project.root, sys.argv[1:])
+    yamls.check_primary(sys.argv[1:], project.conf)
     yamls.check_rerun(sys.argv[1:])
-    yamls.check_bare(sys.argv[1:], CONF)
-    register_resolvers()
+    yamls.check_bare(sys.argv[1:], project.conf)
+    register_resolvers(project)
+
+    def task(cfg: DictConfig) -> Any:
+        return job(cfg)
+
+    task.project = project  # type: ignore[attr-defined]
     shown = os.environ.get(_FULL_ERROR)
-    arguments = quoted(from_agent(sys.argv[1:]))
+    arguments = quoted(project, from_agent(project, sys.argv[1:]))
     # 1.4 wants an allowlist, and warns of the version_base that 1.3 wants
-    options: dict[str, Any] = {"execution_whitelist": app().allowed} if _HYDRA_14 else {"version_base": None}
-    decorate = hydra.main(config_path=str(CONF), config_name="train", **options)
+    options: dict[str, Any] = {"execution_whitelist": project.allowed} if _HYDRA_14 else {"version_base": None}
+    decorate = hydra.main(config_path=str(project.conf), config_name="train", **options)
     try:
-        with _full_error("1"), _command_line(for_a_run(arguments)):
-            decorate(job)()
+        with _full_error("1"), _command_line(for_a_run(project, arguments)):
+            decorate(task)()
     except Exception as error:
-        if shown == "1" or (line := explain(error, sys.argv[1:], CONF, composed)) is None:
+        if shown == "1" or (line := explain(project, error, sys.argv[1:], composed)) is None:
             raise
-        raise ConfigError(line if for_a_run(arguments) == arguments else line.replace("++", "")) from error
+        raise ConfigError(line if for_a_run(project, arguments) == arguments else line.replace("++", "")) from error
 
 
 @contextlib.contextmanager
@@ -99,7 +103,7 @@ def as_started() -> contextlib.AbstractContextManager[None]:
     return _full_error(_typed[0]) if _typed else contextlib.nullcontext()
 
 
-def quoted(arguments: Sequence[str]) -> list[str]:
+def quoted(project: Project, arguments: Sequence[str]) -> list[str]:
     """debug=nan -> debug='nan', as Hydra reads a bare nan as a number and refuses it as an option's name; sweep=lr ->
     sweep.name='lr'."""
 
@@ -108,12 +112,12 @@ def quoted(arguments: Sequence[str]) -> list[str]:
             return f"sweep.name='{argument.removeprefix('sweep=')}'"
         group, _, name = argument.partition("=")
         reads_as_value = name.lower() in ("nan", "inf", "null", "true", "false") or name.isdecimal()
-        return f"{group}='{name}'" if reads_as_value and (CONF / group / f"{name}.yaml").is_file() else argument
+        return f"{group}='{name}'" if reads_as_value and (project.conf / group / f"{name}.yaml").is_file() else argument
 
     return [one(argument) for argument in arguments]
 
 
-def for_a_run(arguments: Sequence[str]) -> list[str]:
+def for_a_run(project: Project, arguments: Sequence[str]) -> list[str]:
     """With resume=RUN, key=value -> ++key=value: whether there is such a key says the run's config, not what conf/
     composes by default. (engine.runs.resume takes the value and leaves out the rest.)"""
     keys = [argument.partition("=")[0] for argument in arguments]
@@ -122,7 +126,7 @@ def for_a_run(arguments: Sequence[str]) -> list[str]:
     plainly = re.compile(r"[\w.]+")  # no group, nothing added or deleted, no option
 
     def one(key: str, argument: str) -> str:
-        chooses = (CONF / key).is_dir() and not argument.startswith(f"{key}={{")
+        chooses = (project.conf / key).is_dir() and not argument.startswith(f"{key}={{")
         is_value = "=" in argument and plainly.fullmatch(key) and not chooses
         return f"++{argument}" if is_value and key != "resume" and not key.startswith("hydra.") else argument
 
@@ -159,44 +163,45 @@ def _command_line(arguments: list[str]) -> Iterator[None]:
         undo()
 
 
-def composed(overrides: Sequence[str]) -> dict[str, Any]:
+def composed(project: Project, overrides: Sequence[str]) -> dict[str, Any]:
     """Returns the whole config for these overrides, `hydra` included, with unresolved interpolations."""
-    return OmegaConf.to_container(_composed(overrides, with_hydra=True), resolve=False)  # type: ignore[return-value]
+    return OmegaConf.to_container(_composed(project, overrides, with_hydra=True), resolve=False)  # type: ignore[return-value]
 
 
-def _composed(overrides: Sequence[str], with_hydra: bool) -> DictConfig:
-    register_resolvers()
+def _composed(project: Project, overrides: Sequence[str], with_hydra: bool) -> DictConfig:
+    register_resolvers(project)
     options: dict[str, Any] = {} if _HYDRA_14 else {"version_base": None}
     at_work = GlobalHydra.instance()
     outer, at_work.hydra = at_work.hydra, None  # a sweep's Hydra, if a job has a mistake
     try:
-        with hydra.initialize_config_dir(str(CONF), **options):
-            return hydra.compose("train", quoted(overrides), return_hydra_config=with_hydra)
+        with hydra.initialize_config_dir(str(project.conf), **options):
+            return hydra.compose("train", quoted(project, overrides), return_hydra_config=with_hydra)
     finally:
         at_work.hydra = outer
 
 
-def compose_here(overrides: Sequence[str], cwd: Path) -> DictConfig:
+def compose_here(project: Project, overrides: Sequence[str], cwd: Path) -> DictConfig:
     """Returns the resolved config for these overrides, without a command line: for a notebook or a script."""
-    yamls.check_bare(overrides, CONF)
+    yamls.check_bare(overrides, project.conf)
     try:
-        cfg = _composed(overrides, with_hydra=False)
+        cfg = _composed(project, overrides, with_hydra=False)
     except Exception as error:
-        if (line := explain(error, overrides, CONF, composed)) is None:
+        if (line := explain(project, error, overrides, composed)) is None:
             raise
         raise ConfigError(line) from error
-    return resolved(cfg, cwd)
+    return resolved(project, cfg, cwd)
 
 
-def resolved(cfg: DictConfig, cwd: Path) -> DictConfig:
+def resolved(project: Project, cfg: DictConfig, cwd: Path) -> DictConfig:
     """Returns a copy with resolved interpolations and paths (data.path, resume, ...) made absolute from `cwd`."""
+    register_resolvers(project)  # another project may have registered its own since this config was composed
     for key in missing_keys(OmegaConf.to_container(cfg, resolve=False)):
         raise ConfigError(f"{key}: a value is missing here (???) - give one, {key}=...")
     copy = cfg.copy()
     OmegaConf.set_struct(copy, False)
     OmegaConf.set_readonly(copy, False)
     try:
-        for key in (one for pattern in app().paths for one in keys_like(copy, pattern)):
+        for key in (one for pattern in project.paths for one in keys_like(copy, pattern)):
             if (value := OmegaConf.select(copy, key)) is not None:
                 OmegaConf.update(
                     copy, key, absolute(OmegaConf.to_container(value) if OmegaConf.is_config(value) else value, cwd)
@@ -204,7 +209,7 @@ def resolved(cfg: DictConfig, cwd: Path) -> DictConfig:
         # through plain values, so that nodes that an interpolation refers to are copied, not shared
         return DictConfig(OmegaConf.to_container(copy, resolve=True))
     except Exception as error:
-        if (line := explain(error, [], CONF, composed)) is None:
+        if (line := explain(project, error, [], composed)) is None:
             raise
         raise ConfigError(line) from error
 
@@ -229,11 +234,11 @@ def missing_keys(node: Any, key: str = "") -> Iterator[str]:
         yield key
 
 
-def remove_if_empty(folder: Path) -> None:
+def remove_if_empty(root: Path, folder: Path) -> None:
     """Remove a run's folder, which Hydra makes before any check, and its parents below outputs/, where empty."""
     with contextlib.suppress(OSError):
         folder.rmdir()
-        outputs = ROOT / "outputs"
+        outputs = root / "outputs"
         for parent in folder.parents:
             if outputs not in parent.parents:
                 break

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import yaml
 from hydra.errors import (
@@ -20,30 +20,27 @@ from hydra.errors import (
 from omegaconf.errors import InterpolationKeyError, InterpolationToMissingValueError, OmegaConfBaseException
 
 from engine.config import yamls
-from engine.config.schema import did_you_mean, leaves, nearest, no_such_key, show
+from engine.config.schema import did_you_mean, hints_of, leaves, nearest, no_such_key, show
 from engine.errors import ConfigError
 from engine.extras import missing
-from engine.project import ROOT
+from engine.project import Project
 
 _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config search path|provider=)")
 
 _NAMES_A_KEY = re.compile(r"[a-z]\w*(\.\w+)+(\[|=|: | )")
 
-SRC = ROOT / "src"
 CALLERS = ("engine/config/compose.py", "engine/config/messages.py", "train.py")  # our files that call Hydra to compose
-FREE = ("data", "model", "optim", "task", "callback")  # groups whose keys are not all in a schema
 NOT_INSTALLED = {  # launchers of Hydra's plugins: (package, ours)
     "hydra/launcher=joblib": ("hydra-joblib-launcher", "pool"),
     "hydra/launcher=submitit_local": ("hydra-submitit-launcher", "pool"),
     "hydra/launcher=submitit_slurm": ("hydra-submitit-launcher", "slurm"),
 }
 
-Compose = Callable[[Sequence[str]], dict[str, Any]]
+Compose = Callable[[Project, Sequence[str]], dict[str, Any]]  # overrides -> the whole config
 
 
-def explain(error: BaseException, argv: Sequence[str], conf: Path, compose: Compose) -> str | None:
-    """Returns one line; None if the error is not the user's mistake. argv: Hydra's arguments. conf: the folder of the
-    config. compose: overrides -> the whole config."""
+def explain(project: Project, error: BaseException, argv: Sequence[str], compose: Compose) -> str | None:
+    """Returns one line; None if the error is not the user's mistake. argv: Hydra's arguments."""
     for own in (error, error.__cause__):  # the cause: if Hydra was building a plugin
         if isinstance(own, ConfigError):
             return str(own)
@@ -52,13 +49,13 @@ def explain(error: BaseException, argv: Sequence[str], conf: Path, compose: Comp
     if isinstance(error, OverrideParseException):
         return no_override(error.override)
     if isinstance(error, RecursionError):
-        return yamls.ring(argv, conf)
+        return yamls.ring(argv, project.conf)
     if isinstance(error, MissingConfigException):
-        return _missing_config(error, argv, conf)
+        return _missing_config(error, argv, project.conf)
     if "'hydra/launcher/ray' with schema" in str(error):
         return "hydra/launcher=ray: hydra-ray-launcher has one of the same name - pip uninstall hydra-ray-launcher"
     if isinstance(error, ConfigCompositionException):
-        return _composition(error, argv, conf, compose)
+        return _composition(project, error, argv, compose)
     if isinstance(error, OmegaConfBaseException):
         return _interpolation(error)
     if isinstance(error, CompactHydraException):
@@ -67,12 +64,12 @@ def explain(error: BaseException, argv: Sequence[str], conf: Path, compose: Comp
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, ValueError) and str(error).startswith("Config group override"):  # a number, null, true
         for group, _, value in (arg.lstrip("+~").partition("=") for arg in argv):
-            options = yamls.options(group, argv, conf) if group else []
+            options = yamls.options(group, argv, project.conf) if group else []
             if options and value not in options:
                 return f"{group}={value}: no such option ({group} has: {', '.join(options)})"
     if found := re.match(r"(?:Unknown plugin class :|Invalid plugin) '([^']+)'", str(error)):
         return _plugin(found[1])
-    return yamls.not_a_mapping(argv, conf) or (one_line(error) if _by_hydra(error) else None)
+    return yamls.not_a_mapping(argv, project.conf) or (one_line(error) if _by_hydra(project.root, error) else None)
 
 
 def no_override(text: str | None) -> str:
@@ -82,10 +79,10 @@ def no_override(text: str | None) -> str:
     )
 
 
-def _by_hydra(error: BaseException) -> bool:
+def _by_hydra(root: Path, error: BaseException) -> bool:
     """Whether Hydra raised it while composing: not the job, and not code of this project that Hydra calls."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f.filename for f in frames if f.filename.startswith(str(SRC)) and not f.filename.endswith(CALLERS)]
+    own = [f.filename for f in frames if f.filename.startswith(str(root / "src")) and not f.filename.endswith(CALLERS)]
     return not own and not any(frame.name.endswith("run_job") for frame in frames)  # 1.4: _run_job
 
 
@@ -97,13 +94,13 @@ def _plugin(target: str) -> str:
     )
 
 
-def check_arguments(argv: Sequence[str]) -> None:
+def check_arguments(root: Path, argv: Sequence[str]) -> None:
     """ConfigError for arguments that Hydra would misread: with an unset variable (hydra.run.dir=$RUN) the run would be
     in the working directory; ${ in the path of a folder would be resolved as an interpolation."""
     here = ""
     with suppress(FileNotFoundError):  # it was removed: Hydra reports that
         here = os.getcwd()
-    for what, folder in (("working directory", here), ("project's folder", str(ROOT))):
+    for what, folder in (("working directory", here), ("project's folder", str(root))):
         if "${" in folder:
             raise ConfigError(f"the {what} has ${{ in its path, which Hydra takes for an interpolation: {folder}")
     for argument in argv:
@@ -147,13 +144,15 @@ def _missing_config(error: MissingConfigException, argv: Sequence[str], conf: Pa
     return f"{group}={option}: no such option{hint} ({group} has: {', '.join(options)}){inside}"
 
 
-def _composition(error: ConfigCompositionException, argv: Sequence[str], conf: Path, compose: Compose) -> str | None:
+def _composition(
+    project: Project, error: ConfigCompositionException, argv: Sequence[str], compose: Compose
+) -> str | None:
     text = str(error)
     cause = error.__cause__
     if isinstance(cause, yaml.YAMLError):
         return _yaml(cause)
     source = re.match(r"In '([^']+)': ", text)
-    if "Cannot merge" in text and (line := yamls.not_a_mapping(argv, conf)):
+    if "Cannot merge" in text and (line := yamls.not_a_mapping(argv, project.conf)):
         return line
     if source and (recipe := source[1].partition("/")[0]) in ("experiment", "debug") and f"@{recipe}." in text:
         return f"{source[1]}.yaml: must begin with '# @package _global_' to override the whole config"
@@ -165,7 +164,7 @@ def _composition(error: ConfigCompositionException, argv: Sequence[str], conf: P
                 f"{found[1]}={{...}}: a mapping can change the keys that are there, but bring no new ones; give each "
                 f"by itself, {found[1]}.name=..., new ones with a plus, +{found[1]}.name=..., or in an experiment yaml"
             )
-        line = unknown_key(found[1], argv, conf, compose)
+        line = unknown_key(project, found[1], argv, compose)
         return f"{line} (named in {source[1]}.yaml)" if source else line
     if found := re.search(r"already at '([^']+)'", text):
         return f"{found[1]}: exists already, so + cannot add it - write {found[1]}=..., without the +"
@@ -183,12 +182,12 @@ def _composition(error: ConfigCompositionException, argv: Sequence[str], conf: P
     return one_line(error)
 
 
-def unknown_key(key: str, argv: Sequence[str], conf: Path, compose: Compose) -> str:
+def unknown_key(project: Project, key: str, argv: Sequence[str], compose: Compose) -> str:
     """Returns the line for an unknown key or group; the known ones come from the config without that override."""
-    key = key.lstrip("/")
+    key, conf, now = key.lstrip("/"), project.conf, project.moved_keys
     if "/" in key or "@" in key:
         return f"{key}: no such group{did_you_mean(key, _groups(conf))} (groups: {', '.join(_groups(conf))})"
-    cfg = _composed(argv, conf, compose)
+    cfg = _composed(project, argv, compose)
     elsewhere = leaves({name: node for name, node in cfg.items() if name != "hydra"})
     parent, _, name = key.rpartition(".")
     node: Any = cfg
@@ -197,19 +196,19 @@ def unknown_key(key: str, argv: Sequence[str], conf: Path, compose: Compose) -> 
             # name the first wrong part of the key
             path = key.split(".")[: depth + 1]
             if isinstance(node, dict):
-                return no_such_key(".".join(path), node, []) + added(".".join(path), node, argv)
+                return no_such_key(".".join(path), node, [], now) + added(project, ".".join(path), node, argv)
             return no_group(key, ".".join(path[:-1]), node, argv, conf)
         node = node[part]
     if not isinstance(node, dict):
         return no_group(key, parent, node, argv, conf)
     if name in node:  # Hydra finds nothing to delete where the value is null
         return f"~{key}: this key cannot be taken out; it is {show(node[name])} already"
-    if parent and (more := added(key, node, argv)):  # a new key here, unless the same name exists elsewhere
-        return no_such_key(key, node, [k for k in elsewhere if len(name) > 2 and k.endswith(f".{name}")]) + more
+    if parent and (more := added(project, key, node, argv)):  # a new key here, unless the same name exists elsewhere
+        return no_such_key(key, node, [k for k in elsewhere if len(name) > 2 and k.endswith(f".{name}")], now) + more
     if parent:
-        return no_such_key(key, node, elsewhere)
+        return no_such_key(key, node, elsewhere, now)
     groups = [g for g in _groups(conf) if "/" not in g]
-    return no_such_key(name, [*dict.fromkeys([*(k for k in node if k != "hydra"), *groups])], elsewhere)
+    return no_such_key(name, [*dict.fromkeys([*(k for k in node if k != "hydra"), *groups])], elsewhere, now)
 
 
 def no_group(key: str, parent: str, value: Any, argv: Sequence[str], conf: Path) -> str:
@@ -217,23 +216,24 @@ def no_group(key: str, parent: str, value: Any, argv: Sequence[str], conf: Path)
     return f"{key}: {parent} is null here - choose {option}" if option else f"{key}: {parent} is a value, not a group"
 
 
-def added(key: str, node: dict[str, Any], argv: Sequence[str]) -> str:
+def added(project: Project, key: str, node: dict[str, Any], argv: Sequence[str]) -> str:
     """Returns the hint to add `key` with a plus, if `node` may have keys of any name; else an empty text."""
     names = [name for name in node if not name.startswith("_")]
-    if key.partition(".")[0] not in FREE or nearest(key.rpartition(".")[2], names):
+    open_ended = get_origin(hints_of(project.schema).get(key.partition(".")[0])) is dict
+    if not open_ended or nearest(key.rpartition(".")[2], names):
         return ""
     given = next((argument for argument in argv if argument.startswith((f"{key}=", f"{key}."))), f"{key}=...")
     target = f", if {node['_target_']} takes it" if "_target_" in node else ""
     return f" - what is new is added with a plus, +{given}{target}"
 
 
-def _composed(argv: Sequence[str], conf: Path, compose: Compose) -> dict[str, Any]:
+def _composed(project: Project, argv: Sequence[str], compose: Compose) -> dict[str, Any]:
     """Returns the config with only argv's group choices; the default config if these do not compose."""
-    chosen = [a for a in argv if "," not in a and (conf / a.partition("=")[0]).is_dir()]
+    chosen = [a for a in argv if "," not in a and (project.conf / a.partition("=")[0]).is_dir()]
     try:
-        return compose(chosen)
+        return compose(project, chosen)
     except Exception:  # another mistake in these choices
-        return compose([])
+        return compose(project, [])
 
 
 def _groups(conf: Path) -> list[str]:

@@ -15,13 +15,12 @@ from typing import Any
 
 from engine.errors import Damaged
 from engine.files import read_json
-from engine.project import ROOT
 
 HERE = "${root:}"
 ENVIRONMENT = "environment.json"
 
 
-def portable(node: Any, root: Path = ROOT) -> Any:
+def portable(root: Path, node: Any) -> Any:
     """Returns a plain node whose paths below `root` begin with ${root:}."""
 
     def one(text: str) -> str:
@@ -31,7 +30,7 @@ def portable(node: Any, root: Path = ROOT) -> Any:
     return _texts(node, one)
 
 
-def localized(node: Any, root: Path = ROOT) -> Any:
+def localized(root: Path, node: Any) -> Any:
     """Returns a plain node with ${root:} at the beginning of a text replaced by `root`."""
     return _texts(node, lambda text: f"{root}{text[len(HERE) :]}" if is_marked(text) else text)
 
@@ -40,16 +39,16 @@ def is_marked(text: str) -> bool:
     return text == HERE or text.startswith(f"{HERE}/")
 
 
-def moved_here(node: Any, root: Path | None) -> Any:
-    """Returns the node of a run that was saved with absolute paths by a project in `root`: those below it are this
-    project's where it has them, and stay as they are where it has not."""
+def moved_here(root: Path, node: Any, was: Path | None) -> Any:
+    """Returns the node of a run that was saved with absolute paths by a project in `was`: those below it are `root`'s,
+    this project's, where it has them, and stay as they are where it has not."""
 
     def one(text: str) -> str:
-        below = _below(text, root) if root is not None and os.path.isabs(text) else None
-        here = f"{ROOT}{below}"
+        below = _below(text, was) if was is not None and os.path.isabs(text) else None
+        here = f"{root}{below}"
         return here if below and (os.path.lexists(here) or glob(here)) else text
 
-    return node if root in (None, ROOT) else _texts(node, one)
+    return node if was in (None, root) else _texts(node, one)
 
 
 def writer(directory: Path) -> Path | None:

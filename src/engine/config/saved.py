@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,65 +21,67 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from engine.app import app
 from engine.config.paths import localized, moved_here, writer
-from engine.config.schema import check_resolved, completed, plain
+from engine.config.schema import check_resolved, completed, hints_of, plain
 from engine.config.targets import check_nodes
 from engine.errors import ConfigError, Damaged
 from engine.files import read_text
+from engine.project import Project
 
 T = TypeVar("T")
 log = logging.getLogger("engine")
 
 CONFIG, OVERRIDES = "config.yaml", "overrides.yaml"
-GROUPS = ("data", "model", "task", "optim", "trainer", "hardware")
 _said: set[tuple[Path, str]] = set()  # warnings given, so that each is given once per process
 MOST_NODES, DEEPEST, LONGEST = 50_000, 50, 1 << 16  # values in a saved yaml, levels, characters of one value
 LoaderOfC = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's: 1 ms per config, not 10
 
 
-def read_config(directory: Path) -> DictConfig:
+def read_config(project: Project, directory: Path) -> DictConfig:
     """Returns a run's config. It was resolved when the run began, so an interpolation in it is an error.
 
     A key that the run's version did not have gets its default, one that no longer exists is dropped; both are logged.
     """
     enter(directory)
-    return current(saved_config(directory), directory / CONFIG)
+    return current(project, saved_config(project, directory), directory / CONFIG)
 
 
-def current(cfg: Any, path: Path) -> DictConfig:
+def current(project: Project, cfg: Any, path: Path) -> DictConfig:
     """Returns a config that some version has written to `path` as one of this version."""
-    if not isinstance(cfg, DictConfig) or not all(isinstance(cfg._get_node(group), DictConfig) for group in GROUPS):
-        raise ConfigError(f"{path}: not the config of a run, which has {', '.join(GROUPS)}; take it from a copy")
+    hints = hints_of(project.schema)
+    needed = [one.name for one in fields(project.schema) if one.default is one.default_factory is MISSING]
+    groups = [name for name in needed if hints[name] is not str]
+    if not isinstance(cfg, DictConfig) or not all(isinstance(cfg._get_node(group), DictConfig) for group in groups):
+        raise ConfigError(f"{path}: not the config of a run, which has {', '.join(groups)}; take it from a copy")
     try:
         check_resolved(OmegaConf.to_container(cfg, resolve=False))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return _of_this_version(cfg, path)
+    return _of_this_version(project, cfg, path)
 
 
-def saved_config(directory: Path) -> Any:
+def saved_config(project: Project, directory: Path) -> Any:
     """Returns config.yaml as it was written, by whatever version, with the paths of this project (paths.py); of
     anybody, so nothing of it is checked."""
     cfg = _loaded(directory / CONFIG, _checked_omegaconf)
     if not isinstance(cfg, DictConfig):
         return cfg
-    was = localized(plain(cfg, resolve=False))
-    here = moved_here(was, writer(directory))
+    was = localized(project.root, plain(cfg, resolve=False))
+    here = moved_here(project.root, was, writer(directory))
     if here != was and (directory, "moved") not in _said:
         _said.add((directory, "moved"))
         log.warning("%s: was saved by a project in %s: its paths are this one's", directory / CONFIG, writer(directory))
     return DictConfig(here)
 
 
-def check_saved(cfg: Any) -> None:
+def check_saved(project: Project, cfg: Any) -> None:
     """ConfigError for an interpolation or a `_target_` anywhere in a config, of whatever version, that the present one
     would not build; `current` would leave out keys that it does not know."""
-    check_nodes(_moved(plain(cfg, resolve=False)))
+    check_nodes(project, _moved(project, plain(cfg, resolve=False)))
 
 
-def _of_this_version(cfg: DictConfig, path: Path) -> DictConfig:
-    values, filled, gone = updated(plain(cfg, resolve=False))
+def _of_this_version(project: Project, cfg: DictConfig, path: Path) -> DictConfig:
+    values, filled, gone = updated(project, plain(cfg, resolve=False))
     for keys, what in ((filled, "younger than this run, with their defaults"), (gone, "gone, and left out")):
         if keys and (path, what) not in _said:
             _said.add((path, what))
@@ -87,10 +89,10 @@ def _of_this_version(cfg: DictConfig, path: Path) -> DictConfig:
     return DictConfig(values)
 
 
-def updated(cfg: Any) -> tuple[dict[str, Any], list[str], list[str]]:
+def updated(project: Project, cfg: Any) -> tuple[dict[str, Any], list[str], list[str]]:
     """Returns (a plain config as one of this version, "key=value" of keys that it lacked, keys that are gone)."""
-    values, filled, gone = completed(app().schema, _moved_keys(_moved(cfg)))
-    for group, schema in app().own.items():
+    values, filled, gone = completed(project.schema, _moved_keys(project, _moved(project, cfg)))
+    for group, schema in project.own.items():
         names = {one.name for one in fields(schema)}
         if isinstance(node := values.get(group), dict):
             whole, more, _ = completed(schema, {name: value for name, value in node.items() if name in names}, group)
@@ -98,17 +100,20 @@ def updated(cfg: Any) -> tuple[dict[str, Any], list[str], list[str]]:
     return values, filled, gone
 
 
-def _moved(node: Any) -> Any:
+def _moved(project: Project, node: Any) -> Any:
     """Returns the node with _target_ paths of older versions replaced by the present ones."""
     if isinstance(node, dict):
-        return {key: _moved_path(value) if key == "_target_" else _moved(value) for key, value in node.items()}
-    return [_moved(value) for value in node] if isinstance(node, list) else node
+        return {
+            key: _moved_path(project, value) if key == "_target_" else _moved(project, value)
+            for key, value in node.items()
+        }
+    return [_moved(project, value) for value in node] if isinstance(node, list) else node
 
 
-def _moved_keys(cfg: dict[str, Any]) -> dict[str, Any]:
+def _moved_keys(project: Project, cfg: dict[str, Any]) -> dict[str, Any]:
     """Returns the whole config with each value under its present key; one that stands there already stays."""
     whole = {group: dict(node) if isinstance(node, dict) else node for group, node in cfg.items()}
-    for old, new in app().moved_keys.items():
+    for old, new in project.moved_keys.items():
         (group, name), (home, called) = old.split("."), new.split(".")
         node = whole.get(group)
         if isinstance(node, dict) and name in node:
@@ -116,26 +121,26 @@ def _moved_keys(cfg: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def _moved_path(text: Any) -> Any:
-    for old, new in app().moved.items() if isinstance(text, str) else ():
+def _moved_path(project: Project, text: Any) -> Any:
+    for old, new in project.moved.items() if isinstance(text, str) else ():
         if text.startswith(old):
             return new + text.removeprefix(old)
     return text
 
 
-def read_overrides(directory: Path) -> list[str]:
+def read_overrides(project: Project, directory: Path) -> list[str]:
     """Returns the overrides that the user typed for a run, interpolations unresolved."""
     path = directory / OVERRIDES
     values = _loaded(path, checked_yaml) or []
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise ConfigError(f"{path}: expected a list of texts such as optim.lr=0.1; it is damaged - take it from a copy")
-    return [override_of_now(value) for value in values]
+        raise ConfigError(f"{path}: expected a list of texts such as seed=1; it is damaged - take it from a copy")
+    return [override_of_now(project, value) for value in values]
 
 
-def override_of_now(text: str) -> str:
+def override_of_now(project: Project, text: str) -> str:
     """An override that somebody typed for an older version, or its key alone, with today's paths and keys."""
-    text = re.sub(r"(?<=_target_)([=:] *)([a-zA-Z_0-9.]+)", lambda m: m[1] + _moved_path(m[2]), text)
-    return re.sub(r"^(\+*)([a-z_.]+)(?==|$)", lambda m: m[1] + app().moved_keys.get(m[2], m[2]), text)
+    text = re.sub(r"(?<=_target_)([=:] *)([a-zA-Z_0-9.]+)", lambda m: m[1] + _moved_path(project, m[2]), text)
+    return re.sub(r"^(\+*)([a-z_.]+)(?==|$)", lambda m: m[1] + project.moved_keys.get(m[2], m[2]), text)
 
 
 def enter(directory: Path) -> None:

@@ -19,7 +19,6 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from omegaconf import OmegaConf
 
-from engine.app import moved_key
 from engine.errors import ConfigError
 
 T = TypeVar("T")
@@ -87,20 +86,21 @@ def _hints_of(what: Any, with_rules: bool) -> dict[str, Any]:
     return get_type_hints(what, include_extras=with_rules)
 
 
-def typed(cls: type[T], node: Any, key: str = "") -> T:
-    """Returns `node`, a mapping of plain values at `key` (empty: the root), as an instance of `cls`, or ConfigError."""
+def typed(cls: type[T], node: Any, key: str = "", moved: Mapping[str, str] = types.MappingProxyType({})) -> T:
+    """Returns `node`, a mapping of plain values at `key` (empty: the root), as an instance of `cls`, or ConfigError.
+    moved: {key of older versions: now}, for its message."""
     values = plain(node)
     if not isinstance(values, Mapping):
         raise ConfigError(f"{key}: expected a mapping, got {show(values)}")
     schema = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     for name in values:
         if name not in schema:
-            raise ConfigError(no_such_key(join(key, str(name)), schema, () if key else leaves(values)))
+            raise ConfigError(no_such_key(join(key, str(name)), schema, () if key else leaves(values), moved))
     for name in schema:
         if name not in values:
             raise ConfigError(f"{join(key, name)}: this key is missing - give it a value, {join(key, name)}=...")
     hints = hints_of(cls, True)
-    return cls(**{name: _value(values[name], hints[name], join(key, name)) for name in schema})
+    return cls(**{name: _value(values[name], hints[name], join(key, name), moved) for name in schema})
 
 
 def completed(cls: type[Any], values: Mapping[str, Any], key: str = "") -> tuple[dict[str, Any], list[str], list[str]]:
@@ -200,13 +200,19 @@ def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
     return f" - did you mean {join(prefix, match)}?" if match else ""
 
 
-def no_such_key(key: str, siblings: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
-    """Returns the message for an unknown key. elsewhere: dotted keys of the whole config, to suggest from."""
+def no_such_key(
+    key: str,
+    siblings: Iterable[str],
+    elsewhere: Sequence[str] = (),
+    moved: Mapping[str, str] = types.MappingProxyType({}),
+) -> str:
+    """Returns the message for an unknown key. elsewhere: dotted keys of the whole config, to suggest from. moved: {key
+    of older versions: now}."""
     prefix, _, name = key.rpartition(".")
     siblings = [str(s) for s in siblings if not str(s).startswith("_")]  # no _target_
     elsewhere = [k for k in elsewhere if not k.rpartition(".")[2].startswith("_")]
     same = [k for k in elsewhere if k.rpartition(".")[2] == name]
-    if now := moved_key(key):
+    if now := moved.get(key):
         hint = f" - it is {now} now"
     elif len(same) == 1:
         hint = f" - did you mean {same[0]}?"
@@ -276,7 +282,7 @@ def describe(hint: Any, words: Sequence[str] = ()) -> str:
     return _WORDS.get(origin or hint, getattr(hint, "__name__", str(hint)))
 
 
-def _value(value: Any, hint: Any, key: str) -> Any:
+def _value(value: Any, hint: Any, key: str, moved: Mapping[str, str]) -> Any:
     rule = Rule()
     if get_origin(hint) is Annotated:
         hint, rule = get_args(hint)
@@ -294,7 +300,7 @@ def _value(value: Any, hint: Any, key: str) -> Any:
         raise ConfigError(f"{key}: expected {wanted}, got {show(value)}")
     for member in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
         if is_dataclass(member) and out is not None:
-            return typed(member, value, key)  # type: ignore[arg-type]
+            return typed(member, value, key, moved)  # type: ignore[arg-type]
     if isinstance(out, str) and rule.interval:
         check_interval(out, key)
     if isinstance(out, str) and rule.duration:

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from engine.app import app
 from engine.config.schema import (
     check_limits,
     check_resolved,
@@ -28,7 +27,7 @@ from engine.config.schema import (
     show,
 )
 from engine.errors import ConfigError
-from engine.project import ROOT
+from engine.project import Project
 
 _CLASSES_ONLY = ("torch.*", "torchmetrics.*", "optuna.*")
 NEEDS_TARGET = "needs a _target_, the import path of what to build"
@@ -36,6 +35,7 @@ _SPECIAL = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")
 
 
 def check_targets(
+    project: Project,
     cfg: Mapping[str, Any],
     single: Sequence[str],
     collections: Sequence[str],
@@ -44,7 +44,7 @@ def check_targets(
     allowed: Sequence[str] = (),
     asked: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> None:
-    """Raise a ConfigError on the first node that cannot be built. allowed: targets; empty: the project's (engine.app).
+    """Raise a ConfigError on the first node that cannot be built. allowed: targets; empty: the project's.
 
     single, collections: dotted keys of nodes that must have a `_target_`, and of nodes of which every entry must.
     own: {key: entries of that node that are no arguments}. given: {key: arguments that the caller adds}. asked: what
@@ -60,13 +60,15 @@ def check_targets(
         if not isinstance(node, Mapping) or "_target_" not in node:
             raise ConfigError(f"{key}: {NEEDS_TARGET}, got {show(node)}")
     for key, node in _walk(cfg, ""):
-        target = _check_node(node, key, allowed)
+        target = _check_node(project, node, key, allowed)
         keywords = {n: v for n, v in node.items() if n not in _SPECIAL and n not in own.get(key, ())}
         keywords |= _asked_of(target, node, asked, given.get(key, ()))
-        _check_keywords(target, node, keywords, key, own.get(key, ()), given.get(key, ()))
+        _check_keywords(project, target, node, keywords, key, own.get(key, ()), given.get(key, ()))
 
 
-def complete(node: Any, asked: Mapping[str, Any], given: Mapping[str, Sequence[str]], key: str = "") -> Any:
+def complete(
+    project: Project, node: Any, asked: Mapping[str, Any], given: Mapping[str, Sequence[str]], key: str = ""
+) -> Any:
     """Returns a copy of a plain tree in which each node with a `_target_` has those of `asked` that its class
     or function has parameters for, without a default, and that it does not give itself.
 
@@ -74,13 +76,13 @@ def complete(node: Any, asked: Mapping[str, Any], given: Mapping[str, Sequence[s
     stays as it is: whoever builds it says so.
     """
     if isinstance(node, list):
-        return [complete(value, asked, given, join(key, str(index))) for index, value in enumerate(node)]
+        return [complete(project, value, asked, given, join(key, str(index))) for index, value in enumerate(node)]
     if not isinstance(node, Mapping):
         return node
-    inner = {name: complete(value, asked, given, join(key, str(name))) for name, value in node.items()}
+    inner = {name: complete(project, value, asked, given, join(key, str(name))) for name, value in node.items()}
     if "_target_" in node:
         with contextlib.suppress(ConfigError):
-            inner |= _asked_of(locate(node["_target_"], key), node, asked, given.get(key, ()))
+            inner |= _asked_of(locate(project, node["_target_"], key), node, asked, given.get(key, ()))
     return inner
 
 
@@ -92,14 +94,14 @@ def _asked_of(target: Any, node: Mapping[str, Any], asked: Mapping[str, Any], gi
     return {name: asked[name] for name in lacks if name in asked and name not in given}
 
 
-def check_nodes(tree: Any) -> None:
+def check_nodes(project: Project, tree: Any) -> None:
     """Raise a ConfigError if a plain tree, wherever it is from, has a `_target_` that is not allowed or not there."""
     check_resolved(tree)
     for key, node in _walk(tree, ""):
-        _check_node(node, key, ())
+        _check_node(project, node, key, ())
 
 
-def build_target(node: Any, key: str = "", allowed: Sequence[str] = (), /, **arguments: Any) -> Any:
+def build_target(project: Project, node: Any, key: str = "", allowed: Sequence[str] = (), /, **arguments: Any) -> Any:
     """Returns the object that `node` names, built from its keywords and `arguments`, with plain lists and dicts.
 
     All targets of the node, nested ones too, are checked before anything is called: ConfigError if one is not allowed,
@@ -111,56 +113,58 @@ def build_target(node: Any, key: str = "", allowed: Sequence[str] = (), /, **arg
     tree = plain(node)  # resolved once: what is checked is what is built
     check_resolved(tree, key)
     for path, inner in _walk(tree, key):
-        _check_node(inner, path, allowed)
+        _check_node(project, inner, path, allowed)
     # Hydra 1.4 warns without its own allowlist; 1.3 does not know it
     if "_execution_whitelist_" in inspect.signature(instantiate).parameters:
-        arguments["_execution_whitelist_"] = tuple(allowed) or app().allowed
+        arguments["_execution_whitelist_"] = tuple(allowed) or project.allowed
     try:
         return instantiate(tree, _convert_="all", **arguments)
     except InstantiationException as error:  # raise the target's own error instead
         raise (error.__cause__ or error) from None
 
 
-def _check_node(node: Mapping[str, Any], key: str, allowed: Sequence[str]) -> Any:
+def _check_node(project: Project, node: Mapping[str, Any], key: str, allowed: Sequence[str]) -> Any:
     """Returns the class or function of a node's `_target_`; ConfigError if it is not allowed."""
     path, where = node["_target_"], join(key, "_target_")
     for name, kind in (("_partial_", bool), ("_recursive_", bool), ("_convert_", str), ("_args_", list)):
         if not isinstance(node.get(name, kind()), kind):
             raise ConfigError(f"{join(key, name)}: expected {describe(kind)}, got {show(node[name])}")
-    target = locate(path, key, allowed)
-    if inspect.isclass(target) or path in (allowed or app().allowed):
+    target = locate(project, path, key, allowed)
+    if inspect.isclass(target) or path in (allowed or project.allowed):
         return target
     if _below(path, _CLASSES_ONLY):
         raise ConfigError(f"{where}: {path} is a function; of this library only classes are allowed")
-    ours = path.split(".")[0] in ("engine", app().package)
-    if ours and not _below(path, app().factories) and node.get("_partial_") is not True:
+    ours = path.split(".")[0] in ("engine", project.package)
+    if ours and not _below(path, project.factories) and node.get("_partial_") is not True:
         raise ConfigError(
             f"{where}: {path} is a function, which the run calls itself - add _partial_: true, or name a class"
         )
     return target
 
 
-def locate(path: Any, key: str, allowed: Sequence[str] = ()) -> Any:
+def locate(project: Project, path: Any, key: str, allowed: Sequence[str] = ()) -> Any:
     """Returns the public class or function `path`, which an allowed module must define. key: the node with this
     `_target_`, for messages."""
     where = join(key, "_target_")
     if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
-        raise ConfigError(f"{where}: expected an import path such as {app().package}.models.mlp.MLP, got {show(path)}")
-    remedy = next((text for start, text in app().remedies.items() if path.startswith(start)), None)
-    remedy = remedy or f"add its library to TARGETS_ALLOWED in {app().package}/config.py"
+        raise ConfigError(
+            f"{where}: expected the import path of a class of {', '.join(project.allowed)}, got {show(path)}"
+        )
+    remedy = next((text for start, text in project.remedies.items() if path.startswith(start)), None)
+    remedy = remedy or f"add its library to `allowed` in src/{project.name.replace('.', '/')}.py"
     remedy = "" if allowed else f" - {remedy}"
-    allowed = allowed or app().allowed
+    allowed = allowed or project.allowed
     refused = f"{where}: {path} is not allowed ({', '.join(allowed)}){remedy}"
     if not _below(path, allowed):
         first, _, rest = path.partition(".")
-        renamed = f"{app().package}.{rest}"  # a fork has another name
+        renamed = f"{project.package}.{rest}"  # a fork has another name
         if _below(renamed, allowed) and importlib.util.find_spec(first) is None:
             raise ConfigError(f"{where}: {path}: there is no package {first!r} - did you mean {renamed}?")
         raise ConfigError(refused)
     if path not in allowed and any(part.startswith("_") for part in path.split(".")):
         raise ConfigError(f"{where}: {path} is private: a name with a leading underscore cannot be built")
     parts = path.split(".")
-    found: Any = _import(parts[0], path, where)
+    found: Any = _import(project.root, parts[0], path, where)
     for count, part in enumerate(parts[1:], start=2):
         here = ".".join(parts[:count])
         if path not in allowed and not isinstance(found, ModuleType):
@@ -170,7 +174,7 @@ def locate(path: Any, key: str, allowed: Sequence[str] = ()) -> Any:
         inner = getattr(found, part, None)
         if isinstance(found, ModuleType) and (inner is None or isinstance(inner, ModuleType)):
             # a module that `found` merely imported (lab.x.os.system) is not part of it
-            inner = _import(here, path, where) if hasattr(found, "__path__") else None
+            inner = _import(project.root, here, path, where) if hasattr(found, "__path__") else None
         if inner is None:
             hint = did_you_mean(part, _names(found))
             raise ConfigError(f"{where}: {'.'.join(parts[: count - 1])} has no {part!r}{hint}")
@@ -191,21 +195,21 @@ def _below(path: str, prefixes: Sequence[str]) -> bool:
     return any(path == p or (p.endswith("*") and f"{path}.".startswith(p[:-1])) for p in prefixes)
 
 
-def _import(name: str, path: str, where: str) -> ModuleType | None:
+def _import(root: Path, name: str, path: str, where: str) -> ModuleType | None:
     """Returns the module; None if there is none of this name."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
-            raise ConfigError(_import_message(error, name, where)) from error
+            raise ConfigError(_import_message(root, error, name, where)) from error
         if "." in name:
             return None
         raise ConfigError(f"{where}: no module {name!r} for {path} - is it installed?") from error
     except Exception as error:  # any error in the module's own code
-        raise ConfigError(_import_message(error, name, where)) from error
+        raise ConfigError(_import_message(root, error, name, where)) from error
 
 
-def _import_message(error: Exception, name: str, where: str) -> str:
+def _import_message(root: Path, error: Exception, name: str, where: str) -> str:
     """Returns Python's error message, with file and line."""
     text = " ".join("".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1].split())
     if isinstance(error, SyntaxError):
@@ -214,12 +218,13 @@ def _import_message(error: Exception, name: str, where: str) -> str:
     else:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
         file, line = frames[-1].filename, frames[-1].lineno
-    return f"{where}: {name} does not import: {text} ({_short(file)}, line {line})"
+    return f"{where}: {name} does not import: {text} ({below(root, file)}, line {line})"
 
 
-def _short(file: str | None) -> str:
+def below(root: Path, file: str | None) -> str:
+    """A file's path from the root, if it is below it; else as it is."""
     path = Path(file or "?")
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
 def _names(found: Any) -> list[str]:
@@ -229,7 +234,13 @@ def _names(found: Any) -> list[str]:
 
 
 def _check_keywords(
-    target: Any, node: Mapping[str, Any], keywords: dict[str, Any], key: str, own: Sequence[str], given: Sequence[str]
+    project: Project,
+    target: Any,
+    node: Mapping[str, Any],
+    keywords: dict[str, Any],
+    key: str,
+    own: Sequence[str],
+    given: Sequence[str],
 ) -> None:
     try:
         named, open_ended = _parameters(target)
@@ -254,7 +265,7 @@ def _check_keywords(
                 raise ConfigError(
                     f"{join(key, name)}: {path} needs a value for {name!r} - give one, {join(key, name)}=..."
                 )
-    _check_types(target, keywords, key)
+    _check_types(project, target, keywords, key)
 
 
 @cache
@@ -271,7 +282,7 @@ def _missing(named: Mapping[str, inspect.Parameter], node: Mapping[str, Any]) ->
     return [p.name for p in left if p.default is p.empty and p.name not in node]
 
 
-def _check_types(target: Any, keywords: dict[str, Any], key: str) -> None:
+def _check_types(project: Project, target: Any, keywords: dict[str, Any], key: str) -> None:
     """Check plain values against the target's annotations, as far as these restrict plain values."""
     try:
         function = target.__init__ if inspect.isclass(target) else target
@@ -279,7 +290,7 @@ def _check_types(target: Any, keywords: dict[str, Any], key: str) -> None:
     except Exception:  # annotations that cannot be evaluated are no mistake of the config
         return
     for name, value in keywords.items():
-        for where, wrong in _unbuilt(value, hints.get(name, Any), join(key, name)):
+        for where, wrong in _unbuilt(project, value, hints.get(name, Any), join(key, name)):
             raise ConfigError(f"{where}: {NEEDS_TARGET}, got {show(wrong)}")
         hint = _plain_part(hints.get(name, Any))
         if hint is not None and not isinstance(value, Mapping) and not fits(value, hint, exact=True)[0]:
@@ -287,7 +298,7 @@ def _check_types(target: Any, keywords: dict[str, Any], key: str) -> None:
         check_limits(value, ruled.get(name, Any), join(key, name))
 
 
-def _unbuilt(value: Any, hint: Any, key: str) -> Iterator[tuple[str, Any]]:
+def _unbuilt(project: Project, value: Any, hint: Any, key: str) -> Iterator[tuple[str, Any]]:
     """Yields (key, value) where an annotation wants an object built (Callable, nn.Module, a class of the project) and
     the value, or an entry of a mapping or list, names no _target_."""
     if isinstance(value, Mapping) and "_target_" in value:
@@ -297,24 +308,24 @@ def _unbuilt(value: Any, hint: Any, key: str) -> Iterator[tuple[str, Any]]:
         inner = [arg for arg in get_args(member) if arg is not Ellipsis]
         if isinstance(value, Mapping) and get_origin(member) in (dict, Mapping) and len(inner) == 2:
             for name, item in value.items():
-                yield from _unbuilt(item, inner[1], join(key, str(name)))
+                yield from _unbuilt(project, item, inner[1], join(key, str(name)))
             return
         if isinstance(value, list) and get_origin(member) in (list, tuple, Sequence) and inner:
             for index, item in enumerate(value):
-                yield from _unbuilt(item, inner[0], f"{key}[{index}]")
+                yield from _unbuilt(project, item, inner[0], f"{key}[{index}]")
             return
-    others = [_plain_part(member) for member in members if not _is_built(member)]
+    others = [_plain_part(member) for member in members if not _is_built(project, member)]
     if len(others) < len(members) and not any(part is None or fits(value, part, exact=True)[0] for part in others):
         yield key, value
 
 
-def _is_built(hint: Any) -> bool:
+def _is_built(project: Project, hint: Any) -> bool:
     """Whether an annotation means an object that no yaml can hold."""
     if hint is Callable or get_origin(hint) is Callable:
         return True
     homes = {kind.__module__ for kind in getattr(hint, "__mro__", ())} if inspect.isclass(hint) else set()
     return bool(homes & {"torch.nn.modules.module", "torch.optim.optimizer"}) or any(
-        home.split(".")[0] in ("engine", app().package) for home in homes
+        home.split(".")[0] in ("engine", project.package) for home in homes
     )
 
 

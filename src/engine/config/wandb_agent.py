@@ -16,6 +16,7 @@ from typing import Any
 
 from engine.config.saved import override_of_now
 from engine.errors import ConfigError
+from engine.project import Project
 
 
 def agents_run() -> tuple[str, str] | None:
@@ -34,11 +35,11 @@ def run_folder(otherwise: str) -> str:
     return "/".join(ids)
 
 
-def from_agent(arguments: Sequence[str]) -> list[str]:
+def from_agent(project: Project, arguments: Sequence[str]) -> list[str]:
     """Returns the arguments in Hydra's syntax, with resume=auto; unchanged if the agent did not start this process."""
     if not os.environ.get("WANDB_SWEEP_ID"):
         return list(arguments)
-    if (began_with := _recorded(arguments)) is not None:
+    if (began_with := _recorded(project, arguments)) is not None:
         plain = (text for text in arguments if text.startswith(("hydra", "-")))
         translated = [*plain, *(text for text in began_with if not text.startswith("resume="))]
     else:
@@ -49,16 +50,18 @@ def from_agent(arguments: Sequence[str]) -> list[str]:
     return [*translated, "resume=auto"]
 
 
-def handed_out_again() -> bool:
+def handed_out_again(project: Project) -> bool:
     """Whether W&B's agent has started this process for a run that was begun before."""
-    return agents_run() is not None and _recorded(sys.argv[1:]) is not None
+    return agents_run() is not None and _recorded(project, sys.argv[1:]) is not None
 
 
-def _recorded(arguments: Sequence[str]) -> list[str] | None:
+def _recorded(project: Project, arguments: Sequence[str]) -> list[str] | None:
     """The overrides in a run's whole config, as engine.runs.wandb_log gives it to W&B: run={'overrides': [...]}."""
     for argument in arguments:
         if argument.startswith("run={"):
-            return [override_of_now(one) for one in ast.literal_eval(argument.removeprefix("run="))["overrides"]]
+            return [
+                override_of_now(project, one) for one in ast.literal_eval(argument.removeprefix("run="))["overrides"]
+            ]
     return None
 
 

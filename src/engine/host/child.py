@@ -9,7 +9,6 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from engine.app import App, app
 from engine.errors import ConfigError, RunFailed, first_line
 from engine.host.gpu import start_method
 from engine.host.parent import die_with
@@ -20,7 +19,7 @@ def in_a_child(what: str, function: Callable[..., Any], *args: Any) -> Any:
     one line. what: the beginning of both, "preflight: job 3"."""
     context: Any = multiprocessing.get_context(start_method())
     receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(app(), function, args, send, os.getpid()))
+    process = context.Process(target=_child, args=(function, args, send, os.getpid()))
     process.start()
     send.close()
     try:
@@ -37,8 +36,7 @@ def in_a_child(what: str, function: Callable[..., Any], *args: Any) -> Any:
     raise (ConfigError if kind == "mistake" else RunFailed)(f"{what}: {value}")
 
 
-def _child(project: App, function: Callable[..., Any], args: tuple[Any, ...], send: Connection, parent: int) -> None:
-    """project: unpickled where this process was spawned, which registers it."""
+def _child(function: Callable[..., Any], args: tuple[Any, ...], send: Connection, parent: int) -> None:
     die_with(parent)
     try:
         send.send(("good", function(*args)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from engine.data import remedy
@@ -33,8 +35,16 @@ def table(figures: Figures) -> str:
     )
 
 
-def bound(figures: Figures, machine: Hardware, compiles: bool, loader: str, sharded: bool = False) -> tuple[str, str]:
-    """Returns (what bounds the run, the sentence). loader: Loader.why. sharded: the model is, over the ranks."""
+def bound(
+    figures: Figures,
+    machine: Hardware,
+    compiles: bool,
+    loader: str,
+    sharded: bool = False,
+    aside: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[str, str]:
+    """Returns (what bounds the run, the sentence). loader: Loader.why. sharded: the model is, over the ranks. aside:
+    {part that is no part of a step: how to spend less on it}."""
     share = figures.share
     if share("data wait") > DATA_SHARE:
         return "data", f"{share('data wait'):.0%} of the time was spent waiting for data ({loader}): {remedy(loader)}"
@@ -43,12 +53,6 @@ def bound(figures: Figures, machine: Hardware, compiles: bool, loader: str, shar
             f"{share('copy'):.0%} of the time the device waited for batches to be copied to it: data.loader=device "
             "where the set fits, or smaller samples (uint8, transforms on the device)"
         )
-    aside = {
-        "evaluation": "raise trainer.eval_every, or set trainer.max_eval_batches",
-        "save": "raise trainer.save_every",
-        "log": "raise trainer.log_every",
-        "transform": "compute less in data.transforms, or once, when the file is packed",
-    }
     for part, what in aside.items():
         if share(part) > SMALL_SHARE:
             return part, f"{share(part):.0%} of the time went into {part}: {what}"

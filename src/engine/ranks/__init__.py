@@ -84,7 +84,7 @@ if TYPE_CHECKING:
         update_scale,
     )
     from engine.ranks.launch import LIKELY, Ranks
-    from engine.ranks.options import ONE_PROCESS, DDPConfig, FsdpConfig, HardwareConfig
+    from engine.ranks.options import ONE_PROCESS, DDPConfig, FsdpConfig, HardwareConfig, ProcessConfig
     from engine.ranks.precision import WithBf16Weights
     from engine.ranks.rendezvous import (
         await_directory,

@@ -55,7 +55,7 @@ LIKELY: dict[int, str] = {  # likely causes of these signals
     signal.SIGKILL: " (the kernel does that when memory runs out: see dmesg)",
     signal.SIGBUS: " (a data file was cut short while it was read, or the shared memory of /dev/shm is full)",
     signal.SIGABRT: " (native code gave up, as gloo does where ranks join a collective with tensors of different "
-    "sizes; if that is one of the criterion or a metric: trainer.eval_in_step=true)",
+    "sizes: see docs/why_did_my_run_die.md)",
 }
 
 

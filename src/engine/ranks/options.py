@@ -1,4 +1,4 @@
-"""What a user may set of ranks and machines: the group `hardware`, and the strategies' parts of `trainer`."""
+"""What a user may set of ranks and machines: the groups `hardware`, `process`, the strategies' parts of `trainer`."""
 
 from __future__ import annotations
 
@@ -49,6 +49,19 @@ class HardwareConfig:
     detect_anomaly: bool = False
     num_threads: Annotated[int | str, Rule(words=("auto",), at_least=1)] = "auto"
     numa_binding: bool = True
+
+
+Duration = Annotated[float | str | None, Rule(above=0, duration=True)]
+
+
+@dataclass(frozen=True)
+class ProcessConfig:
+    max_time: Duration = None
+    stop_at_step: Annotated[int | None, Rule(at_least=1)] = None
+    timeout: Duration = "10m"
+    max_restarts: Annotated[int, Rule(at_least=0)] = 0
+    straggler_share: Annotated[float | None, Rule(above=0)] = 0.2
+    save_async: bool = True
 
 
 class Strategy(Protocol):

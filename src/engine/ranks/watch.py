@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from engine.app import app
 from engine.errors import RankLost
 from engine.files import read_json, write_json
 from engine.host import beat, has_starter, note_step, progress_at, say_ended
@@ -64,6 +63,7 @@ class Watch:
         self.dead_peers: Callable[[], list[int]] = list
         self._mark = Mark(time.monotonic(), "start", 0, SLOW_TIMEOUTS)
         self._main = threading.current_thread()
+        self._outer = len(list(callers(sys._getframe(1))))  # frames in which the run began
         self._over = threading.Event()
         self._failed_at: float | None = None
         self._guard: Guard | None = None
@@ -168,7 +168,7 @@ class Watch:
         where = next((thread for thread in threading.enumerate() if getattr(thread, "awaited", False)), self._main)
         mark, frame = self.latest(), sys._current_frames().get(where.ident or 0)
         file_name = frame.f_code.co_filename if frame else ""
-        idle_s = 0.0 if in_debugger(self._main) else time.monotonic() - mark.at
+        idle_s = 0.0 if in_debugger(self._main, self._outer) else time.monotonic() - mark.at
         report = Report(
             self.rank, idle_s, mark.limit * (self.timeout_s or math.inf), mark.step,
             place=f"{mark.doing}, at step {mark.step}",
@@ -180,7 +180,7 @@ class Watch:
 
     def _stands_still(self, mark: Mark) -> None:
         assert self.timeout_s is not None
-        if in_debugger(self._main):
+        if in_debugger(self._main, self._outer):
             self._mark = replace(mark, at=time.monotonic())
             return
         self._folder.mkdir(exist_ok=True)
@@ -220,15 +220,18 @@ class Watch:
         os._exit(1)
 
 
-def in_debugger(thread: threading.Thread) -> bool:
-    """Whether a debugger's prompt is open within the run; an IDE or notebook that started the run does not count."""
-    frame: FrameType | None = sys._current_frames().get(thread.ident or 0)
-    run = f"{app().package}.run"
-    while frame is not None and frame.f_globals.get("__name__") != run:
-        if frame.f_globals.get("__name__", "").partition(".")[0] in DEBUGGERS:
-            return True
+def in_debugger(thread: threading.Thread, outer: int) -> bool:
+    """Whether a debugger's prompt is open within the run: the `outer` frames in which the run began do not count, as
+    those of an IDE or a notebook that started it."""
+    modules = [frame.f_globals.get("__name__", "") for frame in callers(sys._current_frames().get(thread.ident or 0))]
+    return any(name.partition(".")[0] in DEBUGGERS for name in modules[: len(modules) - outer])
+
+
+def callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frame and those that called it, innermost first."""
+    while frame is not None:
+        yield frame
         frame = frame.f_back
-    return False
 
 
 @dataclass(frozen=True)

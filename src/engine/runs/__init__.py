@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from engine.runs.logger import Logger, RunLogger, log_to
     from engine.runs.media import Audio, Histogram, Table, grid
     from engine.runs.options import LoggerConfig, check_installed
-    from engine.runs.resume import REPLACEABLE, change_value, choose_run, has_key
+    from engine.runs.resume import change_value, choose_run, has_key
     from engine.runs.spent import record_start
     from engine.runs.wandb_log import (
         auto_wandb_mode,

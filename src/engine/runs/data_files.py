@@ -27,12 +27,12 @@ OTHER_GROUPS = ("logger", "profiler", "resume", "sweep", "hydra", "name")
 log = logging.getLogger("engine")
 
 
-def fingerprints(cfg: Any) -> dict[str, dict[str, Any]]:
+def fingerprints(root: Path, cfg: Any) -> dict[str, dict[str, Any]]:
     """{key: {path, bytes, digest}} of the values that name local files, by absolute paths, patterns or lists of them.
     cfg: a run's, resolved."""
     values = {key: value for key, value in flat(plain(cfg)).items() if key.split(".")[0] not in OTHER_GROUPS}
     found = {key: _files(value) for key, value in values.items()}
-    return {key: {"path": portable(values[key]), **_hashed(files)} for key, files in found.items() if files}
+    return {key: {"path": portable(root, values[key]), **_hashed(files)} for key, files in found.items() if files}
 
 
 def files_of(run_dir: Path) -> dict[str, dict[str, Any]]:
@@ -43,10 +43,10 @@ def files_of(run_dir: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def keep_files(run_dir: Path, cfg: DictConfig, begins: bool) -> list[str]:
+def keep_files(root: Path, run_dir: Path, cfg: DictConfig, begins: bool) -> list[str]:
     """Record the files in environment.json. Returns a line for each that lies elsewhere than when the run began, with
     the same content; warns of one that is another. begins: the run has no step yet."""
-    began, now = files_of(run_dir), fingerprints(cfg)
+    began, now = files_of(run_dir), fingerprints(root, cfg)
     if begins:
         write_json(run_dir / FILE, read_json(run_dir / FILE) | {"files": now})
         return []

@@ -31,6 +31,7 @@ from engine.files import (
     write_json,
 )
 from engine.locks import Busy, Lock, is_locked, write_once
+from engine.project import Project
 from engine.runs import environment
 from engine.runs.data_files import files_of, fingerprints, is_same
 from engine.runs.environment import Surroundings, code_here, codes_of, surroundings, use_code
@@ -91,6 +92,7 @@ def check_free(directory: Path) -> None:
 
 
 def fill_directory(
+    project: Project,
     directory: Path,
     cfg: DictConfig | dict[str, Any],
     overrides: list[str],
@@ -100,15 +102,15 @@ def fill_directory(
 ) -> None:
     """Write the files of a new run, config.yaml last: a directory with a config is complete.
 
-    known: surroundings(), computed once for many runs. facts: more entries for status.json.
+    known: surroundings(project.root), computed once for many runs. facts: more entries for status.json.
     """
-    known = known or surroundings()
+    known = known or surroundings(project.root)
     write_json(directory / ENVIRONMENT, known.environment)
     if known.diff:
         replace_text(directory / DIFF, known.diff)
     replace_text(directory / OVERRIDES, to_yaml(overrides))
     write_status(directory, status, wandb_id=new_wandb_id(), **facts)
-    write_config(directory, cfg)
+    write_config(project, directory, cfg)
 
 
 def new_wandb_id() -> str:
@@ -118,7 +120,7 @@ def new_wandb_id() -> str:
     return ids[1] if ids else launched or secrets.token_hex(4)
 
 
-def reopen_directory(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
+def reopen_directory(project: Project, directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
     """Prepare a resume, perhaps with changed values or code. The old files are kept for `undo`, until `settle`."""
     if not (directory / BEFORE).exists():  # else a resume was killed before its first step
         files = {name: read_file(directory / name) for name in UNDONE if (directory / name).exists()}
@@ -129,39 +131,41 @@ def reopen_directory(directory: Path, cfg: DictConfig, overrides: list[str]) -> 
             (temporary / name).write_bytes(content)
         temporary.replace(directory / BEFORE)
     try:
-        _reopen(directory, cfg, overrides)
+        _reopen(project, directory, cfg, overrides)
     except Exception:  # a damaged environment.json, a full disk
         undo_resume(directory)
         raise
 
 
-def _reopen(directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
+def _reopen(project: Project, directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
     forget_failure(directory)
-    known = read_overrides(directory)
+    known = read_overrides(project, directory)
     by_key = {override.partition("=")[0]: override for override in known}
     for override in overrides:
         key = override.partition("=")[0]
         if key != "resume" and not key.startswith("hydra."):
             by_key[key] = override
     replace_text(directory / OVERRIDES, OmegaConf.to_yaml(list(by_key.values())))
-    keep_changes(directory, cfg)
-    write_config(directory, cfg)
+    keep_changes(project, directory, cfg)
+    write_config(project, directory, cfg)
 
 
-def keep_changes(directory: Path, cfg: DictConfig) -> None:
+def keep_changes(project: Project, directory: Path, cfg: DictConfig) -> None:
     """Record in environment.json what a resume changes: {"after": step, "was": {key: value before}, "code": Code}."""
     step = max(map(step_of, checkpoint_files(directory / CHECKPOINTS)), default=0)
     change: dict[str, Any] = {}
-    before, now = load_flat(directory), flat(portable(plain(cfg, resolve=False)))
+    before, now = load_flat(project, directory), flat(portable(project.root, plain(cfg, resolve=False)))
     was = {key: value for key, value in before.items() if key in now and now[key] != value}
     was = {key: value for key, value in was.items() if key.split(".")[0] not in NOT_COMPUTED}
     known_files = files_of(directory) if was else {}
-    now_files = fingerprints({key: plain(OmegaConf.select(cfg, key)) for key in was if key in known_files})
+    now_files = fingerprints(
+        project.root, {key: plain(OmegaConf.select(cfg, key)) for key in was if key in known_files}
+    )
     if was := {k: v for k, v in was.items() if k not in now_files or not is_same(now_files[k], known_files[k])}:
         change["was"] = was
     if read_status(directory).get("status") != "queued":  # the sweep has seen to those
-        known = surroundings()
-        if (here := code_here(known)) != codes_of(directory)[-1]:
+        known = surroundings(project.root)
+        if (here := code_here(project.root, known)) != codes_of(project.root, directory)[-1]:
             change |= {"code": list(here)} if step else {}
             if not step:
                 use_code(directory, known)
@@ -233,8 +237,8 @@ def empty_directory(directory: Path, keep: Set[str]) -> None:
         directory.rmdir()
 
 
-def write_config(directory: Path, cfg: DictConfig | dict[str, Any]) -> None:
-    replace_text(directory / CONFIG, to_yaml(portable(plain(cfg, resolve=False))))
+def write_config(project: Project, directory: Path, cfg: DictConfig | dict[str, Any]) -> None:
+    replace_text(directory / CONFIG, to_yaml(portable(project.root, plain(cfg, resolve=False))))
 
 
 def to_yaml(values: dict[str, Any] | list[str]) -> str:

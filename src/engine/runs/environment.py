@@ -13,13 +13,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine import __version__
 from engine.errors import Damaged
 from engine.files import read_json, read_text, replace_text, write_json
 from engine.host import machine_changes
-from engine.project import ROOT
 
 FILE, DIFF = "environment.json", "uncommitted.diff"
-PROJECT = ROOT
 MOST_OF_ONE, MOST_OF_ALL = 1 << 20, 8 << 20  # bytes of a new file, and of all, in uncommitted.diff
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")
 
@@ -31,8 +30,8 @@ class Surroundings(NamedTuple):
     diff: str
 
 
-def surroundings() -> Surroundings:
-    return Surroundings(environment(), _git("diff", "HEAD") + new_files())
+def surroundings(root: Path) -> Surroundings:
+    return Surroundings(environment(root), _git(root, "diff", "HEAD") + new_files(root))
 
 
 class Code(NamedTuple):
@@ -55,15 +54,18 @@ class Code(NamedTuple):
         return f"commit {self.commit[:7]}" + (f" with changes {self.changes}" if self.changes else "")
 
 
-def code_of(run_dir: Path) -> Code:
+def code_of(root: Path, run_dir: Path) -> Code:
     diff = run_dir / DIFF
     text = read_text(diff, errors="replace") if diff.exists() else ""
-    return _code(read_json(run_dir / FILE).get("git_commit"), text)
+    return _code(root, read_json(run_dir / FILE).get("git_commit"), text)
 
 
-def codes_of(run_dir: Path) -> list[Code]:
+def codes_of(root: Path, run_dir: Path) -> list[Code]:
     """With which it began, and those with which it was resumed."""
-    return [code_of(run_dir), *(Code(*change["code"]) for change in changes_of(run_dir) if "code" in change)]
+    return [
+        code_of(root, run_dir),
+        *(Code(*change["code"]) for change in changes_of(run_dir) if "code" in change),
+    ]
 
 
 def changes_of(run_dir: Path) -> list[dict[str, Any]]:
@@ -92,33 +94,33 @@ def use_code(run_dir: Path, known: Surroundings) -> None:
     replace_text(run_dir / DIFF, known.diff) if known.diff else (run_dir / DIFF).unlink(missing_ok=True)
 
 
-def code_here(known: Surroundings | None = None) -> Code:
+def code_here(root: Path, known: Surroundings | None = None) -> Code:
     """Of the files as they are now."""
-    known = known or surroundings()
-    return _code(known.environment["git_commit"], known.diff)
+    known = known or surroundings(root)
+    return _code(root, known.environment["git_commit"], known.diff)
 
 
-def _code(commit: str | None, diff: str) -> Code:
+def _code(root: Path, commit: str | None, diff: str) -> Code:
     parts = re.split(r"^(?=diff --git |# new, not in this patch: )", diff, flags=re.MULTILINE)
     below = re.compile(r"(diff --git a/|# new, not in this patch: )(\S+/)?src/")
     ours = sorted(part.strip() for part in parts if below.match(part))
     changes = hashlib.sha256("\n".join(ours).encode()).hexdigest()[:7] if ours else ""
-    return Code(commit, commit and _tree(commit), changes)
+    return Code(commit, commit and _tree(root, commit), changes)
 
 
 @cache
-def _tree(commit: str) -> str:
-    return _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}:./src").strip() or commit
+def _tree(root: Path, commit: str) -> str:
+    return _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}:./src").strip() or commit
 
 
-def new_files() -> str:
+def new_files(root: Path) -> str:
     """Returns a patch that creates the untracked files, which `git diff` leaves out.
 
     Large, binary and hidden ones (.env may hold secrets) are only named.
     """
-    prefix, patch, left_out, room = _git("rev-parse", "--show-prefix").strip(), [], [], MOST_OF_ALL
-    for name in filter(None, _git("ls-files", "--others", "--exclude-standard", "-z").split("\0")):
-        text = _text(PROJECT / name)
+    prefix, patch, left_out, room = _git(root, "rev-parse", "--show-prefix").strip(), [], [], MOST_OF_ALL
+    for name in filter(None, _git(root, "ls-files", "--others", "--exclude-standard", "-z").split("\0")):
+        text = _text(root, root / name)
         if text is None or len(text) > room:
             left_out.append(f"# new, not in this patch: {prefix}{name}\n")
             continue
@@ -133,9 +135,9 @@ def new_files() -> str:
     return "".join(patch + left_out)
 
 
-def _text(file: Path) -> str | None:
+def _text(root: Path, file: Path) -> str | None:
     """Returns the file's text; None for a hidden, binary or large file or a symbolic link."""
-    hidden = any(part.startswith(".") for part in file.relative_to(PROJECT).parts)
+    hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
     try:
         if hidden or file.is_symlink() or not file.is_file() or file.stat().st_size > MOST_OF_ONE:
             return None
@@ -145,8 +147,8 @@ def _text(file: Path) -> str | None:
     return None if "\0" in text else text
 
 
-def environment() -> dict[str, Any]:
-    versions = {}
+def environment(root: Path) -> dict[str, Any]:
+    versions = {"engine": __version__}  # a project may have it from a wheel
     for name in PACKAGES:
         try:
             versions[name] = metadata.version(name)
@@ -160,8 +162,8 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
         "packages": versions,
-        "git_commit": _git("rev-parse", "HEAD").strip() or None,
-        "git_dirty": bool(_git("status", "--porcelain").strip()),
+        "git_commit": _git(root, "rev-parse", "HEAD").strip() or None,
+        "git_dirty": bool(_git(root, "status", "--porcelain").strip()),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
     }
 
@@ -176,10 +178,10 @@ def record_machine(run_dir: Path, found: dict[str, Any]) -> str:
     return ""
 
 
-def _git(*arguments: str) -> str:
+def _git(root: Path, *arguments: str) -> str:
     """The output of git in the project, empty where there is no git or no repository."""
     try:
-        done = subprocess.run(["git", "-C", str(PROJECT), *arguments], capture_output=True, text=True, timeout=20)
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return ""
     return done.stdout if done.returncode == 0 else ""

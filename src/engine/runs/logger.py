@@ -21,6 +21,7 @@ from typing import Any
 from tqdm import tqdm
 
 from engine.files import as_json, no_links, read_file, records, replace_text
+from engine.project import Project
 from engine.runs.background import Background
 from engine.runs.directory import METRICS, read_status, settle_resume
 from engine.runs.media import save
@@ -86,8 +87,15 @@ class RunLogger(Logger):
     are deleted once the resumed run has made a step. most_s: limit for the copies at the end."""
 
     def __init__(
-        self, directory: Path, config: LoggerConfig, from_step: int, most_s: float, lines: int | None = None
+        self,
+        project: Project,
+        directory: Path,
+        config: LoggerConfig,
+        from_step: int,
+        most_s: float,
+        lines: int | None = None,
     ) -> None:
+        self._project = project
         self._metrics, self._from_step, self._lines_before = directory / METRICS, from_step, lines
         self._file: int | None = None
         self._copies: list[Background | WandbProcess] = []
@@ -113,15 +121,17 @@ class RunLogger(Logger):
 
     def _begin_wandb(self) -> None:
         if self._config.kind == "wandb" and not any(isinstance(copy, WandbProcess) for copy in self._copies):
-            self._copies.append(WandbProcess(self._directory, self._config))
+            self._copies.append(WandbProcess(self._project, self._directory, self._config))
 
     def begin(self, step: int, total_steps: int) -> None:
         if not self._metrics.exists():  # else once a resume has taken its lines back: W&B cannot
             self._begin_wandb()
         if self._config.tensorboard:
-            self._copies.append(TensorBoardThread(self._directory, self._from_step, self._most_s))
+            self._copies.append(TensorBoardThread(self._project, self._directory, self._from_step, self._most_s))
         if self._config.mlflow is not None:
-            self._copies.append(MLflowThread(self._directory, self._config.mlflow, self._from_step, self._most_s))
+            self._copies.append(
+                MLflowThread(self._project, self._directory, self._config.mlflow, self._from_step, self._most_s)
+            )
         if sys.stderr.isatty():
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from engine.config import flat, read_config
 from engine.errors import ConfigError
 from engine.files import read_json, write_json
+from engine.project import Project
 from engine.runs import directory
 from engine.runs.background import Background
 from engine.runs.media import Media
@@ -26,8 +27,8 @@ LONGEST = 6000  # characters of a parameter's value
 class MLflowThread(Background):
     title = "MLflow"
 
-    def __init__(self, run_dir: Path, config: MLflowConfig, from_step: int, most_s: float) -> None:
-        self._directory, self._config = run_dir, config
+    def __init__(self, project: Project, run_dir: Path, config: MLflowConfig, from_step: int, most_s: float) -> None:
+        self._project, self._directory, self._config = project, run_dir, config
         self._client: Any = None
         self._run_id, self._from_step = "", from_step
         self._known: dict[str, set[int]] = {}  # {name: steps} that a resumed run has logged before
@@ -50,7 +51,7 @@ class MLflowThread(Background):
             self._run_id = self._new_run()
             write_json(self._directory / ID, {"run_id": self._run_id, "tracking_uri": uri})
         data = self._client.get_run(self._run_id).data  # of a new run: nothing
-        for name, value in flat(OmegaConf.to_container(read_config(self._directory))).items():
+        for name, value in flat(OmegaConf.to_container(read_config(self._project, self._directory))).items():
             if name not in data.params:
                 self._client.log_param(self._run_id, name, str(value)[:LONGEST])
         for name in data.metrics:
@@ -71,7 +72,9 @@ class MLflowThread(Background):
         tags = {"directory": str(self._directory)}
         if sweep := directory.read_status(self._directory).get("sweep"):
             tags["sweep"] = str(sweep["sweep"])
-        return str(self._client.create_run(number, tags=tags, run_name=run_name(self._directory)).info.run_id)
+        return str(
+            self._client.create_run(number, tags=tags, run_name=run_name(self._project, self._directory)).info.run_id
+        )
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         from mlflow.entities import Metric

@@ -13,9 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from engine.app import app
 from engine.config import (
-    CONF,
     absolute,
     agents_run,
     composed,
@@ -30,6 +28,7 @@ from engine.config import (
     show,
 )
 from engine.errors import ConfigError
+from engine.project import Project
 from engine.runs.directory import (
     BEFORE,
     CONFIG,
@@ -44,10 +43,11 @@ from engine.runs.directory import (
 log = logging.getLogger("engine")
 LOGGER = "logger"
 CHOICE = re.compile(r"(?P<group>\w+(/\w+)*)=(?P<options>[\w-]+|\[[\w-]+(,[\w-]+)*\])")
-REPLACEABLE = ("hardware", "logger", "callback", "profiler")  # groups that a resume may replace: not the algorithm
 
 
-def choose_run(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) -> tuple[DictConfig, Path]:
+def choose_run(
+    project: Project, cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path
+) -> tuple[DictConfig, Path]:
     """Returns (resolved config, directory) of the run to begin or resume. cfg: as composed. run_dir: for a new run.
 
     A resumed run keeps its saved config, even if conf/ has changed, except for the command's overrides; with
@@ -69,13 +69,13 @@ def choose_run(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) 
             undo_resume(directory)
     if not holds_run(directory):
         check_free(directory)
-        if handed_out_again():
+        if handed_out_again(project):
             log.warning("W&B hands this run out again, but %s is not here: it begins anew", shown(directory))
-        new = resolved(cfg, cwd)
+        new = resolved(project, cfg, cwd)
         new.resume = None
         return new, directory
-    saved = read_config(directory)
-    typed = read_overrides(directory)
+    saved = read_config(project, directory)
+    typed = read_overrides(project, directory)
     ids = agents_run() if resume == "auto" else None
     if ids:
         check_id(directory, ids[1])
@@ -83,34 +83,38 @@ def choose_run(cfg: DictConfig, run_dir: Path, overrides: list[str], cwd: Path) 
     for override in overrides:
         key = override.partition("=")[0]
         # the same command with resume=auto is often repeated: overrides it had before are no change
-        repeated = override in given and (resume in (None, "auto") or (CONF / key).is_dir())
+        repeated = override in given and (resume in (None, "auto") or (project.conf / key).is_dir())
         if not repeated and key != "resume" and not key.startswith("hydra."):
             for each in leaves_of(override):
                 if ids:
-                    check_same(saved, cfg, each, ids[1], directory)
-                change_value(saved, cfg, each, override, directory)
+                    check_same(project, saved, cfg, each, ids[1], directory)
+                change_value(project, saved, cfg, each, override, directory)
                 changed.append(each)
-    check_followers(saved, before, typed, changed)
-    saved.logger = own_logger(saved, cfg, typed, overrides)
+    check_followers(project, saved, before, typed, changed)
+    saved.logger = own_logger(project, saved, cfg, typed, overrides)
     if "path" in saved.data:
         saved.data.path = absolute(plain(saved.data.path), cwd)
     return saved, directory
 
 
-def own_logger(saved: DictConfig, cfg: DictConfig, typed: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
+def own_logger(
+    project: Project, saved: DictConfig, cfg: DictConfig, typed: Sequence[str], overrides: Sequence[str]
+) -> dict[str, Any]:
     """Returns the group `logger` as conf/ and this command have it, for the run's name and the options that the run has
     chosen from conf/ (logger=none, an experiment). Says in one line what the run had otherwise.
 
     cfg: as this command has composed it. typed: the run's overrides; their values are not taken. overrides: this
     command's.
     """
-    if any(override.partition("=")[0] == LOGGER and not is_choice(override) for override in overrides):
+    if any(override.partition("=")[0] == LOGGER and not is_choice(project, override) for override in overrides):
         return OmegaConf.to_container(cfg[LOGGER], resolve=True)  # type: ignore[return-value] # of --config-dir
-    given = [o for o in overrides if o.lstrip("+~").split("=")[0].split(".")[0] in (LOGGER, "name") or is_choice(o)]
+    given = [
+        o for o in overrides if o.lstrip("+~").split("=")[0].split(".")[0] in (LOGGER, "name") or is_choice(project, o)
+    ]
     keys = {override.partition("=")[0] for override in given}
-    kept = [override for override in typed if is_choice(override) and override.partition("=")[0] not in keys]
+    kept = [override for override in typed if is_choice(project, override) and override.partition("=")[0] not in keys]
     kept += [] if "name" in keys else [f"name={quote_value(str(saved.name))}"]
-    whole = DictConfig({key: node for key, node in composed([*kept, *given]).items() if key != "hydra"})
+    whole = DictConfig({key: node for key, node in composed(project, [*kept, *given]).items() if key != "hydra"})
     logger: dict[str, Any] = OmegaConf.to_container(whole[LOGGER], resolve=True)  # type: ignore[assignment]
     was, now = flat(plain(saved[LOGGER])), flat(logger)
     unlike = [
@@ -123,13 +127,16 @@ def own_logger(saved: DictConfig, cfg: DictConfig, typed: Sequence[str], overrid
     return logger
 
 
-def is_choice(override: str) -> bool:
+def is_choice(project: Project, override: str) -> bool:
     """Whether it chooses options of a group that are there in conf/, by name: logger=[wandb,mlflow]."""
     found = CHOICE.fullmatch(override)
     return (
         found is not None
         and not found["group"].startswith("hydra")
-        and all((CONF / found["group"] / f"{name}.yaml").is_file() for name in found["options"].strip("[]").split(","))
+        and all(
+            (project.conf / found["group"] / f"{name}.yaml").is_file()
+            for name in found["options"].strip("[]").split(",")
+        )
     )
 
 
@@ -141,21 +148,24 @@ def leaves_of(override: str) -> list[str]:
     return list(flat({parsed.key_or_group: parsed.value()}))
 
 
-def change_value(saved: DictConfig, cfg: DictConfig, key: str, override: str, directory: Path) -> None:
+def change_value(
+    project: Project, saved: DictConfig, cfg: DictConfig, key: str, override: str, directory: Path
+) -> None:
     """Copy the value that `override` has set in `cfg` into a run's saved config."""
     key = key.removeprefix("+")
-    if key in REPLACEABLE:
+    if key in project.beside:
         OmegaConf.update(saved, key, OmegaConf.to_container(cfg[key], resolve=True), merge=False)
-    elif key.startswith("~") or (CONF / key.partition("@")[0]).is_dir():
+    elif key.startswith("~") or (project.conf / key.partition("@")[0]).is_dir():
         raise ConfigError(
             f"{override}: the run in {directory} keeps its groups; what can be changed when it goes on are values "
-            f"(trainer.max_epochs=40) and the groups {', '.join(REPLACEABLE)} - for another run leave out resume"
+            f"(process.timeout=20m) and the groups {', '.join(project.beside)} - for another run leave out resume"
         )
     elif has_key(saved, key) or has_key(saved, override.partition("=")[0]) or adds(saved, override):
         OmegaConf.update(saved, key, OmegaConf.select(cfg, key), force_add=True)
     else:
         parent = OmegaConf.select(saved, key.rpartition(".")[0]) if "." in key else saved
-        raise ConfigError(f"{no_such_key(key, list(map(str, parent or ())))}, in the config of the run in {directory}")
+        line = no_such_key(key, list(map(str, parent or ())), moved=project.moved_keys)
+        raise ConfigError(f"{line}, in the config of the run in {directory}")
 
 
 def check_id(directory: Path, wandb_id: str) -> None:
@@ -167,11 +177,11 @@ def check_id(directory: Path, wandb_id: str) -> None:
         )
 
 
-def check_same(saved: DictConfig, cfg: DictConfig, key: str, wandb_id: str, directory: Path) -> None:
+def check_same(project: Project, saved: DictConfig, cfg: DictConfig, key: str, wandb_id: str, directory: Path) -> None:
     """ConfigError if a run of W&B's sweep would go on with another value: its server takes the scores as those of the
     values that it chose when the run began."""
     was, now = (OmegaConf.select(one, key.lstrip("+~")) for one in (saved, cfg))
-    if not (CONF / key).is_dir() and key.split(".")[0] not in REPLACEABLE and was != now:
+    if not (project.conf / key).is_dir() and key.split(".")[0] not in project.beside and was != now:
         raise ConfigError(
             f"{key}={show(plain(now))}: W&B's run {wandb_id} has {show(plain(was))}, and goes on with what it began "
             f"with; move {shown(directory)} away to begin it anew"
@@ -184,20 +194,24 @@ def adds(saved: DictConfig, override: str) -> bool:
     return override.startswith("+") and isinstance(OmegaConf.select(saved, parent.removeprefix("+")), DictConfig)
 
 
-def check_followers(saved: DictConfig, before: dict[str, Any], typed: list[str], changed: list[str]) -> None:
+def check_followers(
+    project: Project, saved: DictConfig, before: dict[str, Any], typed: list[str], changed: list[str]
+) -> None:
     """ConfigError if a value that was interpolated from a changed one (data.order.batch_size from
     trainer.global_batch_size) would keep its old value, as saved configs are resolved: it must be given too.
-    Of a run that was saved when yamls still gave what the run gives today (App.asked), too. before: its values.
+    Of a run that was saved when yamls still gave what the run gives today (Project.asked), too. before: its values.
     typed: the run's overrides, to find interpolations in conf/; if they no longer compose, nothing is checked."""
-    if all(key.split(".")[0] in REPLACEABLE for key in changed):
+    if all(key.split(".")[0] in project.beside for key in changed):
         return
     try:
-        raw = flat({name: node for name, node in composed(typed).items() if name not in (*REPLACEABLE, "hydra")})
+        raw = flat(
+            {name: node for name, node in composed(project, typed).items() if name not in (*project.beside, "hydra")}
+        )
     except (ConfigError, HydraException, OmegaConfBaseException):
         return
     for key in changed:
         new = plain(OmegaConf.select(saved, key))
-        names = {name for name, given in app().asked.items() if given == key}
+        names = {name for name, given in project.asked.items() if given == key}
         own = [at for at in before if at.rpartition(".")[2] in names and at not in raw]
         older = [at for at in own if before[at] == before.get(key)]
         for at in [*(at for at, text in raw.items() if text == f"${{{key}}}"), *older]:

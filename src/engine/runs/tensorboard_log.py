@@ -9,6 +9,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from engine.config import read_config
+from engine.project import Project
 from engine.runs.background import Background
 from engine.runs.directory import METRICS
 from engine.runs.media import Media
@@ -21,8 +22,8 @@ class TensorBoardThread(Background):
 
     title = "TensorBoard"
 
-    def __init__(self, run_dir: Path, from_step: int, most_s: float) -> None:
-        self._directory, self._from_step = run_dir, from_step
+    def __init__(self, project: Project, run_dir: Path, from_step: int, most_s: float) -> None:
+        self._project, self._directory, self._from_step = project, run_dir, from_step
         self._writer: Any = None
         super().__init__(most_s)
 
@@ -34,7 +35,7 @@ class TensorBoardThread(Background):
         if self._from_step:
             self._again(self._directory / METRICS, self._from_step, self._known())
         else:
-            config = OmegaConf.to_yaml(read_config(self._directory))
+            config = OmegaConf.to_yaml(read_config(self._project, self._directory))
             self._writer.add_text("config", "    " + config.replace("\n", "\n    "))  # Markdown: as it stands
 
     def _known(self) -> dict[str, set[int]]:

@@ -17,10 +17,9 @@ from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
 
-from engine.app import app
 from engine.config import read_config, read_overrides, typed
 from engine.files import no_links, read_json, write_json
-from engine.project import ROOT
+from engine.project import Project
 from engine.runs import directory
 from engine.runs.media import Media
 from engine.runs.options import LoggerConfig
@@ -30,27 +29,27 @@ FOLDER, OUTPUT, SUMMARY = "wandb", "upload.log", "summary.json"  # wandb's and i
 END_S = 5.0  # that a run alone waits at its end
 
 
-def wandb_arguments(run_dir: Path) -> tuple[LoggerConfig, dict[str, Any]]:
+def wandb_arguments(project: Project, run_dir: Path) -> tuple[LoggerConfig, dict[str, Any]]:
     """Returns (logger config, arguments of wandb.init) of a run, read from its directory.
 
     A sweep's job gets the sweep's name as its group, and a name made of its overrides.
     """
-    config = cast("dict[str, Any]", OmegaConf.to_container(read_config(run_dir)))
+    config = cast("dict[str, Any]", OmegaConf.to_container(read_config(project, run_dir)))
     status = directory.read_status(run_dir)
     logger = typed(LoggerConfig, config["logger"], "logger")
     about = {"directory": str(run_dir), **directory.read_json(run_dir / directory.ENVIRONMENT)}
-    about["overrides"] = read_overrides(run_dir)
+    about["overrides"] = read_overrides(project, run_dir)
     arguments: dict[str, Any] = {
         key: getattr(logger, key) for key in ("project", "entity", "group", "job_type", "tags")
     }
     if sweep := status.get("sweep"):
         about["sweep"] = sweep
         arguments["group"] = logger.group or sweep["sweep"]
-    arguments |= {"id": status["wandb_id"], "name": run_name(run_dir), "config": {**config, "run": about}}
+    arguments |= {"id": status["wandb_id"], "name": run_name(project, run_dir), "config": {**config, "run": about}}
     return logger, arguments
 
 
-def run_name(run_dir: Path) -> str:
+def run_name(project: Project, run_dir: Path) -> str:
     """Returns a sweep job's overrides (ours or W&B's sweep), such as lr=0.003 seed=1; else the directory's name."""
     sweep = directory.read_json(run_dir.parent / "sweep.json")
     overrides = next((job["overrides"] for job in sweep.get("jobs", ()) if job["key"] == run_dir.name), None)
@@ -58,7 +57,7 @@ def run_name(run_dir: Path) -> str:
         swept = set(sweep.get("swept") or ())
         overrides = [o for o in overrides if o.partition("=")[0].lstrip("+~") in swept]
     elif os.environ.get("WANDB_SWEEP_ID"):
-        overrides = [o for o in read_overrides(run_dir) if not o.startswith("resume=")]
+        overrides = [o for o in read_overrides(project, run_dir) if not o.startswith("resume=")]
     if not overrides:
         return run_dir.name
     lasts = [o.partition("=")[0].split(".")[-1] for o in overrides]
@@ -74,8 +73,8 @@ class WandbProcess:
     pipe tells it the run's end, also where the run is killed. Has the methods of a Background.
     """
 
-    def __init__(self, run_dir: Path, config: LoggerConfig) -> None:
-        self._directory = run_dir
+    def __init__(self, project: Project, run_dir: Path, config: LoggerConfig) -> None:
+        self._project, self._directory = project, run_dir
         self._process: subprocess.Popen[str] | None = None
         self._told = False
         (run_dir / FOLDER).mkdir(exist_ok=True)
@@ -83,9 +82,10 @@ class WandbProcess:
             self._start()
 
     def _start(self) -> None:
+        command = upload_command(self._project, self._directory, "live", str(os.getpid()))
         with open(self._directory / FOLDER / OUTPUT, "a", opener=no_links) as output:
             self._process = subprocess.Popen(
-                upload_command(self._directory, "live", str(os.getpid())), env=upload_environment(),
+                command, env=upload_environment(self._project.root),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True, start_new_session=True,
             )  # fmt: skip
         threading.Thread(target=self._listen, args=(self._process,), name="W&B", daemon=True).start()
@@ -124,15 +124,15 @@ class WandbProcess:
         self._process.returncode = self._process.returncode or 0  # else Python warns that it still runs
 
 
-def upload_command(run_dir: Path, how: str, *more: str) -> list[str]:
+def upload_command(project: Project, run_dir: Path, how: str, *more: str) -> list[str]:
     """See engine.runs.wandb_upload."""
-    code = f"import {app().package}; from engine.runs.wandb_upload import command; command()"
+    code = f"from {project.name} import PROJECT; from engine.runs.wandb_upload import command; command(PROJECT)"
     return [sys.executable, "-c", code, str(run_dir.absolute()), how, *more]
 
 
-def upload_environment() -> dict[str, str]:
+def upload_environment(root: Path) -> dict[str, str]:
     """Finds the project and the engine; WANDB_MODE has been obeyed already."""
-    found = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found = [str(root / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(found), "WANDB_MODE": "online"}
 
 

@@ -33,6 +33,7 @@ from engine.config import enter
 from engine.errors import RunFailed
 from engine.files import open_regular, read_file, read_json, read_text, write_json
 from engine.locks import Busy, Lock
+from engine.project import Project
 from engine.runs.directory import FROZEN, METRICS, RESULT, STATUS, is_claimed
 from engine.runs.media import media_file, read_table
 from engine.runs.wandb_log import FOLDER, SUMMARY, upload_command, wandb_arguments, wandb_reachable
@@ -159,9 +160,11 @@ def begin_wandb(arguments: dict[str, Any], folder: Path, mode: str, timeout_s: f
     return run
 
 
-def send_wandb(run_dir: Path, feed: Iterable[dict[str, Any]], folder: Path, mode: str, pid: int | None = None) -> Any:
+def send_wandb(
+    project: Project, run_dir: Path, feed: Iterable[dict[str, Any]], folder: Path, mode: str, pid: int | None = None
+) -> Any:
     """Begin the W&B run where it ended and log the lines that it lacks. Returns (run, lines in all, lines it had)."""
-    logger, arguments = wandb_arguments(run_dir)
+    logger, arguments = wandb_arguments(project, run_dir)
     again = {"resume": "allow"} if mode == "online" else {}
     run = begin_wandb(arguments | again, folder, mode, logger.timeout_s, pid)
     had, lines, files = run.starting_step, 0, None
@@ -215,9 +218,9 @@ def follow(run_dir: Path) -> Feed:
     return Feed(run_dir, None)
 
 
-def finish_wandb(run: Any, run_dir: Path, status: str) -> None:
+def finish_wandb(project: Project, run: Any, run_dir: Path, status: str) -> None:
     """The whole run's values, the best checkpoint, and last the status: where that is, all is."""
-    logger, _ = wandb_arguments(run_dir)
+    logger, _ = wandb_arguments(project, run_dir)
     result = read_json(run_dir / RESULT)
     finals = {f"final/{key}": value for key, value in result.items() if "/" in key}
     run.summary.update(read_json(run_dir / FOLDER / SUMMARY) | finals)
@@ -266,10 +269,10 @@ def confirmed(run_dir: Path) -> bool:
     return read_json(run_dir / FOLDER / SENT) == sent(run_dir)
 
 
-def upload(run_dir: Path, how: str, feed: Feed, pid: int | None = None) -> str:
+def upload(project: Project, run_dir: Path, how: str, feed: Feed, pid: int | None = None) -> str:
     """Send what the server lacks, and see that it has it. Returns a line for the user. Raises RunFailed, and what wandb
     raises."""
-    _, arguments = wandb_arguments(run_dir)
+    _, arguments = wandb_arguments(project, run_dir)
     known = None if how == "anew" else held(arguments)
     new = how == "anew"
     if how == "live":
@@ -283,9 +286,9 @@ def upload(run_dir: Path, how: str, feed: Feed, pid: int | None = None) -> str:
         new = not known.in_lines or (known.count > len(steps) and feed.status in ("finished", "pruned"))
     if new:
         write_json(run_dir / STATUS, read_json(run_dir / STATUS) | {"wandb_id": secrets.token_hex(4)})
-        _, arguments = wandb_arguments(run_dir)
-    run, lines, had = send_wandb(run_dir, feed, run_dir, "online", pid)
-    finish_wandb(run, run_dir, feed.status)
+        _, arguments = wandb_arguments(project, run_dir)
+    run, lines, had = send_wandb(project, run_dir, feed, run_dir, "online", pid)
+    finish_wandb(project, run, run_dir, feed.status)
     if lines < had:
         return f"has {had} lines, metrics.jsonl only {lines}: the run was resumed further back; go on with it"
     for _ in range(5):
@@ -336,7 +339,9 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def main(run_dir: Path, how: str, pid: int = 0, began: float = 0.0, tries: int = 0, status: str = "") -> int:
+def main(
+    project: Project, run_dir: Path, how: str, pid: int = 0, began: float = 0.0, tries: int = 0, status: str = ""
+) -> int:
     """began: when the run had ended, for a process that tries again (`_again`)."""
     signal.signal(signal.SIGTERM, lambda *_: leave(143))
     enter(run_dir)
@@ -349,7 +354,7 @@ def main(run_dir: Path, how: str, pid: int = 0, began: float = 0.0, tries: int =
         with sending(run_dir, 0.0 if live else PATIENCE_S):
             if not wandb_reachable(5.0):
                 raise RunFailed("the server cannot be reached")
-            done = upload(run_dir, how, feed, pid or None)
+            done = upload(project, run_dir, how, feed, pid or None)
             if feed.status == status_of(run_dir):
                 write_json(run_dir / FOLDER / SENT, sent(run_dir))
     except Exception as error:
@@ -361,16 +366,16 @@ def main(run_dir: Path, how: str, pid: int = 0, began: float = 0.0, tries: int =
             leave(1)
         end_children()
         feed.wait(min(2.0**tries, 60.0))
-        _again(run_dir, pid, feed, tries + 1)
+        _again(project, run_dir, pid, feed, tries + 1)
     if not live:
         print(done, flush=True)
     return 0
 
 
-def _again(run_dir: Path, pid: int, feed: Feed, tries: int) -> None:
+def _again(project: Project, run_dir: Path, pid: int, feed: Feed, tries: int) -> None:
     """Begin anew as a fresh process of the same number and pipe, as wandb keeps the state of a failure."""
     began = str(time.time()) if feed.ended else "0"
-    given = upload_command(run_dir, "live", str(pid), began, str(tries), feed.status if feed.ended else "")
+    given = upload_command(project, run_dir, "live", str(pid), began, str(tries), feed.status if feed.ended else "")
     os.execv(sys.executable, given)
 
 
@@ -381,8 +386,8 @@ def _limit(feed: Feed, began: float) -> None:
     leave(1)
 
 
-def command() -> None:
+def command(project: Project) -> None:
     """The arguments above; those after PID are of a process that tries again."""
     run_dir, how, *more = sys.argv[1:]
     pid, began, tries = (float(text) for text in [*more[:3], "0", "0", "0"][:3])
-    sys.exit(main(Path(run_dir), how, int(pid), began, int(tries), *more[3:]))
+    sys.exit(main(project, Path(run_dir), how, int(pid), began, int(tries), *more[3:]))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from engine.sweeps.job import run_job
     from engine.sweeps.lease import Leases
     from engine.sweeps.ledger import Ledger
-    from engine.sweeps.options import PoolConfig, RayConfig, SlurmConfig, SweepConfig
+    from engine.sweeps.options import MonitorConfig, PoolConfig, RayConfig, SlurmConfig, SweepConfig
     from engine.sweeps.plan import Composer
     from engine.sweeps.pool import run_in_pool
     from engine.sweeps.preflight import Trial

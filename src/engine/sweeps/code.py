@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 def settle_code(ledger: Ledger) -> str:
     """Before jobs run: those that are queued get the present code on record. Returns a line if others ran with
     another; else empty."""
-    known = surroundings()
-    here = code_here(known)
+    known = surroundings(ledger.project.root)
+    here = code_here(ledger.project.root, known)
     found: list[tuple[int, Code]] = []
     for job in ledger.jobs:
-        if (own := codes_of(job.directory)[-1]) == here:
+        if (own := codes_of(ledger.project.root, job.directory)[-1]) == here:
             continue
         if job.state() != "queued":
             found.append((job.number, own))

@@ -1,7 +1,7 @@
 """The config of a job by its difference to the first of its kind: a value that is swept changes itself and what
 interpolates it, and composing and resolving all the rest again takes fifty times longer. No torch.
 
-    first = First(composed config, resolved config, swept values, cwd)
+    first = First(project, composed config, resolved config, swept values, cwd)
     first.changed({"optim.lr": 0.1})     -> its resolved config; None: not known for certain, compose it
 
 Not known for certain: a value with `$` or a mapping; a key within something that is interpolated as a whole; a resolver
@@ -19,8 +19,8 @@ from typing import Any
 
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 
-from engine.app import app
 from engine.config import MISSING, absolute, plain
+from engine.project import Project
 
 Place = tuple[str | int, ...]  # ("data", "input_shape", 0)
 PURE = ("root", "below_outputs", "oc.env", "oc.create", "oc.decode")  # resolvers of their arguments alone
@@ -30,22 +30,24 @@ REFERS = re.compile(r"\$\{(\.*)([A-Za-z_][\w./\[\]-]*)?(:?)")  # dots of a relat
 class First:
     """composed: without `hydra`, not resolved; whole: the same, resolved, plain. swept: keys whose values change."""
 
-    def __init__(self, composed: DictConfig, whole: dict[str, Any], swept: Collection[str], cwd: Path) -> None:
-        self._whole, self._cwd = copy.deepcopy(whole), cwd
+    def __init__(
+        self, project: Project, composed: DictConfig, whole: dict[str, Any], swept: Collection[str], cwd: Path
+    ) -> None:
+        self._project, self._whole, self._cwd = project, copy.deepcopy(whole), cwd
         self._cfg = copy.deepcopy(composed)
         OmegaConf.set_struct(self._cfg, False)
         OmegaConf.set_readonly(self._cfg, False)
         raw = plain(self._cfg, resolve=False)
         texts = {place: text for place, text in _texts(raw, ()) if not any(_covers(_place(k), place) for k in swept)}
-        follows = {place: _references(place, text) for place, text in texts.items()}
+        follows = {place: _references(project.resolvers, place, text) for place, text in texts.items()}
         self._certain = all(found is not None for found in follows.values())
-        paths = {_place(key) for key in app().paths}
+        paths = {_place(key) for key in project.paths}
         self._anew: dict[str, list[Place]] = {}  # key -> the places that are resolved anew when it changes
         for key in swept:
             anew = _affected(_place(key), follows)
             if _is_plain_place(self._cfg, key) and not any(_covers(path, place) for path in paths for place in anew):
                 self._anew[key] = anew
-        for key in app().paths:  # as engine.config.resolved does, before anything is resolved
+        for key in project.paths:  # as engine.config.resolved does, before anything is resolved
             if (value := _at(self._whole, _place(key))) is not None and _is_plain_place(self._cfg, key):
                 OmegaConf.update(self._cfg, key, value)
 
@@ -54,7 +56,7 @@ class First:
         if not self._certain or not all(key in self._anew and _is_plain(value) for key, value in values.items()):
             return None
         new = copy.deepcopy(self._whole)
-        values = {key: absolute(v, self._cwd) if key in app().paths else v for key, v in values.items()}
+        values = {key: absolute(v, self._cwd) if key in self._project.paths else v for key, v in values.items()}
         for key, value in values.items():
             _set(new, _place(key), copy.deepcopy(value))
         anew = dict.fromkeys(place for key in values for place in self._anew[key])
@@ -77,7 +79,7 @@ def _texts(node: Any, place: Place) -> Iterator[tuple[Place, str]]:
         yield place, node
 
 
-def _references(place: Place, text: str) -> list[Place] | None:
+def _references(resolvers: Mapping[str, Callable[..., Any]], place: Place, text: str) -> list[Place] | None:
     """The places that an interpolation at `place` depends on, () being all of the config; None: on more than that."""
     found: list[Place] = []
     for dots, name, resolver in REFERS.findall(text):
@@ -85,7 +87,7 @@ def _references(place: Place, text: str) -> list[Place] | None:
             found.append((*place[: -len(dots)], *_place(name)) if dots else _place(name))
         elif name in PURE:
             continue
-        elif name in app().resolvers and (parameters := _special(app().resolvers[name])) <= {"_parent_"}:
+        elif name in resolvers and (parameters := _special(resolvers[name])) <= {"_parent_"}:
             found += [place[:-1]] if parameters else []
         else:
             return None

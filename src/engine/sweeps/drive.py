@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from engine.config import plain, read_config, typed
 from engine.errors import PREEMPTED, ConfigError, RunFailed
+from engine.project import Project
 from engine.ranks import followers
 from engine.runs import shown
 from engine.sweeps import plan
@@ -39,15 +40,17 @@ class Work:
     on_end: Callable[[Job], object] = lambda job: None
 
 
-def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, arguments: Sequence[str]) -> None:
+def sweep(
+    project: Project, master: DictConfig, loader: ConfigLoader, launcher: Launcher, arguments: Sequence[str]
+) -> None:
     """Run every combination of the values in `arguments` that has not ended. master: the command's whole config.
 
     Raises ConfigError before anything is written, later what `conclude` raises.
     """
-    options, ledger = opened(master)
+    options, ledger = opened(project, master)
     swept = [*ledger.swept, *plan.swept_keys(arguments)]
-    composer = plan.Composer(loader, master, Path(master.hydra.runtime.cwd), ledger.directory, swept)
-    combinations = plan.expand(arguments, loader, ledger.swept, composer.cwd)
+    composer = plan.Composer(project, loader, master, Path(master.hydra.runtime.cwd), ledger.directory, swept)
+    combinations = plan.expand(project, arguments, loader, ledger.swept, composer.cwd)
     new = plan.compose(ledger, combinations, composer)
     if options.preflight:
         say(tried(ledger, combinations, new, swept, options.retry_failed, launcher))
@@ -64,7 +67,7 @@ def sweep(master: DictConfig, loader: ConfigLoader, launcher: Launcher, argument
     conclude(ledger, jobs, stopped, changed=bool(due))
 
 
-def opened(master: DictConfig) -> tuple[SweepConfig, Ledger]:
+def opened(project: Project, master: DictConfig) -> tuple[SweepConfig, Ledger]:
     """The checked options and the ledger of a command's sweep. Raises ConfigError for options that do not fit."""
     if followers():
         raise ConfigError(
@@ -84,7 +87,7 @@ def opened(master: DictConfig) -> tuple[SweepConfig, Ledger]:
     options = typed(SweepConfig, master.sweep, "sweep")
     if options.name is not None and not re.fullmatch(r"[\w+-][\w.+-]*", options.name):
         raise ConfigError(f"sweep={options.name}: the name of a folder, of letters, digits and . _ + -")
-    return options, Ledger(Path(master.hydra.sweep.dir).absolute())
+    return options, Ledger(project, Path(master.hydra.sweep.dir).absolute())
 
 
 def tried(
@@ -100,13 +103,14 @@ def tried(
 
     known = [job for c in combinations if (job := ledger.find(c.values)) is not None]
     candidates = [
-        Candidate(job.number, label(job, ledger), read_config(job.directory)) for job in ledger.due(known, retry_failed)
+        Candidate(job.number, label(job, ledger), read_config(ledger.project, job.directory))
+        for job in ledger.due(known, retry_failed)
     ]
     for number, one in enumerate(new.values(), start=len(ledger.jobs)):
         candidates.append(Candidate(number, differing(one.overrides, swept), DictConfig(one.cfg)))
     if not candidates:
         return "preflight: no job is to run"
-    return preflight(candidates, at_once(launcher, len(candidates)))
+    return preflight(ledger.project, candidates, at_once(launcher, len(candidates)))
 
 
 def at_once(launcher: Launcher, num_jobs: int) -> int:
@@ -175,7 +179,7 @@ def report(ledger: Ledger, changed: bool) -> None:
     if changed or not (ledger.directory / "report.md").exists():
         from engine.sweeps.report import write
 
-        write(ledger.directory)
+        write(ledger.project, ledger.directory)
     for name in ("report.md", "report.html"):
         if (path := ledger.directory / name).exists():
             say(f"  {shown(path)}")

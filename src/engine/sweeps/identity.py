@@ -14,46 +14,54 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from engine.app import app
-from engine.config import COMPARED_IF_SWEPT, NEVER_COMPARED, absolute, localized, portable
+from engine.config import NEVER_COMPARED, absolute, localized, portable
+from engine.project import Project
 
 NAME_DIGITS, SLUG_LENGTH, VALUE_LENGTH = 16, 80, 24
 OLD_DIGITS = 8  # in directory names of the first version, whose sweep.json has no `identity`
 
 
-def values_of(overrides: Sequence[str], swept: Collection[str] = (), cwd: Path | None = None) -> dict[str, Any]:
+def values_of(
+    project: Project, overrides: Sequence[str], swept: Collection[str] = (), cwd: Path | None = None
+) -> dict[str, Any]:
     """{key: canonical value} of the overrides that tell jobs apart; jobs are the same if these have one digest.
 
     1e-3 is 0.001, 7.0 is 7, 'a' is a; a group's value is its option's name; of a key given twice the last counts.
     swept: keys in which the jobs differ. cwd: base of a relative data.path.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    return {key: value for key, value in (keyed(o, cwd or Path.cwd()) for o in parsed) if counts(key, swept)}
+    return {
+        key: value
+        for key, value in (keyed(project, o, cwd or Path.cwd()) for o in parsed)
+        if counts(project, key, swept)
+    }
 
 
-def differing_keys(jobs: Sequence[Sequence[str]]) -> list[str]:
+def differing_keys(project: Project, jobs: Sequence[Sequence[str]]) -> list[str]:
     """The keys in which jobs with these overrides differ, including keys that only some of them give."""
     texts = dict.fromkeys(text for overrides in jobs for text in overrides)
-    told = dict(zip(texts, (keyed(o, Path.cwd()) for o in OverridesParser.create().parse_overrides(list(texts)))))
+    told = dict(
+        zip(texts, (keyed(project, o, Path.cwd()) for o in OverridesParser.create().parse_overrides(list(texts))))
+    )
     values = [dict(told[text] for text in overrides) for overrides in jobs]
-    keys = [key for key in dict.fromkeys(key for key, _ in told.values()) if counts(key, ())]
+    keys = [key for key in dict.fromkeys(key for key, _ in told.values()) if counts(project, key, ())]
     return [key for key in keys if len({json.dumps(v.get(key, "-"), default=str) for v in values}) > 1]
 
 
-def counts(key: str, swept: Collection[str]) -> bool:
+def counts(project: Project, key: str, swept: Collection[str]) -> bool:
     """Whether an override of this key tells jobs apart."""
     top = re.split(r"[./@]", key.lstrip("~"), maxsplit=1)[0]
-    return top not in NEVER_COMPARED and (top not in COMPARED_IF_SWEPT or key in swept)
+    return top not in NEVER_COMPARED and (key in swept or top not in (*project.beside, "name"))
 
 
-def keyed(override: Override, cwd: Path) -> tuple[str, Any]:
+def keyed(project: Project, override: Override, cwd: Path) -> tuple[str, Any]:
     """(key, canonical value) of one override that is no sweep; ~key for a deletion, +key and ++key are key."""
     key = override.get_key_element().lstrip("+")
     if override.is_delete():
         return key, None
     value = canonical(override.value())
-    is_path = key.startswith("data.") and any(fnmatchcase(key, one) for one in app().paths)
-    return key, portable(absolute(value, cwd)) if is_path else value
+    is_path = key.startswith("data.") and any(fnmatchcase(key, one) for one in project.paths)
+    return key, portable(project.root, absolute(value, cwd)) if is_path else value
 
 
 def canonical(value: Any) -> Any:
@@ -76,9 +84,9 @@ def digest(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def older_digest(values: Mapping[str, Any]) -> str:
+def older_digest(root: Path, values: Mapping[str, Any]) -> str:
     """As older versions made it, with absolute paths: the ledgers of their sweeps have it."""
-    return digest(localized(dict(values)))
+    return digest(localized(root, dict(values)))
 
 
 def directory_name(values: Mapping[str, Any], swept: Collection[str]) -> str:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from engine.app import app
 from engine.config import CONFIG, read_config, read_overrides
 from engine.errors import Claimed, ConfigError, RunFailed
+from engine.project import Project
 from engine.runs import holds_run, read_failure, record_failure
 from engine.sweeps.ledger import ENDED
 
 ELSEWHERE = 73  # EX_CANTCREAT: another process runs this job
 
 
-def run_job(directory: Path) -> int:
+def run_job(project: Project, directory: Path) -> int:
     """Run or resume the job in this process (several ranks: in child processes). Returns the exit status: 0, 1 the run
     failed, 2 a ConfigError, 75 preempted, 130 Ctrl-C, ELSEWHERE another process runs it.
 
@@ -26,7 +26,8 @@ def run_job(directory: Path) -> int:
     if not holds_run(directory):
         raise ConfigError(f"{directory}: no run directory (it has no {CONFIG})")
     try:
-        app().start(read_config(directory), directory, read_overrides(directory), own_process=False, leave=ENDED)
+        cfg, overrides = read_config(project, directory), read_overrides(project, directory)
+        project.start(cfg, directory, overrides, own_process=False, leave=ENDED)
     except Claimed:
         return ELSEWHERE
     except ConfigError as error:

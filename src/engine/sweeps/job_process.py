@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from engine import early
-from engine.app import App, register
 from engine.errors import Claimed, RankLost, RunFailed
 from engine.files import no_links, read_text
 from engine.host import STOP_SIGNALS, die_with, heeded_signals, readable_stack, say_ended, take_heart
+from engine.project import Project
 from engine.ranks import LIKELY
 from engine.runs import claimed, record_failure, write_status
 from engine.sweeps.job import run_job
@@ -47,8 +47,9 @@ def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None,
         return
 
 
-def job_main(project: App, directory: Path, environment: dict[str, str], quiet: bool, parent: int, hearts: Any) -> None:
-    register(project)
+def job_main(
+    project: Project, directory: Path, environment: dict[str, str], quiet: bool, parent: int, hearts: Any
+) -> None:
     os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, which passes it on once
     early.begin_run(own_process=True)
     for number in heeded_signals():
@@ -63,7 +64,7 @@ def job_main(project: App, directory: Path, environment: dict[str, str], quiet: 
             print_to(directory / OUTPUT)
         with open(directory / FAULT, "w", opener=no_links) as fault:
             faulthandler.enable(fault)
-            code = run_job(directory)
+            code = run_job(project, directory)
             faulthandler.disable()
     except KeyboardInterrupt:
         code = 130

@@ -10,6 +10,7 @@ from typing import Any
 from engine.config import read_config
 from engine.errors import ConfigError
 from engine.host import cores, count_gpus, limited_to
+from engine.project import Project
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,11 @@ class Leases:
             jobs_at_once = max(1, int(len(self._free) / each + 1e-9)) if self._free else cores()
         self.at_once = max(1, min(int(jobs_at_once), num_jobs))
 
-    def take(self, directory: Path) -> Lease | None:
+    def take(self, project: Project, directory: Path) -> Lease | None:
         """The lease for the job of this run directory; None: it has to wait. ConfigError: it would wait forever."""
         if self._running == self.at_once:
             return None
-        wanted = self._wanted(directory)
+        wanted = self._wanted(project, directory)
         count, share = (int(wanted), 1.0) if wanted >= 1 else (1, wanted) if wanted else (0, 0.0)
         if count > len(self._free):
             raise ConfigError(
@@ -67,10 +68,10 @@ class Leases:
         for gpu in lease.gpus:
             self._free[gpu] += lease.share
 
-    def _wanted(self, directory: Path) -> float:
+    def _wanted(self, project: Project, directory: Path) -> float:
         if not self._free:
             return 0.0
-        cfg: Any = read_config(directory)
+        cfg: Any = read_config(project, directory)
         if cfg.hardware.device in ("cpu", "mps"):
             return 0.0
         if self._per_job != "auto":

@@ -1,6 +1,6 @@
 """The ledger of a sweep: its directory, sweep.json and the state of each job. Imports no torch.
 
-    ledger = Ledger(directory)
+    ledger = Ledger(project, directory)
     known = ledger.find(values)                     # the job with these values, if there is one
     jobs = ledger.add([NewJob(...), ...])           # composed, checked configs -> run directories, status queued
     for job in ledger.due(jobs, retry_failed): ...  # run engine.sweeps.job.run_job(job.directory), anywhere
@@ -16,14 +16,15 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.app import app
 from engine.config import enter, override_of_now
 from engine.errors import ConfigError
 from engine.files import read_json, remove_leftovers, write_json
 from engine.locks import Lock
+from engine.project import Project
 from engine.runs import RESULT, STATUS, Surroundings, fill_directory, holds_run, is_claimed, surroundings
 from engine.sweeps.identity import OLD_DIGITS, differing_keys, digest, directory_name, older_digest
 from engine.sweeps.progress import counted
@@ -76,10 +77,11 @@ class NewJob:
 
 
 class Ledger:
-    """directory: outputs/<name>/sweeps/<sweep>/; it is made by the first `add`."""
+    """directory: outputs/<name>/sweeps/<sweep>/; it is made by the first `add`. project: whose runs the jobs are."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, project: Project, directory: Path) -> None:
+        self.project, self.directory = project, directory
+        self._of_now = partial(override_of_now, project)
         self._book: dict[str, Any] = {}
         self.refresh()
 
@@ -95,7 +97,7 @@ class Ledger:
     @property
     def swept(self) -> list[str]:
         """The keys in which its jobs differ."""
-        return list(map(override_of_now, self._book.get("swept", [])))
+        return list(map(self._of_now, self._book.get("swept", [])))
 
     @property
     def follows(self) -> dict[str, list[str]]:
@@ -122,7 +124,7 @@ class Ledger:
         for entry in self._book.get("jobs", []):
             if Path(entry["key"]).name != entry["key"] or entry["key"] == "..":  # "../x" would run a job elsewhere
                 raise ConfigError(f"{self.directory / SWEEP}: the job {entry['key']!r} is no name of a folder")
-            job = Job(entry["number"], tuple(map(override_of_now, entry["overrides"])), self.directory / entry["key"])
+            job = Job(entry["number"], tuple(map(self._of_now, entry["overrides"])), self.directory / entry["key"])
             self._index(job, entry.get("identity") or entry["key"].rpartition("_")[2])
 
     def _index(self, job: Job, identity: str | None) -> None:
@@ -134,9 +136,11 @@ class Ledger:
 
     def find(self, values: Mapping[str, Any]) -> Job | None:
         """The job with these values, whichever command added it; None: there is none."""
-        names = {now: old for old, now in app().moved_keys.items()}  # its ledger may be of before keys were moved
+        # its ledger may be of before keys were moved
+        names = {now: old for old, now in self.project.moved_keys.items()}
         known, before = self._by_identity, {names.get(key, key): value for key, value in values.items()}
-        digests = dict.fromkeys(make(one) for one in (values, before) for make in (digest, older_digest))
+        makes = (digest, partial(older_digest, self.project.root))
+        digests = dict.fromkeys(make(one) for one in (values, before) for make in makes)
         return next((known[d] for one in digests for d in (one, one[:OLD_DIGITS]) if d in known), None)
 
     def named(self, key: str) -> Job | None:
@@ -158,7 +162,7 @@ class Ledger:
         """
         with self._exclusive():
             all_swept = list(dict.fromkeys([*self.swept, *swept]))
-            known = surroundings()
+            known = surroundings(self.project.root)
             entries, added = list(self._book.get("jobs", [])), []
             compared = [job.overrides for job in self._jobs[:1]]  # one known job is enough: all_swept has the rest
             for one in counted(list(new), "writing"):
@@ -178,7 +182,7 @@ class Ledger:
                 "name": self.name,
                 "created": self._book.get("created", time.strftime("%Y-%m-%dT%H:%M:%S%z")),
                 "commands": list(map(list, dict.fromkeys(map(tuple, commands)))),
-                "swept": list(dict.fromkeys([*all_swept, *differing_keys(compared)])),
+                "swept": list(dict.fromkeys([*all_swept, *differing_keys(self.project, compared)])),
                 "follows": {key: sorted({*self.follows.get(key, ()), *more}) for key, more in follows.items() if more}
                 | {key: known for key, known in self.follows.items() if key not in follows},
                 "objectives": [dict(objective) for objective in objectives],
@@ -193,7 +197,7 @@ class Ledger:
         job.directory.mkdir(exist_ok=True)
         remove_leftovers(job.directory)
         facts = {"sweep": self.name, "job": job.number, **new.facts}
-        fill_directory(job.directory, new.cfg, list(new.overrides), "queued", known, sweep=facts)
+        fill_directory(self.project, job.directory, new.cfg, list(new.overrides), "queued", known, sweep=facts)
 
     def due(self, jobs: Iterable[Job], retry_failed: bool) -> list[Job]:
         """The jobs to run: not ended; failed ones only with retry_failed. Includes jobs that another process runs now:

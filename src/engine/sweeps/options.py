@@ -1,11 +1,11 @@
-"""What a user may set for a multirun: the group `sweep`, and the options of this project's launchers and sweepers."""
+"""What a user may set for a multirun: the groups `sweep`, `monitor`, and the options of our launchers and sweepers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from engine.config import Rule
+from engine.config import Rule, option
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,14 @@ class SweepConfig:
     fail_fast: bool = False
     preflight: bool = False
     job: str | None = None
+
+
+@dataclass(frozen=True)
+class MonitorConfig:
+    """The score that says which of a run's checkpoints, and which run, is best."""
+
+    key: str = "val/loss"
+    mode: Annotated[str, option("min", "max")] = "min"
 
 
 @dataclass(frozen=True)

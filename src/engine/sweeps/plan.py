@@ -23,9 +23,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from engine import early
-from engine.app import app
 from engine.config import (
-    CONF,
     JOBS_OWN,
     MISSING,
     NEVER_COMPARED,
@@ -42,7 +40,8 @@ from engine.config import (
     unswept,
 )
 from engine.errors import Claimed, ConfigError
-from engine.runs import REPLACEABLE, change_value, claimed, write_config
+from engine.project import Project
+from engine.runs import change_value, claimed, write_config
 from engine.sweeps.difference import First
 from engine.sweeps.identity import counts, differing_keys, digest, directory_name, keyed
 from engine.sweeps.ledger import Job, Ledger, NewJob, differing
@@ -64,6 +63,7 @@ class Composer:
     """Composes the configs of jobs. master: the whole command's config, `hydra` included. swept: keys that an error
     message shows."""
 
+    project: Project
     loader: ConfigLoader
     master: DictConfig
     cwd: Path
@@ -79,10 +79,10 @@ class Composer:
         try:
             new = self.config(number, key, overrides)
             new["resume"], new["sweep"]["name"] = None, self.sweep_dir.name
-            app().check(new)
+            self.project.check(new)
             return new
         except Exception as error:
-            if (line := explain(error, overrides, CONF, composed)) is None:
+            if (line := explain(self.project, error, overrides, composed)) is None:
                 raise
             shown = differing(overrides, self.swept) or " ".join(overrides)
             raise ConfigError(f"job {number} ({shown}): {line}") from error
@@ -102,9 +102,9 @@ class Composer:
         HydraConfig.instance().set_config(cfg)
         with open_dict(cfg):
             del cfg["hydra"]
-        new = plain(resolved(cfg, self.cwd))
+        new = plain(resolved(self.project, cfg, self.cwd))
         if first is None:
-            self._firsts[kind] = First(cfg, new, [value.key_or_group for value in values], self.cwd)
+            self._firsts[kind] = First(self.project, cfg, new, [value.key_or_group for value in values], self.cwd)
         return new
 
     def _kind(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], list[Override]]:
@@ -135,7 +135,7 @@ class Composer:
             raw = flat(OmegaConf.to_container(without_hydra, resolve=False))
             keys = [self._parsed[text][0].key_or_group for text in overrides]
             for key in (*keys, JOBS_OWN):  # also keys not swept now: another command may give another value
-                self.follows.setdefault(key, set()).update(dependents(raw, key))
+                self.follows.setdefault(key, set()).update(dependents(self.project, raw, key))
         cfg = copy.deepcopy(base)
         for override in values:
             OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
@@ -156,7 +156,9 @@ def _touch(one: str, other: str) -> bool:
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
-def expand(arguments: Sequence[str], loader: ConfigLoader, known: Sequence[str], cwd: Path) -> list[Combination]:
+def expand(
+    project: Project, arguments: Sequence[str], loader: ConfigLoader, known: Sequence[str], cwd: Path
+) -> list[Combination]:
     """All combinations of the values, the last key varying fastest, without duplicates. known: keys swept before."""
     parser = OverridesParser.create(config_loader=loader)
     choices: dict[str, list[str]] = {}
@@ -168,11 +170,11 @@ def expand(arguments: Sequence[str], loader: ConfigLoader, known: Sequence[str],
             raise ConfigError(f"{override.input_line}: a sweep has one value of this; write text with commas in quotes")
     swept = {key.lstrip("+") for key, texts in choices.items() if len(texts) > 1} | set(known)
     parsed = {text: parser.parse_override(text) for texts in choices.values() for text in texts}
-    told = {text: keyed(override, cwd) for text, override in parsed.items()}
+    told = {text: keyed(project, override, cwd) for text, override in parsed.items()}
     found: list[Combination] = []
     seen: set[str] = set()
     for texts in itertools.product(*choices.values()):
-        values = {key: value for key, value in (told[text] for text in texts) if counts(key, swept)}
+        values = {key: value for key, value in (told[text] for text in texts) if counts(project, key, swept)}
         if (identity := digest(values)) not in seen:
             seen.add(identity)
             found.append(Combination(texts, values))
@@ -217,12 +219,15 @@ def unlike(ledger: Ledger, before: Sequence[Job], new: Sequence[NewJob], compose
     "". The report uses the same rule (engine.config.alike)."""
     if not before or not new:
         return ""
-    known = [(load_flat(j.directory), j.overrides, j.key) for j in before]
-    added = [(flat(portable(j.cfg)), j.overrides, j.key or directory_name(j.values, composer.swept)) for j in new]
+    known = [(load_flat(ledger.project, j.directory), j.overrides, j.key) for j in before]
+    added = [
+        (flat(portable(ledger.project.root, j.cfg)), j.overrides, j.key or directory_name(j.values, composer.swept))
+        for j in new
+    ]
     configs, overrides, names = zip(*known, *added)
-    given = differing_keys([before[0].overrides, *(one.overrides for one in new)])
+    given = differing_keys(ledger.project, [before[0].overrides, *(one.overrides for one in new)])
     swept = {*ledger.swept, *composer.swept, *given}
-    keys = unswept(configs, overrides, names, swept, {**ledger.follows, **composer.follows})
+    keys = unswept(ledger.project, configs, overrides, names, swept, {**ledger.follows, **composer.follows})
     if not keys:
         return ""
     changes = []
@@ -249,16 +254,16 @@ def write(
 
 
 def adapt(ledger: Ledger, combinations: Sequence[Combination], jobs: Sequence[Job], composer: Composer) -> None:
-    """Update saved configs of known jobs in the groups REPLACEABLE alone, which do not change what is computed: values
-    that this command gives, and the command that wrote the job did not, replace the saved ones."""
+    """Update saved configs of known jobs in the groups Project.beside alone, which do not change what is computed:
+    values that this command gives, and the command that wrote the job did not, replace the saved ones."""
     for combination, job in zip(combinations, jobs):
         keys = {text: text.partition("=")[0] for text in combination.overrides if text not in job.overrides}
-        given = {text: key for text, key in keys.items() if re.split(r"[./@]", key)[0] in REPLACEABLE}
+        given = {text: key for text, key in keys.items() if re.split(r"[./@]", key)[0] in ledger.project.beside}
         if not given:
             continue
         cfg = DictConfig(composer.job(job.number, job.key, combination.overrides))
         with contextlib.suppress(Claimed), claimed(job.directory):
-            saved = read_config(job.directory)
+            saved = read_config(ledger.project, job.directory)
             for text, key in given.items():
-                change_value(saved, cfg, key, text, job.directory)
-            write_config(job.directory, saved)
+                change_value(ledger.project, saved, cfg, key, text, job.directory)
+            write_config(ledger.project, job.directory, saved)

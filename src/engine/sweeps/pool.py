@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
-from engine.app import app
 from engine.errors import Claimed, ConfigError
 from engine.host import Hearts, abort_hung, held_signals, start_method
 from engine.runs import claimed, record_failure
@@ -92,7 +91,7 @@ class Pool(Launch):
     def _begin(self, job: Job) -> bool:
         """Start the job. False: no GPU or slot is free for it yet; True: it has started, or its failure is recorded."""
         try:
-            lease = self._leases.take(job.directory)
+            lease = self._leases.take(self._work.ledger.project, job.directory)
         except ConfigError as error:  # more GPUs than there are
             with contextlib.suppress(Claimed), claimed(job.directory):
                 record_failure(job.directory, 0, error, first=True)
@@ -104,7 +103,7 @@ class Pool(Launch):
         context: Any = multiprocessing.get_context(start_method())
         hearts = Hearts(context, 1)
         quiet = self._leases.at_once > 1
-        arguments = (app(), job.directory, lease.environment(), quiet, os.getpid(), hearts.shared)
+        arguments = (self._work.ledger.project, job.directory, lease.environment(), quiet, os.getpid(), hearts.shared)
         with held_signals():  # no signal arrives before the job is in _running and has its own handlers
             if self._ending:
                 self._leases.give_back(lease)

@@ -14,8 +14,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from engine import early
-from engine.app import App, app
 from engine.host import cores, in_a_child, limited_to
+from engine.project import Project
 from engine.sweeps.screen import aligned, clock
 
 
@@ -44,7 +44,7 @@ class Trial:
     memory: int
 
 
-def preflight(candidates: Sequence[Candidate], at_once: int) -> str:
+def preflight(project: Project, candidates: Sequence[Candidate], at_once: int) -> str:
     """The table for the user. Raises ConfigError or RunFailed for the first job that cannot be built or run."""
     import torch  # noqa: F401 - once, for all processes
 
@@ -53,7 +53,7 @@ def preflight(candidates: Sequence[Candidate], at_once: int) -> str:
     seconds, memory = 0.0, 0
     for candidate in candidates:
         early.leave_if_asked()
-        trial = in_a_process(candidate, sorted(known), max(1, cores() // at_once))
+        trial = in_a_process(project, candidate, sorted(known), max(1, cores() // at_once))
         timed = known.setdefault(trial.shape, trial)
         assert timed.step_s is not None and timed.eval_s is not None and timed.end_s is not None  # noqa: PT018
         job_s = trial.steps * timed.step_s + trial.evaluations * timed.eval_s + timed.end_s
@@ -66,12 +66,12 @@ def preflight(candidates: Sequence[Candidate], at_once: int) -> str:
     return f"{aligned(rows)}\n\n{total}; memory of a rank: up to {megabytes(memory)}"
 
 
-def in_a_process(candidate: Candidate, known: Sequence[str], num_cores: int) -> Trial:
+def in_a_process(project: Project, candidate: Candidate, known: Sequence[str], num_cores: int) -> Trial:
     where = f"preflight: job {candidate.number} ({candidate.label})"
-    return Trial(**in_a_child(where, _try_out, app(), candidate.cfg, num_cores, list(known)))
+    return Trial(**in_a_child(where, _try_out, project, candidate.cfg, num_cores, list(known)))
 
 
-def _try_out(project: App, cfg: DictConfig, num_cores: int, known: list[str]) -> dict[str, Any]:
+def _try_out(project: Project, cfg: DictConfig, num_cores: int, known: list[str]) -> dict[str, Any]:
     os.environ.update(limited_to(num_cores))
     return project.try_out(cfg, known)
 

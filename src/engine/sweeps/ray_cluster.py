@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from engine.config import quote_value
 from engine.errors import ConfigError, first_line
 from engine.host import die_with, limited_to
-from engine.project import ROOT
 from engine.sweeps.job import ELSEWHERE
 from engine.sweeps.job_process import OUTPUT, record_unexplained
 from engine.sweeps.launching import Launch
@@ -39,9 +38,9 @@ LAST_LIFE_S = 20.0  # for so long a job's former process may still hold its lock
 PASSED_ON = ("WANDB_", "MLFLOW_")  # a node has the environment of its `ray start`, not of this command
 
 
-def run_directory(directory: str, environment: dict[str, str]) -> int:
+def run_directory(root: Path, directory: str, environment: dict[str, str]) -> int:
     """The task. Returns the exit status of the job's process; ray.cancel (KeyboardInterrupt) has it save and end."""
-    command = [sys.executable, str(ROOT / "src/train.py"), f"sweep.job={quote_value(directory)}"]
+    command = [sys.executable, str(root / "src/train.py"), f"sweep.job={quote_value(directory)}"]
     until = time.monotonic() + LAST_LIFE_S
     code = ELSEWHERE
     while code == ELSEWHERE and time.monotonic() < until:
@@ -84,6 +83,9 @@ class Tasks(Launch):
         self._environment = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
         self._environment |= limited_to(config.cpus_per_job)
 
+    def _start(self, job: Job) -> Any:
+        return self._task.remote(self._work.ledger.project.root, str(job.directory), self._environment)
+
     def _run(self) -> None:
         import ray
 
@@ -92,7 +94,7 @@ class Tasks(Launch):
             while not self._ending and len(self._running) < self._config.jobs_at_once:
                 if (job := next(source, None)) is None:
                     break
-                self._running[self._task.remote(str(job.directory), self._environment)] = job, time.monotonic()
+                self._running[self._start(job)] = job, time.monotonic()
             if not self._running:
                 return
             for done in ray.wait(list(self._running), timeout=TICK_S)[0]:

@@ -19,11 +19,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.app import App, app, register
 from engine.errors import PREEMPTED, Claimed, ConfigError, RunFailed
 from engine.files import read_json, read_text, replace_text
 from engine.host import heeded_signals
-from engine.project import ROOT
+from engine.project import Project
 from engine.ranks import become_rank, follows, release_followers
 from engine.runs import STATUS, claimed, record_failure
 from engine.sweeps.job import run_job
@@ -40,25 +39,23 @@ NUMBER = "slurm_job"  # file in a job's directory: number of its batch job
 POLL_S = 2.0
 UNENDED = ("queued", "running", "preempted")  # states after which SLURM may run a job again
 REQUEUE_S = 20.0  # for so long squeue may not list a job that goes back into the queue
-SRC = ROOT / "src"
 
 
 class RunDirectory:
     """The callable that submitit runs in each task of a batch job, and again after a requeue."""
 
-    def __init__(self, project: App) -> None:
-        self._app = project  # pickled: unpickling it imports the project in the batch job
+    def __init__(self, project: Project) -> None:
+        self._project = project  # pickled: unpickling it imports the project in the batch job
 
     def __call__(self, directory: str) -> None:
-        register(self._app)
         become_rank()
         print_to(Path(directory) / OUTPUT)
         if follows():
-            status = self._app.join()
+            status = self._project.join()
             status = 0 if status == PREEMPTED else status  # a failed task could end rank 0 before it requeues
         else:
             try:
-                status = run_job(Path(directory))
+                status = run_job(self._project, Path(directory))
             finally:
                 release_followers()
             if status == PREEMPTED and must_requeue(Path(directory)):
@@ -132,7 +129,8 @@ class Batch(Launch):
         from submitit.core.utils import FailedJobError
 
         try:
-            batch = self._executor().map_array(RunDirectory(app()), [str(job.directory) for job in jobs])
+            task = RunDirectory(self._work.ledger.project)
+            batch = self._executor().map_array(task, [str(job.directory) for job in jobs])
         except FailedJobError as error:
             raise RunFailed(f"hydra/launcher=slurm: {str(error).strip().splitlines()[-1]}") from None
         numbers = [one.job_id for one in batch]
@@ -204,5 +202,6 @@ def record_silence(job: Job, number: str) -> None:
 def run_on_slurm(work: Work, config: SlurmConfig) -> signal.Signals | None:
     """The launcher: Launch.run."""
     # sbatch passes on environment variables, but not this script's entry in sys.path
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(SRC), *filter(None, [os.environ.get("PYTHONPATH")])])
+    src = str(work.ledger.project.root / "src")
+    os.environ["PYTHONPATH"] = os.pathsep.join([src, *filter(None, [os.environ.get("PYTHONPATH")])])
     return Batch(work, config).run()

@@ -12,7 +12,7 @@ from typing import Any
 from engine.config import read_config
 from engine.errors import RunFailed
 from engine.files import no_links, read_text
-from engine.project import ROOT
+from engine.project import Project
 from engine.runs import (
     METRICS,
     begin_wandb,
@@ -37,10 +37,10 @@ from engine.sweeps.report.study import read_study
 RUN_S = 1800.0  # for what one run lacks
 
 
-def upload_run(run_dir: Path, anew: bool) -> str | None:
+def upload_run(project: Project, run_dir: Path, anew: bool) -> str | None:
     """Send what W&B lacks of a run, in a process of its own, so that wandb can hang or end alone. Returns a line for
     the user; None if the record says that all is there, or the run does not log to W&B. Raises RunFailed."""
-    if not anew and (confirmed(run_dir) or read_config(run_dir).logger.kind != "wandb"):
+    if not anew and (confirmed(run_dir) or read_config(project, run_dir).logger.kind != "wandb"):
         return None
     if is_claimed(run_dir):
         return "is running, and sends by itself"
@@ -48,10 +48,10 @@ def upload_run(run_dir: Path, anew: bool) -> str | None:
         return None
     (run_dir / "wandb").mkdir(exist_ok=True)
     with open(run_dir / "wandb" / "upload.log", "a", opener=no_links) as output:
-        command = upload_command(run_dir, "anew" if anew else "sync")
+        command = upload_command(project, run_dir, "anew" if anew else "sync")
         try:
             done = subprocess.run(
-                command, env=upload_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                command, env=upload_environment(project.root), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=output, text=True, timeout=RUN_S,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
@@ -62,24 +62,26 @@ def upload_run(run_dir: Path, anew: bool) -> str | None:
     return said
 
 
-def write_offline(run_dir: Path, folder: Path) -> str:
+def write_offline(project: Project, run_dir: Path, folder: Path) -> str:
     """Write metrics.jsonl into an offline W&B run, to view it (wandb leet)."""
-    run, _, _ = send_wandb(run_dir, follow(run_dir), folder, "offline")
-    finish_wandb(run, run_dir, status_of(run_dir))
+    run, _, _ = send_wandb(project, run_dir, follow(run_dir), folder, "offline")
+    finish_wandb(project, run, run_dir, status_of(run_dir))
     return "written as an offline run"
 
 
-def upload_summary(sweep_dir: Path, mode: str | None = None, folder: Path | None = None) -> str | None:
+def upload_summary(
+    project: Project, sweep_dir: Path, mode: str | None = None, folder: Path | None = None
+) -> str | None:
     """Log a sweep's summary (tables of jobs and configurations, counts, the best) as one W&B run of the sweep's group,
     always with the same id, so that a later one replaces it. mode: online, offline; None: as in the jobs' config.
     Returns its name; None if the sweep does not log to W&B."""
     import wandb
 
-    study = read_study([sweep_dir])
+    study = read_study(project, [sweep_dir])
     begun = [job for job in study.jobs if job.config]
     if not begun or begun[0].config.get("logger.kind") != "wandb":
         return None
-    logger, arguments = wandb_arguments(begun[0].path)
+    logger, arguments = wandb_arguments(project, begun[0].path)
     mode = mode or choose_wandb_mode(logger)
     if mode == "online" and not wandb_reachable(3.0):
         raise RunFailed("W&B's server cannot be reached")
@@ -129,10 +131,10 @@ def _summary_id(study: Study) -> str:
     return hashlib.sha256(f"{study.name} {study.created}".encode()).hexdigest()[:8]
 
 
-def sync_apart(sweep_dir: Path, limit_s: float) -> str | None:
+def sync_apart(project: Project, sweep_dir: Path, limit_s: float) -> str | None:
     """At a sweep's end: send what its runs lack (the machine of a SLURM job is gone with the job) and the summary, in a
     process that goes on after limit_s. Returns an error's last line; None if there is none yet."""
-    command = [sys.executable, str(ROOT / "src/sync.py"), str(sweep_dir)]
+    command = [sys.executable, str(project.root / "src/sync.py"), str(sweep_dir)]
     environment = {name: value for name, value in os.environ.items() if name != "WANDB_RUN_ID"}
     log = sweep_dir / "sync.log"
     with open(log, "w", opener=no_links) as output:

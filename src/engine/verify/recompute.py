@@ -17,12 +17,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from engine.app import app
 from engine.checkpoints import Checkpoints
-from engine.config import CONFIG, ROOT, check_saved, current, localized, plain, quote_value, read_config, saved_config
+from engine.config import CONFIG, check_saved, current, localized, plain, quote_value, read_config, saved_config
 from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.files import read_json, read_text, records, replace_text, write_json
 from engine.host import count_gpus, machine_changes, temporary_folder
+from engine.project import Project
 from engine.ranks import AT_STEP, MAX_TIME, ONE_PROCESS, started_ranks
 from engine.runs import (
     CHECKPOINTS,
@@ -69,6 +69,7 @@ class Verdict:
 
 
 def verify(
+    project: Project,
     run: Path,
     steps: int | None = None,
     commit: str = HERE,
@@ -91,7 +92,7 @@ def verify(
         raise ConfigError(f"{run}: no run directory (it has no config.yaml); give the one that a run has printed")
     if is_claimed(run):
         raise ConfigError(f"{run}: is still running; wait or stop it")
-    cfg, began = read_config(run), read_json(run / ENVIRONMENT)
+    cfg, began = read_config(project, run), read_json(run / ENVIRONMENT)
     found = Checkpoints(run / CHECKPOINTS)
     saved = [*(record["step"] for _, record in records(run / METRICS)), *map(step_of, found.files())]
     if not saved:
@@ -103,7 +104,7 @@ def verify(
             "between these, or leave --steps out"
         )
     changes = [change for change in changes_of(run) if change["after"]]
-    hints = undo_changes(cfg, changes)
+    hints = undo_changes(project.root, cfg, changes)
     if changes and last > changes[0]["after"]:
         last = changes[0]["after"]
     else:
@@ -118,12 +119,12 @@ def verify(
             again = out.absolute()
             if again.exists():
                 raise ConfigError(f"--out {out}: exists; give a directory that does not")
-        config = as_begun(run, changes)
-        root, code = stack.enter_context(code_for(run, commit, diff))
-        prepare(again, config, began)
-        own = settings(cfg, began, ranks, None if at_end else last, root)
-        start(run, again, root, [*own, *overrides])
-        cfg = read_config(again)  # with the overrides
+        config = as_begun(project, run, changes)
+        root, code = stack.enter_context(code_for(project, run, commit, diff))
+        prepare(project, again, config, began)
+        own = settings(project, cfg, began, ranks, None if at_end else last, root)
+        start(project, run, again, root, [*own, *overrides])
+        cfg = read_config(project, again)  # with the overrides
         unlike = surroundings_differ(began, read_json(again / ENVIRONMENT), cfg, ranks, again)
         if rounding is None:
             rounding = ROUNDING if unlike else 0.0
@@ -131,11 +132,11 @@ def verify(
         parts += compare_checkpoints(run, again, last, rounding)
         if at_end:
             parts.append(compare_scores(run, again, rounding))
-        hints += other_files(run, again, cfg)  # `again` is removed after this block
+        hints += other_files(project, run, again, cfg)  # `again` is removed after this block
     return Verdict(last, code, rounding, unlike, parts, hints)
 
 
-def start(run: Path, again: Path, root: Path, overrides: Sequence[str]) -> None:
+def start(project: Project, run: Path, again: Path, root: Path, overrides: Sequence[str]) -> None:
     """The second run, from start to end, by the project in `root`."""
     command = [str(root / "src/train.py"), "resume=auto", f"hydra.run.dir={quote_value(str(again))}", *overrides]
     status = subprocess.run([sys.executable, *command], check=False).returncode
@@ -143,46 +144,47 @@ def start(run: Path, again: Path, root: Path, overrides: Sequence[str]) -> None:
         raise KeyboardInterrupt
     if status == 2:
         raise ConfigError(f"{run}: cannot be started again, see above")
-    if status == PREEMPTED and (signal := read_status(again).get("signal")) not in called(AT_STEP):
+    if status == PREEMPTED and (signal := read_status(again).get("signal")) not in called(project, AT_STEP):
         raise RunFailed(f"{run}: started again it was stopped by {signal}")
     if status not in (0, PREEMPTED) and read_status(run).get("status") != "failed":
         raise RunFailed(f"{run}: started again it failed, see above")
 
 
-def as_begun(run: Path, changes: list[dict[str, Any]]) -> DictConfig:
+def as_begun(project: Project, run: Path, changes: list[dict[str, Any]]) -> DictConfig:
     """The run's config as it is, for its own version of the code, with the values from before any resume.
 
     ConfigError where the present code would not run it, or would not build a target anywhere in it: older code may have
     a weaker check, and reads keys that the present one leaves out.
     """
-    cfg = saved_config(run)
+    cfg = saved_config(project, run)
     assert isinstance(cfg, DictConfig)  # read_config has checked it
-    undo_changes(cfg, changes)
-    check_saved(cfg)
-    whole = current(cfg, run / CONFIG)
+    undo_changes(project.root, cfg, changes)
+    check_saved(project, cfg)
+    whole = current(project, cfg, run / CONFIG)
     whole.logger = asdict(LoggerConfig(kind="none"))  # as the second run's, whose library need not be there
-    app().check(whole)
+    project.check(whole)
     return cfg
 
 
-def prepare(again: Path, cfg: DictConfig, began: dict[str, Any]) -> None:
+def prepare(project: Project, again: Path, cfg: DictConfig, began: dict[str, Any]) -> None:
     """Write the second run's directory: the first one's config, and the number of threads that it has settled on."""
     again.mkdir(parents=True)
-    fill_directory(again, cfg, [])
+    fill_directory(project, again, cfg, [])
     replace_text(again / CONFIG, OmegaConf.to_yaml(cfg))  # its paths as they are: other code lies in another folder
     if "threads" in began:
         write_json(again / ENVIRONMENT, read_json(again / ENVIRONMENT) | {"threads": began["threads"]})
 
 
 def settings(
-    cfg: DictConfig, began: dict[str, Any], ranks: int | None, stop: int | None, root: Path = ROOT
+    project: Project, cfg: DictConfig, began: dict[str, Any], ranks: int | None, stop: int | None, root: Path
 ) -> list[str]:
     """Overrides of the second run. cfg: the first one's config. ranks: of the first, None: not known. root: of the
     project that runs it: a version without AT_STEP goes on to its end."""
     own = ["logger=none"]
-    if stop is not None and (key := as_called(AT_STEP, root)):
+    if stop is not None and (key := as_called(project, AT_STEP, root)):
         own.append(f"{key}={stop}")
-    if cfg.process.max_time is not None and (key := as_called(MAX_TIME, root)):  # the first may have had several such
+    # the first may have had several such
+    if cfg.process.max_time is not None and (key := as_called(project, MAX_TIME, root)):
         own.append(f"{key}=null")
     auto = cfg.trainer.strategy not in ONE_PROCESS and cfg.hardware.num_procs == "auto"
     if ranks and auto and ("gpus" not in began.get("machine", {}) or count_gpus() >= ranks):
@@ -190,19 +192,19 @@ def settings(
     return own
 
 
-def called(key: str) -> list[str]:
+def called(project: Project, key: str) -> list[str]:
     """The names that a key of the config has and had."""
-    return [key, *(old for old, new in app().moved_keys.items() if new == key)]
+    return [key, *(old for old, new in project.moved_keys.items() if new == key)]
 
 
-def as_called(key: str, root: Path) -> str | None:
+def as_called(project: Project, key: str, root: Path) -> str | None:
     """A key of engine.ranks.stop as that version of the project calls it; None where it has none."""
     file = root / "src/engine/ranks/stop.py"
     text = file.read_text() if file.exists() else ""
-    return next((name for name in called(key) if name in text), None)
+    return next((name for name in called(project, key) if name in text), None)
 
 
-def undo_changes(cfg: DictConfig, changes: list[dict[str, Any]]) -> list[str]:
+def undo_changes(root: Path, cfg: DictConfig, changes: list[dict[str, Any]]) -> list[str]:
     """Put back, in place, the values that resumes have changed. Returns what was changed, in words."""
     said = []
     for change in reversed(changes):
@@ -212,7 +214,7 @@ def undo_changes(cfg: DictConfig, changes: list[dict[str, Any]]) -> list[str]:
         said.append(f"compared up to step {change['after']:,}, after which a resume changed {', '.join(values)}")
         for key, value in was.items():
             try:
-                OmegaConf.update(cfg, key, localized(value))
+                OmegaConf.update(cfg, key, localized(root, value))
             except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
                 raise ConfigError(
                     f"{ENVIRONMENT}: what a resume changed, {key}, cannot be put back ({error})"
@@ -221,19 +223,19 @@ def undo_changes(cfg: DictConfig, changes: list[dict[str, Any]]) -> list[str]:
 
 
 @contextmanager
-def code_for(run: Path, commit: str, diff: bool) -> Iterator[tuple[Path, str]]:
+def code_for(project: Project, run: Path, commit: str, diff: bool) -> Iterator[tuple[Path, str]]:
     """(project folder, what code it holds): the present files, or a worktree that is removed after the block."""
     if diff and commit not in (HERE, OWN):
         raise ConfigError(f"--diff --commit {commit}: the run's changes fit its own commit alone; give one of the two")
-    own, present = code_of(run), code_here()
+    own, present = code_of(project.root, run), code_here(project.root)
     if commit == HERE and not diff:
         if own == present:
-            yield ROOT, "the present files"
+            yield project.root, "the present files"
             return
         asked = "--diff" if own.changes else f"--commit {OWN}"
         line = f"the present files ({present}), not the run's ({own}), which {asked} takes"
         print(f"code: {line}", file=sys.stderr, flush=True)
-        yield ROOT, line
+        yield project.root, line
         return
     if own.commit is None and (diff or commit == OWN):
         raise ConfigError(f"{run}: has no commit recorded; leave out --commit {OWN} and --diff")
@@ -242,8 +244,8 @@ def code_for(run: Path, commit: str, diff: bool) -> Iterator[tuple[Path, str]]:
     with temporary_folder("verify-code-") as folder:
         tree = folder / "code"
         try:
-            prefix = git(ROOT, "rev-parse", "--show-prefix")
-            git(ROOT, "worktree", "add", "--quiet", "--detach", "--", str(tree), wanted)
+            prefix = git(project.root, "rev-parse", "--show-prefix")
+            git(project.root, "worktree", "add", "--quiet", "--detach", "--", str(tree), wanted)
         except ConfigError as error:
             remedy = f"git fetch it, or compare with the present files, --commit {HERE}"
             raise ConfigError(f"{run}: its code, commit {wanted}, is not to be had ({error}); {remedy}") from None
@@ -256,7 +258,7 @@ def code_for(run: Path, commit: str, diff: bool) -> Iterator[tuple[Path, str]]:
                     raise ConfigError(f"{run / DIFF}: cannot be applied to its commit ({error}); {remedy}") from None
             yield tree / prefix, f"{own if diff else f'commit {wanted[:12]}'}, in a temporary worktree"
         finally:
-            git(ROOT, "worktree", "remove", "--force", str(tree))
+            git(project.root, "worktree", "remove", "--force", str(tree))
 
 
 def git(folder: Path, *arguments: str, stdin: str = "") -> str:
@@ -295,14 +297,14 @@ def surroundings_differ(
     return found
 
 
-def other_files(run: Path, again: Path, cfg: DictConfig) -> list[str]:
+def other_files(project: Project, run: Path, again: Path, cfg: DictConfig) -> list[str]:
     """The config's files that hold other data than those of the run; of a run that has kept no fingerprints of its
     files, those that were written after its first record."""
     if known := files_of(run):
         now = files_of(again)
         return [f"{k}: {other_data(one, now[k])}" for k, one in known.items() if k in now and not is_same(one, now[k])]
     began = next((record["time"] for _, record in records(run / METRICS) if "time" in record), None)
-    values = [(key, plain(OmegaConf.select(cfg, key))) for key in app().paths]
+    values = [(key, plain(OmegaConf.select(cfg, key))) for key in project.paths]
     named = [(key, text) for key, value in values for text in (value if isinstance(value, list) else [value])]
     files = [(key, Path(file)) for key, text in named if isinstance(text, str) for file in sorted(glob(text))]
     return [

@@ -15,6 +15,7 @@ class OptunaSweeper(Sweeper):
         self.options = options
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.project = task_function.project  # type: ignore[attr-defined] # engine.config.run_hydra
         self.master, self.loader = config, hydra_context.config_loader
         if config.hydra.sweeper.n_jobs is not None and "jobs_at_once" in config.hydra.launcher:
             config = config.copy()
@@ -29,4 +30,4 @@ class OptunaSweeper(Sweeper):
         from engine.sweeps import run_search
 
         with as_started():
-            run_search(self.master, self.loader, self.chosen, arguments, self.options)
+            run_search(self.project, self.master, self.loader, self.chosen, arguments, self.options)

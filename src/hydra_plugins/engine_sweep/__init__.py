@@ -22,12 +22,11 @@ class LedgerSweeper(Sweeper):
             key = next(iter(others))
             raise ConfigError(f"hydra.sweeper.{key}: hydra/sweeper=ledger has params alone - leave it out")
         if params is not None and not isinstance(params, Mapping):
-            raise ConfigError(
-                f'hydra.sweeper.params: expected a mapping, such as {{optim.lr: "1e-3,3e-3"}}, got {params}'
-            )
+            raise ConfigError(f'hydra.sweeper.params: expected a mapping, such as {{seed: "0,1,2"}}, got {params}')
         self.params = params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.project = task_function.project  # type: ignore[attr-defined] # engine.config.run_hydra
         self.master, self.loader = config, hydra_context.config_loader
         self.chosen = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
@@ -39,7 +38,7 @@ class LedgerSweeper(Sweeper):
 
         given = [f"{key}={value}" for key, value in self.params.items()]
         with as_started():
-            sweep(self.master, self.loader, self.chosen, [*given, *arguments])
+            sweep(self.project, self.master, self.loader, self.chosen, [*given, *arguments])
 
 
 class EngineLauncher(Launcher):

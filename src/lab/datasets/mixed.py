@@ -26,6 +26,7 @@ from engine.data import check_indexed, is_stream
 from engine.errors import ConfigError
 from lab.config import OWN_KEYS
 from lab.datasets.shares import InShares, stages_of
+from lab.project import PROJECT
 from lab.transforms.parts import PartTransforms, filling
 
 SET = "set"
@@ -130,7 +131,7 @@ class Mixed:
         """The parts' own transforms, each for the rows of its part alone. prepared: compiles one, where asked for."""
         built = {
             name: [
-                construct(f"data.parts.{name}.transforms.{key}", node)
+                construct(PROJECT, f"data.parts.{name}.transforms.{key}", node)
                 for key, node in (self.nodes[name].get("transforms") or {}).items()
             ]
             for name in self.names
@@ -148,9 +149,9 @@ def in_shares(dataset: Any, seed: int) -> InShares:
     orders = []
     for name, part in dataset.parts.items():
         key, node = f"data.parts.{name}.order", dataset.nodes[name]["order"]
-        with about_part(name), constructing(key, node):
+        with about_part(name), constructing(PROJECT, key, node):
             # by name: another part beside it leaves a part's order as it is
-            order = construct(key, node)(part, seed=(seed + zlib.crc32(name.encode())) % 2**32)
+            order = construct(PROJECT, key, node)(part, seed=(seed + zlib.crc32(name.encode())) % 2**32)
         if hasattr(order, "state_dict"):
             raise ConfigError(f"{key}: an order with a state cannot be mixed - choose another")
         if getattr(order, "padded", False):
@@ -185,7 +186,7 @@ def _built(name: str, node: Mapping[str, Any], split: str) -> Any:
     key = f"data.parts.{name}"
     inner = {k: v for k, v in node.items() if k not in OWN_KEYS["data"]}
     with about_part(name):
-        part = construct(key, inner, object, split=split)
+        part = construct(PROJECT, key, inner, object, split=split)
         if is_stream(part) or hasattr(part, "collate"):
             kind = "a stream" if is_stream(part) else "put together by its own collate"
             raise ConfigError(

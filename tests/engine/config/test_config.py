@@ -21,7 +21,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from engine.config import split_own, typed
-from engine.config.compose import CONF, ROOT, composed, missing_keys, resolved
+from engine.config.compose import composed, missing_keys, resolved
 from engine.config.schema import Rule, option, parse_interval
 from engine.config.targets import build_target, check_targets
 from engine.errors import ConfigError
@@ -29,9 +29,12 @@ from engine.ranks.options import check_share
 from lab.config import Config, check
 from lab.groups import OptimConfig, TrainerConfig
 from lab.make import make_task
+from lab.project import PROJECT
 
 OPTIONS = sorted(
-    f"{path.parent.relative_to(CONF)}={path.stem}" for path in CONF.rglob("*/*.yaml") if "hydra" not in path.parts
+    f"{path.parent.relative_to(PROJECT.conf)}={path.stem}"
+    for path in PROJECT.conf.rglob("*/*.yaml")
+    if "hydra" not in path.parts
 )
 
 
@@ -93,7 +96,7 @@ FILES = {
 @cache
 def raw(option: str) -> DictConfig:
     """What one choice makes, hydra's part too; interpolations stay."""
-    return OmegaConf.create(composed([option]))
+    return OmegaConf.create(composed(PROJECT, [option]))
 
 
 def chosen(option: str) -> set[str]:
@@ -102,10 +105,10 @@ def chosen(option: str) -> set[str]:
 
 
 def data_file(option: str) -> Path:
-    """The first file of data.path, and ROOT where it needs none."""
+    """The first file of data.path, and PROJECT.root where it needs none."""
     data = raw(option).data
     path = None if OmegaConf.is_missing(data, "path") else data.get("path")
-    return ROOT if path is None else ROOT / (path if isinstance(path, str) else path[0])
+    return PROJECT.root if path is None else PROJECT.root / (path if isinstance(path, str) else path[0])
 
 
 def overrides_with(choice: str, folder: Path) -> list[str]:
@@ -123,12 +126,12 @@ def overrides_with(choice: str, folder: Path) -> list[str]:
         pytest.skip(f"{data_file(beside)} is not on this machine")
     both = [*dict.fromkeys([beside, choice])]
     left = [
-        *missing_keys(composed(both)["model"], "model"),
-        *(missing_keys(composed(both)["data"], "data") if not made else ()),
+        *missing_keys(composed(PROJECT, both)["model"], "model"),
+        *(missing_keys(composed(PROJECT, both)["data"], "data") if not made else ()),
     ]
     if left:
         pytest.skip(f"{', '.join(left)}: files that the tests of this option make")
-    files = [f"{key}=none" for key in missing_keys(composed(both)["task"], "task")]  # which are read later
+    files = [f"{key}=none" for key in missing_keys(composed(PROJECT, both)["task"], "task")]  # which are read later
     parts = ["+data@data.parts.some=h5", "+data.weights.some=1"] if choice == "data=mixed" else []
     return [*both, *made, *files, *parts]
 
@@ -143,14 +146,14 @@ def test_every_yaml_composes_and_builds(choice: str, tmp_path: Path) -> None:
     assert cfg == before  # the check changes nothing
 
     config = Config.of(cfg)
-    assert len(build_target(config.dataset, split="val")) > 0
+    assert len(build_target(PROJECT, config.dataset, split="val")) > 0
     for node in (config.data.order, *config.data.transforms.values(), *config.cfg.callback.values()):
-        assert build_target(node) is not None
+        assert build_target(PROJECT, node) is not None
     assert make_task(config) is not None
-    model = build_target(cfg.model)
+    model = build_target(PROJECT, cfg.model)
     optim, optimizer = split_own(cfg.optim, OptimConfig, "optim")
-    assert build_target(optimizer)(model.parameters()).param_groups
-    schedule = build_target(optim.schedule)
+    assert build_target(PROJECT, optimizer)(model.parameters()).param_groups
+    schedule = build_target(PROJECT, optim.schedule)
     assert all(math.isfinite(schedule(step, 100)) for step in range(101))
 
 
@@ -174,7 +177,7 @@ def test_debug_overfit_repeats_the_first_samples_of_any_order(order: str) -> Non
 def test_config_of_a_run_is_plain_and_one_suffix_holds_all_over() -> None:
     cfg = compose("data=h5")
     assert "${" not in OmegaConf.to_yaml(cfg)
-    assert cfg.data.path == str(ROOT / "data" / "digits.h5")
+    assert cfg.data.path == str(PROJECT.root / "data" / "digits.h5")
     node = OmegaConf.create({"a": "${suffix:}", "b": "${suffix:}"})
     assert node.a == node.b
     assert re.fullmatch("[0-9a-f]{6}", node.a)
@@ -193,10 +196,10 @@ def test_shapes_come_from_the_file(tmp_path: Path) -> None:
 
 def test_relative_paths_become_absolute_against_the_folder_of_the_command(tmp_path: Path) -> None:
     cfg = OmegaConf.create({"resume": "runs/a", "data": {"path": ["x.h5", "/y.h5", "s3://z/z.h5"]}})
-    out = resolved(cfg, tmp_path)
+    out = resolved(PROJECT, cfg, tmp_path)
     assert out.resume == str(tmp_path / "runs/a")
     assert list(out.data.path) == [str(tmp_path / "x.h5"), "/y.h5", "s3://z/z.h5"]
-    assert resolved(OmegaConf.create({"resume": "auto", "data": {}}), tmp_path).resume == "auto"
+    assert resolved(PROJECT, OmegaConf.create({"resume": "auto", "data": {}}), tmp_path).resume == "auto"
     assert cfg.resume == "runs/a"
 
 
@@ -332,7 +335,7 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check_node(node: Any, given: tuple[str, ...] = ()) -> None:
-    check_targets({"model": node}, ("model",), (), {}, {"model": given})
+    check_targets(PROJECT, {"model": node}, ("model",), (), {}, {"model": given})
 
 
 def line_of(node: Any, given: tuple[str, ...] = ()) -> str:
@@ -383,7 +386,7 @@ def test_good_targets_pass(zoo: Path) -> None:
             "model._target_: os.system is not allowed (lab.models.*, lab.datasets.*, lab.transforms.*, "
             "h5rows.dataset.Dataset, engine.data.order.*, engine.data.sampling.*, engine.data.windows.*, lab.losses.*, lab.metrics.*, lab.tasks.*, lab.callbacks.*, "
             "lab.optimizers.*, lab.schedules.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
-            "add its library to TARGETS_ALLOWED in lab/config.py",
+            "add its library to `allowed` in src/lab/project.py",
         ),
         (
             {"_target_": "template.models.zoo.good.Net"},  # as in a yaml that was written before the fork
@@ -431,9 +434,9 @@ def test_showing_help_and_config_imports_no_heavy_library(arguments: list[str], 
     code = (
         "import runpy, sys\n"
         f"sys.argv = ['train.py', *{arguments}]\n"
-        f"sys.path.insert(0, {str(ROOT / 'src')!r})\n"
+        f"sys.path.insert(0, {str(PROJECT.root / 'src')!r})\n"
         "try:\n"
-        f"    runpy.run_path({str(ROOT / 'src' / 'train.py')!r}, run_name='__main__')\n"
+        f"    runpy.run_path({str(PROJECT.root / 'src' / 'train.py')!r}, run_name='__main__')\n"
         "except SystemExit as end:\n"
         "    assert not end.code, end.code\n"
         "heavy = {'torch', 'numpy', 'h5py', 'wandb'} & set(sys.modules)\n"
@@ -462,7 +465,7 @@ def test_an_experiment_chooses_sweeper_and_launcher(
 
     import hydra
 
-    conf = shutil.copytree(CONF, tmp_path / "conf")
+    conf = shutil.copytree(PROJECT.conf, tmp_path / "conf")
     choices = "override /hydra/sweeper: optuna\n  - override /hydra/launcher: pool"
     (conf / "experiment/mine.yaml").write_text(f"# @package _global_\ndefaults:\n  - {choices}\n")
     with hydra.initialize_config_dir(str(conf), version_base=None):

@@ -26,6 +26,7 @@ from engine.files import LARGEST, LONGEST_LINE, read_file, read_json, records
 from engine.sweeps.ledger import Ledger
 from engine.sweeps.report.read import runs_below
 from lab import load_run
+from lab.project import PROJECT
 
 OUTSIDE = Path(__file__)
 NESTED = 9  # levels of aliases, each of ten of the level before
@@ -216,7 +217,7 @@ def test_a_sweeps_ledger_too(kind: str, tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"
     sweep.mkdir()
     exchange(sweep, "sweep.json", kind)
-    readers: list[Callable[[], Any]] = [lambda: Ledger(sweep)]
+    readers: list[Callable[[], Any]] = [lambda: Ledger(PROJECT, sweep)]
     readers += [lambda: main("report.py", sweep)]
     for read in readers:
         with contextlib.suppress(ConfigError):
@@ -232,16 +233,16 @@ def test_a_sweeps_ledger_too(kind: str, tmp_path: Path) -> None:
 def test_a_saved_yaml_holds_plain_values(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    for read in (read_config, saved_config, lambda _: load_plain(path, dict)):
+    for read in (read_config, saved_config, lambda project, _: load_plain(path, dict)):
         with pytest.raises(ConfigError, match=rf"^{path}: ") as error:
-            read(tmp_path)
+            read(PROJECT, tmp_path)
         assert "\n" not in str(error.value)
 
 
 def test_what_a_run_writes_is_read(tmp_path: Path) -> None:
     for values in ({"a": [1e-5, None, "null", "&x *y", "!z", "1e3", True, {"b": {}}]}, {"x": "a\nb: &c\n"}):
         (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
-        assert saved_config(tmp_path) == values
+        assert saved_config(PROJECT, tmp_path) == values
 
 
 def test_sizes(tmp_path: Path) -> None:

@@ -18,16 +18,16 @@ import pytest
 from conftest import one_quick
 
 import train
-from engine.config.compose import CONF, ROOT
 from engine.errors import ConfigError, RunFailed
 from engine.extras import missing
 from lab.groups import TrainerConfig
+from lab.project import PROJECT
 
 Call = Callable[..., tuple[int, list[str]]]
 ROOT_HAS = "(the config has: name, seed, resume, sweep, monitor, process, data, model, task, optim, trainer, hardware, logger, profiler, callback)"
 GROUPS = "(the config has: data, model, task, optim, trainer, hardware, logger, callback, profiler, name, seed, resume, sweep, monitor"
 MODEL_HAS, SCHEDULE_HAS = (
-    f"({group} has: {', '.join(sorted(path.stem for path in (CONF / group).glob('*.yaml')))})"
+    f"({group} has: {', '.join(sorted(path.stem for path in (PROJECT.conf / group).glob('*.yaml')))})"
     for group in ("model", "optim/schedule")
 )
 TRAINER_HAS = f"(trainer has: {', '.join(f.name for f in fields(TrainerConfig))})"
@@ -123,9 +123,9 @@ def call(
         *([] if find_spec("ray") else [(["-m", "hydra/launcher=ray", "seed=1,2"], missing("hydra/launcher=ray", "ray", "ray"))]),
         (["sweep.preflight=true"], "sweep.preflight=true: of a multirun, and would have no effect here - add -m, or leave it out"),
         (["sweep.retry_failed=true"], "sweep.retry_failed=true: of a multirun, and would have no effect here - add -m, or leave it out"),
-        (["-cn", "wandb_sweep"], f"--config-name wandb_sweep: {ROOT}/conf/wandb_sweep.yaml is no config of a run - wandb sweep {ROOT}/conf/wandb_sweep.yaml reads it"),
-        (["--experimental-rerun", f"{ROOT}/conf/train.yaml"], f"--experimental-rerun {ROOT}/conf/train.yaml: holds no pickled config - give the config.pickle that Hydra's callback PickleJobInfoCallback wrote; a run directory goes on with resume=..."),
-        (["-m", "hydra.sweeper.params=3"], 'hydra.sweeper.params: expected a mapping, such as {optim.lr: "1e-3,3e-3"}, got 3'),
+        (["-cn", "wandb_sweep"], f"--config-name wandb_sweep: {PROJECT.root}/conf/wandb_sweep.yaml is no config of a run - wandb sweep {PROJECT.root}/conf/wandb_sweep.yaml reads it"),
+        (["--experimental-rerun", f"{PROJECT.root}/conf/train.yaml"], f"--experimental-rerun {PROJECT.root}/conf/train.yaml: holds no pickled config - give the config.pickle that Hydra's callback PickleJobInfoCallback wrote; a run directory goes on with resume=..."),
+        (["-m", "hydra.sweeper.params=3"], 'hydra.sweeper.params: expected a mapping, such as {seed: "0,1,2"}, got 3'),
         (["-m", "hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper", "seed=1,2"], "hydra.sweeper._target_: hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper: no such plugin of Hydra is installed - hydra/sweeper=optuna, hydra/launcher=pool and others are this project's own"),
         (["trainer=ddp", "trainer.global_batch_size=65", "hardware.num_procs=2"], "trainer.global_batch_size: 65 cannot be shared equally by 2 processes (hardware.num_procs) - 64 can"),
     ], every=3),
@@ -177,7 +177,7 @@ def test_one_line_that_lists_all_groups(call: Call, arguments: list[str], line: 
 def test_one_line_for_a_mistake_inside_a_yaml(call: Call, tmp_path: Path, text: str, line: str) -> None:
     (tmp_path / "mine" / "experiment").mkdir(parents=True)
     (tmp_path / "mine" / "experiment" / "new.yaml").write_text(text + "\n")
-    options = ", ".join(sorted(["new", *(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))]))
+    options = ", ".join(sorted(["new", *(path.stem for path in (PROJECT.root / "conf" / "experiment").glob("*.yaml"))]))
     line = line.format(file=tmp_path / "mine" / "experiment" / "new.yaml", options=options) if "{" in line else line
     assert call("--config-dir", f"{tmp_path}/mine", "data=synthetic", "experiment=new") == (2, [f"error: {line}"])
 
@@ -230,7 +230,12 @@ def test_an_error_of_the_programme_keeps_its_traceback(call: Call, monkeypatch: 
 
 def test_from_the_shell_one_line_and_status_2(tmp_path: Path) -> None:
     """The plain command, in another folder: no traceback, nothing on stdout, nothing written."""
-    command = [sys.executable, str(ROOT / "src" / "train.py"), f"hydra.run.dir={tmp_path}/a", "trainer.keep_bset=1"]
+    command = [
+        sys.executable,
+        str(PROJECT.root / "src" / "train.py"),
+        f"hydra.run.dir={tmp_path}/a",
+        "trainer.keep_bset=1",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     line = f"error: trainer.keep_bset: no such key - did you mean trainer.keep_best? {TRAINER_HAS}\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", line)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from engine.config import load_flat, localized, portable, read_config
 from engine.config.paths import writer
 from engine.runs import write_config
+from lab.project import PROJECT
 
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=8)
 TEXTS = st.one_of(
@@ -31,7 +32,7 @@ NODES = st.recursive(
 
 @given(NODES)
 def test_what_is_saved_is_what_is_read(node: Any) -> None:
-    there = localized(portable(node), ROOT)
+    there = localized(PROJECT.root, portable(PROJECT.root, node))
     flat_texts = json.dumps(node), json.dumps(there)
     if ".." not in flat_texts[0] and "${root:}" not in flat_texts[0]:  # a way round is made straight
         assert there == node
@@ -55,7 +56,7 @@ def test_any_key_s_path_below_the_root_is_relative_and_no_other(outside: Path) -
         "root": str(ROOT),
         "out": f"{ROOT}/../x",
     }
-    assert portable(node) == {
+    assert portable(PROJECT.root, node) == {
         "weights": "${root:}/outputs/a/checkpoints/best_1.pt",
         "shards": ["${root:}/data/shard-*.h5", "/scratch/x.h5"],
         "neighbour": f"{ROOT}-2/data/x.h5",
@@ -71,7 +72,7 @@ def saved(folder: Path, **more: str) -> tuple[Path, Any]:
     for key, value in more.items():
         cfg.data[key] = value
     folder.mkdir()
-    write_config(folder, cfg)
+    write_config(PROJECT, folder, cfg)
     return folder, cfg
 
 
@@ -79,17 +80,17 @@ def test_a_saved_config_names_no_folder_of_this_machine(tmp_path: Path) -> None:
     run, cfg = saved(tmp_path / "run")
     assert yaml.safe_load((run / "config.yaml").read_text())["data"]["path"] == "${root:}/data/digits.h5"
     assert str(ROOT) not in (run / "config.yaml").read_text()
-    assert read_config(run) == cfg
-    assert load_flat(run)["data.path"] == "${root:}/data/digits.h5"
+    assert read_config(PROJECT, run) == cfg
+    assert load_flat(PROJECT, run)["data.path"] == "${root:}/data/digits.h5"
 
 
 def test_absolute_paths_of_an_older_run_are_this_project_s_where_it_has_them(tmp_path: Path) -> None:
     run, _ = saved(tmp_path / "run", path="/gone/project/data/digits.h5")
-    assert read_config(run).data.path == "/gone/project/data/digits.h5"
+    assert read_config(PROJECT, run).data.path == "/gone/project/data/digits.h5"
     (run / "environment.json").write_text(json.dumps({"cwd": "/gone/project/notes", "command": ["../src/train.py"]}))
     assert writer(run) == Path("/gone/project")
-    assert read_config(run).data.path == f"{ROOT}/data/digits.h5"
-    assert load_flat(run)["data.path"] == "${root:}/data/digits.h5"
+    assert read_config(PROJECT, run).data.path == f"{ROOT}/data/digits.h5"
+    assert load_flat(PROJECT, run)["data.path"] == "${root:}/data/digits.h5"
     run, _ = saved(tmp_path / "other", path="/gone/project/data/not_here.h5")
     (run / "environment.json").write_text(json.dumps({"cwd": "/gone/project", "command": ["src/train.py"]}))
-    assert read_config(run).data.path == "/gone/project/data/not_here.h5"
+    assert read_config(PROJECT, run).data.path == "/gone/project/data/not_here.h5"

@@ -19,6 +19,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,7 +31,6 @@ from conftest import QUICK, compose
 from omegaconf import OmegaConf
 
 from engine.checkpoints import shards
-from engine.config.compose import ROOT
 from engine.config.saved import checked_yaml, load_sections, read_config, read_overrides
 from engine.config.targets import build_target, locate
 from engine.errors import ConfigError
@@ -44,7 +44,8 @@ from engine.sweeps.report.study import read_study
 from engine.sweeps.report.text import groups_csv, jobs_csv, markdown
 from engine.sweeps.search.methods import ALLOWED
 from lab import load_run
-from lab.config import TARGETS_ALLOWED, check
+from lab.config import check
+from lab.project import PROJECT
 
 MLP = {"_target_": "lab.models.mlp.MLP", "input_shape": [1, 8, 8], "num_outputs": 10, "hidden": [16], "dropout": 0.0}
 
@@ -70,8 +71,8 @@ def modules(prefixes: tuple[str, ...]) -> Iterator[ModuleType]:
                     continue
 
 
-OURS = tuple(prefix for prefix in TARGETS_ALLOWED if prefix.startswith(("lab.", "engine.", "h5rows.")))
-TORCH = tuple(prefix for prefix in TARGETS_ALLOWED if prefix not in OURS)
+OURS = tuple(prefix for prefix in PROJECT.allowed if prefix.startswith(("lab.", "engine.", "h5rows.")))
+TORCH = tuple(prefix for prefix in PROJECT.allowed if prefix not in OURS)
 
 
 @pytest.mark.parametrize("allowed", [OURS, ALLOWED, pytest.param(TORCH, marks=pytest.mark.slow)])
@@ -84,7 +85,7 @@ def test_nothing_but_components_can_be_named(allowed: tuple[str, ...]) -> None:
         for name in list(vars(module)):
             path, named = f"{module.__name__}.{name}", named + 1
             try:
-                target = locate(path, "x", allowed)
+                target = locate(PROJECT, path, "x", allowed)
             except ConfigError:
                 continue
             found += 1
@@ -94,13 +95,13 @@ def test_nothing_but_components_can_be_named(allowed: tuple[str, ...]) -> None:
             assert not target.__module__.startswith(("h5rows.reading", "engine.data.loading")), path
             if inspect.isfunction(target) and not path.startswith("lab.models."):
                 with pytest.raises(ConfigError, match="is a function"):
-                    build_target({"_target_": path}, "x", allowed)
+                    build_target(PROJECT, {"_target_": path}, "x", allowed)
             for attribute in ("__init__", "__class__", "mro", "load_state_dict", "__globals__"):
                 with pytest.raises(ConfigError):
-                    locate(f"{path}.{attribute}", "x", allowed)
+                    locate(PROJECT, f"{path}.{attribute}", "x", allowed)
         for name in ("os.system", "sys.exit", "torch.load", "Path.unlink", "np.load", "importlib.import_module"):
             with pytest.raises(ConfigError):
-                locate(f"{module.__name__}.{name}", "x", allowed)
+                locate(PROJECT, f"{module.__name__}.{name}", "x", allowed)
     assert named > found > 10
 
 
@@ -145,7 +146,7 @@ NAMES = list(attacks(Path()))
 def stranger(tmp_path: Path) -> Callable[..., Path]:
     """A run directory as it may come from anybody: with these values in its config."""
     run_dir = tmp_path / "run"
-    shutil.copytree(ROOT / "tests" / "runs" / "whole-stopped", run_dir)
+    shutil.copytree(PROJECT.root / "tests" / "runs" / "whole-stopped", run_dir)
     (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(compose(*QUICK, "trainer.max_steps=8")))
     (tmp_path / "kept" / "stuck").mkdir(parents=True)
     (tmp_path / "code").mkdir()
@@ -163,7 +164,7 @@ def main(script: str, *arguments: object) -> int:
     """The exit status of one of the commands, in this process."""
     argv, sys.argv = sys.argv, [script, *map(str, arguments)]
     try:
-        return runpy.run_path(str(ROOT / "src" / script), run_name="command")["main"]()
+        return runpy.run_path(str(PROJECT.root / "src" / script), run_name="command")["main"]()
     finally:
         sys.argv = argv
 
@@ -179,7 +180,7 @@ def test_a_strangers_target_is_refused_everywhere(
     error = capsys.readouterr().err
     assert error.startswith("error: model.")
     assert error.count("\n") == 1
-    saved, _ = choose_run(OmegaConf.create({"resume": str(run_dir), "data": {}}), tmp_path, [], tmp_path)
+    saved, _ = choose_run(PROJECT, OmegaConf.create({"resume": str(run_dir), "data": {}}), tmp_path, [], tmp_path)
     with pytest.raises(ConfigError, match=r"^model\."):
         check(saved)
     assert main("export.py", run_dir, tmp_path / "weights.pt") == 0  # the weights alone, which build nothing
@@ -192,7 +193,7 @@ def test_build_checks_whatever_it_is_given(tmp_path: Path) -> None:
     made, whole = [], OmegaConf.to_container(compose(*QUICK, "trainer.max_steps=1"))
     for name, node in attacks(tmp_path).items():
         with pytest.raises(ConfigError) as error:
-            build_target([{"_target_": "torch.nn.ReLU"}, {"x": node}], "here")
+            build_target(PROJECT, [{"_target_": "torch.nn.ReLU"}, {"x": node}], "here")
         assert str(error.value).startswith("here.1.x"), name
         assert "\n" not in str(error.value)
         made.append(name)
@@ -201,24 +202,24 @@ def test_build_checks_whatever_it_is_given(tmp_path: Path) -> None:
     assert made == NAMES
     root = OmegaConf.create({"t": "os.system", "node": {"_target_": "${t}", "_args_": ["true"]}})
     with pytest.raises(ConfigError, match=r"^node._target_: os.system is not allowed"):
-        build_target(root.node, "node")
+        build_target(PROJECT, root.node, "node")
     with pytest.raises(ConfigError, match=r"x.hidden: '\$\{oc.env:HOME\}' is an interpolation"):
-        build_target({**MLP, "hidden": "${oc.env:HOME}"}, "x")
+        build_target(PROJECT, {**MLP, "hidden": "${oc.env:HOME}"}, "x")
     for flag in ({"_partial_": 1}, {"_args_": "ab"}, {"_recursive_": "no"}, {"_convert_": 3}):
         with pytest.raises(ConfigError, match=f"x.{next(iter(flag))}: expected"):
-            build_target({**MLP, **flag}, "x")
+            build_target(PROJECT, {**MLP, **flag}, "x")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_fork_allows_its_own_library_in_one_place() -> None:
     node = {"_target_": "collections.Counter", "_args_": ["abb"]}
-    with pytest.raises(ConfigError, match=r"add its library to TARGETS_ALLOWED in lab/config\.py"):
-        build_target(node)
-    assert build_target(node, "x", ("collections.*",)) == {"a": 1, "b": 2}
+    with pytest.raises(ConfigError, match=r"add its library to `allowed` in src/lab/project\.py"):
+        build_target(PROJECT, node)
+    assert build_target(PROJECT, node, "x", ("collections.*",)) == {"a": 1, "b": 2}
     method = {"_target_": "collections.OrderedDict.fromkeys", "_args_": [[1]]}
-    assert build_target(method, "x", ("collections.OrderedDict.fromkeys",)) == {1: None}
+    assert build_target(PROJECT, method, "x", ("collections.OrderedDict.fromkeys",)) == {1: None}
     with pytest.raises(ConfigError, match=r"is part of collections\.OrderedDict"):
-        build_target(method, "x", ("collections.*",))
+        build_target(PROJECT, method, "x", ("collections.*",))
 
 
 @pytest.mark.slow
@@ -246,8 +247,8 @@ def test_a_saved_config_is_not_resolved(
     line = f"{run_dir}/config.yaml: name: '${{oc.env:SECRET}}' is an interpolation"
     for use in (
         load_run,
-        read_config,
-        lambda d: choose_run(OmegaConf.create({"resume": str(d)}), tmp_path, [], tmp_path),
+        lambda d: read_config(PROJECT, d),
+        lambda d: choose_run(PROJECT, OmegaConf.create({"resume": str(d)}), tmp_path, [], tmp_path),
     ):
         with pytest.raises(ConfigError) as error:
             use(run_dir)
@@ -258,9 +259,9 @@ def test_a_saved_config_is_not_resolved(
     assert error_text.count("\n") == 1
     for node in ({"a": ["x", {"b": "${c}"}]}, {"${x}": 1}, {"a": "\\${x}"}):
         with pytest.raises(ConfigError, match="is an interpolation"):
-            read_config(stranger(callback=node))
+            read_config(PROJECT, stranger(callback=node))
     (run_dir / "overrides.yaml").write_text("- optim.lr=${oc.env:SECRET}\n")
-    assert read_overrides(run_dir) == ["optim.lr=${oc.env:SECRET}"]
+    assert read_overrides(PROJECT, run_dir) == ["optim.lr=${oc.env:SECRET}"]
 
 
 @pytest.mark.parametrize(
@@ -288,7 +289,7 @@ def test_a_damaged_config_is_one_line(
     if text in (b"a: [", b"\xff\xfe\x00", b"text"):
         (run_dir / "overrides.yaml").write_bytes(text)
         with pytest.raises(ConfigError, match=r"overrides\.yaml"):
-            read_overrides(run_dir)
+            read_overrides(PROJECT, run_dir)
 
 
 # -- what a run writes -------------------------------------------------------------------------------------------------
@@ -341,20 +342,20 @@ def test_files_are_opened_without_following_links(tmp_path: Path) -> None:
     run_dir.mkdir()
     for name in ("overrides.yaml", "config.yaml", "uncommitted.diff", "train.log", ".a.pt.tmp"):
         (run_dir / name).symlink_to(target)
-    fill_directory(run_dir, compose(*QUICK, "trainer.max_steps=1"), ["a=1"])
+    fill_directory(PROJECT, run_dir, compose(*QUICK, "trainer.max_steps=1"), ["a=1"])
     replace_text(run_dir / "uncommitted.diff", "x")
     save_checkpoint({"a": torch.zeros(1)}, run_dir / "a.pt")
     with pytest.raises(OSError), log_to(run_dir):
         raise AssertionError("opened")
     assert target.read_text() == "precious\n"
-    assert read_overrides(run_dir) == ["a=1"]
+    assert read_overrides(PROJECT, run_dir) == ["a=1"]
 
 
 def test_a_sweeps_jobs_lie_in_its_folder(tmp_path: Path) -> None:
     for key in ("../x", "/etc", "a/b", ".."):
         (tmp_path / "sweep.json").write_text(json.dumps({"jobs": [{"key": key, "number": 0, "overrides": []}]}))
         with pytest.raises(ConfigError, match="is no name of a folder"):
-            Ledger(tmp_path)
+            Ledger(PROJECT, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -363,15 +364,14 @@ def test_a_sweeps_jobs_lie_in_its_folder(tmp_path: Path) -> None:
 def test_a_name_outside_outputs_leaves_no_folder(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from engine.config import compose as composing
-
     root = tmp_path / "a" / "project"
     root.mkdir(parents=True)
-    monkeypatch.setattr(composing, "ROOT", root)
+    (root / "conf").symlink_to(PROJECT.root / "conf")
+    monkeypatch.setattr("lab.project.PROJECT", replace(PROJECT, root=root))
     monkeypatch.chdir(tmp_path)
     assert main("train.py", *arguments, "data=synthetic", *QUICK) == 2
     assert capsys.readouterr().err.startswith("error: name: must be a folder below outputs/, got ")
-    assert [p for p in tmp_path.rglob("*") if p != root] == [root.parent]
+    assert [p for p in tmp_path.rglob("*") if p not in (root, root / "conf")] == [root.parent]
 
 
 def test_a_working_directory_with_an_interpolation_in_its_name(
@@ -441,12 +441,12 @@ NASTY = {
 def test_a_report_shows_values_and_interprets_none(tmp_path: Path) -> None:
     for number, (name, value) in enumerate(NASTY.items()):
         run_dir = tmp_path / f"run{number}"
-        shutil.copytree(ROOT / "tests" / "runs" / "whole-finished", run_dir)
+        shutil.copytree(PROJECT.root / "tests" / "runs" / "whole-finished", run_dir)
         cfg = yaml.safe_load((run_dir / "config.yaml").read_text())
         cfg["model"] |= {"dropout": -0.5 * number, "hidden": [16, 16], "note": value, value: name}
         (run_dir / "config.yaml").write_text(yaml.safe_dump(cfg))
         (run_dir / "status.json").write_text(json.dumps({"status": "failed" if number else "finished", "error": value}))
-    study = read_study(sorted(tmp_path.iterdir()))
+    study = read_study(PROJECT, sorted(tmp_path.iterdir()))
     for text in (jobs_csv(study), groups_csv(study)):
         rows = list(csv.reader(io.StringIO(text)))
         for cell in (cell for row in rows for cell in row):

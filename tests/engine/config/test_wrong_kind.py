@@ -12,9 +12,10 @@ import pytest
 from conftest import ROOT, compose, one_quick
 from omegaconf import OmegaConf
 
-from engine.config import CONF, compose_here, resolved, run_hydra, yamls
+from engine.config import compose_here, resolved, run_hydra, yamls
 from engine.errors import ConfigError
 from lab.config import check
+from lab.project import PROJECT
 
 WRONG = (None, 3, [1], "x", {"a": 1})
 GROUPS = ("data", "model", "task", "optim", "callback")
@@ -107,7 +108,7 @@ def test_a_group_that_is_given_a_bare_value(
     for name in files:
         argv = ["--config-dir", str(tmp_path), name.replace("/", "="), "debug=fast"]
         with pytest.raises(ConfigError) as error:
-            yamls.check_bare(argv, CONF)
+            yamls.check_bare(argv, PROJECT.conf)
         wrong = tmp_path / f"{name.replace('whole', 'wrong')}.yaml"
         assert str(error.value).startswith(f"{wrong}: ")
         assert f"`defaults: - override /{group}: " in str(error.value)
@@ -115,10 +116,10 @@ def test_a_group_that_is_given_a_bare_value(
 
 def test_no_group_of_the_project_has_a_bare_value() -> None:
     """Each of its files, below its package."""
-    for path in sorted(CONF.rglob("*.yaml")):
-        group = str(path.parent.relative_to(CONF))
+    for path in sorted(PROJECT.conf.rglob("*.yaml")):
+        group = str(path.parent.relative_to(PROJECT.conf))
         if not group.startswith(("hydra", ".")):
-            yamls.check_bare([f"{group}={path.stem}"], CONF)
+            yamls.check_bare([f"{group}={path.stem}"], PROJECT.conf)
 
 
 @pytest.mark.parametrize("more", [(), ("debug=fast",), ("--cfg", "job"), ("-m", "seed=1,2")])
@@ -130,7 +131,7 @@ def test_the_command_says_so_before_it_prints_or_runs(
     file.write_text("# @package _global_\nlogger: none\n")
     monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir", str(tmp_path), "experiment=mine", *more])
     with pytest.raises(ConfigError, match=f"^{file}: logger: none - a group is chosen in the list of defaults"):
-        run_hydra(lambda cfg: pytest.fail("ran"))
+        run_hydra(PROJECT, lambda cfg: pytest.fail("ran"))
     assert capsys.readouterr().out == ""
 
 
@@ -145,12 +146,12 @@ def test_a_yaml_of_a_group_that_holds_no_keys(
     monkeypatch.setattr(sys, "argv", ["train.py", *argv])
 
     def job(cfg: Any) -> None:
-        check(resolved(cfg, tmp_path))
+        check(resolved(PROJECT, cfg, tmp_path))
 
     if group == "callback" and content in ("", "null"):
         return  # none
     with pytest.raises(ConfigError) as error:
-        run_hydra(job)
+        run_hydra(PROJECT, job)
     assert "\n" not in str(error.value)
     assert re.search(rf"\b{group}\b", str(error.value)), error.value
 
@@ -172,4 +173,4 @@ def test_a_yaml_of_a_group_that_holds_no_keys(
 def test_what_is_wrong_with_the_data_names_the_key_that_was_typed(overrides: list[str], line: str) -> None:
     """Not the key, data.input_shape, whose value was being asked of the file."""
     with pytest.raises(ConfigError, match=f"^{line}"):
-        compose_here(overrides, ROOT)
+        compose_here(PROJECT, overrides, ROOT)

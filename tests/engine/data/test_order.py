@@ -27,6 +27,7 @@ from engine.data.sampling import class_balanced, deal, length_buckets, weighted
 from engine.data.windows import ChunkWindows, chunk_windows
 from engine.errors import ConfigError
 from h5rows.dataset import Dataset
+from lab.project import PROJECT
 
 
 class Table:
@@ -450,7 +451,7 @@ def test_hash_is_uniform_and_streams_differ() -> None:
 def test_each_order_of_the_group_can_be_built(path: Path) -> None:
     if path.stem == "token_buckets":  # another field of length_buckets
         return
-    node = complete(OmegaConf.to_container(OmegaConf.load(path)), {"seed": 1, "batch_size": 10}, {})
+    node = complete(PROJECT, OmegaConf.to_container(OmegaConf.load(path)), {"seed": 1, "batch_size": 10}, {})
     context = OmegaConf.create({"trainer": {"global_batch_size": 10}, "node": node})
     dataset = Table(x=np.arange(1, 301), y=np.arange(300) % 3, w=np.ones(300))
     made = instantiate(context.node)
@@ -463,7 +464,7 @@ def test_each_order_of_the_group_can_be_built(path: Path) -> None:
 def test_each_transform_of_the_group_can_be_built(path: Path) -> None:
     (name, node), *others = OmegaConf.to_container(OmegaConf.load(path)).items()  # type: ignore[union-attr]
     assert (name, others) == (path.stem, [])
-    node = complete(node, {"seed": 1, "batch_size": 10}, {})
+    node = complete(PROJECT, node, {"seed": 1, "batch_size": 10}, {})
     made = instantiate(OmegaConf.create({"data": {"num_outputs": 3}, "node": node}).node)
     assert made.random == (name not in ("normalize", "channels_first", "to_float", "cast"))
 

@@ -59,8 +59,8 @@ class Fresh(Numbers):
 def stream_runs(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     original = lab.loaders.construct
 
-    def construct(key: str, *args: Any, **named: Any) -> Any:
-        return kind() if key == "data" else original(key, *args, **named)
+    def construct(project: Any, key: str, *args: Any, **named: Any) -> Any:
+        return kind() if key == "data" else original(project, key, *args, **named)
 
     monkeypatch.setattr(lab.loaders, "construct", construct)
 

@@ -138,7 +138,15 @@ def test_marks_that_the_device_has_not_passed_are_kept_for_later(device: Device)
 
 @pytest.mark.parametrize("part", ["evaluation", "save", "log", "transform", "optimizer"])
 def test_what_takes_too_long_is_named_with_its_key(part: str) -> None:
-    kind, sentence = bound(Figures(10, 0, {"forward": 1.0, "backward": 1.0, part: 1.5}), machine("cpu"), False, "")
+
+    figures = Figures(10, 0, {"forward": 1.0, "backward": 1.0, part: 1.5})
+    kind, sentence = bound(
+        figures,
+        machine("cpu"),
+        False,
+        "",
+        aside={"evaluation": "trainer.x", **dict.fromkeys(("save", "log", "transform"), "data.y")},
+    )
     assert kind == part
     assert "trainer." in sentence or "data." in sentence
 

@@ -83,7 +83,7 @@ def losses(run_dir: Path, key: str = "train/loss") -> torch.Tensor:
 
 def go_on(run_dir: Path, **values: Any) -> None:
     """The run goes on, with these keys of its config changed (dots written __)."""
-    from lab.app import start
+    from lab.project import start
 
     cfg = OmegaConf.load(run_dir / "config.yaml")
     for key, value in values.items():

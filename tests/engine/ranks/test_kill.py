@@ -141,7 +141,7 @@ def put_fault(monkeypatch: pytest.MonkeyPatch, place: str, rank: int, fault: str
 
 
 def go_on(run: Path) -> Path:
-    from lab.app import start
+    from lab.project import start
 
     start(OmegaConf.load(run / "config.yaml"), run, [], own_process=False)  # type: ignore[arg-type]
     return run

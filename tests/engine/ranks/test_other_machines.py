@@ -350,7 +350,7 @@ def test_a_process_with_threads_starts_ranks_of_its_own(tmp_path: Path) -> None:
 import sys, threading
 from pathlib import Path
 import lab
-from lab.app import start
+from lab.project import start
 from omegaconf import OmegaConf
 sys.path.insert(0, {str(ROOT / "src")!r})
 done, folder = threading.Event(), Path({str(tmp_path)!r})

@@ -305,7 +305,7 @@ def test_killed_while_it_writes(
 ) -> None:
     """SIGKILL in step 6 while the checkpoint of step 4 is half written: the one of step 3 is the newest that loads,
     the half of a file is gone after the resume, and the run ends as if nothing had happened."""
-    from lab.app import start
+    from lab.project import start
 
     straight = start_run(tmp_path / "straight", *RUN, *RANKS[ranks])
     with monkeypatch.context() as patch:
@@ -343,7 +343,7 @@ def test_a_full_disk_stops_several_ranks(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_resumed_run_holds_nothing_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither mapped nor in memory: the payload is let go when the state has it."""
     import lab.loop
-    from lab.app import start
+    from lab.project import start
 
     run = start_run(tmp_path / "run", *RUN, "trainer.max_steps=4")
     train_step, seen = lab.loop.train_step, []

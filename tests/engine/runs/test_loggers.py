@@ -22,6 +22,7 @@ from engine.runs.directory import write_config
 from engine.runs.logger import RunLogger
 from engine.runs.media import Audio, Histogram, Table, grid, save
 from engine.runs.options import LoggerConfig
+from lab.project import PROJECT
 
 RUN = (*(text for text in QUICK if not text.startswith("logger=")), "trainer.max_steps=12", "trainer.log_every=2",
        "trainer.eval_every=4", "trainer.save_every=4")  # fmt: skip
@@ -84,11 +85,11 @@ def test_each_kind_of_media_is_a_file_and_reaches_tensorboard(tmp_path: Path) ->
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    write_config(tmp_path, compose(*RUN, "logger=none"))
+    write_config(PROJECT, tmp_path, compose(*RUN, "logger=none"))
     figure = plt.figure()
     plt.plot([0, 1])
     ramp = torch.linspace(0, 1, 20).reshape(4, 5)
-    with RunLogger(tmp_path, LoggerConfig(kind="none", tensorboard=True), 0, 60.0) as logger:
+    with RunLogger(PROJECT, tmp_path, LoggerConfig(kind="none", tensorboard=True), 0, 60.0) as logger:
         logger.begin(0, 10)
         logger.show(3, "val/figure", figure)
         logger.show(3, "val/image", ramp)

@@ -22,6 +22,7 @@ from wandb_server import KEY, Server, serving
 from engine.runs import FROZEN, Audio, Histogram, RunLogger, Table
 from engine.runs.directory import fill_directory, write_config, write_status
 from engine.runs.options import LoggerConfig
+from lab.project import PROJECT
 
 RUN = tuple(o for o in QUICK if not o.startswith("logger"))
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -128,8 +129,8 @@ def begun(run: Path, *overrides: str) -> LoggerConfig:
     """A run directory that a RunLogger can write to, without a training."""
     cfg = compose(*QUICK[1:], "logger=wandb", "trainer.max_steps=30", *overrides)
     run.mkdir(parents=True)
-    fill_directory(run, cfg, list(overrides), "running")
-    write_config(run, cfg)
+    fill_directory(PROJECT, run, cfg, list(overrides), "running")
+    write_config(PROJECT, run, cfg)
     return LoggerConfig(kind="wandb", timeout_s=10)
 
 
@@ -140,7 +141,7 @@ def test_each_kind_of_media_reaches_wandb(tmp_path: Path, server: Server, monkey
     config = begun(run)
     import numpy as np
 
-    with RunLogger(run, config, 0, 60.0) as logger:
+    with RunLogger(PROJECT, run, config, 0, 60.0) as logger:
         logger.begin(0, 10)
         logger.log(3, {"val/loss": 0.5})
         logger.show(3, "val/image", np.zeros((3, 8, 9), np.uint8))

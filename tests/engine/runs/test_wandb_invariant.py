@@ -33,6 +33,7 @@ from engine.runs.directory import write_status
 from engine.runs.options import LoggerConfig
 from engine.runs.wandb_log import wandb_arguments
 from engine.runs.wandb_upload import Feed, upload
+from lab.project import PROJECT
 
 LAST = 20  # step at which the run finishes; a line every 2 steps, two and a text every 4, where it is saved, too
 ENDS = ("preempted", "interrupted", "failed", "kill")
@@ -51,7 +52,7 @@ def train(run: Path, steps: int, end: str, kind: str) -> None:
     config = LoggerConfig(kind=kind)
     write_status(run, "running")
     until = min(at + steps, LAST)
-    with RunLogger(run, config, at, 60.0, kept if at else None) as logger:
+    with RunLogger(PROJECT, run, config, at, 60.0, kept if at else None) as logger:
         logger.begin(at, LAST)
         for step in range(at + 1, until + 1):
             logger.progress(step)
@@ -145,7 +146,7 @@ class Model:
         """What the process of a run or ./run sync does, up to where it fails."""
         self.ill = ill or (10**6, "well")
         try:
-            said = upload(run, how, Feed(run, None))
+            said = upload(PROJECT, run, how, Feed(run, None))
         except (Exception, KeyboardInterrupt):
             assert ill is not None
             return
@@ -160,9 +161,9 @@ def model(monkeypatch: pytest.MonkeyPatch, template: Path) -> Iterator[Model]:
     monkeypatch.setattr(wandb_upload, "begin_wandb", made.begin)
     monkeypatch.setattr(wandb_upload, "_server_run", made.known)
     monkeypatch.setattr(wandb_upload, "shown", lambda run, record: dict.fromkeys(record.get("media") or (), Shown("x")))
-    logger, given = wandb_arguments(template)  # once: YAML is slow to read
+    logger, given = wandb_arguments(PROJECT, template)  # once: YAML is slow to read
 
-    def arguments(run: Path) -> Any:
+    def arguments(project: Any, run: Path) -> Any:
         return logger, given | {"id": status(run)["wandb_id"]}
 
     monkeypatch.setattr(wandb_upload, "wandb_arguments", arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from omegaconf import OmegaConf, open_dict
 from engine.config import plain, resolved
 from engine.config.compose import register_resolvers
 from engine.runs.directory import to_yaml
-from engine.sweeps import difference, progress
+from engine.sweeps import progress
 from engine.sweeps.plan import Composer
+from lab.project import PROJECT
 
 CONF = {
     "train": """
@@ -72,7 +74,7 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     for name, text in (CONF | UNKNOWN).items():
         (folder / f"{name}.yaml").parent.mkdir(exist_ok=True)
         (folder / f"{name}.yaml").write_text(text)
-    register_resolvers()
+    register_resolvers(PROJECT)
     with hydra.initialize_config_dir(str(folder), version_base=None):
         loader = GlobalHydra.instance().config_loader()
         return loader, loader.load_configuration("train", [], RunMode.MULTIRUN)
@@ -99,9 +101,8 @@ def composing(conf: tuple[Any, Any]) -> Iterator[Composer]:
     OmegaConf.register_new_resolver("random_of_a_user", lambda: "drawn", replace=True)
     before, HydraConfig.instance().cfg = HydraConfig.instance().cfg, None
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(difference.app().resolvers, "seen", resolver)  # type: ignore[arg-type]
-            yield Composer(*conf, Path("/work/dir"), Path("/sweeps/s"), KEYS)
+        project = replace(PROJECT, resolvers={**PROJECT.resolvers, "seen": resolver})
+        yield Composer(project, *conf, Path("/work/dir"), Path("/sweeps/s"), KEYS)
     finally:
         HydraConfig.instance().cfg = before
 
@@ -117,7 +118,7 @@ def hydras(loader: Any, master: Any, number: int, overrides: list[str]) -> Any:
         HydraConfig.instance().set_config(cfg)
         with open_dict(cfg):
             del cfg["hydra"]
-        return repr(plain(resolved(cfg, Path("/work/dir"))))
+        return repr(plain(resolved(PROJECT, cfg, Path("/work/dir"))))
     except Exception as error:
         return type(error)
 

@@ -20,6 +20,7 @@ from engine.sweeps.report.analyse import difference
 from engine.sweeps.report.merging import same_data
 from engine.sweeps.report.read import Job, Study, differing
 from engine.sweeps.report.study import read_study
+from lab.project import PROJECT
 
 LOSS = Objective("val/loss", "min")
 SWEEP = ("-m", *QUICK, "trainer.max_steps=4", "trainer.log_every=2", "optim=sgd", "hydra.sweep.dir=outputs/lr")
@@ -107,9 +108,9 @@ def test_two_people_s_folders_are_one_sweep(tmp_path: Path) -> None:
             shutil.rmtree(b / "outputs")
             command(b, "train", *SWEEP, "optim.lr=1e-2", "seed=2,3")
         shown = command(b, "report", str(a / "outputs/lr"), "outputs/lr", "--out", str(tmp_path / "both"))
-        found = {group.label: group for group in groups(read_study([a / "outputs/lr", b / "outputs/lr"]))}
+        found = {group.label: group for group in groups(read_study(PROJECT, [a / "outputs/lr", b / "outputs/lr"]))}
         assert sorted(found) == ["lr=0.01", "lr=0.1"]
-        assert difference(read_study([a / "outputs/lr", b / "outputs/lr"])) is None
+        assert difference(read_study(PROJECT, [a / "outputs/lr", b / "outputs/lr"])) is None
         lower = [*(a / "outputs/lr").glob("lr-0.01*"), *(b / "outputs/lr").glob("seed-*")]
         scores = [result(path)["val/loss"] for path in lower]
         assert len(set(scores)) == 4
@@ -118,7 +119,7 @@ def test_two_people_s_folders_are_one_sweep(tmp_path: Path) -> None:
         assert "n=4  lr=0.01" in shown
         assert "n=2  lr=0.1" in shown
     loose = [*(a / "outputs/lr").glob("lr-*"), *(b / "outputs/lr").glob("seed-*")]
-    runs = read_study(loose)  # one by one, not as sweeps
+    runs = read_study(PROJECT, loose)  # one by one, not as sweeps
     assert {group.label: len(group.jobs) for group in groups(runs)} == {"optim.lr=0.01": 4, "optim.lr=0.1": 2}
 
 

@@ -15,6 +15,7 @@ import lab  # noqa: F401 - registers the project
 from engine.errors import ConfigError
 from engine.runs import write_status
 from engine.sweeps.options import SearchConfig
+from lab.project import PROJECT
 
 optuna = pytest.importorskip("optuna", reason="needs the extra optuna")
 
@@ -51,7 +52,7 @@ def pruner(name: str, **arguments: Any) -> dict[str, Any]:
 
 def a_search(config: SearchConfig, arguments: list[str], objectives: list[Objective], name: str, where: Path) -> Search:
     space = parse(arguments)
-    return Search(config, space, Methods(config, space), objectives, name, where)
+    return Search(config, space, Methods(PROJECT, config, space), objectives, name, where)
 
 
 # ---- the space
@@ -223,8 +224,8 @@ CONFIG = {
 
 
 def test_objectives_are_the_monitor_or_named_keys_of_a_result() -> None:
-    assert choose(None, CONFIG) == LOSS
-    several = choose({"val/accuracy": "max", "seconds": "min"}, CONFIG)
+    assert choose(PROJECT, None, CONFIG) == LOSS
+    several = choose(PROJECT, {"val/accuracy": "max", "seconds": "min"}, CONFIG)
     assert read({"val/accuracy": 0.5, "seconds": 3}, several) == ([0.5, 3.0], "")
     for result, why in [
         ({"seconds": 3}, "result.json has no number for val/accuracy"),
@@ -235,9 +236,9 @@ def test_objectives_are_the_monitor_or_named_keys_of_a_result() -> None:
     with pytest.raises(
         ConfigError, match=r"no 'val/acuracy' - did you mean val/accuracy\? \(it has: val/loss, val/acc"
     ):
-        choose({"val/acuracy": "max"}, CONFIG)
+        choose(PROJECT, {"val/acuracy": "max"}, CONFIG)
     with pytest.raises(ConfigError, match=r"no mode 'maximum' \(modes: min, max\)"):
-        choose({"val/accuracy": "maximum"}, CONFIG)
+        choose(PROJECT, {"val/accuracy": "maximum"}, CONFIG)
 
 
 # ---- the study
@@ -358,7 +359,7 @@ def test_mistakes_of_a_search_are_one_line(tmp_path: Path, changed: dict[str, An
 
 
 def test_pruning_needs_one_score_that_is_known_on_the_way() -> None:
-    methods = Methods(settings(pruner=pruner("MedianPruner")), parse(SPACE))
+    methods = Methods(PROJECT, settings(pruner=pruner("MedianPruner")), parse(SPACE))
     for objectives, eval_every, message in [
         ([*LOSS, Objective("seconds", "min")], 5, "several objectives"),
         ([Objective("seconds", "min")], 5, "a val/ score"),
@@ -424,7 +425,7 @@ def test_wandb_is_told_of_the_trial_and_its_pruning(tmp_path: Path) -> None:
     facts = {"status": "queued", "wandb_id": "abc", "sweep": {"sweep": "s", "job": 1, "trial": 1}}
     (run_dir / "status.json").write_text(json.dumps(facts))
     start_run(run_dir, *PRUNED, "logger=wandb")
-    assert wandb_arguments(run_dir)[1]["config"]["run"]["sweep"] == facts["sweep"]
+    assert wandb_arguments(PROJECT, run_dir)[1]["config"]["run"]["sweep"] == facts["sweep"]
     assert (status_of(run_dir), EXIT_CODES["pruned"]) == ("pruned", 0)
 
 

@@ -22,7 +22,6 @@ import warm
 import yaml
 from conftest import QUICK, ROOT, TRAIN, compose, limit, result
 
-from engine.config.compose import CONF
 from engine.errors import ConfigError
 from engine.extras import missing
 from engine.runs.directory import claimed, write_json
@@ -34,6 +33,7 @@ from engine.sweeps.report.importance import epsilon_squared, importance, ranks
 from engine.sweeps.report.page import data, page
 from engine.sweeps.report.read import Job, Study
 from engine.sweeps.report.text import markdown
+from lab.project import PROJECT
 
 REPORT = [sys.executable, str(ROOT / "src" / "report.py")]
 LOSS = Objective("val/loss", "min")
@@ -107,7 +107,7 @@ def test_jobs_in_every_state_are_shown(copy: Path) -> None:
     (job_dirs(copy)[0] / "metrics.jsonl").write_text('{"step": 4, "time": 1.0, "val/loss": 2.5}\n{"step": 8, "ti')
     shutil.rmtree(job_dirs(copy)[2])  # not even its directory
     with claimed(job_dirs(copy)[1]):
-        study = read_study([copy])
+        study = read_study(PROJECT, [copy])
         write_study(study, print)
     assert [job.status for job in study.jobs[:6]] == ["killed", *states[1:]]
     assert study.jobs[0].so_far(LOSS) == 2.5
@@ -124,7 +124,7 @@ def test_a_lucky_seed_is_not_the_best(copy: Path) -> None:
     write_json(one / "result.json", {**result(one), "val/loss": 1e-9})
     for path in job_dirs(copy)[1:3]:
         write_json(path / "status.json", {"status": "queued"})
-    study = read_study([copy])
+    study = read_study(PROJECT, [copy])
     best = best_group(study)
     assert best is not None
     assert best.values == {"optim.lr": 0.1}
@@ -133,7 +133,7 @@ def test_a_lucky_seed_is_not_the_best(copy: Path) -> None:
 
 
 def test_the_override_list_gives_the_best_run_s_config(sweep: Path) -> None:
-    best = best_group(read_study([sweep]))
+    best = best_group(read_study(PROJECT, [sweep]))
     assert best is not None
     overrides = override_list(best)
     assert "optim.lr=0.1" in overrides
@@ -147,7 +147,7 @@ def test_the_override_list_gives_the_best_run_s_config(sweep: Path) -> None:
 
 @pytest.fixture
 def experiment() -> Iterator[Path]:
-    path = CONF / "experiment" / "best_lr.yaml"
+    path = PROJECT.conf / "experiment" / "best_lr.yaml"
     assert not path.exists()
     yield path
     path.unlink(missing_ok=True)
@@ -169,17 +169,17 @@ def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path
     assert "./run train experiment=best_lr" in said.stdout
     assert experiment.read_text().startswith("# @package _global_\n# ./run train experiment=best_lr\n")
     assert "seed" not in yaml.safe_load(experiment.read_text())
-    best = best_group(read_study([tmp_path / "lr"]))
+    best = best_group(read_study(PROJECT, [tmp_path / "lr"]))
     assert best is not None
     text = experiment.read_text()
-    study = read_study([tmp_path / "lr"])
-    save_best(study, best)  # its own file is written anew
+    study = read_study(PROJECT, [tmp_path / "lr"])
+    save_best(PROJECT, study, best)  # its own file is written anew
     for other in (f"{text}trainer: {{ max_steps: 5 }}\n", "seed: 1\n"):
         experiment.write_text(other)
         with pytest.raises(ConfigError, match=r"experiment/best_lr\.yaml: is there, .* --overwrite$"):
-            save_best(study, best)
+            save_best(PROJECT, study, best)
         assert experiment.read_text() == other
-    save_best(study, best, overwrite=True)
+    save_best(PROJECT, study, best, overwrite=True)
     assert experiment.read_text() == text
     again = ["experiment=best_lr", "logger=none", "hardware=cpu", "hardware.num_threads=1", "seed=1"]
     done = warm.run(
@@ -196,10 +196,10 @@ def test_save_best_refuses_what_a_yaml_cannot_say(copy: Path, experiment: Path) 
         config = yaml.safe_load((best / "config.yaml").read_text())
         del config["data"]["transforms"]  # a deletion
         (best / "config.yaml").write_text(yaml.safe_dump(config))
-    group = best_group(study := read_study([copy]))
+    group = best_group(study := read_study(PROJECT, [copy]))
     assert group is not None
     with pytest.raises(ConfigError, match=r"data\.transforms.*list of overrides"):
-        save_best(study, group)
+        save_best(PROJECT, study, group)
     assert not experiment.exists()
 
 
@@ -211,7 +211,7 @@ def test_a_comparison_of_any_runs(sweep: Path, tmp_path: Path) -> None:
     assert re.search(r"`optim.lr` \| 0.001 \| 0.001 \| 0.1", text)
     assert "| optim.lr=0.001 |" in text
     assert "2 seeds" not in text.split("## Configurations")[0]  # of runs, the best is the best
-    study = read_study([Path(path) for path in runs])
+    study = read_study(PROJECT, [Path(path) for path in runs])
     assert study.swept == ("seed", "optim.lr") or set(study.swept) == {"seed", "optim.lr"}
     assert len(groups(study)) == 2
 
@@ -267,29 +267,29 @@ sys.exit(status)
 
 def test_write_never_raises(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copy / "sweep.json").write_text("{")
-    assert write(copy) == []
+    assert write(PROJECT, copy) == []
     said = capsys.readouterr().err
     assert re.fullmatch(r"no report \(.*\); later: ./run report .*\n", said)
 
 
 def test_a_report_is_made_anew_only_where_something_has_happened(copy: Path) -> None:
-    files = write(copy)
+    files = write(PROJECT, copy)
     assert {path.name for path in files} >= {"report.csv", "groups.csv", "report.md"}
     times = {path: path.stat().st_mtime_ns for path in files}
-    assert write(copy) == files
+    assert write(PROJECT, copy) == files
     assert {path: path.stat().st_mtime_ns for path in files} == times
     known = json.loads((job_dirs(copy)[0] / "status.json").read_text())
     write_json(job_dirs(copy)[0] / "status.json", {**known, "status": "preempted"})
-    write(copy)
+    write(PROJECT, copy)
     assert "1 preempted" in (copy / "report.md").read_text()
     (copy / "report.md").unlink()
-    assert (copy / "report.md") in write(copy)
+    assert (copy / "report.md") in write(PROJECT, copy)
     assert (copy / "report.md").exists()
 
 
 def test_the_page_asks_no_network_and_holds_the_numbers(sweep: Path) -> None:
     pytest.importorskip("plotly", reason="extra `report`")
-    study = read_study([sweep])
+    study = read_study(PROJECT, [sweep])
     text = page(study, {}, None)
     plotly = Path(sys.modules["plotly"].__file__ or "").parent / "package_data/plotly.min.js"
     own = text.replace(plotly.read_text().replace("</script", "<\\/script"), "")

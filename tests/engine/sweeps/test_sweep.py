@@ -13,6 +13,7 @@ from conftest import ROOT, TRAIN, limit, metrics, processes_with, slow, status
 from sweeps import SWEEP, book, call, call_faulty, ended_at, job_dirs, results, states
 
 from engine.sweeps.identity import canonical, digest, directory_name, values_of
+from lab.project import PROJECT
 
 
 @pytest.mark.slow
@@ -261,19 +262,22 @@ def test_a_job_runs_from_its_directory_alone(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_which_overrides_are_the_same_job(one: list[str], other: list[str], same: bool) -> None:
-    assert (digest(values_of(one)) == digest(values_of(other))) == same
+    assert (digest(values_of(PROJECT, one)) == digest(values_of(PROJECT, other))) == same
 
 
 def test_names_of_directories_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LR", "0.5")
-    values = values_of(["data.path='/a b/c,d.h5'", "optim.lr=${oc.env:LR}", "x.lr=2", "model.hidden=[16,8]"])
+    values = values_of(PROJECT, ["data.path='/a b/c,d.h5'", "optim.lr=${oc.env:LR}", "x.lr=2", "model.hidden=[16,8]"])
     name = directory_name(values, list(values))
     assert name.startswith("path-c-d_hidden-16-8_optim.lr-0.5_x.lr-2_")
     assert values["optim.lr"] == "0.5"
     assert directory_name(values, ()).startswith("job_")
     assert repr(canonical({"a": [1.0, True, None]})) == "{'a': [1, True, None]}"  # as text: 1.0 == 1
     assert canonical("${seed}") == "${seed}"
-    assert len(directory_name(values_of([f"a.key{i}={i}" for i in range(50)]), [f"a.key{i}" for i in range(50)])) < 100
+    assert (
+        len(directory_name(values_of(PROJECT, [f"a.key{i}={i}" for i in range(50)]), [f"a.key{i}" for i in range(50)]))
+        < 100
+    )
 
 
 @pytest.mark.slow
@@ -284,19 +288,19 @@ def test_jobs_are_composed_as_hydra_composes_them(tmp_path: Path) -> None:
     from hydra.types import RunMode
     from omegaconf import OmegaConf, open_dict
 
-    from engine.config.compose import CONF, register_resolvers
+    from engine.config.compose import register_resolvers
     from engine.sweeps.plan import Composer, expand, swept_keys
 
-    register_resolvers()
+    register_resolvers(PROJECT)
     arguments = [
         "optim.lr=1e-3,3e-3", "seed=range(2)", "model.hidden=[4],[5,6]", "model.hidden.0=7", "+model.x=1,2",
         "optim=adamw,sgd", "optim/schedule=cosine,linear", "trainer.clip_norm=null,1", "logger.tags=[],[a,b]",
     ]  # fmt: skip
-    with hydra.initialize_config_dir(str(CONF), version_base=None):
+    with hydra.initialize_config_dir(str(PROJECT.conf), version_base=None):
         loader = GlobalHydra.instance().config_loader()
         master = loader.load_configuration("train", arguments, RunMode.MULTIRUN)
-        composer = Composer(loader, master, tmp_path, tmp_path, swept_keys(arguments))
-        jobs = expand(arguments, loader, [], tmp_path)
+        composer = Composer(PROJECT, loader, master, tmp_path, tmp_path, swept_keys(arguments))
+        jobs = expand(PROJECT, arguments, loader, [], tmp_path)
         assert len(jobs) == 256
         for job in jobs[::17]:
             ours, theirs = composer._composed(job.overrides), loader.load_sweep_config(master, list(job.overrides))

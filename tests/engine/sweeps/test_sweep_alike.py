@@ -13,7 +13,7 @@ import pytest
 from conftest import QUICK
 
 from engine.config.alike import dependents, unswept
-from engine.config.compose import CONF, register_resolvers
+from engine.config.compose import register_resolvers
 from engine.runs import directory, environment
 from engine.sweeps import drive
 from engine.sweeps.identity import digest, values_of
@@ -22,6 +22,7 @@ from engine.sweeps.report import best_group, groups, read_study
 from engine.sweeps.report.best import override_list
 from engine.sweeps.report.page import data
 from engine.sweeps.report.text import groups_csv, jobs_csv, markdown
+from lab.project import PROJECT
 
 Command = Callable[..., str]
 TINY = (*QUICK, "trainer.max_steps=6")
@@ -41,7 +42,7 @@ class Finishing:
 
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
-    return shutil.copytree(CONF, tmp_path / "conf")
+    return shutil.copytree(PROJECT.conf, tmp_path / "conf")
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def command(tmp_path: Path, conf: Path, capsys: pytest.CaptureFixture[str], monk
     from hydra.types import RunMode
     from omegaconf import open_dict
 
-    register_resolvers()
+    register_resolvers(PROJECT)
     monkeypatch.setattr(drive, "report", lambda ledger, changed: None)
 
     def call(*arguments: str) -> str:
@@ -63,7 +64,7 @@ def command(tmp_path: Path, conf: Path, capsys: pytest.CaptureFixture[str], monk
             with open_dict(master):
                 master.hydra.runtime.cwd = str(tmp_path)
             capsys.readouterr()
-            drive.sweep(master, loader, Finishing(), arguments)  # type: ignore[arg-type]
+            drive.sweep(PROJECT, master, loader, Finishing(), arguments)  # type: ignore[arg-type]
         return capsys.readouterr().err
 
     return call
@@ -87,7 +88,7 @@ def test_jobs_of_an_edited_default_are_no_seeds_of_one_configuration(
     change(conf / "trainer/single.yaml", "clip_norm: ", "clip_norm: 7 # ")
     assert "trainer.clip_norm" in command("seed=0,1,2,3")
 
-    study = read_study([tmp_path / "s"])
+    study = read_study(PROJECT, [tmp_path / "s"])
     assert [[job.number for job in group.jobs] for group in groups(study)] == [[0, 1], [2], [3]]
     best = best_group(study)
     assert best is not None
@@ -111,7 +112,7 @@ def test_code_that_was_edited_between_two_commands_is_said(
     gets the code with which it begins."""
     git = {"commit": "a" * 40, "diff": "", "tree": {"a": "1", "b": "1", "c": "2"}}
 
-    def answer(*arguments: str) -> str:
+    def answer(root: Path, *arguments: str) -> str:
         if arguments[0] == "rev-parse" and "HEAD" in arguments:
             return git["commit"]
         if arguments[0] == "rev-parse" and arguments[-1].endswith(":./src"):
@@ -130,7 +131,7 @@ def test_code_that_was_edited_between_two_commands_is_said(
     (line,) = [line for line in command("seed=range(6)").splitlines() if "src/" in line]
     assert "job 4 with commit ccccccc ran before, now it is commit ccccccc with changes " in line
 
-    study = read_study([tmp_path / "s"])
+    study = read_study(PROJECT, [tmp_path / "s"])
     text = markdown(study, {}, None, [], None)
     assert "## Jobs ran with different code below src/\n\njobs 0 to 3 with commit aaaaaaa, job 4 with commit " in text
     shown = data(study, {}, None)
@@ -142,7 +143,7 @@ def test_code_that_was_edited_between_two_commands_is_said(
     git |= {"diff": ""}
     command("seed=range(6)")
     assert not (job / "uncommitted.diff").exists()
-    assert [str(code) for code in environment.codes_of(job)] == ["commit ccccccc"]
+    assert [str(code) for code in environment.codes_of(PROJECT.root, job)] == ["commit ccccccc"]
     environment._tree.cache_clear()
 
 
@@ -167,7 +168,7 @@ def test_what_the_jobs_were_told_is_no_difference(command: Command, conf: Path, 
         ["optim=sgd", "optim.lr=1e-1", "seed=2", "trainer.max_steps=9"],
     ):
         assert "not swept" not in command("experiment=own", *arguments)
-    study = read_study([tmp_path / "s"])
+    study = read_study(PROJECT, [tmp_path / "s"])
     assert study.unswept == ()
     assert sorted(len(group.jobs) for group in groups(study)) == [1, 2, 2]
     # the same edit is seen where it may have changed what the option of a swept group has set, or another group
@@ -199,14 +200,14 @@ def test_which_differences_were_swept(
 ) -> None:
     overrides = [[f"{key.lstrip('+')}={i}" for key in swept] for i in range(len(configs))]
     names = [f"job-{i}" for i in range(len(configs))]
-    assert unswept(configs, overrides, names, [key.lstrip("+") for key in swept], follows) == found
+    assert unswept(PROJECT, configs, overrides, names, [key.lstrip("+") for key in swept], follows) == found
 
 
 def test_what_is_made_of_a_key() -> None:
     raw = {"seed": 1, "data.path": "split-${seed}.h5", "data.shape": "${h5_shape:x}", "model.out": "${..data.shape}",
            "b.seed": "${.c}", "b.c": "${seed}", "d": ["${b}"], "e": "${seedling}", "f": "${hydra:job.num}"}  # fmt: skip
-    assert dependents(raw, "seed") == ["b.c", "b.seed", "d", "data.path", "data.shape", "model.out"]
-    assert dependents(raw, "hydra") == ["f"]
+    assert dependents(PROJECT, raw, "seed") == ["b.c", "b.seed", "d", "data.path", "data.shape", "model.out"]
+    assert dependents(PROJECT, raw, "hydra") == ["f"]
 
 
 def calls_of(work: Callable[[], object]) -> int:
@@ -242,7 +243,7 @@ def test_a_sweep_costs_the_same_for_each_job(tmp_path: Path) -> None:
         known = [drive.plan.Combination((f"seed={i}",), v) for i, v in enumerate(values)]
 
         def work() -> None:
-            ledger = Ledger(folder)
+            ledger = Ledger(PROJECT, folder)
             assert not drive.plan.compose(ledger, known, None)  # type: ignore[arg-type]
             found = drive.plan.write(ledger, known, {}, [], {})
             assert [job.number for job in found] == list(range(number))
@@ -260,7 +261,7 @@ def test_a_sweep_costs_the_same_for_each_job(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_jobs_are_told_apart_by_all_of_their_identity(command: Command, tmp_path: Path) -> None:
     """The first 8 digits of these two are the same; a book of the first version, which has no more, is still known."""
-    fixed, seen = values_of(TINY), {}
+    fixed, seen = values_of(PROJECT, TINY), {}
     for other in range(10**6):  # some 80,000 until two agree
         if (one := seen.setdefault(digest({**fixed, "seed": other})[:8], other)) != other:
             break

@@ -24,6 +24,7 @@ from engine.errors import ConfigError
 from engine.runs import directory, environment
 from engine.runs.environment import code_of
 from engine.verify import compare, recompute
+from lab.project import PROJECT
 
 RUN = (*QUICK, "trainer.max_steps=24", "trainer.log_every=4", "trainer.eval_every=6", "trainer.save_every=10")
 
@@ -53,7 +54,7 @@ def command(run: Path, *more: str, src: Path = ROOT / "src", **env: str) -> subp
 def test_a_run_is_equal_to_itself_started_again_and_stays_as_it_is(whole: Path) -> None:
     """In a fresh process, to its end."""
     before = files(whole)
-    found = recompute.verify(whole, commit=recompute.HERE)
+    found = recompute.verify(PROJECT, whole, commit=recompute.HERE)
     assert found.equal, found
     assert found.rounding == 0
     names = [part.name for part in found.parts]
@@ -64,7 +65,7 @@ def test_a_run_is_equal_to_itself_started_again_and_stays_as_it_is(whole: Path) 
 
 def test_its_first_steps_are_compared_alone(whole: Path, tmp_path: Path) -> None:
     """Under the schedule of the whole run. The evaluation of the last step is compared too."""
-    found = recompute.verify(whole, 12, recompute.HERE, tmp_path / "again")
+    found = recompute.verify(PROJECT, whole, 12, recompute.HERE, tmp_path / "again")
     assert found.equal, found
     assert found.parts[0].counted == "16 values of 5 records"
     assert status(tmp_path / "again")["status"] == "preempted"
@@ -173,9 +174,9 @@ def test_a_gpu_computes_to_rounding_unless_deterministic(tmp_path: Path) -> None
 def test_what_a_resume_has_changed_is_put_back(whole: Path, copied: Path) -> None:
     """The first steps are compared under the values that they had."""
     from engine.config import read_config
-    from lab.app import start
+    from lab.project import start
 
-    cfg = read_config(copied)
+    cfg = read_config(PROJECT, copied)
     cfg.trainer.max_steps = 30
     start(cfg, copied, ["trainer.max_steps=30"], own_process=False)
     log = (copied / "train.log").read_text()
@@ -183,7 +184,7 @@ def test_what_a_resume_has_changed_is_put_back(whole: Path, copied: Path) -> Non
     assert json.loads((copied / "environment.json").read_text())["changes"] == [
         {"after": 24, "was": {"trainer.max_steps": 24}}
     ]
-    found = recompute.verify(copied, commit=recompute.HERE)
+    found = recompute.verify(PROJECT, copied, commit=recompute.HERE)
     assert (found.equal, found.steps) == (True, 24)
     assert "trainer.max_steps 24 -> 30" in found.hints[0]
     assert metrics(copied)[:8] == metrics(whole)[:8]
@@ -193,22 +194,22 @@ def test_a_resume_with_other_code_is_recorded(copied: Path, monkeypatch: pytest.
     """Once for each change; what the run began with stays. Without a step that counts the run begins with the code."""
     from engine.config import read_config
 
-    began = str(code_of(copied))
+    began = str(code_of(PROJECT.root, copied))
     monkeypatch.setattr(
         environment, "_git", lambda *arguments: "diff --git a/src/x b/src/x\n" * (arguments[0] == "diff")
     )
     for _ in range(2):
-        directory.reopen_directory(copied, read_config(copied), [])
+        directory.reopen_directory(PROJECT, copied, read_config(PROJECT, copied), [])
     (change,) = json.loads((copied / "environment.json").read_text())["changes"]
     assert change["after"] == 24
-    assert [str(code) for code in environment.codes_of(copied)] == [began, "no commit"]
-    hints = recompute.undo_changes(read_config(copied), [change])
+    assert [str(code) for code in environment.codes_of(PROJECT.root, copied)] == [began, "no commit"]
+    hints = recompute.undo_changes(PROJECT.root, read_config(PROJECT, copied), [change])
     assert hints == ["compared up to step 24, after which a resume changed code -> no commit"]
     directory.undo_resume(copied)
-    assert len(environment.codes_of(copied)) == 1
+    assert len(environment.codes_of(PROJECT.root, copied)) == 1
     shutil.rmtree(copied / "checkpoints")
-    directory.reopen_directory(copied, read_config(copied), [])
-    assert [str(code) for code in environment.codes_of(copied)] == ["no commit"]
+    directory.reopen_directory(PROJECT, copied, read_config(PROJECT, copied), [])
+    assert [str(code) for code in environment.codes_of(PROJECT.root, copied)] == ["no commit"]
 
 
 def test_stop_at_step_leaves_the_schedule_and_the_bits(whole: Path, tmp_path: Path) -> None:
@@ -217,9 +218,9 @@ def test_stop_at_step_leaves_the_schedule_and_the_bits(whole: Path, tmp_path: Pa
     assert stopped.value.code == 75
     assert last_checkpoint(tmp_path / "run")["step"] == 9
     from engine.config import read_config
-    from lab.app import start
+    from lab.project import start
 
-    start(read_config(tmp_path / "run"), tmp_path / "run", [], own_process=False)
+    start(read_config(PROJECT, tmp_path / "run"), tmp_path / "run", [], own_process=False)
     assert metrics(tmp_path / "run") == metrics(whole)
     assert_equal(last_checkpoint(tmp_path / "run")["model"], last_checkpoint(whole)["model"])
 
@@ -234,27 +235,29 @@ def test_stop_at_step_leaves_the_schedule_and_the_bits(whole: Path, tmp_path: Pa
 )
 def test_mistakes_are_named(whole: Path, steps: int | None, commit: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        recompute.verify(whole, steps, commit)
+        recompute.verify(PROJECT, whole, steps, commit)
 
 
 def test_the_second_run_has_the_firsts_threads_and_ranks_but_no_time_limit_and_no_logger(tmp_path: Path) -> None:
     ranks = ("trainer=ddp", "hardware.num_procs=auto")
     cfg = compose(*RUN, *ranks, "process.max_time=1h")
     wanted = ["logger=none", "process.stop_at_step=7", "process.max_time=null", "hardware.num_procs=4"]
-    assert recompute.settings(cfg, {}, 4, 7) == wanted
-    assert recompute.settings(cfg, {"machine": {"gpus": ["H100"] * 4}}, 4, 7) == wanted[:3], "there are fewer GPUs here"
-    assert recompute.settings(compose(*RUN), {}, 1, None) == wanted[:1]
-    directory.fill_directory(tmp_path, cfg, list(RUN))
+    assert recompute.settings(PROJECT, cfg, {}, 4, 7, PROJECT.root) == wanted
+    assert recompute.settings(PROJECT, cfg, {"machine": {"gpus": ["H100"] * 4}}, 4, 7, PROJECT.root) == wanted[:3], (
+        "there are fewer GPUs here"
+    )
+    assert recompute.settings(PROJECT, compose(*RUN), {}, 1, None, PROJECT.root) == wanted[:1]
+    directory.fill_directory(PROJECT, tmp_path, cfg, list(RUN))
     again = tmp_path / "again"
-    recompute.prepare(again, recompute.as_begun(tmp_path, []), {"threads": {"count": 3}})
-    assert saved_config(again) == saved_config(tmp_path)
+    recompute.prepare(PROJECT, again, recompute.as_begun(PROJECT, tmp_path, []), {"threads": {"count": 3}})
+    assert saved_config(PROJECT, again) == saved_config(PROJECT, tmp_path)
     assert "${root:}" not in (again / "config.yaml").read_text()  # code of another commit lies in another folder
     assert json.loads((again / "environment.json").read_text())["threads"] == {"count": 3}
-    assert recompute.as_called("process.stop_at_step", ROOT) == "process.stop_at_step"
-    assert recompute.as_called("process.stop_at_step", tmp_path) is None, "of an older version"
+    assert recompute.as_called(PROJECT, "process.stop_at_step", ROOT) == "process.stop_at_step"
+    assert recompute.as_called(PROJECT, "process.stop_at_step", tmp_path) is None, "of an older version"
     (tmp_path / "src/engine/ranks").mkdir(parents=True)
     (tmp_path / "src/engine/ranks/stop.py").write_text('AT_STEP = "trainer.stop_at_step"')
-    assert recompute.as_called("process.stop_at_step", tmp_path) == "trainer.stop_at_step"
+    assert recompute.as_called(PROJECT, "process.stop_at_step", tmp_path) == "trainer.stop_at_step"
 
 
 EVIL = {"_target_": "engine.runs.environment._git", "_args_": ["-c", "alias.x=!touch pwned", "x"]}
@@ -267,7 +270,7 @@ EVIL = {"_target_": "engine.runs.environment._git", "_args_": ["-c", "alias.x=!t
         lambda cfg, facts: cfg.update(
             gone={"deep": [{"a": EVIL}]}
         ),  # the present code leaves it out, older code may not
-        lambda cfg, facts: cfg["task"].update(_target_="lab.app._git"),
+        lambda cfg, facts: cfg["task"].update(_target_="lab.project._git"),
         lambda cfg, facts: cfg.update(gone="${oc.env:HOME}"),
         lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"model": EVIL}}]),
         lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"gone.x": EVIL}}]),
@@ -292,15 +295,15 @@ def test_the_present_check_comes_before_anything_starts(
     (copied / "config.yaml").write_text(yaml.safe_dump(cfg))
     (copied / "environment.json").write_text(json.dumps(facts))
     with pytest.raises(ConfigError) as error:
-        recompute.verify(copied, **asked)
+        recompute.verify(PROJECT, copied, **asked)
     assert "\n" not in str(error.value)
 
 
 def test_a_directory_that_is_no_run_or_is_in_the_way(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--rounding 2: a relative difference"):
-        recompute.verify(whole, rounding=2)
+        recompute.verify(PROJECT, whole, rounding=2)
     with pytest.raises(ConfigError, match=r"exists; give a directory that does not"):
-        recompute.verify(whole, out=tmp_path)
+        recompute.verify(PROJECT, whole, out=tmp_path)
     done = command(tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {tmp_path}: no run directory")
@@ -375,7 +378,7 @@ def test_a_run_of_another_commit_with_changes_that_were_not_committed(project: P
     train = [sys.executable, str(project / "src/train.py"), *RUN, f"hydra.run.dir={run}"]
     done = subprocess.run(train, capture_output=True, text=True, check=False, timeout=limit(60))
     assert done.returncode == 0, done.stderr
-    assert "with changes" in str(code_of(run))
+    assert "with changes" in str(code_of(PROJECT.root, run))
     own = {"src": project / "src"}
     assert "code: the present files\n" in command(run, "--steps", "4", **own).stdout
     loop.write_text(text)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from engine.extras import missing
 from engine.files import read_json, replace_text, write_json
+from engine.project import Project
 from engine.runs import METRICS, STATUS, shown
 from engine.sweeps.report.against import Line, lines
 from engine.sweeps.report.analyse import best_group, groups, other_code
@@ -34,7 +35,7 @@ PAPER = "paper"  # folder of the paper's table and figures
 SYNC_S = 10.0  # that a sweep's end waits for W&B; what is left is sent without it
 
 
-def write(sweep_dir: Path) -> list[Path]:
+def write(project: Project, sweep_dir: Path) -> list[Path]:
     """Write a sweep's report and, if its jobs log to W&B, send what is lacking there, the summary too. Returns the
     files. Does nothing if the sweep is unchanged since the last report. Never raises: an error is one line."""
     try:
@@ -43,29 +44,29 @@ def write(sweep_dir: Path) -> list[Path]:
         before = read_json(made)
         if before.get("state") == now and all((sweep_dir / name).exists() for name in before["files"]):
             return [sweep_dir / name for name in before["files"]]
-        study = read_study([sweep_dir])
+        study = read_study(project, [sweep_dir])
         files = write_study(study, say)
         made.parent.mkdir(exist_ok=True)
         write_json(made, {"state": now, "files": [str(path.relative_to(sweep_dir)) for path in files]})
     except Exception as error:
         say(f"no report ({type(error).__name__}: {error}); later: ./run report {shown(sweep_dir)}")
         return []
-    if is_online(study):
+    if is_online(project, study):
         from engine.sweeps.wandb_sync import sync_apart
 
-        if trouble := sync_apart(sweep_dir, SYNC_S):
+        if trouble := sync_apart(project, sweep_dir, SYNC_S):
             say(trouble)
     return files
 
 
-def is_online(study: Study) -> bool:
+def is_online(project: Project, study: Study) -> bool:
     """Whether the sweep's jobs log to W&B's server."""
     begun = [job for job in study.jobs if job.config]
     if not begun or begun[0].config.get("logger.kind") != "wandb":
         return False
     from engine.runs import choose_wandb_mode, wandb_arguments
 
-    return choose_wandb_mode(wandb_arguments(begun[0].path)[0]) == "online"
+    return choose_wandb_mode(wandb_arguments(project, begun[0].path)[0]) == "online"
 
 
 def say(text: str) -> None:

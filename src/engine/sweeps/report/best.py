@@ -14,6 +14,7 @@ import yaml
 
 from engine.config import flat, is_seed, portable, written
 from engine.errors import ConfigError
+from engine.project import Project
 from engine.runs import NOT_COMPUTED, shown
 from engine.sweeps.report.analyse import Group, show
 from engine.sweeps.report.choice import caution
@@ -37,47 +38,45 @@ def best_command(group: Group) -> str:
     return shlex.join(["./run", "train", *override_list(group)])
 
 
-def save_best(study: Study, group: Group, overwrite: bool = False) -> Path:
+def save_best(project: Project, study: Study, group: Group, overwrite: bool = False) -> Path:
     """Write conf/experiment/best_<name>.yaml: experiment=best_<name> alone gives the config of the group's run.
 
     It holds the resolved values that differ from the default config, without seed and logger. Raises ConfigError if no
     yaml can express the config, or if a file exists that was written for another sweep or edited since.
     """
-    from engine.config import CONF
-
     job = group.jobs[0]
     left_out = NOT_PART if any(key.split(".")[0] == MACHINE for key in group.values) else (*NOT_PART, MACHINE)
     name = "best_" + re.sub(r"\W+", "_", study.name).strip("_")
-    path = CONF / "experiment" / f"{name}.yaml"
-    choices, base_choices = _choices(list(job.overrides)), _choices([])
+    path = project.conf / "experiment" / f"{name}.yaml"
+    choices, base_choices = _choices(project, list(job.overrides)), _choices(project, [])
     chosen = {g: o for g, o in choices.items() if o != base_choices.get(g) and g.split("/")[0] not in left_out}
     if lost := [g for g, o in chosen.items() if o is None]:
         raise ConfigError(f"{job.path}: {lost[0]}=null cannot be written into an experiment; use the list of overrides")
-    base = _resolved([*(f"{g}={o}" for g, o in chosen.items()), *_seeds(job)])
+    base = _resolved(project, [*(f"{g}={o}" for g, o in chosen.items()), *_seeds(job)])
     swept = [key.split(".") for key in group.values]
-    values = portable(_difference(_part(base, left_out), _part(_whole(job), left_out), swept))
+    values = portable(project.root, _difference(_part(base, left_out), _part(_whole(project, job), left_out), swept))
     body = "\n".join([_header(study, group, name), *_defaults(chosen), *([_dump(values)] if values else [])]).rstrip()
-    text = _sealed(study, body)
+    text = _sealed(project.root, study, body)
     before = path.read_text() if path.exists() else None
-    if before is not None and not overwrite and before != _sealed(study, before.rpartition(f"\n{SEAL}")[0]):
+    made = before is None or before == _sealed(project.root, study, before.rpartition(f"\n{SEAL}")[0])
+    if not made and not overwrite:
         raise ConfigError(
             f"{shown(path)}: is there, and --save-best of this sweep has not written it as it is - "
             "move it away, or add --overwrite"
         )
     path.write_text(text)
     try:
-        _verify(_resolved([f"experiment={name}", *_seeds(job)]), job, left_out)
+        again = _resolved(project, [f"experiment={name}", *_seeds(job)])
+        _verify(project, again, job, left_out)
     except Exception:
         path.unlink() if before is None else path.write_text(before)
         raise
     return path
 
 
-def _sealed(study: Study, body: str) -> str:
+def _sealed(root: Path, study: Study, body: str) -> str:
     """`body` with a last line that marks it as ours: a digest of the sweep's path and of `body`."""
-    from engine.config import ROOT
-
-    place = os.path.relpath(study.jobs[0].path.parent, ROOT)  # relative: the same in a copy of the project
+    place = os.path.relpath(study.jobs[0].path.parent, root)  # relative: the same in a copy of the project
     digest = hashlib.sha256(f"{place}\n{body}".encode()).hexdigest()[:16]
     return f"{body}\n{SEAL} {digest}\n"
 
@@ -106,8 +105,8 @@ def _dump(values: dict[str, Any]) -> str:
     return yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=110)
 
 
-def _verify(again: dict[str, Any], job: Job, left_out: Sequence[str]) -> None:
-    wanted, got = (flat(_part(cfg, left_out)) for cfg in (_whole(job), again))
+def _verify(project: Project, again: dict[str, Any], job: Job, left_out: Sequence[str]) -> None:
+    wanted, got = (flat(_part(cfg, left_out)) for cfg in (_whole(project, job), again))
     absent = object()
     for key in [*wanted, *got]:
         if wanted.get(key, absent) != got.get(key, absent):
@@ -130,30 +129,30 @@ def _difference(base: Any, wanted: dict[str, Any], always: Sequence[Sequence[str
     return out
 
 
-def _choices(overrides: list[str]) -> dict[str, Any]:
+def _choices(project: Project, overrides: list[str]) -> dict[str, Any]:
     """{group: option} that these overrides choose."""
     from engine.config import composed
 
-    found = composed([o for o in overrides if not _key(o).startswith("hydra.")])["hydra"]["runtime"]["choices"]
+    found = composed(project, [o for o in overrides if not _key(o).startswith("hydra.")])["hydra"]["runtime"]["choices"]
     return {group: option for group, option in found.items() if not group.startswith("hydra/")}
 
 
-def _resolved(overrides: list[str]) -> dict[str, Any]:
+def _resolved(project: Project, overrides: list[str]) -> dict[str, Any]:
     from omegaconf import DictConfig, OmegaConf
 
     from engine.config import composed, resolved
 
-    cfg = composed(overrides)
+    cfg = composed(project, overrides)
     cfg.pop("hydra")
-    return cast("dict[str, Any]", OmegaConf.to_container(resolved(DictConfig(cfg), Path.cwd())))
+    return cast("dict[str, Any]", OmegaConf.to_container(resolved(project, DictConfig(cfg), Path.cwd())))
 
 
-def _whole(job: Job) -> dict[str, Any]:
+def _whole(project: Project, job: Job) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     from engine.config import read_config
 
-    return cast("dict[str, Any]", OmegaConf.to_container(read_config(job.path)))
+    return cast("dict[str, Any]", OmegaConf.to_container(read_config(project, job.path)))
 
 
 def _part(cfg: dict[str, Any], left_out: Sequence[str]) -> dict[str, Any]:

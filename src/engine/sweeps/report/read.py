@@ -17,6 +17,7 @@ from typing import Any
 
 from engine.config import CONFIG, OVERRIDES, enter, load_flat, load_plain, override_of_now
 from engine.files import read_json, records
+from engine.project import Project
 from engine.runs import ENVIRONMENT, METRICS, NOT_COMPUTED, RESULT, STATUS, Code, codes_of, files_of, is_claimed
 
 log = logging.getLogger("engine")
@@ -127,7 +128,7 @@ class Study:
         return next((text.strip("'\"") for text in texts), None)
 
 
-def read_job(path: Path, number: int, overrides: tuple[str, ...], key: str | None = None) -> Job:
+def read_job(project: Project, path: Path, number: int, overrides: tuple[str, ...], key: str | None = None) -> Job:
     """Read one run directory in any state; a missing one is a queued job. overrides: used if it has no file of them."""
     enter(path)
     status = read_json(path / STATUS)
@@ -140,15 +141,15 @@ def read_job(path: Path, number: int, overrides: tuple[str, ...], key: str | Non
         key=key or path.name,
         number=number,
         path=path,
-        overrides=tuple(override_of_now(str(one)) for one in load_plain(path / OVERRIDES, list) or overrides),
+        overrides=tuple(override_of_now(project, str(one)) for one in load_plain(path / OVERRIDES, list) or overrides),
         status="queued" if state == "created" else state,
         error=error[0] if error else None,
         traceback=status.get("traceback"),
-        config=load_flat(path),
+        config=load_flat(project, path),
         result=read_json(path / RESULT),
         curves=curves,
         seconds=seconds,
-        code=codes_of(path) if curves or state == "finished" else (),
+        code=codes_of(project.root, path) if curves or state == "finished" else (),
         files={file: str(one["digest"]) for file, one in files_of(path).items()},
     )
 

@@ -21,6 +21,7 @@ from engine.config import NEVER_COMPARED, one_line, plain, remove_if_empty, type
 from engine.errors import ConfigError, RunFailed
 from engine.files import write_json
 from engine.locks import Busy, Lock
+from engine.project import Project
 from engine.runs import shown
 from engine.sweeps.code import settle_code
 from engine.sweeps.drive import Work, at_once, counted, opened, report, run_sweep, say, stop_here
@@ -45,7 +46,12 @@ BEST_AT_MOST = 10  # trials of a Pareto front that are printed
 
 
 def run_search(
-    master: DictConfig, loader: ConfigLoader, launcher: Launcher, arguments: Sequence[str], options: Mapping[str, Any]
+    project: Project,
+    master: DictConfig,
+    loader: ConfigLoader,
+    launcher: Launcher,
+    arguments: Sequence[str],
+    options: Mapping[str, Any],
 ) -> None:
     """Run trials until hydra.sweeper.n_trials have ended, including those of earlier starts.
 
@@ -56,22 +62,22 @@ def run_search(
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
 
-    sweep_options, ledger = opened(master)
+    sweep_options, ledger = opened(project, master)
     config = typed(SearchConfig, {k: plain(v) for k, v in options.items()}, "hydra.sweeper")
     own = [text for text in arguments if text.lstrip("+~").partition("=")[0].partition(".")[0] not in NEVER_COMPARED]
     space = parse([*(f"{k}={v}" for k, v in (config.params or {}).items()), *own], loader)
-    composer = Composer(loader, master, Path(master.hydra.runtime.cwd), ledger.directory, space.keys)
-    methods = Methods(config, space)
+    composer = Composer(project, loader, master, Path(master.hydra.runtime.cwd), ledger.directory, space.keys)
+    methods = Methods(project, config, space)
     if any(not job.key.startswith(TRIAL_KEY) for job in ledger.jobs):
         raise ConfigError(f"sweep={ledger.name}: holds a sweep, not a search - give the search another name")
     corners = corners_of(space, composer, all_of_them=sweep_options.preflight or not ledger.jobs)
     base = plain(corners[0].cfg)
-    objectives = objective_values.choose(config.objectives, base)
+    objectives = objective_values.choose(project, config.objectives, base)
     methods.check_pruning(objectives, base)
     if sweep_options.preflight:
-        tried = preflight(corners, at_once(launcher, methods.limit))
+        tried = preflight(project, corners, at_once(launcher, methods.limit))
         say(f"every choice and both ends of every range, one after the other:\n{tried}")
-    with driving(ledger.directory):
+    with driving(project.root, ledger.directory):
         try:
             study = Search(config, space, methods, objectives, f"{base['name']}/{ledger.name}", ledger.directory)
             if sweep_options.retry_failed:
@@ -180,7 +186,7 @@ def trial_key(number: int) -> str:
 
 
 @contextmanager
-def driving(sweep_dir: Path) -> Iterator[None]:
+def driving(root: Path, sweep_dir: Path) -> Iterator[None]:
     """Lock: one process drives a search at a time; the kernel releases it even if the process is killed."""
     sweep_dir.mkdir(parents=True, exist_ok=True)
     try:
@@ -197,7 +203,7 @@ def driving(sweep_dir: Path) -> Iterator[None]:
             if not (sweep_dir / SWEEP).exists():  # nothing has begun
                 with suppress(OSError):
                     (sweep_dir / LOCK).unlink()
-                    remove_if_empty(sweep_dir)
+                    remove_if_empty(root, sweep_dir)
             raise
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from engine.config import build_target, check_targets, locate, one_line
 from engine.errors import ConfigError
 from engine.extras import check_installed
+from engine.project import Project
 from engine.sweeps.options import SearchConfig
 from engine.sweeps.search.objectives import Objective
 from engine.sweeps.search.pruning import PRUNERS_ALLOWED
@@ -29,17 +30,20 @@ class Methods:
     limit: number of trials at which the search ends.
     """
 
-    def __init__(self, config: SearchConfig, space: Space) -> None:
-        self._config = config
+    def __init__(self, project: Project, config: SearchConfig, space: Space) -> None:
+        self.project, self._config = project, config
         if not space.swept:
             raise ConfigError(
                 "hydra/sweeper=optuna: there is nothing to search - give a key an interval, a range or a choice, "
-                "'optim.lr=tag(log,interval(1e-4,1e-1))'"
+                "'KEY=tag(log,interval(1e-4,1e-1))'"
             )
         self._kind = str(config.sampler.get("_target_")).rpartition(".")[2]
-        self._seeded = "seed" in inspect.signature(locate(config.sampler.get("_target_"), SAMPLER, ALLOWED)).parameters
+        sampler = locate(project, config.sampler.get("_target_"), SAMPLER, ALLOWED)
+        self._seeded = "seed" in inspect.signature(sampler).parameters
         nodes = {"hydra": {"sweeper": {"sampler": config.sampler, "pruner": config.pruner}}}
-        check_targets(nodes, (SAMPLER, PRUNER), (), {}, {SAMPLER: ("seed",)} if self._seeded else {}, allowed=ALLOWED)
+        check_targets(
+            project, nodes, (SAMPLER, PRUNER), (), {}, {SAMPLER: ("seed",)} if self._seeded else {}, allowed=ALLOWED
+        )
         if package := NEEDS.get(self._kind):
             check_installed(package, f"hydra/sweeper/sampler: {self._kind}", "optuna")
         for key, node, make in (
@@ -73,7 +77,7 @@ class Methods:
             )
 
     def pruner(self) -> Any:
-        return build_target(self._config.pruner, PRUNER, ALLOWED)
+        return build_target(self.project, self._config.pruner, PRUNER, ALLOWED)
 
     def sampler(self, number: int) -> Any:
         """The sampler that draws trial `number`."""
@@ -84,8 +88,8 @@ class Methods:
 
             torch.set_num_threads(1)  # jobs are forked from this process; a forked pool of OpenMP threads hangs
         if not self._seeded:
-            return build_target(self._config.sampler, SAMPLER, ALLOWED)
+            return build_target(self.project, self._config.sampler, SAMPLER, ALLOWED)
         seed = self._config.seed
         if self._kind not in ONE_SEED:
             seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
-        return build_target(self._config.sampler, SAMPLER, ALLOWED, seed=seed)
+        return build_target(self.project, self._config.sampler, SAMPLER, ALLOWED, seed=seed)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.app import app
 from engine.config import did_you_mean, show
 from engine.errors import ConfigError
 from engine.files import records
+from engine.project import Project
 from engine.runs import METRICS
 
 MODES = ("min", "max")
@@ -24,11 +24,11 @@ class Objective:
     mode: str  # min or max
 
 
-def choose(node: Mapping[str, Any] | None, cfg: Mapping[str, Any]) -> list[Objective]:
+def choose(project: Project, node: Mapping[str, Any] | None, cfg: Mapping[str, Any]) -> list[Objective]:
     """Objectives from hydra.sweeper.objectives, {key: min or max}; null: the monitor of `cfg`, a trial's config."""
     if not node:
         return [Objective(cfg["monitor"]["key"], cfg["monitor"]["mode"])]
-    scores = app().scores(cfg, "val", "test")
+    scores = project.scores(cfg, "val", "test")
     known = scores + list(RESULT_KEYS)
     for key, mode in node.items():
         if key not in known and not str(key).startswith(tuple(f"{score}/" for score in scores)):  # one of several

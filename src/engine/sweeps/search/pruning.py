@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config import build_target
 from engine.files import read_json
+from engine.project import Project
 from engine.ranks import share_from_main
 from engine.sweeps.search.storage import attached, open_study
 
@@ -30,16 +31,16 @@ class Pruning:
 
     run: Any  # set by the training loop
 
-    def __init__(self, run_dir: Path, facts: Mapping[str, Any]) -> None:
-        self._run_dir, self._facts = run_dir, facts
+    def __init__(self, project: Project, run_dir: Path, facts: Mapping[str, Any]) -> None:
+        self._project, self._run_dir, self._facts = project, run_dir, facts
         self._trial: Trial | None = None
         self._given_up = False
 
     @staticmethod
-    def of(run_dir: Path) -> Pruning | None:
+    def of(project: Project, run_dir: Path) -> Pruning | None:
         """None: this run is no trial of a search that prunes."""
         facts = read_json(run_dir / TRIAL)
-        return Pruning(run_dir, facts) if facts.get("pruner") else None
+        return Pruning(project, run_dir, facts) if facts.get("pruner") else None
 
     def on_eval(self, state: Any, scores: Mapping[str, float]) -> bool:
         """Whether to stop the run, the same on all ranks, and why: then the state has it, so a checkpoint too. All
@@ -61,7 +62,7 @@ class Pruning:
             if self._trial is None:
                 facts = self._facts
                 study = open_study(facts["storage"], facts["study"], self._run_dir.parent)
-                study.pruner = build_target(facts["pruner"], "trial.json: pruner", PRUNERS_ALLOWED)
+                study.pruner = build_target(self._project, facts["pruner"], "trial.json: pruner", PRUNERS_ALLOWED)
                 self._trial = attached(study, facts["trial"])
             with warnings.catch_warnings():  # a resumed run reports some values again
                 warnings.filterwarnings("ignore", message=".*already reported")

@@ -54,7 +54,7 @@ class Search:
 
         now: dict[str, Any] = {
             "space": {key: json.loads(distribution_to_json(d)) for key, d in sorted(self.space.swept.items())},
-            "values": values_of(list(self.space.fixed.values())),
+            "values": values_of(self.methods.project, list(self.space.fixed.values())),
             "objectives": {o.key: o.mode for o in self.objectives},
             "conditions": {key: given for key, given in self.space.conditions.items() if key in self.space.swept},
         }

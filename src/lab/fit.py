@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from engine.app import app
-from engine.config.schema import NotNegative, Rule, check_limits
+from engine.config import NotNegative, Rule, check_limits
 from engine.errors import ConfigError
 
 # limits of arguments that torch's optimizers share
@@ -21,19 +20,19 @@ CALLED_WITH_A_BATCH = (
     "is called with (output, target); here it would be called with (output, batch), and must return one value a "
     "sample, (B,) - write a class as in"
 )
-# key: (prefixes of _target_, why these do not fit there; {package} is the project's)
+# key: (prefixes of _target_, why these do not fit there)
 MISFITS = {
     "optim.schedule": (
         ("torch.optim.lr_scheduler.",),
         "moves an optimizer itself; a schedule here is a class called with (step, total_steps), which returns the "
-        "share of the peak learning rate - see Cosine in src/{package}/optim.py, and Plateau for one "
+        "share of the peak learning rate - see src/lab/schedules/cosine.py, and plateau.py beside it for one "
         "that follows a score",
     ),
     "task.criterion": (
         ("torch.nn.", "torchmetrics."),
-        f"{CALLED_WITH_A_BATCH} src/{{package}}/losses/squared_error.py",
+        f"{CALLED_WITH_A_BATCH} src/lab/losses/squared_error.py",
     ),
-    "task.metrics": (("torch.nn.",), f"{CALLED_WITH_A_BATCH} src/{{package}}/metrics/absolute_error.py"),
+    "task.metrics": (("torch.nn.",), f"{CALLED_WITH_A_BATCH} src/lab/metrics/absolute_error.py"),
 }
 
 
@@ -52,6 +51,6 @@ def check_fit(values: Mapping[str, Any], partial: Mapping[str, Sequence[str]]) -
             continue  # check_targets reports it
         beginnings, why = MISFITS.get(".".join(key.split(".")[:2]), ((), ""))
         if target.startswith(beginnings):
-            raise ConfigError(f"{key}._target_: {target} {why.format(package=app().package)}")
+            raise ConfigError(f"{key}._target_: {target} {why}")
         if key in partial and node.get("_partial_") is not True:
             raise ConfigError(f"{key}._partial_: must be true - the run adds {' and '.join(partial[key])} itself")

@@ -1,0 +1,179 @@
+"""What this project is to the engine, which imports nothing of it (engine.project): commands hand PROJECT down."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ConfigError
+from engine.project import Project
+from lab.groups import DataConfig, OptimConfig, RootConfig, TaskConfig
+
+
+def check(cfg: Any) -> Any:
+    from lab.config import check
+
+    return check(cfg)
+
+
+def scores(cfg: Any, *splits: str) -> list[str]:
+    from lab.config import score_names
+
+    return score_names(cfg, *splits)
+
+
+def start(cfg: Any, *arguments: Any, **more: Any) -> None:
+    from lab.config import Config
+    from lab.start import start
+
+    start(Config.of(cfg), *arguments, **more)
+
+
+def join() -> int:
+    from lab.start import join
+
+    return join()
+
+
+def try_out(cfg: Any, known: Sequence[str]) -> dict[str, Any]:
+    from lab.trial import try_out
+
+    return try_out(cfg, known)
+
+
+def h5_shape(field: str, _parent_: Any) -> list[int]:
+    """${h5_shape:field} in a group `data`: shape of one sample of the field, from the data file."""
+    from h5rows import sample_shape
+
+    with _about_data(_parent_):
+        return list(sample_shape(_parent_, field))
+
+
+def h5_outputs(field: str, _parent_: Any) -> int | None:
+    """${h5_outputs:field}: how many outputs a model of that field needs; null in a part of data=mixed that lacks it."""
+    from h5rows import num_outputs
+
+    if _key(_parent_) != "data" and _parent_.fields.get(field, field) is None:
+        return None
+    with _about_data(_parent_):
+        return int(num_outputs(_parent_, field))
+
+
+def first_part(key: str, _parent_: Any) -> Any:
+    """${first_part:num_outputs} in data=mixed: what the first part says that says it."""
+    if not _parent_.parts:
+        raise ConfigError("data.parts: there are none - add some, such as +data@data.parts.old=h5 +data.weights.old=1")
+    said = (node.get(key) for node in _parent_.parts.values() if hasattr(node, "get"))
+    return next((value for value in said if value is not None), None)
+
+
+def _key(node: Any) -> str:
+    return str(node._get_full_key(None)) or "data"
+
+
+def folder_classes(_parent_: Any) -> int:
+    """${folder_classes:} in a group `data`: how many class folders there are below its path."""
+    from lab.datasets.image_folder import class_names, open_images
+
+    with _about_data(_parent_):
+        source = open_images(_parent_.path, tuple(_parent_.size), _parent_.crop, _parent_.channels)
+        return len(class_names(source, _parent_.path))
+
+
+@contextmanager
+def _about_data(node: Any) -> Iterator[None]:
+    """In this block a mistake in what a file holds names the key that leads to the file. node: the data group's."""
+    try:
+        yield
+    except ConfigError as error:
+        key = _key(node)
+        text = str(error) if key == "data" else re.sub(r"(?<![\w./-])data(?=\.[a-z])", key, str(error))
+        named = re.search(r"\bdata(\.\w+)+", text)
+        if named is not None and named.start() == 0:
+            raise ConfigError(text) from None
+        raise ConfigError(f"{named[0] if named else f'{key}.path'}: {text}") from None
+
+
+PROJECT = Project(
+    name=__name__,
+    root=Path(__file__).resolve().parents[2],
+    # What a yaml may name as _target_, so that somebody else's config cannot call arbitrary functions (torch.hub.load,
+    # os.system, engine.files.replace_text). To use another library, add its prefix here ("timm.*": the public classes
+    # and functions that it defines), or one full name ("transformers.AutoModel.from_pretrained").
+    allowed=(
+        "lab.models.*",
+        "lab.datasets.*",
+        "lab.transforms.*",
+        "h5rows.dataset.Dataset",
+        "engine.data.order.*",
+        "engine.data.sampling.*",
+        "engine.data.windows.*",
+        "lab.losses.*",
+        "lab.metrics.*",
+        "lab.tasks.*",
+        "lab.callbacks.*",
+        "lab.optimizers.*",
+        "lab.schedules.*",
+        "torch.nn.*",
+        "torch.optim.*",
+        "torchmetrics.*",
+    ),
+    # Functions that may be called with a config's values alone. Functions of lab's other folders need _partial_: true:
+    # the run calls them with objects of its own.
+    factories=("lab.models.*",),
+    remedies={
+        "transformers.AutoModel": "choose model=pretrained, with model.folder=... and model.head=AutoModelFor...; it "
+        "loads safetensors alone and runs no code of the folder",
+    },
+    schema=RootConfig,
+    own={"data": DataConfig, "optim": OptimConfig, "task": TaskConfig},
+    # import paths that saved configs have
+    moved={
+        "lab.data.h5.H5Dataset": "h5rows.dataset.Dataset",
+        "engine.data.h5.H5Dataset": "h5rows.dataset.Dataset",
+        "lab.data.tokens.": "lab.datasets.tokens.",
+        "lab.data.synthetic.": "lab.datasets.synthetic.",
+        "lab.data.transforms.": "lab.transforms.fields.",
+        "lab.data.mixup.": "lab.transforms.mixup.",
+        "lab.data.order.": "engine.data.order.",
+        "lab.data.windows.": "engine.data.windows.",
+        "lab.data.sampling.": "engine.data.sampling.",
+        "lab.optim.ByShape": "lab.optimizers.by_shape.ByShape",
+        "lab.optim.Constant": "lab.schedules.constant.Constant",
+        "lab.optim.Linear": "lab.schedules.linear.Linear",
+        "lab.optim.Cosine": "lab.schedules.cosine.Cosine",
+        "lab.optim.Step": "lab.schedules.step.Step",
+        "lab.optim.Plateau": "lab.schedules.plateau.Plateau",
+        "lab.": "lab.",  # in a fork of another name: runs from before it was named
+    },
+    # of saved configs and of what somebody types
+    moved_keys={
+        f"trainer.{name}": f"process.{name}"
+        for name in ("max_time", "stop_at_step", "timeout", "max_restarts", "straggler_share", "save_async")
+    },
+    # relative ones are relative to the working directory of the command
+    paths=(
+        "data.path",
+        "data.parts.*.path",
+        "resume",
+        "task.weights",
+        "model.folder",
+        "model.model.folder",
+    ),
+    resolvers={
+        "h5_shape": h5_shape,
+        "h5_outputs": h5_outputs,
+        "folder_classes": folder_classes,
+        "first_part": first_part,
+    },
+    watching=("callback",),
+    asked={"seed": "seed", "batch_size": "trainer.global_batch_size"},
+    check=check,
+    scores=scores,
+    start=start,
+    join=join,
+    try_out=try_out,
+)
