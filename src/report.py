@@ -24,14 +24,26 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Write report.csv, report.md, pictures and report.html.")
-    parser.add_argument("directories", nargs="+", type=Path, help="one sweep, or run directories, or folders of them")
-    parser.add_argument("--out", type=Path, help="where to write; otherwise into the sweep, or outputs/compare")
-    parser.add_argument("--score", metavar="KEY:min|max", help="what is best, e.g. val/accuracy:max")
-    parser.add_argument("--save-best", action="store_true", help="write conf/experiment/best_<sweep>.yaml")
-    parser.add_argument("--overwrite", action="store_true", help="with --save-best: replace whatever is there")
-    parser.add_argument("--choose-on-test", action="store_true", help="allow a test score to decide what is best")
-    paper = parser.add_argument_group("a paper's table and figures, into paper/")
+    args = parser().parse_args()
+    from engine.errors import ConfigError
+
+    try:
+        report(args)
+    except (ConfigError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description="Write report.csv, report.md, pictures and report.html.")
+    made.add_argument("directories", nargs="+", type=Path, help="one sweep, or run directories, or folders of them")
+    made.add_argument("--out", type=Path, help="where to write; otherwise into the sweep, or outputs/compare")
+    made.add_argument("--score", metavar="KEY:min|max", help="what is best, e.g. val/accuracy:max")
+    made.add_argument("--save-best", action="store_true", help="write conf/experiment/best_<sweep>.yaml")
+    made.add_argument("--overwrite", action="store_true", help="with --save-best: replace whatever is there")
+    made.add_argument("--choose-on-test", action="store_true", help="allow a test score to decide what is best")
+    paper = made.add_argument_group("a paper's table and figures, into paper/")
     paper.add_argument("--per", nargs="+", default=[], metavar="KEY", help="a row for each value: model, optim, ...")
     paper.add_argument("--columns", nargs="+", default=[], metavar="KEY", help="columns for each value: data, ...")
     paper.add_argument("--show", nargs="+", default=[], metavar="KEY[:min|max]", help="scores: test/accuracy ...")
@@ -40,49 +52,49 @@ def main() -> int:
     axes = ("step", "samples", "hours", "flop")
     paper.add_argument("--against", nargs="+", choices=axes, default=["step"], help="axes of the curves [step]")
     paper.add_argument("--inches", nargs=2, type=float, default=(3.25, 6.75), metavar=("COLUMN", "PAGE"), help="widths")
-    args = parser.parse_args()
+    return made
+
+
+def report(args: argparse.Namespace) -> None:
+    """Write what is asked for and print what is best. Raises ConfigError."""
     from engine.errors import ConfigError
+    from engine.sweeps import (
+        best_command,
+        best_group,
+        check_choice,
+        groups,
+        read_study,
+        save_best,
+        score_text,
+        write_study,
+    )
     from lab.project import PROJECT
 
-    try:
-        from engine.sweeps import (
-            best_command,
-            best_group,
-            check_choice,
-            groups,
-            read_study,
-            save_best,
-            score_text,
-            write_study,
-        )
-
-        ask = asked(args)
-        score = args.score and objective(args.score)
-        study = read_study(PROJECT, args.directories, args.out and args.out.absolute(), score)
-        check_choice(study.objectives, args.choose_on_test)
-        done = [job for job in study.jobs if job.status == "finished"]
-        if args.score and done and not any(study.objective.key in job.result for job in done):
-            keys = ", ".join(sorted(key for key in done[0].result if "/" in key))
-            raise ConfigError(f"--score {args.score}: no run has this score; they have {keys}")
-        files = write_study(study, lambda line: print(line, file=sys.stderr), ask)
-        best = best_group(study)
-        for group in () if ask else groups(study)[:10]:
+    ask = asked(args)
+    study = read_study(
+        PROJECT, args.directories, args.out and args.out.absolute(), args.score and objective(args.score)
+    )
+    check_choice(study.objectives, args.choose_on_test)
+    done = [job for job in study.jobs if job.status == "finished"]
+    if args.score and done and not any(study.objective.key in job.result for job in done):
+        keys = ", ".join(sorted(key for key in done[0].result if "/" in key))
+        raise ConfigError(f"--score {args.score}: no run has this score; they have {keys}")
+    files = write_study(study, lambda line: print(line, file=sys.stderr), ask)
+    if ask:
+        print((study.directory / "paper/table.md").read_text().partition("\n![")[0])
+    else:
+        for group in groups(study)[:10]:
             print(f"{score_text(group, study.objective):>24}  n={len(group.scores(study.objective))}  {group.label}")
-        if ask:
-            print((study.directory / "paper/table.md").read_text().partition("\n![")[0])
-        print("\n".join(os.path.relpath(path) for path in files))
-        for one in study.objectives:
-            if of_one := best_group(study, one):
-                print(f"best {one.key}: {best_command(of_one)}")
-        if args.save_best:
-            if best is None:
-                raise ConfigError(f"--save-best: no job of {study.name} has a score yet")
-            path = save_best(PROJECT, study, best, args.overwrite)
-            print(f"{os.path.relpath(path)}: ./run train experiment={path.stem}")
-    except (ConfigError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    print("\n".join(os.path.relpath(path) for path in files))
+    for one in study.objectives:
+        if of_one := best_group(study, one):
+            print(f"best {one.key}: {best_command(of_one)}")
+    if args.save_best:
+        best = best_group(study)
+        if best is None:
+            raise ConfigError(f"--save-best: no job of {study.name} has a score yet")
+        path = save_best(PROJECT, study, best, args.overwrite)
+        print(f"{os.path.relpath(path)}: ./run train experiment={path.stem}")
 
 
 def asked(args: argparse.Namespace) -> Ask | None:

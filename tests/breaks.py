@@ -518,9 +518,9 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "tests/engine/sweeps/test_inference.py::test_rows_that_differ_make_room_for_others",
     ),
     (
-        "src/engine/sweeps/report/text.py",
-        'MARKS.get(verdicts.get((group.label, o.key)), r"^\\ddagger")',
-        'MARKS.get(verdicts.get((group.label, o.key)), "")',
+        "src/engine/sweeps/report/facts.py",
+        "verdicts.get(which, TOO_FEW) if",
+        'verdicts.get(which, "") if',
         "tests/engine/sweeps/test_compare.py::test_a_row_that_was_not_tested_is_not_unmarked_in_the_table",
     ),
     (

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from engine.sweeps.report.analyse import best_group, groups
     from engine.sweeps.report.best import best_command, save_best
     from engine.sweeps.report.choice import check_choice
+    from engine.sweeps.report.facts import score_text
     from engine.sweeps.report.read import SWEEP, Objective, runs_below
     from engine.sweeps.report.study import read_study
     from engine.sweeps.report.table import Ask
-    from engine.sweeps.report.text import score_text
     from engine.sweeps.search.drive import run_search
     from engine.sweeps.search.pruning import Pruning
     from engine.sweeps.slurm import run_on_slurm

@@ -33,7 +33,6 @@ class Launch(ABC):
             with self._signals():
                 self._run()
         finally:
-            self._screen.close()
             early.allow_interrupt()  # of what is done with the results
         return self._stopped
 

@@ -68,7 +68,6 @@ class Pool(Launch):
                 self._end_hung()
                 for sentinel in connection.wait(list(self._running), TICK_S):
                     self._ended(self._running.pop(sentinel))  # type: ignore
-                self._screen.refresh([r.job for r in self._running.values()], [j for j, _ in self._elsewhere.values()])
         finally:
             self._kill()  # some are left only after an exception
 

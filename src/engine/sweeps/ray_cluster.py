@@ -101,7 +101,6 @@ class Tasks(Launch):
                 self._ended(done, *self._running.pop(done))
             if self._ending:
                 self._cancel()
-            self._screen.refresh([job for job, _ in self._running.values()], [])
 
     def _ended(self, done: Any, job: Job, began: float) -> None:
         import ray

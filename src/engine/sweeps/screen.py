@@ -1,23 +1,14 @@
-"""Progress of a sweep: on a terminal with several jobs at once, a block of lines that is redrawn, else one line per
-ended job; and the table at the end."""
+"""Progress of a sweep, a line per ended job; and the table at the end."""
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-from engine.errors import Damaged
-from engine.files import open_regular
-from engine.runs import METRICS
 from engine.sweeps.ledger import ENDED, Job, Ledger, differing
 
-TAIL_BYTES = 4096
 ROWS_AT_MOST = 40
 
 
@@ -25,13 +16,9 @@ class Screen:
     """total: number of jobs of this command, including those that ended earlier."""
 
     def __init__(self, ledger: Ledger, jobs: Sequence[Job], at_once: int) -> None:
-        self._ledger, self._stream = ledger, sys.stderr
-        self._alone = at_once == 1
-        self._live = not self._alone and self._stream.isatty()
-        self._at_once, self.total = at_once, len(jobs)
+        self._ledger, self._at_once, self.total = ledger, at_once, len(jobs)
         self._ended: dict[str, str] = {}
         self._seconds: list[float] = []
-        self._lines = 0
         self._best: tuple[float, Job] | None = None
         for job in jobs:
             if (state := job.state()) in ENDED:
@@ -39,7 +26,7 @@ class Screen:
                 self._compare(job)
 
     def start(self, job: Job) -> None:
-        if self._alone:
+        if self._at_once == 1:
             self.say(f"\njob {job.number}, {len(self._ended) + 1} of {self.total}: {label(job, self._ledger)}")
 
     def end(self, job: Job, state: str, seconds: float | None) -> None:
@@ -52,28 +39,9 @@ class Screen:
         parts = [state, label(job, self._ledger), score, f"{seconds:.1f} s" if seconds is not None else "elsewhere"]
         if state == "failed":
             parts.append(why(job))
-        line = f"{len(self._ended)}/{self.total} {'  '.join(p for p in parts if p)}"
         outlook = ", ".join(self._outlook())
-        self.say(line if self._live or not outlook else f"{line}  [{outlook}]")
-
-    def refresh(self, running: Sequence[Job], elsewhere: Sequence[Job]) -> None:
-        """Draw the block again."""
-        if not self._live:
-            return
-        width = shutil.get_terminal_size().columns - 1
-        rows = [self.summary(len(running) + len(elsewhere))]
-        rows += [f"  {job.number:>3} {label(job, self._ledger)}  {latest(job.directory)}" for job in running]
-        rows += [f"  {job.number:>3} {label(job, self._ledger)}  (another process runs it)" for job in elsewhere]
-        self._clear()
-        self._stream.write("".join(f"{row[:width]}\n" for row in rows))
-        self._stream.flush()
-        self._lines = len(rows)
-
-    def summary(self, running: int) -> str:
-        states = list(self._ended.values())
-        parts = [f"sweep {self._ledger.name}: {sum(s in ENDED for s in states)} of {self.total} done"]
-        parts += [f"{running} running"] if running else []
-        return ", ".join(parts + self._outlook())
+        line = f"{len(self._ended)}/{self.total} {'  '.join(p for p in parts if p)}"
+        self.say(f"{line}  [{outlook}]" if outlook else line)
 
     def _outlook(self) -> list[str]:
         states, parts = list(self._ended.values()), []
@@ -87,23 +55,13 @@ class Screen:
             parts.append(f"best {self._ledger.objectives[0]['key']} {value:.4g} ({label(job, self._ledger)})")
         return parts
 
-    def close(self) -> None:
-        self._clear()
-
     def _compare(self, job: Job) -> None:
         value = score_of(job, self._ledger)
         if value is not None and (self._best is None or _sign(self._ledger) * (value - self._best[0]) < 0):
             self._best = value, job
 
     def say(self, text: str) -> None:
-        self._clear()
-        print(text, file=self._stream, flush=True)
-
-    def _clear(self) -> None:
-        if self._lines:
-            self._stream.write(f"\x1b[{self._lines}F\x1b[J")
-            self._stream.flush()
-            self._lines = 0
+        print(text, file=sys.stderr, flush=True)
 
 
 def table(ledger: Ledger, jobs: Sequence[Job]) -> str:
@@ -149,24 +107,6 @@ def score_of(job: Job, ledger: Ledger) -> float | None:
 def shown_score(job: Job, ledger: Ledger) -> str:
     value = score_of(job, ledger)
     return "" if value is None else f"{ledger.objectives[0]['key']}={value:.4f}"
-
-
-def latest(run_dir: Path) -> str:
-    """The run's last logged step and losses, as text."""
-    try:
-        with open_regular(run_dir / METRICS) as file:
-            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except (OSError, Damaged):
-        return "starting"
-    found: dict[str, Any] = {}
-    for line in lines:
-        try:
-            found |= json.loads(line)
-        except ValueError:  # the first line is cut off, the last may be half written
-            continue
-    losses = [f"{k}={v:.4g}" for k, v in sorted(found.items()) if k.endswith("/loss") and isinstance(v, float)]
-    return "  ".join([f"step {found['step']}", *losses]) if "step" in found else "starting"
 
 
 def clock(seconds: float) -> str:

@@ -110,7 +110,6 @@ class Batch(Launch):
                 self._running.remove(one)
                 record_silence(one.job, one.number)
                 self._tell(one.job, time.monotonic() - one.began)
-            self._screen.refresh([one.job for one in self._running], [])
 
     def _adopt(self, jobs: Iterable[Job]) -> Iterator[Job]:
         """Yields the jobs to submit; those that an earlier start left in SLURM's queue are monitored instead."""

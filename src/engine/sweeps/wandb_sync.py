@@ -29,10 +29,11 @@ from engine.runs import (
     wandb_arguments,
     wandb_reachable,
 )
-from engine.sweeps.report.analyse import best_group, config_keys, counts, groups, is_failure
+from engine.sweeps.report.analyse import best_group, counts, is_failure
 from engine.sweeps.report.best import override_list
 from engine.sweeps.report.read import Study
 from engine.sweeps.report.study import read_study
+from engine.sweeps.report.text import group_rows, job_rows
 
 RUN_S = 1800.0  # for what one run lacks
 
@@ -90,30 +91,12 @@ def upload_summary(
     arguments |= {"id": _summary_id(study), "name": name, "job_type": "summary", "config": about}
     run = begin_wandb(arguments, folder or sweep_dir, mode, logger.timeout_s)
     run.summary.update(_facts(study))
-    objectives = [objective.key for objective in study.objectives]
-    keys = config_keys(study)
-    configurations = [
-        [str(group.values[key]) for key in keys]
-        + [v for o in study.objectives for v in (group.mean(o), group.std(o))]
-        + [len(group.scores(study.objective)), len(group.failures(study.objective))]
-        for group in groups(study)
-    ]
-    heads: list[str | int] = [
-        *keys,
-        *(f"{key} {what}" for key in objectives for what in ("mean", "std")),
-        "n",
-        "failures",
-    ]
-    jobs = [
-        [job.number, job.status, *(str(study.value(job, key)) for key in study.swept)]
-        + [job.score(o) for o in study.objectives]
-        + [job.step, job.error or ""]
-        for job in study.jobs
-    ]
-    run.log({
-        "table/configurations": wandb.Table(columns=heads, data=configurations),
-        "table/jobs": wandb.Table(columns=["job", "status", *study.swept, *objectives, "step", "error"], data=jobs),
-    })  # fmt: skip
+
+    def table(head: list[str], rows: list[list[Any]]) -> Any:
+        plain = [[cell if isinstance(cell, (int, float)) else str(cell or "") for cell in row] for row in rows]
+        return wandb.Table(columns=[*head], data=plain, allow_mixed_types=True)
+
+    run.log({"table/configurations": table(*group_rows(study)), "table/jobs": table(*job_rows(study))})
     run.finish(exit_code=0)
     return name
 

@@ -10,15 +10,23 @@ from test_report import made
 
 from engine.sweeps.report.analyse import best_group, groups
 from engine.sweeps.report.compare import Comparison, comparisons
+from engine.sweeps.report.facts import facts
 from engine.sweeps.report.page import data
 from engine.sweeps.report.read import Study
-from engine.sweeps.report.text import latex, markdown, tex
+from engine.sweeps.report.sheet import latex_table, tex
+from engine.sweeps.report.text import markdown
 
 
 def two(a: list[float], b: list[float], shared: bool = True) -> Study:
     """A sweep of lr over two values, with seeds."""
     seeds = [*range(len(a)), *(range(len(b)) if shared else range(100, 100 + len(b)))]
     return made("s", {"optim.lr": [0.1] * len(a) + [0.2] * len(b), "seed": seeds}, [*a, *b])
+
+
+def latex(study: Study) -> str:
+    """The rows of table.tex."""
+    text = latex_table(facts(study).groups)
+    return text[text.index(r"\toprule") : text.index(r"\bottomrule")]
 
 
 def rows(study: Study) -> Sequence[Comparison]:
@@ -60,7 +68,7 @@ def test_two_seeds_give_no_interval_and_three_find_what_is_large() -> None:
     study = two([1.0, 1.1, 1.2], [9.0, 9.15, 9.2])
     [found] = rows(study)
     assert found.verdict == "differs"
-    cells = markdown(study, comparisons(study), None, [], None)
+    cells = markdown(facts(study))
     assert "| +8.02 | d_z +2.8e+02 |" in cells
     assert "none below 3 seeds" not in cells
 
@@ -69,10 +77,10 @@ def test_a_row_that_was_not_tested_is_not_unmarked_in_the_table() -> None:
     """A paper's reader takes a row without a mark for one that differs."""
     columns = {"optim.lr": [0.1] * 5 + [0.2] * 5 + [0.3], "seed": [*range(5), *range(5), 0]}
     study = made("s", columns, [1.0, 1.1, 1.2, 1.3, 1.4, 9.0, 9.1, 9.2, 9.3, 9.45, 5.0])
-    marks = [line.count("dagger") for line in latex(study, comparisons(study)).splitlines() if "0." in line[:4]]
+    marks = [line.count("dagger") for line in latex(study).splitlines() if "0." in line[:4]]
     assert marks == [0, 1, 0]  # the best, the one with a single score, and the one that differs
     single = made("s", {"optim.lr": [0.1, 0.2]}, [1.0, 2.0])
-    assert latex(single, comparisons(single)).count(r"^\ddagger") == 1
+    assert latex(single).count(r"^\ddagger") == 1
 
 
 def test_the_same_seed_twice_counts_once() -> None:
@@ -88,18 +96,18 @@ def test_the_same_seed_twice_counts_once() -> None:
 def test_the_texts_say_it() -> None:
     noise = np.random.default_rng(0).normal(0, 1, 8)
     study = two((1 + noise).tolist(), (3 + noise * 1.01).tolist())
-    said = markdown(study, comparisons(study), None, [], None)
+    said = markdown(facts(study))
     assert "## More than seeds? " in said
     assert "| differs |" in said
-    (found,) = data(study, comparisons(study), None)["comparisons"]  # the page's
-    (row,) = found["rows"]
-    assert f"| {' | '.join(row['texts'])} |" in said
-    assert row["values"][1] == rows(study)[0].difference
-    table = latex(study, comparisons(study))
+    (found,) = data(facts(study))["sections"]["compared"]  # the page's
+    (row,) = found["table"]["rows"]
+    assert f"| {' | '.join(cell['text'] for cell in row)} |" in said
+    assert row[1]["value"] == rows(study)[0].difference
+    table = latex(study)
     assert table.count(r"\mathbf") == 1
     assert r"\dagger" not in table
     assert table.count(r" \\" + "\n") == 3  # head and two rows
     unclear = two(noise.tolist(), noise[::-1].tolist())
-    assert r"^\dagger" in latex(unclear, comparisons(unclear))
+    assert r"^\dagger" in latex(unclear)
     assert tex("a_b & c\\d^e") == r"a\_b \& c\textbackslash{}d\textasciicircum{}e"
     assert comparisons(two([1.0], [2.0])) == {}

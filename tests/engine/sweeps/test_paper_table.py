@@ -28,8 +28,9 @@ from engine.sweeps.report.choice import caution, check_choice
 from engine.sweeps.report.digits import rounded
 from engine.sweeps.report.inference import mean_interval
 from engine.sweeps.report.read import Job, Objective, Study
+from engine.sweeps.report.sheet import latex_table, page_table
 from engine.sweeps.report.table import Ask, Table, table
-from engine.sweeps.report.table_text import paper_csv, paper_data, paper_latex, paper_markdown
+from engine.sweeps.report.table_text import paper_csv, paper_markdown, paper_sheet
 
 VAL = Objective("val/accuracy", "max")
 ASK = Ask(["model"], ["test/accuracy", "test/loss"])
@@ -76,6 +77,18 @@ def by_hand(jobs: Sequence[Job], key: str, **named: str) -> tuple[float | None, 
     full = {lr: scores for lr, scores in found.items() if len(scores) == most}
     best = max(full, key=lambda lr: statistics.fmean(val for val, _ in full[lr]))
     return best, [test for _, test in full[best]]
+
+
+def as_markdown(made: Table) -> str:
+    return paper_markdown(made, [])
+
+
+def as_latex(made: Table) -> str:
+    return latex_table(paper_sheet(made))
+
+
+def as_data(made: Table) -> dict[str, Any]:
+    return page_table(paper_sheet(made))
 
 
 def csv_rows(made: Table) -> list[dict[str, str]]:
@@ -152,14 +165,12 @@ def test_what_stands_after_the_plus_minus_is_what_is_said() -> None:
     ):
         made = table(given, Ask(["model"], ["test/accuracy"], spread=spread))
         assert made.rows[0].cells[0].scores[0].error == pytest.approx(error, rel=1e-6)
-        assert all(
-            words in said for said in (paper_markdown(made), paper_latex(made).replace(r"\%", "%"), paper_csv(made))
-        )
-        assert words in json.dumps(paper_data(made))
+        assert all(words in said for said in (as_markdown(made), as_latex(made).replace(r"\%", "%"), paper_csv(made)))
+        assert words in json.dumps(as_data(made))
     pair = table(small({"a": values[:2], "b": values}), Ask(["model"], ["test/accuracy"], spread="interval"))
     assert pair.rows[0].cells[0].scores[0].error is None
-    assert "| a | 0.82‡ | 2 |" in paper_markdown(pair)
-    assert "- without ±: too few seeds for it" in paper_markdown(pair)
+    assert "| a | 0.82‡ | 2 |" in as_markdown(pair)
+    assert "- without ±: too few seeds for it" in as_markdown(pair)
 
 
 def test_the_interval_is_student_s() -> None:
@@ -188,9 +199,9 @@ def test_digits_follow_the_error(mean: float, error: float | None, says: tuple[s
 def test_each_file_has_the_best_in_bold_and_says_what_was_chosen() -> None:
     given = drawn(np.random.default_rng(3))
     made = table(given, Ask(["model"], ["test/accuracy", "test/loss"], ["data"], percent=["test/accuracy"]))
-    text, tex, data = paper_markdown(made), paper_latex(made), paper_data(made)
+    text, tex, data = as_markdown(made), as_latex(made), as_data(made)
     assert text.count("**") == 2 * tex.count(r"\mathbf") == 2 * 4
-    assert sum(cell["best"] for row in data["rows"] for cell in row) == 4
+    assert sum(cell.get("best", False) for row in data["rows"] for cell in row) == 4
     assert data["head"][1] == "digits test/accuracy [%]" or data["head"][1] == "signals test/accuracy [%]"
     for row, column, cell in made.cells():
         said = f"{row.at(column)}: {cell.chosen} (val/accuracy"
@@ -213,8 +224,8 @@ def test_a_tie_is_marked_by_the_test_of_the_report() -> None:
     assert bold == ["best"] or bold == ["same"]
     assert marks["worse"] == marks[bold[0]] == ""
     assert marks[{"best": "same", "same": "best"}[bold[0]]] == "†"
-    assert "† not told from the best" in paper_markdown(made)
-    assert r"$^\dagger$ not told" in paper_latex(made)
+    assert "† not told from the best" in as_markdown(made)
+    assert r"$^\dagger$ not told" in as_latex(made)
 
 
 def test_a_row_without_a_score_is_shown_and_said_in_one_line() -> None:
@@ -222,9 +233,9 @@ def test_a_row_without_a_score_is_shown_and_said_in_one_line() -> None:
     failed = [replace(one, status="failed", result={}) if "model=b" in one.overrides else one for one in given.jobs]
     made = table(replace(given, jobs=tuple(failed)), ASK)
     said = "b: 3 of 3 jobs have no val/accuracy (3 failed); there is nothing to show"
-    assert "| b | - | - | 0 |" in paper_markdown(made)
-    assert all(said in text for text in (paper_markdown(made), paper_latex(made).replace(r"\_", "_")))
-    assert r"b & -- & -- & 0 \\" in paper_latex(made)
+    assert "| b | - | - | 0 |" in as_markdown(made)
+    assert all(said in text for text in (as_markdown(made), as_latex(made).replace(r"\_", "_")))
+    assert r"b & -- & -- & 0 \\" in as_latex(made)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +353,7 @@ def test_the_command_prints_the_table_and_names_its_files(sweep: Path) -> None:
     for name in ("table.md", "table.csv", "table.tex"):
         assert (sweep / "paper" / name).exists()
         assert f"paper/{name}" in done.stdout
-    assert not find_spec("plotly") or '"paper":{"title"' in (sweep / "report.html").read_text()
+    assert not find_spec("plotly") or '"title":"The paper\'s table"' in (sweep / "report.html").read_text()
 
 
 def test_a_test_score_chooses_only_where_that_is_asked_for_and_said(sweep: Path) -> None:

@@ -26,10 +26,11 @@ from engine.errors import ConfigError
 from engine.extras import missing
 from engine.runs.directory import claimed, write_json
 from engine.sweeps.report import Objective, best_group, groups, read_study, save_best, write, write_study
-from engine.sweeps.report.analyse import axis_kind, names_fit, pareto
+from engine.sweeps.report.axes import axis
 from engine.sweeps.report.best import override_list
 from engine.sweeps.report.curves import band
-from engine.sweeps.report.importance import epsilon_squared, importance, ranks
+from engine.sweeps.report.facts import facts
+from engine.sweeps.report.importance import importance
 from engine.sweeps.report.page import data, page
 from engine.sweeps.report.read import Job, Study
 from engine.sweeps.report.text import markdown
@@ -272,25 +273,10 @@ def test_write_never_raises(copy: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert re.fullmatch(r"no report \(.*\); later: ./run report .*\n", said)
 
 
-def test_a_report_is_made_anew_only_where_something_has_happened(copy: Path) -> None:
-    files = write(PROJECT, copy)
-    assert {path.name for path in files} >= {"report.csv", "groups.csv", "report.md"}
-    times = {path: path.stat().st_mtime_ns for path in files}
-    assert write(PROJECT, copy) == files
-    assert {path: path.stat().st_mtime_ns for path in files} == times
-    known = json.loads((job_dirs(copy)[0] / "status.json").read_text())
-    write_json(job_dirs(copy)[0] / "status.json", {**known, "status": "preempted"})
-    write(PROJECT, copy)
-    assert "1 preempted" in (copy / "report.md").read_text()
-    (copy / "report.md").unlink()
-    assert (copy / "report.md") in write(PROJECT, copy)
-    assert (copy / "report.md").exists()
-
-
 def test_the_page_asks_no_network_and_holds_the_numbers(sweep: Path) -> None:
     pytest.importorskip("plotly", reason="extra `report`")
     study = read_study(PROJECT, [sweep])
-    text = page(study, {}, None)
+    text = page(facts(study))
     plotly = Path(sys.modules["plotly"].__file__ or "").parent / "package_data/plotly.min.js"
     own = text.replace(plotly.read_text().replace("</script", "<\\/script"), "")
     assert len(own) < 0.1 * len(text)
@@ -307,18 +293,18 @@ def test_the_page_asks_no_network_and_holds_the_numbers(sweep: Path) -> None:
 def test_a_name_of_a_value_cannot_break_the_page(sweep: Path) -> None:
     pytest.importorskip("plotly", reason="extra `report`")
     evil = "</script><script>alert(1)</script>"
-    text = page(made(evil, {"a": [evil, "b"]}, [1.0, 2.0]), {}, None)
+    text = page(facts(made(evil, {"a": [evil, "b"]}, [1.0, 2.0])))
     assert evil not in text
     assert json.loads(text.partition('id="data">')[2].partition("</script>")[0])["name"] == evil
 
 
 def test_pictures_are_drawn(sweep: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="extra `report`")
-    columns = {"optim.lr": [10**-i for i in (1, 2, 3, 4)] * 3, "width": [16] * 4 + [32] * 4 + [64] * 4}
-    study = made("grid", columns, [float(i) for i in range(12)], folder=tmp_path)
+    columns = {"optim.lr": [10**-i for i in (1, 2, 3, 4)] * 6, "width": [16] * 8 + [32] * 8 + [64] * 8}
+    study = made("grid", columns, [float(i) for i in range(24)], folder=tmp_path)
     write_study(study, print)
     pictures = {path.name: path.read_bytes() for path in (tmp_path / "report").iterdir()}
-    names = ("scores", "parallel", "importance")  # nothing was logged: no curves
+    names = ("scores", "parallel", *(["importance"] if find_spec("optuna") else []))  # nothing was logged: no curves
     assert set(pictures) == {f"{name}{ending}" for name in names for ending in (".png", ".pdf")}
     begin = {".png": b"\x89PNG", ".pdf": b"%PDF"}
     assert all(data.startswith(begin[name[-4:]]) and len(data) > 5000 for name, data in pictures.items())
@@ -341,7 +327,10 @@ def made(name: str, columns: dict[str, list[Any]], scores: list[float | None], f
 
 def test_the_scale_of_an_axis_follows_the_values() -> None:
     def kind(*values: Any) -> str:
-        return axis_kind(made("x", {"a": list(values)}, [1.0] * len(values)), "a")
+        return axis(made("x", {"a": list(values)}, [1.0] * len(values)), "a").kind
+
+    def named(*values: Any) -> bool:
+        return axis(made("x", {"a": list(values)}, [1.0] * len(values)), "a").named
 
     assert kind(1e-4, 1e-3, 1e-2) == "log"
     assert kind(1e-3, 3e-3, 1e-2, 3e-2) == "log"
@@ -350,76 +339,59 @@ def test_the_scale_of_an_axis_follows_the_values() -> None:
     assert kind(1, 2, 3, 4, 5, 6, 7, 8, 9, 10) == "linear"
     assert kind(1e-3, 1e-2, 1e25) == "log"
     assert kind(0.001904, 0.0021, 0.0119, 0.0125, 0.0501, 0.08311) == "log"  # numbers stay numbers: no axis of names
-    assert names_fit([1e-3, 1e-2, 1e-1], "log")
-    assert not names_fit([1e-3, 1e-2, 1e25], "log")
-    assert not names_fit(list(range(7)), "linear")
+    assert named(1e-3, 1e-2, 1e-1)
+    assert not named(1e-3, 1e-2, 1e25)
+    assert not named(*range(7))
     assert kind([16], [32]) == "category"
     assert kind(None, 1.0) == "category"
     assert kind(True, False) == "category"
 
 
+@pytest.mark.skipif(find_spec("optuna") is None, reason="importance needs it")
 def test_importance_tells_what_matters_from_what_does_not() -> None:
     grid = [(a, b) for a in (1, 2, 3) for b in (1, 2, 3) for _ in range(3)]
     columns = {"matters": [a for a, _ in grid], "does not": [b for _, b in grid]}
     scores: list[float | None] = [a + 0.01 * ((7 * i) % 5) for i, (a, _) in enumerate(grid)]
-    found = importance(made("x", columns, scores), LOSS)
+    found = importance(made("x", columns, scores))
     assert found is not None
     assert found.shares["matters"] > 0.85
     assert found.shares["does not"] < 0.05
-    assert "variance" in found.method
-    assert importance(made("x", columns, [1.0, 2.0] + [None] * 25), LOSS) is None  # two scores say nothing
-
-
-def test_epsilon_squared_is_right_by_hand() -> None:
-    # groups (1, 2) and (3, 4): total 5, within 1, between 4; less (2 - 1) * 1 / (4 - 2) = 0.5 -> 3.5 / 5
-    assert epsilon_squared(["a", "a", "b", "b"], [1.0, 2.0, 3.0, 4.0]) == pytest.approx(0.7)
-    assert epsilon_squared(["a", "b", "c"], [1.0, 2.0, 3.0]) == 0.0  # each value once: nothing to compare with
-
-
-def test_one_job_that_diverged_does_not_decide_what_is_important() -> None:
-    columns = {"matters": [i % 4 for i in range(16)], "does not": [(i // 4 + i) % 2 for i in range(16)]}
-    scores: list[float | None] = [float(i % 4) for i in range(16)]
-    scores[0] = 1e9
-    found = importance(made("x", columns, scores), LOSS)
-    assert found is not None
-    assert found.shares["matters"] > 0.4 > 0.1 > found.shares["does not"]
-    assert ranks([3.0, 1.0, 3.0, 2.0]) == [3.5, 1.0, 3.5, 2.0]
+    assert importance(made("x", columns, [1.0, 2.0] + [None] * 25)) is None  # two scores say nothing
 
 
 def test_importance_of_a_search_is_optuna_s() -> None:
     pytest.importorskip("optuna", reason="a search needs it")
     columns = {"optim.lr": [10 ** (-i / 10) for i in range(40)], "b": [((13 * i) % 40) / 40 for i in range(40)]}
     scores: list[float | None] = [abs(i - 20) + 0.0 for i in range(40)]
-    found = importance(made("x", columns, scores), LOSS)
+    found = importance(made("x", columns, scores))
     assert found is not None
-    assert "PED-ANOVA" in found.method
+    assert "PED-ANOVA" in found.note
     assert next(iter(found.shares)) == "optim.lr"
 
 
-@pytest.mark.parametrize("num_jobs", [16, 40])  # epsilon squared, PED-ANOVA
-def test_a_key_that_only_some_jobs_have_is_shown_for_these(num_jobs: int, tmp_path: Path) -> None:
+def test_a_key_that_only_some_jobs_have_is_shown_for_these(tmp_path: Path) -> None:
     """optim.momentum, searched with sgd alone: its axis stays one of numbers, and the other jobs' lines pass it by."""
-    pytest.importorskip("optuna", reason="a search needs it")
+    pytest.importorskip("optuna", reason="importance needs it")
     pytest.importorskip("plotly", reason="needs the extra report")
-    sgd = [i % 2 == 0 for i in range(num_jobs)]
+    sgd = [i % 2 == 0 for i in range(40)]
     columns = {
         "optim": ["sgd" if one else "adamw" for one in sgd],
         "optim.momentum": [0.5 + i / 100 if one else ... for i, one in enumerate(sgd)],
-        "optim.lr": [10 ** (-1 - i % 5) * (1 + i / 1000) for i in range(num_jobs)],
+        "optim.lr": [10 ** (-1 - i % 5) * (1 + i / 1000) for i in range(40)],
     }
     study = made("x", columns, [abs(i - 20) + 5.0 * one for i, one in enumerate(sgd)], tmp_path)
-    assert axis_kind(study, "optim.momentum") == "linear"
-    found = importance(study, LOSS)
+    assert axis(study, "optim.momentum").kind == "linear"
+    known = facts(study)
+    found = known.importance
     assert found is not None
-    assert ("PED-ANOVA" in found.method) == (num_jobs == 40)
     assert set(found.shares) == {"optim", "optim.momentum", "optim.lr"}
     assert all(0 <= share <= 1 for share in found.shares.values())
-    assert found.method.endswith("optim.momentum: of the jobs that have it")
-    shown = data(study, {}, found)
+    assert found.note.endswith("optim.momentum: of the jobs that have it")
+    shown = data(known)
     assert shown["axes"][1]["values"] == [value for value in columns["optim.momentum"] if value is not ...]
-    assert shown["jobs"][1]["values"]["optim.momentum"] == {"value": None, "text": "-"}
+    assert shown["jobs"][1]["values"]["optim.momentum"] == {"text": "-", "place": None}
     assert {group.label for group in groups(study)} >= {"optim=adamw lr=0.01001", "optim=sgd momentum=0.5 lr=0.1"}
-    assert "| adamw | - | " in markdown(study, {}, found, [], None)
+    assert "| adamw | - | " in markdown(known)
     files = {path.name for path in write_study(study, print)}
     assert {"parallel.png", "scores.png", "report.html", "groups.csv"} <= files
     momenta = [row["optim.momentum"] for row in rows(tmp_path / "report.csv")]
@@ -432,13 +404,11 @@ def test_pareto_holds_those_that_nothing_beats() -> None:
     for job, value in zip(study.jobs, (0.5, 0.9, 0.8, 0.95)):
         job.result["val/accuracy"] = value  # type: ignore[index]
     both = Study("x", study.directory, study.jobs, study.swept, (LOSS, accuracy), is_sweep=True)
-    assert [group.values["a"] for group in pareto(both)] == [1, 2, 4]
+    shown = data(facts(both))
+    assert [group["label"] for group in shown["groups"] if group["front"]] == ["a=1", "a=2", "a=4"]
     # each objective has a best of its own
-    assert [(best["key"], best["label"]) for best in data(both, {}, None)["best"]] == [
-        ("val/loss", "a=1"),
-        ("val/accuracy", "a=4"),
-    ]
-    text = markdown(both, {}, None, [], None)
+    assert [(best["key"], best["label"]) for best in shown["best"]] == [("val/loss", "a=1"), ("val/accuracy", "a=4")]
+    text = markdown(facts(both))
     assert "**Best: a=1**, val/loss 1" in text
     assert "**Best: a=4**, val/accuracy 0.95" in text
 
@@ -460,7 +430,7 @@ def test_long_curves_are_thinned_to_the_same_steps() -> None:
         Job(**{**job.__dict__, "curves": {"val/loss": points}})
         for job, points in zip(study.jobs, (long, long[:15_001]))
     )
-    held = data(Study("x", study.directory, jobs, study.swept, (LOSS,), is_sweep=True), {}, None)["jobs"]
+    held = data(facts(replace(study, jobs=jobs)))["jobs"]
     a, b = (job["curves"]["val/loss"][0] for job in held)
     assert len(a) <= 1501
     assert a[-1] == 20_000
@@ -513,7 +483,7 @@ def test_the_page_of_a_search_has_its_history_and_a_contour_of_two_keys(tmp_path
     study = replace(made("s", columns, [*scores, None], folder=tmp_path), is_search=True)
     web = ROOT / "src/engine/sweeps/report/web"
     helpers = (web / "scores.js").read_text().partition("function scoreTraces")[0]
-    parts = [f"const D = {json.dumps(data(study, {}, None))};", PRELUDE, helpers, (web / "search.js").read_text(), LOOK]
+    parts = [f"const D = {json.dumps(data(facts(study)))};", PRELUDE, helpers, (web / "search.js").read_text(), LOOK]
     (tmp_path / "page.js").write_text("\n".join(parts).replace('"use strict";', ""))
     done = subprocess.run([str(NODE), str(tmp_path / "page.js")], capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr
@@ -534,13 +504,13 @@ def test_a_selection_holds_for_all_of_the_page(tmp_path: Path) -> None:
     columns = {"lr": [10 ** (-i / 10) for i in range(20)], "width": [16, 32] * 10}
     study = made("grid", columns, [float(i) for i in range(20)], folder=tmp_path)
     jobs = tuple(Job(**{**job.__dict__, "curves": {"val/loss": [(1, 2.0), (2, 1.0)]}}) for job in study.jobs)
-    text = page(Study("grid", tmp_path, jobs, study.swept, (LOSS,), is_sweep=True), {}, None)
+    text = page(facts(replace(study, jobs=jobs)))
     script = """
         brushes.set(2, [0.9, 1.1]); chosen.jobs = brushed(); redraw();
         const rows = (id) => [...document.querySelectorAll(`#${id} tbody tr`)].map((row) => row.textContent);
         const buttons = [...document.querySelectorAll("#curves .modebar-btn")].map((b) => b.dataset.title);
         document.title = JSON.stringify({
-          groups: rows("groups"), jobs: rows("jobs"), legend: $("legend").textContent, best: $("best").textContent,
+          groups: rows("groups"), jobs: rows("jobs"), legend: $("legend").textContent,
           traces: $("curves").data.map((t) => t.line.color), ticks: $("score-0").layout.xaxis.type, buttons });
     """
     dom = in_a_browser(text, script, tmp_path)
@@ -549,7 +519,6 @@ def test_a_selection_holds_for_all_of_the_page(tmp_path: Path) -> None:
     assert "lr=0.01585 width=16" in seen["legend"]
     assert "others" not in seen["legend"]
     assert len(set(seen["traces"])) == 2  # colours of their own
-    assert "lr=0.01585" in seen["best"]
     assert seen["ticks"] == "log"
     assert seen["buttons"]
     assert not [name for name in seen["buttons"] if "hare" in name]

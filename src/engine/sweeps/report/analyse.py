@@ -1,4 +1,4 @@
-"""Analysis for the report: jobs grouped over seeds, the best group, the axis scale of a swept value."""
+"""Analysis for the report: jobs grouped over seeds, the best group, what sets jobs apart; values as text."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import pairwise
 from typing import Any
 
 from engine.config import is_seed
 from engine.runs import NOT_COMPUTED
 from engine.sweeps.code import by_code
-from engine.sweeps.report.read import FAILED, Job, Objective, Study
+from engine.sweeps.report.read import Job, Objective, Study
 
-FEW = 6  # most numbers of a key that get a tick label each
 FEW_KEYS = 3  # most keys that are added to an equal label
 
 
@@ -58,7 +56,7 @@ class Group:
 
 
 def is_failure(job: Job, objective: Objective) -> bool:
-    return job.status in FAILED or (job.status == "finished" and job.score(objective) is None)
+    return job.died or (job.status == "finished" and job.score(objective) is None)
 
 
 def config_keys(study: Study) -> tuple[str, ...]:
@@ -231,52 +229,3 @@ def numbers(values: Iterable[Any]) -> list[float] | None:
     """The values as floats, None left out; None unless all are numbers and at least two differ."""
     given = [value for value in values if value is not None]
     return [float(v) for v in given] if len(set(map(repr, given))) > 1 and all(map(is_number, given)) else None
-
-
-def is_log(values: Iterable[Any], said: bool = False) -> bool:
-    """Whether the values get a logarithmic axis: said=True asks for it, or they are spaced more evenly on it."""
-    distinct = sorted(set(numbers(values) or ()))
-    if not distinct or distinct[0] <= 0:
-        return False
-    if said:
-        return True
-    low, high, middle = distinct[0], distinct[-1], statistics.median(distinct)
-    if high / low < 8:
-        return False
-    linear = (middle - low) / (high - low)
-    logarithmic = math.log(middle / low) / math.log(high / low)
-    return len(distinct) == 2 or abs(logarithmic - 0.5) < abs(linear - 0.5)
-
-
-def wants_log(values: Iterable[float]) -> bool:
-    """Whether scores get a logarithmic axis: all > 0 and max / min > 30, where a linear one shows only the worst."""
-    known = [value for value in values if math.isfinite(value)]
-    return bool(known) and min(known) > 0 and max(known) / min(known) > 30
-
-
-def axis_kind(study: Study, key: str) -> str:
-    """Scale of a swept key's axis: linear, log or category."""
-    known = numbers(study.value(job, key) for job in study.jobs)
-    if known is None or any(study.value(job, key) is None and not study.lacks(job, key) for job in study.jobs):
-        return "category"
-    return "log" if is_log(known, key in study.log_keys) else "linear"
-
-
-def names_fit(values: Sequence[Any], kind: str) -> bool:
-    """Whether each value gets a tick label: categories do, and up to FEW numbers that are not too close."""
-    if kind == "category" or len(values) > FEW:
-        return kind == "category"
-    places = sorted(math.log(v) if kind == "log" else float(v) for v in values)
-    return all(b - a >= 0.09 * (places[-1] - places[0]) for a, b in pairwise(places))
-
-
-def distinct_values(study: Study, key: str) -> list[Any]:
-    """Distinct values of a key over the jobs that have it, numbers sorted."""
-    with_it = [job for job in study.jobs if job.config and not study.lacks(job, key)]
-    values = list({repr(value): value for job in with_it for value in [study.value(job, key)]}.values())
-    return sorted(values) if all(map(is_number, values)) else values
-
-
-def varied(study: Study) -> list[str]:
-    """The swept keys except seeds with more than one value among these jobs."""
-    return [key for key in config_keys(study) if len(distinct_values(study, key)) > 1]

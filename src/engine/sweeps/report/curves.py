@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.sweeps.report.read import FAILED, Job
+from engine.sweeps.report.axes import wants_log
+from engine.sweeps.report.read import Job
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Band:
 
 def band(jobs: Sequence[Job], key: str) -> Band | None:
     """Band over the jobs that did not fail, at steps that each job which got so far has logged; None: no values."""
-    points = [dict(job.curves[key]) for job in jobs if job.status not in FAILED and job.curves.get(key)]
+    points = [dict(job.curves[key]) for job in jobs if not job.died and job.curves.get(key)]
     if not points:
         return None
     steps = [s for s in sorted({s for p in points for s in p}) if all(s in p for p in points if max(p) >= s)]
@@ -34,8 +35,27 @@ def band(jobs: Sequence[Job], key: str) -> Band | None:
     )
 
 
-def ended_badly(job: Job) -> bool:
-    return job.status in FAILED
+@dataclass(frozen=True)
+class CurveScale:
+    """log: whether the axis is logarithmic. limits: its ends, where a curve left the others far below (a loss of 1e20);
+    else None."""
+
+    log: bool
+    limits: tuple[float, float] | None
+
+
+def curve_scale(curves: Sequence[Sequence[float]]) -> CurveScale:
+    """curves: the values of each group."""
+    tops = sorted(max(curve) for curve in curves if curve)
+    positive = [value for curve in curves for value in curve if value > 0]
+    log = wants_log(value for curve in curves for value in curve if value != 0)
+    usual = tops[(len(tops) - 1) // 2] if tops else 0.0
+    cut = usual > 0 and tops[-1] > 1e3 * usual
+    return CurveScale(log, (0.8 * min(positive), 10 * usual) if cut else None)
+
+
+def values_of(jobs: Sequence[Job], key: str) -> list[float]:
+    return [value for job in jobs for _, value in job.curves.get(key, ())]
 
 
 def keys_of(jobs: Sequence[Job], first: Sequence[str]) -> list[str]:

@@ -5,20 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-FORMULA = (
-    "=",
-    "+",
-    "-",
-    "@",
-    "\uff1d",
-    "\uff0b",
-    "\uff0d",
-    "\uff20",
-)  # first characters of what a spreadsheet runs as a formula
-
-
-class Markdown(str):
-    """Text that is Markdown already."""
+# first characters of what a spreadsheet runs as a formula, the full-width ones too
+FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 
 
 def cell(value: Any) -> Any:
@@ -35,24 +23,24 @@ def cell(value: Any) -> Any:
     return value
 
 
-def text(value: Any) -> Markdown:
+def text(value: Any) -> str:
     """The value as one line of Markdown, escaped: it starts no markup, link, picture, table cell or heading."""
     line = _line(value).replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     line = re.sub(r"[`|]|\](?=[(\[:])", r"\\\g<0>", line)  # hidden=[16,16] is no link and stays as it is
-    return Markdown(re.sub(r"^(?=[#*=~_+-]+\s)", r"\\", line))
+    return re.sub(r"^(?=[#*=~_+-]+\s)", r"\\", line)
 
 
-def code(value: Any) -> Markdown:
+def code(value: Any) -> str:
     """A code span of one line; its fence is longer than any run of backticks in it."""
     line = _line(value)
     fence = _fence(line, 1)
     pad = " " if line.startswith("`") or line.endswith("`") else ""
-    return Markdown(f"{fence}{pad}{line}{pad}{fence}")
+    return f"{fence}{pad}{line}{pad}{fence}"
 
 
-def block(value: str, language: str) -> Markdown:
+def block(value: str, language: str) -> str:
     fence = _fence(value, 3)
-    return Markdown(f"{fence}{language}\n{value}\n{fence}")
+    return f"{fence}{language}\n{value}\n{fence}"
 
 
 def _line(value: Any) -> str:

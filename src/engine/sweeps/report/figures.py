@@ -12,11 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from engine.sweeps.report.against import AXES, Line
-from engine.sweeps.report.analyse import wants_log
+from engine.sweeps.report.axes import wants_log
 from engine.sweeps.report.choice import caution
 from engine.sweeps.report.pictures import RC
+from engine.sweeps.report.sheet import Score
 from engine.sweeps.report.style import CATEGORICAL, MARKERS, MAX_COLORED
-from engine.sweeps.report.table import Score, Table
+from engine.sweeps.report.table import Table
 
 PAPER = RC | {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7,

@@ -10,43 +10,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from engine.config import is_seed
 from engine.errors import ConfigError
 from engine.extras import pip_install
 from engine.sweeps.report import style
-from engine.sweeps.report.analyse import (
-    Group,
-    axis_kind,
-    best_group,
-    counts,
-    difference,
-    distinct_values,
-    groups,
-    is_failure,
-    names_fit,
-    other_code,
-    short_names,
-    show,
-    value_text,
-    varied,
-    wants_log,
-)
-from engine.sweeps.report.best import best_command
+from engine.sweeps.report.analyse import Group, counts, groups, is_failure, short_names, show, value_text
+from engine.sweeps.report.axes import Axis, axes, parallel_lines, score_axis
 from engine.sweeps.report.choice import caution
-from engine.sweeps.report.compare import Compared, Comparison
-from engine.sweeps.report.curves import keys_of
-from engine.sweeps.report.importance import Importance
+from engine.sweeps.report.curves import curve_scale, keys_of, values_of
+from engine.sweeps.report.facts import Facts, Section
 from engine.sweeps.report.read import Job, Study
-from engine.sweeps.report.text import (
-    COMPARED,
-    NOT_SWEPT,
-    NOT_SWEPT_NOTE,
-    OTHER_CODE,
-    better_but_fewer,
-    compared_cells,
-    compared_note,
-    score_text,
-)
+from engine.sweeps.report.sheet import Cell, Sheet, page_table
 
 WEB = Path(__file__).with_name("web")
 SCRIPTS = ("core.js", "curves.js", "scores.js", "parallel.js", "search.js", "tables.js")
@@ -54,18 +27,14 @@ POINTS = 400_000  # most points of all curves together: above it they are thinne
 MAX_CURVE = 1500
 
 
-def page(
-    study: Study, compared: Compared, importance: Importance | None, paper: Mapping[str, Any] | None = None
-) -> str:
-    """paper: the paper's table (table_text.paper_data), None: none was asked for."""
+def page(facts: Facts, paper: Sheet | None = None) -> str:
+    """paper: the paper's table, None: none was asked for."""
     text = (WEB / "page.html").read_text()
     parts = {
-        "title": _escaped(study.name),
+        "title": facts.study.name.replace("&", "&amp;").replace("<", "&lt;"),
         "style": (WEB / "page.css").read_text(),
         # inside <script>, only </script would end it; in JSON every < can be written as an escape
-        "data": json.dumps(
-            data(study, compared, importance) | {"paper": paper}, separators=(",", ":"), allow_nan=False
-        ).replace("<", "\\u003c"),
+        "data": json.dumps(data(facts, paper), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "plotly": _plotly(),
         "script": "\n".join((WEB / name).read_text() for name in SCRIPTS),
     }
@@ -75,82 +44,73 @@ def page(
     return text
 
 
-def _unlike(study: Study) -> dict[str, str] | None:
-    """What sets jobs apart that was not swept: config keys, code; None: nothing."""
-    keys, code = difference(study), other_code(study)
-    if keys is None:
-        return None if code is None else {"title": OTHER_CODE, "what": code, "note": ""}
-    return {"title": NOT_SWEPT, "what": f"{keys}. {OTHER_CODE}: {code}" if code else keys, "note": NOT_SWEPT_NOTE}
-
-
-def data(study: Study, compared: Compared, importance: Importance | None) -> dict[str, Any]:
+def data(facts: Facts, paper: Sheet | None = None) -> dict[str, Any]:
     """All data of the page, as JSON types."""
+    study = facts.study
     ranked = groups(study)
     group_of = {job.key: i for i, group in enumerate(ranked) for job in group.jobs}
     keys = keys_of(study.jobs, [o.key for o in study.objectives])
     strides = _strides(study.jobs, keys)
     names = short_names(study.swept)
-    scores = [score for job in study.jobs if (score := job.provisional(study.objective)) is not None]
-    shown = study.swept if study.is_sweep else ()  # runs to compare may differ in dozens of keys
+    found = axes(study)
+    parallel = parallel_lines(study)
+    number = {job.key: i for i, job in enumerate(study.jobs)}
     return {
         "name": study.name,
         "isSweep": study.is_sweep,
         "isSearch": study.is_search,
-        "created": study.created,
-        "typed": study.typed,
-        "unlike": _unlike(study),
+        "facts": " · ".join([facts.summary, *study.typed, *([f"begun {study.created}"] if study.created else [])]),
         "objectives": [{"key": o.key, "mode": o.mode} for o in study.objectives],
         "counts": counts(study),
         "caution": caution(study.objectives),
-        "best": _best(study),
-        "metrics": keys,
-        "logScore": wants_log(scores),
-        "axes": [_axis(study, key) for key in varied(study) or filter(is_seed, study.swept)],
-        "columns": [{"key": key, "name": names[key]} for key in shown],
-        "groupColumns": [{"key": key, "name": names[key]} for key in shown if not is_seed(key)],
-        "groups": _groups(study, ranked),
-        "comparisons": [_comparison(key, rows) for key, rows in compared.items()],
-        "comparisonColumns": COMPARED,
-        "jobs": [_job(study, job, group_of[job.key], strides) for job in study.jobs],
-        "importance": importance and asdict(importance),
-        "differences": [
-            {"key": key, "values": [show(job.config.get(key)) for job in study.jobs]}
-            for key in (() if study.is_sweep else study.swept)
+        "best": [asdict(best) for best in facts.best],
+        "metrics": [
+            {"key": key, **asdict(curve_scale([values_of(group.jobs, key) for group in ranked]))} for key in keys
         ],
-        "common": _common(study),
+        "logScore": score_axis(study).kind == "log",
+        "axes": [_axis(one) for one in found],
+        "columns": [{"key": key, "name": names[key]} for key in (study.swept if study.is_sweep else ())],
+        "groups": [_group(facts, group, found, number) for group in ranked],
+        "jobs": [
+            _job(study, job, strides, found) | {"group": group_of[job.key], "heights": parallel and parallel.heights[i]}
+            for i, job in enumerate(study.jobs)
+        ],
+        "parallel": parallel.axes if parallel else [],
+        "importance": facts.importance and asdict(facts.importance),
+        "groupTable": page_table(facts.groups),
+        "jobTable": page_table(facts.jobs),
+        "sections": {
+            "first": _sections([*facts.unlike, *([Section("The paper's table", sheet=paper)] if paper else [])]),
+            "compared": _sections(facts.comparisons),
+            "last": _sections([facts.differences] if facts.differences else []),
+        },
+        "common": page_table(_common(study)),
         "colors": style.PAGE,
-    }
+    }  # fmt: skip
 
 
-def _axis(study: Study, key: str) -> dict[str, Any]:
-    values = distinct_values(study, key)
+def _sections(sections: Sequence[Section]) -> list[dict[str, Any]]:
+    return [{"title": s.title, "lines": list(s.lines), "table": s.sheet and page_table(s.sheet)} for s in sections]
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    texts, values = [show(value) for value in axis.values], [] if axis.kind == "category" else axis.values
+    return {"key": axis.key, "kind": axis.kind, "values": values, "named": axis.named, "texts": texts}
+
+
+def _group(facts: Facts, group: Group, found: Sequence[Axis], number: Mapping[str, int]) -> dict[str, Any]:
+    """number: of each job, by its key."""
     return {
-        "key": key,
-        "kind": axis_kind(study, key),
-        "values": [_plain(value) for value in values],
-        "named": names_fit(values, axis_kind(study, key)),
-        "texts": [show(value) for value in values],
+        "label": group.label,
+        "values": _values(facts.study, group.jobs[0], found),
+        "jobs": [number[job.key] for job in group.jobs],
+        "means": [group.mean(o) for o in facts.study.objectives],
+        "front": group.label in facts.front,
     }
 
 
-def _groups(study: Study, ranked: Sequence[Group]) -> list[dict[str, Any]]:
-    number = {job.key: i for i, job in enumerate(study.jobs)}
-    return [
-        {
-            "label": group.label,
-            "values": _values(study, group.jobs[0], [key for key in study.swept if not is_seed(key)]),
-            "jobs": [number[job.key] for job in group.jobs],
-            "means": [group.mean(o) for o in study.objectives],
-            "texts": [score_text(group, o) for o in study.objectives],
-            "n": len(group.scores(study.objective)),
-            "failures": len(group.failures(study.objective)),
-            "command": best_command(group),
-        }
-        for group in ranked
-    ]
-
-
-def _job(study: Study, job: Job, group: int, strides: Mapping[str, int]) -> dict[str, Any]:
+def _job(study: Study, job: Job, strides: Mapping[str, int], found: Sequence[Axis]) -> dict[str, Any]:
+    """Without its group, and its heights in the parallel coordinates."""
     curves = {}
     for key, points in job.curves.items():
         kept = [*points[:: strides[key]], *(points[-1:] if (len(points) - 1) % strides[key] else ())]
@@ -162,22 +122,24 @@ def _job(study: Study, job: Job, group: int, strides: Mapping[str, int]) -> dict
     return {
         "number": job.number,
         "key": job.key,
-        "path": str(job.path),
-        "group": group,
         "failed": failed,
         "status": "not finite" if failed and job.status == "finished" else job.status,
-        "values": _values(study, job, study.swept),
+        "values": _values(study, job, found),
         "scores": [job.score(o) for o in study.objectives],
         "provisional": job.provisional(study.objective),
-        "soFar": [job.so_far(o) for o in study.objectives],
-        "step": job.step,
-        "seconds": job.result.get("seconds"),
         "reason": None if scored else job.reason,
         "traceback": job.traceback,
         "curves": curves,
         "epochsPerStep": job.epochs_per_step,
         "times": [[step for step, _ in job.seconds], [s for _, s in job.seconds]] if timed else None,
     }
+
+
+def _values(study: Study, job: Job, found: Sequence[Axis]) -> dict[str, Any]:
+    """{key: {text, place on its axis}}"""
+    places = {axis.key: axis.place(study.value(job, axis.key)) for axis in found}
+    keys = {*study.swept, *places} if study.is_sweep else places
+    return {key: {"text": value_text(study, job, key), "place": places.get(key)} for key in keys}
 
 
 def _strides(jobs: Sequence[Job], keys: Sequence[str]) -> dict[str, int]:
@@ -190,61 +152,13 @@ def _strides(jobs: Sequence[Job], keys: Sequence[str]) -> dict[str, int]:
     }
 
 
-def _best(study: Study) -> list[dict[str, Any]]:
-    """The best group for each objective."""
-    found = []
-    for objective in study.objectives:
-        best = best_group(study, objective)
-        if best is None:
-            continue
-        other = better_but_fewer(study, best, objective)
-        note = other and f"{other.label} has a better mean, {score_text(other, objective)}, but of fewer seeds"
-        found.append({
-            "key": objective.key,
-            "label": best.label,
-            "score": score_text(best, objective),
-            "n": len(best.scores(objective)),
-            "command": best_command(best),
-            "note": note,
-        })  # fmt: skip
-    return found
-
-
-def _comparison(key: str, compared: Sequence[Comparison]) -> dict[str, Any]:
-    """An objective's table. rows: {texts of the columns, numbers to sort by}."""
-    rows = [
-        {
-            "texts": compared_cells(c),
-            "values": [c.group.label, c.difference, c.effect, c.low, c.p, c.n, c.verdict, c.needed],
-        }
-        for c in compared
-    ]
-    return {"key": key, "note": compared_note(compared[0].best.label), "rows": rows}
-
-
-def _common(study: Study) -> list[list[str]]:
-    """[[key, value], ...] of the config that all jobs share."""
+def _common(study: Study) -> Sheet:
+    """The config that all jobs share."""
     configs = [job.config for job in study.jobs if job.config]
     first = configs[0] if configs else {}
     absent = object()
-    return [[k, show(v)] for k, v in first.items() if all(config.get(k, absent) == v for config in configs)]
-
-
-def _values(study: Study, job: Job, keys: Sequence[str]) -> dict[str, Any]:
-    return {key: {"value": _plain(study.value(job, key)), "text": value_text(study, job, key)} for key in keys}
-
-
-def _plain(value: Any) -> Any:
-    """Numbers as they are, all else as text."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return show(value)
-    return (
-        value
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-        else None
-        if value is None
-        else show(value)
-    )
+    shared = [(k, v) for k, v in first.items() if all(config.get(k, absent) == v for config in configs)]
+    return Sheet(["key", "value"], [[Cell(key), Cell(show(value))] for key, value in shared])
 
 
 def _plotly() -> str:
@@ -256,7 +170,3 @@ def _plotly() -> str:
             f"{path}: plotly's script is not where it should be - {pip_install('--force-reinstall plotly')}"
         )
     return path.read_text(encoding="utf-8").replace("</script", "<\\/script")
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -13,24 +13,14 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from engine.config import is_seed
-from engine.sweeps.report.analyse import (
-    Group,
-    axis_kind,
-    distinct_values,
-    groups,
-    is_failure,
-    names_fit,
-    pareto,
-    show,
-    varied,
-    wants_log,
-)
-from engine.sweeps.report.curves import band, ended_badly
+from engine.sweeps.report.analyse import Group, groups, is_failure, pareto, show
+from engine.sweeps.report.axes import MAX_AXES, Axis, score_axis, wants_log
+from engine.sweeps.report.axes import axes as axes_of
+from engine.sweeps.report.curves import band, curve_scale, values_of
 from engine.sweeps.report.importance import Importance
 from engine.sweeps.report.parallel import parallel
-from engine.sweeps.report.read import Job, Study
-from engine.sweeps.report.style import CATEGORICAL, FAILED, FAINT, MARKERS, MAX_COLORED
+from engine.sweeps.report.read import Job, Objective, Study
+from engine.sweeps.report.style import CATEGORICAL, FAILED, FAINT, MARKERS, MAX_COLORED, shortened
 
 RC: dict[Any, Any] = {
     "font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.spines.top": False,
@@ -39,7 +29,6 @@ RC: dict[Any, Any] = {
     "xtick.color": "#3B424A", "ytick.color": "#3B424A", "pdf.fonttype": 42,  # TrueType: journals refuse Type 3
 }  # fmt: skip
 MAX_LABEL = 44
-MAX_PANELS = 12
 
 
 def draw(study: Study, importance: Importance | None, folder: Path) -> list[Path]:
@@ -75,139 +64,108 @@ def _curves(study: Study, ranked: Sequence[Group]) -> Figure | None:
         return None
     figure = Figure(figsize=(5.2 * len(keys), 3.6), layout="constrained")
     for axes, key in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys):
-        seen: list[list[float]] = []
-        faint: list[list[tuple[float, float]]] = []
-        for rank, group in reversed(list(enumerate(ranked))):
-            seen.append(_group_curve(axes, group, rank, key, faint))
-        axes.add_collection(LineCollection(faint, colors=FAINT, linewidths=0.7, zorder=1))
+        for rank, group in reversed(list(enumerate(ranked[:MAX_COLORED]))):
+            _group_curve(axes, group, rank, key)
+        bands = [found for group in ranked[MAX_COLORED:] if (found := band(group.jobs, key))]
+        faint = LineCollection([list(zip(b.steps, b.mean)) for b in bands], colors=FAINT, linewidths=0.7, zorder=1)
+        axes.add_collection(faint)
+        for job in (job for job in study.jobs if job.died and job.curves.get(key)):
+            steps, values = zip(*job.curves[key])
+            axes.plot(steps, values, "--", color=FAILED, lw=0.9, alpha=0.8, zorder=3)
+            axes.plot(steps[-1], values[-1], "x", color=FAILED, ms=6, zorder=4)
         axes.autoscale_view()
-        axes.set(xlabel="step", title=key)
-        if wants_log([value for values in seen for value in values]):
-            axes.set_yscale("log")
-        if (limit := ceiling(seen)) is not None:
-            axes.set_ylim(top=limit)
+        scale = curve_scale([values_of(group.jobs, key) for group in ranked])
+        axes.set(xlabel="step", title=key, yscale="log" if scale.log else "linear")
+        if scale.limits:
+            axes.set_ylim(top=scale.limits[1])
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    if failed := [job for job in study.jobs if ended_badly(job)]:
+    if failed := [job for job in study.jobs if job.died]:
         without = sum(not job.curves.get(keys[0]) for job in failed)
         handles.insert(0, figure.axes[0].plot([], [], "x--", color=FAILED, lw=0.9, ms=6)[0])
         labels.insert(0, f"{len(failed)} failed" + (f", {without} before the first score" if without else ""))
     if len(ranked) > MAX_COLORED:
         handles.insert(0, figure.axes[0].plot([], [], color=FAINT, lw=1)[0])
         labels.insert(0, f"{len(ranked) - MAX_COLORED} others")
-    figure.legend(
-        handles[::-1], labels[::-1], loc="outside lower center", ncols=_columns(labels, len(keys)), fontsize=8
-    )
+    longest = max(map(len, labels), default=1)
+    columns = max(1, min(len(labels), round(len(keys) * 78 / (longest + 8))))
+    figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=columns, fontsize=8)
     return figure
 
 
-def _group_curve(axes: Axes, group: Group, rank: int, key: str, faint: list[list[tuple[float, float]]]) -> list[float]:
-    """Draw one group's curve into `axes`, or add it to `faint` if it gets no colour. Returns the values that the y axis
-    must show."""
-    seen: list[float] = []
-    for job in group.jobs:
-        points = job.curves.get(key)
-        if ended_badly(job) and points:
-            steps, values = zip(*points)
-            axes.plot(steps, values, "--", color=FAILED, lw=0.9, alpha=0.8, zorder=3)
-            axes.plot(steps[-1], values[-1], "x", color=FAILED, ms=6, zorder=4)
-            seen += values
-    found = band(group.jobs, key)
-    if found is None:
-        return seen
-    if rank >= MAX_COLORED:
-        faint.append(list(zip(found.steps, found.mean)))
-        return seen + found.mean
+def _group_curve(axes: Axes, group: Group, rank: int, key: str) -> None:
+    if (found := band(group.jobs, key)) is None:
+        return
     color = CATEGORICAL[rank]
-    look: dict[str, Any] = {"lw": 1.6, "label": shortened(group.label)}
+    look: dict[str, Any] = {"lw": 1.6, "label": shortened(group.label, MAX_LABEL)}
     if len(found.steps) < 12:
         look |= {"marker": MARKERS[rank], "ms": 3.5}
     axes.plot(found.steps, found.mean, color=color, **look)
     if found.seeds > 1:
         axes.fill_between(found.steps, found.low, found.high, color=color, alpha=0.18, lw=0)
-    return seen + found.mean
-
-
-def ceiling(curves: Sequence[Sequence[float]]) -> float | None:
-    """Upper limit of the y axis if some curve diverged (a loss of 1e20), else None."""
-    tops = sorted(max(curve) for curve in curves if curve)
-    usual = tops[(len(tops) - 1) // 2] if tops else 0.0
-    return usual * 10 if usual > 0 and tops[-1] > 1e3 * usual else None
 
 
 def _scores(study: Study) -> Figure | None:
     """Score against each swept key: one dot per job, lines through the means. With two swept keys, the colour shows
     the other key's value."""
-    objective, keys = study.objective, (varied(study) or [key for key in study.swept if is_seed(key)])[:MAX_PANELS]
-    scored = [score for job in study.jobs if (score := job.provisional(objective)) is not None]
-    if not keys or not scored:
+    found, scored = axes_of(study)[:MAX_AXES], score_axis(study)
+    if not found or not scored.values:
         return None
-    columns = min(len(keys), 4)
-    rows = -(-len(keys) // columns)
+    columns = min(len(found), 4)
+    rows = -(-len(found) // columns)
     figure = Figure(figsize=(max(3.4 * columns, 4.8), 3.3 * rows), layout="constrained")
     places = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    if wants_log(scored):
-        places[0][0].set_yscale("log")
-    for axes, key in zip(places.flat, keys):
-        other = next((k for k in keys if k != key), None) if len(keys) == 2 else None
-        _score_panel(axes, study, key, other)
-    for axes in list(places.flat)[len(keys) :]:
-        axes.set_axis_off()
+    places[0][0].set_yscale(scored.kind)
+    for i, (panel, axis) in enumerate(zip(places.flat, found)):
+        other = found[1 - i] if len(found) == 2 else None
+        _score_panel(panel, study, axis, other if other and len(other.values) <= MAX_COLORED else None)
+    for panel in list(places.flat)[len(found) :]:
+        panel.set_axis_off()
     for row in places:
-        row[0].set_ylabel(objective.key)
+        row[0].set_ylabel(study.objective.key)
     return figure
 
 
-def _score_panel(axes: Axes, study: Study, key: str, other: str | None) -> None:
-    kind, values = axis_kind(study, key), distinct_values(study, key)
-    if kind == "log":
-        axes.set_xscale("log")
-    places = {repr(v): float(i) if kind == "category" else float(v) for i, v in enumerate(values)}
-    if names_fit(values, kind):
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xticks(list(places.values()), [shortened(show(value), 16) for value in values])
-        if sum(len(show(value)) for value in values) > 30:
-            axes.tick_params("x", rotation=30)
-    options = distinct_values(study, other) if other else []
-    split = other if 1 < len(options) <= MAX_COLORED else None
-    for i, option in enumerate(options if split else [None]):
-        jobs = [j for j in study.jobs if not split or repr(study.value(j, split)) == repr(option)]
-        _score_line(axes, study, [(places.get(repr(study.value(j, key))), j) for j in jobs], i, split and show(option))
-    if any(is_failure(job, study.objective) for job in study.jobs):
-        axes.plot([], [], "x", color=FAILED, label="failed")
-    if any(job.status != "finished" and job.provisional(study.objective) is not None for job in study.jobs):
-        axes.plot([], [], "o", color=FAINT, mfc="none", label="pruned, unfinished")
-    if axes.get_legend_handles_labels()[0]:
-        title = {"title": split, "title_fontsize": 8} if split else {}
-        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, **title)
-    axes.set_title(key, pad=16)
+def _score_panel(panel: Axes, study: Study, axis: Axis, split: Axis | None) -> None:
+    """split: the jobs of each of its values get a colour and a shape."""
+    panel.set_xscale("log" if axis.kind == "log" else "linear")
+    if axis.named:
+        panel.xaxis.set_minor_locator(NullLocator())
+        texts = [show(value) for value in axis.values]
+        panel.set_xticks([axis.place(value) or 0.0 for value in axis.values], [shortened(text, 16) for text in texts])
+        if sum(map(len, texts)) > 30:
+            panel.tick_params("x", rotation=30)
+    placed = [(x, job) for job in study.jobs if (x := axis.place(study.value(job, axis.key))) is not None]
+    for i, option in enumerate(split.values if split else [None]):
+        jobs = [(x, j) for x, j in placed if not split or repr(study.value(j, split.key)) == repr(option)]
+        _score_line(panel, study.objective, jobs, i, show(option) if split else "mean")
+    if failed := [(x, 1.04) for x, job in placed if is_failure(job, study.objective)]:
+        above = panel.get_xaxis_transform()
+        panel.plot(*zip(*failed), "x", color=FAILED, ms=5.5, clip_on=False, transform=above, label="failed")
+    if panel.get_legend_handles_labels()[0]:
+        title = {"title": split.key, "title_fontsize": 8} if split else {}
+        panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, **title)
+    panel.set_title(axis.key, pad=16)
 
 
-def _score_line(axes: Axes, study: Study, jobs: Sequence[tuple[float | None, Job]], i: int, name: str | None) -> None:
-    """jobs: (x, job). Dots for scores, a line through the mean at each x, crosses above the axes for failures."""
+def _score_line(panel: Axes, objective: Objective, jobs: Sequence[tuple[float, Job]], i: int, name: str) -> None:
+    """jobs: (x, job). A dot for each score, hollow where it is what a job has reached so far; a line through the mean
+    at each x. One artist for all dots: with one for each of 5,000 jobs a picture takes seconds."""
+    scored = [(x, score) for x, job in jobs if (score := job.score(objective)) is not None]
+    reached = [(x, job.provisional(objective)) for x, job in jobs if job.score(objective) is None]
+    unfinished = [(x, score) for x, score in reached if score is not None]
     by_place: dict[float, list[float]] = {}
-    dots: list[tuple[float, float]] = []
-    unfinished: list[tuple[float, float]] = []
-    failed: list[tuple[float, float]] = []
-    for x, job in jobs:
-        score = job.score(study.objective)
-        if x is not None and score is not None:
-            by_place.setdefault(x, []).append(score)
-            dots.append((x, score))
-        elif x is not None and (reached := job.provisional(study.objective)) is not None:
-            unfinished.append((x, reached))
-        elif x is not None and is_failure(job, study.objective):
-            failed.append((x, 1.04))
-    if dots:  # one artist for all: with one for each of 5,000 jobs a picture takes seconds
-        axes.plot(*zip(*dots), MARKERS[i], color=CATEGORICAL[i], ms=4.5, alpha=0.55, mew=0)
+    for x, score in scored:
+        by_place.setdefault(x, []).append(score)
+    if scored:
+        panel.plot(*zip(*scored), MARKERS[i], color=CATEGORICAL[i], ms=4.5, alpha=0.55, mew=0)
     if unfinished:
-        axes.plot(*zip(*unfinished), MARKERS[i], color=FAINT, ms=4, mfc="none", mew=0.8, zorder=1.5)
-    if failed:
-        above = axes.get_xaxis_transform()
-        axes.plot(*zip(*failed), "x", color=FAILED, ms=5.5, clip_on=False, transform=above)
+        label = "" if "pruned, unfinished" in panel.get_legend_handles_labels()[1] else "pruned, unfinished"
+        look: dict[str, Any] = {"color": FAINT, "ms": 4, "mfc": "none", "mew": 0.8, "zorder": 1.5, "label": label}
+        panel.plot(*zip(*unfinished), MARKERS[i], **look)
     if 1 < len(by_place) <= 12 and any(len(found) > 1 for found in by_place.values()):
         xs = sorted(by_place)
         means = [statistics.fmean(by_place[x]) for x in xs]
-        axes.plot(xs, means, f"-{MARKERS[i]}", color=CATEGORICAL[i], ms=3, lw=1.2, label=name or "mean")
+        panel.plot(xs, means, f"-{MARKERS[i]}", color=CATEGORICAL[i], ms=3, lw=1.2, label=name)
 
 
 def _objectives(study: Study, ranked: Sequence[Group]) -> Figure | None:
@@ -246,12 +204,3 @@ def _importance(found: Importance | None) -> Figure | None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0%}"))
     axes.grid(False, axis="y")
     return figure
-
-
-def shortened(text: str, limit: int = MAX_LABEL) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def _columns(labels: Sequence[str], panels: int) -> int:
-    longest = max(map(len, labels), default=1)
-    return max(1, min(len(labels), round(panels * 78 / (longest + 8))))

@@ -22,7 +22,6 @@ from engine.runs import ENVIRONMENT, METRICS, NOT_COMPUTED, RESULT, STATUS, Code
 
 log = logging.getLogger("engine")
 SWEEP = "sweep.json"
-FAILED = ("failed", "killed")
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,13 @@ class Job:
 
     def provisional(self, objective: Objective) -> float | None:
         """For pictures: the score of a finished job, else the best value so far; None for a failed job without one."""
-        if self.status in FAILED or self.status == "finished":
+        if self.died or self.status == "finished":
             return self.score(objective)
         return self.so_far(objective)
+
+    @property
+    def died(self) -> bool:
+        return self.status in ("failed", "killed")
 
     @property
     def step(self) -> int:

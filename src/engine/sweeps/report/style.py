@@ -9,6 +9,7 @@ FAILED, FAILED_DARK = "#B3261E", "#FF8A80"
 FAINT, FAINT_DARK = "#9AA3AD", "#5B6672"
 MAX_COLORED = len(CATEGORICAL)  # the best groups get a colour each; the rest is grey
 SEQUENTIAL = "viridis"
+INK = "#3B424A"
 
 PAGE = {  # for report.html: light and dark background
     "light": CATEGORICAL,
@@ -16,3 +17,7 @@ PAGE = {  # for report.html: light and dark background
     "failed": (FAILED, FAILED_DARK),
     "faint": (FAINT, FAINT_DARK),
 }
+
+
+def shortened(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -24,20 +24,16 @@ from engine.sweeps.report.analyse import (
 from engine.sweeps.report.compare import comparisons
 from engine.sweeps.report.inference import mean_interval
 from engine.sweeps.report.read import Job, Objective, Study
+from engine.sweeps.report.sheet import TOO_FEW, Score
 
-SPREADS = {
-    "sd": "standard deviation over seeds (n - 1)",
-    "se": "standard error of the mean over seeds",
-    "interval": "half of the mean's 95 % interval over seeds (Student's t)",
-}
-BEST, TOO_FEW = "best", "too few seeds"
+BEST = "best"
 LESS, MORE = re.compile(r"loss|error|perplexity"), re.compile(r"accuracy|auroc|f1|iou")
 
 
 @dataclass(frozen=True)
 class Ask:
-    """As typed. show: scores, KEY or KEY:min|max; percent: KEY. spread: one of SPREADS. against: axes of the curves, of
-    AXES. inches: a column's and a page's width."""
+    """As typed. show: scores, KEY or KEY:min|max; percent: KEY. spread: one of facts.SPREADS. against: axes of the
+    curves, of AXES. inches: a column's and a page's width."""
 
     per: Sequence[str]
     show: Sequence[str]
@@ -46,26 +42,6 @@ class Ask:
     spread: str = "sd"
     against: Sequence[str] = ("step",)
     inches: tuple[float, float] = (3.25, 6.75)
-
-
-@dataclass(frozen=True)
-class Score:
-    """One shown score of what was chosen, over its seeds. error: see SPREADS, None where n is too small for it."""
-
-    values: Sequence[float]
-    error: float | None
-    best: bool = False
-    verdict: str = ""  # against the best of its column, as Comparison.verdict; "" for the best itself
-
-    @property
-    def mean(self) -> float | None:
-        return statistics.fmean(self.values) if self.values else None
-
-    @property
-    def mark(self) -> str:
-        """Of a score that may be the best one's equal."""
-        tied = self.verdict not in ("", "differs")
-        return "" if not tied else "‡" if self.verdict == TOO_FEW else "†"
 
 
 @dataclass(frozen=True)
@@ -180,7 +156,7 @@ def choose(study: Study, jobs: Sequence[Job]) -> Group | None:
 
 
 def spread_of(values: Sequence[float], spread: str) -> float | None:
-    """The error of a mean, one of SPREADS."""
+    """The error of a mean, one of facts.SPREADS."""
     if spread == "interval":
         interval = mean_interval(values)
         return None if interval is None else (interval[1] - interval[0]) / 2

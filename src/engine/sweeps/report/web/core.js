@@ -7,10 +7,8 @@ const COLORED = D.colors.light.length; // the best so many groups have a colour 
 const chosen = { groups: new Set(), jobs: null }; // jobs: the numbers that the brushes leave, null without brushes
 const redraws = []; // each part's own function, called when the theme or the choice changes
 
-const storedTheme = () => { try { return localStorage.getItem("theme"); } catch { return null; } }; // file:// may forbid it
 const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
-let theme = storedTheme() || (prefersDark.matches ? "dark" : "light");
-const dark = () => theme === "dark";
+const dark = () => prefersDark.matches;
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function element(tag, attributes = {}, ...children) {
@@ -42,23 +40,10 @@ const inBrush = (job) => chosen.jobs === null || chosen.jobs.has(job.number);
 const shownJob = (job) => inBrush(job) && shownGroup(job.group);
 const shownGroup = (index) => ranks.has(index) && (chosen.groups.size === 0 || chosen.groups.has(index));
 
-// What the brushes leave: its groups, best first, each with the scores of its jobs that are left.
-let ranks = new Map(), stats = [];
+let ranks = new Map(); // of the groups that the brushes leave a job of: index -> rank, best first
 const rankOf = (index) => ranks.get(index);
-function statsOf(group) {
-  const jobs = group.jobs.map((i) => D.jobs[i]).filter(inBrush);
-  if (jobs.length === group.jobs.length) return { ...group, left: jobs.length };
-  const scores = D.objectives.map((_, k) => jobs.map((job) => job.scores[k]).filter((s) => s !== null));
-  const means = scores.map((s) => (s.length ? s.reduce((a, b) => a + b, 0) / s.length : null));
-  const std = (s, m) => (s.length > 1 ? ` ± ${round(Math.sqrt(s.reduce((a, v) => a + (v - m) ** 2, 0) / (s.length - 1)))}` : "");
-  return { ...group, left: jobs.length, means, texts: means.map((m, k) => (m === null ? "-" : round(m) + std(scores[k], m))), n: scores[0].length,
-    failures: jobs.filter((job) => job.failed).length };
-}
 function select() {
-  stats = D.groups.map(statsOf);
-  const sign = D.objectives[0].mode === "min" ? 1 : -1, value = (i) => (stats[i].means[0] === null ? Infinity : sign * stats[i].means[0]);
-  const left = stats.map((_, i) => i).filter((i) => stats[i].left > 0);
-  if (chosen.jobs !== null) left.sort((a, b) => (value(a) === value(b) ? a - b : value(a) - value(b)));
+  const left = D.groups.map((_, i) => i).filter((i) => D.groups[i].jobs.some((k) => inBrush(D.jobs[k])));
   ranks = new Map(left.map((i, rank) => [i, rank]));
 }
 function toggleGroup(index) {
@@ -85,16 +70,7 @@ const PLOT = { displaylogo: false, displayModeBar: false, showSendToCloud: false
 const BUTTONS = [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]];
 const PLOT_TOOLS = { ...PLOT, displayModeBar: true, modeBarButtons: BUTTONS };
 
-function setTheme(value) {
-  theme = value;
-  document.documentElement.dataset.theme = value;
-  redraw();
-}
-$("theme").addEventListener("click", () => {
-  setTheme(dark() ? "light" : "dark");
-  try { localStorage.setItem("theme", theme); } catch { /* not kept, then */ }
-});
-prefersDark.addEventListener("change", (event) => { if (!storedTheme()) setTheme(event.matches ? "dark" : "light"); });
+prefersDark.addEventListener("change", redraw);
 
 function swatch(color, shape, dash) {
   const mark = { circle: '<circle cx="12" cy="6" r="3.6"/>', square: '<rect x="8.6" y="2.6" width="6.8" height="6.8"/>',

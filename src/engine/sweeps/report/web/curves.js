@@ -31,7 +31,7 @@ function colorOf(group) { // of a group, by its rank or by one of its values
   if (axis.kind === "category") return colors[axis.texts.indexOf(cell.text) % colors.length];
   const to = axis.kind === "log" ? Math.log : (v) => v;
   const low = to(axis.values[0]), high = to(axis.values[axis.values.length - 1]);
-  return viridis((to(cell.value) - low) / (high - low || 1));
+  return viridis((to(cell.place) - low) / (high - low || 1));
 }
 
 function groupTraces(index, metric, log) {
@@ -72,23 +72,9 @@ function failedTraces(job, metric) {
     hovertemplate: `%{y:.5g}<extra>job ${job.number} ${job.status}: ${plain((job.reason || "").slice(0, 90))}</extra>` }];
 }
 
-function wantsLog(metric) {
-  if (metric in logOf) return logOf[metric];
-  const all = D.jobs.flatMap((job) => job.curves[metric]?.[1] || []).filter((v) => v !== 0);
-  const low = all.reduce((a, b) => Math.min(a, b), Infinity), high = all.reduce((a, b) => Math.max(a, b), -Infinity);
-  return low > 0 && high / low > 30;
-}
-
-function cut(metric, log) { // an upper end, where a curve left the others far below (a loss of 1e20)
-  const tops = D.groups.map((g) => Math.max(...g.jobs.flatMap((i) => D.jobs[i].curves[metric]?.[1] || [-Infinity]))).filter(Number.isFinite).sort((a, b) => a - b);
-  const usual = tops[Math.floor((tops.length - 1) / 2)];
-  if (!(usual > 0) || tops[tops.length - 1] <= 1e3 * usual) return undefined;
-  const lows = D.jobs.flatMap((job) => job.curves[metric]?.[1] || []).filter((v) => v > 0);
-  return log ? [Math.log10(lows.reduce((a, b) => Math.min(a, b), usual) * 0.8), Math.log10(usual * 10)] : [0, usual * 10];
-}
-
 function drawCurves() {
-  const metric = $("metric").value, log = wantsLog(metric), range = cut(metric, log);
+  const metric = $("metric").value, scale = D.metrics.find((m) => m.key === metric);
+  const log = logOf[metric] ?? scale.log, range = scale.limits && (log ? scale.limits.map(Math.log10) : [0, scale.limits[1]]);
   $("log").checked = log;
   const order = [...ranks.keys()].reverse(); // the best on top
   const traces = order.filter(shownGroup).flatMap((i) => groupTraces(i, metric, log));
@@ -104,7 +90,7 @@ function drawLegend() {
   const axis = D.axes.find((a) => a.key === by);
   if (axis && axis.kind !== "category") {
     items.push(element("span", {}, `${by}: `), ...axis.values.filter((_, i, all) => i % Math.ceil(all.length / 9) === 0 || i === all.length - 1)
-      .map((value) => element("span", {}, swatch(colorOf(D.groups.findIndex((g) => g.values[by]?.value === value))), ` ${round(value)}`)));
+      .map((value) => element("span", {}, swatch(colorOf(D.groups.findIndex((g) => g.values[by]?.place === value))), ` ${round(value)}`)));
   } else if (axis) {
     items.push(element("span", {}, `${by}: `), ...axis.texts.map((text, k) => element("span", {}, swatch(palette()[k % COLORED]), ` ${text}`)));
   } else {
@@ -122,9 +108,9 @@ function drawLegend() {
 }
 
 if (D.metrics.length) {
-  $("metric").append(...D.metrics.map((key) => element("option", { value: key }, key)));
+  $("metric").append(...D.metrics.map(({ key }) => element("option", { value: key }, key)));
   $("color").append(element("option", { value: "" }, D.groups.length > COLORED ? "configuration (best first)" : "configuration"),
-    ...(D.isSweep && D.groups.length > 1 ? D.axes.filter((a) => D.groupColumns.some((c) => c.key === a.key)).map((a) => element("option", { value: a.key }, a.key)) : []));
+    ...(D.isSweep && D.groups.length > 1 ? D.axes.map((a) => element("option", { value: a.key }, a.key)) : []));
   for (const id of ["metric", "x", "color", "each"]) $(id).addEventListener("change", drawCurves);
   $("log").addEventListener("change", () => { logOf[$("metric").value] = $("log").checked; drawCurves(); });
   if (!D.jobs.some((job) => job.epochsPerStep)) $("x").querySelector('[value="epoch"]').remove();

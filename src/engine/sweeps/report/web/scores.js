@@ -6,16 +6,11 @@ function axisOf(axis) { // type and ticks for plotly
   const type = axis.kind === "log" ? "log" : "linear", short = (t) => plain(t.length > 16 ? t.slice(0, 15) + "…" : t);
   if (axis.kind === "category") return { type, tickvals: axis.texts.map((_, k) => k), ticktext: axis.texts.map(short), range: [-0.5, axis.texts.length - 0.5] };
   if (axis.named) return { type, tickvals: axis.values, ticktext: axis.texts.map(plain) };
-  const wide = type === "log" && axis.values[axis.values.length - 1] > 30 * axis.values[0];
-  return { type, ...(wide ? { dtick: 1, tickformat: "~g" } : {}) }; // 0.001, 0.01 and so on: there is room for no others
+  const decades = type === "log" ? Math.log10(axis.values[axis.values.length - 1] / axis.values[0]) : 0;
+  return { type, ...(decades > 1.5 ? { dtick: Math.ceil(decades / 8), tickformat: "~g" } : {}) }; // 0.001, 0.01 and so on: there is room for no others
 }
 
-function placeOf(axis, cell) { // null: nowhere
-  if (!cell) return null;
-  if (axis.kind !== "category") return cell.value;
-  const at = axis.texts.indexOf(cell.text);
-  return at < 0 ? null : at;
-}
+const placeOf = (axis, cell) => cell?.place ?? null; // null: nowhere
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 
 function scoreTraces(axis, other) {
@@ -64,13 +59,10 @@ function drawScores() {
 }
 
 function drawObjectives() {
-  const [a, b] = D.objectives, groups = stats.map((g, i) => ({ g, i })).filter(({ g, i }) => g.means.every((m) => m !== null) && shownGroup(i));
-  const losses = ({ g }) => g.means.map((m, k) => (D.objectives[k].mode === "min" ? m : -m));
-  const beats = (p, q) => losses(p).every((v, k) => v <= losses(q)[k]) && losses(p).some((v, k) => v < losses(q)[k]);
-  const fronts = new Set(groups.filter((q) => !groups.some((p) => beats(p, q))).map(({ i }) => i));
+  const [a, b] = D.objectives, groups = D.groups.filter((g, i) => g.means.every((m) => m !== null) && shownGroup(i));
   const trace = (front, color, symbol) => {
-    const part = groups.filter(({ i }) => fronts.has(i) === front).sort((p, q) => p.g.means[0] - q.g.means[0]);
-    return { x: part.map(({ g }) => g.means[0]), y: part.map(({ g }) => g.means[1]), mode: front ? "lines+markers" : "markers", text: part.map(({ g }) => plain(g.label)),
+    const part = groups.filter((g) => g.front === front).sort((p, q) => p.means[0] - q.means[0]);
+    return { x: part.map((g) => g.means[0]), y: part.map((g) => g.means[1]), mode: front ? "lines+markers" : "markers", text: part.map((g) => plain(g.label)),
       marker: { color, symbol, size: 9 }, line: { color, width: 1.2 }, name: front ? "no other is better in both" : "beaten in both", hovertemplate: "%{x:.5g}, %{y:.5g}<extra>%{text}</extra>" };
   };
   Plotly.react("objectives", [trace(false, faintColor(), "circle"), trace(true, css("--accent"), "diamond")], layout({ showlegend: true,
@@ -86,8 +78,5 @@ if (D.importance) {
   $("importance-section").hidden = false;
   $("importance").append(...Object.entries(D.importance.shares).flatMap(([key, share]) => [element("span", {}, key),
     element("div", {}, element("div", { class: "bar", style: `width:${(100 * share).toFixed(1)}%` })), element("span", {}, `${Math.round(100 * share)} %`)]));
-  redraws.push(() => {
-    const left = chosen.jobs === null ? "" : " Not of the selection: of all jobs.";
-    $("importance-note").textContent = `${D.importance.method}; ${D.importance.jobs} jobs.${left}`;
-  });
+  $("importance-note").textContent = `${D.importance.note}.`;
 }
