@@ -939,6 +939,18 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     # ---- ranks
     (
+        "src/engine/ranks/board.py",
+        "self._round = int(store.get(ROUND))",
+        "self._round = 0",
+        "tests/engine/ranks/test_board.py::test_each_round_has_its_own_reports",
+    ),
+    (
+        "src/engine/ranks/board.py",
+        "int(store.get(FAILED)) != rank",
+        "int(store.get(FAILED)) == rank",
+        "tests/engine/ranks/test_board.py::test_a_failure_is_heard_by_all_but_the_one_that_failed",
+    ),
+    (
         "src/engine/ranks/stop.py",
         "CAUSES.index(name) > CAUSES.index(self.requested)",
         "CAUSES.index(name) > CAUSES.index(self.cause)",

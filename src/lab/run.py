@@ -38,7 +38,6 @@ from engine.ranks import (
     gather,
     has_parent,
     is_sharded,
-    no_silent_exit,
     own_rank,
     process_group,
     recording,
@@ -86,7 +85,7 @@ def run(run_dir: Path, began: float | None = None) -> None:
     """
     began = time.monotonic() if began is None else began
     rank = own_rank()
-    with recording(run_dir, rank), no_silent_exit(run_dir, rank), stop_on_signals(began) as stop:
+    with recording(run_dir, rank), stop_on_signals(began) as stop:
         if not faulthandler.is_enabled():  # a sweep's job has enabled it already, into a file
             faulthandler.enable(file=2)  # print Python's stack to stderr when native code crashes
         config = Config.of(read_config(PROJECT, run_dir))

@@ -19,7 +19,7 @@ Garbage: in a block, Python's collector runs where it is called alone.
 Raises nothing of its own; OSError where the system refuses.
 
     cpu, gpu, numa, machine    what there is       signals    stopping       parent, heartbeat, child    child processes
-    garbage     its collector                      user_code  where a thread is in it
+    garbage     its collector
 """
 
 from __future__ import annotations
@@ -56,6 +56,5 @@ if TYPE_CHECKING:
         held_signals,
         temporary_folder,
     )
-    from engine.host.user_code import place, set_place
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -17,7 +17,8 @@ where an evaluation was cut short on all ranks.
     hardware, threads, seed, dynamo     device, precision, batch sizes; settings that follow from the machine
     skipping                steps that are left out without asking the device
     replicas                whether all ranks hold the same
-    stop, watch, guard, failures        stopping together, hang watchdog, the first failure on record
+    stop, watch, failures   stopping together, hang watchdog, the first failure on record
+    board, timer            what ranks say in the store: "I failed", "I am stuck here"; the watchdog of native code
     balance                 stragglers and peak memory      terminal    breakpoints in ranks
     options, rules          values of the groups; which go together
 """
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
         to_host,
     )
     from engine.ranks.dynamo import CompiledChain, compile_report, compiled, for_evaluation
-    from engine.ranks.failures import no_silent_exit, recording
+    from engine.ranks.failures import recording
     from engine.ranks.fsdp import (
         class_name,
         describe_shards,

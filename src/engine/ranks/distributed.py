@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -109,30 +109,35 @@ def rank_environment(local_rank: int, local_size: int, store_file: str) -> dict[
 
 
 def store() -> Any:
-    """The store for the rendezvous of the ranks, made once per process."""
+    """The store for the rendezvous of the ranks, made once per process. Rank 0, or host 0, holds it."""
     if "store" not in _stores:
-        import torch.distributed as dist
-
         here = cluster_role()
-        if "LAB_STORE" in os.environ:
-            _stores["store"] = dist.FileStore(os.environ["LAB_STORE"], int(os.environ["WORLD_SIZE"]))
-            return _stores["store"]
-        assert here is not None
-        try:
-            if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's agent holds the store
-                _stores["store"] = of_this_attempt(next(dist.rendezvous("env://"))[0])
-            else:  # not dist.rendezvous: rank 0 would wait for the others, which wait for its directory
-                wait = timedelta(seconds=START_TIMEOUT_S)
-                leads = here.index == 0
-                own = listener(here) if leads else None
-                fd = own.detach() if own else None  # the store owns the socket from here on
-                _stores["store"] = dist.TCPStore(here.address, here.port, None, leads, wait, False, master_listen_fd=fd)
-        except (dist.DistError, ValueError, OSError) as error:
-            why = str(error).partition("\n")[0]
-            raise ConfigError(
-                f"MASTER_ADDR={here.address} MASTER_PORT={here.port}: the ranks cannot meet there: {why}"
-            ) from None
+        _stores["store"] = connect(os.environ, holds=here is not None and here.index == 0)
     return _stores["store"]
+
+
+def connect(env: Mapping[str, str], holds: bool = False) -> Any:
+    """A new connection to the store of the rank with these variables. holds: this process holds it, unless torchrun's
+    agent does. Raises ConfigError, after START_TIMEOUT_S if nobody holds it."""
+    import torch.distributed as dist
+
+    if "LAB_STORE" in env:
+        return dist.FileStore(env["LAB_STORE"], int(env["WORLD_SIZE"]))
+    here = cluster_role(env)
+    assert here is not None
+    try:
+        if "TORCHELASTIC_RUN_ID" in env:  # torchrun's agent holds the store
+            return of_this_attempt(next(dist.rendezvous("env://"))[0])
+        # not dist.rendezvous: rank 0 would wait for the others, which wait for its directory
+        wait = timedelta(seconds=START_TIMEOUT_S)
+        own = listener(here) if holds else None
+        fd = own.detach() if own else None  # the store owns the socket from here on
+        return dist.TCPStore(here.address, here.port, None, holds, wait, False, master_listen_fd=fd)
+    except (dist.DistError, ValueError, OSError) as error:
+        why = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"MASTER_ADDR={here.address} MASTER_PORT={here.port}: the ranks cannot meet there: {why}"
+        ) from None
 
 
 def forget_store() -> None:

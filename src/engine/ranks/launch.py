@@ -41,8 +41,8 @@ from engine.host import (
     take_heart,
     temporary_folder,
 )
+from engine.ranks.board import tell_failed
 from engine.ranks.distributed import first_rank, rank_environment
-from engine.ranks.lookout import alarm_file
 from engine.runs import read_failure, record_failure
 
 POLL_S = 0.5
@@ -70,6 +70,7 @@ class Ranks:
         self._hearts: Hearts
         self._stacks: list[Any] = []  # pipes from each rank: what its faulthandler wrote, or a failure not recorded
         self._written: list[str] = []  # what was read from them
+        self._env: dict[str, str] = {}  # of its first rank
 
     @contextmanager
     def passing_on_signals(self) -> Iterator[None]:
@@ -105,6 +106,7 @@ class Ranks:
         with store_file(context.get_start_method() == "fork") as store:
             hearts, pipes = Hearts(context, count), [context.Pipe(duplex=False) for _ in range(count)]
             self._hearts, self._stacks, self._written = hearts, [receive for receive, _ in pipes], [""] * count
+            self._env = rank_environment(0, count, store)
             terminal = sys.stdin is not None and sys.stdin.isatty()
             arguments = [
                 (rank, target, directory, count, store, os.getpid(), terminal, hearts.shared, pipes[rank][1])
@@ -128,8 +130,6 @@ class Ranks:
                 self._processes = []
                 for end in (end for pipe in pipes for end in pipe):
                     end.close()
-                with suppress(OSError):  # the first rank removes it, unless another raised the alarm after its end
-                    alarm_file(directory).unlink(missing_ok=True)
         codes = [process.exitcode for process in processes]
         if codes != [0] * count:
             if 130 in codes:
@@ -167,7 +167,7 @@ class Ranks:
             abort_hung(self._processes[i])
             self._hearts.shared[i].said = True
         for i, message in said.items():  # fewest steps first: only the first record counts
-            if not record_failure(directory, first + i, RankLost(message), stack=(stack := self._stack(i))):
+            if not self._record(directory, first + i, message, stack=(stack := self._stack(i))):
                 print(f"rank {first + i} stood here:\n{stack}", file=sys.stderr, end="")
 
     def _stack(self, index: int) -> str:
@@ -191,10 +191,17 @@ class Ranks:
             if code is None or self._hearts.said(index):
                 continue  # its end is on record; gloo's threads may still abort a rank that is ending
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-            how += f" ({self._hearts.place(index)}), and left no word" if code >= 0 else ""
-            lost = RankLost(f"rank {rank} {how}{LIKELY.get(-code, '')}")
-            record_failure(directory, rank, lost, first=True, stack=self._stack(index))
+            how += f" ({self._hearts.place(index)}), without an error record" if code >= 0 else ""
+            message = f"rank {rank} {how}{LIKELY.get(-code, '')}"
+            self._record(directory, rank, message, first=True, stack=self._stack(index))
             return
+
+    def _record(self, directory: Path, rank: int, message: str, **more: Any) -> bool:
+        """record_failure, and the ranks that run, here and on other hosts, hear of it."""
+        recorded = record_failure(directory, rank, RankLost(message), **more)
+        if recorded:
+            tell_failed(rank, self._env)
+        return recorded
 
     def _let_end(self, directory: Path) -> None:
         end = time.monotonic() + LAST_S

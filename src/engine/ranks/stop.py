@@ -2,10 +2,21 @@
 
     a signal -> requested (this rank) -> the store -> rank 0, the clock -> broadcast -> cause (all, after the same step)
 
-Rank 0 alone decides, and tells the others on the CPU, beside the step: one call of `agreed` starts the broadcast, one
-half way to the next broadcast reads it. This happens about every 0.2 s (on all ranks after the same steps) rather than
-at each step, as it would cost a short CPU step half its time. N ranks get N - 1 messages each time, along a tree, and
-nobody waits for the slowest: an all-reduce passes 2 N (N - 1) along a ring. Importing this imports no torch.
+Rank 0 alone decides, and tells the others on the CPU, beside the step: one call of `agreed` starts a broadcast, the
+first call past half the way to the next broadcast reads it. This happens about every 0.2 s (on all ranks after the same
+steps) rather than at each step, as it would cost a short CPU step half its time. N ranks get N - 1 messages each time,
+along a tree, and nobody waits for the slowest: an all-reduce passes 2 N (N - 1) along a ring.
+
+Three ranks, a broadcast after each fourth step (B: starts it, R: reads it); SIGTERM reaches rank 2 in step 5:
+
+    after step   3    4    5                  7    8      9    10   11
+    rank 0       R    B                       R    B*               R: stops
+    rank 1       R    B                       R    B                R: stops
+    rank 2       R    B    asks for SIGTERM   R    B                R: stops
+
+Rank 2 asks by a note in the store. After step 8 (*) rank 0 finds the note, and broadcasts SIGTERM, and how many calls
+come before the next broadcast. All ranks read both after step 11, so they stop after the same step, and all have the
+same number at any time. Nobody waits, as the message has had three steps to arrive. Importing this imports no torch.
 """
 
 from __future__ import annotations
@@ -82,7 +93,7 @@ class StopRequest:
         self._last_call: float | None = None
         self._announced_at = began
         self._calls = 0  # calls of agreed since the last broadcast began
-        self._every = 1  # calls between two broadcasts, as rank 0 says; 0: at each call, and read by the same one
+        self._calls_between = 1  # two broadcasts, as rank 0 says; 0: one at each call, which reads it too
         self._announced: Callable[[], list[int]] | None = None
 
     def saved(self, seconds: float) -> None:
@@ -110,11 +121,11 @@ class StopRequest:
             self.messages.ask(self.requested)
             self._asked = self.requested
         self._calls += 1
-        if self._calls > self._every // 2:  # half way to the next: then it has come, and nobody waits for it
+        if self._calls > self._calls_between // 2:  # half way to the next: then it has come, and nobody waits for it
             self._receive()
-        if not self.cause and self._calls >= self._every:
+        if not self.cause and self._calls >= self._calls_between:
             self._announce(world, now)
-            if self._every == 0:
+            if self._calls_between == 0:
                 self._receive()
         return bool(self.cause)
 
@@ -129,7 +140,7 @@ class StopRequest:
         values = [0, 0]
         if world.is_main:
             step_s = max((now - self._announced_at) / self._calls, 1e-6)
-            steps = max(1, min(int(TELL_S / step_s), 2 * max(1, self._every), MOST_STEPS))
+            steps = max(1, min(int(TELL_S / step_s), 2 * max(1, self._calls_between), MOST_STEPS))
             cause = max(self.requested, self.messages.asked(), key=CAUSES.index)
             values = [CAUSES.index(cause), steps if step_s < LONG_S else 0]
         self._announced = self.messages.announce(values, world)
@@ -137,13 +148,13 @@ class StopRequest:
 
     def _receive(self) -> None:
         if self._announced is not None:
-            (cause, self._every), self._announced = self._announced(), None
+            (cause, self._calls_between), self._announced = self._announced(), None
             self.cause = CAUSES[cause] or self.cause
 
     def settle(self) -> None:
         """Finish a pending broadcast: before calls come at another rate (evaluation), and before the ranks end."""
         self._receive()
-        self._every, self._calls, self._last_call, self._announced_at = 1, 0, None, time.monotonic()
+        self._calls_between, self._calls, self._last_call, self._announced_at = 1, 0, None, time.monotonic()
 
     def _handle(self, number: int, frame: Any) -> None:
         if number == getattr(signal, "SIGHUP", None):

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
         NOT_COMPUTED,
         RESULT,
         STATUS,
-        STUCK,
         checkpoint_files,
         claimed,
         empty_directory,

@@ -47,7 +47,7 @@ METRICS, CHECKPOINTS, LOCK = "metrics.jsonl", "checkpoints", ".lock"
 CHECKPOINT = re.compile(r"(last|best)_(\d+)(\.pt|\.dcp)")
 BEFORE = ".before"  # copies of the files in UNDONE from before a resume, until its first step
 UNDONE = (CONFIG, OVERRIDES, STATUS, FAILURE, ENVIRONMENT, DIFF)
-FAILURES, STUCK = "failures.jsonl", "stuck"  # failures before restarts; stacks of hung ranks
+FAILURES = "failures.jsonl"  # those before restarts
 NOT_COMPUTED = ("logger", "profiler", "resume", "sweep")  # groups that do not change what is computed
 MOST_DUMPS = 1000  # parts of configs that are kept as yaml
 _dumps: dict[str, str] = {}
@@ -345,7 +345,6 @@ def shown(path: Path) -> str:
 def forget_failure(directory: Path) -> None:
     """Delete the record of a failure before a restart or resume."""
     (directory / FAILURE).unlink(missing_ok=True)
-    shutil.rmtree(directory / STUCK, ignore_errors=True)
 
 
 def keep_failure(directory: Path, attempt: int) -> None:

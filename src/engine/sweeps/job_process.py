@@ -41,7 +41,7 @@ def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None,
                 name = signal.Signals(-exit_code).name
                 error = RunFailed(f"the job was killed by {name}{LIKELY.get(-exit_code, '')}")
             else:
-                error = RunFailed(f"the job ended with status {exit_code} and left no word; see {OUTPUT}")
+                error = RunFailed(f"the job ended with status {exit_code}, without an error record; see {OUTPUT}")
             record_failure(job.directory, 0, error, first=True, stack=f"{error}\n{trace}\n")
     except Claimed:  # another process has resumed it already
         return

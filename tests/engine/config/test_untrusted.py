@@ -304,7 +304,7 @@ def foreign(folder: Path) -> Path:
 @pytest.mark.parametrize(
     "name",
     ["overrides.yaml", "train.log", "metrics.jsonl", "status.json", "failures.jsonl", ".lock", "checkpoints",
-     "checkpoints/last_000000004.pt", "checkpoints/.last_000000004.pt.tmp", "stuck", "wandb"],
+     "checkpoints/last_000000004.pt", "checkpoints/.last_000000004.pt.tmp", "wandb"],
 )  # fmt: skip
 def test_a_run_does_not_write_through_links(name: str, stranger: Callable[..., Path], tmp_path: Path) -> None:
     run_dir, target = stranger(), foreign(tmp_path)

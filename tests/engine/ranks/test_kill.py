@@ -413,7 +413,7 @@ def test_a_job_of_a_multirun_that_hangs_is_ended(tmp_path: Path, monkeypatch: py
 
 
 def report(rank: int, waits: bool, idle_s: float, step: int = 3, torch: bool = False, limit_s: float = 20) -> Report:
-    return Report(rank, idle_s, limit_s, step, f"training, at step {step}", waits, torch, f"stack {rank}")
+    return Report(rank, idle_s, limit_s, step, f"training, at step {step}", waits, torch)
 
 
 def named(*reports: Report, size: int = 2) -> int | None:
@@ -425,17 +425,16 @@ def test_the_verdict_names_the_rank_that_does_not_wait() -> None:
     found = verdict([report(0, True, 30), report(1, False, 29), report(2, True, 31)], 3, 20)
     assert found is not None
     assert found[0] == 1
-    assert "stack 1" in found[2]
     # a rank that said nothing is the one, but only where all that spoke wait
     found = verdict([report(0, True, 30), report(2, True, 31)], 3, 20)
     assert found is not None
-    assert (found[0], found[2]) == (1, "")
+    assert found[0] == 1
+    assert "it is stopped, or native code holds its interpreter" in found[1]
     found = verdict([report(0, True, 30), report(2, False, 31)], 3, 20)
     assert found is not None
     assert found[0] == 2
     # one that still moves is only slow
     assert verdict([report(0, True, 30), report(1, False, 2)], 2, 20) is None
-    assert verdict([], 2, 20) is None
 
 
 def test_the_verdict_where_waiting_cannot_be_seen() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from conftest import QUICK, ROOT, processes_with, slow, start_run, status
 
-import lab  # noqa: F401 - registers the project
 from engine.errors import ConfigError
 from engine.runs import write_status
 from engine.sweeps.options import SearchConfig

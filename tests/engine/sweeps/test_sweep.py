@@ -124,7 +124,7 @@ FAULTS = {
     "os.kill(os.getpid(), signal.SIGKILL)": ["killed by SIGKILL"],
     "os.kill(os.getpid(), signal.SIGBUS)": ["killed by SIGBUS (a data file was cut short", "in faulty"],
     "resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33)); bytearray(2**34)": ["MemoryError", "in faulty"],
-    "os._exit(3)": ["called os._exit(3)", "in faulty"],
+    "os._exit(3)": ["the job ended with status 3, without an error record"],
 }
 
 

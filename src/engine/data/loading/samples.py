@@ -20,7 +20,6 @@ from engine.data.order import Plan
 from engine.data.permutation import hashed
 from engine.data.stream import Stream
 from engine.errors import ConfigError, DataFailed, RunFailed, one_line
-from engine.host import set_place
 
 _ROWS_SHOWN = 8  # of a batch, in a message
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float32}  # floats as a model's, not as Python's
@@ -188,11 +187,9 @@ class _Making:
         self._samples, self._rows, self._step, self._what = samples, rows, step, what
 
     def __enter__(self) -> None:
-        set_place(self)
         self._report(self._rows[0] if len(self._rows) == 1 and not self._step else -1)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        set_place(None)
         self._report(-1)
         if isinstance(error, (ConfigError, RunFailed)):
             if self._what == "":  # else it is about the config, not about a sample
