@@ -382,7 +382,7 @@ def test_without_some_parts_all_is_collected_and_imported(
         assert server.stdin
         assert server.stdout
         folder = tmp_path / "fork"
-        for without in forks_of_pairs(tools, parts)[:: sample_of(2, 1)]:
+        for without in forks_of_pairs(tools, parts)[:: sample_of(4, 1)]:
             assert fork(template, "--without", *without, "--into", str(folder)).stderr == ""
             check_imports(folder, prune)
             print(json.dumps(str(folder)), file=server.stdin, flush=True)
@@ -457,7 +457,7 @@ def test_the_tests_of_a_small_fork_pass(template: Path, tools: Any, tmp_path: Pa
     assert (own / "engine").is_dir()
     typed(tmp_path, f"{train_it} {' '.join(SMALL)} trainer.max_steps=2")
     names = changed_tests(template, tmp_path) if asked == "all" else not_in_the_least(template, tools, tmp_path)
-    names = sorted(names)[:: sample_of(3, 1)]
+    names = sorted(names)[:: sample_of(12, 1)]
     assert re.search(r"\d+ passed", typed(tmp_path, f"{test_it} -n 2 {' '.join(names)}", 1200))
 
 

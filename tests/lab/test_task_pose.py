@@ -50,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-class TestPose(method.Promises):
+class TestPose(method.Shipped):
     terms = ("position", "bones", "reprojection")
     overfits_to = 0.3
 
