@@ -67,8 +67,8 @@ class Promises:
     relative, absolute = 1e-3, 1e-5  # how far values may be from those of other ranks, micro-batches, kernels
     absolute_of_weights = 1e-4
     half_precision = 0.25  # how far bf16's values may be from fp32's, as a share of the range of these
-    ranks: list[Any] = [1, slow(2)]  # of a run that is killed, and of one with a step that is left out
-    ways: list[Any] = [["micro-batches", "2 ranks"], slow(["2 ranks, micro-batches", "3 ranks"])]
+    ranks: tuple[Any, ...] = (1, slow(2))  # of a run that is killed, and of one with a step that is left out
+    ways: tuple[Any, ...] = (["micro-batches", "2 ranks"], slow(["2 ranks, micro-batches", "3 ranks"]))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         for name in ("ranks", "ways"):
@@ -245,8 +245,8 @@ class Shipped(Promises):
     that inherit from Promises: of samples compared across ranks, of several optimizers, of states on each rank."""
 
     if not ALL:
-        ranks = [1]
-        ways = [["2 ranks, micro-batches"]]  # either alone: test_exactness.py and test_reference.py
+        ranks = (1,)
+        ways = (["2 ranks, micro-batches"],)  # either alone: test_exactness.py and test_reference.py
         test_compiling_changes_nothing = None  # type: ignore[assignment]
 
 

@@ -260,23 +260,21 @@ def test_the_second_run_has_the_firsts_threads_and_ranks_but_no_time_limit_and_n
 EVIL = {"_target_": "engine.runs.environment._git", "_args_": ["-c", "alias.x=!touch pwned", "x"]}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda cfg, facts: cfg.update(model=EVIL),
-        lambda cfg, facts: cfg.update(
-            gone={"deep": [{"a": EVIL}]}
-        ),  # the present code leaves it out, older code may not
-        lambda cfg, facts: cfg["task"].update(_target_="lab.app._git"),
-        lambda cfg, facts: cfg.update(gone="${oc.env:HOME}"),
-        lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"model": EVIL}}]),
-        lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"gone.x": EVIL}}]),
-        lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"seed": "${oc.env:HOME}"}}]),
-        lambda cfg, facts: facts.update(changes=[{"after": 20, "was": 3}]),
-        lambda cfg, facts: facts.update(changes=[[]]),
-    ],
-)
-@pytest.mark.parametrize("asked", [{}, {"commit": "own"}, {"commit": "HEAD"}, {"diff": True}])
+CHANGES: list[Callable[[dict[str, Any], dict[str, Any]], None]] = [
+    lambda cfg, facts: cfg.update(model=EVIL),
+    lambda cfg, facts: cfg.update(gone={"deep": [{"a": EVIL}]}),  # the present code leaves it out, older code may not
+    lambda cfg, facts: cfg["task"].update(_target_="lab.app._git"),
+    lambda cfg, facts: cfg.update(gone="${oc.env:HOME}"),
+    lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"model": EVIL}}]),
+    lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"gone.x": EVIL}}]),
+    lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"seed": "${oc.env:HOME}"}}]),
+    lambda cfg, facts: facts.update(changes=[{"after": 20, "was": 3}]),
+    lambda cfg, facts: facts.update(changes=[[]]),
+]
+ASKED: list[dict[str, Any]] = [{}, {"commit": "own"}, {"commit": "HEAD"}, {"diff": True}]
+
+
+@pytest.mark.parametrize(("change", "asked"), [(one, ASKED[i % len(ASKED)]) for i, one in enumerate(CHANGES)])
 def test_the_present_check_comes_before_anything_starts(
     copied: Path, change: Callable[[dict[str, Any], dict[str, Any]], None], asked: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
