@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
@@ -42,7 +43,11 @@ def imported(path: Path) -> set[str]:
 
 
 MODULES = modules()
-IMPORTED = {name: imported(path) for name, path in MODULES.items()}
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    return {name: imported(path) for name, path in MODULES.items()}
 
 
 def room_of(module: str) -> str:
@@ -54,7 +59,7 @@ def room_of(module: str) -> str:
 def test_the_engine_imports_nothing_of_the_project() -> None:
     ours = {path.stem for path in SRC.iterdir() if path.name != "engine"}  # lab, and the commands
     assert "lab" in ours and "train" in ours  # noqa: PT018
-    engine = {name: wanted for name, wanted in IMPORTED.items() if name.partition(".")[0] == "engine"}
+    engine = {name: wanted for name, wanted in imports().items() if name.partition(".")[0] == "engine"}
     assert len(engine) > 100
     for name, wanted in engine.items():
         assert not {module.partition(".")[0] for module in wanted} & ours, name
@@ -78,7 +83,7 @@ def test_no_room_imports_a_later_one() -> None:
     floor = {"": -1, **{page: i for i, page in enumerate(PAGES)}}
     wrong = [
         f"{name} -> {module}"
-        for name, wanted in IMPORTED.items()
+        for name, wanted in imports().items()
         for module in wanted
         if name.startswith("engine") and floor[room_of(module)] > floor[room_of(name)]
     ]
@@ -89,7 +94,7 @@ def test_rooms_are_imported_through_their_pages() -> None:
     """`from engine.ranks import World`, not `from engine.ranks.distributed import World`, but inside of that room."""
     past = [
         f"{name} -> {module}"
-        for name, wanted in IMPORTED.items()
+        for name, wanted in imports().items()
         for module in wanted
         if room_of(module) not in ("", module) and room_of(module) != room_of(name)
     ]

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from conftest import (
     QUICK,
     ROOT,
@@ -91,7 +92,7 @@ def test_a_signal_saves_and_resume_goes_on(tmp_path: Path, ranks: int, number: s
     more = ("trainer=ddp", f"hardware.num_procs={ranks}") if ranks > 1 else ("trainer=single",)
     command = [*TRAIN, *QUICK, *more, "trainer.max_steps=100000", "trainer.log_every=1000", "trainer.save_every=null"]
     command.append("trainer.eval_every=null")  # so the ranks meet at nothing but the steps
-    process = subprocess.Popen(
+    process = warm.Popen(
         [*command, f"hydra.run.dir={run}"], stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     wait_for(lambda: (run / "metrics.jsonl").exists(), process)
@@ -107,7 +108,7 @@ def test_a_signal_saves_and_resume_goes_on(tmp_path: Path, ranks: int, number: s
     assert status(run)["signal"] == number.name
     step = last_checkpoint(run)["step"]
     assert f"at step {step}" in shown
-    done = subprocess.run(
+    done = warm.run(
         [*TRAIN, f"resume={run}", f"trainer.max_steps={step + 3}"], capture_output=True, text=True, timeout=limit(60)
     )
     assert done.returncode == 0, done.stderr
@@ -272,16 +273,12 @@ def test_load_run_and_evaluate_agree_with_the_run(tmp_path: Path) -> None:
     assert not model.training
     assert cfg.trainer.max_steps == 40
     command = [sys.executable, str(ROOT / "src/evaluate.py"), str(moved), "--split", "val", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit(60))
+    done = warm.run(command, capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr
     for key, value in json.loads(done.stdout).items():
         assert value == pytest.approx(result(moved)[f"val/{key}"], rel=1e-6)
-    bad = subprocess.run(
-        [sys.executable, str(ROOT / "src/evaluate.py"), str(moved), "data.pth=x"],
-        capture_output=True,
-        text=True,
-        timeout=limit(60),
-    )
+    command = [sys.executable, str(ROOT / "src/evaluate.py"), str(moved), "data.pth=x"]
+    bad = warm.run(command, capture_output=True, text=True, timeout=limit(60))
     assert bad.returncode == 2
     assert "data.pth" in bad.stderr
     assert bad.stderr.count("\n") == 1
