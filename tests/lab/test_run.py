@@ -92,9 +92,7 @@ def test_a_signal_saves_and_resume_goes_on(tmp_path: Path, ranks: int, number: s
     more = ("trainer=ddp", f"hardware.num_procs={ranks}") if ranks > 1 else ("trainer=single",)
     command = [*TRAIN, *QUICK, *more, "trainer.max_steps=100000", "trainer.log_every=1000", "trainer.save_every=null"]
     command.append("trainer.eval_every=null")  # so the ranks meet at nothing but the steps
-    process = warm.Popen(
-        [*command, f"hydra.run.dir={run}"], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = warm.Popen([*command, f"hydra.run.dir={run}"], stderr=subprocess.PIPE, text=True, start_new_session=True)
     wait_for(lambda: (run / "metrics.jsonl").exists(), process)
     time.sleep(0.3)  # at any moment of the training
     if number == signal.SIGINT:
