@@ -11,6 +11,7 @@ import pytest
 import torch
 import waits
 from conftest import (
+    ALL,
     assert_equal,
     last_checkpoint,
     metrics,
@@ -66,6 +67,13 @@ class Promises:
     relative, absolute = 1e-3, 1e-5  # how far values may be from those of other ranks, micro-batches, kernels
     absolute_of_weights = 1e-4
     half_precision = 0.25  # how far bf16's values may be from fp32's, as a share of the range of these
+    ranks: tuple[Any, ...] = (1, slow(2))  # of a run that is killed, and of one with a step that is left out
+    ways: tuple[Any, ...] = (["micro-batches", "2 ranks"], slow(["2 ranks, micro-batches", "3 ranks"]))
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        for name in ("ranks", "ways"):
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, getattr(self, name))
 
     @pytest.fixture
     def small(self, run: tuple[str, ...]) -> tuple[str, ...]:
@@ -81,7 +89,6 @@ class Promises:
             MADE[key] = start_run(tmp_path_factory.mktemp("straight"), *small)
         return MADE[key]
 
-    @pytest.mark.parametrize("ranks", [1, slow(2)])
     def test_killed_twice_is_undisturbed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], straight: Path, ranks: int
     ) -> None:
@@ -127,7 +134,6 @@ class Promises:
         start_run(tmp_path, *small, *ways, *(() if self.across_samples else WAYS["micro-batches"]))
         assert steps == list(range(self.steps))
 
-    @pytest.mark.parametrize("ranks", [1, slow(2)])
     def test_a_skipped_step_changes_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], ranks: int
     ) -> None:
@@ -168,7 +174,6 @@ class Promises:
         assert asked
         self.assert_close("compiled", scores(compiled), scores(straight))
 
-    @pytest.mark.parametrize("ways", [["micro-batches", "2 ranks"], slow(["2 ranks, micro-batches", "3 ranks"])])
     def test_ranks_and_micro_batches_change_nothing(
         self, tmp_path: Path, small: tuple[str, ...], straight: Path, ways: list[str]
     ) -> None:
@@ -233,6 +238,16 @@ class Promises:
             f"{limit:.4g} = overfits_to {self.overfits_to:g} x {seen[0]:.4g} of the first step; every tenth: "
             f"{[round(value, 4) for value in seen[::10]]}"
         )
+
+
+class Shipped(Promises):
+    """Of most of the template's own methods. What the engine answers alike for each of them is asked whole of those
+    that inherit from Promises: of samples compared across ranks, of several optimizers, of states on each rank."""
+
+    if not ALL:
+        ranks = (1,)
+        ways = (["2 ranks, micro-batches"],)  # either alone: test_exactness.py and test_reference.py
+        test_compiling_changes_nothing = None  # type: ignore[assignment]
 
 
 def go_on(folder: Path) -> None:

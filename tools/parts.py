@@ -69,6 +69,7 @@ TEMPLATE_ONLY = Part(
         "README.md": ["`\\./run fork my_project`"],
         "docs/contract.md": ["`tests/breaks\\.py`", "tools/mutate\\.py"],
         "CONTRIBUTING.md": ["`tests/breaks\\.py`"],
+        ".github/workflows/test.yml": ["tools/mutate\\.py"],
     },
 )
 

@@ -76,7 +76,7 @@ def count_tests(tree: Path) -> dict[str, list[str]]:
     """{file: its test functions}"""
     found = {}
     for path in sorted((tree / "tests").rglob("*.py")):
-        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        nodes = ast.walk(parsed(path.read_text(encoding="utf-8")))
         functions = [one.name for one in nodes if isinstance(one, ast.FunctionDef)]
         found[path.relative_to(tree).as_posix()] = [name for name in functions if name.startswith("test_")]
     return found
@@ -97,10 +97,15 @@ def used_helpers(tree: Path) -> set[str]:
     return {path.relative_to(tree).as_posix() for path in reached}
 
 
+@cache  # each text is asked several times: for statements, for imports, for what it binds
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 @cache
 def statements(source: str) -> tuple[Statement, ...]:
     found = []
-    for node in ast.parse(source).body:
+    for node in parsed(source).body:
         inner = list(ast.walk(node))
         marks = [one for mark in getattr(node, "decorator_list", []) for one in ast.walk(mark)]
         uses = {one.id for one in inner if isinstance(one, ast.Name)}
@@ -132,7 +137,7 @@ def patched(call: ast.Call) -> list[str]:
 def imports(source: str) -> tuple[tuple[str, str, str], ...]:
     """(module, name in it or "", name here) of all imports, those in functions too."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.ImportFrom) and node.module:
             found += [(node.module, alias.name, alias.asname or alias.name) for alias in node.names]
         elif isinstance(node, ast.Import):
@@ -196,7 +201,7 @@ def names_of(tree: Path, module: str) -> set[str] | None:
 @cache
 def bound(source: str) -> set[str]:
     """Names that a module binds at its top, or lists on a page (engine.pages)."""
-    return {name for node in flat(ast.parse(source).body) for name in bound_by(node)} | {"__doc__"}
+    return {name for node in flat(parsed(source).body) for name in bound_by(node)} | {"__doc__"}
 
 
 def flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:

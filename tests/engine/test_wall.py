@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
@@ -49,7 +50,11 @@ def imported(path: Path) -> set[str]:
 
 
 MODULES = modules()
-IMPORTED = {name: imported(path) for name, path in MODULES.items()}
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    return {name: imported(path) for name, path in MODULES.items()}
 
 
 def room_of(module: str) -> str:
@@ -61,7 +66,7 @@ def room_of(module: str) -> str:
 def test_the_engine_imports_nothing_of_the_project() -> None:
     ours = {path.stem for path in SRC.iterdir()} - {"engine", "h5rows"}  # lab, and the commands
     assert "lab" in ours and "train" in ours  # noqa: PT018
-    engine = {name: wanted for name, wanted in IMPORTED.items() if name.partition(".")[0] == "engine"}
+    engine = {name: wanted for name, wanted in imports().items() if name.partition(".")[0] == "engine"}
     assert len(engine) > 100
     for name, wanted in engine.items():
         assert not {module.partition(".")[0] for module in wanted} & ours, name
@@ -69,7 +74,7 @@ def test_the_engine_imports_nothing_of_the_project() -> None:
 
 def test_the_library_imports_nothing_of_ours() -> None:
     ours = {path.stem for path in SRC.iterdir()} - {"h5rows"}
-    library = {name: wanted for name, wanted in IMPORTED.items() if name.partition(".")[0] == "h5rows"}
+    library = {name: wanted for name, wanted in imports().items() if name.partition(".")[0] == "h5rows"}
     assert len(library) > 30
     for name, wanted in library.items():
         assert not {module.partition(".")[0] for module in wanted} & ours, name
@@ -120,7 +125,7 @@ def test_no_room_imports_a_later_one() -> None:
     floor = {"": -1, "h5rows": -1, **{page: i for i, page in enumerate(PAGES)}}
     wrong = [
         f"{name} -> {module}"
-        for name, wanted in IMPORTED.items()
+        for name, wanted in imports().items()
         for module in wanted
         if name.startswith("engine") and floor[room_of(module)] > floor[room_of(name)]
     ]
@@ -132,7 +137,7 @@ def test_rooms_are_imported_through_their_pages() -> None:
     `from h5rows import Dataset`."""
     past = [
         f"{name} -> {module}"
-        for name, wanted in IMPORTED.items()
+        for name, wanted in imports().items()
         for module in wanted
         if room_of(module) not in ("", module) and room_of(module) != room_of(name)
     ]

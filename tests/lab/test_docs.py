@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT, compose, limit, slow
+from conftest import ROOT, compose, limit, sample_of, slow
 from fork import copy_of_the_project
 from PIL import Image
 
@@ -360,8 +360,16 @@ def started_by(command: str) -> tuple[str, list[str]]:
     return "run_path", [f"src/{name}.py", *words, *(["logger=none"] if name == "train" else [])]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WALKED)
+def test_the_files_of_a_page_can_be_read(name: str) -> None:
+    files = {file: body for file, _, body in FENCE.findall(DOCS[name]) if file}
+    assert files
+    for file, body in files.items():
+        assert ast.parse(body) if file.endswith(".py") else yaml.safe_load(body)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sample_of(WALKED[:3], WALKED))
 def test_a_page_works_as_typed(tmp_path: Path, name: str) -> None:
     """From its beginning to its end, in a copy of the project: each file, each command."""
     clone = copy_of_the_project(tmp_path / "clone")

@@ -233,7 +233,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("files")
-@pytest.mark.parametrize("precision", ["bf16", slow("fp32"), slow("fp16")])
+@pytest.mark.parametrize("precision", ["bf16", slow("fp16")])
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_waits_for_nothing(task: str, precision: str) -> None:
     """Nor does an evaluation, but for its scores."""

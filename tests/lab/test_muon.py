@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import NEEDS_GPT, QUICK, assert_equal, compose, last_checkpoint, metrics, needs, raise_at_step, start_run
-from method import SMALL, Promises, go_on
+from method import SMALL, Shipped, go_on
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -171,7 +171,7 @@ LEARNS = ("optim=muon", "optim.lr=0.1", "model.hidden=[16]")
 
 
 @pytest.mark.slow
-class TestMuon(Promises):
+class TestMuon(Shipped):
     test_compiling_changes_nothing: Any = None  # the model's, whatever moves its weights
 
     @pytest.fixture

@@ -23,7 +23,7 @@ FALLS = ("optim/schedule=plateau", "optim.schedule.warmup=0", "optim.schedule.pa
          "optim.schedule.threshold=50", "model.hidden=[16]")  # fmt: skip
 
 
-class TestPlateau(method.Promises):
+class TestPlateau(method.Shipped):
     test_compiling_changes_nothing = test_it_learns_in_half_precision = None  # type: ignore[assignment]
     test_the_average_is_scored = test_debug_overfit = None  # type: ignore[assignment]
 

@@ -40,7 +40,7 @@ def test_it_is_the_papers_algorithm() -> None:
         assert not torch.equal(p, wanted)
 
 
-class TestScheduleFree(method.Promises):
+class TestScheduleFree(method.Shipped):
     averages = True
 
     @pytest.fixture

@@ -21,7 +21,7 @@ RUN = ("task=ddpm", "model.input_shape=[11,8,8]", "model.num_outputs=64", "model
        "task.channels=10", "optim.lr=3e-3")  # fmt: skip
 
 
-class TestDDPM(method.Promises):
+class TestDDPM(method.Shipped):
     overfits_to = 0.8  # in so few steps; and nobody can tell all noise from an image
 
     @pytest.fixture

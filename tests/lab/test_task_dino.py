@@ -23,7 +23,7 @@ RUN = ("task=dino", "model.num_outputs=16", "model.hidden=[32]", "task.head.hidd
        "task.head.prototypes=24", "task.momentum=0.9", "optim.lr=3e-3")  # fmt: skip
 
 
-class TestDINO(method.Promises):
+class TestDINO(method.Shipped):
     terms = ("entropy",)
     overfits_to = 0.8
 

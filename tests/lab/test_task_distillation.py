@@ -23,7 +23,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return start_run(tmp_path_factory.mktemp("teacher") / "run", *method.SMALL, *TRAINED)
 
 
-class TestDistillation(method.Promises):
+class TestDistillation(method.Shipped):
     terms = ("cross_entropy", "distance")
     monitor, overfits_to = "distance", 0.3
 

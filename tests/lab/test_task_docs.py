@@ -60,7 +60,7 @@ def test_the_commands_run(clone: Path, number: int) -> None:
 
 @pytest.mark.slow
 def test_the_method_keeps_what_is_promised(clone: Path) -> None:
-    shell(clone, sys.executable, "-m", "pytest", "-q", "-m", "", "tests/test_task_denoising.py")
+    shell(clone, sys.executable, "-m", "pytest", "-q", "tests/test_task_denoising.py")
 
 
 def test_every_shipped_method_is_in_the_list() -> None:

@@ -47,7 +47,7 @@ def small(files: tuple[Path, Path]) -> tuple[str, ...]:
             "model=gpt_lora", "model.rank=2", *sizes, "optim.lr=1e-2", "task.beta=5")  # fmt: skip
 
 
-class TestDPO(method.Promises):
+class TestDPO(method.Shipped):
     terms = ("margin", "accuracy")
     overfits_to = 0.7
 

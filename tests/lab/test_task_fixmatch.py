@@ -12,7 +12,7 @@ from engine.errors import ConfigError
 from lab.tasks.fixmatch import FixMatch
 
 
-class TestFixMatch(method.Promises):
+class TestFixMatch(method.Shipped):
     terms = ("supervised", "guessed", "sure")
     monitor = "supervised"  # what the guesses add begins when the model is sure
     overfits_to = 0.6  # samples are moved anew in each step

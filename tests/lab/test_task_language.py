@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-class TestLanguage(method.Promises):
+class TestLanguage(method.Shipped):
     """Token by token: means over each rank's sequences would weigh the tokens of short ones more."""
 
     overfits_to = 0.3

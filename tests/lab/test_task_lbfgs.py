@@ -17,7 +17,7 @@ pytestmark = needs("data/digits.h5")
 RUN = ("task=lbfgs", "optim=lbfgs", "model.hidden=[32]", "trainer.clip_norm=null")
 
 
-class TestLBFGS(method.Promises):
+class TestLBFGS(method.Shipped):
     overfits_to = 0.5
     relative, half_precision = 1e-2, 2.0  # a line search takes other steps for other roundings
 

@@ -19,7 +19,7 @@ pytestmark = needs("data/digits.h5")
 RUN = ("task=pcgrad", "model.hidden=[32]", "optim.lr=3e-3")
 
 
-class TestPCGrad(method.Promises):
+class TestPCGrad(method.Shipped):
     terms = ("fine", "coarse")
     overfits_to = 0.3
     logged = ("loss", "fine", "coarse", "conflicts")

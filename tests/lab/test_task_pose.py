@@ -9,13 +9,14 @@ import method
 import numpy as np
 import pytest
 import torch
-from conftest import compose, start_run
+import yaml
+from conftest import ROOT, start_run
 from torch import Tensor, nn
 
 from engine.errors import ConfigError
 from lab.tasks.pose import Pose, reprojection
 
-BONES = compose("task=pose", checked=False).task.bones
+BONES = yaml.safe_load((ROOT / "conf/task/pose.yaml").read_text())["bones"]
 FACTORS = {"position": 1.0, "bones": 0.5, "reprojection": 0.1}
 # names of its own in the batch, beside the default's x and y
 FIELDS = (
@@ -50,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-class TestPose(method.Promises):
+class TestPose(method.Shipped):
     terms = ("position", "bones", "reprojection")
     overfits_to = 0.3
 

@@ -21,7 +21,7 @@ pytestmark = needs("data/digits.h5", "conf/experiment/segmentation.yaml")
 RUN = ("experiment=segmentation", "trainer.max_eval_batches=2", "model.levels=2", "model.width=8")
 
 
-class TestSegmentation(method.Promises):
+class TestSegmentation(method.Shipped):
     overfits_to = 0.42  # one that knows what is background, and nothing of the classes, is at 0.44
     test_compiling_changes_nothing = None  # type: ignore[assignment]  # passes, in a minute: many convolutions
 

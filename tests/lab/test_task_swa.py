@@ -30,7 +30,7 @@ RESNET = ("task=swa", "model=resnet", "model.width=4", "model.blocks=[1]", "task
           "task.start=0.4", "task.every=2", "hardware.eval_batch_size=100", "trainer.keep_best=0")  # fmt: skip
 
 
-class TestSWA(method.Promises):
+class TestSWA(method.Shipped):
     averages = True
 
     @pytest.fixture

@@ -109,7 +109,7 @@ def test_what_cannot_be_packed_is_one_line(tmp_path: Path, home: Path) -> None:
         pack("--as", "text=text", "--length", "8")
 
 
-class TestClassification(method.Promises):
+class TestClassification(method.Shipped):
     overfits_to = 0.5
 
     @pytest.fixture
@@ -118,7 +118,7 @@ class TestClassification(method.Promises):
         return (*bert(home), "optim=sgd", "optim.lr=0.05", "optim.weight_decay=0")
 
 
-class TestLora(method.Promises):
+class TestLora(method.Shipped):
     overfits_to = 0.5
 
     @pytest.fixture

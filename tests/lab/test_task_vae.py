@@ -21,7 +21,7 @@ RUN = ("task=vae", "model=autoencoder", "model.modules.encoder.hidden=[64]", "mo
        "optim.lr=3e-3", "hardware.eval_batch_size=50", "trainer.max_eval_batches=8")  # fmt: skip
 
 
-class TestVAE(method.Promises):
+class TestVAE(method.Shipped):
     terms = ("reconstruction", "kl")
     overfits_to = 0.7  # of 44 nats, a bit an element; grey pixels have an entropy of their own
 

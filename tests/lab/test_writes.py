@@ -147,7 +147,7 @@ def test_killed_at_a_write_of_its_end_it_ends_as_undisturbed(case: Case) -> None
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
-    ("case", "every"), [(name, sample_of(4 if name == "one rank" else 25, 1)) for name in CASES], indirect=["case"]
+    ("case", "every"), [(name, sample_of(8 if name == "one rank" else 30, 1)) for name in CASES], indirect=["case"]
 )
 def test_killed_at_any_write_it_ends_as_undisturbed(case: Case, every: int) -> None:
     """every: so many writes lie between two that are tried; none, with TESTS_ALL=1."""

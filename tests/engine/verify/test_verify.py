@@ -16,7 +16,18 @@ import pytest
 import torch
 import warm
 import yaml
-from conftest import QUICK, ROOT, assert_equal, compose, last_checkpoint, limit, metrics, start_run, status
+from conftest import (
+    QUICK,
+    ROOT,
+    assert_equal,
+    compose,
+    last_checkpoint,
+    limit,
+    metrics,
+    sample_of,
+    start_run,
+    status,
+)
 from fork import copy_of_the_project
 
 from engine.config import saved_config
@@ -263,23 +274,21 @@ def test_the_second_run_has_the_firsts_threads_and_ranks_but_no_time_limit_and_n
 EVIL = {"_target_": "engine.runs.environment._git", "_args_": ["-c", "alias.x=!touch pwned", "x"]}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda cfg, facts: cfg.update(model=EVIL),
-        lambda cfg, facts: cfg.update(
-            gone={"deep": [{"a": EVIL}]}
-        ),  # the present code leaves it out, older code may not
-        lambda cfg, facts: cfg["task"].update(_target_="lab.project._git"),
-        lambda cfg, facts: cfg.update(gone="${oc.env:HOME}"),
-        lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"model": EVIL}}]),
-        lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"gone.x": EVIL}}]),
-        lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"seed": "${oc.env:HOME}"}}]),
-        lambda cfg, facts: facts.update(changes=[{"after": 20, "was": 3}]),
-        lambda cfg, facts: facts.update(changes=[[]]),
-    ],
-)
-@pytest.mark.parametrize("asked", [{}, {"commit": "own"}, {"commit": "HEAD"}, {"diff": True}])
+CHANGES: list[Callable[[dict[str, Any], dict[str, Any]], None]] = [
+    lambda cfg, facts: cfg.update(model=EVIL),
+    lambda cfg, facts: cfg.update(gone={"deep": [{"a": EVIL}]}),  # the present code leaves it out, older code may not
+    lambda cfg, facts: cfg["task"].update(_target_="lab.project._git"),
+    lambda cfg, facts: cfg.update(gone="${oc.env:HOME}"),
+    lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"model": EVIL}}]),
+    lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"gone.x": EVIL}}]),
+    lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"seed": "${oc.env:HOME}"}}]),
+    lambda cfg, facts: facts.update(changes=[{"after": 20, "was": 3}]),
+    lambda cfg, facts: facts.update(changes=[[]]),
+]
+ASKED: list[dict[str, Any]] = [{}, {"commit": "own"}, {"commit": "HEAD"}, {"diff": True}]
+
+
+@pytest.mark.parametrize(("change", "asked"), [(one, ASKED[i % len(ASKED)]) for i, one in enumerate(CHANGES)])
 def test_the_present_check_comes_before_anything_starts(
     copied: Path, change: Callable[[dict[str, Any], dict[str, Any]], None], asked: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -313,7 +322,7 @@ def test_a_directory_that_is_no_run_or_is_in_the_way(whole: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", sample_of(["fsdp"], ["ddp", "fsdp"]))
 def test_two_ranks(tmp_path: Path, strategy: str) -> None:
     """Stopped in the middle, where no checkpoint was due."""
     ranks = (f"trainer={strategy}", "hardware.num_procs=2", "process.stop_at_step=15")
@@ -391,12 +400,12 @@ def test_a_run_of_another_commit_with_changes_that_were_not_committed(project: P
     assert "in a temporary worktree" in done.stdout
     marked = (run / "uncommitted.diff").read_text().replace("+def halve", "+open('pwned', 'w')\n+def halve")
     (run / "uncommitted.diff").write_text(marked.replace("+1,2 @@", "+1,3 @@"))
-    for more in ((), ("--commit", "own")):
-        done = command(run, "--steps", "4", *more, **own)
+    without = {more: command(run, "--steps", "4", *more, **own) for more in ((), ("--commit", "own"))}
+    for done in without.values():
         assert done.returncode == 1, done.stdout + done.stderr
         assert "step 4: train/loss" in done.stdout
-        assert not list(tmp_path.rglob("pwned")), "the changes are run only where they are asked for"
-    [line] = [line for line in command(run, "--steps", "4", **own).stderr.splitlines() if line.startswith("code: ")]
+    assert not list(tmp_path.rglob("pwned")), "the changes are run only where they are asked for"
+    [line] = [line for line in without[()].stderr.splitlines() if line.startswith("code: ")]
     assert re.search(r", not the run's \(commit \w+ with changes \w+\), which --diff takes$", line)
     (run / "uncommitted.diff").write_text("# new, not in this patch: src/lab/large.bin\n")
     done = command(run, "--steps", "4", "--diff", **own)
