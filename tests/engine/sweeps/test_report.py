@@ -347,26 +347,25 @@ def test_the_scale_of_an_axis_follows_the_values() -> None:
     assert kind(True, False) == "category"
 
 
-@pytest.mark.skipif(find_spec("optuna") is None, reason="importance needs it")
-def test_importance_tells_what_matters_from_what_does_not() -> None:
-    grid = [(a, b) for a in (1, 2, 3) for b in (1, 2, 3) for _ in range(3)]
-    columns = {"matters": [a for a, _ in grid], "does not": [b for _, b in grid]}
-    scores: list[float | None] = [a + 0.01 * ((7 * i) % 5) for i, (a, _) in enumerate(grid)]
-    found = importance(made("x", columns, scores))
-    assert found is not None
-    assert found.shares["matters"] > 0.85
-    assert found.shares["does not"] < 0.05
-    assert importance(made("x", columns, [1.0, 2.0] + [None] * 25)) is None  # two scores say nothing
-
-
 def test_importance_of_a_search_is_optuna_s() -> None:
-    pytest.importorskip("optuna", reason="a search needs it")
+    """And of a grid: it tells what matters from what does not, also where one job diverged."""
+    pytest.importorskip("optuna", reason="importance needs it")
     columns = {"optim.lr": [10 ** (-i / 10) for i in range(40)], "b": [((13 * i) % 40) / 40 for i in range(40)]}
     scores: list[float | None] = [abs(i - 20) + 0.0 for i in range(40)]
     found = importance(made("x", columns, scores))
     assert found is not None
     assert "PED-ANOVA" in found.note
     assert next(iter(found.shares)) == "optim.lr"
+    grid = [(a, b) for a in (1, 2, 3) for b in (1, 2, 3) for _ in range(3)]
+    columns = {"matters": [a for a, _ in grid], "does not": [b for _, b in grid]}
+    scores = [a + 0.01 * ((7 * i) % 5) for i, (a, _) in enumerate(grid)]
+    for diverged in (1.0, 1e9):
+        scores[0] = diverged
+        found = importance(made("x", columns, scores))
+        assert found is not None
+        assert found.shares["matters"] > 0.85
+        assert found.shares["does not"] < 0.05
+    assert importance(made("x", columns, [1.0, 2.0] + [None] * 25)) is None  # two scores say nothing
 
 
 def test_a_key_that_only_some_jobs_have_is_shown_for_these(tmp_path: Path) -> None:
