@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, free_port, limit, wait_for
 from ranks import on_ranks
 
-from engine.ranks import watch
+from engine.ranks import timer, watch
 from engine.ranks.board import FAILED, STUCK, Board, tell_failed
 from engine.ranks.distributed import World, meet, rank_environment
 from engine.ranks.watch import Watch
@@ -102,6 +102,7 @@ def test_a_store_that_is_stopped_or_gone(tmp_path: Path, monkeypatch: pytest.Mon
         wait_for(lambda: board.look(1) == FAILED, seconds=limit(20))
         assert board.lost
     finally:
+        timer.disarm()  # that of `standing`, which would end the tests
         rank_0.kill()
         rank_0.communicate()
 
