@@ -84,9 +84,9 @@ class Trial:
         strategy = "ddp" if self.config.trainer.strategy == "ddp" and world.size > 1 else "single"
         config = replace(self.config, trainer=replace(self.config.trainer, strategy=strategy))
         config = replace(config, hardware=replace(config.hardware, compile=False))
-        model, task, tape = make.make_method_of_rank(config, machine, Logger(), self.sets["train"], world)
+        model, task = make.make_method(config, machine, Logger(), self.sets["train"], world)
         steps = make.count_steps(config.trainer, len(self.sets["train"]))
-        state = make.make_state(config, machine, model, task, steps, world, tape)
+        state = make.make_state(config, machine, model, task, steps, world)
         nets = make.make_nets(config, machine, state, world)
         for net in nets.values():
             net.train()
