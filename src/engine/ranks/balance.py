@@ -64,8 +64,8 @@ class Balance:
     ) -> None:
         self._world, self._train, self._logger, self._share = world, train, logger, straggler_share
         self._clock = DeviceClock(world.device) if world.device.type == "cuda" else HostClock()
-        whole_step = unwrapped(net) is None or any(isinstance(m, nn.SyncBatchNorm) for m in net.modules())
-        self._measures = not whole_step
+        waits_once = not any(isinstance(module, nn.SyncBatchNorm) for module in net.modules())
+        self._measures = unwrapped(net) is not None and waits_once
         self._own_part_done: Any = None  # timestamp of the last backward pass of this rank
         self._waits: list[Any] = []  # timestamps of this step: before and after each wait
         self._pending: deque[tuple[Any, Any, list[Any]]] = deque()  # timestamps of steps still on the device
@@ -78,8 +78,8 @@ class Balance:
     # ---- timestamps within a step
 
     def timed(self, train_step: Callable[..., Values]) -> Callable[..., Values]:
-        """Returns the function that calls train_step, and measures some of the calls. train_step takes a function
-        `averaged`, to be called after each backward pass that averages gradients."""
+        """Returns the function that calls train_step, and measures some of the calls. train_step takes, as its last and
+        optional argument, a function to call after each backward pass that averages gradients."""
 
         def step(*args: Any) -> Values:
             done, self._steps = self._steps, self._steps + 1
@@ -93,7 +93,7 @@ class Balance:
         # only in the steps that are measured: autograd calls a hook of each parameter in Python
         hook = register_multi_grad_hook([p for p in self._net.parameters() if p.requires_grad], self._all_computed)
         try:
-            values = train_step(*args, averaged=self._averaged)
+            values = train_step(*args, self._averaged)
         finally:
             hook.remove()
         if self._waits:
