@@ -5,10 +5,8 @@ off. The first three gain 1.8 s of a command's start (benchmarks/RESULTS.md).
     lean_step                hooks of Optimizer, bare step     torch._dynamo, whose      optimizer.step()
     skip_dynamo_import       __dynamo_disable                    import takes a second,  it is imported
     ddp_without_dynamo       _dynamo.utils, asked by DDP         is not imported         it is imported
-    leaves_ddp_forward_out   DDP.reducer, _has_rebuilt_buckets   a tenth of a short step DDP's forward at each step
     storage_use_count        torch._C._storage_Use_Count       reused batch buffers      fresh memory for each batch
     kernel_skips_non_finite  Optimizer.found_inf               no wait for the device    fp16, skip: a wait at each step
-    after_backward           _execution_engine.queue_callback  a rank's own work         no balance/step_time
     set_death_signal         multiprocessing._prctl_pr_...     ends with its parent      looks for it each second
 
 Importing this imports no torch.
@@ -117,15 +115,6 @@ def ddp_without_dynamo() -> Iterator[None]:
             del vars(torch)["_dynamo"]
 
 
-def leaves_ddp_forward_out() -> bool:
-    """Whether steps may go without DDP's forward (engine.ranks.ddp.LeanDDP): in a process that compiles nothing, as the
-    compiler knows DDP by its own forward."""
-    from torch.distributed import Reducer
-
-    names = ("prepare_for_forward", "prepare_for_backward")
-    return enabled() and bool(_left_out) and all(hasattr(Reducer, name) for name in names)
-
-
 def _leave_alone(function: Any) -> None:
     setattr(function, "__dynamo_disable", function)
 
@@ -140,14 +129,6 @@ def storage_use_count() -> Callable[[int], int] | None:
 def kernel_skips_non_finite(optimizer: Optimizer) -> bool:
     """Whether the optimizer's kernel leaves the weights alone where the tensor `found_inf` is 1."""
     return enabled() and bool(optimizer.defaults.get("fused"))
-
-
-def after_backward() -> Callable[[Callable[[], None]], None] | None:
-    """Returns a function that registers a callback for the end of the running backward pass; None if torch lacks it."""
-    import torch
-
-    engine = getattr(torch.autograd.Variable, "_execution_engine", None)
-    return getattr(engine, "queue_callback", None) if enabled() else None
 
 
 def set_death_signal(number: int) -> bool:

@@ -66,9 +66,10 @@ class Descend:
         machine: Hardware,
         world: World,
         numbers: StepNumbers,
+        averaged: Callable[[], None],
     ) -> None:
         self.nets, self.state, self.trainer, self.machine = nets, state, trainer, machine
-        self.world, self.numbers = world, numbers
+        self.world, self.numbers, self.averaged = world, numbers, averaged
         self.norms: dict[str, Tensor] = {}  # by objective: of its last update's gradients, before clipping
         self.non_finite: dict[str, list[Tensor]] = {}  # by objective: of each update 0-d, 1.0 where it was left out
         self.skips = may_skip(trainer, state.scaler)
@@ -180,6 +181,7 @@ class Descend:
                     (scaler.scale(loss) if scaler else loss).backward()
                 for name, value in means.items():
                     totals[name] = totals[name] + value.detach() if name in totals else value.detach()
+        self.averaged()
         self.numbers.same()  # what moves the weights must move them alike on all ranks
         if term == "loss" and (unused := [p for p in trained if p.grad is None]):
             name_unused(net, unused, state.step)

@@ -46,8 +46,6 @@ def _named(name: str, source: Any, model: nn.Module, node: Any) -> tuple[Any, nn
     if isinstance(source, nn.Module):
         return None, source
     if source is None:
-        if any(p.is_meta for p in model.parameters()):
-            raise ConfigError(f"task.frozen: {name} is a copy of the model, which has no weights yet")
         return node, copy.deepcopy(model)
     network, cfg, _, _ = restore_model(Path(source))
     return plain(cfg.model), network

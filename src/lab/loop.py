@@ -40,11 +40,13 @@ def train_step(
     trainer: TrainerConfig,
     machine: Hardware,
     world: World,
+    averaged: Callable[[], None] = lambda: None,
 ) -> dict[str, Tensor]:
     """One optimizer step. Returns 0-d tensors on the device: loss, grad_norm, the task's terms, and non_finite where a
     step may be left out.
 
     nets: {objective: wrapped module}. batches: micro-batches whose sizes repeat machine.micro_batch_sizes.
+    averaged: called after each backward pass that averages the gradients over the ranks.
     """
     task = state.task
     micro_batches = itertools.islice(batches, len(machine.micro_batch_sizes))
@@ -52,7 +54,7 @@ def train_step(
         numbers.same()  # of a schedule that draws
         state.schedule.set_rates(state.step)
         numbers.own()
-        descend = Descend(nets, state, trainer, machine, world, numbers)
+        descend = Descend(nets, state, trainer, machine, world, numbers, averaged)
         values = task.train_step(state.step, micro_batches, descend)
         if not (descend.norms and values):
             raise ConfigError(f"task: {type(task).__name__}.train_step must call descend, and return its values")

@@ -21,24 +21,21 @@ from engine.data import Stream
 from engine.errors import ConfigError, first_line
 from engine.ranks import (
     Hardware,
-    Tape,
-    Unrecorded,
+    NeedsValues,
     WithBf16Weights,
     World,
-    allocate_model,
     begin_momentum,
+    broadcast_together,
+    build_weightless,
     checkpoint_activations,
-    class_name,
     compiled,
-    copy_tensors,
-    fill_model,
     find_blocks,
+    gather,
     in_channels_last,
     is_sharded,
     make_scaler,
     seed_everything,
     shard,
-    tensors_of,
     wrap_net,
 )
 from engine.runs import Logger
@@ -74,21 +71,16 @@ def make_method(
     world: World,
     begins: bool = True,
     directory: Path | None = None,
-    tape: Tape | None = None,
 ) -> tuple[nn.Module, Task]:
     """Returns (model, task), on the CPU. Their first weights follow from the seed and the data alone: equal on all
     ranks, in a run, and for whoever else builds them. begins: True for a new run, False if a checkpoint will be loaded.
 
     dataset: the training set. directory: of the run, where its frozen networks lie; None: of none.
-    tape: records the model, which then has no memory yet: for trainer=fsdp, see engine.ranks.deferred."""
+    With trainer=fsdp other ranks than 0 may have the model on the device `meta`, until `make_state`."""
     seed_everything(config.cfg.seed)
-    with tape or nullcontext():
-        model = make_model(config)
-    before = torch.get_rng_state()
+    sharded = config.trainer.strategy == "fsdp" and world.size > 1
+    model = make_model_of_rank(config, logger, world) if sharded else make_model(config)
     task = make_task(config)
-    if tape and not torch.equal(before, torch.get_rng_state()):  # its random numbers are those after the model's
-        tape.draw()
-        task = make_task(config)
     if task.across_samples and (len(machine.micro_batch_sizes) > 1 or config.trainer.strategy == "dp"):
         dp = config.trainer.strategy == "dp"
         key = "trainer=dp" if dp else f"hardware.micro_batch_size={config.hardware.micro_batch_size}"
@@ -103,8 +95,11 @@ def make_method(
         )
     check_task(task, model, config)
     task.run = task_run(config, world, dataset)
-    with tape or nullcontext(), constructing(PROJECT, "task", config.cfg.task):
-        for part in model.modules() if begins else ():
+    if sharded and (copied := [name for name, source in task.frozen.items() if source is None]):
+        raise ConfigError(f"trainer=fsdp: task.frozen: {copied[0]} is a copy of the model, which no process has whole")
+    with constructing(PROJECT, "task", config.cfg.task):
+        has_values = not any(p.is_meta for p in model.parameters())
+        for part in model.modules() if begins and has_values else ():
             if load := getattr(part, "load_pretrained", None):  # lab.models.pretrained
                 logger.say(load())
         if begins and (line := task.initialize(model, first_batches(config, machine, dataset))):
@@ -186,55 +181,36 @@ def _built(key: str, node: Any) -> Any:
     return built if isinstance(node, dict) else list(built.values())
 
 
-def make_method_of_rank(
-    config: Config,
-    machine: Hardware,
-    logger: Logger,
-    dataset: Any,
-    world: World,
-    begins: bool = True,
-    directory: Path | None = None,
-) -> tuple[nn.Module, Task, Tape | None]:
-    """make_method; where the model will be sharded, without memory for it, and the tape that has its weights."""
-    make = partial(make_method, config, machine, logger, dataset, world, begins, directory)
-    if config.trainer.strategy != "fsdp" or world.size == 1:
-        return *make(), None
-    tape = Tape()
-    try:
-        return *make(tape), tape
-    except ConfigError as error:  # also of a model whose __init__ looks at weights that are not there yet
-        cause = error.__cause__ or error
-    model, task = make()
-    why = first_line(cause)
-    logger.say(f"trainer.fsdp: each process builds the whole {type(model).__name__} in host memory first ({why})")
-    return model, task, None
-
-
-def to_devices(
-    model: nn.Module, ema: nn.Module | None, config: Config, machine: Hardware, world: World, tape: Tape | None,
-    begins: bool,
-) -> None:  # fmt: skip
-    """Move the models to the device, in place; with trainer=fsdp and several ranks, shard them over their devices."""
-    options = config.trainer.fsdp if config.trainer.strategy == "fsdp" else None
-    loaded = set() if begins else {id(value) for value in model.state_dict(keep_vars=True).values()}
-    recorded = [entry for entry in tensors_of(model) if id(entry[2]) not in loaded]
-    for part in (model, ema):
-        if part is not None and options is None:
-            part.to(world.device)
-        elif part is not None:
-            assert options is not None
-            shard(part, options, machine.precision, world, machine.compile is not None)
-    if tape is not None:
-        assert options is not None
-        weights_on = torch.device("cpu") if options.cpu_offload else world.device
+def make_model_of_rank(config: Config, logger: Logger, world: World) -> nn.Module:
+    """make_model for trainer=fsdp, behind seed_everything: with weights on rank 0, on other ranks without memory where
+    the model and the task allow that. All ranks go on with rank 0's random state."""
+    model, why = None, None
+    if hook := next((name for name in ("initialize", "attach") if overrides(task_class(config), name)), None):
+        why = f"{task_class(config).__name__}.{hook} may look at its weights"
+    elif world.rank:
         try:
-            fill_model(model, recorded, tape, weights_on, world.device)
-        except Unrecorded as error:
-            what = f"trainer=fsdp computes the first weights of {class_name(model)} one by one, and cannot"
-            raise ConfigError(f"{what}: {error} - change that, or use trainer=ddp") from error
-        if ema is not None:
-            allocate_model(ema, weights_on, world.device)
-            copy_tensors(model, ema)
+            model = build_weightless(partial(make_model, config))
+        except (ConfigError, NeedsValues) as error:
+            why = first_line(error.__cause__ or error)
+            seed_everything(config.cfg.seed)
+    model = make_model(config) if model is None else model
+    if reasons := [reason for reason in gather(why, world) if reason]:
+        kind = type(model).__name__
+        logger.say(f"trainer=fsdp: each process builds the whole {kind} in host memory first ({reasons[0]})")
+    state = torch.get_rng_state()
+    broadcast_together([state])
+    torch.set_rng_state(state)
+    return model
+
+
+def to_devices(model: nn.Module, ema: nn.Module | None, config: Config, machine: Hardware, world: World) -> None:
+    """Move the models to the device, in place; with trainer=fsdp and several ranks, shard them over their devices."""
+    for part in (model, ema):
+        if part is not None and config.trainer.strategy == "fsdp":
+            assert config.trainer.fsdp is not None
+            shard(part, config.trainer.fsdp, machine.precision, world, machine.compile is not None)
+        elif part is not None:
+            part.to(world.device)
 
 
 def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples: int = 0) -> int:
@@ -251,27 +227,21 @@ def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples
 
 
 def make_state(
-    config: Config, machine: Hardware, model: nn.Module, task: Task, total_steps: int, world: World,
-    tape: Tape | None = None, begins: bool = True,
-) -> TrainState:  # fmt: skip
-    """model, task: unsharded, on the CPU; moved to the device, or the model sharded over the ranks, in place.
-
-    tape: has the weights of a recorded model. begins: False if a checkpoint will be loaded."""
+    config: Config, machine: Hardware, model: nn.Module, task: Task, total_steps: int, world: World
+) -> TrainState:
+    """model, task: of `make_method`; moved to the device, or the model sharded over the ranks, in place."""
     trainer, optim = config.trainer, config.optim
     ema = copy.deepcopy(model).requires_grad_(False) if averaging_rules(config, task) else None
     if again := config.hardware.activation_checkpointing:
         key = "hardware.activation_checkpointing"
         keeps = config.hardware.activation_checkpointing_keeps
         checkpoint_activations(find_blocks(model, again, key).values(), machine.compile is not None, keeps)
-    to_devices(model, ema, config, machine, world, tape, begins)
+    to_devices(model, ema, config, machine, world)
     if is_sharded(model) and (held := next((name for name, _ in task.named_parameters()), None)):
         raise ConfigError(
             f"trainer=fsdp: {type(task).__name__} holds parameters beside the model ({held}), and only the model is "
             "cut over the ranks - use trainer=ddp"
         )
-    if tape is not None:  # what the task made of the model's weights
-        fill_model(task, tensors_of(task), tape, world.device, world.device)
-        tape.clear()
     task.to(world.device)
     if config.hardware.channels_last:
         changed = sum(map(in_channels_last, (model, ema, task)))

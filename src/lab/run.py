@@ -69,7 +69,7 @@ from lab.evaluation import final_scores, validate
 from lab.groups import TrainerConfig
 from lab.loaders import make_datasets, make_eval_loader, make_statistics_loader, make_train_loader, samples_of_epoch
 from lab.loop import fit
-from lab.make import count_steps, make_callbacks, make_method_of_rank, make_nets, make_state, seed_rank
+from lab.make import count_steps, make_callbacks, make_method, make_nets, make_state, seed_rank
 from lab.objective import Objective
 from lab.optim import check_optimizer, check_trained, follows_scores, stretched
 from lab.profiling import profiling, work_of
@@ -209,14 +209,14 @@ def build(process: Process, data: Data, payload: dict[str, Any] | None) -> tuple
     done = (payload["step"], payload["samples"]) if payload else (0, 0)
     size = samples_of_epoch(data.train, dataset, trainer, *done)
     total_steps = steps_of_run(trainer, size, *done)
-    model, task, tape = make_method_of_rank(config, machine, logger, dataset, world, payload is None, process.directory)
+    model, task = make_method(config, machine, logger, dataset, world, payload is None, process.directory)
     # on all ranks: losses may talk to the others
     work = work_of(config.profiler, machine, model, task, dataset, data.train.first, logger)
     flop = rough_flop([model, task], task.run.input_shape, machine.micro_batch_sizes[0])
     machine = replace(machine, threads=settle_threads(machine.threads, process.directory, world, flop))
     if trainer.sync_batchnorm:
         model = with_sync_batchnorm(model, world.device)
-    state = make_state(config, machine, model, task, total_steps, world, tape, begins=payload is None)
+    state = make_state(config, machine, model, task, total_steps, world)
     order = data.train.plan.order  # type: ignore[attr-defined]
     state.epoch_samples = task.run.epoch_samples
     state.source, state.order = data.source, order if isinstance(order, StatefulOrder) else None

@@ -1,7 +1,7 @@
 """Values found by trying: the largest micro-batch, loader, threads, learning rate. src/tune.py shows them.
 
 Each works in a process of its own (engine.host.child) on one device, and changes nothing of the run. The first two have
-one rank's share of the batch and of a sharded model; there is no other rank that could wait.
+one rank's share of the batch and the whole model; there is no other rank that could wait.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from engine.ranks import (
     apply_hardware,
     choose_device,
     count_processes,
+    group_of_one,
     own_device,
-    pretended_group,
     ranks_here,
     resolve_hardware,
 )
@@ -76,16 +76,17 @@ class Trial:
         return Trial(config, machine, World(0, machine.num_procs, 0, device), World(0, 1, 0, device), sets)
 
     def group(self) -> AbstractContextManager[None]:
-        return pretended_group(self.world, self.config.trainer.strategy == "fsdp")
+        return group_of_one(self.world)
 
     def begin(self, machine: Hardware, world: World) -> tuple[TrainState, dict[str, nn.Module]]:
-        """The state and the nets of a new run: of one of its ranks, within `group()`; whole, where world is `one`."""
-        strategy = self.config.trainer.strategy if world.size > 1 else "single"
+        """The state and the nets of a new run, whole on one device; with trainer=ddp within DDP where `world` is of
+        several ranks, which wants `group()`."""
+        strategy = "ddp" if self.config.trainer.strategy == "ddp" and world.size > 1 else "single"
         config = replace(self.config, trainer=replace(self.config.trainer, strategy=strategy))
         config = replace(config, hardware=replace(config.hardware, compile=False))
-        model, task, tape = make.make_method_of_rank(config, machine, Logger(), self.sets["train"], world)
+        model, task = make.make_method(config, machine, Logger(), self.sets["train"], world)
         steps = make.count_steps(config.trainer, len(self.sets["train"]))
-        state = make.make_state(config, machine, model, task, steps, world, tape)
+        state = make.make_state(config, machine, model, task, steps, world)
         nets = make.make_nets(config, machine, state, world)
         for net in nets.values():
             net.train()
@@ -148,6 +149,11 @@ def largest_of(trial: Trial) -> tuple[int, dict[int, bool]]:
 def check_can_try(cfg: DictConfig) -> None:
     if cfg.trainer.strategy == "dp":
         raise ConfigError("it is tried on one GPU, and trainer=dp uses several - use trainer=ddp, or give a number")
+    if cfg.trainer.strategy == "fsdp" and len_ranks(cfg) > 1:
+        raise ConfigError(
+            "it is tried in one process, and trainer=fsdp shares the model among several - give a number; the largest "
+            "that fits is found by runs of two steps (trainer.max_steps=2), halving it where one finds no memory"
+        )
     device = choose_device(typed(HardwareConfig, cfg.hardware, "hardware"))
     if device == "mps" or (device == "cpu" and sys.platform != "linux"):
         raise ConfigError(f"nothing limits the memory of a trial on {device} here - give a number, or null")
@@ -195,7 +201,7 @@ def without_skipping(state: TrainState, trainer: TrainerConfig) -> TrainerConfig
     """Have each step of a trial move the weights; returns the options to call train_step with.
 
     A step that is left out, as gradients are not finite, allocates no state of the optimizer. In a trial each may be:
-    fp16's first steps overflow, and the other ranks' shards of a model are whatever the memory held."""
+    fp16's first steps overflow."""
     state.scaler = None
     return replace(trainer, non_finite="stop")
 

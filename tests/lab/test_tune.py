@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import warm
-from conftest import QUICK, ROOT, compose, limit, metrics, result, slow, start_run
+from conftest import QUICK, ROOT, compose, limit, metrics, result, start_run
 from omegaconf import DictConfig, OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,7 +24,7 @@ import lab.descend
 from engine.errors import ConfigError
 from engine.host import cores, in_a_child
 from engine.profiling import memory
-from engine.ranks import World, distributed, local_parts
+from engine.ranks import World, distributed
 from engine.ranks.hardware import Hardware
 from engine.ranks.threads import Threads
 from lab import tune
@@ -94,7 +94,7 @@ def test_no_memory_for_a_single_sample_is_one_line() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["single", "ddp"])
 def test_auto_is_found_once_and_computes_what_its_number_does(tmp_path: Path, strategy: str) -> None:
     ranks = 1 if strategy == "single" else 2
     given = (*QUICK, *WIDE, f"trainer={strategy}", f"trainer.global_batch_size={ranks * 720}")
@@ -109,15 +109,12 @@ def test_auto_is_found_once_and_computes_what_its_number_does(tmp_path: Path, st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["single", "fsdp"])
-def test_a_resume_does_not_look_again(tmp_path: Path, strategy: str) -> None:
+def test_a_resume_does_not_look_again(tmp_path: Path) -> None:
     run = tmp_path / "run"
     given = [*QUICK, "trainer.max_steps=2", "hardware.micro_batch_size=auto", f"hydra.run.dir={run}"]
-    given += [f"trainer={strategy}"]
     command = [sys.executable, str(ROOT / "src/train.py"), *given]
     first = warm.run(command, capture_output=True, text=True, timeout=limit(60))
-    share = 64 if strategy == "single" else 32
-    assert f"hardware.micro_batch_size=auto: {share} samples fit, a whole share" in first.stderr
+    assert "hardware.micro_batch_size=auto: 64 samples fit, a whole share" in first.stderr
     again = [*command, "resume=auto", "trainer.max_steps=4"]
     second = warm.run(again, capture_output=True, text=True, timeout=limit(60))
     assert second.returncode == 0, second.stderr
@@ -125,20 +122,16 @@ def test_a_resume_does_not_look_again(tmp_path: Path, strategy: str) -> None:
     assert result(run)["step"] == 4
 
 
-def parameters_of_a_rank(cfg: DictConfig) -> tuple[int, bool]:
-    """(how many, whether DDP has them)."""
+def ddp_wraps_a_rank(cfg: DictConfig) -> bool:
     trial = tune.Trial.of(cfg)
     with trial.group():
-        state, nets = trial.begin(trial.machine, trial.world)
-        held = sum(part.numel() for part in local_parts(state.model.parameters()))
-        return held, isinstance(nets[""], DistributedDataParallel)
+        _, nets = trial.begin(trial.machine, trial.world)
+        return isinstance(nets[""], DistributedDataParallel)
 
 
 def test_a_trial_is_a_rank_of_the_run() -> None:
-    given = (*QUICK, "hardware.num_procs=2", "trainer.max_steps=2")
-    whole, wrapped = in_a_child("trial", parameters_of_a_rank, compose(*given, "trainer=ddp"))
-    assert wrapped  # its buckets stay between the steps
-    assert in_a_child("trial", parameters_of_a_rank, compose(*given, "trainer=fsdp")) == (whole / 2, False)
+    cfg = compose(*QUICK, "hardware.num_procs=2", "trainer.max_steps=2", "trainer=ddp")
+    assert in_a_child("trial", ddp_wraps_a_rank, cfg)  # its buckets stay between the steps
 
 
 @pytest.mark.parametrize("option", ["hardware.precision=fp16", "trainer.non_finite=skip"])
@@ -159,19 +152,8 @@ def test_a_trial_leaves_no_step_out(monkeypatch: pytest.MonkeyPatch, option: str
     assert [state["step"] for state in seen[0].optimizer[""].state.values()] == [2, 2, 2, 2]
 
 
-@pytest.mark.slow
-def test_a_sharded_model_fits_where_a_whole_one_does_not() -> None:
-    free = 1780  # of two ranks
-    large = "model.hidden=[3000,3000,3000,3000,3000,3000,3000,3000]"  # 1 GB, of which three quarters are Adam's
-    two = ("hardware.num_procs=2", "trainer.global_batch_size=4", "trainer.max_steps=2", "data.splits.test=null")
-    assert tried(free, "trainer=fsdp", large, *two)[0] == 2
-    with pytest.raises(ConfigError, match="one sample at a time finds no memory"):
-        tried(free, "trainer=ddp", large, *two)
-
-
-@pytest.mark.parametrize("strategy", ["ddp", slow("fsdp")])
-def test_two_ranks_find_what_fits_into_half_of_the_memory(strategy: str) -> None:
-    size, sizes = tried(250, *WIDE, "trainer.global_batch_size=1440", f"trainer={strategy}", "hardware.num_procs=2")
+def test_two_ranks_find_what_fits_into_half_of_the_memory() -> None:
+    size, sizes = tried(250, *WIDE, "trainer.global_batch_size=1440", "trainer=ddp", "hardware.num_procs=2")
     assert max(sizes) == 720  # a rank's share
     bad = [n for n, fits in sizes.items() if not fits]
     assert bad
@@ -191,6 +173,9 @@ def test_the_fullest_of_the_ranks_gpus_decides(monkeypatch: pytest.MonkeyPatch) 
 def test_what_one_gpu_cannot_try_is_refused() -> None:
     with pytest.raises(ConfigError, match="trainer=dp uses several - use trainer=ddp, or give a number"):
         tune.check_can_try(compose(*QUICK, "trainer=dp", checked=False))
+    with pytest.raises(ConfigError, match="trainer=fsdp shares the model among several - give a number"):
+        tune.check_can_try(compose(*QUICK, "trainer=fsdp", "hardware.num_procs=2", "trainer.max_steps=2"))
+    tune.check_can_try(compose(*QUICK, "trainer=fsdp", "hardware.num_procs=1", "trainer.max_steps=2"))
 
 
 def test_a_static_graph_has_no_smaller_micro_batches() -> None:

@@ -13,7 +13,7 @@ where an evaluation was cut short on all ranks.
 
     cluster, rendezvous     ranks and hosts from environment variables; agreeing on the run directory
     launch, distributed     starting ranks; process group and collectives (wire: their values as JSON)
-    ddp, fsdp, blocks, data_parallel    the strategies      deferred    models built without memory, for fsdp
+    ddp, fsdp, blocks, data_parallel    the strategies      weightless  models built without memory, for fsdp
     hardware, threads, seed, dynamo     device, precision, batch sizes; settings that follow from the machine
     skipping                steps that are left out without asking the device
     replicas                whether all ranks hold the same
@@ -34,17 +34,18 @@ if TYPE_CHECKING:
     from engine.ranks.blocks import checkpoint_activations, find_blocks
     from engine.ranks.cluster import become_rank, cluster_role
     from engine.ranks.ddp import name_unused, with_sync_batchnorm, without_sync, wrap_net
-    from engine.ranks.deferred import Tape, Unrecorded, allocate_model, copy_tensors, fill_model, tensors_of
     from engine.ranks.distributed import (
         World,
         all_gather,
         all_sum,
         any_rank,
         broadcast_buffers,
+        broadcast_together,
         dead_peers,
         gather,
         gather_rows,
         group_for_threads,
+        group_of_one,
         has_parent,
         local_ranks,
         meet,
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
         on_host,
         own_device,
         own_rank,
-        pretended_group,
         process_group,
         ranks_here,
         share_from_main,
@@ -111,5 +111,6 @@ if TYPE_CHECKING:
     from engine.ranks.stop import AT_STEP, MAX_TIME, Stopped, StopRequest, stop_on_signals
     from engine.ranks.threads import rough_flop, settle_threads, threads_for, threads_of_run
     from engine.ranks.watch import SLOW_TIMEOUTS, USER_TIMEOUTS, Watch
+    from engine.ranks.weightless import NeedsValues, build_weightless
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -6,9 +6,8 @@ without the wait: from the end of its own backward pass to the end of the all-re
     |---- data, forward, backward ----| own part done |---- waiting ----| averaged |---- clip, update ----|
                   own work                                                                own work
 
-The autograd engine runs its final callbacks in the order they were queued. DDP queues the one that waits for the
-all-reduce after the last gradient. Ours is queued earlier, by a parameter's hook, so it runs before DDP's; it queues
-a second one, which runs after DDP's. Timestamps are the host's clock on a CPU and CUDA events on a GPU, which are read
+A hook of torch's says when the last parameter has its gradient, the train step when the backward pass has returned,
+which in DDP waits for the all-reduce. Timestamps are the host's clock on a CPU and CUDA events on a GPU, which are read
 at a log, as the host runs ahead of the device.
 """
 
@@ -23,9 +22,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
 
 from engine.host import memory_of_process
-from engine.private import after_backward
 from engine.ranks.ddp import unwrapped
 from engine.ranks.distributed import World
 from engine.runs import Logger
@@ -65,23 +64,22 @@ class Balance:
     ) -> None:
         self._world, self._train, self._logger, self._share = world, train, logger, straggler_share
         self._clock = DeviceClock(world.device) if world.device.type == "cuda" else HostClock()
-        self._when_done: Any = after_backward()
-        whole_step = unwrapped(net) is None or any(isinstance(m, nn.SyncBatchNorm) for m in net.modules())
-        self._measures = self._when_done is not None and not whole_step
-        self._queued = False
+        waits_once = not any(isinstance(module, nn.SyncBatchNorm) for module in net.modules())
+        self._measures = unwrapped(net) is not None and waits_once
+        self._own_part_done: Any = None  # timestamp of the last backward pass of this rank
         self._waits: list[Any] = []  # timestamps of this step: before and after each wait
         self._pending: deque[tuple[Any, Any, list[Any]]] = deque()  # timestamps of steps still on the device
         self._steps = 0
         self._since_log = [0.0, 0.0, train.wait_s, 0.0]  # own work, steps measured, train.wait_s then, steps then
         self._totals = [[0.0] * COLUMNS for _ in range(world.size)]
         self._named = False
-        trained = [p for p in net.parameters() if p.requires_grad]
-        self._hooked = {trained[0], trained[-1]}  # two, as one may be unused; either hook is early enough
+        self._net = net
 
     # ---- timestamps within a step
 
     def timed(self, train_step: Callable[..., Values]) -> Callable[..., Values]:
-        """Returns the function that calls train_step, and measures some of the calls."""
+        """Returns the function that calls train_step, and measures some of the calls. train_step takes, as its last and
+        optional argument, a function to call after each backward pass that averages gradients."""
 
         def step(*args: Any) -> Values:
             done, self._steps = self._steps, self._steps + 1
@@ -91,32 +89,26 @@ class Balance:
         return step
 
     def _measured(self, train_step: Callable[..., Values], *args: Any) -> Values:
-        self._waits, start = [], self._clock.now()
-        # only in the steps that are measured: autograd calls a hook in Python
-        hooks = [parameter.register_hook(self._queue) for parameter in self._hooked]
+        self._waits, self._own_part_done, start = [], None, self._clock.now()
+        # only in the steps that are measured: autograd calls a hook of each parameter in Python
+        hook = register_multi_grad_hook([p for p in self._net.parameters() if p.requires_grad], self._all_computed)
         try:
-            values = train_step(*args)
+            values = train_step(*args, self._averaged)
         finally:
-            for hook in hooks:
-                hook.remove()
+            hook.remove()
         if self._waits:
             self._pending.append((start, self._clock.now(), self._waits))
             while self._pending and self._clock.passed(self._pending[0][1]):
                 self._add(*self._pending.popleft())
         return values
 
-    def _queue(self, gradient: torch.Tensor) -> None:
-        if not self._queued:
-            self._queued = True
-            self._when_done(self._own_part_done)
-
-    def _own_part_done(self) -> None:
-        self._waits.append(self._clock.now())
-        self._when_done(self._averaged)
+    def _all_computed(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        self._own_part_done = self._clock.now()
 
     def _averaged(self) -> None:
-        self._waits.append(self._clock.now())
-        self._queued = False
+        if self._own_part_done is not None:
+            self._waits += [self._own_part_done, self._clock.now()]
+            self._own_part_done = None
 
     def _add(self, start: Any, end: Any, waits: list[Any]) -> None:
         waited = sum(self._clock.seconds(before, after) for before, after in zip(waits[::2], waits[1::2]))

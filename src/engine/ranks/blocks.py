@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from engine.config import did_you_mean
-from engine.errors import ConfigError, RunFailed
+from engine.errors import ConfigError
 
 CONTAINERS = (nn.ModuleList, nn.Sequential)
 
@@ -93,8 +93,6 @@ def checkpoint_activations(modules: Iterable[nn.Module], compiled: bool, keeps: 
         if norms or keeps == "matmuls":
             options["context_fn"] = partial(_contexts, norms, keeps == "matmuls")
         again: Callable[..., Any] = partial(run, module.forward, **options)
-        if not compiled:
-            again = _WithRandomness(module, again)
         module.forward = _kept_small(module.forward, again)  # no wrapper module: parameter names stay
 
 
@@ -103,41 +101,6 @@ def _kept_small(forward: Callable[..., Any], again: Callable[..., Any]) -> Calla
         return (again if torch.is_grad_enabled() else forward)(*args, **kwargs)
 
     return checkpointed
-
-
-class _WithRandomness:
-    """Calls checkpoint, with its saving of the random state (50 us a call on a GPU's host) only where a module draws.
-
-    The first call, in training mode and in evaluation mode, tells whether it does. One that begins to draw later would
-    be recomputed with other numbers, so that ends the run.
-    """
-
-    def __init__(self, module: nn.Module, again: Callable[..., Any]) -> None:
-        self.module, self.again = module, again
-        self.draws: dict[bool, bool] = {}  # {module.training: whether the forward draws}
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        known = self.draws.get(self.module.training)
-        if known:
-            return self.again(*args, **kwargs)
-        cpu, gpu = torch.get_rng_state(), _gpu_draws()
-        output = self.again(*args, preserve_rng_state=known is None, **kwargs)
-        drew = gpu != _gpu_draws() or not torch.equal(cpu, torch.get_rng_state())
-        if known is None:
-            self.draws[self.module.training] = drew
-        elif drew:
-            raise RunFailed(
-                f"hardware.activation_checkpointing: {type(self.module).__name__} draws random numbers, and drew none "
-                "in its first call, so its recomputation would draw others: have it draw from the first step on"
-            )
-        return output
-
-
-def _gpu_draws() -> int:
-    """Position of this GPU's random number generator; asks no device."""
-    if not torch.cuda.is_initialized():
-        return 0
-    return torch.cuda.default_generators[torch.cuda.current_device()].get_offset()
 
 
 def _contexts(norms: list[_NormBase], matmuls: bool) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

@@ -13,26 +13,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.errors import ConfigError
-from engine.private import ddp_without_dynamo, leaves_ddp_forward_out
+from engine.private import ddp_without_dynamo
 from engine.ranks.data_parallel import Replicas, gpus
 from engine.ranks.distributed import World, own_rank
 from engine.ranks.options import DDPConfig, Strategy
 
 log = logging.getLogger("engine")
-
-
-class LeanDDP(DistributedDataParallel):
-    """DDP without what its forward looks for in each step and never finds here: inputs to move, buffers to send, ranks
-    that have left. For neither find_unused_parameters nor static_graph, which have work after the forward."""
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        averages = self.require_backward_grad_sync and torch.is_grad_enabled()
-        if not (averages and getattr(self, "_has_rebuilt_buckets", False)):
-            return super().forward(*inputs, **named)
-        self.reducer.prepare_for_forward()
-        output = self.module(*inputs, **named)
-        self.reducer.prepare_for_backward([])
-        return output
 
 
 def wrap_net(model: nn.Module, world: World, trainer: Strategy) -> nn.Module:
@@ -50,21 +36,20 @@ def wrap_ddp(model: nn.Module, device: torch.device, options: DDPConfig) -> Dist
     arguments: dict[str, Any] = {"forward_sync_buffers" if new else "broadcast_buffers": False}
     for name in ("find_unused_parameters", "static_graph", "bucket_cap_mb"):
         arguments[name] = getattr(options, name)
-    settled = not (options.find_unused_parameters or options.static_graph)
-    kind = LeanDDP if settled and leaves_ddp_forward_out() else DistributedDataParallel
+    devices = [device] if device.type == "cuda" else None
     with ddp_without_dynamo():
-        net = kind(model, [device] if device.type == "cuda" else None, gradient_as_bucket_view=True, **arguments)
+        net = DistributedDataParallel(model, devices, gradient_as_bucket_view=True, **arguments)
     if options.comm_hook is not None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         # not PowerSGD's: its error feedback is carried from step to step, and no checkpoint holds it
         net.register_comm_hook(None, getattr(default_hooks, f"{options.comm_hook}_compress_hook"))
-    if settled:
-        settle_buckets(net)
+    if not (options.find_unused_parameters or options.static_graph):
+        build_final_buckets(net)
     return net
 
 
-def settle_buckets(net: DistributedDataParallel) -> None:
+def build_final_buckets(net: DistributedDataParallel) -> None:
     """Let DDP form its final buckets now, not after the first step.
 
     Bucket layout fixes the order in which three or more ranks' gradients are summed, so a resumed run needs the layout

@@ -191,22 +191,15 @@ def backend(device_type: str) -> str:
 
 
 @contextmanager
-def pretended_group(world: World, sharded: bool) -> Iterator[None]:
-    """In this block one process has the memory of a rank of `world`, and there is no other rank to wait for.
-
-    sharded: FSDP cuts weights over world.size ranks, though the others are not there: collectives return without
-    sending, and what is computed means nothing. Otherwise DDP has its buckets, in a group of this process alone."""
+def group_of_one(world: World) -> Iterator[None]:
+    """In this block one process can play a rank of `world` with trainer=ddp: DDP has its buckets, in a group of this
+    process alone, and there is no other rank to wait for."""
     if world.size == 1:
         yield
         return
     import torch.distributed as dist
 
-    if sharded:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
-    else:
-        dist.init_process_group(backend(world.device.type), store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(backend(world.device.type), store=dist.HashStore(), rank=0, world_size=1)
     # gloo's group is freed with the GIL held, waits for its threads, and one that still frees what belonged to a
     # finished collective waits for the GIL: so it is not freed before the process ends, which it does soon
     _never_freed.append(dist.group.WORLD)

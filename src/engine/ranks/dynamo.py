@@ -6,7 +6,6 @@ and what a transform or an evaluation returns is kept longer than that.
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -35,17 +34,14 @@ class Compiles(Protocol):
 def compiled(net: nn.Module, config: HardwareConfig, machine: Compiles) -> nn.Module:
     """`net` compiled for training. A module may list names of methods that stay eager in an attribute `not_compiled`.
 
-    torch splits a compiled graph at DDP's buckets. Versions that cannot split one with activation checkpointing keep it
-    whole: gradients are then averaged after the whole backward pass, without overlap.
+    torch splits a compiled graph at DDP's buckets. Before 2.13 it could not split one with activation checkpointing, so
+    that stays whole: gradients are then averaged after the whole backward pass, without overlap.
     """
     ddp = isinstance(net, nn.parallel.DistributedDataParallel)
-    if ddp and config.activation_checkpointing:
+    if ddp and config.activation_checkpointing and torch.__version__ < "2.13":
         from torch._dynamo import config as dynamo
-        from torch._dynamo.backends.distributed import DDPOptimizer
 
-        functions = [value for value in vars(DDPOptimizer).values() if inspect.isfunction(value)]
-        if any("has_higher_order_op" in function.__code__.co_names for function in functions):  # such versions raise
-            dynamo.optimize_ddp = False
+        dynamo.optimize_ddp = False
     found = _compiled(net, machine, for_training=True)
     if machine.device == "cuda" and machine.compile in CUDA_GRAPHS:
         found.register_forward_pre_hook(_begin_replay)

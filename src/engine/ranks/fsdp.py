@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from engine.errors import ConfigError, RunFailed, first_line, one_line
 from engine.ranks import blocks
-from engine.ranks.distributed import World
+from engine.ranks.distributed import World, broadcast_buffers
 
 if TYPE_CHECKING:
     from engine.ranks.options import FsdpConfig
@@ -34,7 +34,8 @@ KEY = "trainer.fsdp.wrap"
 
 
 def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, compiled: bool) -> None:
-    """Shard `model`, whole on the host, over the ranks, and move it to their devices, in place.
+    """Shard `model` over the ranks and move it to their devices, in place. Its parameters and buffers will be rank 0's,
+    whose model is on the CPU; other ranks' may be on `meta` (weightless.py).
 
     Adds `no_sync()` as DDP has. precision: hardware.precision without auto. The forward pass stays under autocast, so
     norms and losses are computed as with trainer=ddp; blocks are gathered in param_dtype, all other weights in fp32.
@@ -46,37 +47,13 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
             raise ConfigError("trainer.fsdp.cpu_offload=true: wants two processes or more, and there is one")
         model.to(world.device)
         return
-    if type(model).forward is nn.Module.forward:  # a ModuleDict; weights are gathered by the model's forward
-        raise ConfigError(
-            f"trainer=fsdp: a {type(model).__name__} has no forward of its own, in which its parts would be gathered - "
-            "use trainer=ddp"
-        )
-    if config.cpu_offload and precision == "fp16":
-        raise ConfigError("trainer.fsdp.cpu_offload=true: not with hardware.precision=fp16 - use bf16")
-    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
-
-    mesh = _mesh(config.replicas, world)
-    offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if config.cpu_offload else OffloadPolicy()
+    _check(model, config, precision)
     if compiled:
         for unit in units.values() or [model]:
             _compile(unit)
-    common: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
-    last = [*units.values()][-1] if units else None
-    gathered: dict[nn.Module, list[Any]] = {}  # unit -> FSDP modules that are gathered for its forward
-    for unit in reversed([model, *units.values()]):  # the innermost first, the model last
-        policy = _mixed_precision(unit, unit is model, config, precision)
-        gathered[unit] = [unit]
-        if policy.param_dtype is not None and not compiled and (norms := _norms(unit)):
-            # all norms are one group, gathered in fp32 and kept until the backward pass, as they are small. (Not in a
-            # compiled block: their hooks would break its graph.)
-            whole_policy = replace(policy, param_dtype=None)
-            fully_shard(norms, reshard_after_forward=False, mp_policy=whole_policy, **common)  # type: ignore[arg-type]
-            gathered[unit].append(norms[0])
-        # None: torch's default, which keeps the root unit gathered between forward and backward. So is the last block,
-        # whose backward comes first.
-        reshard = None if config.reshard_after_forward and unit is not last else False
-        fully_shard(unit, reshard_after_forward=reshard, mp_policy=policy, **common)
-    _prefetch([model, *units.values()], gathered)
+    whole = [p.detach() for p in model.parameters()]
+    _cut(model, [*units.values()], config, precision, world, compiled)
+    _take_values_of_main(model, whole, config, world)
     if not config.reduce_each_micro_batch:
         model.no_sync = lambda: _without_sync(model)  # type: ignore[assignment]
     model.register_forward_hook(_cut_again)
@@ -90,6 +67,72 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
             return forward(*args, **kwargs)
 
     model.forward = explained
+
+
+def _check(model: nn.Module, config: FsdpConfig, precision: str) -> None:
+    if type(model).forward is nn.Module.forward:  # a ModuleDict; weights are gathered by the model's forward
+        raise ConfigError(
+            f"trainer=fsdp: a {type(model).__name__} has no forward of its own, in which its parts would be gathered - "
+            "use trainer=ddp"
+        )
+    if config.cpu_offload and precision == "fp16":
+        raise ConfigError("trainer.fsdp.cpu_offload=true: not with hardware.precision=fp16 - use bf16")
+
+
+def _cut(
+    model: nn.Module, units: list[nn.Module], config: FsdpConfig, precision: str, world: World, compiled: bool
+) -> None:
+    """Have FSDP cut the units' parameters, then those of the rest of the model."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
+    mesh = _mesh(config.replicas, world)
+    offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if config.cpu_offload else OffloadPolicy()
+    common: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
+    last = units[-1] if units else None
+    gathered: dict[nn.Module, list[Any]] = {}  # unit -> FSDP modules that are gathered for its forward
+    for unit in reversed([model, *units]):  # the innermost first, the model last
+        policy = _mixed_precision(unit, unit is model, config, precision)
+        gathered[unit] = [unit]
+        if policy.param_dtype is not None and not compiled and (norms := _norms(unit)):
+            # all norms are one group, gathered in fp32 and kept until the backward pass, as they are small. (Not in a
+            # compiled block: their hooks would break its graph.)
+            whole_policy = replace(policy, param_dtype=None)
+            fully_shard(norms, reshard_after_forward=False, mp_policy=whole_policy, **common)  # type: ignore[arg-type]
+            gathered[unit].append(norms[0])
+        # None: torch's default, which keeps the root unit gathered between forward and backward. So is the last block,
+        # whose backward comes first.
+        reshard = None if config.reshard_after_forward and unit is not last else False
+        fully_shard(unit, reshard_after_forward=reshard, mp_policy=policy, **common)
+    _prefetch([model, *units], gathered)
+
+
+@torch.no_grad()
+def _take_values_of_main(model: nn.Module, whole: Sequence[Tensor], config: FsdpConfig, world: World) -> None:
+    """Give the sharded model rank 0's parameters, one after the other, and its buffers. whole: the parameters before
+    they were cut, with values on rank 0."""
+    import torch.distributed as dist
+
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        model.to_empty(device="cpu" if config.cpu_offload else world.device)
+        for buffer in model.buffers():
+            buffer.data = buffer.to(world.device)
+    for full, part in zip(whole, model.parameters(), strict=True):
+        # not by distribute_tensor: on CUDA it would give all ranks rank 0's random state too
+        sent = full.to(world.device).contiguous() if world.is_main else full.new_empty(full.shape, device=world.device)
+        dist.broadcast(sent, src=0)
+        if not world.is_main:  # which has cut its own
+            part.to_local().copy_(_own_part(sent, part))  # type: ignore[attr-defined]
+    broadcast_buffers(model, world)
+
+
+def _own_part(whole: Tensor, like: Any) -> Tensor:
+    """This rank's part of a whole tensor. like: the DTensor that it is a part of."""
+    for dim, placement in enumerate(like.placements):
+        if placement.is_shard():
+            parts = whole.chunk(like.device_mesh.size(dim), placement.dim)
+            number = like.device_mesh.get_local_rank(dim)
+            whole = parts[number] if number < len(parts) else whole.narrow(placement.dim, 0, 0)
+    return whole
 
 
 def _compile(unit: nn.Module) -> None:
@@ -259,7 +302,9 @@ def is_part(value: Tensor | None) -> bool:
 
 
 def local_parts(tensors: Iterable[Any]) -> list[Any]:
-    """This rank's shards of DTensors, which share their memory; other values as they are."""
+    """This rank's shards of DTensors, which share their memory; other values as they are.
+
+    Not by to_local(), which takes 8 us for a parameter (torch 2.13), and a step has each several times."""
     return [getattr(value, "_local_tensor", value) for value in tensors]
 
 
@@ -296,7 +341,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 def local_share(model: nn.Module) -> tuple[int, int]:
     """Numbers of parameters (on this rank, in total)."""
-    own = sum(getattr(p, "_local_tensor", p).numel() for p in model.parameters())
+    own = sum(part.numel() for part in local_parts(model.parameters()))
     return own, sum(p.numel() for p in model.parameters())
 
 

@@ -160,9 +160,9 @@ class Task(nn.Module):
         return super()._apply(fn, recurse)
 
 
-def overrides(task: Task, name: str) -> bool:
+def overrides(task: Task | type[Task], name: str) -> bool:
     """Whether the task's class has a method of its own for this one of Task's."""
-    return getattr(type(task), name) is not getattr(Task, name)
+    return getattr(task if isinstance(task, type) else type(task), name) is not getattr(Task, name)
 
 
 class Descend(Protocol):
