@@ -62,9 +62,8 @@ def positive(text: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        " ".join(calling.command), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    name, raw = " ".join(calling.command), argparse.RawDescriptionHelpFormatter
+    top = argparse.ArgumentParser(name, description=__doc__, formatter_class=raw)
     verbs = top.add_subparsers(dest="verb", required=True)
 
     # no defaults here (SUPPRESS): those of packing/options.py hold; the help names them in brackets
@@ -112,12 +111,14 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--split", nargs="+", type=share, metavar="NAME=SHARE", help="shares of train drawn by --seed; of text, its end"
     )
-    shuffle(p)
+    add("--shuffle", action="store_true", help="write the rows of each split in random order")
+    add("--seed", type=int, help="of --shuffle and --split [0]")
     add("--shard", type=shard, metavar="I/N", help="write the I-th of N shares, into OUT.I-of-N.h5")
     add("--on-error", choices=["stop", "skip"], help="at a sample that cannot be read [stop]")
     left = "names, or patterns in quotes, that may be left out: exit status 0, if nothing else was"
     add("--leave-out", nargs="+", metavar="NAME", help=left)
     add("--external", choices=["refuse", "allow"], help="read what links of SOURCE name outside of it [refuse]")
+    add("--workers", type=positive, help="processes or threads [all cores]")
     common(p)
 
     p = verbs.add_parser("inspect", help="how a file is laid out and read, how fast, and what to change")
@@ -131,25 +132,18 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--external", choices=["refuse", "allow"], help="copy what lies in other files than SOURCE [refuse]")
     p.add_argument("--fixed", action="store_true", help="what can grow becomes contiguous too, and can grow no more")
     p.add_argument("--inflate", action="store_true", help="write a copy of many times SOURCE's size")
-    shuffle(p)
-    common(p)
-    return top
-
-
-def shuffle(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--shuffle", action="store_true", help="write the rows of each group in random order")
-    p.add_argument("--seed", type=int, help="of --shuffle and --split [0]")
-
-
-def common(p: argparse.ArgumentParser) -> None:
     codecs = ["none", "gzip", "zstd", "lz4", "blosc-lz4", "blosc-zstd"]
     p.add_argument(
         "--codec", choices=codecs, help="compress, in chunks of whole rows [none: contiguous, fastest to read]"
     )
     p.add_argument("--level", type=int, help="of the codec")
     p.add_argument("--rows-per-chunk", type=positive, help="1 for rows of 64 KB and more [by the size of a row]")
+    common(p)
+    return top
+
+
+def common(p: argparse.ArgumentParser) -> None:
     p.add_argument("--overwrite", action="store_true", help="replace OUT, or an unfinished pack of something else")
-    p.add_argument("--workers", type=positive, help="processes or threads [all cores]")
     p.add_argument("--quiet", action="store_true")
 
 

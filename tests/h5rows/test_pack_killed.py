@@ -14,17 +14,10 @@ from test_pack_write import Numbers, arrays, options
 from writes import attempt
 
 from h5rows.importers.base import ArraySource
-from h5rows.packing.encode import Encoding
 from h5rows.packing.options import PackOptions
-from h5rows.packing.repack import pack_encoded
 from h5rows.packing.write import pack
 
 RAGGED = np.array([1, 4, 2] * 3)
-
-
-def repacked(out: Path) -> None:
-    record = {"source": "s", "command": "c", "created": "now", "options": "{}"}
-    pack_encoded(ArraySource({"": arrays(12)}, "id", {}), str(out), options(workers=1), Encoding("gzip"), record)
 
 
 COMMANDS: dict[str, Callable[[Path], Any]] = {
@@ -36,7 +29,6 @@ COMMANDS: dict[str, Callable[[Path], Any]] = {
     "replaced": lambda out: pack(
         ArraySource({"": arrays(12)}, "id", {}), out, PackOptions(quiet=True, workers=1, overwrite=True), {}
     ),
-    "compressed": repacked,
 }
 
 

@@ -16,15 +16,13 @@ from test_pack_formats import npy, png, write_lmdb, write_tar
 from engine.errors import ConfigError
 from h5rows import PackOptions, open_source
 from h5rows.packing.account import LEFT_OUT, Account
-from h5rows.packing.encode import Encoding
-from h5rows.packing.repack import pack_encoded
+from h5rows.packing.write import pack
 
 
 def packed(path: Path, **kwargs: Any) -> tuple[h5py.File, Account]:
     options = PackOptions(**{"quiet": True, "workers": 1, "overwrite": True, **kwargs})
     source = open_source(str(path), options)
-    account = pack_encoded(source, str(path.parent / "out.h5"), options, Encoding(), {})
-    return h5py.File(path.parent / "out.h5"), account
+    return h5py.File(pack(source, path.parent / "out.h5", options, {})), source.account
 
 
 def texts(group: h5py.Group) -> list[str]:
@@ -484,8 +482,6 @@ def test_whatever_of_a_store_is_not_taken_is_named(tmp_path: Path) -> None:
 
 
 def test_a_provenance_of_its_own_does_not_hide_the_source_s(tmp_path: Path) -> None:
-    from h5rows.packing.write import pack
-
     path = stores(tmp_path)[0][0]
     options = PackOptions(quiet=True, workers=1)
     source = open_source(str(path), options)
@@ -545,26 +541,6 @@ def test_what_is_no_array_of_a_file_is_named(tmp_path: Path) -> None:
     ]
     for pattern, status in (("*.csv", LEFT_OUT), ("*", 0)):
         assert packed(tmp_path / "in", format="webdataset", leave_out=(pattern,))[1].exit_status == status
-
-
-def test_a_pack_in_two_steps_that_was_stopped_between_them_still_says_what_it_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from h5rows.packing import repack
-
-    def stopped(*args: Any) -> None:
-        raise KeyboardInterrupt
-
-    write_tar(tmp_path / "a.tar", [("0.npy", npy(np.zeros(99))), ("README", b"words")])
-    options, out = PackOptions(quiet=True, workers=1), str(tmp_path / "o.h5")
-    with monkeypatch.context() as patched:
-        patched.setattr(repack, "repack_file", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            pack_encoded(open_source(str(tmp_path / "a.tar"), options), out, options, Encoding("gzip"), {})
-    account = pack_encoded(open_source(str(tmp_path / "a.tar"), options), out, options, Encoding("gzip"), {})
-    assert account.lines() == ["left out: 1 members: a.tar: README (no name.kind, so of no sample)"]
-    assert (account.exit_status, account.taken["rows"]) == (LEFT_OUT, 1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "o.h5"]
 
 
 def test_a_loss_is_in_the_status_of_the_command_and_on_the_screen(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from test_pack_formats import field, npy, png, record, write_tar
 from engine.errors import ConfigError
 from h5rows.importers import open_source
 from h5rows.importers.base import ArraySource
-from h5rows.importers.tfrecord import crc_state
 from h5rows.packing.options import PackOptions
 from h5rows.packing.write import pack
 
@@ -87,18 +86,6 @@ def test_a_flipped_bit_of_a_tfrecord_is_found(tmp_path: Path) -> None:
         refused(path)
     path.write_bytes(whole)
     assert run(path)["x"][:, 0].tolist() == [0, 1, 2]
-
-
-def test_crc_by_pieces_is_that_of_single_bytes() -> None:
-    rng = np.random.default_rng(1)
-    for size in (0, 5, 1023, 1024, 1025, 5000):
-        data = rng.bytes(size)
-        state = 0xFFFFFFFF
-        for byte in data:
-            state ^= byte
-            for _ in range(8):
-                state = state >> 1 ^ (0x82F63B78 if state & 1 else 0)
-        assert crc_state(data) == state
 
 
 def test_lengths_and_features_that_differ_between_records(tmp_path: Path) -> None:

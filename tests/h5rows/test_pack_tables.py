@@ -95,7 +95,7 @@ def test_parquet_keeps_each_number_or_is_refused_by_name(tmp_path: Path, data: A
 def test_types_of_a_csv_stay_small_where_nothing_is_lost(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("n,v,big,u,g\n1,0.1,16777217,18446744073709551615,7\n2,2.5,,3,\n")
     kinds = {n: read(tmp_path / "t.csv", n, empty="nan").dtype for n in ("n", "v", "big", "u", "g", "n,v")}
-    assert kinds == {"n": "i8", "v": "f4", "big": "f8", "u": "u8", "g": "f4", "n,v": "f4"}
+    assert kinds == {"n": "i8", "v": "f4", "big": "f8", "u": "u8", "g": "f8", "n,v": "f8"}
     (tmp_path / "t.csv").write_text("v,d\n1,2020-01-02\nNaN,2020-01-03\n")
     with pytest.raises(ConfigError, match=r"'v' is empty or NaN in row 1"):
         read(tmp_path / "t.csv", "v")

@@ -13,17 +13,17 @@ from h5rows.importers.base import SPLIT_NAMES, Source, one_line
 from h5rows.importers.folders import check_kind, walk
 from h5rows.packing.options import PackOptions
 
-# format -> module and function: (path, options) -> Source
+# format -> module and what opens it: (path, options) -> Source
 OPENERS = {
     "images": ("images", "open_folder"),
     "numpy": ("arrays", "open_numpy"),
     "torch": ("torch_file", "open_torch"),
     "samples": ("sample_files", "open_samples"),
-    "lmdb": ("lmdb_env", "open_lmdb"),
+    "lmdb": ("lmdb_env", "LmdbSource"),
     "zarr": ("zarr_store", "open_zarr"),
     "n5": ("zarr_store", "open_n5"),
-    "tfrecord": ("tfrecord", "open_tfrecord"),
-    "webdataset": ("webdataset", "open_webdataset"),
+    "tfrecord": ("tfrecord", "RecordSource"),
+    "webdataset": ("webdataset", "TarSource"),
     "table": ("tables", "open_table"),
     "text": ("text", "open_text"),
 }

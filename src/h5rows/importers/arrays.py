@@ -43,7 +43,7 @@ def by_split(arrays: Mapping[str, Any], parts: Mapping[str, tuple[str, str]], pa
 
 
 def open_numpy(path: Path, options: PackOptions) -> ArraySource:
-    """Mapped, not loaded (a compressed .npz is loaded: it has no rows to map)."""
+    """A .npy is mapped, the arrays of an .npz are loaded."""
     account = Account()
     files = array_files(path, options.external, account) if path.is_dir() else [path]
     if path.suffix.lower() == ".npz":
@@ -96,10 +96,7 @@ def read_npz(path: Path, wanted: Mapping[str, str], account: Account) -> dict[st
                 if not member.endswith((".npy", "/")):
                     account.leave("members", printable(member), "no .npy")
             names = [n for n in names if n in wanted] if wanted and set(wanted) <= set(names) else names
-            return {
-                name: _map_member(path, archive.getinfo(f"{name}.npy")) if _stored(archive, name) else loaded[name]
-                for name in names
-            }
+            return {name: loaded[name] for name in names}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError) as error:
         raise ConfigError(f"{path} cannot be read as .npz: {explain(error)}") from None
 
@@ -108,23 +105,3 @@ def explain(error: Exception) -> str:
     if "pickle" in str(error):
         return "it holds Python objects, which could run code when read; save plain arrays"
     return str(error)
-
-
-def _stored(archive: zipfile.ZipFile, name: str) -> bool:
-    return archive.getinfo(f"{name}.npy").compress_type == zipfile.ZIP_STORED
-
-
-def _map_member(path: Path, info: zipfile.ZipInfo) -> np.ndarray:
-    """An uncompressed member lies in the archive as it is."""
-    with open(path, "rb") as file:
-        file.seek(info.header_offset + 26)
-        name_bytes, extra_bytes = np.frombuffer(file.read(4), "<u2").tolist()
-        file.seek(name_bytes + extra_bytes, 1)
-        version = np.lib.format.read_magic(file)
-        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = header(file)
-        if dtype.hasobject:
-            raise ValueError("pickle")
-        if 0 in shape:
-            return np.empty(shape, dtype)
-        return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")

@@ -144,6 +144,7 @@ class SampleSource(Source):
     """A source read one sample at a time."""
 
     processes = True
+    remedy = ""  # for a sample of another shape
 
     def sample(self, row: int, fields: Sequence[str]) -> dict[str, Any]:
         """One value per field; raises BadSample."""
@@ -184,7 +185,7 @@ class SampleSource(Source):
                 w not in (None, g) for w, g in zip(want.shape, got.shape, strict=True)
             ):
                 first = f"{self.name_of(0)} is {want.shape}"
-                raise UnlikeSample(f"field {name}: {self.name_of(row)} is {got.shape}, {first}")
+                raise UnlikeSample(f"field {name}: {self.name_of(row)} is {got.shape}, {first}{self.remedy}")
             if got.dtype != want.dtype and not np.can_cast(got.dtype, want.dtype, "safe"):
                 first = f"{self.name_of(0)} is {want.dtype}"
                 raise UnlikeSample(f"field {name}: {self.name_of(row)} is {got.dtype}, {first}")

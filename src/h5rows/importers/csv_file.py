@@ -1,45 +1,57 @@
-"""A CSV file as an arrow table. What it does not say of itself, its encoding, its separator, whether its first line
-names the columns, is taken where all its lines agree, and else refused with the option that says it."""
+"""CSV files as one arrow table. What they do not say of themselves, their encoding, their separator, whether the first
+line names the columns, is taken where all lines agree, and else refused with the option that says it.
+
+All cells are read as text. A column's type is the first of TYPES that has all its cells, or text.
+"""
 
 from __future__ import annotations
 
-import codecs
 import csv as python_csv
 import io
 import itertools
 import re
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from h5rows.errors import ConfigError
 from h5rows.extras import need
 from h5rows.importers.base import printable
-from h5rows.importers.exact import restore_whole_numbers
+from h5rows.importers.exact import narrowed
 from h5rows.packing.options import PackOptions
 
 HEAD = 1 << 20  # characters in which the separator is looked for
-PIECE = 1 << 24  # bytes that are decoded at a time
 SEPARATORS = (",", ";", "\t", "|")
 IN_ONE_COLUMN = (" ", ":", "^", "~", "&", *SEPARATORS)
-ZERO_FIRST = re.compile(r"\s*[+-]?0[0-9xX]")
-MAY_BE_ZERO_FIRST = re.compile(rb"(?:\A|[^0-9A-Za-z.])0[0-9xX]")
+ZERO_FIRST = r"^[+-]?0[0-9xX]"  # a postal code, a key
+WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
-WITH_COMMA = r"^\s*[+-]?[\d.,]*\d[\d.,]*\s*$"  # 1,5 and 1.234,56 and 1,234.56
+WITH_COMMA = r"^[+-]?[\d.,]*\d[\d.,]*$"  # 1,5 and 1.234,56 and 1,234.56
 PLAIN_NAME = re.compile(r"[^\W\d]\w*([ -]\w+){0,3}")
-NO_NAMES = {"na", "n/a", "nan", "null", "none", "inf", "infinity", "true", "false", ""}
-KINDS = {"text": "string", "tokens": "string", "class": "string", "int": "int64", "float": "float64"}
+TYPES = ("int64", "uint64", "float64", "bool", "date32", "timestamp[ns]")
+EMPTY = ("", "#n/a", "#na", "n/a", "na", "nan", "-nan", "null")  # in a column of numbers
+NO_NAMES = {*EMPTY, "none", "inf", "infinity", "true", "false"}
 
 
-def read_csv_files(files: list[Path], options: PackOptions) -> dict[Path, Any]:
-    """Their tables. A column that is text in one of them, as its numbers begin with zeros, is so in all."""
-    read: dict[Path, tuple[Any, list[str]]] = {}
-    for file in files:
-        opened = CsvFile(file, options)
-        read[file] = opened.table(), opened.zero_first
-    texts = {name: "text" for _, names in read.values() for name in names}
-    again = replace(options, kinds={**texts, **options.kinds})
-    return {f: t if set(names) == set(texts) else CsvFile(f, again).table() for f, (t, names) in read.items()}
+def read_csv_files(files: list[Path], options: PackOptions) -> tuple[Any, list[int]]:
+    """(the cells of all of them, how many rows each has)."""
+    import pyarrow as pa
+
+    texts = [CsvFile(file, options).texts() for file in files]
+    for file, table in zip(files, texts, strict=True):
+        if table.schema.names != texts[0].schema.names:
+            raise ConfigError(f"{file} has other columns than {files[0]}: {table.schema.names}")
+    together = pa.concat_tables(texts).combine_chunks()
+    names = together.schema.names
+    table = pa.table({name: typed(files[0], name, together.column(name).combine_chunks(), options) for name in names})
+    if options.header is None and (why := doubt(table)):
+        raise ConfigError(
+            f"{files[0]}: its first line may be names or a sample: {printable(why)}; --header takes it for names, "
+            "--no-header for a sample"
+        )
+    return table, [len(each) for each in texts]
 
 
 class CsvFile:
@@ -50,26 +62,15 @@ class CsvFile:
         self.encoding = options.encoding or "utf-8"
         self.check_encoding()
         self.separator = options.separator or self.find_separator()
-        self.zero_first: list[str] = []
         self._wrong: list[Any] = []
 
-    def table(self) -> Any:
-        kinds = {name: KINDS[kind] for name, kind in self.options.kinds.items() if kind in KINDS}
+    def texts(self) -> Any:
+        """A table of strings."""
+        import pyarrow as pa
+
         try:
-            table = self.read(column_types=kinds).combine_chunks()
-            if not len(table.schema.names) or not len(table):
-                raise ConfigError(f"{self.file} has no rows")
-            check_names(self.file, table.schema.names)
-            self.check_one_column(table)
-            self.check_header(table)
-            self.zero_first = self.find_zero_first(table, kinds)
-            if self.zero_first:
-                texts = dict.fromkeys(self.zero_first, "string")
-                table = self.read(column_types={**kinds, **texts}).combine_chunks()
-            self.check_commas(table, kinds)
-            return restore_whole_numbers(table, self.as_text)
-        except ConfigError:
-            raise
+            names = self.read(self._csv.open_csv).schema.names
+            table = self.read(self._csv.read_csv, column_types=dict.fromkeys(names, pa.string()))
         except Exception as error:  # pyarrow raises its own and OSError
             if self._wrong:
                 row = self._wrong[0]
@@ -79,8 +80,13 @@ class CsvFile:
                     f"{self.separator!r} stands in quotes; if another sign separates the columns, --separator names it"
                 ) from None
             raise ConfigError(f"{self.file} cannot be read as CSV: {error}") from None
+        if not len(table.schema.names) or not len(table):
+            raise ConfigError(f"{self.file} has no rows")
+        check_names(self.file, table.schema.names)
+        self.check_one_column(table)
+        return table
 
-    def read(self, **convert: Any) -> Any:
+    def read(self, reader: Callable[..., Any], **convert: Any) -> Any:
         import pyarrow as pa
 
         def stop(row: Any) -> str:
@@ -88,34 +94,27 @@ class CsvFile:
             return "error"
 
         names = {"autogenerate_column_names": self.options.header is False}
-        return self._csv.read_csv(
+        return reader(
             pa.BufferReader(self.raw),
             self._csv.ReadOptions(use_threads=False, encoding=self.encoding, **names),
             self._csv.ParseOptions(
                 delimiter=self.separator, newlines_in_values=b'"' in self.raw, invalid_row_handler=stop
             ),
-            self._csv.ConvertOptions(decimal_point=self.options.decimal, **convert),
+            self._csv.ConvertOptions(**convert),
         )
-
-    def as_text(self, column: str) -> Any:
-        kinds = {column: "string"}
-        return self.read(include_columns=[column], column_types=kinds, strings_can_be_null=True).column(0)
 
     def check_encoding(self) -> None:
         try:
-            decoder = codecs.getincrementaldecoder(self.encoding)()
+            self.raw.decode(self.encoding)
         except LookupError:
             raise ConfigError(f"--encoding {self.encoding}: Python knows no such one; try latin-1 or utf-16") from None
-        for begin in range(0, max(1, len(self.raw)), PIECE):
-            try:
-                decoder.decode(self.raw[begin : begin + PIECE], begin + PIECE >= len(self.raw))
-            except UnicodeDecodeError as error:
-                line = self.raw.count(b"\n", 0, begin + error.start) + 1
-                near = self.raw[begin:][max(0, error.start - 8) : error.start + 8]
-                raise ConfigError(
-                    f"{self.file}: line {line} is not {self.encoding} ({near!r}); --encoding says what the file is: "
-                    "latin-1, cp1252, utf-16"
-                ) from None
+        except UnicodeDecodeError as error:
+            line = self.raw.count(b"\n", 0, error.start) + 1
+            near = self.raw[max(0, error.start - 8) : error.start + 8]
+            raise ConfigError(
+                f"{self.file}: line {line} is not {self.encoding} ({near!r}); --encoding says what the file is: "
+                "latin-1, cp1252, utf-16"
+            ) from None
 
     def find_separator(self) -> str:
         """The one that cuts all lines into as many cells, more than one."""
@@ -143,18 +142,6 @@ class CsvFile:
             return [[""]]
         return (found if whole or len(found) < 3 else found[:-1]) or [[""]]
 
-    def check_header(self, table: Any) -> None:
-        """Names are certain where a column of numbers has no number at its head. A first line of words may be a sample
-        as well as names: then they have to look like names, none of which comes again below."""
-        if self.options.header is not None:
-            return
-        why = doubt(table)
-        if why:
-            raise ConfigError(
-                f"{self.file}: its first line may be names or a sample: {printable(why)}; --header takes it for names, "
-                "--no-header for a sample"
-            )
-
     def check_one_column(self, table: Any) -> None:
         if len(table.schema.names) > 1:
             return
@@ -174,53 +161,76 @@ class CsvFile:
                 "remove it"
             )
 
-    def find_zero_first(self, table: Any, kinds: dict[str, str]) -> list[str]:
-        """Columns of what looks like numbers, of which one begins with a zero: a postal code, a key."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
 
-        if not MAY_BE_ZERO_FIRST.search(self.raw):
-            return []
-        found = []
-        for column in table.schema:
-            if column.name in kinds or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-                continue
-            written = self.as_text(column.name)
-            match = pc.match_substring_regex(written, f"^{ZERO_FIRST.pattern}")
-            if pc.any(match).as_py():
-                found.append(column.name)
-                first = written.filter(match)[0].as_py()
-                if not self.options.quiet:
-                    name = printable(column.name)
-                    print(f"{name}: text, since {first!r} begins with a zero (--as {name}=int or float: its numbers)")
-        return found
+def typed(file: Path, name: str, cells: Any, options: PackOptions) -> Any:
+    """A column as it is written, (rows,) strings, as the first of TYPES that has all its cells."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
-    def check_commas(self, table: Any, kinds: dict[str, str]) -> None:
-        import pyarrow as pa
-        import pyarrow.compute as pc
+    given = options.kinds.get(name)
+    if given in ("text", "tokens", "class"):
+        return cells
+    trimmed = pc.utf8_trim_whitespace(cells)
+    empty = pc.is_in(pc.utf8_lower(trimmed), pa.array(EMPTY))
+    filled = trimmed.filter(pc.invert(empty))
+    if not len(filled):
+        return pa.nulls(len(cells))
+    if given is None and (zero_first := filled.filter(pc.match_substring_regex(filled, ZERO_FIRST))):
+        if not options.quiet:
+            why = f"since {zero_first[0].as_py()!r} begins with a zero (--as {name}=int or float: its numbers)"
+            print(f"{printable(name)}: text, {printable(why)}")
+        return cells
+    trimmed = pc.if_else(empty, pa.scalar(None, pa.string()), trimmed)
+    if options.decimal == ",":
+        point = pc.any(pc.match_substring(filled, ".")).as_py()  # 1.000 is not 1 where numbers have a comma
+        trimmed = cells if point else pc.replace_substring(trimmed, ",", ".")
+    for kind in {"int": ["int64"], "float": ["float64"]}.get(given or "", TYPES):
+        try:
+            made = trimmed.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+        if kind != "float64":
+            return made
+        if lost := next(changed(trimmed, made), None):
+            raise ConfigError(
+                f"{file}: column {name!r}: no type holds {lost} and the other numbers exactly; --as {name}=text keeps "
+                "it as it is written"
+            )
+        return narrowed(made)
+    if given in ("int", "float"):
+        raise ConfigError(f"--as {name}={given}: column {name!r} of {file} holds other cells")
+    comma = filled.filter(pc.match_substring(filled, ","))
+    if len(comma) and pc.all(pc.match_substring_regex(filled, WITH_COMMA)).as_py():
+        raise ConfigError(
+            f"{file}: column {name!r} holds {comma[0].as_py()!r}: --decimal , reads numbers with a comma for the point "
+            f"(write marks of thousands without), --as {name}=text keeps texts"
+        )
+    return cells
 
-        for column in table.schema:
-            if column.name in kinds or not pa.types.is_string(column.type):
-                continue
-            cells = table.column(column.name)
-            cells = cells.filter(pc.not_equal(cells, ""))
-            if len(cells) and pc.all(pc.match_substring_regex(cells, WITH_COMMA)).as_py():
-                comma = cells.filter(pc.match_substring(cells, ","))
-                if len(comma):
-                    raise ConfigError(
-                        f"{self.file}: column {column.name!r} holds {comma[0].as_py()!r}: --decimal , reads numbers "
-                        f"with a comma for the point (write marks of thousands without), --as {column.name}=text keeps "
-                        "texts"
-                    )
+
+def changed(cells: Any, floats: Any) -> Iterator[str]:
+    """Cells that are other numbers as float64: those too large for it, and whole ones with too many digits."""
+    import pyarrow as pa
+
+    values = np.nan_to_num(floats.to_numpy(zero_copy_only=False), nan=0, posinf=np.inf, neginf=-np.inf)
+    for cell in cells.filter(pa.array(np.abs(values) >= 2.0**53)).to_pylist():
+        if np.isinf(float(cell)):
+            lost = "inf" not in cell.lower()
+        else:
+            lost = bool(WHOLE.fullmatch(cell)) and int(float(cell)) != int(cell.partition(".")[0])
+        if lost:
+            yield cell
 
 
 def doubt(table: Any) -> str:
-    """Why the names of a table may be its first sample, or ""."""
+    """Why the names of a table may be its first sample, or "". They are certain where a column of numbers has no number
+    at its head. A first line of words may be a sample as well as names: then they have to look like names, none of
+    which comes again below."""
     import pyarrow.compute as pc
     import pyarrow.types as pt
 
     names = [name.strip() for name in table.schema.names]
-    texts = [pt.is_string(t) or pt.is_large_string(t) or pt.is_null(t) for t in table.schema.types]
+    texts = [pt.is_string(t) or pt.is_null(t) for t in table.schema.types]
     certain = any(not text and is_word(name) for name, text in zip(names, texts, strict=True))
     if numbers := [name for name in names if NUMBER.fullmatch(name)]:
         rising = all(name.isdigit() for name in numbers) and all(

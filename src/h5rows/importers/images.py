@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from h5rows.importers.base import (
     Left,
     Rows,
     SampleSource,
-    UnlikeSample,
     bad,
     printable,
 )
@@ -214,6 +213,8 @@ class FileSource(SampleSource):
         targets: dict[str, tuple[np.ndarray, dict[str, Any]]],
     ) -> None:
         self.root, self.files, self.splits, self.image, self.decode = root, files, splits, name, decode
+        if isinstance(decode, ImageDecoder):
+            self.remedy = "; --size makes all one size (--variable keeps each, flat)"
         self.targets = {t: values for t, (values, _) in targets.items()}
         self.fields = {name: make_field(self._first(), name)}
         self.fields |= {t: Field(v.shape[1:], v.dtype, attrs) for t, (v, attrs) in targets.items()}
@@ -244,14 +245,6 @@ class FileSource(SampleSource):
     def lost(self) -> list[Left]:
         return drained([self.decode])
 
-    def _check(self, row: int, values: dict[str, Any]) -> None:
-        try:
-            super()._check(row, values)
-        except UnlikeSample as error:
-            if not isinstance(self.decode, ImageDecoder):
-                raise
-            raise UnlikeSample(f"{error}; --size makes all one size (--variable keeps each, flat)") from None
-
     def measure(self, rows: Rows, name: str) -> np.ndarray:
         if not isinstance(self.decode, ImageDecoder):
             return super().measure(rows, name)
@@ -277,87 +270,86 @@ def drained(decoders: Iterable[Any]) -> list[Left]:
     return found
 
 
-def list_folder(
-    root: Path, suffixes: set[str], external: str, account: Account
-) -> tuple[list[str], dict[str, Rows], list[str], np.ndarray]:
-    """(files relative to root, splits, class names, class of each file). Files of other kinds are left out."""
+def open_files(
+    root: Path,
+    options: PackOptions,
+    suffixes: Collection[str],
+    name: str,
+    decode: Callable[[str, str], np.ndarray],
+    make_field: Callable[[np.ndarray, str], Field],
+) -> FileSource:
+    """Files in folders, one for each sample, with the folder of its class as `label`. Other kinds are left out."""
+    account = Account()
+    files: list[str] = []
+    labels: list[str] = []
+    splits: dict[str, Rows] = {}
+    for top, split in split_folders(root, account).items():
+        found = list(files_below(root, top, suffixes, options.external, account))
+        if not found:
+            raise ConfigError(f"{root / top} holds no such files ({' '.join(sorted(suffixes))})")
+        splits[split] = range(len(files), len(files) + len(found))
+        files += [file for file, _ in found]
+        labels += [label for _, label in found]
+    classes = sorted(set(labels))
+    if "" in classes and len(classes) > 1:
+        raise ConfigError(
+            f"{root} mixes class folders and files without a class, such as {files[labels.index('')]!r}; move them "
+            "into a folder"
+        )
+    targets: dict[str, tuple[np.ndarray, dict[str, Any]]] = {}
+    if classes != [""]:
+        numbers = {label: k for k, label in enumerate(classes)}
+        targets["label"] = np.array([numbers[label] for label in labels], np.int64), {"classes": classes}
+    source = FileSource(root, files, splits, name, decode, make_field, targets)
+    source.account = account
+    return source
+
+
+def split_folders(root: Path, account: Account) -> dict[str, str]:
+    """{folder in root: split}; {"": ""} where its folders are no splits."""
     try:
-        below = sorted(e.name for e in os.scandir(root))
-        tops = [name for name in below if (root / name).is_dir() and not name.startswith(".")]
+        names = sorted(entry.name for entry in os.scandir(root))
+        tops = [name for name in names if (root / name).is_dir() and not name.startswith(".")]
     except OSError as error:
         raise ConfigError(f"{root} cannot be read: {error.strerror}") from None
     parts = {top: SPLIT_NAMES[top.lower()] for top in tops if top.lower() in SPLIT_NAMES}
-    if parts and (loose := sorted(set(tops) - set(parts))):
+    if not parts:
+        return {"": ""}
+    if loose := sorted(set(tops) - set(parts)):
         raise ConfigError(
             f"{root} holds the splits {sorted(parts)} and also the folder {loose[0]!r}; move it or name it a split"
         )
     if len(set(parts.values())) < len(parts):
         raise ConfigError(f"{root}: two folders are one split: {parts}; rename one")
-    files: list[str] = []
-    labels: list[str] = []
-    others: list[str] = []
-    if parts:
-        leave_hidden("", below, account)
-        for name in set(below) - set(tops):
-            if not name.startswith("."):
-                account.leave("files", name, "in the folder of no split")
-    splits: dict[str, Rows] = {}
-    for top, split in parts.items() or [("", "")]:
-        begin = len(files)
-        _list_split(root, top, suffixes, files, labels, others, external, account)
-        if len(files) == begin:
-            kinds = " ".join(sorted(suffixes))
-            raise ConfigError(
-                f"{root / top} holds no such files ({kinds})" + (f", only {others[:3]}" if others else "")
-            )
-        splits[split] = range(begin, len(files))
-    classes = sorted(set(labels))
-    if classes == [""]:
-        classes = []
-    elif "" in classes:
-        loose_file = files[labels.index("")]
-        raise ConfigError(
-            f"{root} mixes class folders and files without a class, such as {loose_file!r}; move them into a folder"
-        )
-    index = {name: k for k, name in enumerate(classes)}
-    ids = np.array([index.get(label, 0) for label in labels], np.int64)
-    for name in others:
-        account.leave("files", name, f"no {' '.join(sorted(suffixes))}" if len(suffixes) < 4 else "no image")
-    return files, splits, classes, ids
+    leave_hidden("", names, account)
+    for name in names:
+        if name not in tops and not name.startswith("."):
+            account.leave("files", name, "in the folder of no split")
+    return parts
 
 
-def _list_split(
-    root: Path,
-    top: str,
-    suffixes: set[str],
-    files: list[str],
-    labels: list[str],
-    others: list[str],
-    external: str,
-    account: Account,
-) -> None:
-    """Append the files below root/top, sorted, with the class folder of each."""
-    base = root / top
-    for folder, names, found in walk(base, external, account, source=root):
-        below = os.path.relpath(folder, base)
-        label = "" if below == "." else below.split(os.sep)[0]
-        before = len(files)
+def files_below(
+    root: Path, top: str, suffixes: Collection[str], external: str, account: Account
+) -> Iterator[tuple[str, str]]:
+    """(file relative to root, its class or "") below root/top, sorted."""
+    why = f"no {' '.join(sorted(suffixes))}" if len(suffixes) < 4 else "no image"
+    for folder, names, found in walk(root / top, external, account, source=root):
+        below = os.path.relpath(folder, root / top)
+        mine = []
         for name in found:
             path = os.path.normpath(os.path.join(top, below, name))
             if os.path.splitext(name)[1].lower() in suffixes:
-                files.append(path)
-                labels.append(label)
+                mine.append(path)
             else:
-                others.append(path)
-        if not names and len(files) == before and below != ".":
-            raise ConfigError(f"folder {os.path.join(base, below)} holds no images or samples; fill it or remove it")
+                account.leave("files", path, why)
+        if below != "." and not names and not mine:
+            raise ConfigError(
+                f"folder {os.path.join(root, top, below)} holds no images or samples; fill it or remove it"
+            )
+        for path in mine:
+            yield path, "" if below == "." else below.split(os.sep)[0]
 
 
 def open_folder(root: Path, options: PackOptions) -> FileSource:
     decoder = ImageDecoder(options)
-    account = Account()
-    files, splits, classes, ids = list_folder(root, SUFFIXES, options.external, account)
-    targets = {"label": (ids, {"classes": classes})} if classes else {}
-    source = FileSource(root, files, splits, "image", decoder, decoder.field, targets)
-    source.account = account
-    return source
+    return open_files(root, options, SUFFIXES, "image", decoder, decoder.field)

@@ -168,7 +168,3 @@ def key_attrs(keys: list[bytes]) -> dict[str, Any]:
     except UnicodeDecodeError:
         return {}
     return TEXT
-
-
-def open_lmdb(path: Path, options: PackOptions) -> LmdbSource:
-    return LmdbSource(path, options)

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from h5rows.importers.base import Field, bad
-from h5rows.importers.images import FileSource, list_folder
+from h5rows.importers.images import FileSource, open_files
 from h5rows.importers.values import read_pth
-from h5rows.packing.account import Account
 from h5rows.packing.options import PackOptions
 
 
@@ -26,9 +25,4 @@ def open_samples(path: Path, options: PackOptions) -> FileSource:
     def field(first: np.ndarray, name: str) -> Field:
         return Field((None,) * first.ndim if options.variable else first.shape, first.dtype)
 
-    account = Account()
-    files, splits, classes, ids = list_folder(path, {".npy", ".pth", ".pt"}, options.external, account)
-    targets = {"label": (ids, {"classes": classes})} if classes else {}
-    source = FileSource(path, files, splits, "x", decode, field, targets)
-    source.account = account
-    return source
+    return open_files(path, options, {".npy", ".pth", ".pt"}, "x", decode, field)

@@ -12,7 +12,7 @@ from h5rows.errors import ConfigError
 from h5rows.extras import need
 from h5rows.importers.base import Rows
 from h5rows.importers.csv_file import check_names, read_csv_files
-from h5rows.importers.exact import common_type, is_list
+from h5rows.importers.exact import is_list, number_type
 from h5rows.packing.options import PackOptions
 
 
@@ -25,25 +25,25 @@ class Groups:
         schemas: list[Any] = []
         sizes: list[int] = []
         self.metadata: list[dict[str, Any]] = []  # of each file
-        self._csv: dict[int, Any] = {}
+        self._csv: dict[int, Any] = {}  # file -> its table
         self._last: tuple[Any, Any] = (None, None)
         pq = need("pyarrow.parquet", f"reading {files[0]}", "pyarrow")
-        csv = read_csv_files([file for file in files if file.suffix.lower() != ".parquet"], options)
+        if texts := [k for k, file in enumerate(files) if file.suffix.lower() != ".parquet"]:
+            table, rows = read_csv_files([files[k] for k in texts], options)
+            begins = np.cumsum([0, *rows])
+            self._csv = {k: table.slice(begin, size) for k, begin, size in zip(texts, begins, rows)}
         for k, file in enumerate(files):
-            if file in csv:
-                table = csv[file]
-                self._csv[len(sizes)] = table
-                self.places.append((k, -1))
-                sizes.append(len(table))
-                schema = table.schema
+            if k in self._csv:
+                schema, found = self._csv[k].schema, [len(self._csv[k])]
             else:
                 try:
                     meta = pq.read_metadata(file)
                 except Exception as error:  # pyarrow raises its own and OSError
                     raise ConfigError(f"{file} cannot be read as Parquet: {error}") from None
                 schema = meta.schema.to_arrow_schema()
-                self.places += [(k, g) for g in range(meta.num_row_groups)]
-                sizes += [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
+                found = [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
+            self.places += [(k, g) for g in range(len(found))]
+            sizes += found
             schemas.append(schema)
             self.metadata.append(plain_metadata(schema.metadata))
             check_names(file, schema.names)
@@ -61,13 +61,13 @@ class Groups:
 
     def table(self, group: int, columns: Sequence[str]) -> Any:
         """The last group read is kept: blocks lie one after the other."""
-        if group in self._csv:
-            return self._csv[group]
+        file, number = self.places[group]
+        if file in self._csv:
+            return self._csv[file]
         if self._last[0] == (key := (group, tuple(columns))):
             return self._last[1]
         import pyarrow.parquet as pq
 
-        file, number = self.places[group]
         with pq.ParquetFile(self.files[file]) as opened:
             table = opened.read_row_group(number, columns=list(columns), use_threads=False)
         self._last = (key, table)
@@ -85,18 +85,11 @@ class Groups:
 
     def number_type(self, columns: Sequence[str], gaps: bool) -> np.dtype:
         """The type that a field of these columns takes, so that none of its cells changes. gaps: some may be empty."""
-        import pyarrow as pa
-
-        if not self._csv and not gaps:
-            return common_type([pa.array([], self.schema.field(c).type) for c in columns], False)
-        parts = []
-        for group in range(len(self.places)):
-            table = self.table(group, columns)
-            found = [table.column(c).combine_chunks() for c in columns]
-            found = [c.flatten() if is_list(c.type) else c for c in found]
-            # a Parquet file's schema says the rest
-            parts += [c if self._csv or c.null_count else c.slice(0, 0) for c in found]
-        return common_type(parts, bool(self._csv))
+        kinds = [number_type(self.schema.field(c).type) for c in columns]
+        whole = [c for c, kind in zip(columns, kinds, strict=True) if kind.kind != "f"]
+        if gaps and whole and any(has_gaps(self.table(g, columns), columns) for g in range(len(self.places))):
+            kinds.append(np.dtype(np.float64))
+        return np.result_type(*kinds)
 
     @property
     def is_csv(self) -> bool:
@@ -108,6 +101,11 @@ class Groups:
     def forget(self) -> None:
         """Before a fork: the parent's Parquet tables stay with the parent."""
         self._last = (None, None)
+
+
+def has_gaps(table: Any, columns: Sequence[str]) -> bool:
+    cells = [table.column(c).combine_chunks() for c in columns]
+    return any(c.null_count or (is_list(c.type) and c.flatten().null_count) for c in cells)
 
 
 OF_THE_FORMAT = ("ARROW:", "PARQUET:")  # what the types say

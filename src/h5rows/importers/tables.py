@@ -41,7 +41,6 @@ class TableSource(Source):
         self._columns: dict[str, list[str]] = {}
         self._decode: dict[str, Any] = {}
         self._classes: dict[str, dict[str, int]] = {}
-        self._tokenizers: dict[str, Any] = {}
         self._nan = options.empty == "nan"
         names, known = groups.schema.names, set(groups.schema.names)
         for wanted in options.fields or [n for n in names if n != "split"]:
@@ -68,12 +67,11 @@ class TableSource(Source):
             raise ConfigError(f"--fields: {name!r} are {len(columns)} columns, and {columns[0]!r} holds no numbers")
         if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_dictionary(kind):
             if given == "text":
+                self._decode[name] = utf8
                 return Field((None,), np.dtype(np.uint8), TEXT)
             if given == "tokens":
-                self._tokenizers[name] = made = tokenizer_file(options.tokenizer, options.length)
-                size = made.get_vocab_size()
-                attrs = {"tokenizer": options.tokenizer, "vocab_size": size}
-                return Field((None,), np.min_scalar_type(size - 1), attrs)
+                self._decode[name] = tokens = Tokens(options)
+                return Field((None,), tokens.dtype, {"tokenizer": options.tokenizer, "vocab_size": tokens.vocab_size})
             found = sorted(self._distinct(columns[0]))
             self._classes[name] = {value: k for k, value in enumerate(found)}
             return Field((), np.dtype(np.int64), {"classes": found})
@@ -164,12 +162,6 @@ class TableSource(Source):
                 out[name] = self._decoded(rows, name, table.column(columns[0]).to_pylist(), bad)
             elif name in self._classes:
                 out[name] = np.array([self._classes[name][v] for v in table.column(columns[0]).to_pylist()], np.int64)
-            elif want.attrs == TEXT or name in self._tokenizers:
-                cells = table.column(columns[0]).to_pylist()
-                out[name] = [self._text(name, cell or "") for cell in cells]
-                empty = [cell is None or not (len(ids) or want.attrs == TEXT) for cell, ids in zip(cells, out[name])]
-                for place in np.flatnonzero(empty).tolist():
-                    bad.setdefault(place, Bad(place, f"{self.where}, row {rows[place]}: {name}", "is empty"))
             elif want.ragged:
                 lists = table.column(columns[0]).combine_chunks()
                 flat = self._exact(self._flat(lists, rows, columns[0]), rows, columns[0], want.dtype)
@@ -180,11 +172,6 @@ class TableSource(Source):
                     got = out[name].shape[1:]
                     raise ConfigError(f"{self.where}: column {name!r}, rows from {rows[0]}: {got}, not {want.shape}")
         return self._without(out, bad, len(rows)), list(bad.values())
-
-    def _text(self, name: str, cell: str) -> np.ndarray:
-        if made := self._tokenizers.get(name):
-            return np.array(made.encode(cell).ids, self.fields[name].dtype)
-        return np.frombuffer(cell.encode(), np.uint8)
 
     def single_columns(self) -> list[str]:
         return [name for name, columns in self._columns.items() if columns == [name]]
@@ -224,6 +211,25 @@ class TableSource(Source):
 
     def identity(self) -> Any:
         return stamp(self.groups.files)
+
+
+def utf8(cell: str, name: object) -> np.ndarray:
+    return np.frombuffer(cell.encode(), np.uint8)
+
+
+class Tokens:
+    """A text -> the ids of --tokenizer."""
+
+    def __init__(self, options: PackOptions) -> None:
+        self.tokenizer = tokenizer_file(options.tokenizer, options.length)
+        self.vocab_size = self.tokenizer.get_vocab_size()
+        self.dtype = np.min_scalar_type(self.vocab_size - 1)
+
+    def __call__(self, cell: str, name: object) -> np.ndarray:
+        ids = self.tokenizer.encode(cell).ids
+        if not ids:
+            raise BadSample(name, "is empty")
+        return np.array(ids, self.dtype)
 
 
 def open_table(path: Path, options: PackOptions) -> Source:

@@ -9,8 +9,6 @@ Both checksums are verified: that of each length when a file is opened, that of 
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,58 +17,15 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError
+from h5rows.extras import need
 from h5rows.importers.base import BadSample
-from h5rows.importers.values import EncodedSource, files_by_split, ranges, stamp
+from h5rows.importers.values import ShardSource, files_by_split, ranges
 from h5rows.packing.options import PackOptions
-
-
-def _crc_table() -> list[int]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        table.append(value)
-    return table
-
-
-_CRC = _crc_table()
-
-
-PIECE = 128  # bytes that NumPy takes in one step
-
-
-@functools.cache
-def _in_piece() -> np.ndarray:
-    """(PIECE, 256) uint32: what a byte at a place of a piece adds to the state at the piece's end; these are XORed."""
-    table = np.empty((PIECE, 256), np.uint32)
-    base = table[-1] = np.array(_CRC, np.uint32)
-    for place in range(PIECE - 2, -1, -1):  # one more zero byte follows
-        table[place] = table[place + 1] >> 8 ^ base[table[place + 1] & 255]
-    return table
-
-
-def crc_state(data: bytes) -> int:
-    """The state of CRC-32C after these bytes, from all ones; long data by pieces."""
-    state = 0xFFFFFFFF
-    rest = len(data) % PIECE if len(data) >= 2 * PIECE else len(data)
-    for byte in data[:rest]:
-        state = _CRC[(state ^ byte) & 255] ^ state >> 8
-    if rest == len(data):
-        return state
-    table = _in_piece()
-    pieces = np.frombuffer(data, np.uint8, offset=rest).reshape(-1, PIECE)
-    begins = np.arange(PIECE) * 256
-    a, b, c, d = table[:4].tolist()  # the state so far is as if XORed into a piece's first four bytes
-    for start in range(0, len(pieces), 2048):
-        some = np.bitwise_xor.reduce(table.take(pieces[start : start + 2048] + begins), axis=1)
-        for own in some.tolist():
-            state = own ^ a[state & 255] ^ b[state >> 8 & 255] ^ c[state >> 16 & 255] ^ d[state >> 24]
-    return state
 
 
 def masked_crc32c(data: bytes) -> int:
     """The checksum of TFRecord."""
-    crc = crc_state(data) ^ 0xFFFFFFFF
+    crc = need("google_crc32c", "reading TFRecord", "google-crc32c").value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -104,17 +59,15 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
 
 
-def message(data: bytes) -> Iterator[tuple[int, Any]]:
-    """(field number, bytes or int) of a protobuf message."""
+def message(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """(field number, its bytes) of a protobuf message."""
     at = 0
     while at < len(data):
         tag, at = varint(data, at)
         kind = tag & 7
         if kind == 0:
-            value, at = varint(data, at)
-            yield tag >> 3, value
-            continue
-        if kind == 2:
+            size = varint(data, at)[1] - at
+        elif kind == 2:
             size, at = varint(data, at)
         else:
             size = {1: 8, 5: 4}[kind]
@@ -125,15 +78,17 @@ def message(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def varints(data: bytes) -> np.ndarray:
-    """Packed int64 values."""
+    """int64 values, one after the other."""
     raw = np.frombuffer(data, np.uint8)
+    if not len(raw):
+        return np.zeros(0, np.int64)
     ends = np.flatnonzero(raw < 128)
-    if len(raw) and (not len(ends) or ends[-1] != len(raw) - 1):
+    if not len(ends) or ends[-1] != len(raw) - 1:
         raise ValueError("a number runs over the end")
-    begins = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)[: len(ends)]
+    begins = np.concatenate([[0], ends[:-1] + 1])
     place = np.arange(len(raw)) - np.repeat(begins, ends - begins + 1)
     parts = (raw & 127).astype(np.uint64) << (7 * place).astype(np.uint64)
-    return np.bitwise_or.reduceat(parts, begins).astype(np.int64) if len(ends) else np.zeros(0, np.int64)
+    return np.bitwise_or.reduceat(parts, begins).astype(np.int64)
 
 
 def feature(data: bytes) -> Any:
@@ -147,14 +102,8 @@ def feature(data: bytes) -> Any:
         if len(values) != 1:
             raise ValueError(f"a feature of {len(values)} byte strings; one is supported")
         return values[0]
-    if kind == 2:  # packed, or one by one
-        array = np.frombuffer(b"".join(values), "<f4")
-    else:
-        array = np.concatenate(
-            [varints(v) if isinstance(v, bytes) else [np.int64(np.uint64(v))] for v in values] or [[]]
-        )
-        array = array.astype(np.int64)
-    return array
+    together = b"".join(values)  # packed, or one by one
+    return np.frombuffer(together, "<f4") if kind == 2 else varints(together)
 
 
 def example(data: bytes) -> dict[str, Any]:
@@ -170,7 +119,7 @@ def example(data: bytes) -> dict[str, Any]:
     return out
 
 
-class RecordSource(EncodedSource):
+class RecordSource(ShardSource):
     def __init__(self, path: Path, options: PackOptions) -> None:
         by_split = files_by_split(path, (".tfrecord",), options.external, self.account)
         self.files = [file for files in by_split.values() for file in files]
@@ -179,7 +128,6 @@ class RecordSource(EncodedSource):
         self._records = np.column_stack([number, np.concatenate(found)])
         counts = dict(zip(self.files, map(len, found), strict=True))
         self.splits = ranges({split: sum(counts[f] for f in files) for split, files in by_split.items()})
-        self._fds: dict[int, int] = {}
         self._many: set[str] = set()  # features of more than one number, though the first record may hold just one
         if options.variable:
             self._many = self._of_many(set(options.fields))
@@ -211,9 +159,7 @@ class RecordSource(EncodedSource):
 
     def parse(self, row: int) -> dict[str, Any]:
         number, offset, size = self._records[row].tolist()
-        if number not in self._fds:
-            self._fds[number] = os.open(self.files[number], os.O_RDONLY)
-        data = os.pread(self._fds[number], size + 4, offset)
+        data = self.piece(number, offset, size + 4)
         if len(data) < size + 4 or masked_crc32c(data[:size]) != int.from_bytes(data[size:], "little"):
             raise BadSample(self.name_of(row), "is damaged: its checksum differs; copy or write the file again")
         try:
@@ -223,13 +169,3 @@ class RecordSource(EncodedSource):
         if not values:
             raise BadSample(self.name_of(row), "is no tf.train.Example: it has no features")
         return values
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_fds": {}}
-
-    def identity(self) -> Any:
-        return stamp(self.files)
-
-
-def open_tfrecord(path: Path, options: PackOptions) -> RecordSource:
-    return RecordSource(path, options)

@@ -258,6 +258,25 @@ class EncodedSource(SampleSource):
         }
 
 
+class ShardSource(EncodedSource):
+    """Samples at known places of `files`."""
+
+    files: list[Path]
+
+    def piece(self, number: int, offset: int, size: int) -> bytes:
+        """Bytes of files[number], fewer where it has become shorter."""
+        descriptors: dict[int, int] = self.__dict__.setdefault("_descriptors", {})
+        if number not in descriptors:
+            descriptors[number] = os.open(self.files[number], os.O_RDONLY)
+        return os.pread(descriptors[number], size, offset)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_descriptors": {}}
+
+    def identity(self) -> Any:
+        return stamp(self.files)
+
+
 def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Account) -> dict[str, list[Path]]:
     """The files of a set of shards, in a folder or named by a pattern; by split if the folder or name of each
     (train-0001.tar) says one, else under "". kinds: such as ".tar"; other files of the folder are left out.

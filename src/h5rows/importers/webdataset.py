@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,14 @@ import numpy as np
 from h5rows.errors import ConfigError
 from h5rows.importers.base import BadSample, printable
 from h5rows.importers.images import SUFFIXES
-from h5rows.importers.values import EncodedSource, files_by_split, ranges, stamp
+from h5rows.importers.values import ShardSource, files_by_split, ranges
 from h5rows.packing.options import PackOptions
 
 KINDS = {"cls": "number", "npy": "npy", "pth": "pth", "pt": "pth", "txt": "text"}
 NAMES = {"cls": "label", **{suffix[1:]: "image" for suffix in SUFFIXES}}
 
 
-class TarSource(EncodedSource):
+class TarSource(ShardSource):
     """Samples by their place in the tars, found in one pass over the headers."""
 
     def __init__(self, path: Path, options: PackOptions) -> None:
@@ -35,7 +34,6 @@ class TarSource(EncodedSource):
             sizes[split] = len(self._keys) - before
         self.splits = ranges(sizes)
         self._places = {name: self._table(found) for name, found in places.items()}
-        self._fds: dict[int, int] = {}
         kinds = {NAMES.get(ext, ext): KINDS[ext] for ext in KINDS if NAMES.get(ext, ext) in places}
         self.learn(len(self._keys), options, path, kinds)
 
@@ -83,18 +81,10 @@ class TarSource(EncodedSource):
             number, offset, size = table[row].tolist()
             if number < 0:
                 continue
-            if number not in self._fds:
-                self._fds[number] = os.open(self.files[number], os.O_RDONLY)
-            out[name] = os.pread(self._fds[number], size, offset)
+            out[name] = self.piece(number, offset, size)
             if len(out[name]) < size:
                 raise BadSample(self.name_of(row), f"{name} is cut off: the tar has become shorter since it was opened")
         return out
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_fds": {}}
-
-    def identity(self) -> Any:
-        return stamp(self.files)
 
 
 def check_end(file: Path, at: int) -> None:
@@ -108,7 +98,3 @@ def check_end(file: Path, at: int) -> None:
         while left := stream.read(1 << 20):
             if any(left):
                 raise ConfigError(f"{file} goes on after its end mark, as tars joined by cat do; give each as a file")
-
-
-def open_webdataset(path: Path, options: PackOptions) -> TarSource:
-    return TarSource(path, options)

@@ -1,7 +1,8 @@
 """The writer, and what is asked of files that are there.
 
-plan, encode, write, pool, file, journal    the writer
-repack, inspect, summary                    other layouts, what a file holds
-tree, copying, comparing, raw_values        all of an HDF5 file, in another
+plan, write, pool, file, journal            the writer
+repack, scan, encode                        other layouts
+tree, copying, raw_values                   all of an HDF5 file, in another
+inspect, summary                            what a file holds
 account                                     what was left out
 """

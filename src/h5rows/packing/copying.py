@@ -19,10 +19,13 @@ from h5rows.packing.raw_values import (
     Unknown,
     as_rows,
     chunks_of,
+    copied_raw,
     follow,
+    keeps_layout,
     kind_of,
     read_attribute,
     read_box,
+    readable,
     walk,
     write_box,
     written,
@@ -65,10 +68,9 @@ def file_properties(file: h5py.File) -> Any:
 class Copier:
     """holder: a group that no name leads to, in which objects wait for their links. What has none stays there."""
 
-    def __init__(self, tree: Tree, old: h5py.File, new: h5py.File, make: Make, shuffled: bool) -> None:
+    def __init__(self, tree: Tree, old: h5py.File, new: h5py.File, make: Make) -> None:
         self.tree, self.old, self.new, self.make = tree, old, new, make
         self.account: Account = tree.account
-        self.shuffled = shuffled
         self.made: dict[int, Any] = {}  # old address -> reference in the new file
         self.replaced: set[int] = set()  # objects whose rows the caller writes
         self.exchanged: dict[tuple[str, bytes], bytes] = {}
@@ -224,7 +226,7 @@ class Copier:
             self.left[what, key] = f"leads to {self.tree.nodes[where].path}, which was left out"
         elif what == OBJECT:
             return self.scratch.raw(OBJECT, self.made[where])
-        elif where in self.replaced and (self.shuffled or not isinstance(self.opened(where), h5d.DatasetID)):
+        elif where in self.replaced and not isinstance(self.opened(where), h5d.DatasetID):
             self.left[what, key] = f"leads to rows of {self.tree.nodes[where].path}, which lie elsewhere now"
         else:
             _, region = follow(reference, self.old)
@@ -239,31 +241,6 @@ class Copier:
                 self.holder.unlink(name)
         if not [name for name, _ in links(self.holder) if name != b"self"]:
             self.holder.unlink(b"self")
-
-
-SMALL = 4096  # bytes of a dataset, below which a page and a task of its own cost more than they bring
-
-
-def keeps_layout(dset: Any) -> bool:
-    """Chunks of what is small and cannot grow only cost."""
-    plan, space = dset.get_create_plist(), dset.get_space()
-    if plan.get_layout() == h5d.VIRTUAL or plan.get_external_count():
-        return False
-    fixed = space.get_simple_extent_dims(True) == space.get_simple_extent_dims()
-    size = int(space.get_simple_extent_npoints()) * dset.get_type().get_size()
-    stored = dset.get_storage_size() > 0
-    return not (plan.get_layout() == h5d.CHUNKED and fixed and stored and size < SMALL and readable(dset))
-
-
-def readable(dset: Any) -> bool:
-    """Whether this HDF5 has its filters."""
-    plan = dset.get_create_plist()
-    return all(h5py.h5z.filter_avail(plan.get_filter(k)[0]) for k in range(plan.get_nfilters()))
-
-
-def copied_raw(dset: Any, kind: Kind) -> bool:
-    """Chunks whose bytes are taken as they lie in the file, whatever filters they went through."""
-    return not kind.spots and dset.get_create_plist().get_layout() == h5d.CHUNKED and keeps_layout(dset)
 
 
 def copy_dataset(dset: Any, tid: Any, new: h5py.File, holder: Any, name: bytes) -> Any:

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import h5py
 import numpy as np
@@ -42,22 +42,6 @@ SYNC_FILE_RANGE_WRITE = 2
 WRITE_BACK_ALIGN = 1 << 18  # bytes
 
 PAGE = 4096  # bytes; datasets begin on a page, so that mapped rows share none with metadata
-
-
-class Structure(Protocol):
-    """Of a file that holds more than the columns: how all of it is made, and compared once the columns are filled."""
-
-    def properties(self) -> Any:
-        """With which the file is created."""
-
-    def build(self, file: h5py.File, columns: list[Column]) -> None:
-        """Make the columns too, allocated."""
-
-    def finish(self, path: Path) -> None:
-        """What lies before HDF5's own bytes."""
-
-    def compare(self, path: Path) -> None:
-        """All but the columns."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +72,6 @@ def create(
     path: Path,
     columns: list[Column],
     attrs: Mapping[str, Any],
-    structure: Structure | None = None,
     groups: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
     """Make the file with all its datasets allocated, unfilled, those of a page and more on page borders.
@@ -96,17 +79,12 @@ def create(
     attrs: the file's attributes. groups: {path of a group: its attributes}.
     """
     need = sum(c.row_bytes * c.shape[0] for c in columns)
-    with new_file(path, structure, (PAGE, PAGE)) as file:
-        if structure is not None:
-            structure.build(file, columns)
-            columns = []
+    with new_file(path, h5py.h5p.create(h5py.h5p.FILE_CREATE), (PAGE, PAGE)) as file:
         for column in columns:
             allocate(file, column, h5py.h5p.create(h5py.h5p.DATASET_CREATE), None, file.id)
         set_attrs(file, attrs)
         for group, held in groups.items():
             set_attrs(file[group or "/"], held)
-    if structure is not None:
-        structure.finish(path)
     reserve(path, need)
 
 
@@ -126,16 +104,15 @@ def allocate(file: h5py.File, column: Column, plan: Any, kind: Any = None, paren
     return made
 
 
-def new_file(path: Path, structure: Structure | None, alignment: tuple[int, int]) -> h5py.File:
-    """alignment: from how many bytes on, to a multiple of how many."""
+def new_file(path: Path, properties: Any, alignment: tuple[int, int]) -> h5py.File:
+    """properties: h5py's of a file's creation. alignment: from how many bytes on, to a multiple of how many."""
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     # v108: room for attributes of more than 64 KB (class names, lists of skipped files); any HDF5 since 2008 reads it
     access.set_libver_bounds(h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_LATEST)
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
-    made = structure.properties() if structure is not None else h5py.h5p.create(h5py.h5p.FILE_CREATE)
     start, step = alignment
-    access.set_alignment(start, min(step, made.get_userblock() or step))  # HDF5 wants the first one aligned too
-    return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, made, access))
+    access.set_alignment(start, min(step, properties.get_userblock() or step))  # HDF5 wants the first one aligned too
+    return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, properties, access))
 
 
 def reserve(path: Path, need: int) -> None:

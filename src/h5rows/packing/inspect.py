@@ -15,7 +15,7 @@ import numpy as np
 from h5rows.dataset import Dataset
 from h5rows.errors import ConfigError, first_line
 from h5rows.importers.base import printable
-from h5rows.packing.copying import SMALL
+from h5rows.packing.raw_values import SMALL
 from h5rows.packing.tree import attribute_names, grows, text
 from h5rows.program import typed
 from h5rows.reading.copies import local_copy

@@ -18,12 +18,16 @@ def work_on(out: Path) -> tuple[Path, Path]:
     return out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.partial.progress")
 
 
-def forget_finished(out: Path) -> None:
-    """Delete the journal of a pack that was killed when `out` had its name already."""
-    temp, path = work_on(out)
-    if path.exists() and not temp.exists():
-        with contextlib.suppress(Busy), Lock(path):  # Busy: another pack begins now
-            path.unlink(missing_ok=True)
+def check_target(out: Path, overwrite: bool) -> None:
+    """`out` may be written. Where it exists, the journal of a pack that was killed when it had this name goes."""
+    if out.exists() and not overwrite:
+        temp, path = work_on(out)
+        if path.exists() and not temp.exists():
+            with contextlib.suppress(Busy), Lock(path):  # Busy: another pack begins now
+                path.unlink(missing_ok=True)
+        raise ConfigError(f"{out} exists; --overwrite replaces it")
+    if not out.parent.is_dir():
+        raise ConfigError(f"{out.parent} is no folder; make it first")
 
 
 class Journal:

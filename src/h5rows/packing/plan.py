@@ -55,7 +55,7 @@ def split_rows(source: Source, options: PackOptions) -> dict[str, Rows]:
             raise ConfigError("--shuffle: the rows are a stream of tokens, whose order is the text")
         if source.slow_random:
             raise ConfigError(
-                "--shuffle: this format is slow to read out of order; pack without it, then `repack --shuffle`"
+                "--shuffle: this format is slow to read out of order; pack without it: data/order shuffles what is read"
             )
         splits = {
             name: np.random.default_rng([options.seed, k + 1]).permutation(np.asarray(rows))
@@ -93,7 +93,7 @@ def take_shares(splits: dict[str, Rows], options: PackOptions, ordered: bool) ->
     return shares | splits
 
 
-def plan_parts(source: Source, options: PackOptions, out: object) -> list[Part]:
+def plan_parts(source: Source, options: PackOptions) -> list[Part]:
     """One part for each split, with the fields that were asked for."""
     names = select(source, options.fields, source.origin)
     check_storable(source, names)

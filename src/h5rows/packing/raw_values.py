@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
-from zlib import crc32
 
 import h5py
 import numpy as np
-from h5py import h5d, h5r, h5s, h5t
+from h5py import h5d, h5r, h5s, h5t, h5z
 
 BLOCK_BYTES = 4 << 20
 _POINTER = 8
@@ -101,10 +100,6 @@ def walk(rows: np.ndarray, kind: Kind, exchange: Exchange, see: Callable[[Any], 
                 _free(where)
 
 
-def unchanged(what: str, raw: np.ndarray) -> np.ndarray:
-    return raw
-
-
 def is_null(space: Any) -> bool:
     return bool(space.get_simple_extent_type() == h5s.NULL)
 
@@ -121,19 +116,6 @@ def read_attribute(attr: Any) -> np.ndarray | None:
 
 def as_rows(raw: np.ndarray) -> np.ndarray:
     return raw.reshape(-1).view(np.uint8).reshape(raw.size, raw.dtype.itemsize)
-
-
-def checksum(raw: np.ndarray | None, kind: Kind, exchange: Exchange) -> int:
-    """Of values that are needed no more."""
-    crc = 0
-
-    def see(data: Any) -> None:
-        nonlocal crc
-        crc = crc32(data, crc)
-
-    if raw is not None:
-        walk(as_rows(raw), kind, exchange, see, free=True)
-    return crc
 
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # corner, shape
@@ -181,6 +163,31 @@ def chunks_of(dset: Any) -> list[tuple[int, ...]]:
     if dset.get_num_chunks():
         dset.chunk_iter(visit)
     return [corner for corner in found if all(at < side for at, side in zip(corner, shape, strict=True))]
+
+
+SMALL = 4096  # bytes of a dataset, below which a page of its own costs more than it brings
+
+
+def keeps_layout(dset: Any) -> bool:
+    """Chunks of what is small and cannot grow only cost."""
+    plan, space = dset.get_create_plist(), dset.get_space()
+    if plan.get_layout() == h5d.VIRTUAL or plan.get_external_count():
+        return False
+    fixed = space.get_simple_extent_dims(True) == space.get_simple_extent_dims()
+    size = int(space.get_simple_extent_npoints()) * dset.get_type().get_size()
+    stored = dset.get_storage_size() > 0
+    return not (plan.get_layout() == h5d.CHUNKED and fixed and stored and size < SMALL and readable(dset))
+
+
+def readable(dset: Any) -> bool:
+    """Whether this HDF5 has its filters."""
+    plan = dset.get_create_plist()
+    return all(h5z.filter_avail(plan.get_filter(k)[0]) for k in range(plan.get_nfilters()))
+
+
+def copied_raw(dset: Any, kind: Kind) -> bool:
+    """Chunks whose bytes are taken as they lie in the file, whatever filters they went through."""
+    return not kind.spots and dset.get_create_plist().get_layout() == h5d.CHUNKED and keeps_layout(dset)
 
 
 def select(dset: Any, box: Box) -> tuple[Any, Any]:

@@ -26,7 +26,6 @@ from h5rows.importers.base import Source, UnlikeSample
 from h5rows.packing.account import Account
 from h5rows.packing.file import (
     Span,
-    Structure,
     bytes_of,
     create,
     damaged,
@@ -37,7 +36,7 @@ from h5rows.packing.file import (
     pwrite_all,
     verify,
 )
-from h5rows.packing.journal import Journal, forget_finished, work_on
+from h5rows.packing.journal import Journal, check_target, work_on
 from h5rows.packing.options import PackOptions
 from h5rows.packing.plan import (
     Block,
@@ -57,29 +56,15 @@ from h5rows.packing.summary import summary
 def pack(source: Source, out: str | Path, options: PackOptions, provenance: dict[str, Any]) -> Path:
     """Write the source's selected fields -> the path, with the shard in its name. provenance: root attributes."""
     out = shard_name(Path(out), options.shard)
-    return write_parts(source, plan_parts(source, options, out), out, options, provenance)
-
-
-def write_parts(
-    source: Source,
-    parts: list[Part],
-    out: Path,
-    options: PackOptions,
-    provenance: dict[str, Any],
-    structure: Structure | None = None,
-) -> Path:
-    if out.exists() and not options.overwrite:
-        forget_finished(out)
-        raise ConfigError(f"{out} exists; --overwrite replaces it")
-    if not out.parent.is_dir():
-        raise ConfigError(f"{out.parent} is no folder; make it first")
+    check_target(out, options.overwrite)
+    parts = plan_parts(source, options)
     temp, progress = work_on(out)
     journal = Journal(progress)
     worker = Worker(source, temp)
     pool = make_pool(worker, options.workers)
     try:
         with full_disk(out, lambda: sum(total_bytes(source, part) for part in parts), temp):
-            Run(source, parts, temp, journal, options, provenance, structure).go(pool, worker, out)
+            Run(source, parts, temp, journal, options, provenance).go(pool, worker, out)
         journal.remove()
     except BrokenProcessPool:
         raise ConfigError(
@@ -122,10 +107,9 @@ class Run:
         journal: Journal,
         options: PackOptions,
         provenance: dict[str, Any],
-        structure: Structure | None,
     ) -> None:
         self.source, self.parts, self.temp, self.journal = source, parts, temp, journal
-        self.options, self.provenance, self.structure = options, provenance, structure
+        self.options, self.provenance = options, provenance
         self.groups = place_groups(source, parts, {**provenance, "skipped": None})
         self.records: dict[int, dict[str, Any]] = {}
         self.places: dict[str, int] = {}
@@ -146,43 +130,31 @@ class Run:
         spans += self.write_offsets(final)
         with flushing(final):
             verify(final, spans, self.options.workers, self.options.quiet)
-            if self.structure is not None:
-                self.structure.compare(final)
-            else:
-                self.count(final, len(bad))
+            self.count(final)
         if bad:
             self.temp.unlink()  # before the name is given: a journal alone is that of a pack that is done
         publish(final, out)
         for line in self.source.account.lines():
             print(line)
-        if not self.options.quiet and self.parts:
+        if not self.options.quiet:
             print(summary(out, self.parts, self.source, sum(span.size for span in spans)))
 
-    def count(self, path: Path, skipped: int) -> None:
+    def count(self, path: Path) -> None:
         """What the source holds and what is read in the file; what lines of the journal say was left out."""
         account, source = self.source.account, self.source
-        if source.splits:
-            account.held["rows"] = sum(map(len, source.splits.values()))
-            account.asked["rows"] = account.held["rows"] - sum(len(part.rows) for part in self.parts)
+        account.held["rows"] = sum(map(len, source.splits.values()))
+        account.asked["rows"] = account.held["rows"] - sum(len(part.rows) for part in self.parts)
         with h5py.File(path) as file:
-            for part in self.parts if source.splits else ():
+            for part in self.parts:
                 places = [file[name] for name in part.paths.values()]
                 rows = [len(p["offsets"]) - 1 if isinstance(p, h5py.Group) else len(p) for p in places]
                 account.taken["rows"] += min(rows)
-            # splits may share them
-            of_fields = {id(attrs): (name, attrs) for (_, name), attrs in source.field_attrs.items()}
-            for name, attrs in of_fields.values():
-                paths = [part.paths[name] for part in self.parts if part.attrs.get(name) is attrs]
-                there = [file[f"{p}/values" if source.fields[name].ragged else p].attrs for p in paths]
-                account.taken["attributes"] += sum(
-                    bool(there) and all(same_attr(found, key, value) for found in there) for key, value in attrs.items()
-                )
-            for group, attrs in source.group_attrs.items():
-                placed = [p for p in self.groups if p == group or p.endswith(f"/{group}")]
-                for value in attrs.values():
-                    keys = {p: next(k for k, v in self.groups[p].items() if v is value) for p in placed}
-                    whole = all(same_attr(file[p or "/"].attrs, k, value) for p, k in keys.items())
-                    account.taken["attributes"] += bool(placed) and whole
+            attrs = {c.path: c.attrs for part in self.parts for c in columns(part, source.fields)} | self.groups
+            for path_in, values in attrs.items():
+                for name, value in values.items():
+                    if not same_attr(file[path_in or "/"].attrs, name, value):
+                        raise ConfigError(f"{path}: {path_in}: attribute {name} is not what was written; pack again")
+            account.taken["attributes"] = account.held["attributes"] - len(account.left.get("attributes", ()))
         for block in self.blocks:
             for kind, name, why in self.records[block.number].get("left", ()):
                 account.leave(kind, name, why)
@@ -200,7 +172,6 @@ class Run:
         }
         plan = json.loads(json.dumps(plan))
         header, records = self.journal.load()
-        left = (header or {}).pop("left", {})
         if records and header != plan and not self.options.overwrite:
             differ = next(k for k in plan if (header or {}).get(k) != plan[k])
             raise ConfigError(
@@ -210,14 +181,12 @@ class Run:
             self.journal.begin({})
             self.temp.unlink(missing_ok=True)
             try:
-                create(self.temp, made, self.provenance, self.structure, self.groups)
+                create(self.temp, made, self.provenance, self.groups)
             except OSError:
                 self.discard()
                 raise
-            self.journal.begin({**plan, "left": self.source.account.left})
+            self.journal.begin(plan)
             records = {}
-        elif self.structure is not None:  # it was made before
-            self.source.account.left = left
         self.places = offsets(self.temp)
         self.records = {k: r for k, r in records.items() if self.stands(worker, r)}
         if self.records and not self.options.quiet:
@@ -300,7 +269,7 @@ class Run:
             part.rows = np.asarray(part.rows)[keep]
         final = self.temp.with_name(self.temp.name + ".compact")
         made = [c for part in self.parts for c in columns(part, self.source.fields)]
-        create(final, made, {**self.provenance, "skipped": listed}, self.structure, self.groups)
+        create(final, made, {**self.provenance, "skipped": listed}, self.groups)
         places, filled, moved = offsets(final), dict.fromkeys((c.path for c in made), 0), []
         source, target = os.open(self.temp, os.O_RDONLY), os.open(final, os.O_RDWR)
         try:

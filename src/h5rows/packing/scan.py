@@ -1,37 +1,32 @@
-"""HDF5 files as a source for `repack`: which datasets are written anew, and their rows."""
+"""What of an HDF5 file `repack` writes anew, and what it copies as it is."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from h5rows.importers.base import Bad, Field, Rows, Source
 from h5rows.packing.account import Account
-from h5rows.packing.copying import SMALL
+from h5rows.packing.raw_values import SMALL
 from h5rows.packing.tree import DATASET, UNREADABLE, Tree, grows
 from h5rows.reading.external import REFUSE_EXTERNAL, check_external
 from h5rows.reading.filters import filter_name, missing_filter
-from h5rows.reading.layout import plan_reader
 
 
 @dataclass(frozen=True)
 class Wanted:
     """flatten: HDF5's variable length becomes values and offsets. external: refuse or allow datasets whose bytes lie in
-    other files. fixed: what can grow need not be able to. chunk_rows: (shape, type) -> rows to a chunk, 0 for none.
-    small: bytes of a dataset, below which it is copied without a task and a page of its own."""
+    other files. fixed: what can grow need not be able to. chunk_rows: (shape, type) -> rows to a chunk, 0 for none."""
 
     flatten: bool = False
     external: str = REFUSE_EXTERNAL
     fixed: bool = False
     chunk_rows: Callable[[tuple[int, ...], np.dtype], int] = lambda shape, dtype: 0
-    small: int = SMALL
 
 
 @dataclass
@@ -40,9 +35,8 @@ class Contents:
 
     tree: Tree
     plain: dict[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)  # numbers with rows
-    vlen: dict[str, int] = field(default_factory=dict)  # samples of variable length, to be made flat: number of rows
+    vlen: dict[str, tuple[np.dtype, bool]] = field(default_factory=dict)  # to be made flat: see vlen_type
     kept: dict[str, str] = field(default_factory=dict)  # numbers with rows that keep their layout, and why
-    rows: dict[str, int] = field(default_factory=dict)  # of the other datasets with rows
 
 
 def scan(file: h5py.File, account: Account, wanted: Wanted) -> Contents:
@@ -58,10 +52,10 @@ def scan(file: h5py.File, account: Account, wanted: Wanted) -> Contents:
             path.encode()
             if not node.named:
                 continue
-            if wanted.flatten and dset.ndim == 1 and vlen_type(dset) is not None:
-                contents.vlen[path] = len(dset)
+            if wanted.flatten and dset.ndim == 1 and (kind := vlen_type(dset)) is not None:
+                contents.vlen[path] = kind
             elif not is_plain(dset):
-                contents.rows |= {path: dset.shape[0]} if dset.shape else {}
+                continue
             elif (why := reason_to_keep(dset, wanted)) is None:
                 contents.plain[path] = (dset.shape, native(dset.dtype))
                 if grows(dset.id) and (wanted.fixed or dset.is_virtual or dset.external):
@@ -78,7 +72,7 @@ def scan(file: h5py.File, account: Account, wanted: Wanted) -> Contents:
 
 def reason_to_keep(dset: h5py.Dataset, wanted: Wanted) -> str | None:
     """Why a dataset of numbers keeps its layout, "" where that goes without saying."""
-    if dset.nbytes < wanted.small:
+    if dset.nbytes < SMALL:
         return ""
     if dset.is_virtual or dset.external:
         return None
@@ -120,57 +114,22 @@ def padded(dtype: np.dtype) -> bool:
     return bool(parts) and (sum(part.itemsize for part in parts) < dtype.itemsize or any(map(padded, inner)))
 
 
-def vlen_type(dset: h5py.Dataset) -> np.dtype | None:
-    """Of the values of samples of variable length; strings are UTF-8 bytes."""
+def vlen_type(dset: h5py.Dataset) -> tuple[np.dtype, bool] | None:
+    """(type of the values of samples of variable length, whether these are strings, as UTF-8 bytes); None: others."""
     if dtype_of(dset) is None:
         return None
     if h5py.check_string_dtype(dset.dtype) is not None and dset.dtype.kind == "O":
-        return np.dtype(np.uint8)
+        return np.dtype(np.uint8), True
     kind = h5py.check_vlen_dtype(dset.dtype)
-    return native(np.dtype(kind)) if isinstance(kind, (np.dtype, type)) and np.dtype(kind).kind in "biufc" else None
+    numbers = isinstance(kind, (np.dtype, type)) and np.dtype(kind).kind in "biufc"
+    return (native(np.dtype(kind)), False) if numbers else None
+
+
+def as_numbers(sample: Any, kind: np.dtype) -> np.ndarray:
+    """A sample of variable length, (n,)."""
+    return np.frombuffer(sample, np.uint8) if isinstance(sample, bytes) else np.asarray(sample, kind)
 
 
 def native(dtype: np.dtype) -> np.dtype:
     """In this machine's byte order, which is read without h5py; enumerations and records are left alone."""
     return dtype if dtype.isnative or dtype.metadata or dtype.fields else dtype.newbyteorder("=")
-
-
-class H5Source(Source):
-    """Plain datasets by path. They differ in length, so the parts to write are made by the caller."""
-
-    def __init__(self, path: Path, contents: Contents) -> None:
-        self.path, self.splits, self.account = path, {}, contents.tree.account
-        self.fields = {name: Field(shape[1:], dtype) for name, (shape, dtype) in contents.plain.items()}
-        self._file = h5py.File(path, "r", rdcc_nbytes=1 << 26)
-        self._arrays: dict[str, Any] = {name: self._array(name) for name in contents.plain}
-        for name in contents.vlen:
-            dset = self._arrays[name] = self._file[name]
-            text = h5py.check_string_dtype(dset.dtype) is not None
-            self.fields[name] = Field((None,), vlen_type(dset), {"encoding": "utf-8"} if text else {})  # type: ignore[arg-type]
-
-    def _array(self, name: str) -> Any:
-        dset = self._file[name]
-        if dset.chunks or plan_reader(dset)[0] != "mapped":
-            return dset
-        return np.memmap(dset.file.filename, dset.dtype, "r", dset.id.get_offset(), dset.shape)
-
-    def mapped(self, name: str) -> bool:
-        return isinstance(self._arrays[name], np.ndarray)
-
-    def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
-        where: Any = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
-        return {name: self._read(name, where) for name in fields}, []
-
-    def _read(self, name: str, where: Any) -> Any:
-        values, kind = self._arrays[name][where], self.fields[name].dtype
-        if not self.fields[name].ragged:
-            return np.asarray(values, kind)
-        return [np.frombuffer(v, np.uint8) if isinstance(v, bytes) else np.asarray(v, kind) for v in values]
-
-    def identity(self) -> Any:
-        stat = self.path.stat()
-        return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns]
-
-    def close(self) -> None:
-        self._arrays.clear()
-        self._file.close()
