@@ -357,8 +357,8 @@ PARTS = {
         ),
         {
             "src/h5rows/__init__.py": [
-                r"from h5rows\.(functions|packing|importers)",
-                r'": "(functions|packing|importers)',
+                r"from h5rows\.(command|functions|packing|importers)",
+                r'": "(command|functions|packing|importers)',
             ],
             "pyproject.toml": ["^lmdb = ", "^zarr = ", "^n5 = "],
             "run": ["^  h5 "],

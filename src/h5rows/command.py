@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from h5rows.errors import ConfigError
-from h5rows.program import calling
+from h5rows.program import Reading, calling
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -169,10 +169,14 @@ def main(argv: Sequence[str]) -> int:
     ).exit_status
 
 
-def run(argv: Sequence[str] | None = None) -> int:
-    """The command: as `main`, with errors on one line."""
+def run(command: tuple[str, ...] = calling.command, reading: Reading = calling.reading) -> int:
+    """The command: `main` with sys.argv, and errors on one line.
+
+    command: how it is typed. reading: makes the line that says how a packed file is read.
+    """
+    calling.command, calling.reading = command, reading
     try:
-        status = main(sys.argv[1:] if argv is None else argv)
+        status = main(sys.argv[1:])
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # `| head` has seen enough
