@@ -62,9 +62,8 @@ def positive(text: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        " ".join(calling.command), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    name, raw = " ".join(calling.command), argparse.RawDescriptionHelpFormatter
+    top = argparse.ArgumentParser(name, description=__doc__, formatter_class=raw)
     verbs = top.add_subparsers(dest="verb", required=True)
 
     # no defaults here (SUPPRESS): those of packing/options.py hold; the help names them in brackets
