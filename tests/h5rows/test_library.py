@@ -104,7 +104,9 @@ def test_the_functions_do_what_the_command_does(
             assert np.array_equal(one[split]["a"], two[split]["a"])
             assert np.array_equal(one[split]["b"][:], one[split]["a"][:] / 4)
             assert len(one[split]["a"]) == size
-    assert h5rows.repack("one.h5", "three.h5", quiet=True).exit_status == 0
+    assert h5rows.repack("one.h5", "chunked.h5", codec="gzip", rows_per_chunk=4, quiet=True).exit_status == 0
+    assert h5rows.open("chunked.h5", split="val").describe()[1].startswith("b: () float32, ")
+    assert h5rows.repack("chunked.h5", "three.h5", quiet=True).exit_status == 0
     assert h5rows.open("three.h5", split="val").describe()[0].startswith("a: () int64, mapped")
     capfd.readouterr()
     h5rows.inspect("three.h5", seconds=0)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import h5py
@@ -72,7 +71,7 @@ def create(
     path: Path,
     columns: list[Column],
     attrs: Mapping[str, Any],
-    groups: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    groups: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Make the file with all its datasets allocated, unfilled, those of a page and more on page borders.
 
