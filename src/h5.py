@@ -15,10 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from h5rows.command import main, run
-from h5rows.program import calling
-
-__all__ = ["main"]
+from h5rows import run
 
 
 def train_command(out: Path, paths: Sequence[str], sequences: Sequence[str]) -> str:
@@ -43,7 +40,5 @@ def train_command(out: Path, paths: Sequence[str], sequences: Sequence[str]) -> 
     return f"train on it: {shlex.join(command)}"
 
 
-calling.command, calling.reading = ("./run", "h5"), train_command
-
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(run(("./run", "h5"), train_command))

@@ -26,6 +26,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from h5rows.command import run
     from h5rows.dataset import Dataset, open, share
     from h5rows.errors import ConfigError, first_line
     from h5rows.functions import inspect, pack, repack
@@ -60,6 +61,7 @@ NAMES = {
     "open_source": "importers",
     "pack": "functions",
     "repack": "functions",
+    "run": "command",
     "sample_shape": "probe",
     "share": "dataset",
     "split_of": "reading.opening",

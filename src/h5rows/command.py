@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from h5rows.errors import ConfigError
-from h5rows.program import calling
+from h5rows.program import Reading, calling
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -62,9 +62,8 @@ def positive(text: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        " ".join(calling.command), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    name, raw = " ".join(calling.command), argparse.RawDescriptionHelpFormatter
+    top = argparse.ArgumentParser(name, description=__doc__, formatter_class=raw)
     verbs = top.add_subparsers(dest="verb", required=True)
 
     # no defaults here (SUPPRESS): those of packing/options.py hold; the help names them in brackets
@@ -170,10 +169,14 @@ def main(argv: Sequence[str]) -> int:
     ).exit_status
 
 
-def run(argv: Sequence[str] | None = None) -> int:
-    """The command: as `main`, with errors on one line."""
+def run(command: tuple[str, ...] = calling.command, reading: Reading = calling.reading) -> int:
+    """The command: `main` with sys.argv, and errors on one line.
+
+    command: how it is typed. reading: makes the line that says how a packed file is read.
+    """
+    calling.command, calling.reading = command, reading
     try:
-        status = main(sys.argv[1:] if argv is None else argv)
+        status = main(sys.argv[1:])
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # `| head` has seen enough

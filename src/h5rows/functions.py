@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Mapping
-from dataclasses import fields as fields_of
 from datetime import datetime, timezone
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any
 
 from h5rows.importers import open_source
 from h5rows.importers.base import printable
@@ -17,20 +15,18 @@ from h5rows.packing.encode import Encoding
 from h5rows.packing.inspect import inspect_file
 from h5rows.packing.options import PackOptions
 from h5rows.packing.repack import repack_file
-from h5rows.packing.write import pack as pack_source
-
-Made = TypeVar("Made")
+from h5rows.packing.write import pack as write
 
 
 def pack(source: str, out: str, command: str = "", **options: Any) -> Account:
-    """Write any known format into one HDF5 file. options: of PackOptions: size=(224, 224), split={"val": 0.1}
+    """Write any known format into one HDF5 file. options: of PackOptions, such as size=(224, 224), split={"val": 0.1}.
 
     Returns what of the source was taken and what was left out; its exit_status is 0 where nothing was. A pack that was
     killed goes on where it stopped. command: noted in the file. Raises ConfigError; then there is no `out`.
     """
-    packing = _made(PackOptions, options)
+    packing = PackOptions(**options)
     opened = open_source(source, packing)
-    pack_source(opened, out, packing, _provenance(source, command, packing))
+    write(opened, out, packing, _provenance(source, command, packing))
     return opened.account
 
 
@@ -38,34 +34,29 @@ def repack(
     source: str,
     out: str,
     command: str = "",
+    codec: str = "none",
+    level: int | None = None,
+    rows_per_chunk: int | None = None,
     flatten: bool = False,
     external: str = "refuse",
     fixed: bool = False,
     inflate: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
-    **encoding: Any,
 ) -> Account:
-    """Write all that an HDF5 file holds in another layout: contiguous, or with codec=, level=, rows_per_chunk=.
+    """Write all that an HDF5 file holds in another layout: contiguous, or in chunks of a codec (gzip, zstd, lz4 ...).
 
     flatten: variable length and strings into flat values + offsets. fixed: what can grow becomes contiguous too.
     inflate: write a copy of many times the size. Returns what was left out, as `pack`.
     """
-    packing, layout = PackOptions(overwrite=overwrite, quiet=quiet), _made(Encoding, encoding)
-    record = _provenance(source, command, packing)
-    return repack_file(source, out, packing, layout, record, flatten, external, fixed, inflate)
+    options, encoding = PackOptions(overwrite=overwrite, quiet=quiet), Encoding(codec, level, rows_per_chunk)
+    record = _provenance(source, command, options)
+    return repack_file(source, out, options, encoding, record, flatten, external, fixed, inflate)
 
 
 def inspect(path: str, seconds: float = 0.3) -> None:
     """Print how a file is laid out and read, how fast (measured for `seconds` a dataset), and what to change."""
     inspect_file(path, seconds)
-
-
-def _made(kind: Callable[..., Made], options: Mapping[str, Any]) -> Made:
-    known = sorted(f.name for f in fields_of(kind))  # type: ignore[arg-type]
-    for name in options.keys() - set(known):
-        raise TypeError(f"there is no option {name!r}; there are {', '.join(known)}")
-    return kind(**options)
 
 
 def _provenance(source: str, command: str, options: PackOptions) -> dict[str, Any]:

@@ -16,10 +16,13 @@ def in_python(out: Path, paths: Sequence[str], sequences: Sequence[str]) -> str:
     return f"read it: h5rows.Dataset({str(out)!r}, {fields}, {groups[0]!r})"
 
 
+Reading = Callable[[Path, Sequence[str], Sequence[str]], str]  # as in_python
+
+
 @dataclass
 class Program:
     command: tuple[str, ...] = ("python", "-m", "h5rows")
-    reading: Callable[[Path, Sequence[str], Sequence[str]], str] = in_python
+    reading: Reading = in_python
 
 
 calling = Program()

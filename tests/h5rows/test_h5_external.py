@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect as signatures
 import os
 import pickle
-import runpy
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -163,7 +162,8 @@ def test_repack_copies_no_foreign_bytes(way: str, home: Path, monkeypatch: pytes
 
 def test_the_command_line_says_it_in_one_line(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = made(home, "raw")
-    main = runpy.run_path(str(PROJECT / "src" / "h5.py"), run_name="h5_command")["main"]
+    from h5rows.command import main
+
     with pytest.raises(ConfigError, match=f"x is stored in another file, {home}/secret"):
         main(["repack", str(path), str(home / "new.h5")])
     main(["repack", str(path), str(home / "new.h5"), "--external", "allow", "--quiet"])

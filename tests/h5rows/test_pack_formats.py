@@ -18,6 +18,7 @@ from h5rows.importers import open_source
 from h5rows.importers.tfrecord import masked_crc32c, varints
 from h5rows.packing.options import PackOptions
 from h5rows.packing.write import pack
+from h5rows.program import calling
 
 
 def run(path: Path, **kwargs: Any) -> h5py.File:
@@ -346,7 +347,14 @@ def test_columns_in_the_folders_of_splits_and_shares_of_them(tmp_path: Path) -> 
         np.testing.assert_array_equal(np.sort(both), np.arange(40))
 
 
-def test_a_folder_of_sequences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_sequences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in vars(calling).items():
+        monkeypatch.setattr(calling, name, value)  # put back after the test: importing h5 sets it
+    import h5
+
+    monkeypatch.setattr(calling, "reading", h5.train_command)
     (tmp_path / "in").mkdir()
     for k in range(30):
         np.save(tmp_path / "in" / f"{k:02}.npy", np.arange(k + 1))

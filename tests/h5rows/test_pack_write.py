@@ -330,11 +330,11 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
     del big
     out = tmp_path / "a.h5"
     code = (
-        f"import resource, sys; sys.path[:0] = [{str(H5.parent)!r}]; import h5\n"
+        f"import resource, sys; sys.path[:0] = [{str(H5.parent)!r}]\nfrom h5rows import command\n"
         "import h5rows.packing.write, h5rows.packing.encode, h5rows.packing.repack\n"
         "used = int(open('/proc/self/statm').read().split()[5]) * 4096\n"  # data and stack: not the mapped file
         "resource.setrlimit(resource.RLIMIT_DATA, (used + 300_000_000,) * 2)\n"
-        f"h5.main(['pack', {str(tmp_path / 'x.npy')!r}, {str(out)!r}, '--workers', '2', '--quiet'])"
+        f"command.main(['pack', {str(tmp_path / 'x.npy')!r}, {str(out)!r}, '--workers', '2', '--quiet'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr

@@ -340,6 +340,15 @@ def test_the_wheel_needs_what_the_project_needs() -> None:
     assert len(needs[0]) > 5
 
 
+def test_the_extras_of_the_library_are_the_project_s() -> None:
+    project, library = (
+        dict(re.findall(r"^(\w+) = (\[\".*\"\])", (ROOT / name / "pyproject.toml").read_text(), re.MULTILINE))
+        for name in (".", "tools/h5rows")
+    )
+    for name in ("codecs", "images", "lmdb", "zarr", "n5", "tables", "tfrecord", "remote"):
+        assert library[name] == project[name]
+
+
 # Each fork in a child of one process that has imported what all of them need but the project.
 COLLECT = """
 import importlib, json, os, pkgutil, sys

@@ -39,7 +39,7 @@ def save_tokenizer(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """bert/, gpt/: models as transformers saves them. texts.csv: as many good as bad films; texts.h5, packed."""
-    import h5
+    from h5rows import command
 
     home = tmp_path_factory.mktemp("hugging_face")
     torch.manual_seed(0)
@@ -61,7 +61,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
             words = [*random.choice(WORDS[6:], random.integers(1, 9)), ("bad", "good")[i % 2]]
             print(f"{' '.join(random.permutation(words))},{i % 2},{'val' if i >= 60 else 'train'}", file=file)
     arguments = ("--as", "text=tokens", "--tokenizer", home / "bert", "--length", 8, "--quiet")
-    h5.main(["pack", *map(str, (home / "texts.csv", home / "texts.h5", *arguments))])
+    command.main(["pack", *map(str, (home / "texts.csv", home / "texts.h5", *arguments))])
     return home
 
 
@@ -96,10 +96,10 @@ def test_texts_are_packed_as_the_tokenizer_says(home: Path) -> None:
 
 
 def test_what_cannot_be_packed_is_one_line(tmp_path: Path, home: Path) -> None:
-    import h5
+    from h5rows import command
 
     def pack(*arguments: str | Path) -> None:
-        h5.main(["pack", *map(str, (home / "texts.csv", tmp_path / "out.h5", *arguments))])
+        command.main(["pack", *map(str, (home / "texts.csv", tmp_path / "out.h5", *arguments))])
 
     with pytest.raises(
         ConfigError, match=r"--tokenizer bytes: no file bytes; give a tokenizers JSON file, or a folder"

@@ -197,7 +197,7 @@ def select(dset: Any, box: Box) -> tuple[Any, Any]:
         return h5s.ALL, h5s.ALL
     space = dset.get_space()
     space.select_hyperslab(corner, shape)
-    return h5s.create_simple((prod(shape),)), space
+    return h5s.create_simple(shape), space  # of as many sides: with others HDF5 crashes on some virtual datasets
 
 
 def read_box(dset: Any, box: Box) -> np.ndarray:

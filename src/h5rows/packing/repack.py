@@ -95,7 +95,8 @@ def tell(old: Path, new: Path, contents: Contents) -> None:
     held = ", ".join(f"{count:,} {kind}" for kind, count in contents.tree.account.held.items() if count)
     print(f"{old} holds {held}; {new}: {contents.tree.account.closing}")
     before, after = old.stat().st_size, new.stat().st_size
-    print(f"{old}: {before / 1e6:,.1f} MB -> {new}: {after / 1e6:,.1f} MB; look with: {typed('inspect', str(new))}")
+    look = typed("inspect", str(new))
+    print(f"{old}: {before / 1e6:,.1f} MB -> {new}: {after / 1e6:,.1f} MB; look with: {look}")
 
 
 def check_size(file: h5py.File, contents: Contents) -> None:
