@@ -402,7 +402,7 @@ PARTS = {
                 r"^\"engine.sweeps.report\" = ",
                 '^"src/(engine|h5rows)/',
             ],
-            "README.md": [r"^src/(engine|h5rows)/ "],
+            "README.md": [r"^src/engine/ h5rows/ "],
         },
         {
             "pyproject.toml": {
