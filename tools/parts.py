@@ -407,7 +407,7 @@ PARTS = {
                 r"^\"engine.sweeps.report\" = ",
                 '^"src/(engine|h5rows)/',
             ],
-            "README.md": [r"^src/(engine|h5rows)/ "],
+            "README.md": [r"^src/engine/ h5rows/ "],
         },
         {
             "pyproject.toml": {
