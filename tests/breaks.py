@@ -469,6 +469,18 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "tests/engine/config/test_door.py::test_a_saved_yaml_holds_plain_values",
     ),
     (
+        "src/engine/config/compose.py",
+        "    register_resolvers(project)  # another project may have",
+        "    # another project may have",
+        "tests/engine/test_project.py::test_two_projects_compose_in_one_process",
+    ),
+    (
+        "src/engine/ranks/watch.py",
+        "modules[: len(modules) - outer]",
+        "modules",
+        "tests/engine/test_project.py::test_the_debugger_that_started_a_run_is_none_within_it",
+    ),
+    (
         "src/engine/verify/recompute.py",
         "    check_saved(project, cfg)\n",
         "",
