@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from engine.data.loader import Loader, Transform, remedy
     from engine.data.loading.choose import loader_ways
     from engine.data.loading.samples import check_indexed
+    from engine.data.loading.slots import hand_over
     from engine.data.order import EvalPlan, Plan, Repeated, TrainPlan, shuffled
     from engine.data.probe import num_outputs, sample_shape
     from engine.data.reading.copies import files_of, local_copy
