@@ -32,8 +32,8 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ),
     (
         "src/engine/data/counter.py",
-        "state = _mix(numbers * _GOLDEN + self._key)",
-        "state = _mix(torch.arange(len(numbers)) * _GOLDEN + self._key)",
+        "state = mix64(numbers * GOLDEN + self._key)",
+        "state = mix64(torch.arange(len(numbers)) * GOLDEN + self._key)",
         "tests/lab/test_transforms.py::test_bitwise_the_same_for_any_split[flip]",
     ),
     (
@@ -920,8 +920,8 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     (
         "src/engine/data/loader.py",
-        "if held:\n                yield held.pop()\n            yield from rest",
-        "yield from rest\n            if held:\n                yield held.pop()",
+        "yield from hand_over(held)\n            yield from rest",
+        "yield from rest\n            yield from hand_over(held)",
         "tests/engine/data/test_loader.py::test_the_first_batch_can_be_looked_at_before",
     ),
     # ---- checkpoints

@@ -102,6 +102,15 @@ def read_text(path: Path, errors: str = "strict") -> str:
         raise Damaged(f"{path}: damaged, it is not text: {error}") from None
 
 
+def in_words(size: float) -> str:
+    """A number of bytes, to three digits: 512 B, 1.5 KB, 12 MB, 3.4 GB."""
+    for unit in ("B", "KB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} GB"
+
+
 def as_json(value: Any, indent: int | None = None) -> str:
     """JSON has no NaN and no infinity: they are written as null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)

@@ -1,28 +1,27 @@
 """Locks and write-once files, on any file system. Imports no torch.
 
 A lock is the kernel's (flock), released when the process ends in any way. On file systems without flock (Lustre without
--o flock, NFS without lockd, some FUSE) it is a file beside it that names its holder. A dead holder's file is removed on
-the holder's machine; elsewhere the user must do that, as other machines cannot see whether the process lives.
+-o flock, NFS without lockd, some FUSE) it is a file beside it that names its holder, by the package filelock. A dead
+holder's file is removed on the holder's machine; elsewhere the user must do that, as other machines cannot see whether
+the process lives.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import platform
-import subprocess
-import sys
-import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from engine.files import read_file
+from engine.files import read_text
+
+if TYPE_CHECKING:
+    from filelock import SoftFileLock  # imported where there is no flock: it takes 40 ms
 
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
-WAIT_S = 0.05  # between two looks at a holder's file
 
 
 class Busy(OSError):
@@ -36,19 +35,18 @@ class Lock:
     """
 
     def __init__(self, path: Path, wait: bool = False) -> None:
-        self._holder: _HolderFile | None = None
+        self._marker: SoftFileLock | None = None
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             if not _flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)):
-                self._holder = _HolderFile(path)
-                self._holder.take(wait)
+                self._marker = _mark(_marker_of(path), wait)
         except BaseException:
             os.close(self._fd)
             raise
 
     def close(self) -> None:
-        if self._holder is not None:
-            self._holder.leave()
+        if self._marker is not None:
+            self._marker.release()  # does nothing in a child that was forked meanwhile
         os.close(self._fd)
 
     def __enter__(self) -> Lock:
@@ -65,7 +63,9 @@ def is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return not _flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB) and _HolderFile(path).is_held()
+        if not _flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB) and (marker := _marker_of(path)).exists():
+            _mark(marker, wait=False).release()
+        return False
     except Busy:
         return True
     finally:
@@ -120,77 +120,26 @@ def _flock(fd: int, how: int) -> bool:
     return True
 
 
-class _HolderFile:
-    """A file that exists while somebody holds the lock: {host, pid, began}."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path.with_name(f"{path.name}.held")
-        self.own = {"host": platform.node(), "pid": os.getpid(), "began": _began(os.getpid())}
-
-    def take(self, wait: bool) -> None:
-        while not self._create():
-            holder = self._holder()
-            if holder is not None and self._is_dead(holder):
-                self._bury(holder)
-            elif wait:
-                time.sleep(WAIT_S)
-            else:
-                raise Busy(f" - {self.path} names {_named(holder)}; delete it if that process is gone")
-
-    def leave(self) -> None:
-        if os.getpid() == self.own["pid"]:  # not a child that was forked meanwhile
-            self.path.unlink(missing_ok=True)
-
-    def is_held(self) -> bool:
-        holder = self._holder()
-        return self.path.exists() and (holder is None or not self._is_dead(holder))
-
-    def _create(self) -> bool:
-        try:
-            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError:
-            return False
-        with os.fdopen(fd, "w") as file:
-            json.dump(self.own, file)
-        return True
-
-    def _holder(self) -> dict[str, Any] | None:
-        """None: it has just gone, or has not yet said who it is."""
-        with suppress(FileNotFoundError, ValueError):
-            holder = json.loads(read_file(self.path))
-            return holder if isinstance(holder, dict) and holder.keys() >= self.own.keys() else None
-        return None
-
-    def _is_dead(self, holder: dict[str, Any]) -> bool:
-        return holder["host"] == self.own["host"] and _began(int(holder["pid"])) != holder["began"]
-
-    def _bury(self, holder: dict[str, Any]) -> None:
-        """Remove a dead holder's file. Of several processes only one may, and it checks the holder again before."""
-        right = self.path.with_name(f"{self.path.name}.{holder['pid']}")
-        try:
-            os.close(os.open(right, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-        except FileExistsError:
-            time.sleep(WAIT_S)
-            return
-        try:
-            if self._holder() == holder:
-                print(f"{self.path} is left from a process that is gone: {_named(holder)}", file=sys.stderr)
-                self.path.unlink(missing_ok=True)
-        finally:
-            right.unlink(missing_ok=True)
+def _marker_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.held")  # not `path` itself, which may have content
 
 
-def _named(holder: dict[str, Any] | None) -> str:
-    return f"process {holder['pid']} on {holder['host']}" if holder else "no process yet"
+def _mark(marker: Path, wait: bool) -> SoftFileLock:
+    """Create the file that is a lock where there is no flock; raises Busy."""
+    from filelock import SoftFileLock, Timeout
 
-
-def _began(pid: int) -> str | None:
-    """Returns the process's start time as text, which tells a later process with this pid apart; None: no process."""
+    lock = SoftFileLock(marker, timeout=-1 if wait else 0, thread_local=False)
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else fields[19]
-    except OSError:
-        if os.path.isdir("/proc/self"):
-            return None
-    done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True)
-    return done.stdout.strip() or None
+        lock.acquire()
+    except Timeout:
+        raise Busy(f" - {marker} names {_holder(marker)}; delete it if that process is gone") from None
+    return lock
+
+
+def _holder(marker: Path) -> str:
+    """filelock writes a line with the process, one with its host, and one that tells it from a later process."""
+    with suppress(FileNotFoundError):
+        pid, host, *_ = (*read_text(marker, errors="replace").splitlines(), "", "")
+        if pid.isdigit():
+            return f"process {pid} on {host}"
+    return "no process yet"

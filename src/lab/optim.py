@@ -15,9 +15,7 @@ from torch.optim import Optimizer
 from engine.config import regex
 from engine.errors import ConfigError
 from engine.private import lean_step
-from engine.ranks import is_part
-
-FUSED_ON_PARTS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)  # fsdp.on_shards
+from engine.ranks import FUSED, is_part
 
 # factor(step, total_steps) -> factor of the peak learning rate in step number `step`, from 0, skipped ones included
 Factor = Callable[[int, int], float]
@@ -84,7 +82,7 @@ def build_optimizer(make: Callable[..., Optimizer], groups: Callable[[], list[di
     given = getattr(make, "keywords", {})
     can_fuse = "fused" in inspect.signature(target).parameters
     sharded = any(is_part(p) for group in groups() for p in group["params"])
-    if sharded and not (inspect.isclass(target) and issubclass(target, FUSED_ON_PARTS)):
+    if sharded and not (inspect.isclass(target) and issubclass(target, FUSED)):
         can_fuse = False
         if given.get("fused"):
             raise ConfigError(f"optim.fused=true: torch has no fused {target.__name__} for trainer=fsdp - leave it out")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from engine.data.loader import Loader, Transform, remedy
     from engine.data.loading.choose import loader_ways
     from engine.data.loading.samples import check_indexed
+    from engine.data.loading.slots import hand_over
     from engine.data.order import EvalPlan, Plan, Repeated, TrainPlan, shuffled
     from engine.data.stateful import StatefulOrder, changeable_order, has_state
     from engine.data.stream import Stream, is_stream

@@ -12,26 +12,9 @@ import zlib
 import torch
 from torch import Tensor
 
+from engine.data.permutation import GOLDEN, mix64, shift, signed
+
 _BITS = 24  # of each draw: exact as a float32 in [0, 1)
-
-
-def _signed(value: int) -> int:
-    """A 64-bit pattern as torch's int64."""
-    value &= 0xFFFFFFFFFFFFFFFF
-    return value - (1 << 64) if value >> 63 else value
-
-
-_GOLDEN, _MIX1, _MIX2 = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-
-
-def _shift(x: Tensor, bits: int) -> Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)  # torch's >> keeps the sign
-
-
-def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shift(x, 30)) * _MIX1
-    x = (x ^ _shift(x, 27)) * _MIX2
-    return x ^ _shift(x, 31)
 
 
 class Draws:
@@ -41,14 +24,15 @@ class Draws:
         key = (seed * 0x9E3779B97F4A7C15 + zlib.crc32(stream.encode()) * 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
         for multiplier in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
             key = ((key ^ (key >> 29)) * multiplier) & 0xFFFFFFFFFFFFFFFF
-        self._key = _signed(key ^ (key >> 32))
+        self._key = signed(key ^ (key >> 32))
 
     def _bits(self, numbers: Tensor, count: int) -> Tensor:
         """numbers: (B,) int64 -> (B, count) int64 of _BITS random bits."""
-        state = _mix(numbers * _GOLDEN + self._key)
+        state = mix64(numbers * GOLDEN + self._key)
         # 1, 2, ..., count. The ~ keeps torch.compile from working out arange * constant, which does not fit an int64
-        draw = ~torch.arange(-2, -2 - count, -1, device=numbers.device) * _GOLDEN
-        return _shift(_mix(state[:, None] + draw), 64 - _BITS)
+        draw = ~torch.arange(-2, -2 - count, -1, device=numbers.device) * GOLDEN
+        bits: Tensor = shift(mix64(state[:, None] + draw), 64 - _BITS)
+        return bits
 
     def uniform(self, numbers: Tensor, count: int) -> Tensor:
         """numbers: (B,) int64 -> (B, count) float32 in [0, 1)."""

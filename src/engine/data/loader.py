@@ -28,7 +28,7 @@ from engine.data.loading.open_workers import open_workers
 from engine.data.loading.resident import Resident
 from engine.data.loading.ring import Ring
 from engine.data.loading.samples import InProcess, Samples
-from engine.data.loading.slots import CAN_REUSE, Batch, indices_on
+from engine.data.loading.slots import CAN_REUSE, Batch, hand_over, indices_on
 from engine.data.loading.waits import waits_on
 from engine.data.order import Plan
 from engine.data.stream import Stream
@@ -144,8 +144,7 @@ class Loader:
         # at the first batch, not before: a reorder may come between
         (held, rest), self._begun = self._begun or ([], self._batches()), None
         try:
-            if held:
-                yield held.pop()
+            yield from hand_over(held)
             yield from rest
         finally:
             rest.close()
@@ -169,13 +168,12 @@ class Loader:
                 if pair is None:
                     return
                 batch, numbers = pair
-                # hold no batch while the consumer works: its buffer could not be used again when the consumer lets go
                 out = [batch if self.transform is None else self._transformed(batch, numbers, k)]
                 if self._with_rows:
                     out = [self._with_row(out.pop(), numbers, k)]
                 del pair, batch, numbers
                 k += 1
-                yield out.pop()
+                yield from hand_over(out)
         finally:
             stream.close()
 

@@ -17,6 +17,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from engine.host.process import process_state
+
 START_S = 600.0  # limit for the first beat
 LATE_S = 1.0  # tolerance for a busy machine; below the time in which the ranks' watchdogs find a hang
 GAP_S = 5.0  # a longer gap between checks: the parent itself was stopped (Ctrl-Z), and likely the children too
@@ -67,7 +69,7 @@ class Hearts:
 
     def why(self, index: int, pid: int) -> str:
         """The reason why an overdue process is taken for hung, for a message."""
-        cause = "it is stopped (SIGSTOP)" if is_stopped(pid) else "native code holds its interpreter"
+        cause = "it is stopped (SIGSTOP)" if process_state(pid) in ("T", "t") else "native code holds its interpreter"
         limit = f"{self.shared[index].limit_s:g} s (process.timeout; {self.place(index)})"
         return f"it did not run for {limit}; {cause}"
 
@@ -115,13 +117,6 @@ def say_ended() -> None:
     """This process has finished, or its failure is on record."""
     if _own is not None:
         _own.said = True
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether the process is stopped (SIGSTOP, a tracer); False without /proc."""
-    with suppress(OSError), open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] in "Tt"
-    return False
 
 
 def abort_hung(process: Any, wait_s: float = 2.0) -> None:

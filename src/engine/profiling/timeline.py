@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import nn
 
+from engine.data import hand_over
 from engine.ranks import DeviceClock, HostClock
 
 T = TypeVar("T")
@@ -132,12 +133,12 @@ class Batches:
             while True:
                 self._spans.begin(DATA)
                 try:
-                    out = [next(batches)]  # nothing here holds a batch that was handed out: its memory is reused
+                    out = [next(batches)]
                 except StopIteration:
                     return
                 finally:
                     self._spans.end()
-                yield out.pop()
+                yield from hand_over(out)
         finally:
             close = getattr(batches, "close", None)
             if close is not None:

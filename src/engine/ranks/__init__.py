@@ -99,6 +99,7 @@ if TYPE_CHECKING:
     from engine.ranks.rules import check_options
     from engine.ranks.seed import StepNumbers, draw_nothing, rng_state, seed_everything, set_rng_state
     from engine.ranks.skipping import (
+        FUSED,
         all_of,
         any_of,
         begin_momentum,

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ConfigError, RunFailed
-from engine.host import count_gpus
+from engine.host import count_gpus, process_state
 from engine.ranks import wire
 from engine.ranks.cluster import cluster_role, gpu_index, interface_towards, listener, rank_variables
 
@@ -378,16 +378,8 @@ def dead_peers(world: World) -> Callable[[], list[int]]:
 
     places = share_from_main(gather((socket.gethostname(), os.getpid()), world), world)
     pids = {rank: pid for rank, (host, pid) in enumerate(places) if host == socket.gethostname()}
-    return lambda: [rank for rank, pid in pids.items() if _gone(pid)]
-
-
-def _gone(pid: int) -> bool:
-    """Whether there is no such process, or only a zombie (state Z or X)."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return os.path.isdir("/proc/self")  # without /proc nothing is known: not gone
+    # "" where there is none; a zombie or a dead one; without /proc nothing is known: not gone
+    return lambda: [rank for rank, pid in pids.items() if process_state(pid) in ("", "Z", "X")]
 
 
 def group_for_threads(world: World) -> Any:

@@ -27,6 +27,7 @@ from typing import Any
 from engine import early
 from engine.errors import ConfigError, RankLost, RunFailed, one_line
 from engine.host import (
+    LIKELY_CAUSES,
     SAME_SIGNAL_S,
     Hearts,
     abort_hung,
@@ -51,9 +52,8 @@ LAST_S = 20.0  # time for the other ranks to end by themselves after a failure: 
 
 _UNRECORDED = "\0failed "  # in a rank's pipe, before its time and its line
 
-LIKELY: dict[int, str] = {  # likely causes of these signals
-    signal.SIGKILL: " (the kernel does that when memory runs out: see dmesg)",
-    signal.SIGBUS: " (a data file was cut short while it was read, or the shared memory of /dev/shm is full)",
+LIKELY: dict[int, str] = {  # of a rank
+    **LIKELY_CAUSES,
     signal.SIGABRT: " (native code gave up, as gloo does where ranks join a collective with tensors of different "
     "sizes: see docs/why_did_my_run_die.md)",
 }

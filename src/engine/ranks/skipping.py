@@ -21,7 +21,8 @@ from engine.errors import RunFailed
 from engine.private import kernel_skips_non_finite
 from engine.ranks.fsdp import local_parts
 
-# classes whose fused kernels take found_inf; another class with an argument `fused` may know nothing of it
+# classes whose fused kernels take found_inf, and parts of parameters (fsdp); another class with an argument `fused` may
+# know nothing of either
 FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 
 Named = Iterable[tuple[str, Tensor]]

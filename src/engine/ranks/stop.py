@@ -37,15 +37,7 @@ if TYPE_CHECKING:
     from engine.ranks.distributed import World
 
 MAX_TIME, AT_STEP = "process.max_time", "process.stop_at_step"
-CAUSES = (
-    "",
-    MAX_TIME,
-    "SIGHUP",
-    "SIGUSR2",
-    "SIGUSR1",
-    "SIGTERM",
-    "SIGINT",
-)  # rising priority: of several, rank 0 takes the last
+CAUSES = ("", MAX_TIME, *(one.name for one in reversed(STOP_SIGNALS)))  # rising priority: rank 0 takes the last
 TELL_S = 0.2  # between two broadcasts
 MOST_STEPS = 64  # between two broadcasts
 LONG_S = 1.0  # steps longer than this do not take one more until the broadcast is read

@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from engine import early
+from engine.files import in_words
 from engine.host import cores, in_a_child, limited_to
 from engine.project import Project
 from engine.sweeps.screen import aligned, clock
@@ -58,12 +59,12 @@ def preflight(project: Project, candidates: Sequence[Candidate], at_once: int) -
         assert timed.step_s is not None and timed.eval_s is not None and timed.end_s is not None  # noqa: PT018
         job_s = trial.steps * timed.step_s + trial.evaluations * timed.eval_s + timed.end_s
         seconds, memory = seconds + job_s, max(memory, timed.memory)
-        figures = [f"{trial.steps:,}", f"{1e3 * timed.step_s:.1f}", megabytes(timed.memory), clock(job_s)]
+        figures = [f"{trial.steps:,}", f"{1e3 * timed.step_s:.1f}", in_words(timed.memory), clock(job_s)]
         rows.append([str(candidate.number), *figures, trial.batch, candidate.label])
     total = f"preflight: {len(candidates)} jobs of {len(known)} shapes, about {clock(seconds)} one after the other"
     if at_once > 1:
         total += f", {clock(seconds / at_once)} with {at_once} at once"
-    return f"{aligned(rows)}\n\n{total}; memory of a rank: up to {megabytes(memory)}"
+    return f"{aligned(rows)}\n\n{total}; memory of a rank: up to {in_words(memory)}"
 
 
 def in_a_process(project: Project, candidate: Candidate, known: Sequence[str], num_cores: int) -> Trial:
@@ -74,7 +75,3 @@ def in_a_process(project: Project, candidate: Candidate, known: Sequence[str], n
 def _try_out(project: Project, cfg: DictConfig, num_cores: int, known: list[str]) -> dict[str, Any]:
     os.environ.update(limited_to(num_cores))
     return project.try_out(cfg, known)
-
-
-def megabytes(size: int) -> str:
-    return f"{size / 2**20:,.0f} MB"

@@ -14,6 +14,7 @@ import torch
 from engine.data.loading.slots import Batch, is_ragged, sample_bytes
 from engine.data.order import Plan
 from engine.errors import ConfigError
+from engine.files import in_words
 
 KINDS = ("auto", "threads", "workers", "device")
 
@@ -53,17 +54,18 @@ def _for_batch_dataset(dataset: Any, plan: Plan, device: torch.device) -> tuple[
     nbytes = row_bytes * len(dataset)
     stored = getattr(dataset, "nbytes", nbytes)
     if nbytes > 2 * stored:
-        return "threads", f"threads: its samples overlap, {_size(stored)} would become {_size(nbytes)}"
+        return "threads", f"threads: its samples overlap, {in_words(stored)} would become {in_words(nbytes)}"
     limit = min(_RESIDENT_BYTES, _free_bytes(device) // 10)
     part = plan(0)
     batch_bytes = row_bytes * len(part[0]) if part else 0
     if nbytes > limit:
-        return "threads", f"threads: the set of {_size(nbytes)} is over the {_size(limit)} that may be held on {device}"
+        most = f"the {in_words(limit)} that may be held on {device}"
+        return "threads", f"threads: the set of {in_words(nbytes)} is over {most}"
     if device.type == "cpu" and batch_bytes > _RESIDENT_BATCH_BYTES:
-        return "threads", f"threads: batches of {_size(batch_bytes)} are gathered beside the step"
+        return "threads", f"threads: batches of {in_words(batch_bytes)} are gathered beside the step"
     return (
         "device",
-        f"device: the whole set, {_size(nbytes)}, is held {'in RAM' if device.type == 'cpu' else f'on {device}'}",
+        f"device: the whole set, {in_words(nbytes)}, is held {'in RAM' if device.type == 'cpu' else f'on {device}'}",
     )
 
 
@@ -141,14 +143,6 @@ def _rate(dataset: Any, plan: Plan, count: int) -> float:
 
 def empty(dataset: Any, rows: np.ndarray) -> Batch:
     return {field: torch.empty((len(rows), *shape), dtype=dtype) for field, (shape, dtype) in dataset.spec.items()}
-
-
-def _size(nbytes: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if nbytes < 1000:
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:,.3g} GB"
 
 
 def loader_ways(dataset: Any, cores: int) -> list[tuple[str, int]]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.data.loading.ring import GROUP_MOST
-from engine.data.loading.slots import Batch, Slots, indices_on, sample_bytes, split
+from engine.data.loading.slots import Batch, Slots, hand_over, indices_on, sample_bytes, split
 from engine.data.order import Plan
 
 _LOAD_BYTES = 64 * 1024 * 1024  # read at once while the set is loaded
@@ -62,8 +62,7 @@ class Resident:
                 end = begin + sum(sizes[i : i + group])
                 parts = split(self._index(self._held, rows[begin:end]), numbers[begin:end], sizes[i : i + group])
                 begin = end
-                while parts:
-                    yield parts.pop()
+                yield from hand_over(parts)
 
     def _index(self, held: Batch, rows: Tensor) -> Batch:
         if self._slots is None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.data.loading.side_stream import SideStream
-from engine.data.loading.slots import Batch, Spec, to_device
+from engine.data.loading.slots import Batch, Spec, hand_over, to_device
 from engine.data.order import Plan
 from engine.data.permutation import hashed
 from engine.data.stream import Stream
@@ -228,7 +228,7 @@ class InProcess:
                 batch = self._make(*part)
             pair = [deliver(batch, torch.from_numpy(part[0]), self.device, self._side)]
             del batch
-            yield pair.pop()
+            yield from hand_over(pair)
             k += 1
 
     def _make(self, numbers: np.ndarray, rows: np.ndarray) -> Batch:

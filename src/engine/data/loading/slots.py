@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from engine.private import storage_use_count
 if TYPE_CHECKING:
     from engine.data.loading.side_stream import Cuda
 
+T = TypeVar("T")
 Batch = dict[str, Tensor]
 Spec = dict[str, "tuple[tuple[int, ...], torch.dtype]"]
 
@@ -74,6 +76,13 @@ class Slots:
                     self._slots.popleft()  # its holders keep the memory; it is given back when they let go
             slot.copied = None
             return {name: tensor[:rows] for name, tensor in slot.tensors.items()}, slot
+
+
+def hand_over(batches: list[T]) -> Iterator[T]:
+    """Yields the items of the list, the last first, and keeps none. What a generator yields from a variable it holds
+    until it is asked for the next: the consumer would let a batch go, and its buffer could not be used again."""
+    while batches:
+        yield batches.pop()
 
 
 def split(batch: Batch, numbers: Tensor, sizes: list[int]) -> list[tuple[Batch, Tensor]]:

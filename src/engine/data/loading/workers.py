@@ -16,7 +16,6 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import pickle
-import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -37,6 +36,8 @@ from engine.data.loading.slots import CAN_REUSE, Batch, Spec, to_device, users
 from engine.data.loading.worker import Layout, Maker, WorkerTraceback, work
 from engine.data.order import Plan
 from engine.errors import ConfigError, DataFailed
+from engine.files import in_words
+from engine.host import LIKELY_CAUSES
 
 _JOBS_EACH = 2  # jobs a worker has before it: one in work, one waiting
 _SPARE = 3  # slots that the consumer may hold: the batch in use, the one before, the one being handed over
@@ -196,16 +197,11 @@ class Workers:
             slot, count = self._unanswered[worker][0]
             rows = self._layout.views(self._slots[slot], count)[0][1].tolist()
         self.close()
-        if code == -signal.SIGKILL:
-            hint = "killed from outside, perhaps for want of memory"
-        elif code == -signal.SIGBUS:
-            hint = "a data file was cut short while it was read, or /dev/shm is full"
-        elif code is not None and code >= 0:
-            hint = "its code ended the process, as os._exit does"
-        else:
-            hint = "it crashed in native code"
+        hint = LIKELY_CAUSES.get(-(code or 0), " (it crashed in native code)")
+        if code is not None and code >= 0:
+            hint = " (its code ended the process, as os._exit does)"
         return DataFailed(
-            f"data: worker {worker} (pid {pid}) died with exit code {code}: {hint}; data.num_workers=0 shows where "
+            f"data: worker {worker} (pid {pid}) died with exit code {code}{hint}; data.num_workers=0 shows where "
             f"({self._samples.place(rows)})"
         )
 
@@ -245,7 +241,7 @@ def _check_shared_memory(nbytes: int) -> None:
     free = stats.f_bavail * stats.f_frsize
     if nbytes > free:
         raise ConfigError(
-            f"data.num_workers: the batches ahead need {nbytes / 1e6:,.0f} MB of shared memory and /dev/shm has "
-            f"{free / 1e6:,.0f} MB free; lower data.num_workers or hardware.micro_batch_size, "
+            f"data.num_workers: the batches ahead need {in_words(nbytes)} of shared memory and /dev/shm has "
+            f"{in_words(free)} free; lower data.num_workers or hardware.micro_batch_size, "
             "or give the container more (--shm-size)"
         )
