@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         COMPARED_IF_SWEPT,
         JOBS_OWN,
         NEVER_COMPARED,
+        JobConfig,
         dependents,
         flat,
         is_seed,
