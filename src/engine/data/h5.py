@@ -2,7 +2,7 @@
 
     path (a file, or shards) -> split (a group, some of its rows) -> fields -> gather(rows, out) -> a batch
 
-`layout.py` decides the way in which each field is read, `ways.py` has the three ways, `fields.py` what a sample is.
+`layout.py` decides the way in which each field is read, `readers.py` has the three ways, `fields.py` what a sample is.
 """
 
 from __future__ import annotations
