@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import importlib
 import json
@@ -189,7 +188,8 @@ def _composed(overrides: tuple[str, ...]) -> DictConfig:
             master = hydra.compose("train", [experiment] if experiment else [], return_hydra_config=True)
             _composers[experiment] = Composer(PROJECT, loader, master, Path.cwd(), Path.cwd())
         keys = [override.partition("=")[0] for override in overrides]
-        return dataclasses.replace(_composers[experiment], swept=keys)._composed(overrides)
+        _composers[experiment].swept = keys
+        return _composers[experiment]._composed(overrides)
 
 
 def compose(*overrides: str, checked: bool = True) -> DictConfig:

@@ -26,7 +26,13 @@ def lazy(room: str, file: str) -> Callable[[str], Any]:
 
 
 def names_of(page: Path) -> dict[str, str]:
-    """{name: module} of the imports under `if TYPE_CHECKING:` in a page's source."""
-    blocks = [node for node in ast.parse(page.read_text(encoding="utf-8")).body if isinstance(node, ast.If)]
-    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module) for node in imports for alias in node.names}
+    """{name: module} of the imports under `if TYPE_CHECKING:` in a page's source. ValueError: it has others there."""
+    found: dict[str, str] = {}
+    for block in ast.parse(page.read_text(encoding="utf-8")).body:
+        if not isinstance(block, ast.If) or ast.unparse(block.test) != "TYPE_CHECKING":
+            continue
+        for node in block.body:
+            if not isinstance(node, ast.ImportFrom) or any(alias.asname for alias in node.names):
+                raise ValueError(f"{page}, line {node.lineno}: a page has plain `from MODULE import NAME` alone")
+            found |= {alias.name: str(node.module) for alias in node.names}
+    return found

@@ -205,3 +205,13 @@ def test_a_name_that_a_page_lacks_is_named() -> None:
         [sys.executable, "-c", "from engine.ranks import Wurld"], cwd=SRC, capture_output=True, text=True, check=False
     )
     assert "cannot import name 'Wurld' from 'engine.ranks'" in done.stderr
+
+
+@pytest.mark.parametrize("line", ["from a import b as c", "import a", "x = 1"])
+def test_a_page_with_more_than_plain_imports_is_refused(tmp_path: Path, line: str) -> None:
+    page = tmp_path / "__init__.py"
+    page.write_text("import sys\nif sys.flags.optimize:\n    from x import y\nif TYPE_CHECKING:\n    from a import b\n")
+    assert names_of(page) == {"b": "a"}
+    page.write_text(page.read_text() + f"    {line}\n")
+    with pytest.raises(ValueError, match="line 6: a page has"):
+        names_of(page)

@@ -19,66 +19,80 @@ from torch import Tensor
 
 from engine.ranks import is_part
 
+Buffers = dict[tuple[int, bool], list[Tensor]]  # (bytes, pinned) -> buffers, uint8
+
 
 class Copies:
     """Copies of payloads in host memory (pinned for tensors of a GPU), which the next copy reuses."""
 
     def __init__(self) -> None:
-        self._memory: dict[tuple[int, bool], list[Tensor]] = {}  # (bytes, pinned) -> buffers, uint8
+        self._memory: Buffers = {}
 
     @torch.no_grad()
     def of(self, payload: Any) -> tuple[Any, Callable[[], None]]:
         """Returns (a copy of the payload, a function that waits until the device has filled it). The one before is
         overwritten. Tensors that share memory share it in the copy too, so torch.save writes the same bytes."""
-        free, self._memory = self._memory, {}
-        sources: list[Tensor] = []
-        targets: list[Tensor] = []
-        copied: dict[tuple[torch.device, int], Tensor] = {}  # storage's address -> its copy
+        copier = Copier(self._memory)
+        self._memory = copier.memory
+        content = copier.copy_value(payload)
+        return content, copier.fill()
 
-        def buffer(size: int, pinned: bool) -> Tensor:
-            spare = free.get((size, pinned))
-            found = spare.pop() if spare else torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-            self._memory.setdefault((size, pinned), []).append(found)
-            return found
 
-        def of_tensor(value: Tensor) -> Tensor:
-            if is_part(value):
-                shard = torch.empty_like(value, device="cpu")  # memory that is never touched takes none
-                shard._local_tensor = of_tensor(value.to_local())  # type: ignore[attr-defined]
-                return shard
-            storage = value.untyped_storage()
-            if not storage.nbytes():
-                return torch.empty_like(value, device="cpu")
-            key = (value.device, storage.data_ptr())
-            if key not in copied:
-                copied[key] = buffer(storage.nbytes(), value.device.type == "cuda")
-                sources.append(torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage))
-                targets.append(copied[key])
-            own = torch.empty(0, dtype=value.dtype)
-            return own.set_(copied[key].untyped_storage(), value.storage_offset(), value.size(), value.stride())
+class Copier:
+    """Makes one copy of a payload: first with empty tensors, then `fill` copies each storage once. free: buffers to be
+    used again; memory: those that are in use now."""
 
-        def of_value(value: Any) -> Any:
-            if _is_plain(value):
-                return of_tensor(value)
-            if isinstance(value, dict):
-                new = copy.copy(value)  # of the same class; a model's state dict has attributes
-                new.update((key, of_value(held)) for key, held in value.items())
-                return new
-            if type(value) in (list, tuple):
-                return type(value)(map(of_value, value))
-            return copy.deepcopy(value)
+    def __init__(self, free: Buffers) -> None:
+        self._free = free
+        self.memory: Buffers = {}
+        self._copies: dict[tuple[torch.device, int], Tensor] = {}  # storage's address -> its copy, uint8
+        self._pairs: list[tuple[Tensor, Tensor]] = []  # (copy, what is to be copied there), uint8
 
-        content = of_value(payload)
-        for target, source in zip(targets, sources):
+    def copy_value(self, value: Any) -> Any:
+        if _is_plain(value):
+            return self.copy_tensor(value)
+        if isinstance(value, dict):
+            new = copy.copy(value)  # of the same class; a model's state dict has attributes
+            new.update((key, self.copy_value(held)) for key, held in value.items())
+            return new
+        if type(value) in (list, tuple):
+            return type(value)(map(self.copy_value, value))
+        return copy.deepcopy(value)
+
+    def copy_tensor(self, value: Tensor) -> Tensor:
+        if is_part(value):
+            shard = torch.empty_like(value, device="cpu")  # memory that is never touched takes none
+            shard._local_tensor = self.copy_tensor(value.to_local())  # type: ignore[attr-defined]
+            return shard
+        storage = value.untyped_storage()
+        if not storage.nbytes():
+            return torch.empty_like(value, device="cpu")
+        key = (value.device, storage.data_ptr())
+        if key not in self._copies:
+            self._copies[key] = self._buffer(storage.nbytes(), value.device.type == "cuda")
+            source = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
+            self._pairs.append((self._copies[key], source))
+        own = torch.empty(0, dtype=value.dtype)
+        return own.set_(self._copies[key].untyped_storage(), value.storage_offset(), value.size(), value.stride())
+
+    def _buffer(self, size: int, pinned: bool) -> Tensor:
+        spare = self._free.get((size, pinned))
+        found = spare.pop() if spare else torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        self.memory.setdefault((size, pinned), []).append(found)
+        return found
+
+    def fill(self) -> Callable[[], None]:
+        """Copy the storages. Returns a function that waits for those of a GPU."""
+        for target, source in self._pairs:
             if source.device.type == "cpu":
                 target.numpy()[:] = source.numpy()  # memcpy; torch's threads are slow where they share their cores
             else:
                 target.copy_(source, non_blocking=source.is_cuda)
-        if not any(source.is_cuda for source in sources):
-            return content, lambda: None
-        copied_event = torch.cuda.Event()
-        copied_event.record()  # type: ignore[no-untyped-call]
-        return content, copied_event.synchronize
+        if not any(source.is_cuda for _, source in self._pairs):
+            return lambda: None
+        copied = torch.cuda.Event()
+        copied.record()  # type: ignore[no-untyped-call]
+        return copied.synchronize
 
 
 def _is_plain(value: Any) -> bool:

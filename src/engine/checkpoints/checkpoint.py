@@ -365,7 +365,7 @@ def find_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def find_weights(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
-    """Returns (file, state dict). path: as for `find`, or a file with a state dict that any program saved."""
+    """Returns (file, state dict). path: as of `find_checkpoint`, or a file with a state dict that any program saved."""
     if not path.exists():
         raise ConfigError(f"{path}: no such run directory, checkpoint or file with weights")
     if path.is_dir():

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from engine.config.alike import (
         JOBS_OWN,
         NEVER_COMPARED,
+        JobConfig,
         dependents,
         flat,
         is_seed,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,45 +52,48 @@ def is_seed(key: str) -> bool:
     return key.rpartition(".")[2] == "seed"
 
 
+@dataclass(frozen=True)
+class JobConfig:
+    """What is compared of a job. values: {dotted key: value}, none where it is not written yet. name: its folder's."""
+
+    values: Mapping[str, Any]
+    overrides: Sequence[str]
+    name: str
+
+    def value(self, key: str) -> Any:
+        return _without(self.values.get(key, _ABSENT), self.name)
+
+
 def unswept(
-    project: Project,
-    configs: Sequence[Mapping[str, Any]],
-    overrides: Sequence[Sequence[str]],
-    names: Sequence[str],
-    swept: Collection[str],
-    follows: Mapping[str, Collection[str]],
+    project: Project, jobs: Sequence[JobConfig], swept: Collection[str], follows: Mapping[str, Collection[str]]
 ) -> list[str]:
     """The dotted keys in which jobs differ although they were not swept.
 
-    configs, overrides, names: one per job; name: its directory's name. follows: {swept key: keys that interpolate it}.
-    Seeds, names and the groups Project.beside are not compared. A key that a swept group's option may have set (keys
-    below the group; any key, for an experiment) is compared only among jobs with the same option.
+    follows: {swept key: keys that interpolate it}. Seeds, names and the groups Project.beside are not compared. A key
+    that a swept group's option may have set (keys below the group; any key, for an experiment) is compared only among
+    jobs with the same option.
     """
-    known = [i for i, config in enumerate(configs) if config]
-    if not known:
-        return []
-    keys = dict.fromkeys(key for i in known for key in configs[i])
-    explained = {*swept, *(key for of in (*swept, JOBS_OWN) for key in follows.get(of, ()))}
+    jobs = [job for job in jobs if job.values]
+    keys = dict.fromkeys(key for job in jobs for key in job.values)
     groups = [key for key in swept if key not in keys]
-    found = []
-    for key in keys:
-        if (
-            key.split(".")[0] in (*project.beside, "name", *NEVER_COMPARED)
-            or is_seed(key)
-            or any(_within(key, one) for one in explained - {*groups})
-        ):
-            continue
-        if all(configs[i].get(key, _ABSENT) == configs[known[0]].get(key, _ABSENT) for i in known):
-            continue
-        owners = [group for group in groups if _owns(group, key, keys)]
-        values: dict[Any, Any] = {}
-        for i in known:
-            cell = tuple(_choice(overrides[i], group) for group in owners)
-            value = _without(configs[i].get(key, _ABSENT), names[i])
-            if values.setdefault(cell, value) != value:
-                found.append(key)
-                break
-    return found
+    explained = {*swept, *(key for of in (*swept, JOBS_OWN) for key in follows.get(of, ()))} - {*groups}
+    left_out = (*project.beside, "name", *NEVER_COMPARED)
+    compared = [key for key in keys if key.split(".")[0] not in left_out and not is_seed(key)]
+    compared = [key for key in compared if not any(_within(key, one) for one in explained)]
+    return [key for key in compared if _differs(key, jobs, [one for one in groups if _owns(one, key, keys)])]
+
+
+def _differs(key: str, jobs: Sequence[JobConfig], owners: Sequence[str]) -> bool:
+    """Whether two jobs with the same options of `owners`, the swept groups that may have set the key, have different
+    values of it."""
+    if all(job.values.get(key, _ABSENT) == jobs[0].values.get(key, _ABSENT) for job in jobs):
+        return False  # nearly always
+    first: dict[tuple[str | None, ...], Any] = {}  # options -> the value of the first job that has them
+    for job in jobs:
+        options, value = tuple(_choice(job.overrides, group) for group in owners), job.value(key)
+        if first.setdefault(options, value) != value:
+            return True
+    return False
 
 
 def dependents(project: Project, raw: Mapping[str, Any], key: str) -> list[str]:

@@ -6,7 +6,6 @@ argv -> Hydra composes -> job(cfg) -> resolved(project, cfg): no interpolation l
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import inspect
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
+from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
@@ -30,7 +30,6 @@ from engine.errors import ConfigError
 from engine.project import Project
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"  # unless it is 1, Hydra prints errors and exits instead of raising
-_PARSER = ("parse_args", "parse_intermixed_args", "error")
 _typed: list[str | None] = []  # values of _FULL_ERROR before each nested _full_error, the user's first
 _HYDRA_14 = "execution_whitelist" in inspect.signature(hydra.main).parameters
 
@@ -59,12 +58,10 @@ def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
     """Compose from sys.argv and call `job` for each config. Raises ConfigError, and what `job` raises. Our
     plugins of Hydra (hydra_plugins), which run sweeps, find the project at the function that Hydra hands them.
 
-    Changes made for Hydra are undone before a job runs: sys.argv and argparse once the command line is parsed, the
-    environment inside of `as_started`, which encloses jobs and sweeps.
+    Hydra raises errors where HYDRA_FULL_ERROR is 1: jobs and sweeps are enclosed by `as_started`, which undoes that.
     """
     check_arguments(project.root, sys.argv[1:])
     yamls.check_primary(sys.argv[1:], project.conf)
-    yamls.check_rerun(sys.argv[1:])
     yamls.check_bare(sys.argv[1:], project.conf)
     register_resolvers(project)
 
@@ -74,16 +71,30 @@ def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
     task.project = project  # type: ignore[attr-defined]
     shown = os.environ.get(_FULL_ERROR)
     arguments = quoted(project, from_agent(project, sys.argv[1:]))
+    # what hydra.main does, with arguments that are not sys.argv's: overrides on both sides of -m, as 1.4 takes them
+    parser: Any = get_args_parser()
+    parser.error = _refuse
+    args = parser.parse_intermixed_args(for_a_run(project, arguments))
+    if args.experimental_rerun is not None:
+        raise ConfigError("--experimental-rerun: would unpickle a file - a run's directory goes on with resume=...")
     # 1.4 wants an allowlist, and warns of the version_base that 1.3 wants
     options: dict[str, Any] = {"execution_whitelist": project.allowed} if _HYDRA_14 else {"version_base": None}
-    decorate = hydra.main(config_path=str(project.conf), config_name="train", **options)
+
+    @hydra.main(config_path=str(project.conf), config_name="train", **options)
+    def run(args: Any) -> None:  # called with an argument, hydra.main parses none
+        _run_hydra(args, parser, task_function=task, config_path=str(project.conf), config_name="train")
+
     try:
-        with _full_error("1"), _command_line(for_a_run(project, arguments)):
-            decorate(task)()
+        with _full_error("1"):
+            run(args)  # type: ignore[call-arg]
     except Exception as error:
         if shown == "1" or (line := explain(project, error, sys.argv[1:], composed)) is None:
             raise
         raise ConfigError(line if for_a_run(project, arguments) == arguments else line.replace("++", "")) from error
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ConfigError(f"{message} - values are given as key=value, without dashes; see --help")
 
 
 @contextlib.contextmanager
@@ -131,36 +142,6 @@ def for_a_run(project: Project, arguments: Sequence[str]) -> list[str]:
         return f"++{argument}" if is_value and key != "resume" and not key.startswith("hydra.") else argument
 
     return [*map(one, keys, arguments)]
-
-
-@contextlib.contextmanager
-def _command_line(arguments: list[str]) -> Iterator[None]:
-    """In this block Hydra parses these arguments as 1.4 does (overrides on both sides of -m), and a mistake (`--lr=3`)
-    raises ConfigError instead of printing the usage. Undone after the parsing, as a job may use argparse too."""
-
-    def error(self: argparse.ArgumentParser, message: str) -> NoReturn:
-        raise ConfigError(f"{message} - values are given as key=value, without dashes; see --help")
-
-    def parse(self: argparse.ArgumentParser, *rest: Any, **more: Any) -> Any:
-        argparse.ArgumentParser.parse_args, argparse.ArgumentParser.parse_intermixed_args = methods[:2]  # type: ignore
-        try:
-            return self.parse_intermixed_args(*rest, **more)
-        finally:
-            undo()
-
-    def undo() -> None:
-        for name, method in zip(_PARSER, methods):
-            setattr(argparse.ArgumentParser, name, method)
-        sys.argv = argv
-
-    methods = [getattr(argparse.ArgumentParser, name) for name in _PARSER]
-    argv, sys.argv = sys.argv, [sys.argv[0], *arguments]
-    for name, method in zip(_PARSER, (parse, parse, error)):
-        setattr(argparse.ArgumentParser, name, method)
-    try:
-        yield
-    finally:
-        undo()
 
 
 def composed(project: Project, overrides: Sequence[str]) -> dict[str, Any]:

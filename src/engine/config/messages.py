@@ -22,7 +22,6 @@ from omegaconf.errors import InterpolationKeyError, InterpolationToMissingValueE
 from engine.config import yamls
 from engine.config.schema import did_you_mean, hints_of, leaves, nearest, no_such_key, show
 from engine.errors import ConfigError
-from engine.extras import missing
 from engine.project import Project
 
 _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config search path|provider=)")
@@ -30,11 +29,6 @@ _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config s
 _NAMES_A_KEY = re.compile(r"[a-z]\w*(\.\w+)+(\[|=|: | )")
 
 CALLERS = ("engine/config/compose.py", "engine/config/messages.py", "train.py")  # our files that call Hydra to compose
-NOT_INSTALLED = {  # launchers of Hydra's plugins: (package, ours)
-    "hydra/launcher=joblib": ("hydra-joblib-launcher", "pool"),
-    "hydra/launcher=submitit_local": ("hydra-submitit-launcher", "pool"),
-    "hydra/launcher=submitit_slurm": ("hydra-submitit-launcher", "slurm"),
-}
 
 Compose = Callable[[Project, Sequence[str]], dict[str, Any]]  # overrides -> the whole config
 
@@ -48,8 +42,8 @@ def explain(project: Project, error: BaseException, argv: Sequence[str], compose
         return _yaml(error)
     if isinstance(error, OverrideParseException):
         return no_override(error.override)
-    if isinstance(error, RecursionError):
-        return yamls.ring(argv, project.conf)
+    if isinstance(error, RecursionError) and _by_hydra(project.root, error):
+        return f"{' '.join(argv)}: the defaults of a yaml lead back to itself - take one of them out"
     if isinstance(error, MissingConfigException):
         return _missing_config(error, argv, project.conf)
     if "'hydra/launcher/ray' with schema" in str(error):
@@ -128,8 +122,6 @@ def _missing_config(error: MissingConfigException, argv: Sequence[str], conf: Pa
     """Returns the line for an unknown option of a group, or an unknown group in a defaults list."""
     group, _, option = (error.missing_cfg_file or "").lstrip("/").rpartition("/")
     options = sorted(error.options or yamls.options(group, argv, conf))
-    if plugin := NOT_INSTALLED.get(f"{group}={option}"):
-        return f"{missing(f'{group}={option}', plugin[0])}, or choose {group}={plugin[1]}"
     if not group:
         return one_line(error)
     source = re.match(r"In '([^']+)'", str(error))

@@ -150,36 +150,16 @@ def locate(project: Project, path: Any, key: str, allowed: Sequence[str] = ()) -
         raise ConfigError(
             f"{where}: expected the import path of a class of {', '.join(project.allowed)}, got {show(path)}"
         )
-    remedy = next((text for start, text in project.remedies.items() if path.startswith(start)), None)
-    remedy = remedy or f"add its library to `allowed` in src/{project.name.replace('.', '/')}.py"
-    remedy = "" if allowed else f" - {remedy}"
+    refused = _refusal(project, path, where, allowed)
     allowed = allowed or project.allowed
-    refused = f"{where}: {path} is not allowed ({', '.join(allowed)}){remedy}"
+    is_named = path in allowed  # itself, not by lab.models.*: then it may be private, within a class, any callable
     if not _below(path, allowed):
-        first, _, rest = path.partition(".")
-        renamed = f"{project.package}.{rest}"  # a fork has another name
-        if _below(renamed, allowed) and importlib.util.find_spec(first) is None:
-            raise ConfigError(f"{where}: {path}: there is no package {first!r} - did you mean {renamed}?")
+        _check_renamed(project, path, where, allowed)
         raise ConfigError(refused)
-    if path not in allowed and any(part.startswith("_") for part in path.split(".")):
+    if not is_named and any(part.startswith("_") for part in path.split(".")):
         raise ConfigError(f"{where}: {path} is private: a name with a leading underscore cannot be built")
-    parts = path.split(".")
-    found: Any = _import(project.root, parts[0], path, where)
-    for count, part in enumerate(parts[1:], start=2):
-        here = ".".join(parts[:count])
-        if path not in allowed and not isinstance(found, ModuleType):
-            raise ConfigError(
-                f"{where}: {path} is part of {'.'.join(parts[: count - 1])}; name a class or function itself"
-            )
-        inner = getattr(found, part, None)
-        if isinstance(found, ModuleType) and (inner is None or isinstance(inner, ModuleType)):
-            # a module that `found` merely imported (lab.x.os.system) is not part of it
-            inner = _import(project.root, here, path, where) if hasattr(found, "__path__") else None
-        if inner is None:
-            hint = did_you_mean(part, _names(found))
-            raise ConfigError(f"{where}: {'.'.join(parts[: count - 1])} has no {part!r}{hint}")
-        found = inner
-    if path in allowed and callable(found):
+    found = _walked(project.root, path, where, into_classes=is_named)
+    if is_named and callable(found):
         return found
     if not (inspect.isclass(found) or inspect.isfunction(found)):
         raise ConfigError(f"{where}: {path} is no class or function")
@@ -187,6 +167,41 @@ def locate(project: Project, path: Any, key: str, allowed: Sequence[str] = ()) -
     home = f"{found.__module__}.{found.__qualname__}"
     if not _below(home, allowed):
         raise ConfigError(f"{refused}: it is {home}")
+    return found
+
+
+def _refusal(project: Project, path: str, where: str, allowed: Sequence[str]) -> str:
+    """The line for a path that is not allowed. allowed: of this node alone; none: the project's, to which more can be
+    added."""
+    if allowed:
+        return f"{where}: {path} is not allowed ({', '.join(allowed)})"
+    remedy = next((text for start, text in project.remedies.items() if path.startswith(start)), None)
+    remedy = remedy or f"add its library to `allowed` in src/{project.name.replace('.', '/')}.py"
+    return f"{where}: {path} is not allowed ({', '.join(project.allowed)}) - {remedy}"
+
+
+def _check_renamed(project: Project, path: str, where: str, allowed: Sequence[str]) -> None:
+    """ConfigError for lab.models.x in a fork, where the package has another name."""
+    first, _, rest = path.partition(".")
+    renamed = f"{project.package}.{rest}"
+    if _below(renamed, allowed) and importlib.util.find_spec(first) is None:
+        raise ConfigError(f"{where}: {path}: there is no package {first!r} - did you mean {renamed}?")
+
+
+def _walked(root: Path, path: str, where: str, into_classes: bool) -> Any:
+    """Returns what `path` leads to, through packages and their modules; into_classes: and further."""
+    above, *parts = path.split(".")
+    found: Any = _import(root, above, path, where)
+    for part in parts:
+        if not into_classes and not isinstance(found, ModuleType):
+            raise ConfigError(f"{where}: {path} is part of {above}; name a class or function itself")
+        inner = getattr(found, part, None)
+        if isinstance(found, ModuleType) and (inner is None or isinstance(inner, ModuleType)):
+            # a module that `found` merely imported (lab.x.os.system) is not part of it
+            inner = _import(root, f"{above}.{part}", path, where) if hasattr(found, "__path__") else None
+        if inner is None:
+            raise ConfigError(f"{where}: {above} has no {part!r}{did_you_mean(part, _names(found))}")
+        found, above = inner, f"{above}.{part}"
     return found
 
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from engine.config.alike import flat
 from engine.config.saved import override_of_now
 from engine.errors import ConfigError
 from engine.project import Project
@@ -75,20 +76,10 @@ def _translated(argument: str) -> Iterator[str]:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         value = text
-    if isinstance(value, Mapping):
-        yield from _flat(key, value)
-    elif value is None or isinstance(value, (bool, list, tuple)):
-        yield f"{key}={written(value)}"
+    if value is None or isinstance(value, (bool, list, tuple, dict)):
+        yield from (f"{name}={written(one)}" for name, one in flat(value, key).items() if one != {})
     else:
         yield argument if _one_value(argument) else f"{key}={quote_value(text)}"
-
-
-def _flat(key: str, value: Any) -> Iterator[str]:
-    if not isinstance(value, Mapping):
-        yield f"{key}={written(value)}"
-        return
-    for name, inner in value.items():
-        yield from _flat(f"{key}.{name}", inner)
 
 
 def written(value: Any) -> str:

@@ -65,24 +65,6 @@ def not_a_mapping(argv: Sequence[str], conf: Path) -> str | None:
     return None
 
 
-def ring(argv: Sequence[str], conf: Path) -> str | None:
-    """Returns the line for a cycle in the defaults lists; None if there is none."""
-
-    def follow(name: str, path: tuple[str, ...]) -> tuple[str, ...] | None:
-        if name in path:
-            return (*path[path.index(name) :], name)
-        found = read(name, argv, conf)
-        for inner in included(name, found[1]) if found is not None else ():
-            if (whole := follow(inner, (*path, name))) is not None:
-                return whole
-        return None
-
-    for name in ("train", *chosen(argv)):
-        if (names := follow(name, ())) is not None:
-            return f"{names[0]}.yaml: its defaults come back to itself, {' -> '.join(names)} - take one of them out"
-    return None
-
-
 def included(name: str, content: Any) -> Iterator[str]:
     """Yields the files that a defaults list includes, as group/option; `override` entries include none."""
     entries = content.get("defaults") if isinstance(content, Mapping) else None
@@ -154,28 +136,9 @@ def option_with(key: str, argv: Sequence[str], conf: Path) -> str | None:
 
 
 def check_primary(argv: Sequence[str], conf: Path) -> None:
-    """ConfigError if --config-name names a yaml without defaults, which is not the config of a run."""
+    """ConfigError if --config-name names a yaml without defaults (wandb_sweep), which is not the config of a run."""
     name = option_value(argv, NAME_OPTIONS)
     found = read(name.removesuffix(".yaml"), argv, conf) if name else None
-    if found is None or (isinstance(found[1], Mapping) and ("defaults" in found[1] or "trainer" in found[1])):
-        return
-    sweep = isinstance(found[1], Mapping) and "program" in found[1]
-    remedy = f"wandb sweep {found[0]} reads it" if sweep else "begin it with `defaults: [train, _self_]`"
-    raise ConfigError(f"--config-name {name}: {found[0]} is no config of a run - {remedy}")
-
-
-def check_rerun(argv: Sequence[str]) -> None:
-    """ConfigError if --experimental-rerun, which unpickles its file, is given a file that is no pickle."""
-    name = option_value(argv, ("--experimental-rerun",))
-    if name is None:
-        return
-    try:
-        with open(name, "rb") as file:
-            pickled = file.read(1) == b"\x80"
-    except OSError as error:
-        raise ConfigError(f"--experimental-rerun {name}: {error.strerror}") from None
-    if not pickled:
-        raise ConfigError(
-            f"--experimental-rerun {name}: holds no pickled config - give the config.pickle that Hydra's callback "
-            "PickleJobInfoCallback wrote; a run directory goes on with resume=..."
-        )
+    if found is not None and not {"defaults", "trainer"} & set(found[1] if isinstance(found[1], Mapping) else ()):
+        remedy = "begin it with `defaults: [train, _self_]`"
+        raise ConfigError(f"--config-name {name}: {found[0]} is no config of a run - {remedy}")

@@ -1,7 +1,7 @@
 """Heartbeats in shared memory: how a parent finds a child that is stopped, or whose native code holds the GIL.
 
     parent     Hearts(context, count): one Heart in shared memory per child
-    child      take(hearts, index), beat(...) twice a second (watch.py, launch.py), say_ended()
+    child      take_heart(shared, index), beat(...) twice a second (watch.py, launch.py), say_ended()
     parent     hearts.overdue() -> indices of the children that have not beaten in time
 
 Imports no torch.

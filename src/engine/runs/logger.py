@@ -111,7 +111,7 @@ class RunLogger(Logger):
         return {key: value for key, value in self._latest.items() if key.startswith(prefix)}
 
     def _go_on(self) -> int:
-        """Returns metrics.jsonl's file descriptor; the first call makes a resume final (see directory.settle)."""
+        """Returns metrics.jsonl's file descriptor; the first call makes a resume final (see settle_resume)."""
         if self._file is None:
             cut_metrics(self._metrics, self._from_step, self._lines_before)
             self._file = os.open(self._metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)

@@ -12,7 +12,7 @@ import copy
 import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from engine.config import (
     JOBS_OWN,
     MISSING,
     NEVER_COMPARED,
+    JobConfig,
     composed,
     dependents,
     explain,
@@ -58,21 +59,25 @@ class Combination:
     values: dict[str, Any]
 
 
-@dataclass(frozen=True)
 class Composer:
     """Composes the configs of jobs. master: the whole command's config, `hydra` included. swept: keys that an error
-    message shows."""
+    message shows. follows: {overridden key: keys that interpolate it}, of all jobs composed so far."""
 
-    project: Project
-    loader: ConfigLoader
-    master: DictConfig
-    cwd: Path
-    sweep_dir: Path
-    swept: Collection[str] = ()
-    follows: dict[str, set[str]] = field(default_factory=dict)  # overridden key -> keys that interpolate it
-    _bases: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)
-    _firsts: dict[tuple[str, ...], First] = field(default_factory=dict)
-    _parsed: dict[str, tuple[Override, bool]] = field(default_factory=dict)  # and whether it only sets a plain value
+    def __init__(
+        self,
+        project: Project,
+        loader: ConfigLoader,
+        master: DictConfig,
+        cwd: Path,
+        sweep_dir: Path,
+        swept: Collection[str] = (),
+    ) -> None:
+        self.project = project
+        self.loader, self.master, self.cwd, self.sweep_dir, self.swept = loader, master, cwd, sweep_dir, swept
+        self.follows: dict[str, set[str]] = {}
+        self._bases: dict[tuple[str, ...], DictConfig] = {}
+        self._firsts: dict[tuple[str, ...], First] = {}
+        self._parsed: dict[str, tuple[Override, bool]] = {}  # and whether it only sets a plain value
 
     def job(self, number: int, key: str, overrides: Sequence[str]) -> dict[str, Any]:
         """The job's config, resolved and checked, as plain values; a ConfigError names the job's number."""
@@ -219,20 +224,17 @@ def unlike(ledger: Ledger, before: Sequence[Job], new: Sequence[NewJob], compose
     "". The report uses the same rule (engine.config.alike)."""
     if not before or not new:
         return ""
-    known = [(load_flat(ledger.project, j.directory), j.overrides, j.key) for j in before]
-    added = [
-        (flat(portable(ledger.project.root, j.cfg)), j.overrides, j.key or directory_name(j.values, composer.swept))
-        for j in new
-    ]
-    configs, overrides, names = zip(*known, *added)
+    known = [JobConfig(load_flat(ledger.project, j.directory), j.overrides, j.key) for j in before]
+    names = [j.key or directory_name(j.values, composer.swept) for j in new]
+    added = [JobConfig(flat(portable(ledger.project.root, j.cfg)), j.overrides, name) for j, name in zip(new, names)]
     given = differing_keys(ledger.project, [before[0].overrides, *(one.overrides for one in new)])
     swept = {*ledger.swept, *composer.swept, *given}
-    keys = unswept(ledger.project, configs, overrides, names, swept, {**ledger.follows, **composer.follows})
+    keys = unswept(ledger.project, [*known, *added], swept, {**ledger.follows, **composer.follows})
     if not keys:
         return ""
     changes = []
     for key in keys[:MAX_SHOWN]:
-        was, now = ({show(c[key]): None for c, _, _ in jobs if key in c} for jobs in (known, added))
+        was, now = ({show(j.values[key]): None for j in jobs if key in j.values} for jobs in (known, added))
         changes.append(f"{key} {'/'.join(list(was)[:3]) or 'none'} -> {'/'.join(list(now)[:3]) or 'none'}")
     more = f", and {len(keys) - MAX_SHOWN} more keys" if len(keys) > MAX_SHOWN else ""
     return (

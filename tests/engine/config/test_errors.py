@@ -123,8 +123,8 @@ def call(
         *([] if find_spec("ray") else [(["-m", "hydra/launcher=ray", "seed=1,2"], missing("hydra/launcher=ray", "ray", "ray"))]),
         (["sweep.preflight=true"], "sweep.preflight=true: of a multirun, and would have no effect here - add -m, or leave it out"),
         (["sweep.retry_failed=true"], "sweep.retry_failed=true: of a multirun, and would have no effect here - add -m, or leave it out"),
-        (["-cn", "wandb_sweep"], f"--config-name wandb_sweep: {PROJECT.root}/conf/wandb_sweep.yaml is no config of a run - wandb sweep {PROJECT.root}/conf/wandb_sweep.yaml reads it"),
-        (["--experimental-rerun", f"{PROJECT.root}/conf/train.yaml"], f"--experimental-rerun {PROJECT.root}/conf/train.yaml: holds no pickled config - give the config.pickle that Hydra's callback PickleJobInfoCallback wrote; a run directory goes on with resume=..."),
+        (["-cn", "wandb_sweep"], f"--config-name wandb_sweep: {PROJECT.root}/conf/wandb_sweep.yaml is no config of a run - begin it with `defaults: [train, _self_]`"),
+        (["--experimental-rerun", f"{PROJECT.root}/conf/train.yaml"], "--experimental-rerun: would unpickle a file - a run's directory goes on with resume=..."),
         (["-m", "hydra.sweeper.params=3"], 'hydra.sweeper.params: expected a mapping, such as {seed: "0,1,2"}, got 3'),
         (["-m", "hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper", "seed=1,2"], "hydra.sweeper._target_: hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper: no such plugin of Hydra is installed - hydra/sweeper=optuna, hydra/launcher=pool and others are this project's own"),
         (["trainer=ddp", "trainer.global_batch_size=65", "hardware.num_procs=2"], "trainer.global_batch_size: 65 cannot be shared equally by 2 processes (hardware.num_procs) - 64 can"),
@@ -169,7 +169,6 @@ def test_one_line_that_lists_all_groups(call: Call, arguments: list[str], line: 
         ("# @package _global_\n- a", "{file}: holds a list; a config holds keys and values, trainer: {{max_steps: 3}}"),
         ("3", "{file}: holds the single value 3; a config holds keys and values, trainer: {{max_steps: 3}}"),
         ("# @package _global_\ndefaults: 3", "Invalid defaults list in 'experiment/new', defaults must be a list (got int)"),
-        ("# @package _global_\ndefaults: [new]", "experiment/new.yaml: its defaults come back to itself, experiment/new -> experiment/new - take one of them out"),
         ("# @package _global_\ndefaults: [digts]", "experiment=digts: no such option - did you mean experiment=digits? (experiment has: {options}) (named in experiment/new.yaml)"),
         ("seed: 3", "experiment: its yaml must begin with '# @package _global_' to override the whole config"),
     ], every=3),
@@ -182,14 +181,14 @@ def test_one_line_for_a_mistake_inside_a_yaml(call: Call, tmp_path: Path, text: 
     assert call("--config-dir", f"{tmp_path}/mine", "data=synthetic", "experiment=new") == (2, [f"error: {line}"])
 
 
-def test_recipes_that_include_each_other_are_named(call: Call, tmp_path: Path) -> None:
+def test_recipes_that_include_each_other_are_one_line(call: Call, tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     for name, other in (("a", "b"), ("b", "/experiment/a")):
         text = f"# @package _global_\ndefaults: [{other}, {{override /model: resnet}}]\n"
         (tmp_path / "experiment" / f"{name}.yaml").write_text(text)
-    ring = "experiment/a -> experiment/b -> experiment/a"
-    line = f"error: experiment/a.yaml: its defaults come back to itself, {ring} - take one of them out"
-    assert call("--config-dir", str(tmp_path), "experiment=a") == (2, [line])
+    status, (line,) = call("--config-dir", str(tmp_path), "experiment=a")
+    assert status == 2
+    assert line.endswith("experiment=a: the defaults of a yaml lead back to itself - take one of them out")
 
 
 @pytest.mark.parametrize(

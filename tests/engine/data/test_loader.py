@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import subprocess
 import sys
 import threading
@@ -167,6 +168,22 @@ def test_saved_for_backward_has_the_values_of_its_own_step() -> None:
             del batch
     sum(losses).backward()
     assert weight.grad.item() == total
+
+
+_numbers = itertools.count()
+COUNTS: dict[str, Any] = {  # of a torch to come
+    "the same": lambda address: 1,
+    "another each time": lambda address: next(_numbers),
+    "other arguments": lambda: 1,
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("count", COUNTS.values(), ids=COUNTS)
+def test_counts_that_do_not_tell_holders_are_not_relied_on(count: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert slots.counts_holders()
+    monkeypatch.setattr(slots, "_use_count", count)
+    assert not slots.counts_holders()
 
 
 def test_buffers_are_reused_unless_hoarded() -> None:

@@ -84,3 +84,8 @@ def test_many_small_windows_are_worked_out_together(
     monkeypatch.setattr(permutation, "_network", lambda values, *rest: calls.append(1) or network(values, *rest))
     TrainPlan(ChunkWindows(size, 1, window, batch_size, 0), batch_size, [batch_size], 0, 1, 0)(0)
     assert 0 < len(calls) < 200
+
+
+def test_the_worked_example() -> None:
+    """Of the module's docstring."""
+    assert ChunkWindows(8, 2, 2, 3, seed=1)(np.arange(8)).tolist() == [5, 0, 1, 4, 3, 7, 6, 2]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import QUICK
 
-from engine.config.alike import dependents, unswept
+from engine.config import JobConfig, dependents, unswept
 from engine.config.compose import register_resolvers
 from engine.runs import directory, environment
 from engine.sweeps import drive
@@ -199,8 +199,8 @@ def test_which_differences_were_swept(
     configs: list[dict[str, Any]], swept: list[str], follows: dict[str, list[str]], found: list[str]
 ) -> None:
     overrides = [[f"{key.lstrip('+')}={i}" for key in swept] for i in range(len(configs))]
-    names = [f"job-{i}" for i in range(len(configs))]
-    assert unswept(PROJECT, configs, overrides, names, [key.lstrip("+") for key in swept], follows) == found
+    jobs = [JobConfig(values, overrides[i], f"job-{i}") for i, values in enumerate(configs)]
+    assert unswept(PROJECT, jobs, [key.lstrip("+") for key in swept], follows) == found
 
 
 def test_what_is_made_of_a_key() -> None:

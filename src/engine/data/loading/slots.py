@@ -22,14 +22,50 @@ Batch = dict[str, Tensor]
 Spec = dict[str, "tuple[tuple[int, ...], torch.dtype]"]
 
 _use_count = storage_use_count()
-CAN_REUSE = _use_count is not None  # else every batch gets fresh memory
 
 
-def users(tensor: Tensor) -> int:
-    """How many hold the tensor's memory, plus a constant: compare with the value when the tensor was new."""
-    assert _use_count is not None
-    storage = tensor.untyped_storage()  # torch keeps one Python object for it: who holds that is in Python's count only
-    return _use_count(storage._cdata) + sys.getrefcount(storage)
+class Lease:
+    """Memory that is given out again and again: free while nobody but `tensor` holds it.
+
+        lease.tensor               -+
+        a view, batch["x"][:rows]  -+-> storage, in C++, which counts its tensors -> memory
+        an array, batch["x"].numpy(), which holds a view
+        a storage object, batch["x"].untyped_storage(): Python's one object of it; its holders are in Python's count
+
+    The two counts together were taken when the tensor was new, and tell whether somebody has come since.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self._when_new = self._holders()
+
+    def is_free(self) -> bool:
+        return self._holders() == self._when_new
+
+    def _holders(self) -> int:
+        assert _use_count is not None
+        storage = self.tensor.untyped_storage()
+        return _use_count(storage._cdata) + sys.getrefcount(storage)
+
+
+def counts_holders() -> bool:
+    """Whether this torch counts as Lease needs it: a count that misses a holder would let a batch be written over."""
+    if _use_count is None:
+        return False
+    try:
+        lease = Lease(torch.empty(4))
+        seen = [lease.is_free()]
+        for hold in (lambda x: x[1:], lambda x: x.numpy(), lambda x: x.untyped_storage(), lambda x: x.view(2, 2)[0]):
+            held = hold(lease.tensor)
+            seen += [not lease.is_free()]
+            del held
+            seen += [lease.is_free()]
+    except Exception:  # the function is private, and may take other arguments one day
+        return False
+    return all(seen)
+
+
+CAN_REUSE = counts_holders()  # else every batch gets fresh memory
 
 
 def sample_bytes(spec: Spec) -> int:
@@ -45,13 +81,13 @@ class _Slot:
         self.rows = rows
         empty: Any = torch.empty if cuda is None else cuda.empty
         self.tensors = {name: empty((rows, *shape), dtype=dtype) for name, (shape, dtype) in spec.items()}
-        self._idle = {name: users(tensor) for name, tensor in self.tensors.items()} if CAN_REUSE else {}
+        self._leases = [Lease(tensor) for tensor in self.tensors.values()] if CAN_REUSE else []
         self.copied: Any = None  # an event, recorded behind the copy to the GPU
 
     def free(self) -> bool:
         if self.copied is not None and not self.copied.query():
             return False
-        return all(users(tensor) == self._idle[name] for name, tensor in self.tensors.items())
+        return all(lease.is_free() for lease in self._leases)
 
 
 class Slots:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from engine.data.loading.samples import Samples, deliver
 from engine.data.loading.side_stream import SideStream
-from engine.data.loading.slots import CAN_REUSE, Batch, Spec, to_device, users
+from engine.data.loading.slots import CAN_REUSE, Batch, Lease, Spec, to_device
 from engine.data.loading.worker import Layout, Maker, WorkerTraceback, work
 from engine.data.order import Plan
 from engine.errors import ConfigError, DataFailed
@@ -65,7 +65,7 @@ class Workers:
         self._shared = torch.empty((count, self._layout.nbytes), dtype=torch.uint8).share_memory_()
         # each slot as a storage of its own, so that the holders of each can be counted
         self._slots = [torch.from_numpy(row) for row in self._shared.numpy()]
-        self._idle = [users(slot) for slot in self._slots] if CAN_REUSE else []
+        self._leases = [Lease(slot) for slot in self._slots] if CAN_REUSE else []
         self._copied: list[Any] = [None] * count  # events, recorded behind the copies to the GPU
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
@@ -173,7 +173,7 @@ class Workers:
         copied = self._copied[slot]
         if slot in self._working or (copied is not None and not copied.query()):
             return False
-        return not CAN_REUSE or users(self._slots[slot]) == self._idle[slot]
+        return not CAN_REUSE or self._leases[slot].is_free()
 
     def _deliver(self, slot: int, rows: int) -> tuple[Batch, Tensor]:
         indices, batch = self._layout.views(self._slots[slot], rows)

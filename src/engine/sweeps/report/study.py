@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.config import CONFIG, unswept
+from engine.config import CONFIG, JobConfig, unswept
 from engine.errors import ConfigError
 from engine.files import read_json
 from engine.project import Project
@@ -63,15 +63,14 @@ def _sweeps(project: Project, paths: Sequence[Path], out: Path | None, objective
     listed = [key for book in books for key in book.get("swept") or ()]
     jobs = same_data(read, but=listed)
     swept = list(dict.fromkeys(listed or differing(jobs)))
-    configs, overrides = [job.config for job in jobs], [job.overrides for job in jobs]
-    names = [job.path.name for job in jobs]
+    compared = [JobConfig(job.config, job.overrides, job.path.name) for job in jobs]
     follows: dict[str, list[str]] = {}
     for key, keys in ((key, keys) for book in books for key, keys in (book.get("follows") or {}).items()):
         follows[key] = [*follows.get(key, ()), *keys]
-    more = unswept(project, configs, overrides, names, swept, follows)
+    more = unswept(project, compared, swept, follows)
     if len(paths) > 1 and more and (choices := choices_between(jobs, swept, more)):
         swept += choices
-        more = unswept(project, configs, overrides, names, swept, follows)
+        more = unswept(project, compared, swept, follows)
     directory = out or (paths[0] if len(paths) == 1 else project.root / TOGETHER)
     name = books[0].get("name") or paths[0].name if len(paths) == 1 else directory.name
     return Study(
