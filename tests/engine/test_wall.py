@@ -75,7 +75,7 @@ def test_the_engine_imports_nothing_of_the_project() -> None:
 def test_the_library_imports_nothing_of_ours() -> None:
     ours = {path.stem for path in SRC.iterdir()} - {"h5rows"}
     library = {name: wanted for name, wanted in imports().items() if name.partition(".")[0] == "h5rows"}
-    assert len(library) > 30
+    assert len(library) > 10  # a fork may have no packing
     for name, wanted in library.items():
         assert not {module.partition(".")[0] for module in wanted} & ours, name
 
