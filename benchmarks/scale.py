@@ -29,7 +29,7 @@ from startup import first_step
 
 from engine.checkpoints import checkpoint
 from engine.data import TrainPlan, shuffled
-from engine.ranks import rng_state
+from engine.device import rng_state
 
 SAMPLES = 10**10
 SHARE = 32  # samples of a rank in a step

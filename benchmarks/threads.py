@@ -40,7 +40,7 @@ CASES = {
 
 def flop(cfg: Any) -> tuple[float, float]:
     """(estimated, counted) of a micro-batch."""
-    from engine.ranks import rough_flop
+    from engine.device import rough_flop
     from lab.notebook import build
     from lab.profiling import flop_per_sample
 

@@ -30,8 +30,8 @@ from omegaconf import DictConfig
 
 from engine.config import as_started, plain, remove_if_empty, run_hydra
 from engine.errors import INTERRUPTED, ConfigError, RunFailed
-from engine.ranks import become_rank, follows, release_followers, started_ranks
 from engine.runs import choose_run
+from engine.world import become_rank, follows, release_followers, started_ranks
 from lab.project import PROJECT
 
 FINISHED, RUN_FAILED, MISTAKE = 0, 1, 2

@@ -70,8 +70,8 @@ def main() -> int:
 def tune(cfg: DictConfig, stages: list[str], folder: Path) -> None:
     from engine.files import write_json
     from engine.host import in_a_child
-    from engine.ranks import cluster_role
     from engine.runs import shown
+    from engine.world import cluster_role
     from lab.config import check
 
     if cluster_role() is not None:

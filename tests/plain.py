@@ -11,7 +11,7 @@ import torch
 from conftest import ROOT, compose, last_checkpoint
 from torch import Tensor, nn
 
-from engine.ranks.seed import seed_everything
+from engine.device.seed import seed_everything
 from lab.config import Config
 from lab.network import make_model
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from engine.errors import RunFailed
-from engine.ranks.distributed import process_group
-from engine.ranks.launch import Ranks
 from engine.runs.directory import read_failure, record_failure
+from engine.world.distributed import process_group
+from engine.world.launch import Ranks
 
 
 def on_ranks(work: Callable[..., None], folder: Path, ranks: int = 2) -> None:

@@ -92,7 +92,7 @@ def refused_in_steps(monkeypatch: pytest.MonkeyPatch, of_optimizers: bool = True
     optimizer that is neither fused nor says takes_found_inf may ask in its own step, and whether to leave it out."""
     import lab.descend
     import lab.loop
-    from engine.ranks import takes_found_inf
+    from engine.device import takes_found_inf
 
     original, to_host, lean_step = lab.loop.train_step, lab.descend.to_host, lab.descend.lean_step
     steps: list[int] = []

@@ -18,7 +18,7 @@ from typing import Any
 @dataclass(frozen=True)
 class Statement:
     """One at the top of a module. uses: names that it reads, takes as fixtures, or imports within. chains: attributes
-    with what they are of, as in `engine.ranks.World`."""
+    with what they are of, as in `engine.world.World`."""
 
     node: ast.stmt
     binds: frozenset[str]

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from engine.ranks import Hardware, World, all_sum, make_autocast, rng_state, set_rng_state
+from engine.device import Hardware, make_autocast, rng_state, set_rng_state
+from engine.world import World, all_sum
 from lab.state import Run, TrainState, averaged
 from lab.tasks.base import Batch, Task
 

@@ -22,11 +22,12 @@ from engine.config import (
     split_own,
     typed,
 )
+from engine.device import HardwareConfig, check_options
 from engine.errors import ConfigError
 from engine.profiling import ProfilerConfig
-from engine.ranks import HardwareConfig, ProcessConfig, check_options
 from engine.runs import LoggerConfig, check_installed
 from engine.sweeps import MonitorConfig
+from engine.world import ProcessConfig
 from lab.fit import check_fit
 from lab.groups import DataConfig, OptimConfig, RootConfig, TrainerConfig
 from lab.project import PROJECT

@@ -22,15 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engine.errors import ConfigError
-from engine.per_sample import check_losses
-from engine.private import closure_step, lean_step
-from engine.ranks import (
+from engine.device import (
     Hardware,
     StepNumbers,
-    World,
     all_of,
-    all_sum,
     any_of,
     copy_buffers,
     global_norm,
@@ -40,12 +35,15 @@ from engine.ranks import (
     on_shards,
     put_back_buffers,
     takes_found_inf,
-    to_host,
     unless,
     update_average,
     update_scale,
     without_sync,
 )
+from engine.errors import ConfigError
+from engine.per_sample import check_losses
+from engine.private import closure_step, lean_step
+from engine.world import World, all_sum, to_host
 from lab.checks import key_of_losses
 from lab.groups import TrainerConfig
 from lab.state import TrainState, may_skip

@@ -11,24 +11,12 @@ from torch import Tensor, nn
 
 from engine.checkpoints import laid_out, weights_of
 from engine.data import Loader
+from engine.device import Hardware, compile_report, for_evaluation, make_autocast, rng_state, set_rng_state
 from engine.errors import ConfigError
 from engine.host import collect_garbage
 from engine.per_sample import check_per_sample, check_terms, first_samples
-from engine.ranks import (
-    Hardware,
-    Stopped,
-    World,
-    all_sum,
-    any_rank,
-    broadcast_buffers,
-    compile_report,
-    for_evaluation,
-    make_autocast,
-    rng_state,
-    set_rng_state,
-    to_host,
-)
 from engine.runs import grid
+from engine.world import Stopped, World, all_sum, any_rank, broadcast_buffers, to_host
 from lab.average import evaluation_mode, scored_model
 from lab.callbacks.base import overriding
 from lab.checks import applied, key_of_losses

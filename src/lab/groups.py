@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from engine.config import Rule, option
+from engine.device import DDPConfig, FsdpConfig, HardwareConfig
 from engine.profiling import ProfilerConfig
-from engine.ranks import DDPConfig, FsdpConfig, HardwareConfig, ProcessConfig
 from engine.runs import LoggerConfig
 from engine.sweeps import MonitorConfig, SweepConfig
+from engine.world import ProcessConfig
 
 Interval = Annotated[int | str | None, Rule(at_least=1, interval=True)]
 

@@ -26,9 +26,10 @@ from engine.data import (
     has_state,
     is_stream,
 )
+from engine.device import CompiledChain, Hardware
 from engine.errors import ConfigError
 from engine.host import cores_each, note_progress
-from engine.ranks import CompiledChain, Hardware, World, local_ranks
+from engine.world import World, local_ranks
 from lab.config import Config
 from lab.groups import TrainerConfig
 from lab.project import PROJECT

@@ -7,8 +7,9 @@ import math
 import torch
 
 from engine.data import Clock
+from engine.device import compile_report
 from engine.errors import RunFailed
-from engine.ranks import all_sum, compile_report, to_host
+from engine.world import all_sum, to_host
 from lab.state import Run, TrainState, may_skip
 
 SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536; each step with inf or NaN gradients halves it

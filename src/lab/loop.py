@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from engine.data import Clock, Loader
+from engine.device import Hardware, StepNumbers, draw_nothing
 from engine.errors import ConfigError
 from engine.host import collect_garbage, no_garbage_collection
-from engine.ranks import Hardware, StepNumbers, World, broadcast_buffers, draw_nothing, gather
+from engine.world import World, broadcast_buffers, gather
 from lab.average import scored_model
 from lab.callbacks.base import overriding
 from lab.descend import Descend

@@ -18,19 +18,15 @@ from torch.optim import Optimizer
 from engine.checkpoints import Optimizers
 from engine.config import construct, constructing, locate, of_kind, plain
 from engine.data import Stream
-from engine.errors import ConfigError, first_line
-from engine.ranks import (
+from engine.device import (
     Hardware,
     NeedsValues,
     WithBf16Weights,
-    World,
     begin_momentum,
-    broadcast_together,
     build_weightless,
     checkpoint_activations,
     compiled,
     find_blocks,
-    gather,
     in_channels_last,
     is_sharded,
     make_scaler,
@@ -38,7 +34,9 @@ from engine.ranks import (
     shard,
     wrap_net,
 )
+from engine.errors import ConfigError, first_line
 from engine.runs import Logger
+from engine.world import World, broadcast_together, gather
 from lab.callbacks.base import Callback
 from lab.checks import check_holds_no_weights
 from lab.config import Config

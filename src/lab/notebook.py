@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from engine.config import compose_here, remove_if_empty
 from engine.data import Loader
+from engine.device import Hardware, resolve_hardware
 from engine.errors import ConfigError
 from engine.files import read_json, records
-from engine.ranks import Hardware, World, own_device, resolve_hardware
 from engine.runs import CLASSES, METRICS, Logger
+from engine.world import World, own_device
 from lab.config import Config, check, share_evaluation
 from lab.loaders import make_datasets, make_eval_loader, make_train_loader, make_transform
 from lab.make import make_method, seed_rank

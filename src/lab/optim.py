@@ -13,9 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from engine.config import regex
+from engine.device import FUSED, is_part
 from engine.errors import ConfigError
 from engine.private import lean_step
-from engine.ranks import FUSED, is_part
 
 # factor(step, total_steps) -> factor of the peak learning rate in step number `step`, from 0, skipped ones included
 Factor = Callable[[int, int], float]

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from engine.data import Loader
+from engine.device import apply_hardware, make_autocast
 from engine.errors import ConfigError, RunFailed
 from engine.host import STOP_SIGNALS, count_gpus, temporary_folder
 from engine.predictions import Part, Spec, assemble, check_target
-from engine.ranks import Ranks, apply_hardware, make_autocast, own_rank, process_group, recording, started_ranks
+from engine.world import Ranks, own_rank, process_group, recording, started_ranks
 from lab.loaders import make_eval_loader
 from lab.restore import Restored, restore
 from lab.run import collective_timeout_s

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.data import Loader
+from engine.device import Hardware, rng_state, set_rng_state
 from engine.errors import first_line
 from engine.files import write_json
 from engine.profiling import (
@@ -27,8 +28,8 @@ from engine.profiling import (
     table,
     wrapped,
 )
-from engine.ranks import Hardware, own_device, rng_state, set_rng_state
 from engine.runs import Logger, shown
+from engine.world import own_device
 from lab import descend, loop
 from lab.objective import Objective
 from lab.state import Run

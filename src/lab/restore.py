@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from engine.checkpoints import load_weights
+from engine.device import Hardware, apply_hardware, resolve_hardware, threads_of_run
 from engine.errors import ConfigError
-from engine.ranks import Hardware, World, apply_hardware, process_group, resolve_hardware, threads_of_run
+from engine.world import World, process_group
 from lab.checks import check_holds_no_weights
 from lab.config import Config, check, share_evaluation
 from lab.evaluation import evaluate

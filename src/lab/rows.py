@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine.ranks import all_sum, broadcast_buffers, make_autocast
+from engine.device import make_autocast
+from engine.world import all_sum, broadcast_buffers
 from lab.average import evaluation_mode
 from lab.state import Run, TrainState, averaged
 from lab.tasks.base import Batch

@@ -18,36 +18,22 @@ from torch import nn
 from engine.checkpoints import BufferChecks, Checkpoints, error_line, laid_out, load_weights, unmapped, weights_of
 from engine.config import leaves, locate, parse_interval, read_config, seconds
 from engine.data import Loader, StatefulOrder, Stream
+from engine.device import (
+    Balance,
+    Hardware,
+    apply_hardware,
+    class_name,
+    describe_shards,
+    is_sharded,
+    resolve_hardware,
+    rough_flop,
+    settle_threads,
+    with_sync_batchnorm,
+)
 from engine.errors import ConfigError
 from engine.files import write_json
 from engine.host import gpu_facts, machine_facts, machine_line
 from engine.private import skip_dynamo_import
-from engine.ranks import (
-    SLOW_TIMEOUTS,
-    USER_TIMEOUTS,
-    Balance,
-    Hardware,
-    Stopped,
-    StopRequest,
-    Watch,
-    World,
-    apply_hardware,
-    class_name,
-    dead_peers,
-    describe_shards,
-    gather,
-    has_parent,
-    is_sharded,
-    own_rank,
-    process_group,
-    recording,
-    resolve_hardware,
-    rough_flop,
-    settle_threads,
-    started_ranks,
-    stop_on_signals,
-    with_sync_batchnorm,
-)
 from engine.runs import (
     CLASSES,
     RESULT,
@@ -63,6 +49,22 @@ from engine.runs import (
     write_status,
 )
 from engine.sweeps import Pruning
+from engine.world import (
+    SLOW_TIMEOUTS,
+    USER_TIMEOUTS,
+    Stopped,
+    StopRequest,
+    Watch,
+    World,
+    dead_peers,
+    gather,
+    has_parent,
+    own_rank,
+    process_group,
+    recording,
+    started_ranks,
+    stop_on_signals,
+)
 from lab.callbacks.base import overriding
 from lab.config import Config
 from lab.evaluation import final_scores, validate

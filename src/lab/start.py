@@ -12,20 +12,8 @@ from pathlib import Path
 
 from engine import early
 from engine.config import TRACEBACK, plain, read_config
+from engine.device import count_processes
 from engine.errors import PREEMPTED, ConfigError, RunFailed, one_line
-from engine.ranks import (
-    Ranks,
-    await_directory,
-    cluster_role,
-    count_processes,
-    followers,
-    leave_to_ranks,
-    num_hosts,
-    own_rank,
-    publish_directory,
-    recording,
-    started_ranks,
-)
 from engine.runs import (
     CHECKPOINTS,
     FAILURE,
@@ -48,6 +36,18 @@ from engine.runs import (
     settle_resume,
     step_of,
     undo_resume,
+)
+from engine.world import (
+    Ranks,
+    await_directory,
+    cluster_role,
+    followers,
+    leave_to_ranks,
+    num_hosts,
+    own_rank,
+    publish_directory,
+    recording,
+    started_ranks,
 )
 from lab.config import Config
 from lab.loaders import fetch_remote

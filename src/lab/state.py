@@ -13,22 +13,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from engine.checkpoints import BufferChecks, Checkpoints, Optimizers
 from engine.data import Loader, StatefulOrder, Stream, changeable_order
+from engine.device import Balance, Hardware, Replicas, numbers_in, order_as_weights, rng_state, set_rng_state
 from engine.errors import ConfigError
 from engine.profiling import Work
-from engine.ranks import (
-    Balance,
-    Hardware,
-    Replicas,
-    StopRequest,
-    Watch,
-    World,
-    numbers_in,
-    order_as_weights,
-    rng_state,
-    set_rng_state,
-)
 from engine.runs import Logger
 from engine.sweeps import MonitorConfig
+from engine.world import StopRequest, Watch, World
 from lab.callbacks.base import overriding
 from lab.groups import TrainerConfig
 from lab.tasks.base import Batch, Task

@@ -16,18 +16,10 @@ from omegaconf import DictConfig
 
 from engine.config import flat, parse_interval, plain
 from engine.data import Loader
-from engine.ranks import (
-    Hardware,
-    World,
-    apply_hardware,
-    own_device,
-    peak_memory,
-    resolve_hardware,
-    rough_flop,
-    threads_for,
-)
+from engine.device import Hardware, apply_hardware, peak_memory, resolve_hardware, rough_flop, threads_for
 from engine.runs import Logger
 from engine.sweeps import Trial
+from engine.world import World, own_device
 from lab import loaders, make
 from lab.config import Config
 from lab.evaluation import evaluate

@@ -22,8 +22,8 @@ from engine.config import absolute, compose_here, locate, portable, quote_value,
 from engine.config.compose import _composed, resolved
 from engine.errors import ConfigError
 from engine.project import Project
-from engine.ranks.watch import Watch, in_debugger
 from engine.runs import write_config
+from engine.world.watch import Watch, in_debugger
 from lab.project import PROJECT
 
 GIVEN = [text for text in QUICK if text != "trainer.max_epochs=null"]

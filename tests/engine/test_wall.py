@@ -18,14 +18,14 @@ from typing import get_origin, get_type_hints
 import pytest
 from conftest import ROOT
 
+from engine.device.options import Strategy
 from engine.pages import names_of
-from engine.ranks.options import Strategy
 from lab.groups import RootConfig, TrainerConfig
 
 SRC = ROOT / "src"
 ENGINE = SRC / "engine"
 # each imports only those before it; below them the engine's single modules (errors, files, locks, ...)
-ROOMS = ("host", "config", "runs", "ranks", "checkpoints", "data", "profiling", "sweeps", "verify")
+ROOMS = ("host", "config", "runs", "world", "device", "checkpoints", "data", "profiling", "sweeps", "verify")
 PAGES = {f"engine.{room}": ENGINE / room / "__init__.py" for room in ROOMS}
 LIBRARY = SRC / "h5rows"  # below the engine, with one page
 
@@ -58,7 +58,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def room_of(module: str) -> str:
-    """engine.ranks of engine.ranks.ddp; h5rows of all that is in it; "" where it is in no room."""
+    """engine.device of engine.device.ddp; h5rows of all that is in it; "" where it is in no room."""
     first, room = module.partition(".")[0], ".".join(module.split(".")[:2])
     return first if first == "h5rows" else room if room in PAGES else ""
 
@@ -88,7 +88,7 @@ def test_the_engine_names_no_package_of_the_project() -> None:
 
 def test_the_engine_names_no_file_class_or_key_of_the_project() -> None:
     """They may be renamed. It knows the groups whose options it defines (engine/*/options.py), `data`, of its own data
-    sets, and of `trainer` what engine.ranks reads."""
+    sets, and of `trainer` what engine.device reads."""
     files = {path.stem for path in (SRC / "lab").rglob("*.py")} - {path.stem for path in ENGINE.rglob("*.py")}
     classes = classes_of(SRC / "lab") - classes_of(ENGINE) - {"Config"}  # a word of Hydra's messages
     assert {"descend", "evaluation"} < files and {"TrainState", "Task"} < classes  # noqa: PT018
@@ -133,7 +133,7 @@ def test_no_room_imports_a_later_one() -> None:
 
 
 def test_rooms_are_imported_through_their_pages() -> None:
-    """`from engine.ranks import World`, not `from engine.ranks.distributed import World`, but inside of that room; and
+    """`from engine.world import World`, not `from engine.world.distributed import World`, but inside of that room; and
     `from h5rows import Dataset`."""
     past = [
         f"{name} -> {module}"
@@ -202,9 +202,9 @@ def test_importing_all_pages_imports_no_library() -> None:
 
 def test_a_name_that_a_page_lacks_is_named() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from engine.ranks import Wurld"], cwd=SRC, capture_output=True, text=True, check=False
+        [sys.executable, "-c", "from engine.world import Wurld"], cwd=SRC, capture_output=True, text=True, check=False
     )
-    assert "cannot import name 'Wurld' from 'engine.ranks'" in done.stderr
+    assert "cannot import name 'Wurld' from 'engine.world'" in done.stderr
 
 
 @pytest.mark.parametrize("line", ["from a import b as c", "import a", "x = 1"])

@@ -31,7 +31,7 @@ from writes import attempt, mark
 
 from engine.errors import ConfigError
 from engine.host import heartbeat
-from engine.ranks.watch import Watch
+from engine.world.watch import Watch
 from h5rows import probe
 from h5rows.dataset import Dataset
 from h5rows.packing.inspect import inspect_file

@@ -25,8 +25,8 @@ from engine.checkpoints import BufferChecks
 from engine.data.loading.samples import check_indexed
 from engine.errors import ConfigError, RunFailed
 from engine.per_sample import check_per_sample, first_samples
-from engine.ranks.launch import Ranks
 from engine.runs.directory import read_failure
+from engine.world.launch import Ranks
 from lab.checks import check_criterion
 from lab.config import Config
 from lab.objective import forward_loss

@@ -23,7 +23,7 @@ from conftest import (
 from sweeps import call
 from torch import nn
 
-import engine.ranks.dynamo as dynamo
+import engine.device.dynamo as dynamo
 from engine.data.order import EvalPlan
 from engine.errors import ConfigError
 from lab.transforms.fields import ChannelsFirst, Cutout, Normalize, RandomCrop, RandomErase, RandomFlip, ToFloat

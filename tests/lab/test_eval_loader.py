@@ -13,7 +13,8 @@ import torch
 from conftest import QUICK, ROOT, compose
 
 from engine.data import Loader
-from engine.ranks import World, resolve_hardware
+from engine.device import resolve_hardware
+from engine.world import World
 from lab.config import Config
 from lab.loaders import make_dataset, make_eval_loader, make_train_loader
 from lab.tasks.supervised import Supervised

@@ -25,10 +25,10 @@ from torch.torch_version import TorchVersion
 
 import lab.descend as descend
 import lab.loop as loop
-from engine.ranks import World
-from engine.ranks.hardware import Hardware
-from engine.ranks.threads import Threads
+from engine.device.hardware import Hardware
+from engine.device.threads import Threads
 from engine.runs import Logger
+from engine.world import World
 from lab import loaders, make
 from lab.config import Config
 from lab.evaluation import evaluate

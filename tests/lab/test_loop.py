@@ -25,12 +25,12 @@ import lab.logging as logging
 import lab.loop as loop
 import lab.owed as owed
 from engine.checkpoints import Optimizers
+from engine.device.hardware import Hardware
+from engine.device.threads import Threads
 from engine.errors import ConfigError, RunFailed
-from engine.ranks.distributed import World
-from engine.ranks.hardware import Hardware
-from engine.ranks.stop import Stopped
-from engine.ranks.threads import Threads
 from engine.sweeps import MonitorConfig
+from engine.world.distributed import World
+from engine.world.stop import Stopped
 from lab.average import evaluation_mode
 from lab.callbacks.base import Callback
 from lab.groups import TrainerConfig

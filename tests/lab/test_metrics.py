@@ -17,8 +17,8 @@ from ranks import on_ranks
 from torch import Tensor
 
 from engine.errors import ConfigError
-from engine.ranks.distributed import World, all_gather
 from engine.sweeps.search.objectives import choose
+from engine.world.distributed import World, all_gather
 from lab.metrics.auroc import AUROC
 from lab.metrics.base import as_metric
 from lab.metrics.confusion import ConfusionMatrix, MacroF1, MeanIoU

@@ -10,9 +10,9 @@ import torch
 from conftest import NEEDS_GPT, QUICK, assert_equal, compose, killed_at, last_checkpoint, metrics, start_run
 from torch import nn
 
+from engine.device.blocks import checkpoint_activations, find_blocks
+from engine.device.precision import WithBf16Weights
 from engine.errors import ConfigError
-from engine.ranks.blocks import checkpoint_activations, find_blocks
-from engine.ranks.precision import WithBf16Weights
 
 BF16 = "hardware.precision=bf16-weights"
 SHORT = (*QUICK, "trainer.max_steps=40", "trainer.log_every=1", "trainer.eval_every=20", "trainer.global_batch_size=60")
@@ -138,7 +138,7 @@ def test_the_order_of_attention_kernels(order: list[str]) -> None:
     """All stay allowed, the first ones named go first, and it is torch's own again after that. A CPU has its own."""
     from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 
-    from engine.ranks.hardware import prefer_attention
+    from engine.device.hardware import prefer_attention
 
     def now() -> list[Any]:
         return _cur_sdpa_kernel_backends(with_priority=True)

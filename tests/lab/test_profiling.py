@@ -27,10 +27,10 @@ from sweeps import call
 from torch import Tensor, nn
 
 import lab.run
+from engine.device.hardware import Hardware
+from engine.device.threads import Threads
 from engine.errors import RunFailed
 from engine.profiling import memory, trace
-from engine.ranks.hardware import Hardware
-from engine.ranks.threads import Threads
 from engine.runs.logger import Logger
 from lab import loop, profiling
 from lab.callbacks.base import Callback

@@ -356,7 +356,7 @@ def test_the_average_keeps_no_graph_and_follows_the_weights(tmp_path: Path, monk
     start_run(tmp_path / "run", *QUICK, "trainer.max_steps=5", "trainer.ema_decay=0.5")
     ema = seen[-1][0]
     assert not any(p.requires_grad or p.grad_fn for p in ema.parameters())
-    from engine.ranks.seed import seed_everything
+    from engine.device.seed import seed_everything
     from lab.config import Config  # the initial weights: drawn from the seed alone
     from lab.network import make_model  # the initial weights: drawn from the seed alone
 

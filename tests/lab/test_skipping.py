@@ -19,8 +19,8 @@ import lab.descend
 import lab.loop
 import lab.optimizers.base
 from engine.checkpoints import checkpoint
+from engine.device.skipping import takes_found_inf, unless
 from engine.errors import RunFailed
-from engine.ranks.skipping import takes_found_inf, unless
 from h5rows.dataset import Dataset
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised

@@ -10,9 +10,9 @@ import pytest
 import torch
 from conftest import QUICK, assert_equal, compose
 
-from engine.ranks import hardware
-from engine.ranks.distributed import World
-from engine.ranks.seed import rng_state, seed_everything
+from engine.device import hardware
+from engine.device.seed import rng_state, seed_everything
+from engine.world.distributed import World
 from lab.config import Config
 from lab.make import make_state, make_task
 from lab.network import make_model

@@ -15,11 +15,11 @@ from ranks import on_ranks
 from torch import nn
 from torch.nn import functional as F
 
-import engine.ranks.ddp
-import engine.ranks.hardware
+import engine.device.ddp
+import engine.device.hardware
 from engine.errors import ConfigError, RunFailed
 from engine.host import in_a_child
-from engine.ranks.distributed import World, gather_rows
+from engine.world.distributed import World, gather_rows
 from lab import tune
 from lab.restore import score_checkpoint
 from lab.tasks.contrastive import Contrastive
@@ -87,7 +87,7 @@ def test_the_temperature_is_learned_and_saved(tmp_path: Path) -> None:
     assert found["loss"] == pytest.approx(method.scores(folder)["val/loss"])
 
 
-# ---- engine.ranks.distributed.gather_rows
+# ---- engine.world.distributed.gather_rows
 
 
 def test_one_rank_gathers_its_own() -> None:
@@ -139,8 +139,8 @@ def test_what_cannot_be(tmp_path: Path, overrides: tuple[str, ...], line: str) -
 
 
 def test_replicas_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.ranks.hardware, "choose_device", lambda hardware: "cpu")
-    for module in (engine.ranks.ddp, engine.ranks.hardware):
+    monkeypatch.setattr(engine.device.hardware, "choose_device", lambda hardware: "cpu")
+    for module in (engine.device.ddp, engine.device.hardware):
         monkeypatch.setattr(module, "gpus", lambda: [torch.device("cpu")] * 2)
     with pytest.raises(ConfigError, match=r"^trainer=dp: Contrastive compares the samples of a whole batch"):
         start_run(tmp_path / "run", *method.SMALL, *RUN, "hardware.device=auto", "trainer=dp")

@@ -22,9 +22,10 @@ from conftest import (
 from torch import nn
 
 from engine.checkpoints import checkpoint
+from engine.device import hardware
 from engine.errors import ConfigError, Damaged
-from engine.ranks import World, hardware
 from engine.runs.logger import Logger
+from engine.world import World
 from lab.config import Config
 from lab.losses.cross_entropy import CrossEntropy
 from lab.make import make_method, make_task

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import lab.trial
 from engine.config import flat, plain
-from engine.ranks import World
+from engine.world import World
 from lab.trial import shape_of, try_out
 
 # what may differ between jobs that are timed once

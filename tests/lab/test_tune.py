@@ -21,12 +21,12 @@ from omegaconf import DictConfig, OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 
 import lab.descend
+from engine.device.hardware import Hardware
+from engine.device.threads import Threads
 from engine.errors import ConfigError
 from engine.host import cores, in_a_child
 from engine.profiling import memory
-from engine.ranks import World, distributed
-from engine.ranks.hardware import Hardware
-from engine.ranks.threads import Threads
+from engine.world import World, distributed
 from lab import tune
 from lab.state import TrainState
 

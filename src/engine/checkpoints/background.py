@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.ranks import is_part
+from engine.device import is_part
 
 Buffers = dict[tuple[int, bool], list[Tensor]]  # (bytes, pinned) -> buffers, uint8
 
@@ -102,7 +102,7 @@ def _is_plain(value: Any) -> bool:
 
 
 class Work(threading.Thread):
-    """awaited: the main thread waits for this thread, which the hang watchdog (engine.ranks.watch) shows then."""
+    """awaited: the main thread waits for this thread, which the hang watchdog (engine.world.watch) shows then."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__(name="saving")  # not a daemon: Python ends no process in the middle of a collective

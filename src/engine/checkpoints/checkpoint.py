@@ -22,9 +22,10 @@ from engine.checkpoints.background import Background, Copies
 from engine.checkpoints.frozen import WEIGHTS, Frozen, with_frozen
 from engine.checkpoints.intact import WHOLE, Share, check_zip, mapped, reading
 from engine.config import CONFIG, enter
+from engine.device import is_part
 from engine.errors import ConfigError, Damaged, RunFailed
-from engine.ranks import World, gather, group_for_threads, is_part, meet, share_from_main
 from engine.runs import CHECKPOINT, checkpoint_files, step_of
+from engine.world import World, gather, group_for_threads, meet, share_from_main
 
 log = logging.getLogger("engine")
 KEEP_LAST = 2  # the newest may turn out damaged

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from engine.checkpoints.intact import load_intact, reading
+from engine.device import checksum
 from engine.errors import ConfigError, Damaged
-from engine.ranks import checksum, to_host
 from engine.runs import FROZEN
+from engine.world import to_host
 
 WEIGHTS = ("model", "ema")
 

@@ -34,7 +34,7 @@ from engine.data.order import Plan
 from engine.data.stream import Stream
 from engine.errors import ConfigError
 from engine.host import cores_each
-from engine.ranks import local_ranks
+from engine.world import local_ranks
 
 # transform(batch, numbers): whole batches on the device; numbers (B,) are global sample numbers, which seed randomness.
 # One with `takes_rows = True` is called with the data set's rows too, (B,) int64 on the host

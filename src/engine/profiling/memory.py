@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
+from engine.device import Hardware
 from engine.errors import OutOfMemory, first_line
 from engine.host import count_gpus
-from engine.ranks import Hardware
 
 # no classes of their own: messages where the CPU's allocator gets nothing, of MPS, cuDNN and cuBLAS
 TELLING = ("can't allocate memory", "out of memory", "not enough memory", "alloc_failed")

@@ -7,9 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from engine.data import remedy
+from engine.device import Hardware
 from engine.host import cores_each
 from engine.profiling.timeline import Figures
-from engine.ranks import Hardware, local_ranks
+from engine.world import local_ranks
 
 PARTS = ("data wait", "copy", "transform", "forward", "backward", "clip", "optimizer", "log", "evaluation", "save")
 DATA_SHARE, COPY_SHARE, SMALL_SHARE, IDLE_SHARE = 0.1, 0.1, 0.25, 0.5

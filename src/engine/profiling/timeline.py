@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from engine.data import hand_over
-from engine.ranks import DeviceClock, HostClock
+from engine.device import DeviceClock, HostClock
 
 T = TypeVar("T")
 OTHER, DATA, COPY, FORWARD = "other", "data wait", "copy", "forward"

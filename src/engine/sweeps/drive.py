@@ -17,13 +17,13 @@ from omegaconf import DictConfig
 from engine.config import plain, read_config, typed
 from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.project import Project
-from engine.ranks import followers
 from engine.runs import shown
 from engine.sweeps import plan
 from engine.sweeps.code import settle_code
 from engine.sweeps.ledger import Job, Ledger, NewJob, differing
 from engine.sweeps.options import SweepConfig
 from engine.sweeps.screen import label, table
+from engine.world import followers
 
 HYDRAS_SUBDIR = "${hydra.job.num}"  # Hydra's default; only its basic sweeper uses it
 

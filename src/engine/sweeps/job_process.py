@@ -14,10 +14,10 @@ from engine.errors import Claimed, RankLost, RunFailed
 from engine.files import no_links, read_text
 from engine.host import STOP_SIGNALS, die_with, heeded_signals, readable_stack, say_ended, take_heart
 from engine.project import Project
-from engine.ranks import LIKELY
 from engine.runs import claimed, record_failure, write_status
 from engine.sweeps.job import run_job
 from engine.sweeps.ledger import Job
+from engine.world import LIKELY
 
 OUTPUT, FAULT = "output.log", "fault.log"  # output of a job among several; its stack when a signal killed it
 

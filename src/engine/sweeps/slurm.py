@@ -23,13 +23,13 @@ from engine.errors import PREEMPTED, Claimed, ConfigError, RunFailed
 from engine.files import read_json, read_text, replace_text
 from engine.host import heeded_signals
 from engine.project import Project
-from engine.ranks import become_rank, follows, release_followers
 from engine.runs import STATUS, claimed, record_failure
 from engine.sweeps.job import run_job
 from engine.sweeps.job_process import OUTPUT, print_to
 from engine.sweeps.launching import Launch
 from engine.sweeps.ledger import Job
 from engine.sweeps.options import SlurmConfig
+from engine.world import become_rank, follows, release_followers
 
 if TYPE_CHECKING:
     from engine.sweeps.drive import Work

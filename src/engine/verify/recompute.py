@@ -19,11 +19,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from engine.checkpoints import Checkpoints
 from engine.config import CONFIG, check_saved, current, localized, plain, quote_value, read_config, saved_config
+from engine.device import ONE_PROCESS
 from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.files import read_json, read_text, records, replace_text, write_json
 from engine.host import count_gpus, machine_changes, temporary_folder
 from engine.project import Project
-from engine.ranks import AT_STEP, MAX_TIME, ONE_PROCESS, started_ranks
 from engine.runs import (
     CHECKPOINTS,
     DIFF,
@@ -46,6 +46,7 @@ from engine.runs import (
     step_of,
 )
 from engine.verify.compare import Part, compare_checkpoints, compare_metrics, compare_scores
+from engine.world import AT_STEP, MAX_TIME, started_ranks
 
 HERE, OWN = "here", "own"  # code of the second run: the files as they are, the run's commit
 ROUNDING = 1e-2  # relative, where the surroundings round in another way
@@ -198,9 +199,10 @@ def called(project: Project, key: str) -> list[str]:
 
 
 def as_called(project: Project, key: str, root: Path) -> str | None:
-    """A key of engine.ranks.stop as that version of the project calls it; None where it has none."""
-    file = root / "src/engine/ranks/stop.py"
-    text = file.read_text() if file.exists() else ""
+    """A key of engine.world.stop, which was in engine.ranks, as that version of the project calls it; None where it has
+    none."""
+    files = [file for room in ("world", "ranks") if (file := root / f"src/engine/{room}/stop.py").exists()]
+    text = files[0].read_text() if files else ""
     return next((name for name in called(project, key) if name in text), None)
 
 

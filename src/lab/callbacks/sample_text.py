@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from engine.config import Count, NotNegativeInt, Positive
 from engine.data import Draws
+from engine.device import make_autocast
 from engine.errors import ConfigError
-from engine.ranks import make_autocast
 from h5rows import files_of, open_h5
 from lab.callbacks.base import Callback
 from lab.state import averaged

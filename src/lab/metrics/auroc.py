@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.config import Count
 from engine.errors import ConfigError
-from engine.ranks import World, all_gather, on_host
+from engine.world import World, all_gather, on_host
 
 
 class AUROC:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.ranks import World, all_gather, all_sum, on_host
+from engine.world import World, all_gather, all_sum, on_host
 
 Score = float | Mapping[str, float]  # several are logged as val/<metric>/<name>
 

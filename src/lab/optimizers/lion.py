@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from engine.config import NotNegative, Share
-from engine.ranks import local_parts, unless
+from engine.device import local_parts, unless
 
 
 class Lion(Optimizer):

@@ -11,7 +11,7 @@ from engine.config import Share
 class Constant:
     """Linear warmup, then constant; base class of the other schedules. warmup: share of all steps, in [0, 1]."""
 
-    # draws no random numbers. Not inherited (engine.ranks.seed.draws_nothing): a schedule that does not say so may draw
+    # draws no random numbers. Not inherited (engine.device.seed.draws_nothing): one that does not say so may draw
     draws = False
 
     warmup: Share

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import ConfigError
-from engine.ranks import World, all_sum
+from engine.world import World, all_sum
 
 Batch = dict[str, Tensor]
 Losses = Mapping[str, Tensor]  # name -> (B,), one value for each sample

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.config import Positive
-from engine.ranks import gather_rows
+from engine.world import gather_rows
 from lab.tasks.base import Batch, Losses, Metric, Task
 from lab.transforms.fields import Transform
 from lab.transforms.views import Views

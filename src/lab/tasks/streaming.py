@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from engine.config import Count
 from engine.errors import ConfigError
-from engine.ranks import World, gather_rows
+from engine.world import World, gather_rows
 from lab.tasks.base import Batch, Metric
 from lab.tasks.supervised import Supervised
 

@@ -27,7 +27,7 @@ from engine.checkpoints.checkpoint import (
     weights_of,
 )
 from engine.errors import ConfigError, Damaged, RunFailed
-from engine.ranks.distributed import World
+from engine.world.distributed import World
 
 CPU = torch.device("cpu")
 MAIN, OTHER = World(0, 1, 0, CPU), World(1, 2, 1, CPU)

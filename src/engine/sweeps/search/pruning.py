@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from engine.config import build_target
 from engine.files import read_json
 from engine.project import Project
-from engine.ranks import share_from_main
 from engine.sweeps.search.storage import attached, open_study
+from engine.world import share_from_main
 
 if TYPE_CHECKING:
     from optuna.trial import Trial

@@ -1,0 +1,69 @@
+"""Processes: how ranks start, find each other, stay in step, and end. (Importing it imports no torch.)
+
+Given: a function to run in each rank, the run's directory, environment variables of whoever starts ranks. Returned: a
+`World` (rank, size, device) in each.
+
+Promised: what ranks tell each other is JSON and tensors; nothing is unpickled. A failure is reported in one line with
+its cause, by the rank that failed first; a hang names the stuck rank with its stack (watch.py has a table of who ends
+whom); no process stays. With one rank, each collective returns its argument.
+
+Raised: ConfigError for what does not fit the machine, RankLost and RunFailed for ranks that failed or died, Stopped
+where an evaluation was cut short on all ranks.
+
+    cluster, rendezvous     ranks and hosts from environment variables; agreeing on the run directory
+    launch, distributed     starting ranks; process group and collectives (wire: their values as JSON)
+    stop, watch, failures   stopping together, hang watchdog, the first failure on record
+    board, timer            what ranks tell each other in the store; the end of a process that cannot tell
+    options                 the run's own: how long, how often again      terminal    breakpoints in ranks
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.pages import lazy
+
+if TYPE_CHECKING:
+    from engine.world.cluster import ClusterRole, become_rank, cluster_role
+    from engine.world.distributed import (
+        World,
+        all_gather,
+        all_max,
+        all_sum,
+        any_rank,
+        broadcast_buffers,
+        broadcast_together,
+        dead_peers,
+        gather,
+        gather_rows,
+        group_for_threads,
+        group_of_one,
+        has_parent,
+        local_ranks,
+        meet,
+        num_hosts,
+        on_host,
+        own_device,
+        own_gpu,
+        own_rank,
+        process_group,
+        ranks_here,
+        share_from_main,
+        started_ranks,
+        to_host,
+    )
+    from engine.world.failures import recording
+    from engine.world.launch import LIKELY, Ranks
+    from engine.world.options import ProcessConfig
+    from engine.world.rendezvous import (
+        await_directory,
+        followers,
+        follows,
+        leave_to_ranks,
+        publish_directory,
+        release_followers,
+    )
+    from engine.world.stop import AT_STEP, MAX_TIME, Stopped, StopRequest, stop_on_signals
+    from engine.world.watch import SLOW_TIMEOUTS, USER_TIMEOUTS, Watch
+else:
+    __getattr__ = lazy(__name__, __file__)

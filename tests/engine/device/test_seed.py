@@ -1,0 +1,105 @@
+"""Generators: every one is seeded, every rank draws its own numbers, and a saved state brings all of them back."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.device.seed import make_deterministic, rng_state, seed_everything, set_rng_state
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _generators_as_they_were() -> Iterator[None]:
+    before = rng_state(CPU)
+    yield
+    set_rng_state(before, CPU)
+
+
+def draws() -> dict[str, float]:
+    """One number of each generator; numpy's and Python's Gaussian ones keep a second in store."""
+    return {
+        "python": random.random(),
+        "python gauss": random.gauss(0, 1),
+        "numpy": float(np.random.random()),
+        "numpy gauss": float(np.random.standard_normal()),
+        "torch": float(torch.rand(())),
+    }
+
+
+def test_a_seed_sets_every_generator_and_each_rank_draws_its_own() -> None:
+    seen: dict[tuple[int, int], dict[str, float]] = {}
+    for seed, stream in [(0, 0), (0, 1), (1, 0), (1, 1), (2**32 - 1, 0)]:
+        draws()
+        seed_everything(seed, stream)
+        seen[seed, stream] = draws()
+        seed_everything(seed, stream)
+        assert draws() == seen[seed, stream], "a seed alone decides"
+    for name in draws():
+        assert len({drawn[name] for drawn in seen.values()}) == len(seen), f"{name}: two ranks or seeds draw alike"
+    seed_everything(3)
+    alone = draws()
+    seed_everything(3, stream=0)
+    assert draws() == alone, "one process is rank 0"
+
+
+def test_seeds_mean_the_same_in_every_version() -> None:
+    """A run outlives the code that made it: its command gives the same weights and the same order of draws."""
+    seed_everything(7, stream=3)
+    words = np.random.SeedSequence([7, 3]).generate_state(4).tolist()
+    assert torch.initial_seed() == (words[2] << 32) + words[3]
+    expected = random.Random(words[0]).random(), np.random.RandomState(words[1]).random_sample()
+    assert (random.random(), np.random.random()) == expected
+
+
+def test_a_saved_state_brings_every_generator_back() -> None:
+    seed_everything(5)
+    draws()  # the Gaussian generators now hold a number in store
+    file = io.BytesIO()
+    torch.save(rng_state(CPU), file)
+    expected = [draws() for _ in range(3)]
+    file.seek(0)
+    seed_everything(6)
+    set_rng_state(torch.load(file, weights_only=True), CPU)
+    assert [draws() for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps"])
+def test_the_generator_of_the_device_is_saved_too(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """With a stand-in for the device's own generator; a state of the CPU alone leaves it as it is."""
+    set_to: list[Any] = []
+    module = getattr(torch, kind)
+    monkeypatch.setattr(module, "get_rng_state", lambda *device: "of the device")
+    monkeypatch.setattr(module, "set_rng_state", lambda state, *device: set_to.append((state, *device)))
+    device = torch.device(kind)
+    state = rng_state(device)
+    other = {"cuda": "mps", "mps": "cuda"}[kind]
+    assert state[kind] == "of the device"
+    assert other not in state
+    set_rng_state(state, device)
+    assert [given[0] for given in set_to] == ["of the device"]
+    set_rng_state(rng_state(CPU), device)  # a checkpoint that the CPU wrote
+    set_rng_state(state, CPU)  # one of a GPU, read on the CPU
+    assert len(set_to) == 1
+    assert kind not in rng_state(CPU)
+
+
+def test_deterministic_means_all_three_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    try:
+        make_deterministic()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.backends.cudnn.benchmark is False
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    finally:
+        torch.use_deterministic_algorithms(False)

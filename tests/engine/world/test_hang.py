@@ -1,0 +1,204 @@
+"""A process that is stopped, or whose native code holds the interpreter, ends; one that only takes long does not."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import warm
+from conftest import QUICK, ROOT, limit, one_quick, processes_with, slowdown, start_run, status
+from sweeps import SWEEP, call_faulty, job_dirs, states
+
+import lab.objective
+from engine.errors import RunFailed
+from engine.sweeps.report.read import read_job
+from engine.world.watch import HELD
+from lab.callbacks.base import Callback
+
+TIMEOUT_S = round(2 * slowdown())
+STEPS = (*QUICK, "trainer.max_steps=8", "trainer.log_every=2", f"process.timeout={TIMEOUT_S}")
+TWO = (*STEPS, "trainer=ddp", "hardware.num_procs=2")
+
+
+def strike(how: str) -> None:
+    if how == "native":
+        ctypes.PyDLL(None).sleep(1000)  # PyDLL keeps the interpreter
+    if how == "SIGSTOP":
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def at_call(monkeypatch: pytest.MonkeyPatch, number: int, act: Any) -> None:
+    """In every rank, before the `number`-th forward pass."""
+    original, calls = lab.objective.forward_loss, [0]
+
+    def replaced(*rest: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == number:
+            act()
+        return original(*rest)
+
+    monkeypatch.setattr(lab.objective, "forward_loss", replaced)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["native", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
+def test_all_ranks_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], how: str
+) -> None:
+    """No rank is left to tell of the others: the parent does."""
+    at_call(monkeypatch, 4, lambda: strike(how))
+    faulthandler.disable()  # pytest's, which would keep what the run's own says
+    cause = {"native": "native code holds its interpreter", "SIGSTOP": "it is stopped"}[how]
+    with pytest.raises(RunFailed, match=rf"rank \d hung: it did not run for \d+ s .*training, at step 3\); {cause}"):
+        start_run(tmp_path / "run", *TWO)
+    assert status(tmp_path / "run")["status"] == "failed"
+    assert "in strike" in status(tmp_path / "run")["traceback"]
+    assert "in strike" in capfd.readouterr().err
+
+
+LONE = """
+import ctypes, os, signal, sys, time
+import lab.objective, train
+forward_loss, calls = lab.objective.forward_loss, []
+def faulty(*rest):
+    calls.append(1)
+    if len(calls) == 4:
+        strike()
+    return forward_loss(*rest)
+def strike():
+    {fault}
+lab.objective.forward_loss = faulty
+sys.exit(train.main())
+"""
+
+
+def lone(tmp_path: Path, fault: str, *overrides: str, prelude: str = "") -> subprocess.CompletedProcess[str]:
+    return warm.run(
+        [sys.executable, "-c", prelude + LONE.format(fault=fault), *STEPS, *overrides, f"hydra.run.dir={tmp_path}/run"],
+        capture_output=True, text=True, timeout=limit(90), env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_native_code_in_a_process_without_a_parent(tmp_path: Path) -> None:
+    done = lone(
+        tmp_path, "ctypes.PyDLL(None).sleep(1000)", "data=synthetic", "data.loader=workers", "data.num_workers=1"
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Timeout (0:00:" in done.stderr
+    assert f"in {HELD}\n" in done.stderr
+    assert "in strike" in done.stderr.rpartition("Thread ")[2]
+    assert status(tmp_path / "run")["status"] == "running"  # a report calls this one killed
+    assert read_job(tmp_path / "run", 0, ()).status == "killed"
+    assert not processes_with(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_ctrl_z_does_not_count(tmp_path: Path) -> None:
+    """The terminal stops the process for longer than process.timeout, and `fg` continues it."""
+    fault = f"os.system(f'(sleep {3 * TIMEOUT_S}; kill -CONT {{os.getpid()}}) &'); os.kill(os.getpid(), signal.SIGTSTP)"
+    # a child in the group of another process of the session: else the kernel ignores SIGTSTP
+    prelude = "import os; os.setpgid(0, 0)\n"
+    began = time.monotonic()
+    done = lone(tmp_path, fault, prelude=prelude)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began > 3 * TIMEOUT_S
+    assert status(tmp_path / "run")["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_job_of_a_pool_that_is_stopped_or_says_nothing(tmp_path: Path) -> None:
+    more = (
+        *SWEEP,
+        "seed=0,1",
+        f"process.timeout={TIMEOUT_S + 1}",
+        "hydra/launcher=pool",
+        "hydra.launcher.jobs_at_once=2",
+    )
+    done = call_faulty("os.kill(os.getpid(), signal.SIGSTOP)", *more, f"hydra.sweep.dir={tmp_path}/s")
+    assert done.returncode == 1, done.stderr
+    assert states(tmp_path / "s") == ["finished", "failed"]
+    (hung,) = (found for job in job_dirs(tmp_path / "s") if (found := status(job))["status"] == "failed")
+    assert re.search(r"the job hung: it did not run for \d+ s", hung["error"])
+    assert "it is stopped" in hung["error"]
+    assert "in faulty" in hung["traceback"]
+    silent = call_faulty("ctypes.CDLL(None)._exit(0)", *more, f"hydra.sweep.dir={tmp_path}/t")
+    assert silent.returncode == 1, silent.stderr
+    assert states(tmp_path / "t") == ["finished", "failed"]
+    assert not processes_with(str(tmp_path))
+
+
+class Slow(Callback):
+    """Rank 0 takes longer than process.timeout, and holds the others up."""
+
+    def on_log(self, state: Any, values: dict[str, float]) -> None:
+        if state.step == 4 and os.environ.get("RANK", "0") == "0":
+            time.sleep(2.2 * TIMEOUT_S)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_callback_may_take_longer_than_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    monkeypatch.setattr("lab.run.make_callbacks", lambda config: [Slow()])
+    start_run(tmp_path / "run", *(TWO if ranks == 2 else STEPS))
+    assert status(tmp_path / "run")["status"] == "finished"
+
+
+def sys_exit() -> None:
+    sys.exit(3)
+
+
+def os_exit() -> None:
+    os._exit(0)
+
+
+class Odd(BaseException):
+    """Neither an exception nor a request to end."""
+
+
+def odd() -> None:
+    raise Odd("the cause")
+
+
+def aborts() -> None:
+    os.abort()
+
+
+ENDS = {
+    sys_exit: r"rank 1 called sys.exit\(3\) at .*test_hang.py:\d+",
+    os_exit: r"rank 1 ended with exit status 0 \(training, at step 3\), without an error record",
+    odd: r"Odd: the cause",
+    aborts: r"rank 1 was killed by SIGABRT",
+}
+
+
+@pytest.mark.parametrize("end", one_quick(ENDS))
+def test_a_rank_that_ends_before_its_time_is_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Any
+) -> None:
+    """Not what its end does to the other."""
+    at_call(monkeypatch, 4, lambda: end() if os.environ.get("RANK") == "1" else None)
+    with pytest.raises(RunFailed):
+        start_run(tmp_path / "run", *TWO)
+    found = status(tmp_path / "run")
+    assert (found["status"], found["rank"]) == ("failed", 1)
+    assert re.search(ENDS[end], found["error"]), found["error"]
+
+
+@pytest.mark.slow
+def test_one_process_that_ends_before_its_time_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_call(monkeypatch, 4, sys_exit)
+    with pytest.raises(RunFailed, match=r"rank 0 called sys.exit\(3\) at .*test_hang.py"):
+        start_run(tmp_path / "run", *STEPS)
+    assert status(tmp_path / "run")["status"] == "failed"

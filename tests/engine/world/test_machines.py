@@ -1,0 +1,230 @@
+"""Machines unlike the one that the tests run on: fewer cores than they seem to have, more, or busy ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import QUICK, assert_equal, start_run
+from torch import nn
+
+from engine.data.loader import Loader
+from engine.device import threads
+from engine.host import cpu as cores
+
+V2 = "26 1 0:24 {root} {mount} rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
+V1 = "32 31 0:29 {root} {mount} rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
+
+
+def machine(tmp_path: Path, mounts: str, groups: str, limits: dict[str, str], root: str = "/") -> float | None:
+    """What cgroup_cores() reads where the groups of a process and their limits are these."""
+    proc, mount = tmp_path / "proc", tmp_path / "cgroup"
+    proc.mkdir()
+    mount.mkdir()
+    (proc / "cgroup").write_text(groups)
+    (proc / "mountinfo").write_text(mounts.format(root=root, mount=mount))
+    for name, text in limits.items():
+        (mount / name).parent.mkdir(parents=True, exist_ok=True)
+        (mount / name).write_text(text)
+    cores.cgroup_cores.cache_clear()
+    try:
+        return cores.cgroup_cores(proc)
+    finally:
+        cores.cgroup_cores.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("mounts", "groups", "root", "limits", "granted"),
+    [
+        (V2, "0::/\n", "/", {"cpu.max": "250000 100000\n"}, 2.5),  # a container that sees its own group as the root
+        (V2, "0::/\n", "/", {}, None),  # the root of a host has no such file
+        (V2, "0::/a/b\n", "/", {"a/b/cpu.max": "max 100000\n"}, None),
+        (V2, "0::/a/b\n", "/", {"a/b/cpu.max": "400000 100000\n", "a/cpu.max": "150000 50000\n"}, 3.0),  # the least
+        (V2, "0::/../..\n", "/", {"cpu.max": "100000 100000\n"}, 1.0),  # the group lies outside of what can be seen
+        (
+            V1,
+            "3:memory:/m\n4:cpu,cpuacct:/a\n",
+            "/",
+            {"a/cpu.cfs_quota_us": "50000", "a/cpu.cfs_period_us": "25000"},
+            2,
+        ),
+        (V1, "4:cpu,cpuacct:/a\n", "/", {"a/cpu.cfs_quota_us": "-1", "a/cpu.cfs_period_us": "100000"}, None),
+        (  # a container without a namespace of groups: the path is the host's, the mount the container's own
+            V1,
+            "4:cpu,cpuacct:/docker/1f\n",
+            "/docker/1f",
+            {"cpu.cfs_quota_us": "300000", "cpu.cfs_period_us": "100000"},
+            3,
+        ),
+    ],
+)
+def test_cpu_limits_of_containers(
+    tmp_path: Path, mounts: str, groups: str, root: str, limits: dict[str, str], granted: float | None
+) -> None:
+    assert machine(tmp_path, mounts, groups, limits, root) == granted
+
+
+def test_cores_and_threads_are_the_least_of_what_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("LAB_CORES", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    monkeypatch.setattr(cores, "cgroup_cores", lambda: None)
+    assert (cores.cores(), cores.threads_each(), cores.threads_each(4), cores.threads_each(32)) == (16, 16, 4, 1)
+    monkeypatch.setattr(cores, "cgroup_cores", lambda: 6.5)
+    assert (cores.cores(), cores.cores_each(2)) == (6, 3)
+    monkeypatch.setattr(cores, "cgroup_cores", lambda: 0.5)
+    assert cores.cores() == 1
+    monkeypatch.setattr(cores, "cgroup_cores", lambda: None)
+    monkeypatch.setenv("LAB_CORES", "8")
+    assert cores.cores() == 8
+    for text, count in (("2", 2), ("4,2", 4), (" 3 , 1", 3), ("64", 8), ("", 8), ("many", 8), ("0", 8), ("-2", 8)):
+        monkeypatch.setenv("OMP_NUM_THREADS", text)
+        assert cores.threads_each() == count, text
+    assert cores.cores() == 8, "OMP_NUM_THREADS is about threads of one process: a pool's other cores stay"
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert cores.cores() == 1
+
+
+def decided(
+    asked: int | str = "auto", device: str = "cpu", deterministic: bool = False, ranks: int = 1, flop: float = 1e12
+) -> tuple[int, str]:
+    found = threads.threads_for(threads.decide_threads(asked, device, deterministic, ranks), flop)
+    return found.count, found.why
+
+
+def test_threads_follow_from_what_is_asked_the_cores_and_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(cores, "cgroup_cores", lambda: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert decided(5) == (5, "hardware.num_threads")
+    assert (
+        decided() == decided(device="cuda") == decided(deterministic=True) == decided(flop=1) == (3, "OMP_NUM_THREADS")
+    )
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert decided() == (8, "a rank's 8 cores")
+    assert decided(ranks=2) == (4, "a rank's 4 cores")
+    assert decided(flop=3.3e7) == (1, "a small step, some 33 MFLOP")
+    assert decided(deterministic=True) == (1, "hardware.deterministic")
+    assert decided(device="cuda", ranks=2, flop=1) == (4, "8 cores, 2 ranks")
+    assert decided(ranks=8) == (1, "8 cores, 8 ranks")
+    monkeypatch.setattr(cores, "cgroup_cores", lambda: 6.5)
+    assert decided() == (6, "a rank's 6 cores")
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "4")
+    assert decided() == (4, "a rank's 4 cores")
+
+
+@pytest.mark.parametrize(
+    ("affinity", "task", "ranks", "each"),
+    [
+        (64, {"SLURM_STEP_NUM_TASKS": "8"}, 4, 8),  # srun -n8 -c8 on two nodes, where nothing binds a task
+        (8, {"SLURM_STEP_NUM_TASKS": "8"}, 4, 8),  # the same, bound
+        (32, {}, 4, 8),  # ranks of the plain command, in the script of sbatch
+        (
+            32,
+            {"SLURM_CPUS_PER_TASK": "32", "SLURM_STEP_NUM_TASKS": "2"},
+            4,
+            8,
+        ),  # a task on each node, of 4 ranks
+        (32, {"LAB_CORES": "16"}, 2, 8),  # a job of a pool, of two ranks
+    ],
+)
+def test_slurm_grants_cores(
+    affinity: int, task: dict[str, str], ranks: int, each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(affinity)), raising=False)
+    monkeypatch.setattr(cores, "cgroup_cores", lambda: None)
+    job = {"SLURM_CPUS_ON_NODE": "32", "SLURM_CPUS_PER_TASK": "8", "SLURM_PROCID": "0"}
+    for name, text in (job | task).items():
+        monkeypatch.setenv(name, text)
+    assert (cores.cores_each(ranks), decided(ranks=ranks)[0]) == (each, each)
+    monkeypatch.delenv("SLURM_PROCID")
+    monkeypatch.delenv("LAB_CORES", raising=False)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert (cores.cores_each(1), cores.cores_each(2)) == (8, 4), "runs of their own, one in each task"
+
+
+def test_the_work_of_a_step_is_told_from_shapes() -> None:
+    dense = nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))
+    assert threads.rough_flop([dense], (1, 8, 8), 32) == 6 * 32 * 640
+    image = nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), nn.Flatten(), nn.Linear(7, 10, bias=False))
+    assert threads.rough_flop([image], (3, 16, 16), 2) == 6 * 2 * (135 * 16 + 70)
+    words = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9, bias=False))
+    assert threads.rough_flop([words, nn.Linear(2, 2, bias=False)], (100,), 2) == 6 * 2 * 100 * (36 + 36 + 4)
+    with torch.device("meta"):
+        assert threads.rough_flop([nn.Linear(4, 4, bias=False)], (), 1) == 6 * 16, "a model that has no memory yet"
+
+
+def test_the_first_batch_can_be_looked_at_beforehand() -> None:
+    from test_loader import CPU, Table, endless
+
+    for kind in ("device", "threads"):
+        seen = []
+        for looks in (0, 2):
+            with Loader(Table(50), endless(50, 8), CPU, kind=kind, num_workers=1, seed=0) as loader:
+                for _ in range(looks):
+                    first = {name: value.clone() for name, value in loader.first().items()}
+                batches = iter(loader)
+                seen.append([{k: v.clone() for k, v in next(batches).items()} for _ in range(5)])
+        assert_equal(seen[0], seen[1])
+        assert_equal(seen[1][0], first)
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(cores, "cgroup_cores", lambda: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # a pool of threads here would hang forks
+
+
+AUTO = [*QUICK, "hardware.num_threads=auto", "model.dropout=0.1", "optim/schedule=constant", "trainer.eval_every=2"]
+
+
+def test_load_changes_neither_the_number_of_threads_nor_a_bit(tmp_path: Path, two_cores: None) -> None:
+    runs = []
+    for name, busy in (("quiet", 0), ("loaded", 4)):
+        others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+        try:
+            runs.append(start_run(tmp_path / name, *AUTO, "trainer.max_steps=4"))
+        finally:
+            for process in others:
+                process.kill()
+                process.wait()
+    assert len({(run / "environment.json").read_text().partition('"threads": {')[2] for run in runs}) == 1
+    found = [torch.load(run / "checkpoints/last_000000004.pt", weights_only=True)["model"] for run in runs]
+    assert_equal(*found)
+
+
+def test_a_run_keeps_the_number_of_threads_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_cores: None
+) -> None:
+    """A resume takes the number on record, not today's rule: one of many cores, or what an older version measured."""
+    monkeypatch.setattr(threads, "SMALL_FLOP", 0)
+    run = start_run(tmp_path / "auto", *AUTO, "trainer.max_steps=2")
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["threads"] == {"count": 2, "most": 2, "why": "a rank's 2 cores", "auto": True}
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(cores, "cgroup_cores", lambda: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    start_run(run, *AUTO, "trainer.max_steps=4")
+    assert "threads: 2 (as the run began)" in (run / "train.log").read_text()
+    fewer = threads.recorded(environment, most=1)
+    assert fewer is not None
+    assert fewer.count == 1
+    assert "the run began with 2, for which there are no cores now: rounding changes" in fewer.why
+    measured = {"threads": {"count": 2, "most": 4, "why": "measured: 2 is 1.4x faster than 1", "auto": True}}
+    assert threads.recorded(measured, most=8) == threads.Threads(2, 8, "as the run began")
+    straight = start_run(tmp_path / "two", *AUTO, "hardware.num_threads=2", "trainer.max_steps=4")
+    assert "threads: 2 (hardware.num_threads)" in (straight / "train.log").read_text()
+    found = [torch.load(d / "checkpoints" / "last_000000004.pt", weights_only=True) for d in (run, straight)]
+    assert_equal(found[0]["model"], found[1]["model"])

@@ -1,0 +1,354 @@
+"""What other machines have or lack: macOS, GPUs without NVML, networks without IPv4, a thousand ranks. With fakes: no
+such machine is needed."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from conftest import QUICK, ROOT, compose, free_port, limit, result, start_run, status
+from omegaconf import OmegaConf
+from torch import nn
+
+import engine.world.launch
+import lab.run
+from engine.config.schema import typed
+from engine.data.loading.choose import _free_bytes
+from engine.device import dynamo, hardware
+from engine.device.options import HardwareConfig
+from engine.errors import ConfigError
+from engine.host import gpu as cuda
+from engine.sweeps.lease import visible_gpus
+from engine.world import cluster, distributed
+from engine.world.cluster import ClusterRole, cluster_role
+from lab.groups import TrainerConfig
+
+LINUX_ONLY = [
+    "sched_getaffinity",
+    "sched_setaffinity",
+    "sched_setscheduler",
+    "SCHED_BATCH",
+    "memfd_create",
+    "posix_fadvise",
+    "RWF_NOWAIT",
+    "pidfd_open",
+    "copy_file_range",
+    "splice",
+    "eventfd",
+    "POSIX_FADV_WILLNEED",
+    "POSIX_FADV_DONTNEED",
+    "O_DIRECT",
+    "O_TMPFILE",
+]
+
+
+def test_a_run_needs_no_name_that_linux_alone_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default run, with none of the names in `os` that macOS lacks."""
+    for name in LINUX_ONLY:
+        monkeypatch.delattr(os, name, raising=False)
+    original = os.sysconf
+
+    def sysconf(name: Any) -> int:
+        if name in ("SC_AVPHYS_PAGES", "SC_PAGE_SIZE"):
+            raise ValueError("unrecognized configuration name")
+        return original(name)
+
+    monkeypatch.setattr(os, "sysconf", sysconf)
+    assert _free_bytes(torch.device("cpu")) > 0
+    run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=2")
+    assert result(run)["step"] == 2
+    with engine.world.launch.store_file(forked=True) as path:
+        assert not path.startswith("/proc")
+
+
+@pytest.mark.slow
+def test_ranks_can_be_spawned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS, and in a notebook that has used CUDA."""
+    monkeypatch.setattr(engine.world.launch, "start_method", lambda: "spawn")
+    run = start_run(tmp_path / "run", *QUICK, "trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=2")
+    assert status(run)["status"] == "finished"
+
+
+def cuda_built(monkeypatch: pytest.MonkeyPatch, nvml: int, found: int, visible: str | None = None) -> list[int]:
+    """A build of torch with CUDA -> processes in which CUDA was asked (and thereby started). nvml: what it says."""
+    asked: list[int] = []
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: nvml)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: asked.append(os.getpid()) or found)
+    monkeypatch.setattr(cuda, "_counted", {})
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    return asked
+
+
+@pytest.mark.parametrize("nvml", [3, -1])
+def test_gpus_are_counted_without_starting_cuda_here(nvml: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = cuda_built(monkeypatch, nvml, found=3)
+    options = [typed(cls, node) for cls, node in ((HardwareConfig, "hardware"), (TrainerConfig, "trainer"))
+               for node in [compose("trainer=ddp")[node]]]  # fmt: skip
+    assert hardware.count_processes(*options) == 3  # type: ignore[arg-type]
+    assert hardware.choose_device(options[0]) == "cuda"  # type: ignore[arg-type]
+    assert visible_gpus() == ["0", "1", "2"]
+    assert asked == [], "only a child may ask CUDA"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert cuda.count_gpus() == 0
+    assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+
+
+def test_no_file_asks_cuda_how_many_gpus_there_are() -> None:
+    """One function knows how to ask; torch's own start CUDA where NVML does not answer."""
+    for file in (ROOT / "src").rglob("*.py"):
+        if file.name != "gpu.py":
+            found = re.search(r"cuda\.(device_count|is_available)\(", file.read_text())
+            assert found is None, f"{file}: {found and found.group()} - use engine.host.gpu.count_gpus()"
+            assert '"fork" if sys.platform' not in file.read_text(), f"{file}: use engine.host.gpu.start_method()"
+
+
+def test_processes_are_spawned_where_cuda_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cuda.start_method() == ("fork" if sys.platform == "linux" else "spawn")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert cuda.start_method() == "spawn"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(cuda, "num_threads", lambda: 2)
+    assert cuda.start_method() == "spawn"
+    monkeypatch.setattr(cuda, "num_threads", lambda: 1)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert cuda.start_method() == "spawn"
+
+
+def test_a_run_on_the_cpu_leaves_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = cuda_built(monkeypatch, nvml=2, found=2)
+    cfg = compose("hardware=cpu")
+    options = typed(HardwareConfig, cfg.hardware, "hardware"), typed(TrainerConfig, cfg.trainer, "trainer")
+    hardware.resolve_hardware(*options)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    assert asked == []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)  # a notebook that has used a GPU goes on doing so
+    hardware.resolve_hardware(*options)
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("binding", "place"), [("", "cpu, fp32, "), ("NUMA node 1 (8 cores)", "cpu, on NUMA node 1 (8 cores), fp32, ")]
+)
+def test_the_first_screen_says_which_cores_a_rank_is_bound_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binding: str, place: str
+) -> None:
+    resolve = hardware.resolve_hardware
+    monkeypatch.setattr(lab.run, "resolve_hardware", lambda *options: replace(resolve(*options), binding=binding))
+    run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=1")
+    assert f" INFO {place}threads: " in (run / "train.log").read_text()
+
+
+def test_a_thousand_ranks_have_files_and_connect_when_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda which, pair: limits.append(pair))
+    monkeypatch.delenv("TORCH_GLOO_LAZY_INIT", raising=False)
+    for pair, raised in (((1024, 4096), [(4096, 4096)]), ((1024, resource.RLIM_INFINITY), [(65536, -1)]),
+                         ((99_999, 10**6), []), ((resource.RLIM_INFINITY,) * 2, [])):  # fmt: skip
+        limits.clear()
+        monkeypatch.setattr(resource, "getrlimit", lambda which, pair=pair: pair)
+        distributed.allow_connections(8)
+        assert limits == raised
+    assert "TORCH_GLOO_LAZY_INIT" not in os.environ
+    distributed.allow_connections(1024)
+    assert os.environ.pop("TORCH_GLOO_LAZY_INIT") == "1"
+
+
+IF_INET6 = """00000000000000000000000000000001 01 80 10 80       lo
+fe8000000000000000fc00fffe000001 04 40 20 80     eth0
+20010db8000000000000000000000007 05 40 00 82     ib0
+"""
+
+
+def test_interfaces_of_hosts_that_have_ipv6_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "if_inet6").write_text(IF_INET6)
+    monkeypatch.setattr(cluster, "IPV6_ADDRESSES", str(tmp_path / "if_inet6"))
+    assert cluster._interface_of_ipv6("2001:db8::7") == "ib0"
+    assert cluster._interface_of_ipv6("fe80::fc:ff:fe00:1") == "eth0"
+    assert cluster._interface_of_ipv6("::1") is None, "the others cannot reach a loopback"
+    assert cluster._interface_of_ipv6("2001:db8::8") is None
+    assert cluster.interface_towards("::1") is None
+
+    class Probe:
+        def __init__(self, family: int, kind: int) -> None:
+            assert family == socket.AF_INET6
+
+        def __enter__(self) -> Probe:
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def connect(self, target: Any) -> None:
+            assert target[0] == "2001:db8::1"
+
+        def getsockname(self) -> Any:
+            return ("2001:db8::7", 9, 0, 0)
+
+    answer = [(socket.AF_INET6, socket.SOCK_DGRAM, 17, "", ("2001:db8::1", 9, 0, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
+    monkeypatch.setattr(socket, "socket", Probe)
+    assert cluster.interface_towards("head") == "ib0"
+
+
+def test_gloo_and_nccl_use_one_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    monkeypatch.setattr(distributed, "interface_towards", lambda address: "eth1")
+    for given, chosen in (
+        ({}, ("eth1", "=eth1")),
+        ({names[1]: "ib"}, ("eth1", "ib")),
+        ({names[0]: "ib0"}, ("ib0", None)),
+    ):
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        distributed.choose_interface("head")
+        assert tuple(map(os.environ.get, names)) == chosen
+        for name in names:
+            os.environ.pop(name, None)
+
+
+MEET = """
+import torch
+from engine.world.distributed import all_sum, process_group
+with process_group("cpu", 60.0) as here:
+    print(all_sum(torch.ones(1), here).item())
+"""
+
+
+@pytest.mark.slow
+def test_ranks_meet_over_ipv6() -> None:
+    try:
+        port = free_port()
+        socket.create_server(("::1", port), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    env = {**os.environ, "MASTER_ADDR": "::1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", MEET], env={**env, "RANK": r, "LOCAL_RANK": r}, stdout=subprocess.PIPE)
+        for r in "01"
+    ]
+    try:
+        assert [rank.communicate(timeout=limit(60))[0] for rank in ranks] == [b"2.0\n"] * 2
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def test_compiled_ddp_refuses_what_torch_cannot_cut() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.ddp\.bucket_cap_mb=0\.5: with hardware\.compile .* give 1"):
+        compose("trainer=ddp", "hardware.compile=true", "trainer.ddp.bucket_cap_mb=0.5")
+    compose("trainer=ddp", "hardware.compile=true", "trainer.ddp.bucket_cap_mb=1")
+    compose("trainer=ddp", "trainer.ddp.bucket_cap_mb=0.5")
+
+
+@pytest.mark.parametrize(("version", "cannot"), [("2.12.1+cpu", True), ("2.13.0+cpu", False)])
+def test_checkpointed_modules_are_compiled_whole_where_torch_cannot_cut_them(
+    version: str, cannot: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SimpleNamespace(optimize_ddp=True, recompile_limit=8)
+    monkeypatch.setitem(sys.modules, "torch._dynamo", SimpleNamespace(config=config))  # type: ignore[arg-type]
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
+    monkeypatch.setattr(torch, "compile", lambda net, mode: net)
+    net = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(net)
+    for checkpointing, whole in (([], False), (["auto"], cannot)):
+        machine: Any = SimpleNamespace(compile="default", device="cpu", micro_batch_sizes=[1])
+        dynamo.compiled(net, SimpleNamespace(activation_checkpointing=checkpointing), machine)  # type: ignore[arg-type]
+        assert config.optimize_ddp is not whole
+
+
+def example(kind: str) -> dict[str, Any]:
+    """The yaml of docs/scale.md with this line."""
+    text = (ROOT / "docs" / "scale.md").read_text()
+    (found,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if kind in block]
+    return yaml.safe_load(found)
+
+
+def within(node: Any, *keys: str | int) -> Any:
+    for key in keys:
+        node = node[key]
+    return node
+
+
+NODE = ("runtimePatches", 0, "trainingRuntimeSpec", "template", "spec", "replicatedJobs", 0, "template", "spec")
+
+
+@pytest.mark.parametrize(
+    ("kind", "pod", "trainer", "keys"),
+    [
+        ("TrainJob", (*NODE, "template"), ("trainer",), {"runtimeRef", "trainer", "runtimePatches"}),
+        *(
+            ("PyTorchJob", at, (*at, "spec", "containers", 0), {"nprocPerNode", "runPolicy", "pytorchReplicaSpecs"})
+            for at in (("pytorchReplicaSpecs", name, "template") for name in ("Master", "Worker"))
+        ),
+    ],
+)
+def test_the_examples_for_kubernetes(kind: str, pod: tuple[str], trainer: tuple[str], keys: set[str]) -> None:
+    """Their names fit each other, each container has shared memory, what they start is a command of this project."""
+    job = example(f"kind: {kind}")
+    assert job.keys() == {"apiVersion", "kind", "metadata", "spec"}
+    assert job["spec"].keys() == keys
+    spec = within(job["spec"], *pod, "spec")
+    assert spec.keys() <= {"containers", "volumes", "terminationGracePeriodSeconds"}
+    (container,) = spec["containers"]
+    mounts, volumes = ({one["name"]: one for one in of} for of in (container["volumeMounts"], spec["volumes"]))
+    assert mounts.keys() == volumes.keys()
+    assert mounts["shm"]["mountPath"] == "/dev/shm"
+    assert volumes["shm"]["emptyDir"] == {"medium": "Memory"}
+    program, script, *overrides = within(job["spec"], *trainer)["command"]
+    assert (program, script) == ("./run", "train")
+    assert any(text.startswith(f"hydra.run.dir={mounts['shared']['mountPath']}/") for text in overrides)
+    assert compose(*overrides).trainer.strategy == "ddp"
+
+
+def test_the_example_for_skypilot_starts_hosts(tmp_path: Path) -> None:
+    task = example("file_mounts:")
+    assert task.keys() == {"name", "num_nodes", "resources", "workdir", "file_mounts", "setup", "run"}
+    (tmp_path / "run").write_text("#!/bin/sh\nenv\n")
+    (tmp_path / "run").chmod(0o755)
+    sky = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8"}
+    command = ["bash", "-c", task["run"]]
+    done = subprocess.run(command, env={**os.environ, **sky}, cwd=tmp_path, capture_output=True, text=True, check=True)
+    env = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    assert cluster_role(env) == ClusterRole("host", 1, 2, "10.0.0.7", 29500)
+
+
+@pytest.mark.slow
+def test_a_process_with_threads_starts_ranks_of_its_own(tmp_path: Path) -> None:
+    """A notebook's threads hold locks, which a forked process would never get."""
+    cfg = compose(*QUICK, "trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=2")
+    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(cfg))
+    code = f"""
+import sys, threading
+from pathlib import Path
+import lab
+from lab.project import start
+from omegaconf import OmegaConf
+sys.path.insert(0, {str(ROOT / "src")!r})
+done, folder = threading.Event(), Path({str(tmp_path)!r})
+threading.Thread(target=done.wait).start()
+from engine.host import start_method
+assert start_method() == "spawn"
+start(OmegaConf.load(folder / "config.yaml"), folder / "run", [], False)
+done.set()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert status(tmp_path / "run")["status"] == "finished"
