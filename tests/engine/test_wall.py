@@ -170,8 +170,8 @@ def test_the_library_s_page_names_what_there_is() -> None:
         defined = getattr(h5rows, name)
         assert defined.__module__ == f"h5rows.{module}", name
         assert f"h5rows.{name}" not in MODULES
-    with pytest.raises(ImportError, match="cannot import name 'Datset' from 'h5rows'"):
-        from h5rows import Datset  # type: ignore[attr-defined]  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'Roows' from 'h5rows'"):
+        from h5rows import Roows  # type: ignore[attr-defined]  # noqa: F401
 
 
 def test_all_that_a_page_shows_is_used_or_documented() -> None:

@@ -203,7 +203,8 @@ def check_command(command: str, text: Path) -> None:
     elif script == "python":
         assert arguments[0] == "-m" or (ROOT / arguments[0]).exists(), command
     elif script != "pip":
-        source = (ROOT / f"src/{script}.py").read_text()
+        options = "h5rows/command" if script == "h5" else script
+        source = (ROOT / f"src/{options}.py").read_text()
         assert not [flag for flag in arguments if flag.startswith("--") and f'"{flag}"' not in source], command
 
 

@@ -147,9 +147,7 @@ def locate(project: Project, path: Any, key: str, allowed: Sequence[str] = ()) -
     `_target_`, for messages."""
     where = join(key, "_target_")
     if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
-        raise ConfigError(
-            f"{where}: expected the import path of a class of {', '.join(project.allowed)}, got {show(path)}"
-        )
+        raise ConfigError(f"{where}: expected an import path such as torch.nn.GELU, got {show(path)}")
     refused = _refusal(project, path, where, allowed)
     allowed = allowed or project.allowed
     is_named = path in allowed  # itself, not by lab.models.*: then it may be private, within a class, any callable

@@ -394,7 +394,7 @@ def test_good_targets_pass(zoo: Path) -> None:
             "lab.models.zoo.good.Net?",
         ),
         ({"_target_": "torch.optim.SGD", "_partial_": True, "lr": "x"}, "model.lr: expected a number, got 'x'"),
-        ({"_target_": 3}, "model._target_: expected an import path such as lab.models.mlp.MLP, got 3"),
+        ({"_target_": 3}, "model._target_: expected an import path such as torch.nn.GELU, got 3"),
     ],
 )
 def test_targets_that_cannot_be_built(zoo: Path, node: dict[str, Any], line: str) -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from conftest import QUICK, compose, last_checkpoint, metrics, result, slow, start_run
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import lab.make
 import lab.run
@@ -42,25 +41,6 @@ def test_options_change_no_result(tmp_path: Path, options: tuple[str, ...]) -> N
     two = final_weights(start_run(tmp_path / "two", *DDP, *options))
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize(("options", "calls"), [((), 1), (("hardware.micro_batch_size=16",), 8), ((UNUSED,), 8)])
-def test_ddp_forward_is_left_out_where_it_does_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], calls: int
-) -> None:
-    """It is called once, to form the buckets, and for micro-batches whose gradients are not averaged yet."""
-    original = DistributedDataParallel.forward
-
-    def noted(self: Any, *inputs: Any) -> Any:
-        if isinstance(inputs[0], dict):  # a batch, not what settles the buckets
-            with (tmp_path / os.environ["RANK"]).open("a") as file:
-                file.write("x")
-        return original(self, *inputs)
-
-    monkeypatch.delenv("LAB_PLAIN_TORCH", raising=False)
-    monkeypatch.setattr(DistributedDataParallel, "forward", noted)
-    start_run(tmp_path / "run", *DDP, *options)
-    assert [len((tmp_path / rank).read_text()) for rank in "01"] == [calls, calls]
 
 
 def test_a_forward_that_the_model_chose_for_itself_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

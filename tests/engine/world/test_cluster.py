@@ -215,7 +215,7 @@ def test_a_follower_names_the_address_where_nobody_is(monkeypatch: pytest.Monkey
 
     nobody = ClusterRole("host", 1, 2, "127.0.0.1", free_port())
     for module in (rendezvous, engine.world.distributed):
-        monkeypatch.setattr(module, "cluster_role", lambda: nobody)
+        monkeypatch.setattr(module, "cluster_role", lambda *_: nobody)
     monkeypatch.setattr(engine.world.distributed, "START_TIMEOUT_S", 1.0)
     monkeypatch.setattr(engine.world.distributed, "_stores", {})
     with pytest.raises(ConfigError, match=r"MASTER_ADDR=127\.0\.0\.1"):

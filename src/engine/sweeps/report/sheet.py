@@ -86,7 +86,8 @@ def markdown_table(sheet: Sheet) -> str:
         if isinstance(each, Score):
             number = each.number + each.mark
             return (f"**{number}**" if each.best else number) + each.note
-        return code(each.text).replace("|", "\\|") if each.is_code else text(each.text)
+        # no code span with a pipe: some readers end the cell there, escaped or not
+        return code(each.text) if each.is_code and "|" not in each.text else text(each.text)
 
     lines = [map(text, sheet.head), ["---"] * len(sheet.head), *(map(shown, row) for row in sheet.rows[:MAX_ROWS])]
     more = len(sheet.rows) - MAX_ROWS
