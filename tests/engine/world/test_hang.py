@@ -103,6 +103,54 @@ def test_native_code_in_a_process_without_a_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_native_code_without_the_interpreter_in_a_process_without_a_parent(tmp_path: Path) -> None:
+    done = lone(tmp_path, "ctypes.CDLL(None).sleep(1000)")
+    assert done.returncode == 1, done.stderr
+    assert "failed: rank 0 hung: it did not move" in done.stderr
+    assert "in strike" in status(tmp_path / "run")["traceback"]
+
+
+def test_a_fork_of_a_process_with_a_timer_ends() -> None:
+    """It has the timer's lock, but not its thread, and Python waits for that at its end."""
+    code = """
+import os, sys
+from engine.world.timer import disarm, rearm
+rearm(1000)
+pid = os.fork()
+if not pid:
+    sys.exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+disarm()
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=limit(20), env=env)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("time.sleep(1000)", "it did not move for"),
+        pytest.param("ctypes.PyDLL(None).sleep(1000)", "the others waited for it", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_of_torchrun_that_hangs(tmp_path: Path, fault: str, message: str) -> None:
+    """The others tell, and end. It ends by itself."""
+    (tmp_path / "faulty.py").write_text(LONE.format(fault=f"if os.environ['RANK'] == '1': {fault}"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "faulty.py"), *STEPS, "trainer=ddp", f"hydra.run.dir={tmp_path}/run"],
+        capture_output=True, text=True, timeout=limit(90), env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    found = status(tmp_path / "run")
+    assert (found["status"], found["rank"]) == ("failed", 1), done.stderr
+    assert f"rank 1 hung: {message}" in found["error"]
+    assert f"rank 1 hung: {message}" in done.stderr
+    assert not processes_with(str(tmp_path))
+
+
+@pytest.mark.slow
 def test_ctrl_z_does_not_count(tmp_path: Path) -> None:
     """The terminal stops the process for longer than process.timeout, and `fg` continues it."""
     fault = f"os.system(f'(sleep {3 * TIMEOUT_S}; kill -CONT {{os.getpid()}}) &'); os.kill(os.getpid(), signal.SIGTSTP)"
@@ -124,13 +172,17 @@ def test_a_job_of_a_pool_that_is_stopped_or_says_nothing(tmp_path: Path) -> None
         "hydra/launcher=pool",
         "hydra.launcher.jobs_at_once=2",
     )
-    done = call_faulty("os.kill(os.getpid(), signal.SIGSTOP)", *more, f"hydra.sweep.dir={tmp_path}/s")
-    assert done.returncode == 1, done.stderr
-    assert states(tmp_path / "s") == ["finished", "failed"]
-    (hung,) = (found for job in job_dirs(tmp_path / "s") if (found := status(job))["status"] == "failed")
-    assert re.search(r"the job hung: it did not run for \d+ s", hung["error"])
-    assert "it is stopped" in hung["error"]
-    assert "in faulty" in hung["traceback"]
+    faults = {"os.kill(os.getpid(), signal.SIGSTOP)": "it is stopped",
+              "ctypes.PyDLL(None).sleep(1000)": "native code holds its interpreter"}  # fmt: skip
+    for i, (fault, cause) in enumerate(faults.items()):
+        sweep = tmp_path / f"s{i}"
+        done = call_faulty(fault, *more, f"hydra.sweep.dir={sweep}")
+        assert done.returncode == 1, done.stderr
+        assert states(sweep) == ["finished", "failed"]
+        (hung,) = (found for job in job_dirs(sweep) if (found := status(job))["status"] == "failed")
+        assert re.search(r"the job hung: it did not run for \d+ s", hung["error"])
+        assert cause in hung["error"]
+        assert "in faulty" in hung["traceback"]
     silent = call_faulty("ctypes.CDLL(None)._exit(0)", *more, f"hydra.sweep.dir={tmp_path}/t")
     assert silent.returncode == 1, silent.stderr
     assert states(tmp_path / "t") == ["finished", "failed"]
