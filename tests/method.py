@@ -261,11 +261,11 @@ def poison(monkeypatch: pytest.MonkeyPatch, step: int, rank: int) -> None:
     train_step, check_losses = lab.loop.train_step, lab.descend.check_losses
     bad = [False]
 
-    def noted(nets: Any, state: Any, batches: Any, trainer: Any, machine: Any, world: Any) -> Any:
+    def noted(nets: Any, state: Any, batches: Any, trainer: Any, machine: Any, world: Any, *rest: Any) -> Any:
         bad[0] = state.step == step and world.rank == rank
         if bad[0]:
             batches = ({name: not_numbers(value) for name, value in one.items()} for one in batches)
-        return train_step(nets, state, batches, trainer, machine, world)
+        return train_step(nets, state, batches, trainer, machine, world, *rest)
 
     def checked(key: str, losses: dict[str, torch.Tensor], *rest: Any) -> None:
         check_losses(key, losses, *rest)

@@ -28,8 +28,8 @@ from engine.profiling import ProfilerConfig
 from engine.runs import LoggerConfig, check_installed
 from engine.sweeps import MonitorConfig
 from engine.world import ProcessConfig
-from lab.fit import check_fit
 from lab.groups import DataConfig, OptimConfig, RootConfig, TrainerConfig
+from lab.misfits import check_fit
 from lab.project import PROJECT
 
 # nodes to build; nodes of which every entry is built; keys beside a _target_ that are the run's, not the target's

@@ -96,8 +96,7 @@ def make_method(
     if sharded and (copied := [name for name, source in task.frozen.items() if source is None]):
         raise ConfigError(f"trainer=fsdp: task.frozen: {copied[0]} is a copy of the model, which no process has whole")
     with constructing(PROJECT, "task", config.cfg.task):
-        has_values = not any(p.is_meta for p in model.parameters())
-        for part in model.modules() if begins and has_values else ():
+        for part in model.modules() if begins and not any(p.is_meta for p in model.parameters()) else ():
             if load := getattr(part, "load_pretrained", None):  # lab.models.pretrained
                 logger.say(load())
         if begins and (line := task.initialize(model, first_batches(config, machine, dataset))):

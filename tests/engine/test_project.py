@@ -77,8 +77,6 @@ def test_a_mistake_is_one_of_its_own_project(other: Project, tmp_path: Path) -> 
     assert locate(PROJECT, "lab.models.mlp.MLP", "model").__name__ == "MLP"
     with pytest.raises(ConfigError, match=r"`allowed` in src/theirs/project\.py"):
         locate(other, "lab.models.mlp.MLP", "model")
-    with pytest.raises(ConfigError, match=r"of a class of torch\.nn\.Linear, got 3"):
-        locate(other, 3, "model")
     for project, said in ((PROJECT, "did you mean"), (other, "it is trainer.max_epochs now")):
         with pytest.raises(ConfigError, match=f"trainer.epochs: no such key - {said}"):
             compose_here(project, [*GIVEN, "trainer.epochs=3"], tmp_path)
@@ -145,7 +143,8 @@ def renamed(folder: Path) -> dict[str, str]:
 def test_a_project_of_other_file_names_trains_resumes_and_sweeps(tmp_path: Path) -> None:
     folder = copy_of_the_project(tmp_path / "copy")
     names = renamed(folder)
-    assert {"lab.project", "lab.run", "lab.models.mlp"} < names.keys() and len(names) > 50  # noqa: PT018
+    assert {"lab.project", "lab.run", "lab.models.mlp"} < names.keys()
+    assert len(names) > 50
 
     def train(*overrides: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(folder / "src/train.py"), *overrides]

@@ -18,6 +18,7 @@ from typing import get_origin, get_type_hints
 import pytest
 from conftest import ROOT
 
+import lab
 from engine.device.options import Strategy
 from engine.pages import names_of
 from lab.groups import RootConfig, TrainerConfig
@@ -215,3 +216,8 @@ def test_a_page_with_more_than_plain_imports_is_refused(tmp_path: Path, line: st
     page.write_text(page.read_text() + f"    {line}\n")
     with pytest.raises(ValueError, match="line 6: a page has"):
         names_of(page)
+
+
+def test_no_module_of_the_project_hides_a_name_that_it_offers() -> None:
+    """`lab.fit` is the function: importing a module lab/fit.py would put itself in its place."""
+    assert not {f"lab.{name}" for name in lab.__all__} & MODULES.keys()

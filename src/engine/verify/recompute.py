@@ -201,8 +201,9 @@ def called(project: Project, key: str) -> list[str]:
 def as_called(project: Project, key: str, root: Path) -> str | None:
     """A key of engine.world.stop, which was in engine.ranks, as that version of the project calls it; None where it has
     none."""
-    files = [file for room in ("world", "ranks") if (file := root / f"src/engine/{room}/stop.py").exists()]
-    text = files[0].read_text() if files else ""
+    text = ""
+    for file in (root / "src/engine/world/stop.py", root / "src/engine/ranks/stop.py"):
+        text += file.read_text() if file.exists() else ""
     return next((name for name in called(project, key) if name in text), None)
 
 

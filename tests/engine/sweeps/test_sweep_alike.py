@@ -20,6 +20,7 @@ from engine.sweeps.identity import digest, values_of
 from engine.sweeps.ledger import Ledger
 from engine.sweeps.report import best_group, groups, read_study
 from engine.sweeps.report.best import override_list
+from engine.sweeps.report.facts import facts
 from engine.sweeps.report.page import data
 from engine.sweeps.report.text import groups_csv, jobs_csv, markdown
 from lab.project import PROJECT
@@ -97,11 +98,11 @@ def test_jobs_of_an_edited_default_are_no_seeds_of_one_configuration(
     )  # what the best had, not what conf/ says
     assert groups_csv(study).startswith("optim.lr,trainer.clip_norm,")
     assert "optim.lr" in jobs_csv(study).splitlines()[0]
-    text = markdown(study, {}, None, [], None)
+    text = markdown(facts(study))
     assert "optim.lr is 0.001 in 2 jobs (0, 1), 0.05 in 2 jobs (2, 3)" in text
     assert "`" + " ".join(study.commands[0]) + "`; `" + " ".join(study.commands[1]) + "`" in text  # all commands
-    shown = data(study, {}, None)
-    assert "optim.lr is 0.001" in shown["unlike"]["what"]
+    shown = data(facts(study))
+    assert "optim.lr is 0.001" in " ".join(shown["sections"]["first"][0]["lines"])
     assert {"optim.lr", "seed"} <= {column["key"] for column in shown["columns"]}
 
 
@@ -132,10 +133,10 @@ def test_code_that_was_edited_between_two_commands_is_said(
     assert "job 4 with commit ccccccc ran before, now it is commit ccccccc with changes " in line
 
     study = read_study(PROJECT, [tmp_path / "s"])
-    text = markdown(study, {}, None, [], None)
+    text = markdown(facts(study))
     assert "## Jobs ran with different code below src/\n\njobs 0 to 3 with commit aaaaaaa, job 4 with commit " in text
-    shown = data(study, {}, None)
-    assert shown["unlike"]["what"].startswith("jobs 0 to 3 with commit aaaaaaa")
+    shown = data(facts(study))
+    assert shown["sections"]["first"][0]["lines"][0].startswith("jobs 0 to 3 with commit aaaaaaa")
 
     job = study.jobs[5].path
     (job / directory.RESULT).unlink()

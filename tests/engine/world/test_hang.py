@@ -23,6 +23,7 @@ from engine.errors import RunFailed
 from engine.sweeps.report.read import read_job
 from engine.world.watch import HELD
 from lab.callbacks.base import Callback
+from lab.project import PROJECT
 
 TIMEOUT_S = round(2 * slowdown())
 STEPS = (*QUICK, "trainer.max_steps=8", "trainer.log_every=2", f"process.timeout={TIMEOUT_S}")
@@ -98,7 +99,7 @@ def test_native_code_in_a_process_without_a_parent(tmp_path: Path) -> None:
     assert f"in {HELD}\n" in done.stderr
     assert "in strike" in done.stderr.rpartition("Thread ")[2]
     assert status(tmp_path / "run")["status"] == "running"  # a report calls this one killed
-    assert read_job(tmp_path / "run", 0, ()).status == "killed"
+    assert read_job(PROJECT, tmp_path / "run", 0, ()).status == "killed"
     assert not processes_with(str(tmp_path))
 
 
