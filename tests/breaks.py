@@ -663,8 +663,8 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     (
         "src/lab/descend.py",
-        "update_average(local_parts(state.ema.parameters()), weights, share, self._skipped(objectives))",
-        "update_average(weights, local_parts(state.ema.parameters()), share, self._skipped(objectives))",
+        "update_average(means, local_parts(weights), share, self._skipped(objectives))",
+        "update_average(local_parts(weights), means, share, self._skipped(objectives))",
         "tests/lab/test_loop.py",
     ),
     (

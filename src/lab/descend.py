@@ -136,9 +136,10 @@ class Descend:
                 values |= {name: torch.where(left_out > 0, 0.0, values[name]) for name in names}
                 values[f"{prefix}non_finite"] = left_out
         if state.ema is not None and (objectives := self._objectives_of(state.model)):
-            share, weights = self._averaged(objectives)
+            share, weights = self._enters_average(objectives)
             if share is not None:
-                update_average(local_parts(state.ema.parameters()), weights, share, self._skipped(objectives))
+                means = local_parts(state.ema.parameters())
+                update_average(means, local_parts(weights), share, self._skipped(objectives))
         skipped = self._skipped(self.norms)
         if overrides(state.task, "updated"):  # after a skipped step too, whose traces are then wiped away
             with unless(skipped, [*state.task.parameters(), *state.model.parameters()]):
@@ -231,15 +232,15 @@ class Descend:
         """Those that had an update in this step, of weights of `model`."""
         return [one for one in self.norms if len(self.nets) == 1 or trains(self.state.optimizer[one], model)]
 
-    def _averaged(self, objectives: Iterable[str]) -> tuple[float | None, list[Tensor]]:
+    def _enters_average(self, objectives: Iterable[str]) -> tuple[float | None, Iterator[Tensor]]:
         """(the share of this step's weights in the average, these weights): the model's parameters, or in the place of
         all that came before what an optimizer says is scored."""
         state, decay, weights = self.state, self.trainer.ema_decay, self.state.model.parameters()
         averaging: dict[str, Any] = {k: state.optimizer[k] for k in objectives if hasattr(state.optimizer[k], "scored")}
         if averaging:
             scored = {p: one.scored(p) for k, one in averaging.items() for p in self.parameters(k)}
-            return 1.0, local_parts(scored.get(p, p) for p in weights)
-        return state.task.share_in_average(state.step) if decay is None else 1 - decay, local_parts(weights)
+            return 1.0, (scored.get(p, p) for p in weights)
+        return state.task.share_in_average(state.step) if decay is None else 1 - decay, weights
 
     def _skipped(self, objectives: Iterable[str]) -> Tensor | None:
         """1.0 where all updates of these objectives were left out, 0-d; None if none may be."""

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,12 @@ assert os.waitpid(pid, 0)[1] == 0
 disarm()
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=limit(20), env=env)
+    process = subprocess.Popen([sys.executable, "-c", code], env=env, start_new_session=True)
+    try:
+        assert process.wait(limit(20)) == 0
+    finally:
+        with suppress(ProcessLookupError):  # of what waits for the lock
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
