@@ -150,3 +150,17 @@ def test_the_readme_s_code_runs(photos: Path, tmp_path: Path, monkeypatch: pytes
     with h5py.File("small.h5") as file:
         assert sorted(file) == ["train", "val"]
         assert file["train/x"].dtype.kind == "i"
+
+
+def test_packing_imports_no_torch(tmp_path: Path) -> None:
+    """It takes longer to import than most files take to be packed, and hundreds of MB in each process."""
+    np.save(tmp_path / "x.npy", np.arange(12.0))
+    code = (
+        "import sys, h5rows\n"
+        f"h5rows.pack({str(tmp_path / 'x.npy')!r}, {str(tmp_path / 'x.h5')!r}, quiet=True)\n"
+        f"h5rows.repack({str(tmp_path / 'x.h5')!r}, {str(tmp_path / 'y.h5')!r}, quiet=True)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
