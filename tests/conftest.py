@@ -118,7 +118,7 @@ def one_quick(cases: Iterable[Any], every: int = 10**6) -> list[Any]:
 
 START = [sys.executable, "-c", "import hydra, asyncio, unittest.mock"]
 START_S = 0.35  # two of these at once, on two cores that do nothing else
-_slowdown, _measured_at = 1.0, -1e9
+_slowdown, _measured_at, _collecting = 1.0, -1e9, False
 
 
 def slowdown() -> float:
@@ -134,15 +134,30 @@ def slowdown() -> float:
 
 
 def limit(seconds: float) -> float:
-    """seconds: what must be enough where nothing else runs -> what must be enough here. Write no limit without it."""
+    """seconds: what must be enough where nothing else runs -> what must be enough here. Write no limit without it.
+
+    Not of what is collected: pytest's processes would each measure something else, and disagree on the order of tests.
+    """
+    assert not _collecting, "pytest.mark.timeout takes the seconds of a quiet machine, without limit(...)"
     return 2 * seconds * slowdown()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    global _collecting
+    _collecting = True
+
+
+def pytest_collection_finish() -> None:
+    global _collecting
+    _collecting = False
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """A test that hangs is ended; `timeout` in pyproject.toml would not know how slow this machine is."""
-    if item.get_closest_marker("timeout") is None:
-        item.add_marker(pytest.mark.timeout(limit(150)))
+    """A test that hangs is ended; neither its mark nor `timeout` in pyproject.toml knows how slow this machine is."""
+    mark = item.get_closest_marker("timeout")
+    item.add_marker(pytest.mark.timeout(limit(mark.args[0] if mark else 150)), append=False)
     yield
 
 

@@ -13,7 +13,7 @@ from conftest import TRAIN, last_checkpoint, limit, metrics, processes_with, sta
 from sweeps import SWEEP, book, ended_at, job_dirs, states
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(limit(300))]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LONG = (*SWEEP, "trainer.max_steps=4000", "trainer.log_every=500", "trainer.save_every=500", "trainer.eval_every=2000")
 
 

@@ -13,7 +13,7 @@ import pytest
 from cluster import Cluster, cluster, missing
 from conftest import QUICK, ROOT, TRAIN, assert_equal, last_checkpoint, limit, metrics, processes_with, result, status
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(limit(400))]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 TRAIN_LINE = " ".join([sys.executable, str(ROOT / "src/train.py"), *QUICK])
 SHORT = "trainer.max_steps=6 trainer=ddp"
 
