@@ -31,7 +31,7 @@ from omegaconf import DictConfig
 from engine.config import as_started, plain, remove_if_empty, run_hydra
 from engine.errors import INTERRUPTED, ConfigError, RunFailed
 from engine.runs import choose_run
-from engine.world import become_rank, follows, release_followers, started_ranks
+from engine.world import become_rank, meeting, place
 from lab.project import PROJECT
 
 FINISHED, RUN_FAILED, MISTAKE = 0, 1, 2
@@ -42,7 +42,7 @@ def main() -> int:
     early.imported()
     try:
         become_rank()
-        if follows():  # torchrun or a scheduler started this process beside rank 0, which alone composes
+        if meeting.follows():  # torchrun or a scheduler started this process beside rank 0, which alone composes
             from lab.start import join
 
             return join()
@@ -66,7 +66,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
-        release_followers()
+        meeting.release()
     return max(statuses)
 
 
@@ -124,7 +124,7 @@ def leave(status: int) -> NoReturn:
     """End this process. A rank skips Python's teardown: a thread of gloo may still give up its last tensor, and a
     thread that asks for the interpreter then aborts the process (seen in 1 of 30 ends under torchrun)."""
     early.ignore_signals()
-    if started_ranks() is None:
+    if place.size is None:
         sys.exit(status)
     sys.stdout.flush()
     sys.stderr.flush()

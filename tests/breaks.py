@@ -180,13 +180,13 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ),
     (
         "src/lab/evaluation.py",
-        "    all_sum(sums, world)\n",
+        "    world.all_sum(sums)\n",
         "",
         "tests/lab/test_exactness.py::test_scores_do_not_depend_on_the_ranks[mlp]",
     ),
     (
         "src/lab/metrics/base.py",
-        "all_sum(total, world)",
+        "world.all_sum(total)",
         "total",
         "tests/lab/test_metrics.py::test_ranks_change_nothing[ends0]",
     ),
@@ -699,7 +699,7 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     (
         "src/lab/evaluation.py",
-        "if any_rank(asked, run.world):",
+        "if run.world.any(asked):",
         "if asked:",
         "tests/lab/test_loop.py",
     ),
@@ -987,8 +987,8 @@ NAMES: list[tuple[Any, ...]] = [
         "tests/engine/device/test_balance.py::test_figures_are_those_since_the_last_log",
     ),
     (
-        "src/engine/world/distributed.py",
-        "gpu_index(local_rank(), count_gpus())",
+        "src/engine/world/environment.py",
+        "gpu_index(self.local_rank, count_gpus())",
         "gpu_index(0, count_gpus())",
         "tests/engine/world/test_cluster.py::test_each_rank_of_a_host_computes_on_its_own_gpu",
     ),
@@ -1138,7 +1138,7 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     (
         "src/lab/rows.py",
-        "return all_sum(table, run.world).cpu()[rows]",
+        "return run.world.all_sum(table).cpu()[rows]",
         "return table.cpu()[rows]",
         "tests/lab/test_orders.py::test_ranks_and_micro_batches_change_nothing",
     ),

@@ -10,7 +10,7 @@ import pytest
 
 from engine.errors import RunFailed
 from engine.runs.directory import read_failure, record_failure
-from engine.world.distributed import process_group
+from engine.world.group import process_group
 from engine.world.launch import Ranks
 
 

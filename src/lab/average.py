@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from engine.device import Hardware, make_autocast, rng_state, set_rng_state
-from engine.world import World, all_sum
+from engine.world import World
 from lab.state import Run, TrainState, averaged
 from lab.tasks.base import Batch, Task
 
@@ -61,4 +61,4 @@ def renew_statistics(model: nn.Module, task: Task, batches: Iterable[Batch], wor
         norm.momentum = momentum
         for statistic in (norm.running_mean, norm.running_var):
             assert statistic is not None
-            statistic.copy_(all_sum(statistic, world) / world.size)
+            statistic.copy_(world.all_sum(statistic) / world.size)

@@ -43,7 +43,7 @@ from engine.device import (
 from engine.errors import ConfigError
 from engine.per_sample import check_losses
 from engine.private import closure_step, lean_step
-from engine.world import World, all_sum, to_host
+from engine.world import World, to_host
 from lab.checks import key_of_losses
 from lab.groups import TrainerConfig
 from lab.state import TrainState, may_skip
@@ -196,7 +196,7 @@ class Descend:
             scale = self.state.scaler.scale(torch.ones((), device=self.world.device))
             torch._foreach_mul_(local_parts(gradients), scale.reciprocal().to(gradients[0].device))
         if weight is not None:  # over all ranks
-            weight = all_sum(weight.detach().clone(), self.world)
+            weight = self.world.all_sum(weight.detach().clone())
             share = sum(self.machine.micro_batch_sizes)
             factor = torch.where(weight > 0, share * self.world.size / weight, 0.0)
             # with FSDP's CPU offload they are on the host
@@ -262,7 +262,7 @@ class Closure:
 
     def _computed(self) -> tuple[Tensor, Tensor]:
         world = self.descend.world
-        loss = all_sum(self.closure().detach().clone(), world) / world.size
+        loss = world.all_sum(self.closure().detach().clone()) / world.size
         return loss, self.descend._clipped(self.objective)
 
 

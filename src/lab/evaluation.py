@@ -16,7 +16,7 @@ from engine.errors import ConfigError
 from engine.host import collect_garbage
 from engine.per_sample import check_per_sample, check_terms, first_samples
 from engine.runs import grid
-from engine.world import Stopped, World, all_sum, any_rank, broadcast_buffers, to_host
+from engine.world import Stopped, World, to_host
 from lab.average import evaluation_mode, scored_model
 from lab.callbacks.base import overriding
 from lab.checks import applied, key_of_losses
@@ -43,7 +43,7 @@ def evaluate(
     keeps the ranks in step. observers: called with (output, batch), padding cut off.
     """
     net = for_evaluation(Objective(model, task), machine)
-    broadcast_buffers(net, world)
+    world.broadcast_buffers(net)
     autocast = make_autocast(machine)
     metrics = {name: as_metric(metric) for name, metric in task.metrics.items()}
     stateful = {name: metric for name, metric in metrics.items() if hasattr(metric, "compute")}
@@ -71,7 +71,7 @@ def evaluate(
                     applied(metric.update, f"task.metrics.{name}", *shown)
                 for observe in observers:
                     observe(*shown)
-    all_sum(sums, world)
+    world.all_sum(sums)
     *totals, samples = to_host(sums)
     scores = {name: total / samples if samples else math.nan for name, total in zip(names, totals)}
     for name, metric in stateful.items():
@@ -114,7 +114,7 @@ def validate(state: TrainState, vals: Mapping[str, Loader], run: Run) -> bool:
     if (lr := state.schedule.scored(sign * value, state.step)) is not None:
         best = f"{monitor.key}={value:.4g}, best {state.best_score:.4g}"
         run.logger.say(f"step {state.step}: the learning rate is now {lr:g} ({best})")
-    if any_rank(asked, run.world):  # a callback may return True on one rank only
+    if run.world.any(asked):  # a callback may return True on one rank only
         state.ended = state.ended or "callback"
     elif out_of_patience(state, run):
         state.ended = "patience"

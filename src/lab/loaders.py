@@ -29,7 +29,7 @@ from engine.data import (
 from engine.device import CompiledChain, Hardware
 from engine.errors import ConfigError
 from engine.host import cores_each, note_progress
-from engine.world import World, local_ranks
+from engine.world import World, place
 from lab.config import Config
 from lab.groups import TrainerConfig
 from lab.project import PROJECT
@@ -216,7 +216,7 @@ def _loader(
     given = config.hardware.num_threads
     padded = isinstance(plan, TrainPlan) and plan.padded
     transform = make_transform(config, random, dataset, mark, padded)
-    cores = min(int(given), cores_each(local_ranks())) if given != "auto" else None
+    cores = min(int(given), cores_each(place.local_size)) if given != "auto" else None
     return Loader(
         dataset, plan, world.device, transform, config.data.loader, config.data.num_workers,
         seed=config.cfg.seed, cores=cores, like=like, split=split, rows=with_rows or task_class(config).numbered,

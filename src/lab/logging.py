@@ -9,7 +9,7 @@ import torch
 from engine.data import Clock
 from engine.device import compile_report
 from engine.errors import RunFailed
-from engine.world import all_sum, to_host
+from engine.world import to_host
 from lab.state import Run, TrainState, may_skip
 
 SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536; each step with inf or NaN gradients halves it
@@ -43,7 +43,7 @@ def log_train(state: TrainState, run: Run, clock: Clock) -> None:
     names = [name for name in state.totals if name.rpartition("/")[2] != "non_finite"]
     means = torch.stack([state.totals[name].float() for name in names])
     times = means.new_empty(0) if run.balance is None else run.balance.table()
-    sums = to_host(all_sum(torch.cat([means, times]), run.world))
+    sums = to_host(run.world.all_sum(torch.cat([means, times])))
     counted = [run.world.size * (state.counts[name] - skipped.get(name.rpartition("/")[0], 0)) for name in names]
     logged = {f"train/{name}": value / count for name, value, count in zip(names, sums, counted) if count}
     logged["train/lr"] = state.schedule.last_lr

@@ -21,7 +21,7 @@ from engine.data import Clock, Loader
 from engine.device import Hardware, StepNumbers, draw_nothing
 from engine.errors import ConfigError
 from engine.host import collect_garbage, no_garbage_collection
-from engine.world import World, broadcast_buffers, gather
+from engine.world import World
 from lab.average import scored_model
 from lab.callbacks.base import overriding
 from lab.descend import Descend
@@ -148,13 +148,13 @@ def save(state: TrainState, run: Run, best: bool) -> None:
     check_finite(state, run)
     check_replicas(state, run)  # before all get rank 0's buffers
     held = nn.ModuleDict({"model": state.model, "task": state.task})
-    broadcast_buffers(held, run.world)
+    run.world.broadcast_buffers(held)
     scored_model(state, run)  # copies the model's buffers into the average
     state.logged_lines = run.logger.lines
     run.buffers.check_finite(held, state.step)
     if warning := run.buffers.unsaved():
         run.logger.warn(warning)
-    payload = state.payload(gather(state.rank_payload(run.world.device), run.world))
+    payload = state.payload(run.world.gather(state.rank_payload(run.world.device)))
     (run.checkpoints.save_best if best else run.checkpoints.save_last)(payload)
     run.watch.beat("training", state.step)
 

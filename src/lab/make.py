@@ -36,7 +36,7 @@ from engine.device import (
 )
 from engine.errors import ConfigError, first_line
 from engine.runs import Logger
-from engine.world import World, broadcast_together, gather
+from engine.world import World
 from lab.callbacks.base import Callback
 from lab.checks import check_holds_no_weights
 from lab.config import Config
@@ -191,11 +191,11 @@ def make_model_of_rank(config: Config, logger: Logger, world: World) -> nn.Modul
             why = first_line(error.__cause__ or error)
             seed_everything(config.cfg.seed)
     model = make_model(config) if model is None else model
-    if reasons := [reason for reason in gather(why, world) if reason]:
+    if reasons := [reason for reason in world.gather(why) if reason]:
         kind = type(model).__name__
         logger.say(f"trainer=fsdp: each process builds the whole {kind} in host memory first ({reasons[0]})")
     state = torch.get_rng_state()
-    broadcast_together([state])
+    world.broadcast([state])
     torch.set_rng_state(state)
     return model
 

@@ -19,7 +19,7 @@ from engine.device import Hardware, resolve_hardware
 from engine.errors import ConfigError
 from engine.files import read_json, records
 from engine.runs import CLASSES, METRICS, Logger
-from engine.world import World, own_device
+from engine.world import World, place
 from lab.config import Config, check, share_evaluation
 from lab.loaders import make_datasets, make_eval_loader, make_train_loader, make_transform
 from lab.make import make_method, seed_rank
@@ -63,7 +63,7 @@ def build(cfg: DictConfig) -> Parts:
     share_evaluation(cfg, 1)
     config = Config.of(cfg)
     machine = resolve_hardware(config.hardware, config.trainer)
-    world = World(0, 1, 0, own_device(machine.device))
+    world = World(0, 1, 0, place.device(machine.device))
     sets = make_datasets(config)
     model, task = make_method(config, machine, Logger(), sets["train"], world)
     train = make_train_loader(config, machine, sets["train"], world, 0)

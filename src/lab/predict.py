@@ -19,7 +19,7 @@ from engine.device import apply_hardware, make_autocast
 from engine.errors import ConfigError, RunFailed
 from engine.host import STOP_SIGNALS, count_gpus, temporary_folder
 from engine.predictions import Part, Spec, assemble, check_target
-from engine.world import Ranks, own_rank, process_group, recording, started_ranks
+from engine.world import Ranks, place, process_group, recording
 from lab.loaders import make_eval_loader
 from lab.restore import Restored, restore
 from lab.run import collective_timeout_s
@@ -56,7 +56,7 @@ def predict(what: Prediction, num_procs: int | None, overwrite: bool) -> Spec:
     for path in what.paths:
         if not path.exists():
             raise ConfigError(f"{path}: no such run directory or checkpoint")
-    if started_ranks() is not None:
+    if place.size is not None:
         raise ConfigError("predict.py starts its processes by itself: not by torchrun or srun, but with --procs 8")
     if num_procs is not None and num_procs < 1:
         raise ConfigError(f"--procs {num_procs}: must be at least 1")
@@ -84,7 +84,7 @@ def run_ranks(what: Prediction, count: int, folder: Path) -> None:
 
 def write_recorded(what: Prediction, count: int, folder: Path) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked while ranks are started
-    with recording(folder, own_rank()):
+    with recording(folder, place.rank):
         write_part(what, count, folder)
 
 

@@ -29,7 +29,7 @@ from engine.profiling import (
     wrapped,
 )
 from engine.runs import Logger, shown
-from engine.world import own_device
+from engine.world import place
 from lab import descend, loop
 from lab.objective import Objective
 from lab.state import Run
@@ -169,7 +169,7 @@ def work_of(
     wanted = machine.device == "cuda" or options.kind != "none" if options.flop == "auto" else options.flop
     if not wanted:
         return Work(tokens)
-    device = own_device(machine.device)
+    device = place.device(machine.device)
     before = rng_state(device)
     try:
         flop = flop_per_sample(model, task, first())

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from engine.device import make_autocast
-from engine.world import all_sum, broadcast_buffers
 from lab.average import evaluation_mode
 from lab.state import Run, TrainState, averaged
 from lab.tasks.base import Batch
@@ -24,7 +23,7 @@ def by_row(state: TrainState, run: Run, rows: Any, value: Callable[[nn.Module, B
     if not len(rows):
         return torch.zeros(0)
     model, task = averaged(state), state.task
-    broadcast_buffers(nn.ModuleList([model, task]), run.world)
+    run.world.broadcast_buffers(nn.ModuleList([model, task]))
     autocast = make_autocast(run.machine)
     table = torch.zeros(int(rows.max()) + 2, device=run.world.device)  # the last place is for padding: row -1
     with evaluation_mode(model, task), run.scan(np.unique(rows)) as batches:
@@ -32,4 +31,4 @@ def by_row(state: TrainState, run: Run, rows: Any, value: Callable[[nn.Module, B
             with autocast():
                 values = value(model, batch)
             table[batch["row"]] = values.float()
-    return all_sum(table, run.world).cpu()[rows]
+    return run.world.all_sum(table).cpu()[rows]

@@ -49,22 +49,7 @@ from engine.runs import (
     write_status,
 )
 from engine.sweeps import Pruning
-from engine.world import (
-    SLOW_TIMEOUTS,
-    USER_TIMEOUTS,
-    Stopped,
-    StopRequest,
-    Watch,
-    World,
-    dead_peers,
-    gather,
-    has_parent,
-    own_rank,
-    process_group,
-    recording,
-    started_ranks,
-    stop_on_signals,
-)
+from engine.world import Stopped, StopRequest, Watch, World, place, process_group, recording, stop_on_signals
 from lab.callbacks.base import overriding
 from lab.config import Config
 from lab.evaluation import final_scores, validate
@@ -86,14 +71,14 @@ def run(run_dir: Path, began: float | None = None) -> None:
     began: time.monotonic() when the command began; process.max_time counts from there.
     """
     began = time.monotonic() if began is None else began
-    rank = own_rank()
+    rank = place.rank
     with recording(run_dir, rank), stop_on_signals(began) as stop:
         if not faulthandler.is_enabled():  # a sweep's job has enabled it already, into a file
             faulthandler.enable(file=2)  # print Python's stack to stderr when native code crashes
         config = Config.of(read_config(PROJECT, run_dir))
         timeout_s = seconds(config.process.timeout)
         stop.max_time_s = seconds(config.process.max_time)
-        watch = Watch(run_dir, rank, started_ranks() or 1, timeout_s)
+        watch = Watch(run_dir, rank, place.size or 1, timeout_s)
         machine = resolve_hardware(config.hardware, config.trainer)
         apply_hardware(config.hardware, machine)
         if not config.hardware.compile:
@@ -107,8 +92,8 @@ def run(run_dir: Path, began: float | None = None) -> None:
             recording(run_dir, world.rank, watch),
             log_to(run_dir) if world.is_main else nullcontext(),
         ):
-            if world.size > 1 and not has_parent():
-                watch.dead_peers = dead_peers(world)
+            if world.size > 1 and not place.has_parent:
+                watch.dead_peers = world.dead_peers()
             # ---- the checkpoint to resume from: all ranks check it together and load the same one
             checkpoints.directory.mkdir(exist_ok=True)
             source, payload = checkpoints.newest_valid(put_aside=True) or (None, None)
@@ -271,7 +256,7 @@ def begin(
         object.__setattr__(callback, "run", run)  # works for frozen dataclasses too
     run.notify("on_start", state)
     logger.say(title)
-    gpus = gather(gpu_facts(world.device), world)
+    gpus = world.gather(gpu_facts(world.device))
     if world.is_main:
         facts = machine_facts(world.device, gpus)
         logger.say(machine_line(facts))
@@ -314,7 +299,7 @@ def end_callbacks(callbacks: Iterable[Any], state: Any, scores: dict[str, float]
 
 def collective_timeout_s(timeout_s: float | None) -> float:
     """Longer than the hang watchdog waits, as that names the stuck rank; no timeout is 7 days, as torch needs one."""
-    return 7 * 24 * 3600.0 if timeout_s is None else 2 * USER_TIMEOUTS * timeout_s + 60
+    return 7 * 24 * 3600.0 if timeout_s is None else 2 * Watch.USER_TIMEOUTS * timeout_s + 60
 
 
 def make_logger(run_dir: Path, config: Config, world: World, payload: dict[str, Any], began: float) -> Logger:
@@ -323,8 +308,8 @@ def make_logger(run_dir: Path, config: Config, world: World, payload: dict[str, 
         return Logger()
     record_start(run_dir, began)
     timeout_s = seconds(config.process.timeout)
-    # the hang watchdog allows SLOW_TIMEOUTS * timeout_s
-    most_s = math.inf if timeout_s is None else (SLOW_TIMEOUTS - 1) * timeout_s
+    # the hang watchdog allows Watch.SLOW_TIMEOUTS * timeout_s
+    most_s = math.inf if timeout_s is None else (Watch.SLOW_TIMEOUTS - 1) * timeout_s
     return RunLogger(PROJECT, run_dir, config.logger, payload["step"], most_s, payload.get("logged_lines"))
 
 

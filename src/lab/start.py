@@ -37,18 +37,7 @@ from engine.runs import (
     step_of,
     undo_resume,
 )
-from engine.world import (
-    Ranks,
-    await_directory,
-    cluster_role,
-    followers,
-    leave_to_ranks,
-    num_hosts,
-    own_rank,
-    publish_directory,
-    recording,
-    started_ranks,
-)
+from engine.world import Ranks, cluster_role, meeting, place, recording
 from lab.config import Config
 from lab.loaders import fetch_remote
 from lab.project import PROJECT
@@ -69,13 +58,13 @@ def start(config: Config, run_dir: Path, overrides: list[str], own_process: bool
 
         cfg = cfg.copy()
         print(settle_micro_batch(cfg), file=sys.stderr)
-    if process.max_restarts and (followers() or started_ranks() is not None):
+    if process.max_restarts and (meeting.followers() or place.size is not None):
         raise ConfigError(
             "process.max_restarts: these ranks were not started by the plain command, and cannot be started again by "
             "it; torchrun --max-restarts=3 does it, with a fixed hydra.run.dir and resume=auto"
         )
     versions: dict[str, str] = {}
-    if not followers():  # else each rank fetches its files
+    if not meeting.followers():  # else each rank fetches its files
         versions = fetch_remote(plain(cfg.data), early.leave_if_asked)
     early.begin_run()
     with claimed(run_dir):
@@ -95,13 +84,13 @@ def start(config: Config, run_dir: Path, overrides: list[str], own_process: bool
         stay = (STATUS, FAILURE) if leave else ()
         try:
             alone = num_procs == 1 and not own_process and not process.max_restarts
-            if started_ranks() is not None or alone:
+            if place.size is not None or alone:
                 run_rank(run_dir, began)
             else:
                 if hardware.compile:
                     import torch._dynamo  # noqa: F401 - imported once, before ranks are forked
-                leave_to_ranks(run_dir)
-                run_ranks(run_dir, num_procs // num_hosts(), process.max_restarts, began)
+                meeting.leave_to_ranks()
+                run_ranks(run_dir, num_procs // place.hosts, process.max_restarts, began)
         except KeyboardInterrupt:
             end_status(run_dir, "interrupted", signal="SIGINT")
             undo_resume(run_dir, stay)
@@ -170,9 +159,9 @@ def newest_checkpoint(run_dir: Path) -> str | None:
 
 def run_rank(run_dir: Path, began: float) -> None:
     """Run this rank. Rank 0 first publishes the run directory to ranks and hosts that torchrun or srun has started."""
-    if own_rank() == 0 and followers():
+    if place.rank == 0 and meeting.followers():
         with recording(run_dir, rank=0):
-            publish_directory(run_dir)
+            meeting.publish(run_dir)
     run(run_dir, began)
 
 
@@ -180,7 +169,7 @@ def join() -> int:
     """Run a rank above 0 that torchrun or srun has started, or the ranks of a host above 0: wait until rank 0 has
     published the run directory, then run in it. Returns the exit status."""
     began = time.monotonic()
-    here, published = cluster_role(), await_directory()
+    here, published = cluster_role(), meeting.await_directory()
     if published is None or here is None:
         early.leave_if_asked()
         return 2  # rank 0 has printed the mistake in the config

@@ -19,7 +19,7 @@ from engine.data import Loader
 from engine.device import Hardware, apply_hardware, peak_memory, resolve_hardware, rough_flop, threads_for
 from engine.runs import Logger
 from engine.sweeps import Trial
-from engine.world import World, own_device
+from engine.world import World, place
 from lab import loaders, make
 from lab.config import Config
 from lab.evaluation import evaluate
@@ -43,7 +43,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
     config = replace(config, hardware=replace(config.hardware, compile=False))
     machine = resolve_hardware(config.hardware, config.trainer)
     apply_hardware(config.hardware, machine)
-    device = own_device(machine.device)
+    device = place.device(machine.device)
     world = World(0, machine.num_procs, 0, device)
     one = World(0, 1, 0, device)
     sets = loaders.make_datasets(config)

@@ -29,7 +29,7 @@ from engine.host import cores_each, in_a_child, threads_each
 from engine.private import skip_dynamo_import
 from engine.profiling import is_out_of_memory, limit_memory
 from engine.runs import Logger
-from engine.world import World, group_of_one, own_device, ranks_here
+from engine.world import World, group_of_one, place
 from lab import loaders, make
 from lab.config import Config, share_evaluation
 from lab.evaluation import evaluate
@@ -62,7 +62,7 @@ class Trial:
         config = Config.of(cfg)
         machine = resolve_hardware(config.hardware, config.trainer)
         apply_hardware(config.hardware, machine)
-        device = own_device(machine.device)
+        device = place.device(machine.device)
         sets = loaders.make_datasets(config)
         return Trial(config, machine, World(0, machine.num_procs, 0, device), World(0, 1, 0, device), sets)
 
@@ -109,7 +109,7 @@ def largest_micro_batch(cfg: DictConfig) -> tuple[int, dict[int, bool]]:
 
 def largest_of(trial: Trial) -> tuple[int, dict[int, bool]]:
     share = sum(trial.machine.micro_batch_sizes)
-    limit_memory(trial.one.device, ranks_here(trial.world.size))
+    limit_memory(trial.one.device, place.ranks_here(trial.world.size))
     tried: dict[int, bool] = {}
     began = time.monotonic()
 
@@ -256,7 +256,7 @@ def measure_threads(cfg: DictConfig) -> dict[int, float]:
     trial = Trial.of(cfg)
     if trial.one.device.type != "cpu":
         raise ConfigError(f"tune threads: the steps are computed on {trial.one.device.type}; add hardware=cpu")
-    most = threads_each(ranks_here(trial.world.size))
+    most = threads_each(place.ranks_here(trial.world.size))
     counts = sorted({most, *(1 << k for k in range(most.bit_length()))})
     with loaders.make_train_loader(trial.config, trial.machine, trial.sets["train"], trial.world, 0) as loader:
         again = itertools.cycle(list(itertools.islice(loader, len(trial.machine.micro_batch_sizes))))

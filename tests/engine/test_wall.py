@@ -134,7 +134,7 @@ def test_no_room_imports_a_later_one() -> None:
 
 
 def test_rooms_are_imported_through_their_pages() -> None:
-    """`from engine.world import World`, not `from engine.world.distributed import World`, but inside of that room; and
+    """`from engine.world import World`, not `from engine.world.collectives import World`, but inside of that room; and
     `from h5rows import Dataset`."""
     past = [
         f"{name} -> {module}"

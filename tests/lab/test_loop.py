@@ -29,7 +29,7 @@ from engine.device.hardware import Hardware
 from engine.device.threads import Threads
 from engine.errors import ConfigError, RunFailed
 from engine.sweeps import MonitorConfig
-from engine.world.distributed import World
+from engine.world.collectives import World
 from engine.world.stop import Stopped
 from lab.average import evaluation_mode
 from lab.callbacks.base import Callback
@@ -386,7 +386,7 @@ def totals(**values: float) -> dict[str, Tensor]:
 def test_a_log_has_the_means_over_the_steps_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks, six steps since the last log, two of them skipped; the other rank's sums are four times these."""
     around = Surroundings()
-    monkeypatch.setattr(logging, "all_sum", lambda values, world: values * 5)
+    monkeypatch.setattr(World, "all_sum", lambda self, values: values * 5)
     run = run_of(around, non_finite="skip", world=World(0, 2, 0, CPU))
     sums = totals(loss=8.0, grad_norm=16.0, non_finite=2.0)
     state = state_of(step=10, samples=40, logged_step=4, totals=sums, counts=dict.fromkeys(sums, 6))
@@ -571,7 +571,9 @@ def test_a_save_is_what_all_ranks_agree_on(monkeypatch: pytest.MonkeyPatch) -> N
     around = Surroundings()
     around.warning = "something is not saved"
     monkeypatch.setattr(
-        loop, "broadcast_buffers", lambda m, w: (around.events.append("buffers"), m.model.running_mean.fill_(3.0))
+        World,
+        "broadcast_buffers",
+        lambda self, m: (around.events.append("buffers"), m.model.running_mean.fill_(3.0)),
     )
     loop.save(state, run_of(around), best=False)
     assert around.events == [
@@ -859,12 +861,12 @@ def test_an_evaluation_counts_what_counts(monkeypatch: pytest.MonkeyPatch, train
     """Of this rank and of another one, which has 3 samples more, of 10 each; observers see what counts."""
     told, seen = [], []
 
-    def all_sum(sums: Tensor, world: World) -> None:
+    def all_sum(self: World, sums: Tensor) -> None:
         told.append("summed")
         sums += torch.tensor([30.0, 60.0, 0.0, 3.0])
 
-    monkeypatch.setattr(evaluation, "all_sum", all_sum)
-    monkeypatch.setattr(evaluation, "broadcast_buffers", lambda model, world: told.append("buffers"))
+    monkeypatch.setattr(World, "all_sum", all_sum)
+    monkeypatch.setattr(World, "broadcast_buffers", lambda self, model: told.append("buffers"))
     model = Same().train(training)
     task = Supervised(first, {"double": double, "none": lambda output, batch: 0 * output})
     scores = evaluated(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.sweeps.search.objectives import choose
-from engine.world.distributed import World, all_gather
+from engine.world.collectives import World
 from lab.metrics.auroc import AUROC
 from lab.metrics.base import as_metric
 from lab.metrics.confusion import ConfusionMatrix, MacroF1, MeanIoU
@@ -192,7 +192,7 @@ def test_tensors_of_any_kind_are_gathered(tmp_path: Path) -> None:
     def work(world: World, folder: Path) -> None:
         for shift in range(3):
             given = kinds[shift:] + kinds[:shift]
-            for mine, part in zip(given, all_gather(given[world.rank], world), strict=True):
+            for mine, part in zip(given, world.all_gather(given[world.rank]), strict=True):
                 assert (part.dtype, part.shape) == (mine.dtype, mine.shape)
                 assert torch.equal(part, mine)
 

@@ -12,7 +12,7 @@ from conftest import QUICK, assert_equal, compose
 
 from engine.device import hardware
 from engine.device.seed import rng_state, seed_everything
-from engine.world.distributed import World
+from engine.world.collectives import World
 from lab.config import Config
 from lab.make import make_state, make_task
 from lab.network import make_model

@@ -19,7 +19,7 @@ import engine.device.ddp
 import engine.device.hardware
 from engine.errors import ConfigError, RunFailed
 from engine.host import in_a_child
-from engine.world.distributed import World, gather_rows
+from engine.world.collectives import World, gather_rows
 from lab import tune
 from lab.restore import score_checkpoint
 from lab.tasks.contrastive import Contrastive
@@ -87,7 +87,7 @@ def test_the_temperature_is_learned_and_saved(tmp_path: Path) -> None:
     assert found["loss"] == pytest.approx(method.scores(folder)["val/loss"])
 
 
-# ---- engine.world.distributed.gather_rows
+# ---- engine.world.gather_rows
 
 
 def test_one_rank_gathers_its_own() -> None:

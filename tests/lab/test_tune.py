@@ -26,7 +26,7 @@ from engine.device.threads import Threads
 from engine.errors import ConfigError
 from engine.host import cores, in_a_child
 from engine.profiling import memory
-from engine.world import World, distributed
+from engine.world import World, environment
 from lab import tune
 from lab.state import TrainState
 
@@ -70,7 +70,7 @@ def test_a_gpu_is_named_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Hardware("cuda", 1, "fp32", Threads(1, 1, ""), [4], 4)
     monkeypatch.setattr(tune, "resolve_hardware", lambda *_: machine)
     monkeypatch.setattr(tune, "apply_hardware", lambda *_: None)
-    monkeypatch.setattr(distributed, "count_gpus", lambda: 1)
+    monkeypatch.setattr(environment, "count_gpus", lambda: 1)
     assert tune.Trial.of(compose(*QUICK, "trainer.max_steps=2")).one.device == torch.device("cuda", 0)
 
 

@@ -25,7 +25,7 @@ from engine.config import CONFIG, enter
 from engine.device import is_part
 from engine.errors import ConfigError, Damaged, RunFailed
 from engine.runs import CHECKPOINT, checkpoint_files, step_of
-from engine.world import World, gather, group_for_threads, meet, share_from_main
+from engine.world import World
 
 log = logging.getLogger("engine")
 KEEP_LAST = 2  # the newest may turn out damaged
@@ -202,10 +202,10 @@ class Checkpoints:
             payload = self._frozen.left_out(payload, names)
         if not self._beside:
             self._write(kind, payload, in_parts, began)
-            meet(self.world)  # barrier: the other ranks wait here while rank 0 writes
+            self.world.meet()  # barrier: the other ranks wait here while rank 0 writes
         elif in_parts or self.world.is_main:
             self._background.wait()  # it writes the copy that is overwritten now
-            group = group_for_threads(self.world) if in_parts else None
+            group = self.world.thread_group() if in_parts else None
             copy, ready = self._copies.of(payload)
 
             def work() -> None:
@@ -255,7 +255,7 @@ class Checkpoints:
         self._delete_outdated("last", best)
         if best:  # none: perhaps those of another monitor are there, until there is one of this
             self._delete_outdated("best", best)
-        meet(self.world)
+        self.world.meet()
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -295,7 +295,7 @@ class Checkpoints:
             payload = peek(path, (self.world.rank, self.world.size))
         except Damaged as error:
             wrong = str(error)
-        wrong = share_from_main(next((found for found in gather(wrong, self.world) if found), None), self.world)
+        wrong = self.world.share(next((found for found in self.world.gather(wrong) if found), None))
         if wrong is not None:
             raise Damaged(wrong)
         return payload
@@ -312,7 +312,7 @@ class Checkpoints:
             remove_leftovers(self.directory)
         files = self.files()[::-1]
         if self.world is not None:
-            files = share_from_main(files, self.world)
+            files = self.world.share(files)
         for path in files:
             try:
                 return path, self._peek(path)

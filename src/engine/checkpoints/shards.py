@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from engine.checkpoints.intact import WHOLE, Share, Summing, check_sums, check_zip, file_sum, reading
 from engine.device import is_part, is_sharded
 from engine.errors import RunFailed
-from engine.world import World, gather
+from engine.world import World
 
 SUFFIX, REST, INDEX = ".dcp", "rest.pt", ".metadata"
 PARTS = ("model", "ema", "optimizer")
@@ -59,7 +59,7 @@ def save(
     group: Any = None,
 ) -> None:
     """Save; all ranks call this. payload: its tensors are DTensors or equal on all ranks. save_file: writes rest.pt.
-    group: the ranks' process group, if not the default one (group_for_threads)."""
+    group: the ranks' process group, if not the default one (World.thread_group)."""
     import torch.distributed.checkpoint as dcp
 
     temporary = path.with_name(f".{path.name}.tmp")
@@ -72,7 +72,7 @@ def save(
             shutil.rmtree(temporary, ignore_errors=True)
         rank, cause = next(iter(error.failures.items()))
         raise RunFailed(f"{path} could not be written: {cause[0]} (rank {rank}); those before are whole") from error
-    all_sums = gather(sums, world, group)
+    all_sums = world.gather(sums, group)
     if world.is_main:
         sizes = {file.name: file.stat().st_size for file in temporary.iterdir()}
         written = {name: found for part in all_sums for name, found in part.items() if name in sizes}

@@ -34,7 +34,7 @@ from engine.data.order import Plan
 from engine.data.stream import Stream
 from engine.errors import ConfigError
 from engine.host import cores_each
-from engine.world import local_ranks
+from engine.world import place
 
 # transform(batch, numbers): whole batches on the device; numbers (B,) are global sample numbers, which seed randomness.
 # One with `takes_rows = True` is called with the data set's rows too, (B,) int64 on the host
@@ -92,7 +92,7 @@ class Loader:
         if num_workers != "auto" and not (isinstance(num_workers, int) and num_workers >= 0):
             raise ConfigError(f"data.num_workers={num_workers!r} must be auto or a number of at least 0")
         self.plan, self.device, self.transform = plan, device, transform
-        cores = cores_each(local_ranks()) if cores is None else cores
+        cores = cores_each(place.local_size) if cores is None else cores
         self._begun: tuple[list[Batch], Generator[Batch, None, None]] | None = None
         self._closed = False
         self._change: Callable[[], None] | None = None  # of a reorder that is still to come

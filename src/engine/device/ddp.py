@@ -16,7 +16,7 @@ from engine.device.data_parallel import Replicas, gpus
 from engine.device.options import DDPConfig, Strategy
 from engine.errors import ConfigError
 from engine.private import ddp_without_dynamo
-from engine.world import World, own_rank
+from engine.world import World, place
 
 log = logging.getLogger("engine")
 
@@ -100,10 +100,10 @@ def name_unused(net: nn.Module, unused: Sequence[torch.Tensor], step: int) -> No
     what = f"the loss does not depend on {', '.join(names[:6])}" + (f" and {len(names) - 6} more" if names[6:] else "")
     if fatal:
         raise ConfigError(
-            f"step {step + 1}, rank {own_rank()}: {what}: set trainer.ddp.find_unused_parameters=true, "
+            f"step {step + 1}, rank {place.rank}: {what}: set trainer.ddp.find_unused_parameters=true, "
             "or take these parameters out of the model"
         )
-    if own_rank() == 0:
+    if place.rank == 0:
         log.warning("%s: these parameters are not trained", what)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from engine.device import blocks
 from engine.errors import ConfigError, RunFailed, first_line, one_line
-from engine.world import World, broadcast_buffers
+from engine.world import World
 
 if TYPE_CHECKING:
     from engine.device.options import FsdpConfig
@@ -122,7 +122,7 @@ def _take_values_of_main(model: nn.Module, whole: Sequence[Tensor], config: Fsdp
         dist.broadcast(sent, src=0)
         if not world.is_main:  # which has cut its own
             part.to_local().copy_(_own_part(sent, part))  # type: ignore[attr-defined]
-    broadcast_buffers(model, world)
+    world.broadcast_buffers(model)
 
 
 def _own_part(whole: Tensor, like: Any) -> Tensor:

@@ -16,7 +16,7 @@ from engine.device.seed import make_deterministic
 from engine.device.threads import Threads, decide_threads
 from engine.errors import ConfigError
 from engine.host import bind_to_gpus, count_gpus, hide_gpus, pci_address
-from engine.world import ClusterRole, cluster_role, local_ranks, own_gpu, started_ranks
+from engine.world import ClusterRole, cluster_role, place
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ def resolve_hardware(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
     if hardware.device == "cpu":
         hide_gpus()
     if device == "cuda":
-        torch.cuda.set_device(own_gpu())  # first: any other CUDA query would open a context on GPU 0 in each rank
-    used = gpus() if trainer.strategy == "dp" else [torch.device("cuda", own_gpu())] if device == "cuda" else []
+        torch.cuda.set_device(place.gpu())  # first: any other CUDA query would open a context on GPU 0 in each rank
+    used = gpus() if trainer.strategy == "dp" else [torch.device("cuda", place.gpu())] if device == "cuda" else []
     binding = bind_to_gpus(map(pci_address, used)) if used and hardware.numa_binding else ""  # before threads start
     if precision == "auto":
         precision = "bf16" if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    threads = decide_threads(hardware.num_threads, device, hardware.deterministic, local_ranks())
+    threads = decide_threads(hardware.num_threads, device, hardware.deterministic, place.local_size)
     eval_batch_size = hardware.eval_batch_size or -(-micro[0] // devices)
     mode = "default" if hardware.compile is True else hardware.compile or None
     return Hardware(device, num_procs, precision, threads, micro, eval_batch_size, mode, binding, devices)
@@ -84,15 +84,16 @@ def choose_device(hardware: HardwareConfig) -> str:
 
 def count_processes(hardware: HardwareConfig, trainer: Strategy) -> int:
     """World size of this run. Does not initialize CUDA, so the ranks can be forked afterwards."""
-    device, started = choose_device(hardware), started_ranks()
+    device, started = choose_device(hardware), place.size
     if started is not None:
         if trainer.strategy in ONE_PROCESS and started > 1:
             raise ConfigError(
                 f"trainer.strategy={trainer.strategy}, but {started} processes were started: add trainer=ddp"
             )
-        if hardware.num_procs not in ("auto", local_ranks()):
+        if hardware.num_procs not in ("auto", place.local_size):
             raise ConfigError(
-                f"hardware.num_procs={hardware.num_procs}, but {local_ranks()} were started on this host: leave it auto"
+                f"hardware.num_procs={hardware.num_procs}, but {place.local_size} were started on this host: "
+                "leave it auto"
             )
         return started
     here = cluster_role()

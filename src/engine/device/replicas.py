@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.device.fsdp import is_part, local_parts
 from engine.errors import RunFailed
-from engine.world import World, gather, share_from_main, to_host
+from engine.world import World, to_host
 
 ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # 2**64 / golden ratio, as int64
 BLOCK, DEVICE_BLOCK = 1 << 16, 1 << 22  # numbers that are multiplied at once: in a core's cache; on a GPU
@@ -46,9 +46,9 @@ class Replicas:
         digests = {
             whose: hashlib.blake2b(repr(sums).encode(), digest_size=16).hexdigest() for whose, sums in own.items()
         }
-        if share_from_main(_unlike(gather(digests, world)) is not None, world):
+        if world.share(_unlike(world.gather(digests)) is not None):
             # the names in a second message, as there are thousands
-            name, one, other = share_from_main(_first_unlike(gather(own, world)), world)
+            name, one, other = world.share(_first_unlike(world.gather(own)))
             raise RunFailed(
                 f"ranks {one} and {other} no longer hold the same {name} at step {step} (all was equal at step "
                 f"{self.step}): what changes weights, the optimizer's state or the task's buffers must do so alike on "

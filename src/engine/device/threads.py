@@ -21,7 +21,7 @@ from torch import nn
 from engine.files import read_json, write_json
 from engine.host import cores, omp_num_threads, threads_each
 from engine.runs import ENVIRONMENT
-from engine.world import World, all_max, share_from_main
+from engine.world import World
 
 SMALL_FLOP = 100e6  # two threads are no faster below: benchmarks/RESULTS.md
 
@@ -82,7 +82,7 @@ def settle_threads(threads: Threads, run_dir: Path, world: World, flop: float) -
     """Fix the number for all ranks and for later resumes (saved in run_dir). All ranks call this; rank 0 decides."""
     if not threads.auto:
         return threads
-    most = threads.most if world.size == 1 else -all_max([-threads.most], world)()[0]
+    most = -world.all_max([-threads.most])()[0]
     chosen = None
     if world.is_main:
         path = run_dir / ENVIRONMENT
@@ -91,7 +91,7 @@ def settle_threads(threads: Threads, run_dir: Path, world: World, flop: float) -
         if chosen is None:
             chosen = threads_for(replace(threads, count=min(threads.count, most), most=most), flop)
             write_json(path, environment | {"threads": asdict(chosen)})
-    chosen = Threads(**share_from_main(asdict(chosen) if chosen else None, world))
+    chosen = Threads(**world.share(asdict(chosen) if chosen else None))
     torch.set_num_threads(chosen.count)
     return chosen
 

@@ -10,7 +10,7 @@ from engine.data import remedy
 from engine.device import Hardware
 from engine.host import cores_each
 from engine.profiling.timeline import Figures
-from engine.world import local_ranks
+from engine.world import place
 
 PARTS = ("data wait", "copy", "transform", "forward", "backward", "clip", "optimizer", "log", "evaluation", "save")
 DATA_SHARE, COPY_SHARE, SMALL_SHARE, IDLE_SHARE = 0.1, 0.1, 0.25, 0.5
@@ -85,7 +85,7 @@ def faster(machine: Hardware, compiles: bool) -> str:
         ways.append("more ranks" + (" (trainer=ddp)" if machine.num_procs == 1 else ""))
     else:
         ways.append("a GPU")
-    if machine.device == "cpu" and machine.threads.count < cores_each(local_ranks()):
+    if machine.device == "cpu" and machine.threads.count < cores_each(place.local_size):
         ways.append("more hardware.num_threads (./run tune threads)")
     return ", ".join(ways)
 

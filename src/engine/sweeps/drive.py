@@ -23,7 +23,7 @@ from engine.sweeps.code import settle_code
 from engine.sweeps.ledger import Job, Ledger, NewJob, differing
 from engine.sweeps.options import SweepConfig
 from engine.sweeps.screen import label, table
-from engine.world import followers
+from engine.world import meeting
 
 HYDRAS_SUBDIR = "${hydra.job.num}"  # Hydra's default; only its basic sweeper uses it
 
@@ -69,7 +69,7 @@ def sweep(
 
 def opened(project: Project, master: DictConfig) -> tuple[SweepConfig, Ledger]:
     """The checked options and the ledger of a command's sweep. Raises ConfigError for options that do not fit."""
-    if followers():
+    if meeting.followers():
         raise ConfigError(
             "-m under torchrun or srun: start a sweep with the plain command; its jobs start their own processes"
         )

@@ -29,7 +29,7 @@ from engine.sweeps.job_process import OUTPUT, print_to
 from engine.sweeps.launching import Launch
 from engine.sweeps.ledger import Job
 from engine.sweeps.options import SlurmConfig
-from engine.world import become_rank, follows, release_followers
+from engine.world import become_rank, meeting
 
 if TYPE_CHECKING:
     from engine.sweeps.drive import Work
@@ -50,14 +50,14 @@ class RunDirectory:
     def __call__(self, directory: str) -> None:
         become_rank()
         print_to(Path(directory) / OUTPUT)
-        if follows():
+        if meeting.follows():
             status = self._project.join()
             status = 0 if status == PREEMPTED else status  # a failed task could end rank 0 before it requeues
         else:
             try:
                 status = run_job(self._project, Path(directory))
             finally:
-                release_followers()
+                meeting.release()
             if status == PREEMPTED and must_requeue(Path(directory)):
                 signal.raise_signal(requeue_signal())  # submitit requeues the job, and ends this process
         if status:

@@ -46,7 +46,7 @@ from engine.runs import (
     step_of,
 )
 from engine.verify.compare import Part, compare_checkpoints, compare_metrics, compare_scores
-from engine.world import AT_STEP, MAX_TIME, started_ranks
+from engine.world import AT_STEP, MAX_TIME, place
 
 HERE, OWN = "here", "own"  # code of the second run: the files as they are, the run's commit
 ROUNDING = 1e-2  # relative, where the surroundings round in another way
@@ -85,7 +85,7 @@ def verify(
     uncommitted.diff. The run may be a stranger's, so neither is taken without being asked for. rounding: largest
     relative difference; None: 0, and ROUNDING where the surroundings differ. overrides: key=value, as for a resume.
     """
-    if started_ranks() is not None:
+    if place.size is not None:
         raise ConfigError("verify.py starts its processes by itself: not by torchrun or srun")
     if rounding is not None and not 0 <= rounding < 1:
         raise ConfigError(f"--rounding {rounding}: a relative difference, from 0 to below 1")

@@ -10,9 +10,11 @@ whom); no process stays. With one rank, each collective returns its argument.
 Raised: ConfigError for what does not fit the machine, RankLost and RunFailed for ranks that failed or died, Stopped
 where an evaluation was cut short on all ranks.
 
-    cluster, rendezvous     ranks and hosts from environment variables; agreeing on the run directory
-    launch, distributed     starting ranks; process group and collectives (wire: their values as JSON)
-    stop, watch, failures   stopping together, hang watchdog, the first failure on record
+    collectives             World: what ranks do together (wire: values as JSON)
+    environment, cluster    which rank or host this process is, by environment variables
+    store, group            how ranks find each other
+    rendezvous              agreeing on the run directory
+    launch, stop, watch, failures   starting ranks; stopping together, hang watchdog, the first failure on record
     board, timer            what ranks tell each other in the store; the end of a process that cannot tell
     options                 the run's own: how long, how often again      terminal    breakpoints in ranks
 """
@@ -25,45 +27,14 @@ from engine.pages import lazy
 
 if TYPE_CHECKING:
     from engine.world.cluster import ClusterRole, become_rank, cluster_role
-    from engine.world.distributed import (
-        World,
-        all_gather,
-        all_max,
-        all_sum,
-        any_rank,
-        broadcast_buffers,
-        broadcast_together,
-        dead_peers,
-        gather,
-        gather_rows,
-        group_for_threads,
-        group_of_one,
-        has_parent,
-        local_ranks,
-        meet,
-        num_hosts,
-        on_host,
-        own_device,
-        own_gpu,
-        own_rank,
-        process_group,
-        ranks_here,
-        share_from_main,
-        started_ranks,
-        to_host,
-    )
+    from engine.world.collectives import World, gather_rows, on_host, to_host
+    from engine.world.environment import place
     from engine.world.failures import recording
+    from engine.world.group import group_of_one, process_group
     from engine.world.launch import LIKELY, Ranks
     from engine.world.options import ProcessConfig
-    from engine.world.rendezvous import (
-        await_directory,
-        followers,
-        follows,
-        leave_to_ranks,
-        publish_directory,
-        release_followers,
-    )
+    from engine.world.rendezvous import meeting
     from engine.world.stop import AT_STEP, MAX_TIME, Stopped, StopRequest, stop_on_signals
-    from engine.world.watch import SLOW_TIMEOUTS, USER_TIMEOUTS, Watch
+    from engine.world.watch import Watch
 else:
     __getattr__ = lazy(__name__, __file__)

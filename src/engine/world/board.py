@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.world import distributed
+from engine.world.store import connect
 
 ANSWER_S = 1.0  # a parent hears from the watch thread within its limit and heartbeat.LATE_S, so no longer
 TELL_S = 5.0  # for a failure to be told: a connection is made, and c10d may ask DNS for the peer's name in vain
@@ -94,7 +94,7 @@ class Board:
         def ask() -> None:
             try:
                 if self._store is None:
-                    self._store = distributed.connect(self._env)
+                    self._store = connect(self._env)
                 answers.append(call(self._store))
             except (RuntimeError, ConfigError):  # torch's DistError
                 self.lost = True

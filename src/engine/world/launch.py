@@ -44,7 +44,7 @@ from engine.host import (
 )
 from engine.runs import read_failure, record_failure
 from engine.world.board import tell_failed
-from engine.world.distributed import first_rank, rank_environment
+from engine.world.environment import first_rank, rank_environment
 
 POLL_S = 0.5
 SETTLE_S = 0.1  # ranks end within this of each other when one fault ends them all

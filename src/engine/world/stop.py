@@ -31,10 +31,11 @@ from typing import TYPE_CHECKING, Any
 
 from engine import early
 from engine.host import SAME_SIGNAL_S, STOP_SIGNALS, end_children_at_exit, handling_signals
-from engine.world.distributed import broadcast_from_main, is_noted, note, own_rank, started_ranks
+from engine.world.environment import place
+from engine.world.store import is_noted, note
 
 if TYPE_CHECKING:
-    from engine.world.distributed import World
+    from engine.world.collectives import World
 
 MAX_TIME, AT_STEP = "process.max_time", "process.stop_at_step"
 CAUSES = ("", MAX_TIME, *(one.name for one in reversed(STOP_SIGNALS)))  # rising priority: rank 0 takes the last
@@ -59,7 +60,7 @@ class Messages:
 
     def announce(self, values: list[int], world: World) -> Callable[[], list[int]]:
         """Start to tell all ranks rank 0's values; returns a function that waits for them."""
-        return broadcast_from_main(values, world)
+        return world.start_broadcast(values)
 
 
 class Stopped(Exception):
@@ -152,7 +153,7 @@ class StopRequest:
         if number == getattr(signal, "SIGHUP", None):
             early.leave_hung_up_terminal()
         now, name = time.monotonic(), signal.Signals(number).name
-        again = now - self._signalled_at > SAME_SIGNAL_S or started_ranks() is None
+        again = now - self._signalled_at > SAME_SIGNAL_S or place.size is None
         if number == signal.SIGINT and self.requested == "SIGINT" and again:
             if not self._interrupted:  # once: what it ends is not to be disturbed
                 self._interrupted = True
@@ -160,7 +161,7 @@ class StopRequest:
             return
         if number == signal.SIGINT:
             self._signalled_at = now
-        if not self.requested and own_rank() == 0:
+        if not self.requested and place.rank == 0:
             with suppress(OSError):  # nobody reads it any more
                 os.write(2, f"\n{name}: saving and stopping after this step; Ctrl-C again: now\n".encode())
         if CAUSES.index(name) > CAUSES.index(self.requested):

@@ -42,18 +42,18 @@ from types import FrameType
 from engine.errors import RankLost
 from engine.host import beat, has_starter, note_step, progress_at, say_ended
 from engine.runs import read_failure, record_failure
-from engine.world import distributed, timer
+from engine.world import collectives, group, store, timer
 from engine.world.board import FAILED, STUCK, Board, tell_failed
+from engine.world.environment import place
 
 POLL_S = 0.5
 GATHER_S = 5.0  # for all ranks to say where they stand, once one has noticed a hang
 GRACE_S = 5.0  # for the main thread to end by itself after another rank has failed
 LOST_S = 30.0  # the same after the store's end: at the end of a run rank 0, which may hold it, may be gone first
 INNERMOST = 12  # innermost stack frames that are shown
-USER_TIMEOUTS = 36  # a callback may take so many times the timeout
 LISTED = 8  # most ranks that a message lists
-SLOW_TIMEOUTS = 3  # the start, the first step (it may compile) and a save may take so many times the timeout
-WAITS_IN = ("torch/distributed/", "torch/autograd/graph.py", distributed.__file__)  # files a rank waits in
+OWN = (collectives.__file__, group.__file__, store.__file__)
+WAITS_IN = ("torch/distributed/", "torch/autograd/graph.py", *OWN)  # files a rank waits in
 HELD = "no progress for process.timeout, as native code holds the interpreter - docs/why_did_my_run_die.md, Ranks"
 DEBUGGERS = ("pdb", "bdb", "pydevd", "_pydevd_bundle", "IPython", "code", "ipdb", "pudb", "debugpy")
 
@@ -71,13 +71,16 @@ class Mark:
 class Watch:
     """The watchdog of one rank. timeout_s: None: no limit on a run without progress."""
 
+    SLOW_TIMEOUTS = 3  # the start, the first step (it may compile) and a save may take so many times the timeout
+    USER_TIMEOUTS = 36  # so many a callback
+
     def __init__(self, run_dir: Path, rank: int, size: int, timeout_s: float | None) -> None:
         self.run_dir, self.rank, self.size = run_dir, rank, size
         self.timeout_s = timeout_s
         self.before_end: Callable[[], object] = lambda: None  # called before this process is ended from the thread
         self.dead_peers: Callable[[], list[int]] = list
         self._board = Board(os.environ)
-        self._mark = Mark(time.monotonic(), "start", 0, SLOW_TIMEOUTS)
+        self._mark = Mark(time.monotonic(), "start", 0, self.SLOW_TIMEOUTS)
         self._main = threading.current_thread()
         self._outer = len(list(callers(sys._getframe(1))))  # frames in which the run began
         self._over = threading.Event()
@@ -86,7 +89,7 @@ class Watch:
 
     def beat(self, doing: str, step: int, slow: bool = False) -> None:
         """Progress was made; `doing` comes next. slow: it may take SLOW_TIMEOUTS times as long."""
-        self._mark = Mark(time.monotonic(), doing, step, SLOW_TIMEOUTS if slow else 1)
+        self._mark = Mark(time.monotonic(), doing, step, self.SLOW_TIMEOUTS if slow else 1)
         note_step(doing, step)
 
     def latest(self) -> Mark:
@@ -98,7 +101,7 @@ class Watch:
     def user_code(self, name: str, step: int) -> Iterator[None]:
         """A callback may take USER_TIMEOUTS times as long (sampling, an upload); ranks that wait are not hung."""
         before = self._mark
-        self._mark = Mark(time.monotonic(), name, step, USER_TIMEOUTS)
+        self._mark = Mark(time.monotonic(), name, step, self.USER_TIMEOUTS)
         note_step(name, step)
         try:
             yield
@@ -120,7 +123,7 @@ class Watch:
             finally:
                 self._over.set()
                 thread.join()
-                self._tell(SLOW_TIMEOUTS)  # time for the teardown
+                self._tell(self.SLOW_TIMEOUTS)  # time for the teardown
 
     def _tell(self, limit: float) -> None:
         """Beat for the observers outside of this process's Python: the parent, or else the timer."""
@@ -214,7 +217,7 @@ class Watch:
         if recorded:
             say_ended()
             tell_failed(rank, os.environ)
-        if recorded and not told_by_start and not distributed.has_parent():
+        if recorded and not told_by_start and not place.has_parent:
             print(f"{stack}failed: {message}", file=sys.stderr)
 
     def _end(self) -> None:

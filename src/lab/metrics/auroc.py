@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.config import Count
 from engine.errors import ConfigError
-from engine.world import World, all_gather, on_host
+from engine.world import World, on_host
 
 
 class AUROC:
@@ -53,7 +53,7 @@ class AUROC:
         first = 1 if self.num_classes <= 2 else 0  # with two classes both AUROCs are equal: take label 1's
         classes = range(first, max(2, self.num_classes))
         empty = torch.zeros(0, dtype=torch.int64, device=world.device)
-        labels = on_host(torch.cat(all_gather(torch.cat(self.labels) if self.labels else empty, world)))
+        labels = on_host(torch.cat(world.all_gather(torch.cat(self.labels) if self.labels else empty)))
         if labels.numel() and not 0 <= labels.min() <= labels.max() < max(2, self.num_classes):
             raise ConfigError(
                 f"AUROC of {self.num_classes} classes: labels from {int(labels.min())} to {int(labels.max())}; set "
@@ -62,7 +62,7 @@ class AUROC:
         areas = []
         for column, number in enumerate(classes):
             local = torch.cat([scores[:, column] for scores in self.scores]) if self.scores else empty
-            scores = torch.cat([part.double() for part in map(Tensor.cpu, all_gather(local, world))])
+            scores = torch.cat([part.double() for part in map(Tensor.cpu, world.all_gather(local))])
             areas.append(area(scores, labels == number))
         known = [one for one in areas if one is not None]
         return sum(known) / len(known) if known else float("nan")

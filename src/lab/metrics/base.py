@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.world import World, all_gather, all_sum, on_host
+from engine.world import World, on_host
 
 Score = float | Mapping[str, float]  # several are logged as val/<metric>/<name>
 
@@ -44,7 +44,7 @@ class SummedMetric:
     def compute(self, world: World) -> Score:
         """All ranks must call this, those without a sample too."""
         total = torch.zeros(self.shape, dtype=self.dtype, device=world.device) + self.total
-        return self.score(on_host(all_sum(total, world)))
+        return self.score(on_host(world.all_sum(total)))
 
 
 class Torchmetric:
@@ -72,7 +72,7 @@ class Torchmetric:
 
 def gathered(value: Tensor, world: World) -> list[Tensor]:
     """All-gathers a state; that of a rank without samples, of unknown dtype and shape, is replaced by an empty one."""
-    parts = all_gather(value, world)
+    parts = world.all_gather(value)
     known = next((part for part in parts if part.numel()), value)
     return [part if part.numel() else known[:0] for part in parts] if known.dim() else parts
 

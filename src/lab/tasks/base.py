@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import ConfigError
-from engine.world import World, all_sum
+from engine.world import World
 
 Batch = dict[str, Tensor]
 Losses = Mapping[str, Tensor]  # name -> (B,), one value for each sample
@@ -44,7 +44,7 @@ class TaskRun:
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over ranks of a tensor of one shape, without gradients; all ranks call this."""
-        return all_sum(values.detach().clone(), self.world) / self.world.size
+        return self.world.all_sum(values.detach().clone()) / self.world.size
 
 
 class Task(nn.Module):

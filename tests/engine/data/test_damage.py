@@ -16,7 +16,7 @@ from conftest import ROOT, assert_equal
 
 from engine.checkpoints import checkpoint, shards
 from engine.errors import ConfigError, Damaged
-from engine.world.distributed import World
+from engine.world.collectives import World
 from lab import load_run
 
 RUNS = ROOT / "tests" / "runs"

@@ -31,7 +31,7 @@ from engine.checkpoints import checkpoint
 from engine.checkpoints.background import Background, Copies
 from engine.checkpoints.checkpoint import Checkpoints, load_checkpoint
 from engine.errors import RunFailed
-from engine.world.distributed import World
+from engine.world.collectives import World
 
 MAIN = World(0, 1, 0, torch.device("cpu"))
 SAVE = torch.save

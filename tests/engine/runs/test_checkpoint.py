@@ -27,7 +27,7 @@ from engine.checkpoints.checkpoint import (
     weights_of,
 )
 from engine.errors import ConfigError, Damaged, RunFailed
-from engine.world.distributed import World
+from engine.world.collectives import World
 
 CPU = torch.device("cpu")
 MAIN, OTHER = World(0, 1, 0, CPU), World(1, 2, 1, CPU)
@@ -295,7 +295,7 @@ def test_a_rank_writes_only_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (tmp_path / f"last_{step:09d}.pt").write_bytes(b"")
     before = names(tmp_path)
     (tmp_path / ".last_000000009.pt.tmp").write_bytes(b"of rank 0, which writes now")
-    monkeypatch.setattr(checkpoint, "meet", lambda world: None)
+    monkeypatch.setattr(World, "meet", lambda self: None)
     Checkpoints(tmp_path, OTHER).save_last(payload(4))
     assert names(tmp_path) == [".last_000000009.pt.tmp", *before]
     parts: list[Any] = []
@@ -410,11 +410,11 @@ def test_ranks_check_together(
     shares: list[Any] = []
     original = checkpoint.peek
     monkeypatch.setattr(checkpoint, "peek", lambda path, share: (shares.append(share), original(path, share))[1])
-    monkeypatch.setattr(checkpoint, "share_from_main", lambda value, world: value)
+    monkeypatch.setattr(World, "share", lambda self, value: value)
     others: dict[int, str | None] = {4: "the other rank's part", 3: None}
     for world, lines, left in ((OTHER, 0, []), (World(0, 2, 0, CPU), 1, ["last_000000004.damaged"])):
         answers = iter([others[4], others[3]])
-        monkeypatch.setattr(checkpoint, "gather", lambda wrong, world, a=answers: [wrong, next(a)])
+        monkeypatch.setattr(World, "gather", lambda self, wrong, a=answers: [wrong, next(a)])
         found = Checkpoints(tmp_path, world).newest_valid(put_aside=True)
         assert found is not None
         assert found[0].name == "last_000000003.pt"
@@ -423,7 +423,7 @@ def test_ranks_check_together(
         assert [name for name in names(tmp_path) if name.endswith("damaged")] == left
         shares.clear()
     answers = iter([None])
-    monkeypatch.setattr(checkpoint, "gather", lambda wrong, world: [wrong, "its part"])
+    monkeypatch.setattr(World, "gather", lambda self, wrong: [wrong, "its part"])
     assert Checkpoints(tmp_path, OTHER).load_best([[0.5, 3]]) is None
     assert told(caplog) == []
 

@@ -16,7 +16,8 @@ from ranks import on_ranks
 from engine.runs import read_failure
 from engine.world import timer, watch
 from engine.world.board import FAILED, STUCK, Board, tell_failed
-from engine.world.distributed import World, meet, rank_environment
+from engine.world.collectives import World
+from engine.world.environment import rank_environment
 from engine.world.watch import Watch
 
 
@@ -24,10 +25,10 @@ def test_a_failure_is_heard_by_all_but_the_one_that_failed(tmp_path: Path) -> No
     def work(world: World, folder: Path) -> None:
         board = Board(os.environ)
         assert board.look(world.rank) == ""
-        meet(world)
+        world.meet()
         if world.rank == 1:
             tell_failed(1, os.environ)
-        meet(world)
+        world.meet()
         assert board.look(world.rank) == ("" if world.rank == 1 else FAILED)
 
     on_ranks(work, tmp_path / "run", 3)
@@ -41,28 +42,28 @@ def test_each_round_has_its_own_reports(tmp_path: Path) -> None:
         for number in range(3):
             if world.rank == number:
                 board.say_where(world.rank, own, f"stack of {number}")
-            meet(world)
+            world.meet()
             assert board.look(world.rank) == STUCK
             if number < 2:
                 for _ in range(2):  # the second has no effect
                     board.say_where(world.rank, own, f"stack {number} of {world.rank}")
-            meet(world)
+            world.meet()
             ranks = sorted(report["rank"] for report in board.reports())
             assert ranks == ([0, 1, 2] if number < 2 else [2])
             assert board.stack(number) == f"stack of {number}"
-            meet(world)
+            world.meet()
             if world.rank != 1:  # two find at once that all move
                 board.end_round()
-            meet(world)
+            world.meet()
             assert board.look(world.rank) == ""
-            meet(world)
+            world.meet()
 
     on_ranks(work, tmp_path / "run", 3)
 
 
 HOLDER = """
 import sys, time
-from engine.world.distributed import store
+from engine.world.store import store
 store()
 print("holds", flush=True)
 time.sleep(1000)

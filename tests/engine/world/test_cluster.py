@@ -15,8 +15,10 @@ import warm
 from conftest import QUICK, TRAIN, assert_equal, free_port, last_checkpoint, limit, result
 
 from engine.errors import ConfigError
-from engine.world import distributed, rendezvous
+from engine.world import environment, rendezvous, store
 from engine.world.cluster import ClusterRole, cluster_role, first_host, gpu_index, tasks_per_node
+from engine.world.environment import place
+from engine.world.rendezvous import Rendezvous, meeting
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NNODES": "2"}
 STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NODEID": "1"}
@@ -93,7 +95,7 @@ def test_a_variable_left_over_in_a_shell_ends_the_command_in_one_line(
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert train.main() == 2
     assert capsys.readouterr().err.count("\n") == 1
-    assert distributed.started_ranks() is None  # how the process ends is asked of it
+    assert place.size is None  # how the process ends is asked of it
 
 
 @pytest.mark.parametrize("env", [{"RANK": "3"}, {"WORLD_SIZE": "4"}, {"LOCAL_WORLD_SIZE": "4"}])
@@ -101,7 +103,7 @@ def test_what_says_nothing_by_itself_is_left_alone(env: dict[str, str], monkeypa
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert cluster_role() is None
-    assert (distributed.own_rank(), distributed.started_ranks(), distributed.local_ranks()) == (0, None, 1)
+    assert (place.rank, place.size, place.local_size) == (0, None, 1)
 
 
 def test_slurm_notation() -> None:
@@ -122,11 +124,11 @@ def test_a_rank_takes_its_own_gpu_or_the_only_one_it_is_shown(monkeypatch: pytes
 
 
 def test_each_rank_of_a_host_computes_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "count_gpus", lambda: 4)
+    monkeypatch.setattr(environment, "count_gpus", lambda: 4)
     for local in range(4):
         for name, value in {"RANK": 4 + local, "WORLD_SIZE": 8, "LOCAL_RANK": local}.items():
             monkeypatch.setenv(name, str(value))
-        assert distributed.own_device("cuda") == torch.device("cuda", local)
+        assert place.device("cuda") == torch.device("cuda", local)
 
 
 def pods(count: int, *overrides: str, **more: str) -> list[tuple[int, str]]:
@@ -183,7 +185,7 @@ def test_all_stop_where_one_does_not_see_the_directory(tmp_path: Path, monkeypat
     monkeypatch.setattr(
         rendezvous, "store", lambda: dist.TCPStore("127.0.0.1", server.port, None, False, wait_for_workers=False)
     )
-    monkeypatch.setattr(rendezvous, "followers", lambda: [1, 2])
+    monkeypatch.setattr(Rendezvous, "followers", lambda self: [1, 2])
     monkeypatch.setattr(rendezvous, "VISIBLE_S", 0.3)
     original = rendezvous._sees
     monkeypatch.setattr(
@@ -193,7 +195,7 @@ def test_all_stop_where_one_does_not_see_the_directory(tmp_path: Path, monkeypat
     def life(index: int) -> None:
         mine.index = index
         try:
-            outcome[index] = rendezvous.await_directory() if index else rendezvous.publish_directory(tmp_path)
+            outcome[index] = meeting.await_directory() if index else meeting.publish(tmp_path)
         except ConfigError as error:
             outcome[index] = error
 
@@ -211,15 +213,13 @@ def test_all_stop_where_one_does_not_see_the_directory(tmp_path: Path, monkeypat
 
 
 def test_a_follower_names_the_address_where_nobody_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    import engine.world.distributed
-
     nobody = ClusterRole("host", 1, 2, "127.0.0.1", free_port())
-    for module in (rendezvous, engine.world.distributed):
+    for module in (rendezvous, store):
         monkeypatch.setattr(module, "cluster_role", lambda *_: nobody)
-    monkeypatch.setattr(engine.world.distributed, "START_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(engine.world.distributed, "_stores", {})
+    monkeypatch.setattr(store, "START_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(store, "_stores", {})
     with pytest.raises(ConfigError, match=r"MASTER_ADDR=127\.0\.0\.1"):
-        rendezvous.await_directory()
+        meeting.await_directory()
 
 
 def test_interface_towards(monkeypatch: pytest.MonkeyPatch) -> None:

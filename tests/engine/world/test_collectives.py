@@ -11,7 +11,7 @@ from conftest import slow
 from ranks import on_ranks
 from torch import nn
 
-from engine.world.distributed import World, broadcast_buffers, gather, group_for_threads
+from engine.world.collectives import World
 
 ONE = World(0, 1, 0, torch.device("cpu"))
 
@@ -43,8 +43,8 @@ def all_get_those_of_rank_0(world: World, folder: Path) -> None:
     dist.broadcast = lambda tensor, src: (sent.append(tensor.nbytes), broadcast(tensor, src))  # type: ignore[assignment]
     module, expected = Buffers(world.rank), dict(Buffers(0).named_buffers())
     kept = {name: buffer.data_ptr() for name, buffer in module.named_buffers()}
-    broadcast_buffers(module, world)
-    broadcast_buffers(nn.Linear(2, 2), world)  # has none
+    world.broadcast_buffers(module)
+    world.broadcast_buffers(nn.Linear(2, 2))  # has none
     assert sent == [sum(buffer.nbytes for buffer in expected.values())], "one message"
     for name, buffer in module.named_buffers():
         assert torch.equal(buffer, expected[name]), name
@@ -58,21 +58,21 @@ def test_buffers_are_sent_in_one_message(tmp_path: Path, ranks: int) -> None:
 
 
 def test_one_rank_sends_nothing() -> None:
-    broadcast_buffers(Buffers(0), ONE)
-    assert group_for_threads(ONE) is None
+    ONE.broadcast_buffers(Buffers(0))
+    assert ONE.thread_group() is None
 
 
 def in_two_orders(world: World, folder: Path) -> None:
     """Each rank's thread is at another place of its loop: on one group the messages would be mixed up."""
     import threading
 
-    group = group_for_threads(world)
-    assert group is group_for_threads(world)
+    group = world.thread_group()
+    assert group is world.thread_group()
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.extend(gather(f"thread {world.rank}", world, group)))
+    thread = threading.Thread(target=lambda: found.extend(world.gather(f"thread {world.rank}", group)))
     if world.rank == 0:
         thread.start()
-    looped = [gather(f"loop {world.rank}", world) for _ in range(3)]
+    looped = [world.gather(f"loop {world.rank}") for _ in range(3)]
     if world.rank == 1:
         thread.start()
     thread.join()

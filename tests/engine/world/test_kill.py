@@ -46,13 +46,14 @@ from conftest import (
 from omegaconf import OmegaConf
 
 import engine.checkpoints.checkpoint
-import engine.world.distributed
+import engine.world.collectives
 import engine.world.launch
 import engine.world.watch
 import lab.loop
 import lab.objective
 from engine.errors import RunFailed
 from engine.world.watch import Report, verdict
+from lab.state import TrainState
 
 TIMEOUT_S = round(3 * slowdown())  # that a rank may stand still where nothing is wrong
 COMMON = (
@@ -137,7 +138,7 @@ def put_fault(monkeypatch: pytest.MonkeyPatch, place: str, rank: int, fault: str
 
         monkeypatch.setattr(engine.checkpoints.checkpoint.torch, "save", half)
     else:
-        on_call(monkeypatch, lab.loop, "gather", rank, 4, fault)
+        on_call(monkeypatch, TrainState, "rank_payload", rank, 4, fault)
 
 
 def go_on(run: Path) -> Path:
@@ -465,7 +466,7 @@ def test_waiting_for_the_device_is_seen() -> None:
     for name in ("loop", "checks", "optim", "callbacks/non_finite", "metrics/base"):
         source = (ROOT / f"src/lab/{name}.py").read_text()
         assert not re.findall(r"\.item\(\)|\.tolist\(\)|\.cpu\(\)|\bbool\(torch", source), name
-    for wait in (engine.world.distributed.to_host, engine.world.distributed.on_host):
+    for wait in (engine.world.collectives.to_host, engine.world.collectives.on_host):
         assert wait.__code__.co_filename in engine.world.watch.WAITS_IN
 
 

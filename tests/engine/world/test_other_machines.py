@@ -30,7 +30,7 @@ from engine.device.options import HardwareConfig
 from engine.errors import ConfigError
 from engine.host import gpu as cuda
 from engine.sweeps.lease import visible_gpus
-from engine.world import cluster, distributed
+from engine.world import cluster, group
 from engine.world.cluster import ClusterRole, cluster_role
 from lab.groups import TrainerConfig
 
@@ -162,10 +162,10 @@ def test_a_thousand_ranks_have_files_and_connect_when_needed(monkeypatch: pytest
                          ((99_999, 10**6), []), ((resource.RLIM_INFINITY,) * 2, [])):  # fmt: skip
         limits.clear()
         monkeypatch.setattr(resource, "getrlimit", lambda which, pair=pair: pair)
-        distributed.allow_connections(8)
+        group.allow_connections(8)
         assert limits == raised
     assert "TORCH_GLOO_LAZY_INIT" not in os.environ
-    distributed.allow_connections(1024)
+    group.allow_connections(1024)
     assert os.environ.pop("TORCH_GLOO_LAZY_INIT") == "1"
 
 
@@ -207,7 +207,7 @@ def test_interfaces_of_hosts_that_have_ipv6_only(tmp_path: Path, monkeypatch: py
 
 def test_gloo_and_nccl_use_one_network(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    monkeypatch.setattr(distributed, "interface_towards", lambda address: "eth1")
+    monkeypatch.setattr(group, "interface_towards", lambda address: "eth1")
     for given, chosen in (
         ({}, ("eth1", "=eth1")),
         ({names[1]: "ib"}, ("eth1", "ib")),
@@ -217,7 +217,7 @@ def test_gloo_and_nccl_use_one_network(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name, raising=False)
         for name, value in given.items():
             monkeypatch.setenv(name, value)
-        distributed.choose_interface("head")
+        group.choose_interface("head")
         assert tuple(map(os.environ.get, names)) == chosen
         for name in names:
             os.environ.pop(name, None)
@@ -225,9 +225,9 @@ def test_gloo_and_nccl_use_one_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 MEET = """
 import torch
-from engine.world.distributed import all_sum, process_group
+from engine.world.group import process_group
 with process_group("cpu", 60.0) as here:
-    print(all_sum(torch.ones(1), here).item())
+    print(here.all_sum(torch.ones(1)).item())
 """
 
 

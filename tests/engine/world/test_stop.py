@@ -17,7 +17,7 @@ from conftest import limit
 from ranks import on_ranks
 
 from engine.world import stop
-from engine.world.distributed import World
+from engine.world.collectives import World
 from engine.world.stop import CAUSES, Messages, StopRequest
 
 

@@ -87,15 +87,15 @@ def test_the_store_listens_at_the_address_that_was_asked_for() -> None:
 def test_rank_0_hands_its_socket_to_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch.distributed as dist
 
-    from engine.world import distributed
+    from engine.world import store
 
     port, made = free_port(), []
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
-    monkeypatch.setattr(distributed, "_stores", {})
+    monkeypatch.setattr(store, "_stores", {})
     monkeypatch.setattr(dist, "TCPStore", lambda *args, **options: made.append(options["master_listen_fd"]))
-    distributed.store()
+    store.store()
     with socket.socket(fileno=made[0]) as found:
         assert found.getsockname() == ("127.0.0.1", port)

@@ -16,7 +16,6 @@ from engine.config import build_target
 from engine.files import read_json
 from engine.project import Project
 from engine.sweeps.search.storage import attached, open_study
-from engine.world import share_from_main
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -50,7 +49,7 @@ class Pruning:
             return False
         evaluation = state.step // run.every.eval - 1  # from 0
         answer = self._ask(evaluation, scores[self._facts["objective"]]) if run.world.is_main else False
-        pruned = bool(share_from_main(bool(answer), run.world))  # Optuna's may be a numpy bool
+        pruned = bool(run.world.share(bool(answer)))  # Optuna's may be a numpy bool
         if pruned:
             state.ended = "pruned"
         return pruned
