@@ -57,10 +57,10 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "tests/lab/test_exactness.py::test_ranks_and_micro_batches_change_nothing",
     ),
     (
-        "src/engine/device/fsdp.py",
+        "src/engine/parallel/fsdp.py",
         "model.set_requires_gradient_sync(True)",
         "model.set_requires_gradient_sync(False)",
-        "tests/engine/device/test_fsdp.py::test_sharded_steps_equal_the_others[resnet]",
+        "tests/engine/parallel/test_fsdp.py::test_sharded_steps_equal_the_others[resnet]",
     ),
     (
         "src/engine/device/skipping.py",
@@ -133,13 +133,13 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "src/lab/state.py",
         '"totals": {k: v.cpu() for k, v in self.totals.items()}',
         '"totals": {k: v.cpu() * 0 for k, v in self.totals.items()}',
-        "tests/engine/device/test_fsdp.py::test_killed_twice_equals_undisturbed",
+        "tests/engine/parallel/test_fsdp.py::test_killed_twice_equals_undisturbed",
     ),
     (
         "src/lab/run.py",
         'world, begun["samples"], ',
         'world, begun.get("step", 0), ',
-        "tests/engine/device/test_fsdp.py::test_a_run_goes_on_with_other_ranks[to ddp-first2-then2]",
+        "tests/engine/parallel/test_fsdp.py::test_a_run_goes_on_with_other_ranks[to ddp-first2-then2]",
     ),
     (
         "src/engine/world/stop.py",
@@ -290,7 +290,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "tests/lab/test_replicas.py::test_replicas_that_part_end_the_run[weight]",
     ),
     (
-        "src/engine/device/replicas.py",
+        "src/engine/parallel/replicas.py",
         "8: torch.int32",
         "8: torch.int64",
         "tests/lab/test_replicas.py::test_each_bit_counts",
@@ -975,16 +975,16 @@ NAMES: list[tuple[Any, ...]] = [
         "tests/engine/world/test_stop.py::test_on_real_ranks[2-0]",
     ),
     (
-        "src/engine/device/balance.py",
+        "src/engine/parallel/balance.py",
         "self._since_log = [0.0, 0.0, wait_s, self._steps]",
         "self._since_log = [0.0, 0.0, wait_then, self._steps]",
-        "tests/engine/device/test_balance.py::test_figures_are_those_since_the_last_log",
+        "tests/engine/parallel/test_balance.py::test_figures_are_those_since_the_last_log",
     ),
     (
-        "src/engine/device/balance.py",
+        "src/engine/parallel/balance.py",
         "self._clock.seconds(start, end) - waited",
         "self._clock.seconds(start, end)",
-        "tests/engine/device/test_balance.py::test_figures_are_those_since_the_last_log",
+        "tests/engine/parallel/test_balance.py::test_figures_are_those_since_the_last_log",
     ),
     (
         "src/engine/world/environment.py",
@@ -993,10 +993,10 @@ NAMES: list[tuple[Any, ...]] = [
         "tests/engine/world/test_cluster.py::test_each_rank_of_a_host_computes_on_its_own_gpu",
     ),
     (
-        "src/engine/device/fsdp.py",
+        "src/engine/parallel/fsdp.py",
         "model.set_requires_gradient_sync(True)",
         "model.set_requires_gradient_sync(False)",
-        "tests/engine/device/test_fsdp.py::test_gradients_are_reduced_again_after_a_block_without",
+        "tests/engine/parallel/test_fsdp.py::test_gradients_are_reduced_again_after_a_block_without",
     ),
     (
         "src/engine/device/skipping.py",

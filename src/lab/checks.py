@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.checkpoints import unregistered
-from engine.device import is_sharded
 from engine.errors import ConfigError, RunFailed, first_line
+from engine.parallel import is_sharded
 
 CAST = "'+data.transforms.cast={_target_: lab.transforms.fields.Cast, field: %s}'"
 

@@ -28,19 +28,15 @@ from engine.device import (
     all_of,
     any_of,
     copy_buffers,
-    global_norm,
-    local_parts,
     make_autocast,
-    name_unused,
-    on_shards,
     put_back_buffers,
     takes_found_inf,
     unless,
     update_average,
     update_scale,
-    without_sync,
 )
 from engine.errors import ConfigError
+from engine.parallel import global_norm, local_parts, name_unused, on_shards, without_sync
 from engine.per_sample import check_losses
 from engine.private import closure_step, lean_step
 from engine.world import World, to_host

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from engine.config import Rule, option
-from engine.device import DDPConfig, FsdpConfig, HardwareConfig
+from engine.device import HardwareConfig
+from engine.parallel import DDPConfig, FsdpConfig
 from engine.profiling import ProfilerConfig
 from engine.runs import LoggerConfig
 from engine.sweeps import MonitorConfig, SweepConfig

@@ -20,21 +20,23 @@ from engine.config import construct, constructing, locate, of_kind, plain
 from engine.data import Stream
 from engine.device import (
     Hardware,
-    NeedsValues,
     WithBf16Weights,
     begin_momentum,
-    build_weightless,
-    checkpoint_activations,
     compiled,
-    find_blocks,
     in_channels_last,
-    is_sharded,
     make_scaler,
     seed_everything,
+)
+from engine.errors import ConfigError, first_line
+from engine.parallel import (
+    NeedsValues,
+    build_weightless,
+    checkpoint_activations,
+    find_blocks,
+    is_sharded,
     shard,
     wrap_net,
 )
-from engine.errors import ConfigError, first_line
 from engine.runs import Logger
 from engine.world import World
 from lab.callbacks.base import Callback

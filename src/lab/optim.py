@@ -13,8 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from engine.config import regex
-from engine.device import FUSED, is_part
+from engine.device import FUSED
 from engine.errors import ConfigError
+from engine.parallel import is_part
 from engine.private import lean_step
 
 # factor(step, total_steps) -> factor of the peak learning rate in step number `step`, from 0, skipped ones included

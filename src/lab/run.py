@@ -18,21 +18,11 @@ from torch import nn
 from engine.checkpoints import BufferChecks, Checkpoints, error_line, laid_out, load_weights, unmapped, weights_of
 from engine.config import leaves, locate, parse_interval, read_config, seconds
 from engine.data import Loader, StatefulOrder, Stream
-from engine.device import (
-    Balance,
-    Hardware,
-    apply_hardware,
-    class_name,
-    describe_shards,
-    is_sharded,
-    resolve_hardware,
-    rough_flop,
-    settle_threads,
-    with_sync_batchnorm,
-)
+from engine.device import Hardware, apply_hardware, resolve_hardware, rough_flop, settle_threads
 from engine.errors import ConfigError
 from engine.files import write_json
 from engine.host import gpu_facts, machine_facts, machine_line
+from engine.parallel import Balance, class_name, describe_shards, is_sharded, with_sync_batchnorm
 from engine.private import skip_dynamo_import
 from engine.runs import (
     CLASSES,

@@ -13,8 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from engine.checkpoints import BufferChecks, Checkpoints, Optimizers
 from engine.data import Loader, StatefulOrder, Stream, changeable_order
-from engine.device import Balance, Hardware, Replicas, numbers_in, order_as_weights, rng_state, set_rng_state
+from engine.device import Hardware, order_as_weights, rng_state, set_rng_state
 from engine.errors import ConfigError
+from engine.parallel import Balance, Replicas, numbers_in
 from engine.profiling import Work
 from engine.runs import Logger
 from engine.sweeps import MonitorConfig

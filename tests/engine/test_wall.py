@@ -19,14 +19,26 @@ import pytest
 from conftest import ROOT
 
 import lab
-from engine.device.options import Strategy
 from engine.pages import names_of
+from engine.parallel.options import Strategy
 from lab.groups import RootConfig, TrainerConfig
 
 SRC = ROOT / "src"
 ENGINE = SRC / "engine"
 # each imports only those before it; below them the engine's single modules (errors, files, locks, ...)
-ROOMS = ("host", "config", "runs", "world", "device", "checkpoints", "data", "profiling", "sweeps", "verify")
+ROOMS = (
+    "host",
+    "config",
+    "runs",
+    "world",
+    "parallel",
+    "device",
+    "checkpoints",
+    "data",
+    "profiling",
+    "sweeps",
+    "verify",
+)
 PAGES = {f"engine.{room}": ENGINE / room / "__init__.py" for room in ROOMS}
 LIBRARY = SRC / "h5rows"  # below the engine, with one page
 
@@ -59,7 +71,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def room_of(module: str) -> str:
-    """engine.device of engine.device.ddp; h5rows of all that is in it; "" where it is in no room."""
+    """engine.device of engine.parallel.ddp; h5rows of all that is in it; "" where it is in no room."""
     first, room = module.partition(".")[0], ".".join(module.split(".")[:2])
     return first if first == "h5rows" else room if room in PAGES else ""
 

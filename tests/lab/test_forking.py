@@ -180,7 +180,7 @@ def test_nothing_in_src_imports_what_was_left_out(least: Path, prune: Any) -> No
 
 USES = """
 from conftest import start
-import engine.device.balance as balance, helper, lab.loop as loop, pytest
+import engine.parallel.balance as balance, helper, lab.loop as loop, pytest
 from engine.world import World
 from lab import tasks, state
 from lab.loop import fit
@@ -207,7 +207,7 @@ TESTS_OF = {  # of what stays, or never was; of what goes
 def test_tests_of_what_has_gone_go_and_no_others(prune: Any, tmp_path: Path) -> None:
     files = {
         "src/engine/world/__init__.py": "World = 1",
-        "src/engine/device/balance.py": "anything = 1",
+        "src/engine/parallel/balance.py": "anything = 1",
         "src/lab/__init__.py": "",
         "src/lab/loop.py": "def fit(): pass\ndef descend(): pass",
         "src/lab/state.py": "def load(): pass",

@@ -22,9 +22,9 @@ import lab.optimizers.base
 import lab.schedules.constant
 import lab.tasks.supervised
 from engine.checkpoints import Optimizers
-from engine.device import local_parts, replicas
-from engine.device.replicas import checksum
 from engine.errors import RunFailed
+from engine.parallel import local_parts, replicas
+from engine.parallel.replicas import checksum
 from lab.loop import may_draw
 from lab.optim import Schedule
 from lab.schedules.constant import Constant

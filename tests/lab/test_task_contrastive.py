@@ -15,8 +15,8 @@ from ranks import on_ranks
 from torch import nn
 from torch.nn import functional as F
 
-import engine.device.ddp
 import engine.device.hardware
+import engine.parallel.ddp
 from engine.errors import ConfigError, RunFailed
 from engine.host import in_a_child
 from engine.world.collectives import World, gather_rows
@@ -140,7 +140,7 @@ def test_what_cannot_be(tmp_path: Path, overrides: tuple[str, ...], line: str) -
 
 def test_replicas_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.device.hardware, "choose_device", lambda hardware: "cpu")
-    for module in (engine.device.ddp, engine.device.hardware):
+    for module in (engine.parallel.ddp, engine.device.hardware):
         monkeypatch.setattr(module, "gpus", lambda: [torch.device("cpu")] * 2)
     with pytest.raises(ConfigError, match=r"^trainer=dp: Contrastive compares the samples of a whole batch"):
         start_run(tmp_path / "run", *method.SMALL, *RUN, "hardware.device=auto", "trainer=dp")

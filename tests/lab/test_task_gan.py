@@ -12,8 +12,8 @@ import pytest
 import torch
 from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, slow, start_run
 
-import engine.device.ddp
 import engine.device.hardware
+import engine.parallel.ddp
 from engine.errors import ConfigError
 from lab.restore import score_checkpoint
 
@@ -98,7 +98,7 @@ def test_replicas_learn_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """trainer=dp on the CPU, three times: 12 samples in passes of 3 x 2."""
     one = start_run(tmp_path / "one", *method.SMALL, *RUN)
     monkeypatch.setattr(engine.device.hardware, "choose_device", lambda hardware: "cpu")
-    for module in (engine.device.ddp, engine.device.hardware):
+    for module in (engine.parallel.ddp, engine.device.hardware):
         monkeypatch.setattr(module, "gpus", lambda: [torch.device("cpu")] * 3)
     more = ("hardware.device=auto", "trainer=dp", "hardware.micro_batch_size=2")
     other = start_run(tmp_path / "dp", *method.SMALL, *RUN, *more)

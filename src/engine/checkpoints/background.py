@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.device import is_part
+from engine.parallel import is_part
 
 Buffers = dict[tuple[int, bool], list[Tensor]]  # (bytes, pinned) -> buffers, uint8
 

@@ -22,8 +22,8 @@ from engine.checkpoints.background import Background, Copies
 from engine.checkpoints.frozen import WEIGHTS, Frozen, with_frozen
 from engine.checkpoints.intact import WHOLE, Share, check_zip, mapped, reading
 from engine.config import CONFIG, enter
-from engine.device import is_part
 from engine.errors import ConfigError, Damaged, RunFailed
+from engine.parallel import is_part
 from engine.runs import CHECKPOINT, checkpoint_files, step_of
 from engine.world import World
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from engine.checkpoints.intact import load_intact, reading
-from engine.device import checksum
 from engine.errors import ConfigError, Damaged
+from engine.parallel import checksum
 from engine.runs import FROZEN
 from engine.world import to_host
 

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.checkpoints.intact import WHOLE, Share, Summing, check_sums, check_zip, file_sum, reading
-from engine.device import is_part, is_sharded
 from engine.errors import RunFailed
+from engine.parallel import is_part, is_sharded
 from engine.world import World
 
 SUFFIX, REST, INDEX = ".dcp", "rest.pt", ".metadata"

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from engine.device.fsdp import is_sharded
 from engine.device.options import CUDA_GRAPHS, HardwareConfig
+from engine.parallel import is_sharded
 
 RECOMPILES = 64  # of one function, before torch runs it eagerly: splits, objectives and sizes share functions here
 

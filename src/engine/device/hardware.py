@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.device.data_parallel import gpus
-from engine.device.options import ONE_PROCESS, HardwareConfig, Strategy, check_share
+from engine.device.options import HardwareConfig
 from engine.device.seed import make_deterministic
 from engine.device.threads import Threads, decide_threads
 from engine.errors import ConfigError
 from engine.host import bind_to_gpus, count_gpus, hide_gpus, pci_address
+from engine.parallel import ONE_PROCESS, Strategy, check_share, gpus
 from engine.world import ClusterRole, cluster_role, place
 
 

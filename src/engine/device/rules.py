@@ -5,15 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 
 from engine.config import show
-from engine.device.options import (
-    ATTENTION,
-    CUDA_GRAPHS,
-    ONE_PROCESS,
-    HardwareConfig,
-    Strategy,
-    check_share,
-)
+from engine.device.options import ATTENTION, CUDA_GRAPHS, HardwareConfig
 from engine.errors import ConfigError
+from engine.parallel import ONE_PROCESS, Strategy, check_share
 
 
 def check_options(trainer: Strategy, hardware: HardwareConfig) -> None:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from engine.device.fsdp import local_parts
 from engine.errors import RunFailed
+from engine.parallel import local_parts
 from engine.private import kernel_skips_non_finite
 
 # classes whose fused kernels take found_inf, and parts of parameters (fsdp); another class with an argument `fused` may

@@ -20,8 +20,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import nn
 
+from engine.clocks import DeviceClock, HostClock
 from engine.data import hand_over
-from engine.device import DeviceClock, HostClock
 
 T = TypeVar("T")
 OTHER, DATA, COPY, FORWARD = "other", "data wait", "copy", "forward"

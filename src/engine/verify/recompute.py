@@ -19,10 +19,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from engine.checkpoints import Checkpoints
 from engine.config import CONFIG, check_saved, current, localized, plain, quote_value, read_config, saved_config
-from engine.device import ONE_PROCESS
 from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.files import read_json, read_text, records, replace_text, write_json
 from engine.host import count_gpus, machine_changes, temporary_folder
+from engine.parallel import ONE_PROCESS
 from engine.project import Project
 from engine.runs import (
     CHECKPOINTS,

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from engine.config import NotNegative, Share
-from engine.device import local_parts, unless
+from engine.device import unless
+from engine.parallel import local_parts
 
 
 class Lion(Optimizer):

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from engine.config import Count, NotNegative, Positive, Share
-from engine.device import is_part
 from engine.errors import ConfigError
+from engine.parallel import is_part
 
 Bases = list[Tensor | None]  # of each dimension
 

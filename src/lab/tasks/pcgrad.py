@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.device import global_dot, local_parts
 from engine.errors import ConfigError
+from engine.parallel import global_dot, local_parts
 from lab.checks import applied, check_criterion
 from lab.tasks.base import Batch, Descend, Losses, Metric, Task
 

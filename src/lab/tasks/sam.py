@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.config import Positive
-from engine.device import global_norm, local_parts
+from engine.parallel import global_norm, local_parts
 from lab.tasks.base import Batch, Descend, Metric
 from lab.tasks.supervised import Supervised
 

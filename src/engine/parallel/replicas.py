@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.device.fsdp import is_part, local_parts
 from engine.errors import RunFailed
+from engine.parallel.fsdp import is_part, local_parts
 from engine.world import World, to_host
 
 ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # 2**64 / golden ratio, as int64

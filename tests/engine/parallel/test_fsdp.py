@@ -40,8 +40,8 @@ import lab.objective
 import lab.run
 from engine.checkpoints import checkpoint, shards
 from engine.checkpoints.intact import file_sum
-from engine.device.fsdp import _without_sync
 from engine.errors import ConfigError, Damaged, RunFailed
+from engine.parallel.fsdp import _without_sync
 from lab import load_run
 from lab.callbacks.base import Callback
 from lab.models.mlp import MLP
@@ -188,8 +188,8 @@ def test_each_rank_holds_its_share(tmp_path: Path) -> None:
     """Half the weights, the gradients, the average and the optimizer's state, and all of them again after a forward."""
 
     def work(world: Any, folder: Path) -> None:
-        from engine.device.fsdp import local_share
         from engine.device.hardware import resolve_hardware
+        from engine.parallel.fsdp import local_share
         from lab.config import Config
         from lab.descend import update
         from lab.make import make_state, make_task
@@ -225,7 +225,7 @@ def test_shards_are_clipped_as_the_whole(tmp_path: Path, ranks: int, replicas: i
     """Some ranks hold unequal parts of a weight, or none. All ranks have the same bits of the norm."""
 
     def work(world: Any, folder: Path) -> None:
-        from engine.device.fsdp import shard
+        from engine.parallel.fsdp import shard
         from lab.descend import clip
 
         torch.manual_seed(0)
@@ -266,7 +266,7 @@ def test_fused_kernels_are_given_the_shards(tmp_path: Path, kind: str) -> None:
         from torch.distributed.tensor import DTensor
         from torch.utils._python_dispatch import TorchDispatchMode
 
-        from engine.device.fsdp import on_shards, shard
+        from engine.parallel.fsdp import on_shards, shard
         from engine.private import lean_step
 
         class Spy(TorchDispatchMode):
@@ -302,7 +302,7 @@ def test_fused_kernels_are_given_the_shards(tmp_path: Path, kind: str) -> None:
 @NEEDS_GPT
 def test_activation_checkpointing_changes_no_gradient() -> None:
     """Bit for bit, dropout drawn again as it was; and less is kept."""
-    from engine.device.blocks import checkpoint_activations, find_blocks
+    from engine.parallel.blocks import checkpoint_activations, find_blocks
     from lab.models.gpt import GPT
 
     gradients, kept = [], []
@@ -628,7 +628,7 @@ def test_what_an_optimizer_cannot_do_with_shards_is_told_by_what_it_can_do_with_
     error: Exception, broken: bool
 ) -> None:
     """Whatever torch raises for an operation that has no sharded form; its own mistakes stay what they are."""
-    from engine.device.fsdp import on_shards
+    from engine.parallel.fsdp import on_shards
 
     weight: Any = nn.Parameter(torch.ones(3))
     weight.grad = torch.ones(3)
@@ -661,7 +661,7 @@ def test_tied_weights_cannot_be_wrapped(tmp_path: Path, tokens: Path) -> None:
     ],
 )
 def test_modules_by_class_and_name(patterns: str | list[str], names: list[str]) -> None:
-    from engine.device.blocks import find_blocks
+    from engine.parallel.blocks import find_blocks
     from lab.models.gpt import GPT
 
     assert list(find_blocks(GPT([8], 11, width=16, heads=2, layers=2, dropout=0.0), patterns, "key")) == names
@@ -687,7 +687,7 @@ def test_a_block_is_gathered_while_the_one_before_computes(tmp_path: Path) -> No
     def work(world: Any, folder: Path) -> None:
         from torch.utils._python_dispatch import TorchDispatchMode
 
-        from engine.device.fsdp import shard
+        from engine.parallel.fsdp import shard
 
         class Count(TorchDispatchMode):
             def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -742,8 +742,8 @@ def test_a_compiled_block_is_one_graph(
     def work(world: Any, folder: Path) -> None:
         from torch._dynamo.utils import counters
 
-        from engine.device.blocks import checkpoint_activations, find_blocks
-        from engine.device.fsdp import shard
+        from engine.parallel.blocks import checkpoint_activations, find_blocks
+        from engine.parallel.fsdp import shard
         from lab.models.gpt import GPT
 
         model = GPT([8], 11, width=16, heads=2, layers=3, dropout=0.1)
@@ -766,7 +766,7 @@ def test_a_compiled_block_is_one_graph(
 @pytest.mark.slow
 def test_a_block_that_is_no_graph_is_named(tmp_path: Path) -> None:
     def work(world: Any, folder: Path) -> None:
-        from engine.device.fsdp import shard
+        from engine.parallel.fsdp import shard
 
         class Breaks(nn.Linear):
             def forward(self, x: torch.Tensor) -> torch.Tensor:

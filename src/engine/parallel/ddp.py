@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from engine.device.data_parallel import Replicas, gpus
-from engine.device.options import DDPConfig, Strategy
 from engine.errors import ConfigError
+from engine.parallel.data_parallel import Replicas, gpus
+from engine.parallel.options import DDPConfig, Strategy
 from engine.private import ddp_without_dynamo
 from engine.world import World, place
 

@@ -14,7 +14,7 @@ from conftest import NEEDS_GPT, QUICK, compose
 from ranks import on_ranks
 from torch import nn
 
-from engine.device import NeedsValues, build_weightless
+from engine.parallel import NeedsValues, build_weightless
 
 
 class Net(nn.Module):
@@ -119,7 +119,7 @@ def test_shards_are_those_of_rank_0(tmp_path: Path, ranks: int, replicas: int) -
     def work(world: Any, folder: Path) -> None:
         from test_fsdp import fsdp_config
 
-        from engine.device import shard
+        from engine.parallel import shard
 
         torch.manual_seed(3)
         plain = Net()
@@ -163,7 +163,7 @@ def test_a_rank_needs_memory_for_its_shards(tmp_path: Path) -> None:
     def work(world: Any, folder: Path) -> None:
         from test_fsdp import fsdp_config
 
-        from engine.device import shard
+        from engine.parallel import shard
 
         def peak_mb() -> float:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from engine.device import blocks
 from engine.errors import ConfigError, RunFailed, first_line, one_line
+from engine.parallel import blocks
 from engine.world import World
 
 if TYPE_CHECKING:
-    from engine.device.options import FsdpConfig
+    from engine.parallel.options import FsdpConfig
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)

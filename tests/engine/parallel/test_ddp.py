@@ -16,8 +16,8 @@ from torch import nn
 
 import lab.make
 import lab.run
-from engine.device.ddp import with_sync_batchnorm
 from engine.errors import ConfigError
+from engine.parallel.ddp import with_sync_batchnorm
 from lab.models.mlp import MLP
 from lab.restore import score_checkpoint
 

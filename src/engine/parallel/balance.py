@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import resource
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -24,8 +23,9 @@ import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from engine.device.ddp import unwrapped
+from engine.clocks import DeviceClock, HostClock
 from engine.host import memory_of_process
+from engine.parallel.ddp import unwrapped
 from engine.runs import Logger
 from engine.world import World
 
@@ -173,37 +173,6 @@ class Balance:
             f"{prefix}rank {rank} holds the others up: its own work takes {own[rank] * 1e3:.3g} ms a step, theirs "
             f"{mean_of_others(own, rank) * 1e3:.3g} ms; {cause}"
         )
-
-
-class HostClock:
-    """Timestamps of the host, in seconds."""
-
-    now = staticmethod(time.perf_counter)
-
-    def passed(self, mark: float) -> bool:
-        return True
-
-    def seconds(self, start: float, end: float) -> float:
-        return end - start
-
-
-class DeviceClock:
-    """CUDA events on the training loop's stream, also when recorded from a thread of the autograd engine."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.current_stream(device)
-
-    def now(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self._stream)
-        return event
-
-    def passed(self, mark: torch.cuda.Event) -> bool:
-        return mark.query()
-
-    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        end.synchronize()  # only at a log may it still be pending, and a log waits for the device anyway
-        return start.elapsed_time(end) / 1e3
 
 
 def peak_memory(device: torch.device) -> float:

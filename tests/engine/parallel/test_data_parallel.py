@@ -13,10 +13,10 @@ import torch
 from conftest import QUICK, compose, last_checkpoint, limit, metrics, result, start_run
 from torch import Tensor, nn
 
-import engine.device.ddp
 import engine.device.hardware
-from engine.device.data_parallel import Replicas, split
+import engine.parallel.ddp
 from engine.errors import ConfigError
+from engine.parallel.data_parallel import Replicas, split
 from lab.losses.cross_entropy import CrossEntropy
 from lab.objective import Objective
 from lab.tasks.supervised import Supervised
@@ -76,7 +76,7 @@ def test_a_run_learns_what_one_device_does(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(engine.device.hardware, "choose_device", lambda hardware: "cpu")
     common = (*QUICK, "trainer.max_steps=12", "trainer.log_every=1", "hardware.device=auto")
     one = start_run(tmp_path / "one", *common)
-    for module in (engine.device.ddp, engine.device.hardware):
+    for module in (engine.parallel.ddp, engine.device.hardware):
         monkeypatch.setattr(module, "gpus", lambda: [CPU] * 3)
     more = (*common, "trainer=dp", "hardware.micro_batch_size=8")  # 64 samples: 3 passes of up to 3 x 8
     run = start_run(tmp_path / "dp", *more)

@@ -17,10 +17,10 @@ from conftest import QUICK, metrics, result, start_run
 from torch import nn
 
 import engine.data.loading.waits
-import engine.device.balance
+import engine.parallel.balance
 import lab.descend
 import lab.objective
-from engine.device.balance import figures, max_over_mean, straggler, unequal
+from engine.parallel.balance import figures, max_over_mean, straggler, unequal
 from engine.runs import Logger
 from engine.world import World
 from lab.datasets.synthetic import Synthetic
@@ -45,7 +45,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(engine.device.balance.HostClock, "now", staticmethod(made.perf_counter))
+    monkeypatch.setattr(engine.parallel.balance.HostClock, "now", staticmethod(made.perf_counter))
     monkeypatch.setattr(engine.data.loading.waits, "time", made)
     return made
 
@@ -94,7 +94,7 @@ def test_a_slow_rank_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], clock: Clock, cause: str
 ) -> None:
     CAUSES[cause](monkeypatch, clock)
-    monkeypatch.setattr(engine.device.balance, "NAME_AFTER_S", 0.3)
+    monkeypatch.setattr(engine.parallel.balance, "NAME_AFTER_S", 0.3)
     run = start_run(
         tmp_path / "run", *RUN, "hardware.num_procs=2", "data.loader=workers", "data.num_workers=0",
         "process.straggler_share=1.5", "hardware.micro_batch_size=16",
@@ -129,7 +129,7 @@ def test_equal_ranks_are_not_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], clock: Clock
 ) -> None:
     slow_model(monkeypatch, clock, ranks="012")
-    monkeypatch.setattr(engine.device.balance, "NAME_AFTER_S", 0.1)
+    monkeypatch.setattr(engine.parallel.balance, "NAME_AFTER_S", 0.1)
     run = start_run(
         tmp_path / "run", *RUN, "hardware.num_procs=3", "process.straggler_share=0.1",
         "trainer.global_batch_size=66",
@@ -148,7 +148,7 @@ def test_marks_that_the_device_has_yet_to_pass_are_read_at_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on CUDA, where reading them earlier would wait for the device."""
-    original = engine.device.balance.HostClock.seconds
+    original = engine.parallel.balance.HostClock.seconds
 
     def seconds(self: Any, start: float, end: float) -> float:
         callers = [frame.name for frame in traceback.extract_stack()]
@@ -156,8 +156,8 @@ def test_marks_that_the_device_has_yet_to_pass_are_read_at_the_log(
         assert "step" not in callers
         return original(self, start, end)
 
-    monkeypatch.setattr(engine.device.balance.HostClock, "passed", lambda self, mark: False)
-    monkeypatch.setattr(engine.device.balance.HostClock, "seconds", seconds)
+    monkeypatch.setattr(engine.parallel.balance.HostClock, "passed", lambda self, mark: False)
+    monkeypatch.setattr(engine.parallel.balance.HostClock, "seconds", seconds)
     run = start_run(tmp_path / "run", *RUN, "hardware.num_procs=2")
     assert all(rank["step_time_ms"] > 0 for rank in result(run)["balance"]["ranks"])
 
@@ -165,7 +165,7 @@ def test_marks_that_the_device_has_yet_to_pass_are_read_at_the_log(
 def test_figures_are_those_since_the_last_log() -> None:
     """Whatever the loader has waited before; and the wait for other ranks is not a rank's own work."""
     loader = SimpleNamespace(wait_s=7.0)
-    balance = engine.device.balance.Balance(
+    balance = engine.parallel.balance.Balance(
         nn.Linear(1, 1), World(0, 1, 0, torch.device("cpu")), loader, Logger(), None
     )
     step = balance.timed(dict)
