@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--summary", action="store_true", help="only the summaries of sweeps")
     args = parser.parse_args()
     from engine.errors import ConfigError
-    from engine.runs import auto_wandb_mode, wandb_reachable
+    from engine.loggers import auto_wandb_mode, wandb_reachable
     from engine.sweeps import SWEEP, runs_below
     from lab.project import PROJECT
 

@@ -312,7 +312,7 @@ PARTS = {
             "docs/paper.md",
             "docs/assets/report.png",
             "docs/assets/paper.png",
-            "tests/engine/runs/test_wandb_sync.py",
+            "tests/engine/loggers/test_wandb_sync.py",
             "tests/engine/sweeps/test_report.py",
             "tests/engine/sweeps/test_merge.py",
             "tests/engine/sweeps/test_compare.py",

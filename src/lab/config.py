@@ -24,8 +24,8 @@ from engine.config import (
 )
 from engine.device import HardwareConfig, check_options
 from engine.errors import ConfigError
+from engine.loggers import LoggerConfig, check_installed
 from engine.profiling import ProfilerConfig
-from engine.runs import LoggerConfig, check_installed
 from engine.sweeps import MonitorConfig
 from engine.world import ProcessConfig
 from lab.groups import DataConfig, OptimConfig, RootConfig, TrainerConfig

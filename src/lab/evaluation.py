@@ -14,8 +14,8 @@ from engine.data import Loader
 from engine.device import Hardware, compile_report, for_evaluation, make_autocast, rng_state, set_rng_state
 from engine.errors import ConfigError
 from engine.host import collect_garbage
+from engine.loggers import grid
 from engine.per_sample import check_per_sample, check_terms, first_samples
-from engine.runs import grid
 from engine.world import Stopped, World, to_host
 from lab.average import evaluation_mode, scored_model
 from lab.callbacks.base import overriding

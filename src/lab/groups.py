@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 from engine.config import Rule, option
 from engine.device import HardwareConfig
+from engine.loggers import LoggerConfig
 from engine.parallel import DDPConfig, FsdpConfig
 from engine.profiling import ProfilerConfig
-from engine.runs import LoggerConfig
 from engine.sweeps import MonitorConfig, SweepConfig
 from engine.world import ProcessConfig
 

@@ -28,6 +28,7 @@ from engine.device import (
     seed_everything,
 )
 from engine.errors import ConfigError, first_line
+from engine.loggers import Logger
 from engine.parallel import (
     NeedsValues,
     build_weightless,
@@ -37,7 +38,6 @@ from engine.parallel import (
     shard,
     wrap_net,
 )
-from engine.runs import Logger
 from engine.world import World
 from lab.callbacks.base import Callback
 from lab.checks import check_holds_no_weights

@@ -18,7 +18,8 @@ from engine.data import Loader
 from engine.device import Hardware, resolve_hardware
 from engine.errors import ConfigError
 from engine.files import read_json, records
-from engine.runs import CLASSES, METRICS, Logger
+from engine.loggers import Logger
+from engine.runs import CLASSES, METRICS
 from engine.world import World, place
 from lab.config import Config, check, share_evaluation
 from lab.loaders import make_datasets, make_eval_loader, make_train_loader, make_transform

@@ -13,6 +13,7 @@ from engine.data import Loader
 from engine.device import Hardware, rng_state, set_rng_state
 from engine.errors import first_line
 from engine.files import write_json
+from engine.loggers import Logger
 from engine.profiling import (
     Batches,
     ProfilerConfig,
@@ -28,7 +29,7 @@ from engine.profiling import (
     table,
     wrapped,
 )
-from engine.runs import Logger, shown
+from engine.runs import shown
 from engine.world import place
 from lab import descend, loop
 from lab.objective import Objective

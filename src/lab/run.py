@@ -22,22 +22,10 @@ from engine.device import Hardware, apply_hardware, resolve_hardware, rough_flop
 from engine.errors import ConfigError
 from engine.files import write_json
 from engine.host import gpu_facts, machine_facts, machine_line
+from engine.loggers import WANDB, Logger, RunLogger, log_to, stopped_by_wandb
 from engine.parallel import Balance, class_name, describe_shards, is_sharded, with_sync_batchnorm
 from engine.private import skip_dynamo_import
-from engine.runs import (
-    CLASSES,
-    RESULT,
-    WANDB,
-    Logger,
-    RunLogger,
-    log_to,
-    read_status,
-    record_machine,
-    record_start,
-    shown,
-    stopped_by_wandb,
-    write_status,
-)
+from engine.runs import CLASSES, RESULT, read_status, record_machine, record_start, shown, write_status
 from engine.sweeps import Pruning
 from engine.world import Stopped, StopRequest, Watch, World, place, process_group, recording, stop_on_signals
 from lab.callbacks.base import overriding

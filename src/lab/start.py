@@ -14,12 +14,12 @@ from engine import early
 from engine.config import TRACEBACK, plain, read_config
 from engine.device import count_processes
 from engine.errors import PREEMPTED, ConfigError, RunFailed, one_line
+from engine.loggers import WANDB
 from engine.runs import (
     CHECKPOINTS,
     FAILURE,
     FAILURES,
     STATUS,
-    WANDB,
     checkpoint_files,
     claimed,
     empty_directory,

@@ -15,9 +15,9 @@ from engine.checkpoints import BufferChecks, Checkpoints, Optimizers
 from engine.data import Loader, StatefulOrder, Stream, changeable_order
 from engine.device import Hardware, order_as_weights, rng_state, set_rng_state
 from engine.errors import ConfigError
+from engine.loggers import Logger
 from engine.parallel import Balance, Replicas, numbers_in
 from engine.profiling import Work
-from engine.runs import Logger
 from engine.sweeps import MonitorConfig
 from engine.world import StopRequest, Watch, World
 from lab.callbacks.base import overriding

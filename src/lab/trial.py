@@ -17,8 +17,8 @@ from omegaconf import DictConfig
 from engine.config import flat, parse_interval, plain
 from engine.data import Loader
 from engine.device import Hardware, apply_hardware, resolve_hardware, rough_flop, threads_for
+from engine.loggers import Logger
 from engine.parallel import peak_memory
-from engine.runs import Logger
 from engine.sweeps import Trial
 from engine.world import World, place
 from lab import loaders, make

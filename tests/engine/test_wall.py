@@ -30,6 +30,7 @@ ROOMS = (
     "host",
     "config",
     "runs",
+    "loggers",
     "world",
     "parallel",
     "device",

@@ -27,7 +27,7 @@ import lab.descend as descend
 import lab.loop as loop
 from engine.device.hardware import Hardware
 from engine.device.threads import Threads
-from engine.runs import Logger
+from engine.loggers import Logger
 from engine.world import World
 from lab import loaders, make
 from lab.config import Config

@@ -30,8 +30,8 @@ import lab.run
 from engine.device.hardware import Hardware
 from engine.device.threads import Threads
 from engine.errors import RunFailed
+from engine.loggers.logger import Logger
 from engine.profiling import memory, trace
-from engine.runs.logger import Logger
 from lab import loop, profiling
 from lab.callbacks.base import Callback
 from lab.config import Config

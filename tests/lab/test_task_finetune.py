@@ -24,7 +24,7 @@ from torch import nn
 from engine.checkpoints import checkpoint
 from engine.device import hardware
 from engine.errors import ConfigError, Damaged
-from engine.runs.logger import Logger
+from engine.loggers.logger import Logger
 from engine.world import World
 from lab.config import Config
 from lab.losses.cross_entropy import CrossEntropy

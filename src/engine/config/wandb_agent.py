@@ -57,7 +57,7 @@ def handed_out_again(project: Project) -> bool:
 
 
 def _recorded(project: Project, arguments: Sequence[str]) -> list[str] | None:
-    """The overrides in a run's whole config, as engine.runs.wandb_log gives it to W&B: run={'overrides': [...]}."""
+    """The overrides in a run's whole config, as engine.loggers.wandb_log gives it to W&B: run={'overrides': [...]}."""
     for argument in arguments:
         if argument.startswith("run={"):
             return [

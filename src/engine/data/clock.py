@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from engine.data.loader import Loader, starvation
-from engine.runs import Logger
+from engine.loggers import Logger
 
 SHORT_S = 1.0  # an epoch shorter than this says nothing about waiting
 

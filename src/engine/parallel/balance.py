@@ -25,8 +25,8 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from engine.clocks import DeviceClock, HostClock
 from engine.host import memory_of_process
+from engine.loggers import Logger
 from engine.parallel.ddp import unwrapped
-from engine.runs import Logger
 from engine.world import World
 
 WARM_UP = 3  # the first steps allocate, choose kernels and build buckets

@@ -1,23 +1,17 @@
 """A run is a directory: claimed by one process, filled before the start, with its status, logs and failures.
 
-Given: a checked config and the command's overrides, values to log. Returned: files that any later version reads
+Given: a checked config and the command's overrides. Returned: files that any later version reads
 (CONFIG, STATUS, RESULT, METRICS, ...). Knows nothing of ranks: rank 0, or a parent, writes. Imports no torch.
 
 Promised: a directory with a config is complete. A process that is killed at any moment leaves no half-written file
 under a final name. A resume that fails before its first step leaves the directory as it was (`undo_resume`, until
 `settle_resume`). Of several failures the first is kept. A full disk never hides the error that ended a run.
 
-Logging: `Logger` is the null object, `RunLogger` writes metrics.jsonl, train.log, media, the progress bar and, from
-threads and a process, TensorBoard, MLflow and W&B, which neither delay nor end a run.
-
 Raised: Claimed where another process holds the directory, ConfigError for what the user asked in vain, Damaged for a
 file that does not read, RunFailed for a directory that went away.
 
     directory, environment    files, lock, status         resume    a new run, or an old one with changed values
-    logger, media             logged values, pictures     spent     seconds over all processes of a run
-    data_files                data known again elsewhere
-    background, *_log         TensorBoard, MLflow, W&B; wandb_upload: the process that sends a run there
-    options                   what a user may set
+    data_files                data known again elsewhere  spent     seconds over all processes of a run
 """
 
 from __future__ import annotations
@@ -74,21 +68,7 @@ if TYPE_CHECKING:
         surroundings,
         use_code,
     )
-    from engine.runs.logger import Logger, RunLogger, log_to
-    from engine.runs.media import Audio, Histogram, Table, grid
-    from engine.runs.options import LoggerConfig, check_installed
     from engine.runs.resume import change_value, choose_run, has_key
     from engine.runs.spent import record_start
-    from engine.runs.wandb_log import (
-        auto_wandb_mode,
-        choose_wandb_mode,
-        sync_command,
-        upload_command,
-        upload_environment,
-        wandb_arguments,
-        wandb_reachable,
-    )
-    from engine.runs.wandb_stop import WANDB, stopped_by_wandb
-    from engine.runs.wandb_upload import begin_wandb, confirmed, finish_wandb, follow, send_wandb, status_of
 else:
     __getattr__ = lazy(__name__, __file__)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.files import read_file
 from engine.runs import directory
-from engine.runs.logger import METRICS
+from engine.runs.directory import METRICS
 
 SAME_S = 0.05  # `began` of one command is computed to within this; two commands start further apart
 

@@ -12,15 +12,12 @@ from typing import Any
 from engine.config import read_config
 from engine.errors import RunFailed
 from engine.files import no_links, read_text
-from engine.project import Project
-from engine.runs import (
-    METRICS,
+from engine.loggers import (
     begin_wandb,
     choose_wandb_mode,
     confirmed,
     finish_wandb,
     follow,
-    is_claimed,
     send_wandb,
     status_of,
     sync_command,
@@ -29,6 +26,8 @@ from engine.runs import (
     wandb_arguments,
     wandb_reachable,
 )
+from engine.project import Project
+from engine.runs import METRICS, is_claimed
 from engine.sweeps.report.analyse import best_group, counts, is_failure
 from engine.sweeps.report.best import override_list
 from engine.sweeps.report.read import Study

@@ -22,6 +22,7 @@ from engine.config import CONFIG, check_saved, current, localized, plain, quote_
 from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.files import read_json, read_text, records, replace_text, write_json
 from engine.host import count_gpus, machine_changes, temporary_folder
+from engine.loggers import LoggerConfig
 from engine.parallel import ONE_PROCESS
 from engine.project import Project
 from engine.runs import (
@@ -31,7 +32,6 @@ from engine.runs import (
     METRICS,
     RESULT,
     Code,
-    LoggerConfig,
     changes_of,
     code_here,
     code_of,

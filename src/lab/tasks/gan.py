@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from engine.config import Count, NotNegative
 from engine.data import Draws
 from engine.errors import ConfigError
-from engine.runs import grid
+from engine.loggers import grid
 from lab.tasks.base import Batch, Descend, Losses, Metric, Task
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from engine.config import NotNegative
 from engine.data import Draws
 from engine.errors import ConfigError
-from engine.runs import grid
+from engine.loggers import grid
 from lab.tasks.base import Batch, Losses, Task
 
 

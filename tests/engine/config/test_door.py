@@ -288,13 +288,13 @@ OTHERS = {
     "engine/config/saved.py": ("OmegaConf.load(io.StringIO(", "yaml.load(text", "load(read_text(path))"),
     "engine/runs/environment.py": ("file.read_bytes(",),  # the project's own files
     "engine/runs/data_files.py": ("open(name, 'rb')",),  # data
-    "engine/runs/media.py": ("wave.open(",),
-    "engine/runs/logger.py": ("open(self.baseFilename, 'a', opener=no_links)", "os.open(self._metrics, os.O_WRONLY"),
+    "engine/loggers/media.py": ("wave.open(",),
+    "engine/loggers/logger.py": ("open(self.baseFilename, 'a', opener=no_links)", "os.open(self._metrics, os.O_WRONLY"),
     "engine/runs/directory.py": ("open(directory / FAILURES, 'a', opener=no_links)",),
-    "engine/runs/wandb_log.py": ("open(self._directory / FOLDER / OUTPUT, 'a', opener=no_links)",),
+    "engine/loggers/wandb_log.py": ("open(self._directory / FOLDER / OUTPUT, 'a', opener=no_links)",),
     "engine/sweeps/wandb_sync.py": ("open(run_dir / 'wandb' / 'upload.log', 'a', opener=no_links)",
                                     "open(log, 'w', opener=no_links)"),
-    "engine/runs/tensorboard_log.py": ("Image.open(media.path)",),  # what this run has just written
+    "engine/loggers/tensorboard_log.py": ("Image.open(media.path)",),  # what this run has just written
     "engine/sweeps/ray_cluster.py": ("open(Path(directory) / OUTPUT, 'a')",),
     "engine/sweeps/job_process.py": ("open(directory / FAULT, 'w', opener=no_links)", "os.open(path, os.O_WRONLY"),
     "engine/verify/recompute.py": ("file.read_text(",),  # of the second run's code

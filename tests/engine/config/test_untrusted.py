@@ -35,9 +35,9 @@ from engine.checkpoints import shards
 from engine.config.saved import checked_yaml, load_sections, read_config, read_overrides
 from engine.config.targets import build_target, locate
 from engine.errors import ConfigError
+from engine.loggers.wandb_upload import own_checkpoint
 from engine.runs.directory import claimed
 from engine.runs.resume import choose_run
-from engine.runs.wandb_upload import own_checkpoint
 from engine.sweeps.ledger import Ledger
 from engine.sweeps.report import escape
 from engine.sweeps.report.facts import facts
@@ -335,8 +335,8 @@ def test_a_pipe_is_no_file_of_a_run(tmp_path: Path) -> None:
 def test_files_are_opened_without_following_links(tmp_path: Path) -> None:
     """Also where a link appears after the directory was claimed."""
     from engine.checkpoints.checkpoint import save_checkpoint
+    from engine.loggers.logger import log_to
     from engine.runs.directory import fill_directory, replace_text
-    from engine.runs.logger import log_to
 
     target = foreign(tmp_path)
     run_dir = tmp_path / "run"

@@ -20,8 +20,8 @@ import engine.data.loading.waits
 import engine.parallel.balance
 import lab.descend
 import lab.objective
+from engine.loggers import Logger
 from engine.parallel.balance import figures, max_over_mean, straggler, unequal
-from engine.runs import Logger
 from engine.world import World
 from lab.datasets.synthetic import Synthetic
 

@@ -417,8 +417,8 @@ def test_a_pruned_run_stops_on_all_ranks_and_leaves_nothing(tmp_path: Path, rank
 
 @pytest.mark.slow
 def test_wandb_is_told_of_the_trial_and_its_pruning(tmp_path: Path) -> None:
-    from engine.runs import wandb_arguments
-    from engine.runs.wandb_upload import EXIT_CODES, status_of
+    from engine.loggers import wandb_arguments
+    from engine.loggers.wandb_upload import EXIT_CODES, status_of
 
     run_dir, _ = trial_directory(tmp_path)
     facts = {"status": "queued", "wandb_id": "abc", "sweep": {"sweep": "s", "job": 1, "trial": 1}}

@@ -384,10 +384,10 @@ def test_a_signal_to_the_whole_group_spares_the_data_workers(tmp_path: Path) -> 
 def test_one_process_that_hangs_is_ended(tmp_path: Path) -> None:
     """It has no parent to say so, and W&B hears of it."""
     code = (
-        "import sys, time, lab.loop, engine.runs.logger, train\n"
+        "import sys, time, lab.loop, engine.loggers.logger, train\n"
         "def hang(*rest):\n    time.sleep(1000)\n"
         "def finish(self, ended, *rest):\n    print('W&B finishes with', ended, flush=True)\n"
-        "lab.loop.score, engine.runs.logger.WandbProcess.finish = hang, finish\n"
+        "lab.loop.score, engine.loggers.logger.WandbProcess.finish = hang, finish\n"
         "sys.exit(train.main())"
     )
     overrides = [o for o in COMMON if not o.startswith(("logger", "process.timeout"))]

@@ -57,7 +57,7 @@ def is_online(project: Project, study: Study) -> bool:
     begun = [job for job in study.jobs if job.config]
     if not begun or begun[0].config.get("logger.kind") != "wandb":
         return False
-    from engine.runs import choose_wandb_mode, wandb_arguments
+    from engine.loggers import choose_wandb_mode, wandb_arguments
 
     return choose_wandb_mode(wandb_arguments(project, begun[0].path)[0]) == "online"
 

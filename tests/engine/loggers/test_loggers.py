@@ -18,10 +18,10 @@ from conftest import QUICK, TRAIN, compose, kill_at, limit, metrics, start_run
 
 from engine.errors import ConfigError
 from engine.extras import missing
+from engine.loggers.logger import RunLogger
+from engine.loggers.media import Audio, Histogram, Table, grid, save
+from engine.loggers.options import LoggerConfig
 from engine.runs.directory import write_config
-from engine.runs.logger import RunLogger
-from engine.runs.media import Audio, Histogram, Table, grid, save
-from engine.runs.options import LoggerConfig
 from lab.project import PROJECT
 
 RUN = (*(text for text in QUICK if not text.startswith("logger=")), "trainer.max_steps=12", "trainer.log_every=2",

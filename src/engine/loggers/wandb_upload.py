@@ -33,10 +33,10 @@ from engine.config import enter
 from engine.errors import RunFailed
 from engine.files import open_regular, read_file, read_json, read_text, write_json
 from engine.locks import Busy, Lock
+from engine.loggers.media import media_file, read_table
+from engine.loggers.wandb_log import FOLDER, SUMMARY, upload_command, wandb_arguments, wandb_reachable
 from engine.project import Project
-from engine.runs.directory import FROZEN, METRICS, RESULT, STATUS, is_claimed
-from engine.runs.media import media_file, read_table
-from engine.runs.wandb_log import FOLDER, SUMMARY, upload_command, wandb_arguments, wandb_reachable
+from engine.runs import FROZEN, METRICS, RESULT, STATUS, is_claimed
 
 POLL_S = 1.0  # between two looks at metrics.jsonl
 LIMIT_S = 900.0  # for what is left at a run's end; ./run sync sends the rest

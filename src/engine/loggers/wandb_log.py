@@ -19,10 +19,10 @@ from omegaconf import OmegaConf
 
 from engine.config import read_config, read_overrides, typed
 from engine.files import no_links, read_json, write_json
+from engine.loggers.media import Media
+from engine.loggers.options import LoggerConfig
 from engine.project import Project
-from engine.runs import directory
-from engine.runs.media import Media
-from engine.runs.options import LoggerConfig
+from engine.runs import ENVIRONMENT, read_status, shown
 
 log = logging.getLogger("engine")
 FOLDER, OUTPUT, SUMMARY = "wandb", "upload.log", "summary.json"  # wandb's and its process's own lines; whole-run values
@@ -35,9 +35,9 @@ def wandb_arguments(project: Project, run_dir: Path) -> tuple[LoggerConfig, dict
     A sweep's job gets the sweep's name as its group, and a name made of its overrides.
     """
     config = cast("dict[str, Any]", OmegaConf.to_container(read_config(project, run_dir)))
-    status = directory.read_status(run_dir)
+    status = read_status(run_dir)
     logger = typed(LoggerConfig, config["logger"], "logger")
-    about = {"directory": str(run_dir), **directory.read_json(run_dir / directory.ENVIRONMENT)}
+    about = {"directory": str(run_dir), **read_json(run_dir / ENVIRONMENT)}
     about["overrides"] = read_overrides(project, run_dir)
     arguments: dict[str, Any] = {
         key: getattr(logger, key) for key in ("project", "entity", "group", "job_type", "tags")
@@ -51,7 +51,7 @@ def wandb_arguments(project: Project, run_dir: Path) -> tuple[LoggerConfig, dict
 
 def run_name(project: Project, run_dir: Path) -> str:
     """Returns a sweep job's overrides (ours or W&B's sweep), such as lr=0.003 seed=1; else the directory's name."""
-    sweep = directory.read_json(run_dir.parent / "sweep.json")
+    sweep = read_json(run_dir.parent / "sweep.json")
     overrides = next((job["overrides"] for job in sweep.get("jobs", ()) if job["key"] == run_dir.name), None)
     if overrides is not None:
         swept = set(sweep.get("swept") or ())
@@ -67,7 +67,7 @@ def run_name(project: Project, run_dir: Path) -> str:
 
 
 class WandbProcess:
-    """One W&B run, sent by a process of its own (engine.runs.wandb_upload), which reads what the run writes.
+    """One W&B run, sent by a process of its own (engine.loggers.wandb_upload), which reads what the run writes.
 
     Training makes no call of wandb, and the run ends without waiting for the network: the process sends the rest. A
     pipe tells it the run's end, also where the run is killed. Has the methods of a Background.
@@ -116,7 +116,7 @@ class WandbProcess:
         with suppress(OSError):
             self._process.stdin.write(status)
             self._process.stdin.close()
-        if "sweep" not in directory.read_status(self._directory):
+        if "sweep" not in read_status(self._directory):
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(min(END_S, limit_s or END_S))
             if self._process.poll() is None and not self._told:
@@ -125,8 +125,8 @@ class WandbProcess:
 
 
 def upload_command(project: Project, run_dir: Path, how: str, *more: str) -> list[str]:
-    """See engine.runs.wandb_upload."""
-    code = f"from {project.name} import PROJECT; from engine.runs.wandb_upload import command; command(PROJECT)"
+    """See engine.loggers.wandb_upload."""
+    code = f"from {project.name} import PROJECT; from engine.loggers.wandb_upload import command; command(PROJECT)"
     return [sys.executable, "-c", code, str(run_dir.absolute()), how, *more]
 
 
@@ -137,7 +137,7 @@ def upload_environment(root: Path) -> dict[str, str]:
 
 
 def sync_command(path: Path) -> str:
-    return f"./run sync {directory.shown(path)}"
+    return f"./run sync {shown(path)}"
 
 
 def choose_wandb_mode(config: LoggerConfig) -> str:

@@ -1,6 +1,6 @@
 """Logging: metrics.jsonl (the complete record), W&B, TensorBoard, MLflow (copies), the terminal (the latest values).
 
-All calls of one of these libraries are made in order by a thread of its own (engine.runs.background); those of wandb
+All calls of one of these libraries are made in order by a thread of its own (engine.loggers.background); those of wandb
 by a process.
 """
 
@@ -21,14 +21,14 @@ from typing import Any
 from tqdm import tqdm
 
 from engine.files import as_json, no_links, read_file, records, replace_text
+from engine.loggers.background import Background
+from engine.loggers.media import save
+from engine.loggers.mlflow_log import MLflowThread
+from engine.loggers.options import LoggerConfig
+from engine.loggers.tensorboard_log import TensorBoardThread
+from engine.loggers.wandb_log import WandbProcess
 from engine.project import Project
-from engine.runs.background import Background
-from engine.runs.directory import METRICS, read_status, settle_resume
-from engine.runs.media import save
-from engine.runs.mlflow_log import MLflowThread
-from engine.runs.options import LoggerConfig
-from engine.runs.tensorboard_log import TensorBoardThread
-from engine.runs.wandb_log import WandbProcess
+from engine.runs import METRICS, read_status, settle_resume
 
 log = logging.getLogger("engine")
 TRAIN_LOG = "train.log"

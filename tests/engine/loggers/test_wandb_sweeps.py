@@ -21,8 +21,8 @@ from wandb_sweeps import SweepServer, serving_sweep
 from engine.config.compose import composed
 from engine.config.wandb_agent import from_agent, run_folder
 from engine.errors import ConfigError
+from engine.loggers.wandb_stop import stopped_by_wandb
 from engine.runs import checkpoint_files, write_status
-from engine.runs.wandb_stop import stopped_by_wandb
 from lab.project import PROJECT
 from lab.start import end_as_stopped
 

@@ -9,10 +9,10 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from engine.config import read_config
+from engine.loggers.background import Background
+from engine.loggers.media import Media
 from engine.project import Project
-from engine.runs.background import Background
-from engine.runs.directory import METRICS
-from engine.runs.media import Media
+from engine.runs import METRICS
 
 FOLDER = "tensorboard"
 

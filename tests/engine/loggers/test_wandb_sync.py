@@ -23,8 +23,8 @@ from test_wandb import RUN, assert_holds, no_process_left, online
 from wandb_server import Server, serving
 
 from engine.config.wandb_agent import from_agent
+from engine.loggers.wandb_log import run_name
 from engine.runs.directory import write_json
-from engine.runs.wandb_log import run_name
 from lab.project import PROJECT
 
 SYNC = [sys.executable, str(ROOT / "src" / "sync.py")]

@@ -28,11 +28,11 @@ from test_wandb_sync import SYNC, kill_senders
 from wandb_server import Server, serving
 
 from engine.files import write_json
-from engine.runs import RunLogger, wandb_upload
+from engine.loggers import RunLogger, wandb_upload
+from engine.loggers.options import LoggerConfig
+from engine.loggers.wandb_log import wandb_arguments
+from engine.loggers.wandb_upload import Feed, upload
 from engine.runs.directory import write_status
-from engine.runs.options import LoggerConfig
-from engine.runs.wandb_log import wandb_arguments
-from engine.runs.wandb_upload import Feed, upload
 from lab.project import PROJECT
 
 LAST = 20  # step at which the run finishes; a line every 2 steps, two and a text every 4, where it is saved, too

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from engine.files import records
-from engine.runs.media import Media
+from engine.loggers.media import Media
 
 log = logging.getLogger("engine")
 FINISH_S = 60.0  # time for unsent data at the end

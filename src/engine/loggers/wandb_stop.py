@@ -14,7 +14,7 @@ from http.client import HTTPException
 from urllib.request import Request, urlopen
 
 from engine.config import agents_run
-from engine.runs.wandb_log import auto_wandb_mode, wandb_key, wandb_url
+from engine.loggers.wandb_log import auto_wandb_mode, wandb_key, wandb_url
 
 log = logging.getLogger("engine")
 WANDB = "W&B"  # what stopped a run, as status.json has it beside the signals

@@ -12,12 +12,12 @@ from omegaconf import OmegaConf
 from engine.config import flat, read_config
 from engine.errors import ConfigError
 from engine.files import read_json, write_json
+from engine.loggers.background import Background
+from engine.loggers.media import Media
+from engine.loggers.options import MLflowConfig
+from engine.loggers.wandb_log import run_name
 from engine.project import Project
-from engine.runs import directory
-from engine.runs.background import Background
-from engine.runs.media import Media
-from engine.runs.options import MLflowConfig
-from engine.runs.wandb_log import run_name
+from engine.runs import METRICS, read_status
 
 ID = "mlflow.json"  # in a run directory: {"run_id": ..., "tracking_uri": ...}
 STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "interrupted": "KILLED", "preempted": "KILLED"}
@@ -56,7 +56,7 @@ class MLflowThread(Background):
                 self._client.log_param(self._run_id, name, str(value)[:LONGEST])
         for name in data.metrics:
             self._known[name] = {point.step for point in self._client.get_metric_history(self._run_id, name)}
-        self._again(self._directory / directory.METRICS, self._from_step, self._known)
+        self._again(self._directory / METRICS, self._from_step, self._known)
 
     def _new_run(self) -> str:
         from mlflow.exceptions import MlflowException
@@ -70,7 +70,7 @@ class MLflowThread(Background):
         else:
             number = experiment.experiment_id
         tags = {"directory": str(self._directory)}
-        if sweep := directory.read_status(self._directory).get("sweep"):
+        if sweep := read_status(self._directory).get("sweep"):
             tags["sweep"] = str(sweep["sweep"])
         return str(
             self._client.create_run(number, tags=tags, run_name=run_name(self._project, self._directory)).info.run_id

@@ -19,9 +19,10 @@ import pytest
 from conftest import QUICK, ROOT, compose, limit, metrics, processes_with, status, wait_for
 from wandb_server import KEY, Server, serving
 
-from engine.runs import FROZEN, Audio, Histogram, RunLogger, Table
+from engine.loggers import Audio, Histogram, RunLogger, Table
+from engine.loggers.options import LoggerConfig
+from engine.runs import FROZEN
 from engine.runs.directory import fill_directory, write_config, write_status
-from engine.runs.options import LoggerConfig
 from lab.project import PROJECT
 
 RUN = tuple(o for o in QUICK if not o.startswith("logger"))
@@ -93,7 +94,7 @@ def test_an_online_run_holds_metrics_and_config(train_command: Command, tmp_path
 
 
 def test_an_artifact_has_what_its_checkpoint_needs(tmp_path: Path) -> None:
-    from engine.runs.wandb_upload import log_artifact
+    from engine.loggers.wandb_upload import log_artifact
 
     for name in ("best_000000004.pt", FROZEN):
         (tmp_path / name).write_bytes(b"weights")
@@ -204,7 +205,7 @@ def refuse(listener: socket.socket, status: int) -> None:
 
 
 def test_a_key_is_found_where_wandb_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.runs.wandb_log import _server, auto_wandb_mode
+    from engine.loggers.wandb_log import _server, auto_wandb_mode
 
     for name in ("MODE", "API_KEY", "BASE_URL", "IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(f"WANDB_{name}", raising=False)

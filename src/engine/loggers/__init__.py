@@ -1,0 +1,39 @@
+"""What a run logs, and where to: its directory, the screen, TensorBoard, MLflow, W&B. Imports no torch.
+
+Given: the group `logger`, values, pictures and tables by the number of the step. Returned: a `Logger`.
+
+Promised: `Logger` is the null object, `RunLogger` writes metrics.jsonl, train.log, media, the progress bar and, from
+threads and a process, TensorBoard, MLflow and W&B, which neither delay nor end a run. What W&B did not get is sent
+later from the run's directory, once.
+
+Raised: ConfigError for what the user asked in vain.
+
+    logger, media             logged values, pictures
+    background, *_log         threads for TensorBoard and MLflow; what W&B is told
+    wandb_upload, wandb_stop  the process that sends a run to W&B; a run that was stopped there
+    options                   what a user may set
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.pages import lazy
+
+if TYPE_CHECKING:
+    from engine.loggers.logger import Logger, RunLogger, log_to
+    from engine.loggers.media import Audio, Histogram, Table, grid
+    from engine.loggers.options import LoggerConfig, check_installed
+    from engine.loggers.wandb_log import (
+        auto_wandb_mode,
+        choose_wandb_mode,
+        sync_command,
+        upload_command,
+        upload_environment,
+        wandb_arguments,
+        wandb_reachable,
+    )
+    from engine.loggers.wandb_stop import WANDB, stopped_by_wandb
+    from engine.loggers.wandb_upload import begin_wandb, confirmed, finish_wandb, follow, send_wandb, status_of
+else:
+    __getattr__ = lazy(__name__, __file__)
