@@ -34,7 +34,8 @@ IMPORTS = (
     "torch", "torch.distributed", "torch.optim",
     "lab.config", "lab.groups", "lab.loop",
     "lab.notebook", "lab.run", "lab.start",
-    "engine.config", "engine.device", "engine.world", "engine.runs", "engine.loggers", "engine.sweeps", "engine.verify", "h5rows.dataset",
+    "engine.config", "engine.device", "engine.world", "engine.runs", "engine.loggers", "engine.sweeps", "engine.verify",
+    "h5rows.dataset",
 )  # fmt: skip
 ONCE = ("OMP_", "MKL_", "TORCH_", "PYTHON", "CUDA_", "LC_", "LANG")  # variables that are read by an import, or a start
 SPACE = 16_000  # of a command line in /proc

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from engine.device import Hardware, make_autocast, rng_state, set_rng_state
+from engine.device import Hardware, rng_state, set_rng_state
 from engine.world import World
 from lab.state import Run, TrainState, averaged
 from lab.tasks.base import Batch, Task
@@ -48,7 +48,7 @@ def renew_statistics(model: nn.Module, task: Task, batches: Iterable[Batch], wor
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
         return
-    autocast, momenta = make_autocast(machine), [norm.momentum for norm in norms]
+    autocast, momenta = machine.autocast, [norm.momentum for norm in norms]
     with evaluation_mode(model, task):
         for norm in norms:
             norm.reset_running_stats()

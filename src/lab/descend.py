@@ -28,7 +28,6 @@ from engine.device import (
     all_of,
     any_of,
     copy_buffers,
-    make_autocast,
     put_back_buffers,
     takes_found_inf,
     unless,
@@ -153,7 +152,7 @@ class Descend:
         state, task, scaler = self.state, self.state.task, self.state.scaler
         trained, net, sizes = self.parameters(objective), self.nets[objective], self.machine.micro_batch_sizes
         terms = None if objective else task.terms
-        share, autocast = sum(sizes), make_autocast(self.machine)
+        share, autocast = sum(sizes), self.machine.autocast
         totals: dict[str, Tensor] = {}
         weight = None  # sum of the samples' weights, for a task that weights them
         self.numbers.own()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engine.checkpoints import laid_out, weights_of
 from engine.data import Loader
-from engine.device import Hardware, compile_report, for_evaluation, make_autocast, rng_state, set_rng_state
+from engine.device import Hardware, compile_report, for_evaluation, rng_state, set_rng_state
 from engine.errors import ConfigError
 from engine.host import collect_garbage
 from engine.loggers import grid
@@ -44,7 +44,7 @@ def evaluate(
     """
     net = for_evaluation(Objective(model, task), machine)
     world.broadcast_buffers(net)
-    autocast = make_autocast(machine)
+    autocast = machine.autocast
     metrics = {name: as_metric(metric) for name, metric in task.metrics.items()}
     stateful = {name: metric for name, metric in metrics.items() if hasattr(metric, "compute")}
     per_sample = {name: metric for name, metric in metrics.items() if name not in stateful}
@@ -145,7 +145,7 @@ def samples_of(state: TrainState, run: Run, count: int) -> Mapping[str, Any]:
     model, task, device = scored_model(state, run), state.task, run.world.device
     before = rng_state(device)
     torch.manual_seed(task.run.seed)
-    with evaluation_mode(model, task), make_autocast(run.machine)():
+    with evaluation_mode(model, task), run.machine.autocast():
         samples = task.sample(model, count)
     set_rng_state(before, device)
     return {"samples": grid(samples.float().clamp(0, 1))} if isinstance(samples, Tensor) else samples

@@ -24,7 +24,6 @@ from engine.device import (
     begin_momentum,
     compiled,
     in_channels_last,
-    make_scaler,
     seed_everything,
 )
 from engine.errors import ConfigError, first_line
@@ -262,7 +261,7 @@ def make_state(
     factor = construct(PROJECT, "optim.schedule", optim.schedule)
     with constructing(PROJECT, "optim.schedule", optim.schedule):
         schedule = Schedule(optimizers, factor, total_steps)
-    scaler = make_scaler(machine)
+    scaler = machine.make_scaler()
     if may_skip(trainer, scaler):
         for optimizer in optimizers.values():
             begin_momentum(optimizer)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from engine.data import Loader
-from engine.device import apply_hardware, make_autocast
 from engine.errors import ConfigError, RunFailed
 from engine.host import STOP_SIGNALS, count_gpus, temporary_folder
 from engine.predictions import Part, Spec, assemble, check_target
@@ -98,7 +97,7 @@ def write_part(what: Prediction, num_procs: int, folder: Path) -> None:
                 f"{other.file}: its {what.split} split has {len(other.dataset):,} samples, that of {first.file} "
                 f"{len(first.dataset):,}: several models predict the same samples - give data.path=..."
             )
-    apply_hardware(first.config.hardware, first.machine)
+    first.machine.apply(first.config.hardware)
     with process_group(first.machine.device, collective_timeout_s(None)) as world, ExitStack() as stack:
         loaders: list[Loader] = []
         for member in members:
@@ -118,7 +117,7 @@ def write_part(what: Prediction, num_procs: int, folder: Path) -> None:
 @torch.no_grad()
 def outputs(member: Restored, batch: Batch, what: Prediction) -> dict[str, np.ndarray]:
     """{name: (B, ...)} of one model: "output" for a task that returns one tensor, else the names of its mapping."""
-    with make_autocast(member.machine)():
+    with member.machine.autocast():
         predicted = member.task.predict(member.model, batch)
     named = {"output": predicted} if isinstance(predicted, Tensor) else predicted
     if not (isinstance(named, Mapping) and all(isinstance(value, Tensor) for value in named.values())):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from engine.checkpoints import load_weights
-from engine.device import Hardware, apply_hardware, resolve_hardware, threads_of_run
+from engine.device import Hardware, resolve_hardware, threads_of_run
 from engine.errors import ConfigError
 from engine.world import World, process_group
 from lab.checks import check_holds_no_weights
@@ -70,7 +70,7 @@ def restore_task(config: Config, model: nn.Module, file: Path, payload: dict[str
 def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, float]:
     """Returns {loss, <metric>, ...} of the checkpoint on a split. overrides: key=value for the run's config."""
     run = restore(path, split, overrides)
-    apply_hardware(run.config.hardware, run.machine)
+    run.machine.apply(run.config.hardware)
     with process_group(run.machine.device, timeout_s=60.0) as alone:
         loader = make_eval_loader(run.config, run.machine, run.dataset, split, alone)
         try:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine.device import make_autocast
 from lab.average import evaluation_mode
 from lab.state import Run, TrainState, averaged
 from lab.tasks.base import Batch
@@ -24,7 +23,7 @@ def by_row(state: TrainState, run: Run, rows: Any, value: Callable[[nn.Module, B
         return torch.zeros(0)
     model, task = averaged(state), state.task
     run.world.broadcast_buffers(nn.ModuleList([model, task]))
-    autocast = make_autocast(run.machine)
+    autocast = run.machine.autocast
     table = torch.zeros(int(rows.max()) + 2, device=run.world.device)  # the last place is for padding: row -1
     with evaluation_mode(model, task), run.scan(np.unique(rows)) as batches:
         for batch in batches:

@@ -18,7 +18,7 @@ from torch import nn
 from engine.checkpoints import BufferChecks, Checkpoints, error_line, laid_out, load_weights, unmapped, weights_of
 from engine.config import leaves, locate, parse_interval, read_config, seconds
 from engine.data import Loader, StatefulOrder, Stream
-from engine.device import Hardware, apply_hardware, resolve_hardware, rough_flop, settle_threads
+from engine.device import Hardware, resolve_hardware, rough_flop, settle_threads
 from engine.errors import ConfigError
 from engine.files import write_json
 from engine.host import gpu_facts, machine_facts, machine_line
@@ -58,7 +58,7 @@ def run(run_dir: Path, began: float | None = None) -> None:
         stop.max_time_s = seconds(config.process.max_time)
         watch = Watch(run_dir, rank, place.size or 1, timeout_s)
         machine = resolve_hardware(config.hardware, config.trainer)
-        apply_hardware(config.hardware, machine)
+        machine.apply(config.hardware)
         if not config.hardware.compile:
             skip_dynamo_import()
         with (

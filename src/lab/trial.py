@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from engine.config import flat, parse_interval, plain
 from engine.data import Loader
-from engine.device import Hardware, apply_hardware, resolve_hardware, rough_flop, threads_for
+from engine.device import Hardware, resolve_hardware, rough_flop, threads_for
 from engine.loggers import Logger
 from engine.parallel import peak_memory
 from engine.sweeps import Trial
@@ -43,7 +43,7 @@ def try_out(cfg: DictConfig, known: Sequence[str]) -> dict[str, Any]:
     config = Config.of(cfg)
     config = replace(config, hardware=replace(config.hardware, compile=False))
     machine = resolve_hardware(config.hardware, config.trainer)
-    apply_hardware(config.hardware, machine)
+    machine.apply(config.hardware)
     device = place.device(machine.device)
     world = World(0, machine.num_procs, 0, device)
     one = World(0, 1, 0, device)

@@ -23,7 +23,7 @@ from torch import nn
 
 from engine.config import typed
 from engine.data import loader_ways
-from engine.device import Hardware, apply_hardware, choose_device, count_processes, resolve_hardware
+from engine.device import Hardware, choose_device, count_processes, resolve_hardware
 from engine.errors import ConfigError
 from engine.host import cores_each, in_a_child, threads_each
 from engine.loggers import Logger
@@ -61,7 +61,7 @@ class Trial:
         skip_dynamo_import()  # nothing is compiled here
         config = Config.of(cfg)
         machine = resolve_hardware(config.hardware, config.trainer)
-        apply_hardware(config.hardware, machine)
+        machine.apply(config.hardware)
         device = place.device(machine.device)
         sets = loaders.make_datasets(config)
         return Trial(config, machine, World(0, machine.num_procs, 0, device), World(0, 1, 0, device), sets)

@@ -69,7 +69,7 @@ def test_a_gpu_is_named_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.cuda.set_per_process_memory_fraction refuses `cuda` alone."""
     machine = Hardware("cuda", 1, "fp32", Threads(1, 1, ""), [4], 4)
     monkeypatch.setattr(tune, "resolve_hardware", lambda *_: machine)
-    monkeypatch.setattr(tune, "apply_hardware", lambda *_: None)
+    monkeypatch.setattr(Hardware, "apply", lambda *_: None)
     monkeypatch.setattr(environment, "count_gpus", lambda: 1)
     assert tune.Trial.of(compose(*QUICK, "trainer.max_steps=2")).one.device == torch.device("cuda", 0)
 

@@ -26,12 +26,9 @@ if TYPE_CHECKING:
     from engine.device.dynamo import CompiledChain, compile_report, compiled, for_evaluation
     from engine.device.hardware import (
         Hardware,
-        apply_hardware,
         choose_device,
         count_processes,
         in_channels_last,
-        make_autocast,
-        make_scaler,
         order_as_weights,
         resolve_hardware,
         update_scale,

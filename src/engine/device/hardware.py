@@ -18,6 +18,8 @@ from engine.host import bind_to_gpus, count_gpus, hide_gpus, pci_address
 from engine.parallel import ONE_PROCESS, Strategy, check_share, gpus
 from engine.world import ClusterRole, cluster_role, place
 
+AUTOCAST = {"bf16": torch.bfloat16, "bf16-weights": torch.bfloat16, "fp16": torch.float16}
+
 
 @dataclass(frozen=True)
 class Hardware:
@@ -33,6 +35,26 @@ class Hardware:
     compile: str | None = None  # torch.compile's mode
     binding: str = ""  # the NUMA node that this process is bound to, for the log; empty: it is not
     devices: int = 1
+
+    def apply(self, config: HardwareConfig) -> None:
+        """Set torch's global switches; each process calls this."""
+        torch.set_num_threads(self.threads.count)
+        torch.set_float32_matmul_precision("highest" if self.precision == "fp32" else "high")
+        torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
+        torch.backends.cudnn.benchmark = config.cudnn_benchmark
+        torch.autograd.set_detect_anomaly(config.detect_anomaly)
+        prefer_attention(config.attention)
+        if config.deterministic:
+            make_deterministic()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The forward pass's context: torch.autocast for bf16 and fp16, else none."""
+        dtype = AUTOCAST.get(self.precision)
+        return nullcontext() if dtype is None else torch.autocast(self.device, dtype)
+
+    def make_scaler(self) -> torch.amp.GradScaler | None:
+        """A GradScaler for fp16, whose gradients underflow without loss scaling; None for other precisions."""
+        return torch.amp.GradScaler(self.device) if self.precision == "fp16" else None
 
 
 def resolve_hardware(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
@@ -126,18 +148,6 @@ def _processes_here(hardware: HardwareConfig, device: str, on_cpu: int) -> int:
     return int(hardware.num_procs)
 
 
-def apply_hardware(config: HardwareConfig, hardware: Hardware) -> None:
-    """Set torch's global switches; each process calls this."""
-    torch.set_num_threads(hardware.threads.count)
-    torch.set_float32_matmul_precision("highest" if hardware.precision == "fp32" else "high")
-    torch.backends.cudnn.allow_tf32 = hardware.precision != "fp32"
-    torch.backends.cudnn.benchmark = config.cudnn_benchmark
-    torch.autograd.set_detect_anomaly(config.detect_anomaly)
-    prefer_attention(config.attention)
-    if config.deterministic:
-        make_deterministic()
-
-
 _attention = ExitStack()  # holds sdpa_kernel open: a context that is dropped would restore torch's order
 
 
@@ -154,20 +164,6 @@ def prefer_attention(kernels: Sequence[str]) -> None:
                "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}  # fmt: skip
         order = [own[name] for name in dict.fromkeys([*kernels, *own])]
         _attention.enter_context(sdpa_kernel(order, set_priority=True))
-
-
-def make_autocast(hardware: Hardware) -> Callable[[], AbstractContextManager[Any]]:
-    """Returns a function that makes the forward pass's context: torch.autocast for bf16 and fp16, else nullcontext."""
-    dtypes = {"bf16": torch.bfloat16, "bf16-weights": torch.bfloat16, "fp16": torch.float16}
-    dtype = dtypes.get(hardware.precision)
-    if dtype is None:
-        return nullcontext
-    return lambda: torch.autocast(hardware.device, dtype)
-
-
-def make_scaler(hardware: Hardware) -> torch.amp.GradScaler | None:
-    """A GradScaler for fp16, whose gradients underflow without loss scaling; None for other precisions."""
-    return torch.amp.GradScaler(hardware.device) if hardware.precision == "fp16" else None
 
 
 def update_scale(scaler: torch.amp.GradScaler, non_finite: torch.Tensor) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from engine.config import Count, NotNegativeInt, Positive
 from engine.data import Draws
-from engine.device import make_autocast
 from engine.errors import ConfigError
 from h5rows import files_of, open_h5
 from lab.callbacks.base import Callback
@@ -86,7 +85,7 @@ class SampleText(Callback):
         model = averaged(state)  # on all ranks: a sharded model's forward needs them
         was_training = model.training
         model.eval()
-        with make_autocast(self.run.machine)():
+        with self.run.machine.autocast():
             text = self.decoded(self.sampled(model, state.step, self.run.world.device))
         model.train(was_training)
         if self.run.world.is_main:
