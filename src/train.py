@@ -28,9 +28,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from engine.config import as_started, plain, remove_if_empty, run_hydra
+from engine.config import as_started, remove_if_empty, run_hydra
 from engine.errors import INTERRUPTED, ConfigError, RunFailed
 from engine.runs import choose_run
+from engine.schema import plain
 from engine.world import become_rank, meeting, place
 from lab.project import PROJECT
 

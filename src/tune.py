@@ -22,8 +22,9 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from engine.config import as_started, plain, remove_if_empty, resolved, run_hydra
+from engine.config import as_started, remove_if_empty, resolved, run_hydra
 from engine.errors import ConfigError, RunFailed
+from engine.schema import plain
 from lab.project import PROJECT
 
 NAMES = ("micro_batch", "threads", "loader", "lr")  # in this order: each goes on with what was found before

@@ -34,7 +34,7 @@ PACKAGE = next(path.parent.name for path in (ROOT / "src").glob("*/project.py") 
 from hydra.conf import HelpConf  # noqa: E402
 from prune import less, targets_of, written  # noqa: E402
 
-from engine.config.schema import DURATION, INTERVAL, Rule, describe, rule_of  # noqa: E402
+from engine.schema import DURATION, INTERVAL, Rule, describe, rule_of  # noqa: E402
 from engine.sweeps.options import PoolConfig, RayConfig, SearchConfig, SlurmConfig  # noqa: E402
 
 CONFIG = importlib.import_module(f"{PACKAGE}.config")

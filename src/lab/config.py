@@ -10,22 +10,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from engine.config import (
-    below_outputs,
-    check_targets,
-    complete,
-    did_you_mean,
-    locate,
-    plain,
-    regex,
-    show,
-    split_own,
-    typed,
-)
+from engine.config import check_targets, complete, locate
 from engine.device import HardwareConfig, check_options
 from engine.errors import ConfigError
 from engine.loggers import LoggerConfig, check_installed
 from engine.profiling import ProfilerConfig
+from engine.schema import below_outputs, did_you_mean, plain, regex, show, split_own, typed
 from engine.sweeps import MonitorConfig
 from engine.world import ProcessConfig
 from lab.groups import DataConfig, OptimConfig, RootConfig, TrainerConfig

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from engine.config import Rule, option
 from engine.device import HardwareConfig
 from engine.loggers import LoggerConfig
 from engine.parallel import DDPConfig, FsdpConfig
 from engine.profiling import ProfilerConfig
+from engine.schema import Rule, option
 from engine.sweeps import MonitorConfig, SweepConfig
 from engine.world import ProcessConfig
 

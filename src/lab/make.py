@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from engine.checkpoints import Optimizers
-from engine.config import construct, constructing, locate, of_kind, plain
+from engine.config import construct, constructing, locate, of_kind
 from engine.data import Stream
 from engine.device import (
     Hardware,
@@ -37,6 +37,7 @@ from engine.parallel import (
     shard,
     wrap_net,
 )
+from engine.schema import plain
 from engine.world import World
 from lab.callbacks.base import Callback
 from lab.checks import check_holds_no_weights

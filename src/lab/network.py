@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from engine.checkpoints import find_checkpoint, load_weights, save_checkpoint, weights_of
-from engine.config import CONFIG, check_resolved, construct, no_such_key, read_config
+from engine.config import CONFIG, construct, read_config
 from engine.errors import ConfigError
 from engine.runs import has_key
+from engine.schema import check_resolved, no_such_key
 from lab.config import Config
 from lab.project import PROJECT
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from engine.config import regex
 from engine.device import FUSED
 from engine.errors import ConfigError
 from engine.parallel import is_part
 from engine.private import lean_step
+from engine.schema import regex
 
 # factor(step, total_steps) -> factor of the peak learning rate in step number `step`, from 0, skipped ones included
 Factor = Callable[[int, int], float]

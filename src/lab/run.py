@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from engine.checkpoints import BufferChecks, Checkpoints, error_line, laid_out, load_weights, unmapped, weights_of
-from engine.config import leaves, locate, parse_interval, read_config, seconds
+from engine.config import locate, read_config
 from engine.data import Loader, StatefulOrder, Stream
 from engine.device import Hardware, resolve_hardware, rough_flop, settle_threads
 from engine.errors import ConfigError
@@ -26,6 +26,7 @@ from engine.loggers import WANDB, Logger, RunLogger, log_to, stopped_by_wandb
 from engine.parallel import Balance, class_name, describe_shards, is_sharded, with_sync_batchnorm
 from engine.private import skip_dynamo_import
 from engine.runs import CLASSES, RESULT, read_status, record_machine, record_start, shown, write_status
+from engine.schema import leaves, parse_interval, seconds
 from engine.sweeps import Pruning
 from engine.world import Stopped, StopRequest, Watch, World, place, process_group, recording, stop_on_signals
 from lab.callbacks.base import overriding

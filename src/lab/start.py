@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from engine import early
-from engine.config import TRACEBACK, plain, read_config
+from engine.config import TRACEBACK, read_config
 from engine.device import count_processes
 from engine.errors import PREEMPTED, ConfigError, RunFailed, one_line
 from engine.loggers import WANDB
@@ -37,6 +37,7 @@ from engine.runs import (
     step_of,
     undo_resume,
 )
+from engine.schema import plain
 from engine.world import Ranks, cluster_role, meeting, place, recording
 from lab.config import Config
 from lab.loaders import fetch_remote

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from engine.config import flat, parse_interval, plain
+from engine.config import flat
 from engine.data import Loader
 from engine.device import Hardware, resolve_hardware, rough_flop, threads_for
 from engine.loggers import Logger
 from engine.parallel import peak_memory
+from engine.schema import parse_interval, plain
 from engine.sweeps import Trial
 from engine.world import World, place
 from lab import loaders, make

@@ -21,7 +21,6 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from engine.config import typed
 from engine.data import loader_ways
 from engine.device import Hardware, choose_device, count_processes, resolve_hardware
 from engine.errors import ConfigError
@@ -29,6 +28,7 @@ from engine.host import cores_each, in_a_child, threads_each
 from engine.loggers import Logger
 from engine.private import skip_dynamo_import
 from engine.profiling import is_out_of_memory, limit_memory
+from engine.schema import typed
 from engine.world import World, group_of_one, place
 from lab import loaders, make
 from lab.config import Config, share_evaluation

@@ -12,7 +12,8 @@ from conftest import QUICK, compose
 from omegaconf import DictConfig, OmegaConf
 
 import lab.trial
-from engine.config import flat, plain
+from engine.config import flat
+from engine.schema import plain
 from engine.world import World
 from lab.trial import shape_of, try_out
 

@@ -1,5 +1,7 @@
 """From the command line to a plain, resolved, checked config; each mistake is reported in one line.
 
+(Schemas and limits of values are engine.schema.)
+
 Given: argv and the project (engine.project): its conf/, schema, allowed targets, resolvers. Returned: a
 DictConfig without interpolations, dataclasses of its groups, objects built of its `_target_` nodes. Imports no torch.
 
@@ -9,7 +11,6 @@ are refused. Only what the project allows as `_target_` is imported.
 
 Raised: ConfigError, which names the key, the value and the remedy; RunFailed where user code fails while it is built.
 
-    schema                 dataclasses as schemas, limits (Count, Share, ...), what fits a type
     compose, wandb_agent   Hydra, once; the command lines of W&B's agent
     messages, yamls        Hydra's and YAML's errors in one line
     targets, building      which classes may be built, and building them
@@ -57,29 +58,6 @@ if TYPE_CHECKING:
         read_config,
         read_overrides,
         saved_config,
-    )
-    from engine.config.schema import (
-        MISSING,
-        Count,
-        NotNegative,
-        NotNegativeInt,
-        Positive,
-        Rule,
-        Share,
-        below_outputs,
-        check_limits,
-        check_resolved,
-        did_you_mean,
-        leaves,
-        no_such_key,
-        option,
-        parse_interval,
-        plain,
-        regex,
-        seconds,
-        show,
-        split_own,
-        typed,
     )
     from engine.config.targets import build_target, check_targets, complete, locate
     from engine.config.wandb_agent import agents_run, handed_out_again, quote_value, written

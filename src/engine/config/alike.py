@@ -15,8 +15,8 @@ from typing import Any
 
 from engine.config.paths import portable, writer
 from engine.config.saved import CONFIG, load_plain, load_sections, updated
-from engine.config.schema import join
 from engine.project import Project
+from engine.schema import join
 
 NEVER_COMPARED = ("hydra", "sweep", "resume")
 JOBS_OWN = "hydra"  # key in `follows` for values that come from the job's number, directory or time

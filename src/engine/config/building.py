@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.config.schema import join, show
 from engine.config.targets import below, build_target
 from engine.errors import ConfigError, RunFailed
 from engine.project import Project
+from engine.schema import join, show
 
 TRACEBACK = "LAB_TRACEBACK"  # with this variable the command shows the traceback too
 LONGEST = 300  # characters of a message, or of the values, that are shown

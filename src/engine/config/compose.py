@@ -24,10 +24,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from engine.config import yamls
 from engine.config.messages import check_arguments, explain
-from engine.config.schema import MISSING, below_outputs, join
 from engine.config.wandb_agent import from_agent, run_folder
 from engine.errors import ConfigError
 from engine.project import Project
+from engine.schema import MISSING, below_outputs, join
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"  # unless it is 1, Hydra prints errors and exits instead of raising
 _typed: list[str | None] = []  # values of _FULL_ERROR before each nested _full_error, the user's first

@@ -20,9 +20,9 @@ from hydra.errors import (
 from omegaconf.errors import InterpolationKeyError, InterpolationToMissingValueError, OmegaConfBaseException
 
 from engine.config import yamls
-from engine.config.schema import did_you_mean, hints_of, leaves, nearest, no_such_key, show
 from engine.errors import ConfigError
 from engine.project import Project
+from engine.schema import did_you_mean, hints_of, leaves, nearest, no_such_key, show
 
 _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config search path|provider=)")
 

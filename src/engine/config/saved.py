@@ -22,11 +22,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from engine.config.paths import localized, moved_here, writer
-from engine.config.schema import check_resolved, completed, hints_of, plain
 from engine.config.targets import check_nodes
 from engine.errors import ConfigError, Damaged
 from engine.files import read_text
 from engine.project import Project
+from engine.schema import check_resolved, completed, hints_of, plain
 
 T = TypeVar("T")
 log = logging.getLogger("engine")

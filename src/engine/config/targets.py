@@ -14,7 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from engine.config.schema import (
+from engine.errors import ConfigError
+from engine.project import Project
+from engine.schema import (
     check_limits,
     check_resolved,
     describe,
@@ -26,8 +28,6 @@ from engine.config.schema import (
     plain,
     show,
 )
-from engine.errors import ConfigError
-from engine.project import Project
 
 _CLASSES_ONLY = ("torch.*", "torchmetrics.*", "optuna.*")
 NEEDS_TARGET = "needs a _target_, the import path of what to build"

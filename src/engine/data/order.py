@@ -23,10 +23,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.config import Count
 from engine.data.lanes import Lanes
 from engine.data.permutation import Permutation, hashed
 from engine.errors import ConfigError
+from engine.schema import Count
 
 # k-th micro-batch of this rank -> (sample numbers, dataset rows), each (B,) int64 and read-only; None after the last
 Plan = Callable[[int], "tuple[np.ndarray, np.ndarray] | None"]

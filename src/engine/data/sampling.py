@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.config import Count, NotNegative
 from engine.data.order import Order, size_of
 from engine.data.permutation import hashed
 from engine.errors import ConfigError
+from engine.schema import Count, NotNegative
 
 _PER_READ = 4096  # rows read at once where a dataset has no `column`
 

@@ -32,10 +32,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from engine.config import Count
 from engine.data.order import size_of
 from engine.data.permutation import Permutation, hashed, permute_each
 from engine.errors import ConfigError
+from engine.schema import Count
 
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 

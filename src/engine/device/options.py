@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from engine.config import Rule, option
+from engine.schema import Rule, option
 
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of compiling that record them
 ATTENTION = ("cudnn", "flash", "efficient", "math")  # torch's kernels for scaled_dot_product_attention

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from engine.config import show
 from engine.device.options import ATTENTION, CUDA_GRAPHS, HardwareConfig
 from engine.errors import ConfigError
 from engine.parallel import ONE_PROCESS, Strategy, check_share
+from engine.schema import show
 
 
 def check_options(trainer: Strategy, hardware: HardwareConfig) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from engine import extras
-from engine.config import Rule, option
+from engine.schema import Rule, option
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,13 @@ from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
 
-from engine.config import read_config, read_overrides, typed
+from engine.config import read_config, read_overrides
 from engine.files import no_links, read_json, write_json
 from engine.loggers.media import Media
 from engine.loggers.options import LoggerConfig
 from engine.project import Project
 from engine.runs import ENVIRONMENT, read_status, shown
+from engine.schema import typed
 
 log = logging.getLogger("engine")
 FOLDER, OUTPUT, SUMMARY = "wandb", "upload.log", "summary.json"  # wandb's and its process's own lines; whole-run values

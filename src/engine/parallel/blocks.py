@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from engine.config import did_you_mean
 from engine.errors import ConfigError
+from engine.schema import did_you_mean
 
 CONTAINERS = (nn.ModuleList, nn.Sequential)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
-from engine.config import Rule, option
 from engine.errors import ConfigError
+from engine.schema import Rule, option
 
 ONE_PROCESS = ("single", "dp")  # strategies
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from engine.config import Rule, option
+from engine.schema import Rule, option
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from engine.config import flat, plain, portable
+from engine.config import flat, portable
 from engine.errors import Damaged
 from engine.files import read_json, write_json
 from engine.runs.environment import FILE
+from engine.schema import plain
 
 BLOCKS, BLOCK = 32, 1 << 14  # of one file; of several together as many, two of each at least
 OTHER_GROUPS = ("logger", "profiler", "resume", "sweep", "hydra", "name")

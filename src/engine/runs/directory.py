@@ -18,7 +18,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from engine.config import CONFIG, OVERRIDES, agents_run, enter, flat, load_flat, plain, portable, read_overrides
+from engine.config import CONFIG, OVERRIDES, agents_run, enter, flat, load_flat, portable, read_overrides
 from engine.errors import Claimed, ConfigError, Damaged, RunFailed, one_line
 from engine.files import (
     as_json,
@@ -35,6 +35,7 @@ from engine.project import Project
 from engine.runs import environment
 from engine.runs.data_files import files_of, fingerprints, is_same
 from engine.runs.environment import Surroundings, code_here, codes_of, surroundings, use_code
+from engine.schema import plain
 
 log = logging.getLogger("engine")
 

@@ -19,13 +19,10 @@ from engine.config import (
     composed,
     flat,
     handed_out_again,
-    no_such_key,
-    plain,
     quote_value,
     read_config,
     read_overrides,
     resolved,
-    show,
 )
 from engine.errors import ConfigError
 from engine.project import Project
@@ -39,6 +36,7 @@ from engine.runs.directory import (
     shown,
     undo_resume,
 )
+from engine.schema import no_such_key, plain, show
 
 log = logging.getLogger("engine")
 LOGGER = "logger"

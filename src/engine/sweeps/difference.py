@@ -19,8 +19,9 @@ from typing import Any
 
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 
-from engine.config import MISSING, absolute, plain
+from engine.config import absolute
 from engine.project import Project
+from engine.schema import MISSING, plain
 
 Place = tuple[str | int, ...]  # ("data", "input_shape", 0)
 PURE = ("root", "below_outputs", "oc.env", "oc.create", "oc.decode")  # resolvers of their arguments alone

@@ -14,10 +14,11 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 
-from engine.config import plain, read_config, typed
+from engine.config import read_config
 from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.project import Project
 from engine.runs import shown
+from engine.schema import plain, typed
 from engine.sweeps import plan
 from engine.sweeps.code import settle_code
 from engine.sweeps.ledger import Job, Ledger, NewJob, differing

@@ -25,7 +25,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from engine import early
 from engine.config import (
     JOBS_OWN,
-    MISSING,
     NEVER_COMPARED,
     JobConfig,
     composed,
@@ -33,16 +32,15 @@ from engine.config import (
     explain,
     flat,
     load_flat,
-    plain,
     portable,
     read_config,
     resolved,
-    show,
     unswept,
 )
 from engine.errors import Claimed, ConfigError
 from engine.project import Project
 from engine.runs import change_value, claimed, write_config
+from engine.schema import MISSING, plain, show
 from engine.sweeps.difference import First
 from engine.sweeps.identity import counts, differing_keys, digest, directory_name, keyed
 from engine.sweeps.ledger import Job, Ledger, NewJob, differing

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from engine.checkpoints import Checkpoints
-from engine.config import CONFIG, check_saved, current, localized, plain, quote_value, read_config, saved_config
+from engine.config import CONFIG, check_saved, current, localized, quote_value, read_config, saved_config
 from engine.errors import PREEMPTED, ConfigError, RunFailed
 from engine.files import read_json, read_text, records, replace_text, write_json
 from engine.host import count_gpus, machine_changes, temporary_folder
@@ -45,6 +45,7 @@ from engine.runs import (
     shown,
     step_of,
 )
+from engine.schema import plain
 from engine.verify.compare import Part, compare_checkpoints, compare_metrics, compare_scores
 from engine.world import AT_STEP, MAX_TIME, place
 

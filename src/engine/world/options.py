@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from engine.config import Rule
+from engine.schema import Rule
 
 Duration = Annotated[float | str | None, Rule(above=0, duration=True)]
 

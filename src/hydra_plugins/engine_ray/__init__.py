@@ -12,8 +12,8 @@ class RayLauncher(EngineLauncher):
     """hydra/launcher=ray, see conf/hydra/launcher/ray.yaml."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from engine.config import typed
         from engine.extras import check_installed
+        from engine.schema import typed
         from engine.sweeps import RayConfig
 
         self.config = typed(RayConfig, self.options, "hydra.launcher")

@@ -14,9 +14,9 @@ class SlurmLauncher(EngineLauncher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from shutil import which
 
-        from engine.config import typed
         from engine.errors import ConfigError
         from engine.extras import check_installed
+        from engine.schema import typed
         from engine.sweeps import SlurmConfig
 
         self.config = typed(SlurmConfig, self.options, "hydra.launcher")

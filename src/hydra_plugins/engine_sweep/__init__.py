@@ -63,7 +63,7 @@ class PoolLauncher(EngineLauncher):
     """hydra/launcher=pool, see conf/hydra/launcher/pool.yaml."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from engine.config import typed
+        from engine.schema import typed
         from engine.sweeps import PoolConfig
 
         self.config = typed(PoolConfig, self.options, "hydra.launcher")

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.config import Count
 from engine.data import Draws
 from engine.errors import ConfigError
+from engine.schema import Count
 from lab.callbacks.base import Callback
 from lab.rows import by_row
 from lab.tasks.base import Batch

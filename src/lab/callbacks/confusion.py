@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from engine.config import did_you_mean
 from engine.errors import ConfigError
 from engine.extras import check_installed
 from engine.files import read_json
 from engine.runs import CLASSES
+from engine.schema import did_you_mean
 from lab.callbacks.base import Callback
 from lab.metrics.confusion import ConfusionMatrix
 

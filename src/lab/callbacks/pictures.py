@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.config import Count
 from engine.errors import ConfigError
 from engine.extras import check_installed
 from engine.files import read_json
 from engine.runs import CLASSES
+from engine.schema import Count
 from lab.callbacks.base import Callback
 from lab.evaluation import samples_of
 from lab.tasks.base import overrides

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.config import Count, NotNegativeInt, Positive
 from engine.data import Draws
 from engine.errors import ConfigError
+from engine.schema import Count, NotNegativeInt, Positive
 from h5rows import files_of, open_h5
 from lab.callbacks.base import Callback
 from lab.state import averaged

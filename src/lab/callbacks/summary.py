@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import nn
 
-from engine.config import Count
 from engine.device import rng_state, set_rng_state
 from engine.errors import ConfigError, first_line
 from engine.files import replace_text
 from engine.parallel import is_sharded
 from engine.profiling import summarize, summary_table
+from engine.schema import Count
 from lab.callbacks.base import Callback
 from lab.objective import Objective
 

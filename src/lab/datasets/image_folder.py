@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from engine.config import Count, Share
 from engine.errors import ConfigError, RunFailed
+from engine.schema import Count, Share
 
 if TYPE_CHECKING:
     from h5rows import FileSource

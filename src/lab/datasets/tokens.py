@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config import Count, NotNegativeInt
 from engine.errors import ConfigError
+from engine.schema import Count, NotNegativeInt
 from h5rows import ChunkCache, Fixed, Mapped, files_of, open_field, open_h5, split_of
 
 

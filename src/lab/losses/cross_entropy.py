@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.config import Share
 from engine.errors import ConfigError
+from engine.schema import Share
 
 
 class CrossEntropy:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from engine.config import Count
 from engine.errors import ConfigError
+from engine.schema import Count
 from engine.world import World, on_host
 
 

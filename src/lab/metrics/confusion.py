@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.config import Count
 from engine.errors import ConfigError
 from engine.files import replace_text
+from engine.schema import Count
 from lab.metrics.base import Score, SummedMetric
 
 

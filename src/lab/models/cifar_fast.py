@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.config import Count, Positive
 from engine.errors import ConfigError
+from engine.schema import Count, Positive
 
 
 class MatrixConv(nn.Module):

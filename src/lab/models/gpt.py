@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.config import Count, Share
 from engine.errors import ConfigError
+from engine.schema import Count, Share
 from lab.losses.next_token import Unprojected
 
 

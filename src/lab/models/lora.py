@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.checkpoints import some_keys
-from engine.config import Count, Positive, regex
 from engine.errors import ConfigError
+from engine.schema import Count, Positive, regex
 
 
 class Adapted(nn.Linear):

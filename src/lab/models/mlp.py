@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from engine.config import Count, Share
 from engine.errors import ConfigError
+from engine.schema import Count, Share
 
 
 class MLP(nn.Sequential):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.config import Count, Share
 from engine.errors import ConfigError
+from engine.schema import Count, Share
 
 
 class TokenGRU(nn.Module):

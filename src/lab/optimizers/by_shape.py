@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from engine.config import NotNegative, regex
 from engine.errors import ConfigError
+from engine.schema import NotNegative, regex
 from lab.optimizers.base import Groups, Wrapper, build, groups_of
 
 

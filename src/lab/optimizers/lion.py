@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from engine.config import NotNegative, Share
 from engine.device import unless
 from engine.parallel import local_parts
+from engine.schema import NotNegative, Share
 
 
 class Lion(Optimizer):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from engine.config import Count, NotNegative, Share
+from engine.schema import Count, NotNegative, Share
 from lab.optimizers.base import Wrapper, build, groups_of
 
 

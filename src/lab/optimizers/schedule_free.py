@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engine.config import NotNegative, Share
 from engine.errors import ConfigError
+from engine.schema import NotNegative, Share
 from lab.optimizers.base import Wrapper, build, groups_of
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from engine.config import Count, NotNegative, Positive, Share
 from engine.errors import ConfigError
 from engine.parallel import is_part
+from engine.schema import Count, NotNegative, Positive, Share
 
 Bases = list[Tensor | None]  # of each dimension
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.config import Share
+from engine.schema import Share
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from engine.config import Share
+from engine.schema import Share
 from lab.schedules.constant import Constant
 
 

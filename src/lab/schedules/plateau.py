@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from engine.config import Count, NotNegative, Rule, Share
+from engine.schema import Count, NotNegative, Rule, Share
 from lab.schedules.constant import Constant
 
 

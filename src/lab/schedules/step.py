@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.config import Positive, Share
+from engine.schema import Positive, Share
 from lab.schedules.constant import Constant
 
 

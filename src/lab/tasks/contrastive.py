@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.config import Positive
+from engine.schema import Positive
 from engine.world import gather_rows
 from lab.tasks.base import Batch, Losses, Metric, Task
 from lab.transforms.fields import Transform

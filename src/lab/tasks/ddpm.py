@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from engine.config import Count
 from engine.data import Draws
 from engine.errors import ConfigError
+from engine.schema import Count
 from lab.tasks.base import Batch, Losses, Task
 
 

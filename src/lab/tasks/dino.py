@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.config import Count, Positive, Share
 from engine.errors import ConfigError
+from engine.schema import Count, Positive, Share
 from lab.tasks.base import Batch, Descend, Losses, Metric, Task
 from lab.transforms.fields import Transform
 from lab.transforms.views import Views

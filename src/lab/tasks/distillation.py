@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from engine.config import Positive, Share
+from engine.schema import Positive, Share
 from lab.losses.cross_entropy import CrossEntropy
 from lab.tasks.base import Batch, Losses, Metric, Task
 

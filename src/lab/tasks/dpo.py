@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.checkpoints import find_weights, load_fitting, some_keys
-from engine.config import Positive
 from engine.errors import ConfigError
+from engine.schema import Positive
 from lab.losses.next_token import token_losses
 from lab.tasks.base import Batch, Losses, Metric, Task
 

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from engine.checkpoints import find_weights, load_fitting, some_keys
-from engine.config import regex
 from engine.errors import ConfigError
+from engine.schema import regex
 from lab.tasks.base import Batch, Metric
 from lab.tasks.supervised import Supervised
 

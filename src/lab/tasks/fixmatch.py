@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from engine.config import NotNegative, NotNegativeInt, Positive, Share
 from engine.errors import ConfigError
+from engine.schema import NotNegative, NotNegativeInt, Positive, Share
 from lab.tasks.base import Batch, Losses, Metric, Task
 
 

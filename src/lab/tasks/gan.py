@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.config import Count, NotNegative
 from engine.data import Draws
 from engine.errors import ConfigError
 from engine.loggers import grid
+from engine.schema import Count, NotNegative
 from lab.tasks.base import Batch, Descend, Losses, Metric, Task
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 
-from engine.config import NotNegative
 from engine.errors import ConfigError
+from engine.schema import NotNegative
 from lab.tasks.base import Batch, Losses, Metric, Task
 
 

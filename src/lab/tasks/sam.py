@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.config import Positive
 from engine.parallel import global_norm, local_parts
+from engine.schema import Positive
 from lab.tasks.base import Batch, Descend, Metric
 from lab.tasks.supervised import Supervised
 

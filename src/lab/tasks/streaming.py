@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.config import Count
 from engine.errors import ConfigError
+from engine.schema import Count
 from engine.world import World, gather_rows
 from lab.tasks.base import Batch, Metric
 from lab.tasks.supervised import Supervised

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.config import Count, Share
+from engine.schema import Count, Share
 from lab.tasks.base import Batch, Metric
 from lab.tasks.supervised import Supervised
 

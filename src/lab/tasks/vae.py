@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.config import NotNegative
 from engine.data import Draws
 from engine.errors import ConfigError
 from engine.loggers import grid
+from engine.schema import NotNegative
 from lab.tasks.base import Batch, Losses, Task
 
 

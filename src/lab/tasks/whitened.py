@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.config import Count
 from engine.errors import ConfigError
+from engine.schema import Count
 from lab.tasks.base import Batch, Metric
 from lab.tasks.supervised import Supervised
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.config import Count
 from engine.data import Draws
+from engine.schema import Count
 from lab.transforms.fields import _PerField
 
 

@@ -15,9 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from engine.config import Count, NotNegativeInt, Positive, Share
 from engine.data import Draws
 from engine.errors import ConfigError
+from engine.schema import Count, NotNegativeInt, Positive, Share
 
 Batch = dict[str, Tensor]
 Transform = Callable[[Batch, Tensor], Batch]

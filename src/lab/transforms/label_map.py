@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.config import Share
 from engine.errors import ConfigError
+from engine.schema import Share
 from lab.transforms.fields import Batch
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config import Count, Positive
 from engine.data import Draws
 from engine.errors import ConfigError
+from engine.schema import Count, Positive
 from lab.transforms.fields import Batch, OnDevices
 
 

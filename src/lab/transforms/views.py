@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from engine.config import Count
 from engine.errors import ConfigError
+from engine.schema import Count
 from lab.transforms.fields import Batch, Transform, compose
 
 

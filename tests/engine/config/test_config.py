@@ -20,12 +20,11 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from engine.config import split_own, typed
 from engine.config.compose import composed, missing_keys, resolved
-from engine.config.schema import Rule, option, parse_interval
 from engine.config.targets import build_target, check_targets
 from engine.errors import ConfigError
 from engine.parallel.options import check_share
+from engine.schema import Rule, option, parse_interval, split_own, typed
 from lab.config import Config, check
 from lab.groups import OptimConfig, TrainerConfig
 from lab.make import make_task

@@ -99,7 +99,7 @@ def cut_at(run_dir: Path, step: int) -> None:
 
 
 def fsdp_config(**values: Any) -> Any:
-    from engine.config import typed
+    from engine.schema import typed
     from lab.groups import FsdpConfig
 
     return typed(FsdpConfig, OmegaConf.to_container(compose("trainer=fsdp").trainer.fsdp) | values, "trainer.fsdp")

@@ -18,8 +18,8 @@ from omegaconf import OmegaConf
 from engine.checkpoints import checkpoint
 from engine.config import saved
 from engine.config.saved import read_config
-from engine.config.schema import plain, split_own
 from engine.errors import ConfigError
+from engine.schema import plain, split_own
 from lab import groups, load_run
 from lab.config import check
 from lab.network import change_value, export

@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 
-from engine.config import plain, resolved
+from engine.config import resolved
 from engine.config.compose import register_resolvers
 from engine.runs.directory import to_yaml
+from engine.schema import plain
 from engine.sweeps import progress
 from engine.sweeps.plan import Composer
 from lab.project import PROJECT

@@ -23,12 +23,12 @@ from torch import nn
 
 import engine.world.launch
 import lab.run
-from engine.config.schema import typed
 from engine.data.loading.choose import _free_bytes
 from engine.device import dynamo, hardware
 from engine.device.options import HardwareConfig
 from engine.errors import ConfigError
 from engine.host import gpu as cuda
+from engine.schema import typed
 from engine.sweeps.lease import visible_gpus
 from engine.world import cluster, group
 from engine.world.cluster import ClusterRole, cluster_role

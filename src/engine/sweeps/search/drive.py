@@ -17,12 +17,13 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 
-from engine.config import NEVER_COMPARED, one_line, plain, remove_if_empty, typed
+from engine.config import NEVER_COMPARED, one_line, remove_if_empty
 from engine.errors import ConfigError, RunFailed
 from engine.files import write_json
 from engine.locks import Busy, Lock
 from engine.project import Project
 from engine.runs import shown
+from engine.schema import plain, typed
 from engine.sweeps.code import settle_code
 from engine.sweeps.drive import Work, at_once, counted, opened, report, run_sweep, say, stop_here
 from engine.sweeps.ledger import SWEEP, Job, Ledger, NewJob

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.config import did_you_mean, show
 from engine.errors import ConfigError
 from engine.files import records
 from engine.project import Project
 from engine.runs import METRICS
+from engine.schema import did_you_mean, show
 
 MODES = ("min", "max")
 # numbers in result.json beside the scores; a fork whose runs write more adds their keys here

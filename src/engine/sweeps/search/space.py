@@ -15,8 +15,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from engine.config import did_you_mean
 from engine.errors import ConfigError
+from engine.schema import did_you_mean
 from engine.sweeps.identity import canonical
 from engine.sweeps.search.distributions import IF, conditions_of, decimal, distribution_of, ends, text_of, values_of
 
