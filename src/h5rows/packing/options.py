@@ -32,8 +32,6 @@ class PackOptions:
     # text
     tokenizer: str = "bytes"
     length: int | None = None  # ids of a text in a table at most, its special ones included
-    # N5 keeps its dimensions in column-major order; some writers turn them round, some do not
-    reverse_axes: bool = False
     # rows
     split: Mapping[str, float] = field(
         default_factory=dict
