@@ -193,7 +193,11 @@ def columns(path: Path, text: str | bytes, **kwargs: Any) -> dict[str, list[Any]
         ("1,2\n3,4\n", {"header": False}, {"f0": [1, 3], "f1": [2, 4]}),
         ("1,2\n3,4\n", {"header": True}, {"1": [3], "2": [4]}),
         ("label,0,1,2\n7,1,2,3\n", {"header": True}, {"label": [7], "0": [1], "1": [2], "2": [3]}),
-        ("text,label\na b,pos\nc d,neg\n", {"kinds": {"text": "text"}}, {"text": ["a b", "c d"], "label": ["pos", "neg"]}),
+        (
+            "text,label\na b,pos\nc d,neg\n",
+            {"kinds": {"text": "text"}},
+            {"text": ["a b", "c d"], "label": ["pos", "neg"]},
+        ),
         ("lat,n\n12.3456789012,0.1\n0.5,2.5\n", {}, {"lat": [12.3456789012, 0.5], "n": [0.1, 2.5]}),
         ("a,b\n1,\xe9t\xe9\n".encode("latin-1"), {"encoding": "latin-1"}, {"a": [1], "b": ["été"]}),
         ("a,b\n1,é\n".encode("utf-16"), {"encoding": "utf-16"}, {"a": [1], "b": ["é"]}),
@@ -462,21 +466,6 @@ def test_a_provenance_of_its_own_does_not_hide_the_source_s(tmp_path: Path) -> N
     with h5py.File(pack(source, tmp_path / "o.h5", options, {"source": "a.zarr"})) as file:
         assert (file.attrs["source"], file.attrs["source_source"]) == ("a.zarr", "model")
     assert source.account.exit_status == 0
-
-
-def test_metadata_of_a_parquet_file_is_taken(tmp_path: Path) -> None:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    fields = [pa.field("x", pa.int64(), metadata={"unit": "K"}), pa.field("y", pa.float32())]
-    for k, note in enumerate(("one", "one", "two")):
-        schema = pa.schema(fields, metadata={"pandas": '{"index": 1}', "note": note})
-        pq.write_table(pa.table({"x": [1, 2], "y": [0.5, k]}, schema), tmp_path / f"{k}.parquet")
-    for pattern, status in (("[01].parquet", 0), ("*.parquet", LEFT_OUT)):
-        file, account = packed(tmp_path / pattern)
-        with file:
-            assert (file.attrs["pandas"], file["x"].attrs["unit"]) == ('{"index": 1}', "K")
-            assert ("note" in file.attrs) == (status == 0)
-        assert account.exit_status == status
-    assert "note (differs between the files)" in account.lines()[0]
 
 
 def test_two_arrays_of_one_place_are_refused(tmp_path: Path) -> None:

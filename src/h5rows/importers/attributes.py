@@ -11,6 +11,7 @@ import numpy as np
 from h5rows.importers.base import printable
 from h5rows.packing.account import Account
 
+
 def attributes(found: Mapping[Any, Any], of: str, account: Account) -> dict[str, Any]:
     """Attributes of one object as HDF5 takes them; `of` and a name are said where it does not."""
     made: dict[str, Any] = {}

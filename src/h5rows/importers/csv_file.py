@@ -1,7 +1,7 @@
 """CSV files as one arrow table.
 
-The first line names the columns, a comma separates them (in .tsv a tab), the text is UTF-8, or an option says otherwise.
-Where a file looks as if it were meant otherwise it is refused, with the option that decides.
+The first line names the columns, a comma separates them (in .tsv a tab), the text is UTF-8, unless an option says
+otherwise. What looks as if it were meant otherwise is refused, with the option that decides.
 
 All cells are read as text. A column of numbers is int64, or uint64, float32 or float64; all others are text.
 """
