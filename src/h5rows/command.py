@@ -100,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
     )
     mode = "of images: RGB, L, RGBA, 'I;16', or P, the numbers of a palette [P if the first has a palette, else RGB]"
     add("--mode", help=mode)
-    add("--exif", choices=["apply", "ignore"], help="the orientation of photos [not applied, and counted as left out]")
+    add("--exif", choices=["apply", "ignore"], help="the orientation of photos [one that has another is refused]")
     add("--variable", action="store_true", help="keep each image's size: flat values + offsets + shapes")
     named = "bytes, chars, a tokenizers JSON file or its folder, or module:function from text to ids [bytes]"
     add("--tokenizer", help=named)

@@ -432,7 +432,8 @@ def test_text_of_a_function_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("module", "name", "remedy"),
-    [("lmdb", "a.lmdb", "lmdb"), ("zarr", "a.zarr", "zarr"), ("google_crc32c", "a.tfrecord", "google-crc32c"), ("pyarrow.parquet", "a.csv", "pyarrow"),
+    [("lmdb", "a.lmdb", "lmdb"), ("zarr", "a.zarr", "zarr"), ("google_crc32c", "a.tfrecord", "google-crc32c"),
+     ("pyarrow.parquet", "a.csv", "pyarrow"),
      ("PIL.Image", "a/1.png", "pillow")],
 )  # fmt: skip
 def test_missing_libraries_are_named(

@@ -15,7 +15,7 @@ from h5rows.packing.options import PackOptions
 
 # format -> module and what opens it: (path, options) -> Source
 OPENERS = {
-    "images": ("images", "open_folder"),
+    "images": ("files", "open_images"),
     "numpy": ("arrays", "open_numpy"),
     "torch": ("torch_file", "open_torch"),
     "samples": ("sample_files", "open_samples"),

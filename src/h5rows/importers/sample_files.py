@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from h5rows.importers.base import Field, bad
-from h5rows.importers.images import FileSource, open_files
+from h5rows.importers.files import FileSource, open_files
 from h5rows.importers.values import read_pth
 from h5rows.packing.options import PackOptions
 

@@ -21,8 +21,9 @@ import numpy as np
 from h5rows.errors import ConfigError
 from h5rows.importers.base import SPLIT_NAMES, Bad, BadSample, Field, Rows, SampleSource, Source
 from h5rows.importers.exact import exact, is_list
+from h5rows.importers.files import FileSource
 from h5rows.importers.folders import ALLOW, lies_in
-from h5rows.importers.images import FileSource, ImageDecoder
+from h5rows.importers.images import ImageDecoder
 from h5rows.importers.table_groups import Groups
 from h5rows.importers.text import tokenizer_file
 from h5rows.importers.values import TEXT, decoder, field_of, files_by_split, guess, ranges, stamp

@@ -19,14 +19,13 @@ from h5rows.importers.base import (
     SPLIT_NAMES,
     BadSample,
     Field,
-    Left,
     Rows,
     SampleSource,
     UnlikeSample,
     bad,
 )
 from h5rows.importers.folders import check_inside, check_kind, walk
-from h5rows.importers.images import ImageDecoder, drained
+from h5rows.importers.images import ImageDecoder
 from h5rows.packing.account import Account
 from h5rows.packing.options import PackOptions
 
@@ -232,9 +231,6 @@ class EncodedSource(SampleSource):
         raise ConfigError(
             f"{where}: " + (f"no sample can be read; the last: {last}" if last else "it holds no samples")
         )
-
-    def lost(self) -> list[Left]:
-        return drained(self.decoders.values())
 
     def _values(self, row: int) -> dict[str, Any]:
         made: dict[str, Any] = {}
