@@ -79,7 +79,7 @@ def open_files(
     account = Account()
     found: list[tuple[tuple[str, ...], str]] = []  # (names of the folders that a file lies in, file), both below root
     why = f"no {' '.join(sorted(suffixes))}" if len(suffixes) < 4 else "no image"
-    for folder, names, files in walk(root, options.external, account):
+    for folder, names, files in walk(root, options.external):
         below = Path(folder).relative_to(root)
         mine = [file for file in files if os.path.splitext(file)[1].lower() in suffixes]
         for file in sorted(set(files) - set(mine)):
