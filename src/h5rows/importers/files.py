@@ -95,10 +95,11 @@ def open_files(
         found = [(folders, file) for folders, file in found if folders]
     if not found:
         raise ConfigError(f"{root} holds no such files ({' '.join(sorted(suffixes))})")
-    splits: dict[str, range] = {}
-    for row, (folders, _) in enumerate(found):  # those of a split lie one after the other
-        split = words[folders[0]] if words else ""
-        splits[split] = range(splits[split].start if split in splits else row, row + 1)
+    of_split = [words[folders[0]] if words else "" for folders, _ in found]
+    splits: dict[str, Rows] = {}
+    for split in dict.fromkeys(of_split):  # its files lie one after the other
+        begin = of_split.index(split)
+        splits[split] = range(begin, begin + of_split.count(split))
     labels = ["".join(folders[bool(words) :][:1]) for folders, _ in found]
     classes = sorted(set(labels))
     if "" in classes and len(classes) > 1:
