@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from h5rows.errors import ConfigError, first_line
     from h5rows.functions import inspect, pack, repack
     from h5rows.importers import open_source
-    from h5rows.importers.images import FileSource
+    from h5rows.importers.files import FileSource
     from h5rows.packing.options import PackOptions
     from h5rows.probe import num_outputs, sample_shape
     from h5rows.reading.copies import files_of
@@ -46,7 +46,7 @@ NAMES = {
     "ChunkCache": "reading.raw",
     "ConfigError": "errors",
     "Dataset": "dataset",
-    "FileSource": "importers.images",
+    "FileSource": "importers.files",
     "Fixed": "reading.fields",
     "Mapped": "reading.readers",
     "PackOptions": "packing.options",

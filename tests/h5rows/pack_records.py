@@ -57,7 +57,7 @@ def column(w: Draw, count: int) -> tuple[str, list[bytes], Any, dict[str, Any]]:
     if kind == "large":
         return kind, [b"9" * 25] * count, None, {}
     thing = w.one_of([5, "text", None, [1, 2], {"a": 1}, (1.5,), b"bytes", np.arange(3)])
-    return kind, [pickle.dumps(thing, w.between(0, 5)) for _ in range(count)], None, {}
+    return kind, [pickle.dumps(thing, w.between(2, 5)) for _ in range(count)], None, {}
 
 
 def columns(

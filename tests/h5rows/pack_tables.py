@@ -78,7 +78,10 @@ def csv_file(w: Draw, folder: Path) -> Case:
         and what in ("", "no end", "bom")
         and not any("9007" in c or "-92" in c for cells in columns for c in cells)
     )
-    return Case(path, None if refused else expected, {"empty": empty}, plain, what=what)
+    header = w.one_of([True, True, None])
+    return Case(
+        path, None if refused else expected, {"empty": empty, "header": header}, plain and bool(header), what=what
+    )
 
 
 def parquet_column(w: Draw, rows: int) -> pa.Array:

@@ -15,13 +15,12 @@ from h5rows.packing.options import PackOptions
 
 # format -> module and what opens it: (path, options) -> Source
 OPENERS = {
-    "images": ("images", "open_folder"),
+    "images": ("files", "open_images"),
     "numpy": ("arrays", "open_numpy"),
     "torch": ("torch_file", "open_torch"),
     "samples": ("sample_files", "open_samples"),
     "lmdb": ("lmdb_env", "LmdbSource"),
     "zarr": ("zarr_store", "open_zarr"),
-    "n5": ("zarr_store", "open_n5"),
     "tfrecord": ("tfrecord", "RecordSource"),
     "webdataset": ("webdataset", "TarSource"),
     "table": ("tables", "open_table"),
@@ -35,7 +34,6 @@ BY_SUFFIX = {
     ".lmdb": "lmdb",
     ".mdb": "lmdb",
     ".zarr": "zarr",
-    ".n5": "n5",
     ".tfrecord": "tfrecord",
     ".tfrecords": "tfrecord",
     ".tar": "webdataset",
@@ -85,10 +83,8 @@ def recognise(path: Path, options: PackOptions) -> str:
     names = sorted(p.name for p in path.iterdir() if not p.name.startswith("."))
     if "data.mdb" in names:
         return "lmdb"
-    if {"zarr.json"} & set(names) or any((path / n).exists() for n in (".zgroup", ".zarray")):
+    if any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray")):
         return "zarr"
-    if path.suffix == ".n5" or (path / "attributes.json").exists():
-        return "n5"
     return recognise_folder(path, options)
 
 

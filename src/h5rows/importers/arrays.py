@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import zipfile
 from collections.abc import Mapping
@@ -13,7 +12,8 @@ import numpy as np
 
 from h5rows.errors import ConfigError
 from h5rows.importers.base import SPLIT_NAMES, ArraySource, printable
-from h5rows.importers.folders import walk
+from h5rows.importers.folders import files_of
+from h5rows.importers.values import stamp
 from h5rows.packing.account import Account
 from h5rows.packing.options import PackOptions
 
@@ -21,8 +21,11 @@ _SPLIT = "|".join(SPLIT_NAMES)
 _IN_NAME = re.compile(rf"(?:(?P<a>{_SPLIT})[_/.-](?P<x>.+)|(?P<y>.+)[_/.-](?P<b>{_SPLIT}))", re.IGNORECASE)
 
 
-def split_names(arrays: dict[str, np.ndarray], path: Path) -> dict[str, dict[str, np.ndarray]]:
-    """x_train, y_train, x_test ... -> {train: {x, y}, test: {x, ...}}; any name without a split: no splits."""
+def tables_of(arrays: dict[str, np.ndarray], path: Path, options: PackOptions) -> dict[str, dict[str, np.ndarray]]:
+    """x_train, train/y, x_test ... -> {train: {x, y}, test: {x, ...}}; any name without a split: no splits. Names that
+    --fields gives in full are no splits either."""
+    if options.fields and set(options.fields) <= set(arrays):
+        return {"": {name: arrays[name] for name in options.fields}}
     matches = {name: _IN_NAME.fullmatch(name) for name in arrays}
     if not all(matches.values()):
         return {"": arrays}
@@ -45,7 +48,9 @@ def by_split(arrays: Mapping[str, Any], parts: Mapping[str, tuple[str, str]], pa
 def open_numpy(path: Path, options: PackOptions) -> ArraySource:
     """A .npy is mapped, the arrays of an .npz are loaded."""
     account = Account()
-    files = array_files(path, options.external, account) if path.is_dir() else [path]
+    files = [path]
+    if path.is_dir():
+        files = files_of(path, lambda name: name.endswith(".npy"), "no .npy", options.external, account)
     if path.suffix.lower() == ".npz":
         arrays = read_npz(path, options.fields, account)
     else:
@@ -55,26 +60,9 @@ def open_numpy(path: Path, options: PackOptions) -> ArraySource:
     for name, array in arrays.items():
         if array.ndim == 0:
             raise ConfigError(f"{path}: {name} is a single number, not rows; choose others with --fields")
-    if options.fields and set(options.fields) <= set(arrays):  # names given in full switch the search for splits off
-        arrays = {name: arrays[name] for name in options.fields}
-        tables = {"": arrays}
-    else:
-        tables = split_names(arrays, path)
-    stats = [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
-    source = ArraySource(tables, stats, {})
+    source = ArraySource(tables_of(arrays, path, options), stamp(files), {})
     source.account = account
     return source
-
-
-def array_files(path: Path, external: str, account: Account) -> list[Path]:
-    found = []
-    for folder, _, names in walk(path, external, account):
-        for name in names:
-            if name.endswith(".npy"):
-                found.append(Path(folder, name))
-            else:
-                account.leave("files", os.path.relpath(os.path.join(folder, name), path), "no .npy")
-    return sorted(found)
 
 
 def read_npy(path: Path) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -151,6 +151,12 @@ class SampleSource(Source):
         raise NotImplementedError
 
     def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
+        return self.collect(rows, fields, lambda place: self.sample(int(rows[place]), fields))
+
+    def collect(
+        self, rows: Rows, fields: Sequence[str], sample: Callable[[int], dict[str, Any]]
+    ) -> tuple[dict[str, Any], list[Bad]]:
+        """What `read` returns, of one sample after the other. sample: by its place in these rows."""
         out: dict[str, Any] = {
             f: [] if self.fields[f].ragged else np.empty((len(rows), *self.fields[f].shape), self.fields[f].dtype)  # type: ignore[arg-type]
             for f in fields
@@ -158,7 +164,7 @@ class SampleSource(Source):
         bad, count = [], 0
         for place, row in enumerate(rows):
             try:
-                values = self.sample(int(row), fields)
+                values = sample(place)
                 self._check(int(row), values)
             except BadSample as error:
                 bad.append(Bad(place, printable(error.name), printable(error.reason)))

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
-from fnmatch import fnmatch
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from h5rows.errors import ConfigError
 from h5rows.importers.base import printable
 from h5rows.packing.account import Account
 
-# what systems and programs put beside data, for themselves
-OF_SYSTEMS = (".DS_Store", "._*", ".git", ".gitignore", ".gitattributes", ".ipynb_checkpoints", ".nfs*", ".directory")
 REFUSE, ALLOW = "refuse", "allow"
 
 
-def walk(
-    root: Path, external: str, account: Account | None = None, hidden: bool = False, source: Path | None = None
-) -> Iterator[tuple[str, list[str], list[str]]]:
+def walk(root: Path, external: str, hidden: bool = False) -> Iterator[tuple[str, list[str], list[str]]]:
     """(folder, names of its folders, of its files), sorted; links are followed, and to what lies outside of root only
-    if external is `allow`. Hidden ones are left out, and said to the account, or with `hidden` among the others.
-    source: the folder that was given, if root lies in it.
+    if external is `allow`. Hidden ones are passed over, unless `hidden`.
 
     ConfigError: a folder cannot be read, or a link leads to one that was met before or lies above, or outside.
     """
@@ -30,15 +24,13 @@ def walk(
     def stop(error: OSError) -> None:
         raise ConfigError(printable(f"{error.filename} cannot be read: {error.strerror}"))
 
-    top = os.path.realpath(source or root)
+    top = os.path.realpath(root)
     check_inside(root, top, external)
-    met = {_identity(above): str(above) for above in Path(os.path.realpath(root)).parents}
+    met = {_identity(above): str(above) for above in Path(top).parents}
     for folder, names, files in os.walk(root, onerror=stop, followlinks=True):
         if (first := met.setdefault(_identity(folder), folder)) != folder:
             raise ConfigError(printable(f"{folder} is {first} again, by a link; remove the link"))
         if not hidden:
-            if account is not None:
-                leave_hidden(os.path.relpath(folder, source or root), [*names, *files], account)
             names[:] = [n for n in names if not n.startswith(".")]
             files = [f for f in files if not f.startswith(".")]
         names.sort()
@@ -49,10 +41,16 @@ def walk(
         yield folder, names, files
 
 
-def leave_hidden(folder: str, names: list[str], account: Account) -> None:
-    for name in sorted(n for n in names if n.startswith(".")):
-        if not any(fnmatch(name, own) for own in OF_SYSTEMS):
-            account.leave("hidden files or folders", os.path.normpath(os.path.join(folder, name)))
+def files_of(root: Path, wanted: Callable[[str], bool], why: str, external: str, account: Account) -> list[Path]:
+    """The files below whose names are wanted, sorted; of the others the account is told why they are left out."""
+    found = []
+    for folder, _, names in walk(root, external):
+        for name in names:
+            if wanted(name):
+                found.append(Path(folder, name))
+            else:
+                account.leave("files", os.path.relpath(os.path.join(folder, name), root), why)
+    return sorted(found)
 
 
 def check_kind(path: Path) -> None:

@@ -1,15 +1,13 @@
 """LMDB. Keys <field><number> of several fields make samples of these; else each key is a sample, the fields `value` and
 `key`.
 
-A key is no sample only where its value proves that it tells of the others: their number, or their list. `__...__` that
-proves nothing is left out, with its name.
+No samples are `__...__`, and names such as num-samples beside numbered keys. Those that are not the number of the
+samples, written as text, are left out by name.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import pickletools
 import re
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,8 @@ from h5rows.importers.values import TEXT, EncodedSource
 from h5rows.packing.options import PackOptions
 
 RESERVED = re.compile(rb"__.*__", re.DOTALL)
-MAY_TELL = re.compile(rb"__.*__|num[-_ ]?samples|length|len|size|count|keys", re.IGNORECASE | re.DOTALL)
+COUNTS = re.compile(rb"num[-_ ]?samples|length|len|size|count", re.IGNORECASE)
 NUMBERED = re.compile(rb"(?P<field>.*?)[-_:/ ]*(?P<number>\d+)", re.DOTALL)
-MOST_NAMES = 1 << 26  # bytes of a list of keys that is looked into
 
 
 class LmdbSource(EncodedSource):
@@ -55,24 +52,16 @@ class LmdbSource(EncodedSource):
             keys = [bytes(k) for k in txn.cursor().iternext(values=False)]
             if twice := next((a for a, b in itertools.pairwise(keys) if a == b), None):
                 raise ConfigError(f"{self.path}: key {twice!r} has several values; give each a key of its own")
-            about = {k: bytes(txn.get(k)[:MOST_NAMES]) for k in keys if MAY_TELL.fullmatch(k)}
-            samples = [key for key in keys if key not in about]
-            # a plain name (length) beside others as plain (height) may be a sample, of that number by chance
-            number = bool(samples) and isinstance(plain_value(bytes(txn.get(samples[0])[:MOST_NAMES])), int)
-        self.account.held["keys"] = len(keys)
-        chance = number and not all(map(NUMBERED.fullmatch, samples))
-        # the others of these names may be samples as well: what each says is compared with all that is no such key
-        kept, names = arrange(samples)
-        for key, value in about.items():
-            reserved = RESERVED.fullmatch(key)
-            if (reserved or not chance) and tells(value, len(kept) // max(1, len(names)), samples):
-                self.account.taken["keys"] += 1  # the file's rows say the same
-            elif reserved:
-                self.account.leave("keys", repr(key)[1:], f"{len(value):,} bytes that are no sample's")
-            else:
-                samples.append(key)
-        kept, names = arrange(sorted(samples))
-        self.account.taken["keys"] += len(kept)
+            others = [key for key in keys if not RESERVED.fullmatch(key) and not COUNTS.fullmatch(key)]
+            if not others or not all(map(NUMBERED.fullmatch, others)):  # a plain name beside others is a sample
+                others = [key for key in keys if not RESERVED.fullmatch(key)]
+            kept, names = arrange(others)
+            self.account.held["keys"], self.account.taken["keys"] = len(keys), len(kept)
+            for key in sorted(set(keys) - set(kept)):
+                if (value := bytes(txn.get(key))).strip() == b"%d" % (len(kept) // max(1, len(names))):
+                    self.account.taken["keys"] += 1  # the file's rows say the same
+                else:
+                    self.account.leave("keys", repr(key)[1:], f"{len(value):,} bytes that are no sample's")
         return kept, names
 
     def _open(self) -> Any:
@@ -125,41 +114,6 @@ def arrange(keys: list[bytes]) -> tuple[list[bytes], list[str]]:
     if sum(map(len, numbers)) < len(keys) or any(n != numbers[0] for n in numbers) or len(set(names)) < len(names):
         return keys, ["value"]
     return [by_field[f][n] for n in numbers[0] for f in by_field], names
-
-
-def tells(value: bytes, samples: int, others: list[bytes]) -> bool:
-    """Whether a value is the number of the samples, or of the keys, or the list of the keys."""
-    said = plain_value(value)
-    if isinstance(said, int):
-        return bool(others) and said in (samples, len(others), len(others) + 1)
-    return isinstance(said, list) and bool(others) and sorted(said) == sorted(others)
-
-
-def plain_value(raw: bytes) -> int | list[bytes] | None:
-    """A whole number, or a list of names, as text, JSON or a pickle, whose commands are read and not run."""
-    if re.fullmatch(rb"\s*\d{1,19}\s*", raw):
-        return int(raw)
-    try:
-        if raw[:1] == b"[":
-            listed = json.loads(raw)
-            return [name.encode() for name in listed] if all(isinstance(name, str) for name in listed) else None
-        found: list[Any] = []
-        for command, value, _ in pickletools.genops(raw):
-            if command.name in ("INT", "BININT", "BININT1", "BININT2", "LONG1") or "BYTES" in command.name:
-                found.append(value)
-            elif "UNICODE" in command.name:
-                found.append(str(value).encode())
-            elif command.name not in PLAIN_COMMANDS:
-                return None
-    except Exception:  # whatever a value that is none of these raises
-        return None
-    if len(found) == 1 and isinstance(found[0], int):
-        return found[0]
-    return found if found and all(isinstance(name, bytes) for name in found) else None
-
-
-PLAIN_COMMANDS = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "EMPTY_LIST", "LIST", "MARK", "APPEND",
-                  "APPENDS", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "STOP"}  # fmt: skip
 
 
 def key_attrs(keys: list[bytes]) -> dict[str, Any]:

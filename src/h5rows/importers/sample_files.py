@@ -6,19 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from h5rows.importers.base import Field, bad
-from h5rows.importers.images import FileSource, open_files
-from h5rows.importers.values import read_pth
+from h5rows.importers.base import Field
+from h5rows.importers.files import FileSource, open_files
+from h5rows.importers.values import read_npy, read_pth
 from h5rows.packing.options import PackOptions
 
 
 def decode(path: str, name: str) -> np.ndarray:
-    if not path.lower().endswith(".npy"):
-        return read_pth(path, name)
-    try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise bad(name, error, f"cannot be read as .npy: {error}") from None
+    return read_npy(path, name) if path.lower().endswith(".npy") else read_pth(path, name)
 
 
 def open_samples(path: Path, options: PackOptions) -> FileSource:

@@ -4,7 +4,8 @@ Strings become classes (sorted, as the attribute `classes`) or, with --as COLUMN
 --as COLUMN=tokens, the ids that --tokenizer makes of them. Bytes, and
 the {bytes, path} of Hugging Face's image sets, are decoded as in values.py. A column `split` gives the splits. Numbers
 of a CSV with a point are float32, or float64 where that has fewer digits than were written; a Parquet file says its
-types itself. Whole numbers are kept to the last digit, or refused by name.
+types itself. Whole numbers are kept to the last digit, or refused by name. What a Parquet file says beside its cells
+(`pandas`, `huggingface`) is not taken.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError
-from h5rows.importers.attributes import attributes
-from h5rows.importers.base import SPLIT_NAMES, Bad, BadSample, Field, Left, Rows, Source
+from h5rows.importers.base import SPLIT_NAMES, Bad, BadSample, Field, Rows, SampleSource, Source
 from h5rows.importers.exact import exact, is_list
+from h5rows.importers.files import FileSource
 from h5rows.importers.folders import ALLOW, lies_in
-from h5rows.importers.images import FileSource, ImageDecoder, drained
+from h5rows.importers.images import ImageDecoder
 from h5rows.importers.table_groups import Groups
 from h5rows.importers.text import tokenizer_file
 from h5rows.importers.values import TEXT, decoder, field_of, files_by_split, guess, ranges, stamp
@@ -30,13 +31,14 @@ from h5rows.packing.account import Account
 from h5rows.packing.options import PackOptions
 
 
-class TableSource(Source):
-    slow_random = True
-    processes = True
+class TableSource(SampleSource):
+    """Each field is numbers, or a class of strings, or encoded cells, which are decoded one by one."""
+
+    remedy = "; --size makes images one size, --variable keeps each"
 
     def __init__(self, groups: Groups, splits: dict[str, Rows], options: PackOptions, where: Path) -> None:
         self.groups, self.splits, self.where = groups, splits, where
-        self.slow_random = len(groups.places) > 1
+        self.slow_random = len(groups) > 1
         self.fields: dict[str, Field] = {}
         self._columns: dict[str, list[str]] = {}
         self._decode: dict[str, Any] = {}
@@ -60,9 +62,9 @@ class TableSource(Source):
         return [n for part in found for n in part] if all(found) else []
 
     def _learn(self, name: str, columns: list[str], options: PackOptions) -> Field:
-        kind, given = self.groups.schema.field(columns[0]).type, options.kinds.get(name)
         import pyarrow.types as pt
 
+        kind, given = self.groups.schema.field(columns[0]).type, options.kinds.get(name)
         if len(columns) > 1 and not (pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind)):
             raise ConfigError(f"--fields: {name!r} are {len(columns)} columns, and {columns[0]!r} holds no numbers")
         if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_dictionary(kind):
@@ -92,12 +94,9 @@ class TableSource(Source):
         dtype = self.groups.number_type(columns, self._nan)
         return Field((None,) if options.variable and is_list(kind) and len(columns) == 1 else size, dtype)
 
-    def as_text(self, column: str) -> str:
-        return f", or --as {column}=text keeps it as it is written" if self.groups.is_csv else ""
-
     def _distinct(self, column: str) -> set[str]:
         found: set[Any] = set()
-        for g in range(len(self.groups.places)):
+        for g in range(len(self.groups)):
             found |= set(self.groups.table(g, [column]).column(column).unique().to_pylist())
         if None in found:
             raise ConfigError(
@@ -109,105 +108,75 @@ class TableSource(Source):
         """(B,) of one column, (B, n) of several or of a column of lists of one length. dtype None: each its own."""
         made = []
         for column in columns:
-            cells = table.column(column).combine_chunks()
-            if not is_list(cells.type):
-                made.append(self._exact(cells, rows, column, dtype))
-                continue
-            flat = self._flat(cells, rows, column)
-            if len({len(v) for v in cells}) > 1:
+            flat, lengths = self._cells(table, rows, column, dtype)
+            if len(set(lengths)) > 1:
                 raise ConfigError(
                     f"{self.where}: column {column!r} holds lists of different length; --variable keeps them"
                 )
-            made.append(self._exact(flat, rows, column, dtype).reshape(len(cells), -1))
+            made.append(flat.reshape(len(lengths), -1) if lengths else flat)
         if len(columns) == 1:
             return made[0]
         if any(m.ndim > 1 for m in made):
             raise ConfigError(f"{self.where}: {columns} cannot go into one field: lists are among them")
         return np.stack(made, axis=1)
 
-    def _flat(self, cells: Any, rows: Rows, column: str) -> Any:
-        """The values of lists, one after the other; a list that is missing, or has gaps, is refused."""
-        gaps = cells.flatten().null_count and not self._nan
-        for place, cell in enumerate(cells if cells.null_count or gaps else ()):
-            if not cell.is_valid or (gaps and cell.values.null_count):
-                what = "has an empty place in the list" if cell.is_valid else "is empty"
-                raise ConfigError(
-                    f"{self.where}: column {column!r} {what} of row {int(rows[place])} (rows are counted from 0); fill "
-                    "it, or leave the column out (--fields)"
-                )
-        return cells.flatten()
+    def _cells(self, table: Any, rows: Rows, column: str, dtype: np.dtype | None) -> tuple[np.ndarray, list[int]]:
+        """(numbers of this type, which must hold each whole one among them; of a column of lists their lengths).
 
-    def _exact(self, cells: Any, rows: Rows, column: str, dtype: np.dtype | None) -> np.ndarray:
-        """Numbers as this type, which must hold each whole number among them; an empty cell is NaN, or refused."""
-        if cells.null_count and not self._nan:
-            row = int(rows[int(cells.is_null().to_numpy(zero_copy_only=False).argmax())])
+        An empty place is NaN, or refused; a list that is missing is refused."""
+        cells = table.column(column).combine_chunks()
+        lists = is_list(cells.type)
+        flat = cells.flatten() if lists else cells
+        if (lists and cells.null_count) or (flat.null_count and not self._nan):
+            row = next(
+                int(rows[place])
+                for place, cell in enumerate(cells)
+                if not cell.is_valid or (lists and not self._nan and cell.values.null_count)
+            )
             raise ConfigError(
                 f"{self.where}: column {column!r} is empty or NaN in row {row} (rows are counted from 0, without the "
-                "header); --empty nan reads NaN there, --fields leaves the column out"
+                "header); --empty nan reads NaN where a number is missing, --fields leaves the column out"
             )
         try:
-            return exact(cells, dtype)
+            return exact(flat, dtype), [len(cell) for cell in cells] if lists else []
         except ValueError as error:
+            as_text = f", or --as {column}=text keeps it as it is written" if self.groups.is_csv else ""
             raise ConfigError(
-                f"{self.where}: column {column!r}: {error}; choose columns with --fields{self.as_text(column)}"
+                f"{self.where}: column {column!r}: {error}; choose columns with --fields{as_text}"
             ) from None
 
     def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
         table = self.groups.take(rows, list(dict.fromkeys(c for f in fields for c in self._columns[f])))
-        out: dict[str, Any] = {}
-        bad: dict[int, Bad] = {}
+        encoded = {f: table.column(self._columns[f][0]).to_pylist() for f in fields if f in self._decode}
+        out, bad = self.collect(
+            rows, list(encoded), lambda k: {f: self._decoded(rows[k], f, encoded[f][k]) for f in encoded}
+        )
+        keep = np.delete(np.arange(len(rows)), [b.place for b in bad])
         for name in fields:
             columns, want = self._columns[name], self.fields[name]
-            if name in self._decode:
-                out[name] = self._decoded(rows, name, table.column(columns[0]).to_pylist(), bad)
-            elif name in self._classes:
-                out[name] = np.array([self._classes[name][v] for v in table.column(columns[0]).to_pylist()], np.int64)
-            elif want.ragged:
-                lists = table.column(columns[0]).combine_chunks()
-                flat = self._exact(self._flat(lists, rows, columns[0]), rows, columns[0], want.dtype)
-                out[name] = np.split(flat, np.cumsum([len(v) for v in lists])[:-1])
-            else:
-                out[name] = self._numbers(table, rows, columns, want.dtype)
-                if out[name].shape[1:] != want.shape:
-                    got = out[name].shape[1:]
+            if name in self._classes:
+                cells = table.column(columns[0]).to_pylist()
+                out[name] = np.array([self._classes[name][cells[k]] for k in keep], np.int64)
+            elif name not in encoded and want.ragged:
+                flat, lengths = self._cells(table, rows, columns[0], want.dtype)
+                lists = np.split(flat, np.cumsum(lengths)[:-1])
+                out[name] = [lists[k] for k in keep]
+            elif name not in encoded:
+                values = self._numbers(table, rows, columns, want.dtype)
+                if values.shape[1:] != want.shape:
+                    got = values.shape[1:]
                     raise ConfigError(f"{self.where}: column {name!r}, rows from {rows[0]}: {got}, not {want.shape}")
-        return self._without(out, bad, len(rows)), list(bad.values())
-
-    def single_columns(self) -> list[str]:
-        return [name for name, columns in self._columns.items() if columns == [name]]
-
-    def lost(self) -> list[Left]:
-        return drained(self._decode.values())
-
-    def _decoded(self, rows: Rows, name: str, cells: list[Any], bad: dict[int, Bad]) -> list[np.ndarray | None]:
-        made: list[np.ndarray | None] = []
-        for place, cell in enumerate(cells):
-            where = f"{self.where}, row {rows[place]}: {name}"
-            try:
-                raw = cell.get("bytes") if isinstance(cell, dict) else cell
-                if raw is None:
-                    raise BadSample(where, "is empty")
-                made.append(self._decode[name](raw, where))
-                want, got = self.fields[name].shape, made[-1].shape  # type: ignore[union-attr]
-                if len(want) != len(got) or any(w not in (None, g) for w, g in zip(want, got, strict=True)):
-                    raise ConfigError(
-                        f"{where} is {got}, the first is {want}; --size makes images one size, --variable keeps it"
-                    )
-            except BadSample as error:
-                made.append(None)
-                bad.setdefault(place, Bad(place, error.name, error.reason))
-        return made
-
-    def _without(self, out: dict[str, Any], bad: dict[int, Bad], size: int) -> dict[str, Any]:
-        keep = [k for k in range(size) if k not in bad]
-        for name, values in out.items():
-            if isinstance(values, list):
-                kept = [values[k] for k in keep]
-                ragged, shape = self.fields[name].ragged, (0, *[s or 0 for s in self.fields[name].shape])
-                out[name] = kept if ragged else np.stack(kept) if kept else np.empty(shape, self.fields[name].dtype)
-            elif bad:
                 out[name] = values[keep]
-        return out
+        return out, bad
+
+    def _decoded(self, row: int, name: str, cell: Any) -> np.ndarray:
+        raw = cell.get("bytes") if isinstance(cell, dict) else cell
+        if raw is None:
+            raise BadSample(f"{self.name_of(row)}: {name}", "is empty")
+        return self._decode[name](raw, f"{self.name_of(row)}: {name}")
+
+    def name_of(self, row: int) -> str:
+        return f"{self.where}, row {row}"
 
     def identity(self) -> Any:
         return stamp(self.groups.files)
@@ -235,51 +204,29 @@ class Tokens:
 def open_table(path: Path, options: PackOptions) -> Source:
     account = Account()
     by_split = files_by_split(path, (".csv", ".tsv", ".parquet"), options.external, account)
-    sizes, all_files = {}, [f for files in by_split.values() for f in files]
-    groups = Groups(all_files, options)
-    if not len(groups):
+    groups = Groups([f for files in by_split.values() for f in files], options)
+    if not groups.rows:
         raise ConfigError(f"{path} has no rows")
-    per_file = np.bincount([f for f, _ in groups.places], np.diff(groups.begins), len(all_files)).astype(int)
-    for split, files in by_split.items():
-        sizes[split] = int(sum(per_file[all_files.index(f)] for f in files))
-    splits = ranges(sizes)
+    rows_of = dict(zip(groups.files, groups.file_rows, strict=True))
+    splits = ranges({split: sum(rows_of[f] for f in files) for split, files in by_split.items()})
     if "split" in groups.schema.names and list(splits) == [""]:
         splits = by_column(groups, path)
     made: Source = (
-        TableSource(groups, splits, options, path)
-        if not options.file_column
-        else image_list(path, groups, splits, options)
+        image_list(groups, splits, options, path) if options.file_column else TableSource(groups, splits, options, path)
     )
     made.account = account
-    take_metadata(made, groups, account)
     return made
 
 
-def take_metadata(source: Source, groups: Groups, account: Account) -> None:
-    """What Parquet files say of the whole, if all say it, and of their columns."""
-    first, *others = groups.metadata
-    alike = {name: value for name, value in first.items() if all(same(value, other.get(name)) for other in others)}
-    for name in dict.fromkeys(name for each in groups.metadata for name in each if name not in alike):
-        account.leave("attributes", name, "differs between the files")
-    source.group_attrs = {"": attributes(alike, "the file", account)} if alike else {}
-    if isinstance(source, TableSource):
-        found = {name: attributes(groups.column_metadata(name), name, account) for name in source.single_columns()}
-        source.field_attrs = {(split, name): own for split in source.splits for name, own in found.items() if own}
-
-
-def same(value: Any, other: Any) -> bool:
-    return type(value) is type(other) and bool(np.array_equal(value, other))
-
-
 def by_column(groups: Groups, path: Path) -> dict[str, Rows]:
-    cells = np.array([str(v) for v in groups.take(range(len(groups)), ["split"]).column("split").to_pylist()])
+    cells = np.array([str(v) for v in groups.take(range(groups.rows), ["split"]).column("split").to_pylist()])
     if unknown := sorted({c for c in cells.tolist() if c.lower() not in SPLIT_NAMES}):
         raise ConfigError(f"{path}: the column split holds {unknown[0]!r}; it may hold {sorted(SPLIT_NAMES)}")
     named = np.array([SPLIT_NAMES[c.lower()] for c in cells.tolist()])
     return {name: np.flatnonzero(named == name) for name in dict.fromkeys(named.tolist())}
 
 
-def image_list(path: Path, groups: Groups, splits: dict[str, Rows], options: PackOptions) -> FileSource:
+def image_list(groups: Groups, splits: dict[str, Rows], options: PackOptions, path: Path) -> FileSource:
     """A table that names image files: the field `image`, and the other columns as targets."""
     column = options.file_column or ""
     if column not in groups.schema.names:
@@ -288,7 +235,7 @@ def image_list(path: Path, groups: Groups, splits: dict[str, Rows], options: Pac
         raise ConfigError(f"--fields {column}: of --files {column} comes the field image; write image, or image=NAME")
     rest = [n for n in groups.schema.names if n not in (column, "split")]
     chosen = {n: n for n in options.fields if n != "image"} if options.fields else {n: n for n in rest}
-    whole = range(len(groups))
+    whole = range(groups.rows)
     targets: dict[str, tuple[np.ndarray, dict[str, Any]]] = {}
     if chosen:
         table = TableSource(groups, splits, PackOptions(**{**vars(options), "fields": chosen}), path)

@@ -38,17 +38,18 @@ def open_text(path: Path, options: PackOptions) -> TokenSource:
     attrs: dict[str, Any] = {"tokenizer": options.tokenizer}
     if options.tokenizer == "bytes":
         attrs["vocab_size"] = 256
-        tables = {s: {"tokens": joined([np.memmap(f, np.uint8, "r") for f in found])} for s, found in by_split.items()}
+        ids = {split: joined([np.memmap(f, np.uint8, "r") for f in found]) for split, found in by_split.items()}
     elif options.tokenizer == "chars":
         vocab = sorted({c for f in files for piece in pieces(f) for c in set(piece)})
         attrs |= {"vocab_size": len(vocab), "vocab": vocab}
         codes = np.array([ord(c) for c in vocab], np.uint32)
-        tables = tokens(by_split, lambda text: char_ids(text, codes), len(vocab))
+        ids = {split: spool(found, lambda text: char_ids(text, codes), len(vocab)) for split, found in by_split.items()}
     else:
         encode, size = tokenizer(options.tokenizer)
         if size:
             attrs["vocab_size"] = size
-        tables = tokens(by_split, encode, size)
+        ids = {split: spool(found, encode, size) for split, found in by_split.items()}
+    tables = {split: {"tokens": values} for split, values in ids.items()}
     source = TokenSource(tables, [options.tokenizer, *stamp(files)], {"tokens": attrs})
     source.account = account
     return source
@@ -102,39 +103,23 @@ def tokenizer_file(name: str, length: int | None = None) -> Any:
     return loaded
 
 
-def tokens(by_split: dict[str, list[Path]], encode: Encode, size: int) -> dict[str, dict[str, Any]]:
-    """The ids of each split, in the smallest unsigned type that holds all; size: of the vocabulary, 0 if unknown."""
-    wide = {split: spool(files, encode) for split, files in by_split.items()}
-    top = max(size - 1, *(top for _, top in wide.values()))
-    dtype = np.min_scalar_type(top)
-    return {split: {"tokens": Narrow(ids, dtype)} for split, (ids, _) in wide.items()}
+def spool(files: list[Path], encode: Encode, size: int) -> np.ndarray:
+    """All ids of these files, through a temporary file: how many there are shows only at the end.
 
-
-def spool(files: list[Path], encode: Encode) -> tuple[np.ndarray, int]:
-    """(all ids of these files, the highest), through a temporary file: how many there are shows only at the end."""
-    top = count = 0
+    size: how many there may be, whose type all take; 0: unknown, so uint32."""
+    size = size or 1 << 32
+    dtype, count = np.min_scalar_type(size - 1), 0
     with tempfile.TemporaryFile() as file:
         for name in files:
             for text in pieces(name):
                 ids = np.asarray(encode(text), np.int64)
-                if len(ids) and not 0 <= ids.min() <= ids.max() < 1 << 32:
-                    raise ConfigError(f"{name}: the tokenizer gives ids {ids.min()} to {ids.max()}, not 0 to 2^32")
-                top, count = max(top, int(ids.max(initial=0))), count + len(ids)
-                file.write(ids.astype(np.uint32).tobytes())
+                if len(ids) and not 0 <= ids.min() <= ids.max() < size:
+                    raise ConfigError(
+                        f"{name}: the tokenizer gives ids {ids.min()} to {ids.max()}, not 0 to {size - 1}"
+                    )
+                count += len(ids)
+                file.write(ids.astype(dtype).tobytes())
         if not count:
             raise ConfigError(f"the tokenizer gives no ids for {files[0]}")
         file.flush()
-        return np.memmap(file, np.uint32, "r", shape=(count,)), top  # stays readable after the file is closed
-
-
-class Narrow:
-    """Ids in the smallest type that holds them, converted where they are read."""
-
-    def __init__(self, wide: np.ndarray, dtype: Any) -> None:
-        self._wide, self.shape, self.dtype = wide, wide.shape, np.dtype(dtype)
-
-    def __len__(self) -> int:
-        return len(self._wide)
-
-    def __getitem__(self, rows: Any) -> np.ndarray:
-        return self._wide[rows].astype(self.dtype)
+        return np.memmap(file, dtype, "r", shape=(count,))  # stays readable after the file is closed

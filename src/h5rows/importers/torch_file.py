@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError, first_line
-from h5rows.importers.arrays import by_split, split_names
-from h5rows.importers.base import SPLIT_NAMES, ArraySource, printable
+from h5rows.importers.arrays import tables_of
+from h5rows.importers.base import ArraySource, printable
 from h5rows.importers.values import stamp, to_numpy
 from h5rows.packing.account import Account
 from h5rows.packing.options import PackOptions
@@ -31,12 +31,7 @@ def open_torch(path: Path, options: PackOptions) -> ArraySource:
     if not values:
         named = next(iter(account.left.get("values", [])), "nothing")
         raise ConfigError(f"{path} holds no tensors with rows, only {printable(named)}")
-    if all(name.partition("/")[0].lower() in SPLIT_NAMES and "/" in name for name in values):
-        tables = by_split(values, {name: (name.partition("/")[0], name.partition("/")[2]) for name in values}, path)
-    else:
-        whole = {n: a for n, a in values.items() if not options.fields or n in options.fields} or values
-        tables = split_names(whole, path)
-    source = ArraySource(tables, stamp([path]), {})
+    source = ArraySource(tables_of(values, path, options), stamp([path]), {})
     source.account = account
     return source
 

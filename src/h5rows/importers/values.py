@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import os
-import pickletools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from glob import escape, glob
@@ -19,14 +18,13 @@ from h5rows.importers.base import (
     SPLIT_NAMES,
     BadSample,
     Field,
-    Left,
     Rows,
     SampleSource,
     UnlikeSample,
     bad,
 )
-from h5rows.importers.folders import check_inside, check_kind, walk
-from h5rows.importers.images import ImageDecoder, drained
+from h5rows.importers.folders import check_inside, check_kind, files_of
+from h5rows.importers.images import ImageDecoder
 from h5rows.packing.account import Account
 from h5rows.packing.options import PackOptions
 
@@ -44,11 +42,8 @@ def guess(raw: bytes, where: object) -> str:
         return "npy"
     if raw.startswith(b"PK\x03\x04"):
         return "pth"
-    if is_pickle(raw):
-        text = "; --as NAME=text if it is text" if raw[:1] != b"\x80" else ""
-        raise ConfigError(
-            f"{where} is a Python pickle, which could run code when read; write plain arrays or images{text}"
-        )
+    if re.match(rb"\x80[\2-\5]", raw):
+        raise ConfigError(f"{where} is a Python pickle, which could run code when read; write plain arrays or images")
     try:
         text = raw.decode()
     except UnicodeDecodeError:
@@ -56,20 +51,6 @@ def guess(raw: bytes, where: object) -> str:
             f"{where}: {len(raw)} bytes of unknown kind; say which with --as NAME=uint8:3,32,32"
         ) from None
     return "number" if WHOLE_NUMBER.fullmatch(text.strip().encode()) else "text"
-
-
-def is_pickle(raw: bytes) -> bool:
-    """Of protocol 2 and above by its first bytes; 0 and 1, which may look like text, by its last one and its commands,
-    which are listed and not run."""
-    if raw[:1] == b"\x80" and raw[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
-        return True
-    if raw[-1:] != b".":
-        return False
-    try:
-        pickletools.dis(raw, io.StringIO())
-    except Exception:  # ValueError, IndexError, UnicodeDecodeError ...: it is none
-        return False
-    return True
 
 
 def decoder(kind: str, options: PackOptions, name: str) -> Decode:
@@ -102,25 +83,10 @@ class Raw:
         return np.frombuffer(raw, self.dtype).reshape(self.shape)
 
 
-def is_npz(raw: object) -> bool:
-    """A zip whose first member is an array; one of torch.save begins with a folder."""
-    return isinstance(raw, bytes) and raw[:4] == b"PK\x03\x04" and raw[30:][: raw[26] + 256 * raw[27]].endswith(b".npy")
-
-
-def read_npz(raw: bytes, field: str, name: object) -> dict[str, np.ndarray]:
-    """Each array is a field of its own, field.array."""
+def read_npy(raw: bytes | str, name: object) -> np.ndarray:
+    """Of the bytes of a file, or of its path."""
     try:
-        with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
-            if len(set(arrays.files)) < len(arrays.files):
-                raise ValueError("two arrays of one name")
-            return {f"{field}.{array}": arrays[array] for array in arrays.files}
-    except Exception as error:  # of NumPy, zipfile, zlib ...
-        raise bad(name, error, f"{field} cannot be read as .npz: {first_line(error)}") from None
-
-
-def read_npy(raw: bytes, name: object) -> np.ndarray:
-    try:
-        return np.load(io.BytesIO(raw), allow_pickle=False)
+        return np.load(io.BytesIO(raw) if isinstance(raw, bytes) else raw, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         raise bad(name, error, f"cannot be read as .npy: {error}") from None
 
@@ -213,7 +179,7 @@ class EncodedSource(SampleSource):
         last: Exception | None = None
         for row in range(min(size, 100)):
             try:
-                values = self._values(row)
+                values = self.raw(row)
                 for name, raw in values.items():
                     given = options.kinds.get(name) or (usual or {}).get(name)
                     if isinstance(raw, bytes):
@@ -233,17 +199,8 @@ class EncodedSource(SampleSource):
             f"{where}: " + (f"no sample can be read; the last: {last}" if last else "it holds no samples")
         )
 
-    def lost(self) -> list[Left]:
-        return drained(self.decoders.values())
-
-    def _values(self, row: int) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        for field, raw in self.raw(row).items():
-            made |= read_npz(raw, field, self.name_of(row)) if is_npz(raw) else {field: raw}
-        return made
-
     def sample(self, row: int, fields: Sequence[str]) -> dict[str, Any]:
-        raws = self._values(row)
+        raws = self.raw(row)
         if not self._chosen and (more := sorted(set(raws) - set(self.fields))):
             first = f"the first sample ({self.name_of(0)}) has only {sorted(self.fields)}"
             raise UnlikeSample(f"{self.name_of(row)} has a field {more[0]!r}, {first}; choose with --fields")
@@ -284,13 +241,7 @@ def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Acc
     A pattern names files in the folder before its first * or ?: a link out of this is nobody's argument."""
     if path.is_dir():
         files = []
-        for folder, _, names in walk(path, external, account):
-            for name in names:
-                if is_kind(name, kinds):
-                    files.append(Path(folder, name))
-                else:
-                    account.leave("files", os.path.relpath(os.path.join(folder, name), path), f"no {' '.join(kinds)}")
-        files.sort()
+        files = files_of(path, lambda name: is_kind(name, kinds), f"no {' '.join(kinds)}", external, account)
     elif path.is_file():
         files = [path]
     else:

@@ -27,13 +27,11 @@ class PackOptions:
     mode: str = (
         "auto"  # RGB, L (grey), RGBA, P (numbers of a palette), I;16 (16-bit grey); auto: P if the first has one
     )
-    exif: str | None = None  # an orientation: apply, ignore; None: not applied, and said
+    exif: str | None = None  # an orientation: apply, ignore; None: an image with another than upright is refused
     variable: bool = False  # keep each image's own size: flat values + offsets + shapes
     # text
     tokenizer: str = "bytes"
     length: int | None = None  # ids of a text in a table at most, its special ones included
-    # N5 keeps its dimensions in column-major order; some writers turn them round, some do not
-    reverse_axes: bool = False
     # rows
     split: Mapping[str, float] = field(
         default_factory=dict

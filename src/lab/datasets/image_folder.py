@@ -71,7 +71,15 @@ def open_images(path: str, size: tuple[int, ...], crop: str, channels: int) -> F
         raise ConfigError(
             f"data.channels={channels} and data.size={list(size)}: give 1, 3 or 4, and [height, width] in pixels"
         )
-    options = PackOptions(format="images", size=size, crop=crop, mode=MODES[channels], quiet=True, external="allow")  # type: ignore[arg-type]
+    options = PackOptions(
+        format="images",
+        size=size,
+        crop=crop,
+        mode=MODES[channels],
+        exif="ignore",
+        quiet=True,
+        external="allow",  # type: ignore[arg-type]
+    )
     source = open_source(path, options)
     assert isinstance(source, FileSource)
     return source
