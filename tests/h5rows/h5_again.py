@@ -56,6 +56,8 @@ def compare(path: Path, before: dict[str, Truth]) -> tuple[list[str], Counter[st
         if was.refused or was.may:
             continue
         now = truth(path.with_name("new.h5"), name)
+        if now.refused and None in was.values.values():  # rows that h5py cannot read: left out by name
+            continue
         seen["read"] += 1
         known = {row: value for row, value in was.values.items() if row not in was.loose}
         if now.refused or {row: now.values.get(row) for row in known} != known or now.rows != was.rows:

@@ -15,8 +15,8 @@ import numpy as np
 from h5rows.dataset import Dataset
 from h5rows.errors import ConfigError, first_line
 from h5rows.importers.base import printable
-from h5rows.packing.raw_values import SMALL
-from h5rows.packing.tree import attribute_names, grows, text
+from h5rows.packing.scan import SMALL
+from h5rows.packing.survey import attribute_names, grows, text
 from h5rows.program import typed
 from h5rows.reading.copies import local_copy
 from h5rows.reading.external import external_files, items_below, link_of

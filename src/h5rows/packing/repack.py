@@ -16,7 +16,7 @@ from tqdm import tqdm
 from h5rows.errors import ConfigError
 from h5rows.importers.base import one_line, printable
 from h5rows.packing.account import MOST_NAMES, Account
-from h5rows.packing.copying import Copier, creation, file_properties
+from h5rows.packing.copying import Comparison, Copier, creation, elsewhere, file_properties
 from h5rows.packing.encode import Encoding
 from h5rows.packing.file import (
     PAGE,
@@ -35,7 +35,7 @@ from h5rows.packing.journal import Journal, check_target, work_on
 from h5rows.packing.options import PackOptions
 from h5rows.packing.plan import BLOCK_BYTES
 from h5rows.packing.scan import Contents, Wanted, as_numbers, scan
-from h5rows.packing.tree import NOTE, Tree, compare, grows
+from h5rows.packing.survey import NOTE, Survey, grows
 from h5rows.program import typed
 from h5rows.reading.external import REFUSE_EXTERNAL
 from h5rows.reading.opening import open_h5
@@ -71,10 +71,9 @@ def repack_file(
     check_target(new, options.overwrite)
     with one_line(source), open_h5(old) as file:
         contents = scan(file, Account(), Wanted(flatten, external, fixed, encoding.rows))
-        if encoding.contiguous and not inflate:
-            check_size(file, contents)
-        account = contents.tree.account
-        account.held.update(contents.tree.counts)
+        if not inflate:
+            check_size(file, contents, encoding.contiguous)
+        account = contents.survey.account
         attrs = {NOTE.decode(): f"{provenance['created']} {provenance['command']}"} if provenance else {}
         with h5py.File(old, "r", rdcc_nbytes=CACHE_BYTES) as rows:
             Repack(file, rows, contents, encoding, fixed, options.quiet).write(new, attrs)
@@ -92,21 +91,22 @@ def tell(old: Path, new: Path, contents: Contents) -> None:
         if reason:
             shown = ", ".join(paths[:MOST_NAMES]) + f" and {len(paths) - MOST_NAMES} more" * (len(paths) > MOST_NAMES)
             print(f"kept as they lie in the file, being {reason}: {printable(shown)}")
-    held = ", ".join(f"{count:,} {kind}" for kind, count in contents.tree.account.held.items() if count)
-    print(f"{old} holds {held}; {new}: {contents.tree.account.closing}")
+    held = ", ".join(f"{count:,} {kind}" for kind, count in contents.survey.account.held.items() if count)
+    print(f"{old} holds {held}; {new}: {contents.survey.account.closing}")
     before, after = old.stat().st_size, new.stat().st_size
     look = typed("inspect", str(new))
     print(f"{old}: {before / 1e6:,.1f} MB -> {new}: {after / 1e6:,.1f} MB; look with: {look}")
 
 
-def check_size(file: h5py.File, contents: Contents) -> None:
+def check_size(file: h5py.File, contents: Contents, contiguous: bool) -> None:
     """What was hardly written, or compresses a thousandfold, would fill a disk."""
-    sizes = {path: file[path].nbytes for path in contents.plain if not (file[path].is_virtual or file[path].external)}
+    plain = [path for path in contents.plain if contiguous and not elsewhere(file[path].id)]
+    sizes = {**contents.whole, **{path: file[path].nbytes for path in plain}}
     size, need = Path(file.filename).stat().st_size, sum(sizes.values())
     if need > MOST_TIMES * size and need > MOST_BYTES:
         path = max(sizes, key=sizes.__getitem__)
         raise ConfigError(
-            f"{file.filename} has {in_words(size)}, a contiguous copy would have {in_words(need)} ({path} alone "
+            f"{file.filename} has {in_words(size)}, its copy would have {in_words(need)} ({path} alone "
             f"{in_words(sizes[path])}); --inflate writes it, --codec gzip keeps it small"
         )
 
@@ -130,7 +130,7 @@ class Repack:
         try:
             with full_disk(out, lambda: sum(sizes), temp):
                 with new_file(temp, file_properties(self.source), alignment) as file:
-                    Copier(self.contents.tree, self.source, file, self.made_anew(file)).copy()
+                    Copier(self.contents.survey, file, self.made_anew(file)).copy()
                     file.attrs.update(attrs)
                     if self.encoding.contiguous:
                         file.flush()
@@ -213,18 +213,17 @@ class Repack:
                 new.write(old.read(size))
 
     def compare(self, path: Path, checksums: dict[tuple[str, int, int], int]) -> None:
-        contents, account = self.contents, self.contents.tree.account
+        contents, account = self.contents, self.contents.survey.account
         with h5py.File(path, "r") as file:
             for (name, begin, end), crc in tqdm(checksums.items(), desc="verify", unit=" blocks", disable=self.quiet):
                 if crc32(bytes_of(file[name][begin:end])) != crc:
                     where = f"{name}, rows {begin} to {end}"
                     raise ConfigError(f"{path}: {where}: what was read back is not what was written")
-            written = {f"/{name}" for name in (*contents.plain, *contents.vlen)}
-            flat = {f"/{name}": len(ends) - 1 for name, ends in self.ends.items()}
-            old = Tree(self.source, Account(), tell=True, skip=written)
-            new = Tree(file, Account(), flat, tell=True, skip=written)
-            compare(old, new)
-            account.taken = new.counts
+            written = {f"/{name}".encode() for name in (*contents.plain, *contents.vlen)}
+            flat = {f"/{name}".encode(): len(ends) - 1 for name, ends in self.ends.items()}
+            copied = Survey(file, Account(), flat)
+            Comparison(contents.survey, copied, written)
+            account.held, account.taken = contents.survey.counts, copied.counts
 
 
 def ends_of(dset: h5py.Dataset) -> np.ndarray:

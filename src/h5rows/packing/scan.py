@@ -12,10 +12,12 @@ import h5py
 import numpy as np
 
 from h5rows.packing.account import Account
-from h5rows.packing.raw_values import SMALL
-from h5rows.packing.tree import DATASET, UNREADABLE, Tree, grows
+from h5rows.packing.copying import by_blocks, elsewhere
+from h5rows.packing.survey import DATASET, UNREADABLE, Survey, grows
 from h5rows.reading.external import REFUSE_EXTERNAL, check_external
 from h5rows.reading.filters import filter_name, missing_filter
+
+SMALL = 4096  # bytes of a dataset, below which a page of its own costs more than it brings
 
 
 @dataclass(frozen=True)
@@ -33,35 +35,34 @@ class Wanted:
 class Contents:
     """By path: what is written anew, row by row; all else is copied as it is."""
 
-    tree: Tree
+    survey: Survey
     plain: dict[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)  # numbers with rows
     vlen: dict[str, tuple[np.dtype, bool]] = field(default_factory=dict)  # to be made flat: see vlen_type
     kept: dict[str, str] = field(default_factory=dict)  # numbers with rows that keep their layout, and why
+    whole: dict[str, int] = field(default_factory=dict)  # bytes of what is copied with all its rows, written or not
 
 
 def scan(file: h5py.File, account: Account, wanted: Wanted) -> Contents:
-    contents = Contents(tree := Tree(file, account))
-    for where, node in tree.nodes.items():
+    contents = Contents(survey := Survey(file, account))
+    for node in survey.nodes.values():
         if node.what != DATASET:
             continue
-        # by name: HDF5 looks through the whole file for the name of what was opened by a reference
-        named = h5py.h5o.open(file.id, node.path.encode("utf-8", "surrogateescape")) if node.named else None
-        dset, path = h5py.Dataset(named or tree.open(where, file)), node.path.lstrip("/")
+        dset = h5py.Dataset(survey.open(node.path))
         check_external(dset, wanted.external)
         with contextlib.suppress(*UNREADABLE):  # said where it is copied
-            path.encode()
-            if not node.named:
-                continue
+            path = node.path.decode().lstrip("/")
             if wanted.flatten and dset.ndim == 1 and (kind := vlen_type(dset)) is not None:
                 contents.vlen[path] = kind
-            elif not is_plain(dset):
                 continue
-            elif (why := reason_to_keep(dset, wanted)) is None:
-                contents.plain[path] = (dset.shape, native(dset.dtype))
-                if grows(dset.id) and (wanted.fixed or dset.is_virtual or dset.external):
-                    account.asked["extents that can grow"] += 1
-            else:
-                contents.kept[path] = why
+            if is_plain(dset):
+                if (why := reason_to_keep(dset, wanted)) is None:
+                    contents.plain[path] = (dset.shape, native(dset.dtype))
+                else:
+                    contents.kept[path] = why
+            if path not in contents.plain and by_blocks(dset.id) and dset.id.get_storage_size():
+                contents.whole[path] = int(dset.size or 0) * dset.id.get_type().get_size()
+            if grows(dset.id) and (elsewhere(dset.id) or (path in contents.plain and wanted.fixed)):
+                account.asked["extents that can grow"] += 1
     for path in contents.vlen:
         dset = file[path]
         account.asked["extents that can grow"] += grows(dset.id)
@@ -74,7 +75,7 @@ def reason_to_keep(dset: h5py.Dataset, wanted: Wanted) -> str | None:
     """Why a dataset of numbers keeps its layout, "" where that goes without saying."""
     if dset.nbytes < SMALL:
         return ""
-    if dset.is_virtual or dset.external:
+    if elsewhere(dset.id):
         return None
     if (number := missing_filter(dset)) is not None:
         return f"stored by the filter {filter_name(number)} (number {number}), which is not here"
