@@ -24,7 +24,7 @@ def look_and_repack(path: Path, seed: int, before: dict[str, Truth]) -> list[str
     w, wrong, said = Draw(seed), [], io.StringIO()
     with contextlib.redirect_stdout(said):
         try:
-            inspect_file(str(path), 0.0)
+            inspect_file(str(path))
         except Exception as error:
             wrong.append(f"inspect: {one_line(error, path)}")
     codec = w.one_of(["none", "none", "gzip", "zstd", "lz4", "blosc-lz4", "blosc-zstd"])

@@ -79,7 +79,7 @@ class Node(NamedTuple):
 
 
 class Survey:
-    """nodes: by address, breadth first. flat: path -> rows of a group of values and offsets that stands for a dataset."""
+    """nodes: by address, breadth first. flat: path -> rows of a group that stands for a dataset, see --flatten."""
 
     def __init__(self, file: h5py.File, account: Account, flat: Mapping[bytes, int] | None = None) -> None:
         self.file, self.account, self.flat = file, account, flat or {}
