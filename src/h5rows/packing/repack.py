@@ -14,8 +14,8 @@ import numpy as np
 from tqdm import tqdm
 
 from h5rows.errors import ConfigError
-from h5rows.importers.base import one_line, printable
-from h5rows.packing.account import MOST_NAMES, Account
+from h5rows.importers.base import one_line
+from h5rows.packing.account import Account
 from h5rows.packing.copying import Comparison, Copier, creation, elsewhere, file_properties
 from h5rows.packing.encode import Encoding
 from h5rows.packing.file import (
@@ -34,7 +34,7 @@ from h5rows.packing.file import (
 from h5rows.packing.journal import Journal, check_target, work_on
 from h5rows.packing.options import PackOptions
 from h5rows.packing.plan import BLOCK_BYTES
-from h5rows.packing.scan import Contents, Wanted, as_numbers, scan
+from h5rows.packing.scan import Contents, as_numbers, scan
 from h5rows.packing.survey import NOTE, Survey, grows
 from h5rows.program import typed
 from h5rows.reading.external import REFUSE_EXTERNAL
@@ -70,7 +70,7 @@ def repack_file(
         raise ConfigError(f"{out} exists; name another file")
     check_target(new, options.overwrite)
     with one_line(source), open_h5(old) as file:
-        contents = scan(file, Account(), Wanted(flatten, external, fixed, encoding.rows))
+        contents = scan(file, encoding, flatten, external, fixed)
         if not inflate:
             check_size(file, contents, encoding.contiguous)
         account = contents.survey.account
@@ -79,23 +79,11 @@ def repack_file(
             Repack(file, rows, contents, encoding, fixed, options.quiet).write(new, attrs)
     print(*[f"{line}\n" for line in account.lines()], sep="", end="")
     if not options.quiet:
-        tell(old, new, contents)
+        held = ", ".join(f"{count:,} {kind}" for kind, count in account.held.items() if count)
+        print(f"{old} holds {held}; {new}: {account.closing}")
+        sizes = " -> ".join(f"{path}: {path.stat().st_size / 1e6:,.1f} MB" for path in (old, new))
+        print(f"{sizes}; look with: {typed('inspect', str(new))}")
     return account
-
-
-def tell(old: Path, new: Path, contents: Contents) -> None:
-    why: dict[str, list[str]] = {}
-    for path, reason in contents.kept.items():
-        why.setdefault(reason, []).append(path)
-    for reason, paths in why.items():
-        if reason:
-            shown = ", ".join(paths[:MOST_NAMES]) + f" and {len(paths) - MOST_NAMES} more" * (len(paths) > MOST_NAMES)
-            print(f"kept as they lie in the file, being {reason}: {printable(shown)}")
-    held = ", ".join(f"{count:,} {kind}" for kind, count in contents.survey.account.held.items() if count)
-    print(f"{old} holds {held}; {new}: {contents.survey.account.closing}")
-    before, after = old.stat().st_size, new.stat().st_size
-    look = typed("inspect", str(new))
-    print(f"{old}: {before / 1e6:,.1f} MB -> {new}: {after / 1e6:,.1f} MB; look with: {look}")
 
 
 def check_size(file: h5py.File, contents: Contents, contiguous: bool) -> None:
