@@ -16,7 +16,6 @@ import numpy as np
 from h5py import h5a, h5d, h5g, h5i, h5l, h5o, h5p, h5r, h5s
 
 from h5rows.errors import ConfigError
-from h5rows.packing.account import Account
 from h5rows.packing.survey import (
     DATASET,
     GROUP,
@@ -178,17 +177,17 @@ class Copier:
 
     def link(self, path: bytes, new: Any) -> None:
         old = self.old.open(path)
-        for name, info in links(old):
+        for name, kind, cset in links(old):
             shown = f"{text(path).rstrip('/')}/{text(name)}"
             with guarded(self.account, "links", shown):
                 plan = h5p.create(h5p.LINK_CREATE)
-                plan.set_char_encoding(info.cset)
-                if info.type == h5l.TYPE_SOFT:
+                plan.set_char_encoding(cset)
+                if kind == h5l.TYPE_SOFT:
                     new.links.create_soft(name, old.links.get_val(name), lcpl=plan)
-                elif info.type == h5l.TYPE_EXTERNAL:
+                elif kind == h5l.TYPE_EXTERNAL:
                     new.links.create_external(name, *old.links.get_val(name), lcpl=plan)
-                elif info.type != h5l.TYPE_HARD:
-                    self.account.leave("links", shown, f"a user-defined link, of class {info.type}")
+                elif kind != h5l.TYPE_HARD:
+                    self.account.leave("links", shown, f"a user-defined link, of class {kind}")
                 elif (where := target_of(old, name)) not in self.made:
                     why = "cannot be opened" if where is None else "was left out"
                     self.account.leave("links", shown, f"leads to what {why}")
@@ -287,15 +286,15 @@ class Comparison:
         self.same(path, f"shape of {what}", (kinds[0], old.shape), (kinds[1], new.shape))
 
     def links(self, survey: Survey, path: bytes) -> dict[bytes, Any]:
+        """Name -> (type, what it leads to)."""
         group, found = survey.open(path), {}
-        for name, info in links(group):
+        for name, kind, _ in links(group):
             target: Any = None
-            if info.type == h5l.TYPE_HARD:
-                with guarded(Account(), "links", ""):  # it was said when it was met first
-                    target = survey.path_of(h5o.open(group, name))
-            elif info.type in (h5l.TYPE_SOFT, h5l.TYPE_EXTERNAL):
+            if kind == h5l.TYPE_HARD:
+                target = survey.nodes.get(target_of(group, name) or 0)
+            elif kind in (h5l.TYPE_SOFT, h5l.TYPE_EXTERNAL):
                 target = group.links.get_val(name)
-            found[name] = (info.type, target)
+            found[name] = (kind, target)
         return found
 
     def rows(self, path: bytes, old: Any, new: Any) -> None:

@@ -21,6 +21,7 @@ from h5rows.packing.encode import Encoding
 from h5rows.packing.file import (
     PAGE,
     Column,
+    Span,
     allocate,
     bytes_of,
     crc32,
@@ -29,6 +30,7 @@ from h5rows.packing.file import (
     in_words,
     new_file,
     publish,
+    read_back,
     reserve,
 )
 from h5rows.packing.journal import Journal, check_target, work_on
@@ -123,10 +125,10 @@ class Repack:
                     if self.encoding.contiguous:
                         file.flush()
                         reserve(temp, sum(sizes))
-                    checksums = self.fill(file)
+                    spans = self.fill(file)
                 self.copy_user_block(temp)
                 with flushing(temp):
-                    self.compare(temp, checksums)
+                    self.compare(temp, spans)
                 publish(temp, out)
         finally:
             temp.unlink(missing_ok=True)
@@ -158,8 +160,6 @@ class Repack:
         kind = tid if tid.committed() else h5py.h5t.py_create(dtype, logical=True)
         plan, chunk_rows = creation(dset), self.encoding.rows(shape, dtype)
         if not chunk_rows:
-            if not self.encoding.contiguous:
-                return h5py.h5d.create(file.id, None, kind, h5py.h5s.create_simple(shape), plan)
             return allocate(file, Column(path, shape, dtype), plan, kind)
         how = {"chunks": (chunk_rows, *shape[1:]), **self.encoding.create_options(dtype)}
         if grows(dset) and not self.fixed and dset.get_create_plist().get_layout() == h5py.h5d.CHUNKED:
@@ -181,32 +181,28 @@ class Repack:
                 yield f"{name}/values", int(ends[begin]), np.concatenate(samples)
             yield f"{name}/offsets", 0, ends
 
-    def fill(self, file: h5py.File) -> dict[tuple[str, int, int], int]:
-        """-> crc32 of what was written, by (dataset, first row, end)."""
-        checksums = {}
+    def fill(self, file: h5py.File) -> list[Span]:
+        """-> what was written."""
+        spans = []
         total = sum(shape[0] for shape, _ in self.contents.plain.values())
         with tqdm(total=total, unit=" rows", unit_scale=True, disable=self.quiet, desc="repack") as bar:
             for name, begin, values in self.pieces():
-                if not len(values):
-                    continue
-                end = begin + len(values)
-                file[name][begin:end] = values
-                checksums[name, begin, end] = crc32(bytes_of(values))
-                bar.update(len(values))
-        return checksums
+                if len(values):
+                    file[name][begin : begin + len(values)] = values
+                    row_bytes = values.nbytes // len(values)
+                    spans.append(Span(name, begin * row_bytes, values.nbytes, crc32(bytes_of(values))))
+                    bar.update(len(values))
+        return spans
 
     def copy_user_block(self, path: Path) -> None:
         if size := self.source.userblock_size:
             with open(self.source.filename, "rb") as old, open(path, "r+b") as new:
                 new.write(old.read(size))
 
-    def compare(self, path: Path, checksums: dict[tuple[str, int, int], int]) -> None:
+    def compare(self, path: Path, spans: list[Span]) -> None:
         contents, account = self.contents, self.contents.survey.account
+        read_back(path, spans, self.quiet)
         with h5py.File(path, "r") as file:
-            for (name, begin, end), crc in tqdm(checksums.items(), desc="verify", unit=" blocks", disable=self.quiet):
-                if crc32(bytes_of(file[name][begin:end])) != crc:
-                    where = f"{name}, rows {begin} to {end}"
-                    raise ConfigError(f"{path}: {where}: what was read back is not what was written")
             written = {f"/{name}".encode() for name in (*contents.plain, *contents.vlen)}
             flat = {f"/{name}".encode(): len(ends) - 1 for name, ends in self.ends.items()}
             copied = Survey(file, Account(), flat)

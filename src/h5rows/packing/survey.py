@@ -51,17 +51,12 @@ def attribute_names(item: Any) -> list[bytes]:
     return names
 
 
-class Link(NamedTuple):
-    type: int
-    cset: int  # character set of its name
-
-
-def links(group: Any) -> list[tuple[bytes, Link]]:
-    """By name, in the order of their creation, where the group knows it."""
-    found: list[tuple[bytes, Link]] = []
+def links(group: Any) -> list[tuple[bytes, int, int]]:
+    """(name, type, character set of the name) in the order of their creation, where the group knows it, or of names."""
+    found: list[tuple[bytes, int, int]] = []
 
     def visit(name: bytes, info: Any) -> None:
-        found.append((name, Link(info.type, info.cset)))  # h5py gives the same object each time
+        found.append((name, info.type, info.cset))
 
     order = group.get_create_plist().get_link_creation_order()
     group.links.iterate(visit, info=True, idx_type=_index(order))
@@ -106,21 +101,12 @@ class Survey:
 
     def _look_into(self, path: bytes) -> None:
         group = self.open(path)
-        for name, info in links(group):
+        for name, kind, _ in links(group):
             self.counts["links"] += 1
-            if info.type != h5l.TYPE_HARD:
-                continue
-            below = path.rstrip(b"/") + b"/" + name
-            try:
-                item = h5o.open(group, name)
-            except UNREADABLE as error:
-                if machine_fault(error):
-                    raise
-                self.counts["objects that cannot be opened"] += 1
-                self.account.leave("objects that cannot be opened", text(below), first_line(error))
-                continue
-            with guarded(self.account, "objects that cannot be opened", text(below)):
-                self._see(item, below)
+            if kind == h5l.TYPE_HARD:
+                below = path.rstrip(b"/") + b"/" + name
+                with guarded(self.account, "objects that cannot be opened", text(below)):
+                    self._see(h5o.open(group, name), below)
 
     def _see(self, item: Any, path: bytes) -> None:
         if (where := address(item)) in self.nodes:
