@@ -31,7 +31,6 @@ from h5rows.packing.survey import (
 )
 from h5rows.packing.values import blocks, chunk_sums, exchanged, in_memory, read_attribute, refers, scattered, spelled
 
-HOLDER = b"copied, not yet linked"  # a group that is there while the copy is made
 # (path, the old dataset, type in the new file) -> what is made for it there, unlinked; None: it is copied as it is
 Make = Callable[[str, Any, Any], Any]
 
@@ -81,9 +80,9 @@ class Copier:
 
     def copy(self) -> None:
         nodes = self.old.nodes
-        root, new_root = address(self.old.open(b"/")), h5o.open(self.new.id, b"/")
-        holder = h5g.create(self.new.id, HOLDER)
-        self.made[root] = h5r.create(new_root, b".", h5r.OBJECT)
+        root, holder = address(self.old.open(b"/")), h5g.create(self.new.id, None)
+        h5o.link(holder, holder, b"self")  # it is there until it is unlinked
+        self.made[root] = h5r.create(h5o.open(self.new.id, b"/"), b".", h5r.OBJECT)
         for where in sorted(nodes, key=lambda each: nodes[each].what != TYPE):  # types first, which others share
             if where != root:
                 with guarded(self.account, nodes[where].what, text(nodes[where].path)):
@@ -96,7 +95,7 @@ class Copier:
             if nodes[where].what == GROUP:
                 with guarded(self.account, GROUP, text(nodes[where].path)):
                     self.link(nodes[where].path, self.opened(where))
-        new_root.unlink(HOLDER)
+        holder.unlink(b"self")
 
     def opened(self, where: int) -> Any:
         return h5r.dereference(self.made[where], self.new.id)

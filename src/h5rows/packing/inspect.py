@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +26,16 @@ POINTLESS = 0.85  # stored / decoded bytes, above which compression saves too li
 MOST_ATTRIBUTES = 12  # of a dataset or group
 
 
-@dataclass
 class Found:
-    name: str
-    dset: h5py.Dataset
-    filters: list[str]
-    stored: int  # bytes in the file
-    size: int  # bytes decoded
-    amplification: float | None  # bytes read and decoded for each byte of one random row
-    way: str
-    reason: str
+    """stored, size: bytes in the file and decoded. amplification: bytes that are read and decoded for each of a row."""
+
+    def __init__(self, name: str, dset: h5py.Dataset) -> None:
+        plan = dset.id.get_create_plist()
+        self.name, self.dset = name, dset
+        self.filters = [filter_name(plan.get_filter(k)[0]) for k in range(plan.get_nfilters())]
+        self.stored, self.size = dset.id.get_storage_size(), (dset.size or 0) * dset.dtype.itemsize
+        self.amplification = amplification(dset)
+        self.way, self.reason = plan_reader(dset)
 
     @property
     def vlen(self) -> bool:
@@ -69,7 +68,7 @@ def inspect_file(path: str) -> None:
                 if item is None:
                     print(f"\n{clean(name)}: cannot be opened: it is damaged")
                 elif isinstance(item, h5py.Dataset):
-                    found.append(each := examine(name, item))
+                    found.append(each := Found(name, item))
                     show(each)
                 elif isinstance(item, h5py.Group):
                     show_group(name, item)
@@ -124,14 +123,6 @@ def show_links(group: h5py.Group, prefix: str) -> None:
 def clean(words: str) -> str:
     """On one line, and nothing that steers a terminal."""
     return "".join(c if c.isprintable() else "?" for c in printable(words))
-
-
-def examine(name: str, dset: h5py.Dataset) -> Found:
-    plan = dset.id.get_create_plist()
-    filters = [filter_name(plan.get_filter(k)[0]) for k in range(plan.get_nfilters())]
-    way, reason = plan_reader(dset)
-    size = (dset.size or 0) * dset.dtype.itemsize
-    return Found(name, dset, filters, dset.id.get_storage_size(), size, amplification(dset), way, reason)
 
 
 def amplification(dset: h5py.Dataset) -> float | None:
