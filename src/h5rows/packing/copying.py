@@ -13,7 +13,7 @@ from typing import Any
 
 import h5py
 import numpy as np
-from h5py import h5a, h5d, h5g, h5i, h5l, h5o, h5p, h5r, h5s
+from h5py import h5a, h5d, h5g, h5l, h5o, h5p, h5r, h5s
 
 from h5rows.errors import ConfigError
 from h5rows.packing.survey import (
@@ -212,9 +212,9 @@ def follow(reference: Any, file: h5py.File) -> tuple[Any, Any]:
 
 
 def by_blocks(dset: Any) -> bool:
-    """Whether H5Ocopy would lose something of it; of files with short addresses HDF5 2.0 writes what it cannot read."""
-    kind, sizes = dset.get_type(), h5i.get_file_id(dset).get_create_plist().get_sizes()
-    return bool(kind.committed()) or refers(kind) or elsewhere(dset) or sizes != (8, 8)
+    """Whether H5Ocopy would lose something of it."""
+    kind = dset.get_type()
+    return bool(kind.committed()) or refers(kind) or elsewhere(dset)
 
 
 def copy_by_blocks(old: Any, kind: Any, new: h5py.File) -> Any:

@@ -72,6 +72,11 @@ def repack_file(
         raise ConfigError(f"{out} exists; name another file")
     check_target(new, options.overwrite)
     with one_line(source), open_h5(old) as file:
+        if file.id.get_create_plist().get_sizes() != (8, 8):  # H5Ocopy writes what it cannot read
+            raise ConfigError(
+                f"{source}: has addresses of other than 8 bytes, which HDF5 copies wrongly; copy its datasets by h5py "
+                "into a file of the usual kind"
+            )
         contents = scan(file, encoding, flatten, external, fixed)
         if not inflate:
             check_size(file, contents, encoding.contiguous)
