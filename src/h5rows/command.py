@@ -118,9 +118,8 @@ def parser() -> argparse.ArgumentParser:
     add("--workers", type=positive, help="processes or threads [all cores]")
     common(p)
 
-    p = verbs.add_parser("inspect", help="how a file is laid out and read, how fast, and what to change")
+    p = verbs.add_parser("inspect", help="how a file is laid out and read, and what to change")
     p.add_argument("file")
-    p.add_argument("--seconds", type=float, default=0.3, help="to measure each dataset for; 0: do not measure [0.3]")
 
     p = verbs.add_parser("repack", help="another layout, chunking or codec", argument_default=argparse.SUPPRESS)
     p.add_argument("source")
@@ -151,7 +150,7 @@ def main(argv: Sequence[str]) -> int:
     args = vars(parser().parse_args(argv))
     verb = args.pop("verb")
     if verb == "inspect":
-        functions.inspect(args["file"], args["seconds"])
+        functions.inspect(args["file"])
         return 0
     for name in ("fields", "kinds", "split"):
         if name in args:

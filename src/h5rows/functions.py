@@ -12,6 +12,7 @@ from h5rows.importers import open_source
 from h5rows.importers.base import printable
 from h5rows.packing.account import Account
 from h5rows.packing.encode import Encoding
+from h5rows.packing.inspect import inspect_file
 from h5rows.packing.options import PackOptions
 from h5rows.packing.repack import repack_file
 from h5rows.packing.write import pack as write
@@ -53,11 +54,9 @@ def repack(
     return repack_file(source, out, options, encoding, record, flatten, external, fixed, inflate)
 
 
-def inspect(path: str, seconds: float = 0.3) -> None:
-    """Print how a file is laid out and read, how fast (measured for `seconds` a dataset), and what to change."""
-    from h5rows.packing.inspect import inspect_file  # reads by Dataset, which imports torch
-
-    inspect_file(path, seconds)
+def inspect(path: str) -> None:
+    """Print how a file is laid out and read, and what to change."""
+    inspect_file(path)
 
 
 def _provenance(source: str, command: str, options: PackOptions) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def look_and_repack(path: Path, seed: int, before: dict[str, Truth]) -> list[str
     w, wrong, said = Draw(seed), [], io.StringIO()
     with contextlib.redirect_stdout(said):
         try:
-            inspect_file(str(path), 0.0)
+            inspect_file(str(path))
         except Exception as error:
             wrong.append(f"inspect: {one_line(error, path)}")
     codec = w.one_of(["none", "none", "gzip", "zstd", "lz4", "blosc-lz4", "blosc-zstd"])
@@ -56,6 +56,8 @@ def compare(path: Path, before: dict[str, Truth]) -> tuple[list[str], Counter[st
         if was.refused or was.may:
             continue
         now = truth(path.with_name("new.h5"), name)
+        if now.refused and None in was.values.values():  # rows that h5py cannot read: left out by name
+            continue
         seen["read"] += 1
         known = {row: value for row, value in was.values.items() if row not in was.loose}
         if now.refused or {row: now.values.get(row) for row in known} != known or now.rows != was.rows:

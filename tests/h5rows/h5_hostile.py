@@ -247,7 +247,7 @@ def judge_circle(path: Path, ends: bool) -> Found:
             wrong += [f"{said}" for said in [one_line(error, path)] if said]
             if not re.search("another file|which is virtual", str(error)):
                 wrong.append(f"is refused: {error}")
-        for work in (lambda: inspect_file(str(path), 0.0), lambda: _repack(path)):
+        for work in (lambda: inspect_file(str(path)), lambda: _repack(path)):
             try:
                 with contextlib.redirect_stdout(io.StringIO()):
                     work()
@@ -347,7 +347,7 @@ def judge_place(folder: Path, seed: int) -> Found:
             )
         elif data is None and w.chance(0.5):
             use = w.one_of(
-                [lambda: inspect_file(str(path), 0.0), lambda: _repack(path), lambda: opened().gather(np.arange(8))]
+                [lambda: inspect_file(str(path)), lambda: _repack(path), lambda: opened().gather(np.arange(8))]
             )
             use()
         else:

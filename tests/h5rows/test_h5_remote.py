@@ -503,7 +503,7 @@ def test_what_fsspec_knows(tmp_path: Path, cache: Path, monkeypatch: pytest.Monk
         assert len(list(cache.glob("*/*/f.h5"))) == count
         assert_equal(opened(url).gather(np.arange(9)), opened(str(tmp_path / "f.h5")).gather(np.arange(9)))
     capsys.readouterr()
-    inspect_file(url, 0)
+    inspect_file(url)
     assert "contiguous" in capsys.readouterr().out
 
 

@@ -109,7 +109,7 @@ def test_the_functions_do_what_the_command_does(
     assert h5rows.repack("chunked.h5", "three.h5", quiet=True).exit_status == 0
     assert h5rows.open("three.h5", split="val").describe()[0].startswith("a: () int64, mapped")
     capfd.readouterr()
-    h5rows.inspect("three.h5", seconds=0)
+    h5rows.inspect("three.h5")
     assert "\ntrain/a: 30 int64" in capfd.readouterr().out
     with pytest.raises(TypeError, match="sise"):
         h5rows.pack("t.csv", "four.h5", sise=3)

@@ -179,9 +179,7 @@ def test_killed_repack(tmp_path: Path, codec: str) -> None:
 
 
 def inspect(path: Path) -> str:
-    done = warm.run(
-        [sys.executable, str(H5), "inspect", str(path), "--seconds", "0.02"], capture_output=True, text=True
-    )
+    done = warm.run([sys.executable, str(H5), "inspect", str(path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -198,10 +196,9 @@ def test_inspect_of_everything(tmp_path: Path) -> None:
     assert "chunks of 7x3x5x7, gzip" in image
     assert "random row: 7.0 bytes" in image
     assert "read: chunks" in image
-    assert "samples/s" in image
     label = block(shown, "train/label")
     assert "read: mapped" in label
-    assert "classes: 2 (cat, dög)" in label
+    assert "classes: cat, dög" in label
     assert "random row: 1.0 bytes" in label
     assert "ragged: of variable length" in shown
     assert "--flatten" in shown

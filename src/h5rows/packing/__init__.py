@@ -2,7 +2,7 @@
 
 plan, write, pool, file, journal            the writer
 repack, scan, encode                        other layouts
-tree, copying, raw_values                   all of an HDF5 file, in another
+survey, copying, values                     all of an HDF5 file, in another
 inspect, summary                            what a file holds
 account                                     what was left out
 """

@@ -1,45 +1,50 @@
-"""One HDF5 file's objects, links, attributes and references in another: structure first, then what refers to it."""
+"""One HDF5 file's objects, links, attributes and references in another, and whether they are the same there.
+
+HDF5's own H5Ocopy copies what can stay as it is. It loses references in records, sequences and attributes, and what
+several datasets share: such rows are copied one block after the other.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import h5py
 import numpy as np
-from h5py import h5a, h5d, h5g, h5l, h5o, h5p, h5r
+from h5py import h5a, h5d, h5g, h5l, h5o, h5p, h5r, h5s
 
-from h5rows.packing.account import Account
-from h5rows.packing.raw_values import (
-    OBJECT,
-    REGION,
-    Kind,
-    Scratch,
-    Unknown,
-    as_rows,
-    chunks_of,
-    copied_raw,
-    follow,
-    keeps_layout,
-    kind_of,
-    read_attribute,
-    read_box,
-    readable,
-    walk,
-    write_box,
-    written,
+from h5rows.errors import ConfigError
+from h5rows.packing.survey import (
+    DATASET,
+    GROUP,
+    TYPE,
+    UNREADABLE,
+    Node,
+    Survey,
+    address,
+    grows,
+    guarded,
+    links,
+    text,
 )
-from h5rows.packing.tree import DATASET, GROUP, NOTE, TYPE, Tree, address, attribute_names, guarded, links, text
+from h5rows.packing.values import blocks, chunk_sums, exchanged, in_memory, read_attribute, refers, scattered, spelled
 
 # (path, the old dataset, type in the new file) -> what is made for it there, unlinked; None: it is copied as it is
 Make = Callable[[str, Any, Any], Any]
 
 
+def elsewhere(dset: Any) -> bool:
+    """Whether its rows lie in other datasets or files. A copy has rows of its own."""
+    plan = dset.get_create_plist()
+    return bool(plan.get_external_count()) or plan.get_layout() == h5d.VIRTUAL
+
+
 def creation(dset: Any) -> Any:
     """The properties with which a dataset was made, but for its layout and filters."""
     old = dset.get_create_plist()
-    if not old.get_external_count() and old.get_layout() != h5d.VIRTUAL:
+    if not elsewhere(dset):
         new = old
         if new.get_nfilters():
             new.remove_filter(0)  # all
@@ -66,200 +71,266 @@ def file_properties(file: h5py.File) -> Any:
 
 
 class Copier:
-    """holder: a group that no name leads to, in which objects wait for their links. What has none stays there."""
+    """Makes all objects below a group of its own, then their attributes and references, last the links."""
 
-    def __init__(self, tree: Tree, old: h5py.File, new: h5py.File, make: Make) -> None:
-        self.tree, self.old, self.new, self.make = tree, old, new, make
-        self.account: Account = tree.account
-        self.made: dict[int, Any] = {}  # old address -> reference in the new file
-        self.replaced: set[int] = set()  # objects whose rows the caller writes
-        self.exchanged: dict[tuple[str, bytes], bytes] = {}
-        self.left: dict[tuple[str, bytes], str] = {}
-        self.scratch = Scratch()
-        self.holder = h5g.create(new.id, None)
-        h5o.link(self.holder, self.holder, b"self")
+    def __init__(self, old: Survey, new: h5py.File, make: Make) -> None:
+        self.old, self.new, self.make, self.account = old, new, make, old.account
+        self.made: dict[int, Any] = {}  # address in the old file -> reference in the new one
+        self.replaced: set[int] = set()  # datasets whose rows the caller writes
 
     def copy(self) -> None:
-        try:
-            nodes = self.tree.nodes.items()
-            for where, node in nodes:
-                if node.what == TYPE:
-                    with guarded(self.account, TYPE, node.path):
-                        self.commit(where)
-            root = address(h5o.open(self.old.id, b"/"))
-            self.keep(root, h5o.open(self.new.id, b"/"))
-            self.fill_groups(root)
-            for where, node in list(nodes):
-                if where not in self.made and not node.named and self.place(where) and node.what == GROUP:
-                    self.fill_groups(where)
-            for where, node in nodes:
-                if where in self.made:
-                    with guarded(self.account, node.what, node.path):
-                        self.finish(where)
-            self.tidy()
-        finally:
-            self.scratch.close()
-
-    def keep(self, where: int, item: Any) -> None:
-        self.made[where] = h5r.create(item, b".", h5r.OBJECT)
+        nodes = self.old.nodes
+        root, holder = address(self.old.open(b"/")), h5g.create(self.new.id, None)
+        h5o.link(holder, holder, b"self")  # it is there until it is unlinked
+        self.made[root] = h5r.create(h5o.open(self.new.id, b"/"), b".", h5r.OBJECT)
+        for where in sorted(nodes, key=lambda each: nodes[each].what != TYPE):  # types first, which others share
+            if where != root:
+                with guarded(self.account, nodes[where].what, text(nodes[where].path)):
+                    made = self.create(where, nodes[where], holder, b"%d" % where)
+                    self.made[where] = h5r.create(made, b".", h5r.OBJECT)
+        for where in [*self.made]:
+            with guarded(self.account, nodes[where].what, text(nodes[where].path)):
+                self.finish(where, nodes[where])
+        for where in self.made:
+            if nodes[where].what == GROUP:
+                with guarded(self.account, GROUP, text(nodes[where].path)):
+                    self.link(nodes[where].path, self.opened(where))
+        holder.unlink(b"self")
 
     def opened(self, where: int) -> Any:
         return h5r.dereference(self.made[where], self.new.id)
 
-    def commit(self, where: int) -> None:
-        kind = self.tree.open(where, self.old).copy()
-        kind.commit(self.holder, b"%d" % where)
-        self.keep(where, kind)
-
-    def place(self, where: int) -> bool:
-        """Make an object in the holder; False: it cannot be."""
-        node = self.tree.nodes[where]
-        with guarded(self.account, node.what, node.path):
-            item = self.create(where)
-            if h5o.get_info(item).rc == 0:
-                h5o.link(item, self.holder, b"%d" % where)
-            self.keep(where, item)
-        return where in self.made
-
-    def create(self, where: int) -> Any:
-        node, item = self.tree.nodes[where], self.tree.open(where, self.old)
+    def create(self, where: int, node: Node, holder: Any, name: bytes) -> Any:
+        item = self.old.open(node.path)
         if node.what == GROUP:
             plan = h5p.create(h5p.GROUP_CREATE)
             plan.set_link_creation_order(item.get_create_plist().get_link_creation_order())
             plan.set_attr_creation_order(item.get_create_plist().get_attr_creation_order())
-            return h5g.create(self.new.id, None, gcpl=plan)
-        kind = self.type_of(item.get_type())
-        if (made := self.make(node.path if node.named else "", item, kind)) is not None:
-            self.replaced.add(where)
+            return h5g.create(holder, name, gcpl=plan)
+        made = None
+        if node.what == DATASET:
+            kind = self.type_of(item.get_type())
+            made = self.make(text(node.path), item, kind)
+            self.replaced.update([where] * (made is not None))
+            if made is None and by_blocks(item):
+                made = copy_by_blocks(item, kind, self.new)
+        if made is not None:
+            h5o.link(made, holder, name)
             return made
-        return copy_dataset(item, kind, self.new, self.holder, b"%d" % where)
-
-    def type_of(self, kind: Any) -> Any:
-        if not kind.committed():
-            return kind
-        if (where := address(kind)) not in self.made:
-            raise Unknown("its named type could not be copied")
-        return self.opened(where)
-
-    def fill_groups(self, first: int) -> None:
-        left = deque([first])
-        while left:
-            where = left.popleft()
-            node = self.tree.nodes[where]
-            old, new = self.tree.open(where, self.old), self.opened(where)
-            with guarded(self.account, GROUP, node.path):
-                for name, info in links(old):
-                    path = f"{node.path.rstrip('/')}/{text(name)}"
-                    with guarded(self.account, "links", path):
-                        if (below := self.link(old, new, name, info, path)) is not None:
-                            left.append(below)
-
-    def link(self, old: Any, new: Any, name: bytes, info: Any, path: str) -> int | None:
-        """-> the address of a group that is to be filled."""
-        plan = h5p.create(h5p.LINK_CREATE)
-        plan.set_char_encoding(info.cset)
-        if info.type == h5l.TYPE_SOFT:
-            new.links.create_soft(name, old.links.get_val(name), lcpl=plan)
-        elif info.type == h5l.TYPE_EXTERNAL:
-            new.links.create_external(name, *old.links.get_val(name), lcpl=plan)
-        elif info.type != h5l.TYPE_HARD:
-            self.account.leave("links", path, f"a user-defined link, of class {info.type}")
-        else:
-            try:
-                where = address(h5o.open(old, name))
-            except (KeyError, OSError, RuntimeError):
-                self.account.leave("links", path, "leads to what cannot be opened")
-                return None
-            fresh = where not in self.made
-            if fresh and not self.place(where):
-                self.account.leave("links", path, "leads to what was left out")
-                return None
-            h5o.link(self.opened(where), new, name, lcpl=plan)
-            return where if fresh and self.tree.nodes[where].what == GROUP else None
-        return None
-
-    def finish(self, where: int) -> None:
-        """Attributes, comment, and values that refer to other objects."""
-        node, old, new = self.tree.nodes[where], self.tree.open(where, self.old), self.opened(where)
-        for name in attribute_names(old):
-            if node.path == "/" and name == NOTE:
-                continue
-            with guarded(self.account, "attributes", f"{node.path}: {text(name)}"):
-                self.attribute(old, new, name, f"{node.path}: {text(name)}")
-        if comment := h5o.get_comment(old, b"."):
-            h5o.set_comment(new, comment, obj_name=b".")
-        if node.what == DATASET and where not in self.replaced and (kind := kind_of(old.get_type())).refers:
-            for box in written(old):
-                raw = read_box(old, box)
-                self.exchange(raw, kind, node.path)
-                write_box(new, box, raw)
-
-    def attribute(self, old: Any, new: Any, name: bytes, path: str) -> None:
-        attr = h5a.open(old, name)
-        kind, raw = kind_of(attr.get_type()), read_attribute(attr)
-        made = h5a.create(new, name, self.type_of(attr.get_type()), attr.get_space())
-        if raw is not None:
-            self.exchange(raw, kind, path)
-            made.write(raw, made.get_type())
-
-    def exchange(self, raw: np.ndarray, kind: Kind, path: str) -> None:
-        def swap(what: str, values: np.ndarray) -> np.ndarray:
-            out = values.copy()
-            for k, row in enumerate(values):
-                if any(key := row.tobytes()):
-                    if (what, key) not in self.exchanged:
-                        self.exchanged[what, key] = self.new_reference(what, key)
-                    out[k] = np.frombuffer(self.exchanged[what, key], np.uint8)
-                    if why := self.left.get((what, key)):
-                        self.account.leave("references", f"in {path}", why)
-            return out
-
-        if kind.refers:
-            walk(as_rows(raw), kind, swap, lambda data: None, free=False)
-
-    def new_reference(self, what: str, key: bytes) -> bytes:
-        """Its bytes; those of the null reference, where there is nothing to point to."""
-        where, reference = self.tree.targets[what, key]
-        if where is None:
-            self.left[what, key] = "leads nowhere in the source"
-        elif where not in self.made:
-            self.left[what, key] = f"leads to {self.tree.nodes[where].path}, which was left out"
-        elif what == OBJECT:
-            return self.scratch.raw(OBJECT, self.made[where])
-        elif where in self.replaced and not isinstance(self.opened(where), h5d.DatasetID):
-            self.left[what, key] = f"leads to rows of {self.tree.nodes[where].path}, which lie elsewhere now"
-        else:
-            _, region = follow(reference, self.old)
-            return self.scratch.raw(REGION, h5r.create(self.opened(where), b".", h5r.DATASET_REGION, region))
-        return bytes(len(key))
-
-    def tidy(self) -> None:
-        """The holder goes, unless it is all that holds an object."""
-        names = [name for name, _ in links(self.holder) if name != b"self"]
-        for name in names:
-            if h5o.get_info(self.holder, name).rc > 1:
-                self.holder.unlink(name)
-        if not [name for name, _ in links(self.holder) if name != b"self"]:
-            self.holder.unlink(b"self")
-
-
-def copy_dataset(dset: Any, tid: Any, new: h5py.File, holder: Any, name: bytes) -> Any:
-    """With its values, but for those that refer to other objects."""
-    kind = kind_of(dset.get_type())
-    if copied_raw(dset, kind) and not readable(dset):
-        if tid.committed():
-            raise Unknown("a named type, and a filter that this HDF5 lacks")
         plan = h5p.create(h5p.OBJECT_COPY)
         plan.set_copy_object(h5o.COPY_WITHOUT_ATTR_FLAG)
-        h5o.copy(dset, b".", holder, name, copypl=plan)
+        h5o.copy(item, b".", holder, name, copypl=plan)
         return h5o.open(holder, name)
-    plan = dset.get_create_plist() if keeps_layout(dset) else creation(dset)
-    made = h5d.create(new.id, None, tid, dset.get_space(), plan)
-    if copied_raw(dset, kind):
-        for corner in chunks_of(dset):
-            mask, data = dset.read_direct_chunk(corner)
-            made.write_direct_chunk(corner, data, mask)
-    elif not kind.refers:
-        for box in written(dset):
-            write_box(made, box, read_box(dset, box))
+
+    def type_of(self, kind: Any) -> Any:
+        """A type without a name, or whose name could not be copied, is a dataset's or attribute's own."""
+        if not kind.committed():
+            return kind
+        where = address(kind)
+        return self.opened(where) if where in self.made else kind.copy()
+
+    def finish(self, where: int, node: Node) -> None:
+        """Attributes, comment, and values that refer to other objects."""
+        old, new, path = self.old.open(node.path), self.opened(where), text(node.path)
+        for name in self.old.attributes(node.path):
+            with guarded(self.account, "attributes", f"{path}: {text(name)}"):
+                attr = h5a.open(old, name)
+                values = self.exchange(read_attribute(attr), f"{path}: {text(name)}")
+                made = h5a.create(new, name, self.type_of(attr.get_type()), attr.get_space())
+                if values is not None:
+                    made.write(values, in_memory(made.get_type())[1])
+        if comment := h5o.get_comment(old, b"."):
+            h5o.set_comment(new, comment, obj_name=b".")
+        if node.what == DATASET and where not in self.replaced and refers(old.get_type()):
+            for memory, space, values in blocks(old):
+                new.write(memory, space, self.exchange(values, path), in_memory(new.get_type())[1])
+
+    def exchange(self, values: Any, path: str) -> Any:
+        def swap(reference: Any) -> Any:
+            if not reference:
+                return reference
+            try:
+                return self.reference(reference)
+            except KeyError as why:
+                self.account.leave("references", f"in {path}", str(why.args[0]))
+                return type(reference)()
+
+        return exchanged(values, swap)
+
+    def reference(self, old: Any) -> Any:
+        """Raises KeyError, which says why there is none in the new file."""
+        target, region = follow(old, self.old.file)
+        if target is None:
+            raise KeyError("leads nowhere in the source")
+        where = address(target)
+        if where not in self.made:
+            path = self.old.path_of(target)
+            raise KeyError(
+                f"leads to {text(path)}, which was left out" if path else "leads to an object without a name"
+            )
+        if region is None:
+            return self.made[where]
+        if not isinstance(self.opened(where), h5d.DatasetID):
+            raise KeyError(f"leads to rows of {text(self.old.nodes[where].path)}, which lie elsewhere now")
+        return h5r.create(self.opened(where), b".", h5r.DATASET_REGION, region)
+
+    def link(self, path: bytes, new: Any) -> None:
+        old = self.old.open(path)
+        for name, kind, cset in links(old):
+            shown = f"{text(path).rstrip('/')}/{text(name)}"
+            with guarded(self.account, "links", shown):
+                plan = h5p.create(h5p.LINK_CREATE)
+                plan.set_char_encoding(cset)
+                if kind == h5l.TYPE_SOFT:
+                    new.links.create_soft(name, old.links.get_val(name), lcpl=plan)
+                elif kind == h5l.TYPE_EXTERNAL:
+                    new.links.create_external(name, *old.links.get_val(name), lcpl=plan)
+                elif kind != h5l.TYPE_HARD:
+                    self.account.leave("links", shown, f"a user-defined link, of class {kind}")
+                elif (where := target_of(old, name)) not in self.made:
+                    why = "cannot be opened" if where is None else "was left out"
+                    self.account.leave("links", shown, f"leads to what {why}")
+                else:
+                    h5o.link(self.opened(where), new, name, lcpl=plan)
+
+
+def target_of(group: Any, name: bytes) -> int | None:
+    try:
+        return address(h5o.open(group, name))
+    except UNREADABLE:
+        return None
+
+
+def follow(reference: Any, file: h5py.File) -> tuple[Any, Any]:
+    """(object, selected region or None); (None, None): it leads to nothing."""
+    try:
+        target = h5r.dereference(reference, file.id) if reference else None
+        region = h5r.get_region(reference, file.id) if target and isinstance(reference, h5r.RegionReference) else None
+    except UNREADABLE:
+        return None, None
+    return target, region
+
+
+def by_blocks(dset: Any) -> bool:
+    """Whether H5Ocopy would lose something of it."""
+    kind = dset.get_type()
+    return bool(kind.committed()) or refers(kind) or elsewhere(dset)
+
+
+def copy_by_blocks(old: Any, kind: Any, new: h5py.File) -> Any:
+    """A dataset without a name, with its rows but for those that refer to other objects."""
+    in_memory(kind)  # else it would be made, and stay without rows
+    space, apart = old.get_space(), elsewhere(old)
+    if apart and grows(old):
+        space = h5s.create_simple(old.shape)
+    made = h5d.create(new.id, None, kind, space, creation(old) if apart else old.get_create_plist())
+    if not refers(kind):
+        for memory, part, values in blocks(old):
+            made.write(memory, part, values, in_memory(made.get_type())[1])
     return made
+
+
+class Comparison:
+    """All that both files hold is the same, in the same order; what the copy lacks is counted, not looked for.
+
+    written: datasets whose rows were compared before.
+    """
+
+    def __init__(self, old: Survey, new: Survey, written: Collection[bytes]) -> None:
+        self.old, self.new, self.written = old, new, written
+        self.there = {node.path for node in new.nodes.values()}
+        for names in new.account.left.values():
+            raise ConfigError(f"{new.file.filename}: {names[0]}: what was written cannot be read back")
+        for path in [node.path for node in old.nodes.values() if node.path in self.there]:
+            self.compare(path)
+
+    def same(self, where: bytes, what: str, old: Any, new: Any) -> None:
+        if old != new:
+            where_in = f"{self.new.file.filename}: {text(where)}: {what}"
+            raise ConfigError(f"{where_in}: what was read back is not what was written")
+
+    def compare(self, path: bytes) -> None:
+        old, new = self.old.open(path), self.new.open(path)
+        names = self.old.attributes(path)
+        copied = [name for name in self.new.attributes(path) if name in names]
+        self.same(path, "attributes", [name for name in names if name in copied], copied)
+        for name in copied:
+            was, now = h5a.open(old, name), h5a.open(new, name)
+            what = f"attribute {text(name)}"
+            self.types(path, what, was.get_type(), now.get_type())
+            self.spaces(path, what, was, now)
+            self.values(path, what, [read_attribute(was)], [read_attribute(now)])
+        if path in self.written:
+            return
+        self.same(path, "kind of object", type(old), type(new))
+        if isinstance(old, h5g.GroupID):
+            was, now = (self.links(survey, path) for survey in (self.old, self.new))
+            both = [name for name in was if name in now]
+            self.same(path, "links", [(name, was[name]) for name in both], [(n, now[n]) for n in now if n in was])
+        elif isinstance(old, h5d.DatasetID):
+            self.types(path, "type", old.get_type(), new.get_type())
+            self.spaces(path, "shape", old, new)
+            self.rows(path, old, new)
+        else:
+            self.same(path, "type", old, new)
+
+    def types(self, path: bytes, what: str, old: Any, new: Any) -> None:
+        self.same(path, f"type of {what}", old, new)
+        if old.committed():
+            copied = self.new.path_of(new) if new.committed() else None
+            self.same(path, f"name of the type of {what}", self.old.path_of(old), copied)
+
+    def spaces(self, path: bytes, what: str, old: Any, new: Any) -> None:
+        kinds = [item.get_space().get_simple_extent_type() for item in (old, new)]
+        self.same(path, f"shape of {what}", (kinds[0], old.shape), (kinds[1], new.shape))
+
+    def links(self, survey: Survey, path: bytes) -> dict[bytes, Any]:
+        """Name -> (type, what it leads to)."""
+        group, found = survey.open(path), {}
+        for name, kind, _ in links(group):
+            target: Any = None
+            if kind == h5l.TYPE_HARD:
+                target = survey.nodes.get(target_of(group, name) or 0)
+            elif kind in (h5l.TYPE_SOFT, h5l.TYPE_EXTERNAL):
+                target = group.links.get_val(name)
+            found[name] = (kind, target)
+        return found
+
+    def rows(self, path: bytes, old: Any, new: Any) -> None:
+        chunked = old.get_create_plist().get_layout() == h5d.CHUNKED
+        if chunked and not scattered(old.get_type()) and not by_blocks(old):
+            self.same(path, "chunks", chunk_sums(h5py.Dataset(old)), chunk_sums(h5py.Dataset(new)))
+            return
+        read = [(values for _, _, values in blocks(item)) for item in (old, new)]
+        self.values(path, "values", *read)
+
+    def values(self, path: bytes, what: str, old: Iterable[Any], new: Iterable[Any]) -> None:
+        for was, now in zip_longest(self.pieces(self.old, old), self.pieces(self.new, new)):
+            self.same(path, what, was, now)
+
+    def pieces(self, survey: Survey, read: Iterable[Any]) -> Iterator[Any]:
+        for values in read:
+            yield from spelled(values, partial(self.name_of, survey))
+
+    def name_of(self, survey: Survey, reference: Any) -> Any:
+        """What a reference leads to, in words that are the same in both files; None: what the copy lacks."""
+        if not reference:
+            return None
+        survey.counts["references"] += 1
+        target, region = follow(reference, survey.file)
+        path = survey.path_of(target) if target else None
+        if path not in self.there or (region is not None and path in self.new.flat):
+            return None
+        return path, selected(region)
+
+
+def selected(space: Any) -> Any:
+    """What of a dataset a region selects, however it is written down; None: all of an object."""
+    if space is None:
+        return None
+    what, none = space.get_select_type(), not space.get_select_npoints()
+    if none or what not in (h5s.SEL_POINTS, h5s.SEL_HYPERSLABS):
+        return space.shape, none, what == h5s.SEL_ALL
+    points = what == h5s.SEL_POINTS
+    listed = space.get_select_elem_pointlist() if points else space.get_select_hyper_blocklist()
+    return space.shape, points, sorted(listed.tolist())

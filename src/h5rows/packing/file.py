@@ -183,7 +183,7 @@ def crc_of(fd: int, offset: int, size: int, step: int = 1 << 22) -> int:
 
 
 def verify(path: Path, spans: list[Span], workers: int, quiet: bool) -> None:
-    """Read every byte back against its checksum, and samples of it through HDF5."""
+    """Read every byte back against its checksum, and the first, middle and last span of each dataset through HDF5."""
     places = offsets(path)
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -194,22 +194,22 @@ def verify(path: Path, spans: list[Span], workers: int, quiet: bool) -> None:
                     raise damaged(path, span)
     finally:
         os.close(fd)
-    check_with_hdf5(path, spans)
-
-
-def check_with_hdf5(path: Path, spans: list[Span]) -> None:
-    """The first, middle and last span of each dataset through HDF5: offsets and types are what a reader will see."""
     by_path: dict[str, list[Span]] = {}
     for span in spans:
         by_path.setdefault(span.path, []).append(span)
+    some = [each for found in by_path.values() for each in {found[0], found[len(found) // 2], found[-1]}]
+    read_back(path, some, quiet=True)
+
+
+def read_back(path: Path, spans: list[Span], quiet: bool) -> None:
+    """Through HDF5: offsets and types are what a reader will see."""
     with h5py.File(path, "r") as file:
-        for name, found in by_path.items():
-            dset = file[name]
+        for span in tqdm(spans, desc="verify", unit=" blocks", disable=quiet):
+            dset = file[span.path]
             width = max(1, dset.dtype.itemsize * int(np.prod(dset.shape[1:], dtype=np.int64)))
-            for span in {found[0], found[len(found) // 2], found[-1]}:
-                rows = dset[span.begin // width : (span.begin + span.size) // width]
-                if crc32(bytes_of(rows)) != span.crc:
-                    raise damaged(path, span)
+            rows = dset[span.begin // width : (span.begin + span.size) // width]
+            if crc32(bytes_of(rows)) != span.crc:
+                raise damaged(path, span)
 
 
 def damaged(path: Path, span: Span) -> ConfigError:

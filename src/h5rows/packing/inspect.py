@@ -1,22 +1,19 @@
-"""The doctor: how a file is laid out, how each field will be read, how fast, and what to change."""
+"""The doctor: how a file is laid out, how each field will be read, and what to change."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from h5rows.dataset import Dataset
-from h5rows.errors import ConfigError, first_line
+from h5rows.errors import first_line
 from h5rows.importers.base import printable
-from h5rows.packing.raw_values import SMALL
-from h5rows.packing.tree import attribute_names, grows, text
+from h5rows.packing.scan import SMALL
+from h5rows.packing.survey import attribute_names, grows, text
 from h5rows.program import typed
 from h5rows.reading.copies import local_copy
 from h5rows.reading.external import external_files, items_below, link_of
@@ -24,37 +21,55 @@ from h5rows.reading.filters import HDF5PLUGIN, filter_name, missing_filter
 from h5rows.reading.layout import plan_reader
 from h5rows.reading.opening import open_h5
 
-BATCH = 256
 COSTLY = 4.0  # bytes read for each byte wanted, from which on another layout is worth its while
 POINTLESS = 0.85  # stored / decoded bytes, above which compression saves too little for what it costs
 MOST_ATTRIBUTES = 12  # of a dataset or group
 
 
-@dataclass
 class Found:
-    name: str
-    dset: h5py.Dataset
-    filters: list[str]
-    stored: int  # bytes in the file
-    size: int  # bytes decoded
-    amplification: float | None  # bytes read and decoded for each byte of one random row
-    way: str
-    reason: str
+    """stored, size: bytes in the file and decoded. amplification: bytes that are read and decoded for each of a row."""
+
+    def __init__(self, name: str, dset: h5py.Dataset) -> None:
+        plan = dset.id.get_create_plist()
+        self.name, self.dset = name, dset
+        self.filters = [filter_name(plan.get_filter(k)[0]) for k in range(plan.get_nfilters())]
+        self.stored, self.size = dset.id.get_storage_size(), (dset.size or 0) * dset.dtype.itemsize
+        self.amplification = amplification(dset)
+        self.way, self.reason = plan_reader(dset)
+
+    @property
+    def vlen(self) -> bool:
+        return bool(self.dset.dtype.kind == "O" and self.dset.ndim == 1)
+
+    @property
+    def complaint(self) -> str | None:
+        if (number := missing_filter(self.dset)) is not None and self.way == "h5py":
+            brings = "hdf5plugin brings it" if number in HDF5PLUGIN else "hdf5plugin does not bring it"
+            return f"needs the filter {filter_name(number)} (number {number}), which is not here; {brings}"
+        if self.vlen:
+            return "of variable length, which HDF5 reads one by one; flat values and offsets are mapped"
+        if self.amplification is None or self.dset.dtype.kind == "O" or self.size < SMALL or not self.stored:
+            return None
+        if self.filters and self.stored > POINTLESS * self.size:
+            return f"compression saves {1 - self.stored / self.size:.0%} and costs the decoding of each sample"
+        if self.way != "mapped" and self.amplification >= COSTLY:
+            return f"a random row costs {self.amplification:,.0f} times its bytes (fine if read in windows of chunks)"
+        return f"read through h5py, slowly: {self.reason}" if self.way == "h5py" else None
 
 
-def inspect_file(path: str, seconds: float) -> None:
+def inspect_file(path: str) -> None:
     path = local_copy(path)
     with open_h5(path) as file:
         print(f"{path}: {Path(path).stat().st_size / 1e6:,.1f} MB")
-        show_attributes(file, ())
+        show_attributes(file)
         found = []
         for name, item in items_below(file):
             with reported(name):
                 if item is None:
                     print(f"\n{clean(name)}: cannot be opened: it is damaged")
                 elif isinstance(item, h5py.Dataset):
-                    found.append(each := examine(name, item))
-                    show(path, each, seconds)
+                    found.append(each := Found(name, item))
+                    show(each)
                 elif isinstance(item, h5py.Group):
                     show_group(name, item)
         if not found:
@@ -75,23 +90,22 @@ def reported(name: str) -> Iterator[None]:
         print(f"\n{clean(name)}: cannot be read: {clean(first_line(error))}")
 
 
-def show_attributes(item: Any, known: tuple[str, ...]) -> None:
+def show_attributes(item: Any) -> None:
     names = [text(name) for name in attribute_names(item.id)]
-    shown = [name for name in names if name not in known]
-    for name in shown[:MOST_ATTRIBUTES]:
+    for name in names[:MOST_ATTRIBUTES]:
         try:
             value = shorten(item.attrs[name])
         except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
             value = f"cannot be read: {first_line(error)}"
         print(f"  {clean(name)}: {clean(value)}")
-    if len(shown) > MOST_ATTRIBUTES:
-        print(f"  and {len(shown) - MOST_ATTRIBUTES} more attributes")
+    if len(names) > MOST_ATTRIBUTES:
+        print(f"  and {len(names) - MOST_ATTRIBUTES} more attributes")
 
 
 def show_group(name: str, group: h5py.Group) -> None:
     if attribute_names(group.id):
         print(f"\n{clean(name)}: group")
-        show_attributes(group, ())
+        show_attributes(group)
     show_links(group, f"{name}/")
 
 
@@ -111,14 +125,6 @@ def clean(words: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in printable(words))
 
 
-def examine(name: str, dset: h5py.Dataset) -> Found:
-    plan = dset.id.get_create_plist()
-    filters = [filter_name(plan.get_filter(k)[0]) for k in range(plan.get_nfilters())]
-    way, reason = plan_reader(dset)
-    size = (dset.size or 0) * dset.dtype.itemsize
-    return Found(name, dset, filters, dset.id.get_storage_size(), size, amplification(dset), way, reason)
-
-
 def amplification(dset: h5py.Dataset) -> float | None:
     """Whole chunks are read for one row; None where there are no rows."""
     if not dset.ndim or not dset.size:
@@ -129,7 +135,7 @@ def amplification(dset: h5py.Dataset) -> float | None:
     return float(dset.chunks[0] * touched / np.prod(dset.shape[1:]))
 
 
-def show(path: str, each: Found, seconds: float) -> None:
+def show(each: Found) -> None:
     dset = each.dset
     layout = "contiguous" if dset.chunks is None else f"chunks of {'x'.join(map(str, dset.chunks))}"
     if dset.is_virtual:
@@ -139,83 +145,30 @@ def show(path: str, each: Found, seconds: float) -> None:
     shape = "x".join(map(str, dset.shape)) if dset.shape else "no rows"
     stored = f", {each.stored / 1e6:,.1f} MB in the file" if each.filters else ""
     print(f"\n{clean(each.name)}: {shape} {dset.dtype}, {each.size / 1e6:,.1f} MB{stored}")
-    print(f"  layout: {layout}" + (f", {' + '.join(each.filters)}" if each.filters else ""))
+    print(f"  layout: {', '.join([layout, ' + '.join(each.filters)] if each.filters else [layout])}")
     if each.amplification is not None:
         print(f"  random row: {each.amplification:,.1f} bytes read and decoded for each byte wanted")
     print(f"  read: {each.way} ({each.reason})")
-    listed = "classes" in dset.attrs and np.ndim(dset.attrs["classes"]) == 1
-    if listed:
-        print(f"  classes: {len(dset.attrs['classes'])} ({clean(shorten(dset.attrs['classes']))})")
-    show_attributes(dset, ("classes",) * listed)
-    if seconds > 0 and each.amplification is not None:
-        measure(path, each, seconds)
-
-
-def measure(path: str, each: Found, seconds: float) -> None:
-    """Samples/s of random rows, by Dataset and by h5py one at a time."""
-    group, _, name = each.name.rpartition("/")
-    try:
-        data = Dataset(path, {"x": name}, group or "/")
-    except ConfigError as error:
-        print(f"  speed: not readable as a field: {error}")
-        return
-    rng, size = np.random.default_rng(0), len(data)
-    first = data.gather(rng.integers(0, size, BATCH))
-    out = None if any(-1 in shape for shape, _ in data.spec.values()) else first  # reused, as a loader does
-    fast = rate(lambda: data.gather(rng.integers(0, size, BATCH), out), BATCH, seconds)
-    dset = each.dset
-    plain = "h5py has no filter for it"
-    if missing_filter(dset) is None:
-        plain = f"{rate(lambda: dset[int(rng.integers(0, size))], 1, seconds):,.0f} by h5py one at a time"
-    print(f"  speed: {fast:,.0f} samples/s in random batches of {BATCH}, one thread ({plain})")
-
-
-def rate(call: Any, per_call: int, seconds: float) -> float:
-    call()
-    calls, begin = 0, time.perf_counter()
-    while (now := time.perf_counter()) < begin + seconds:
-        call()
-        calls += 1
-    return calls * per_call / (now - begin)
+    show_attributes(dset)
 
 
 def advise(path: str, found: list[Found]) -> None:
     print("\nadvice:")
-    vlen = [each for each in found if each.dset.dtype.kind == "O" and each.dset.ndim == 1]
-    for each in vlen:
-        print(f"  {each.name}: of variable length, which HDF5 reads one by one; flat values and offsets are mapped")
-    fixable = []
     for each in found:
-        if (number := missing_filter(each.dset)) is not None and each.way == "h5py":
-            brings = "hdf5plugin brings it" if number in HDF5PLUGIN else "hdf5plugin does not bring it"
-            which = f"the filter {filter_name(number)} (number {number})"
-            print(f"  {each.name}: needs {which}, which is not here; {brings}")
-        elif why := complaint(each):
-            print(f"  {each.name}: {why}")
-            fixable.append(each)
-    if not fixable and not vlen:
+        if each.complaint:
+            print(f"  {clean(each.name)}: {each.complaint}")
+    vlen = [each for each in found if each.vlen]
+    fixable = [each for each in found if each.complaint and missing_filter(each.dset) is None]
+    if not fixable:
         print("  nothing to repack")
         return
     new = str(Path(path).with_suffix("")) + ".repacked.h5"
-    whole = sum(each.size for each in found)
     options = ["--flatten"] * bool(vlen) + ["--fixed"] * any(grows(each.dset.id) for each in fixable)
-    print(f"  fastest to read ({whole / 1e6:,.1f} MB):\n    {typed('repack', path, new, *options)}")
-    if "--fixed" in options:
-        print("    (--fixed: what can grow becomes contiguous too, and can grow no more)")
+    fixed = " (--fixed: what can grow becomes contiguous too, and can grow no more)" * ("--fixed" in options)
+    size = sum(each.size for each in found)
+    print(f"  fastest to read, {size / 1e6:,.1f} MB{fixed}:\n    {typed('repack', path, new, *options)}")
     if any(e.filters and e.stored < POINTLESS * e.size for e in fixable):
         print(f"  smaller, one to a few rows to a chunk:\n    {typed('repack', path, new, '--codec', 'zstd')}")
-
-
-def complaint(each: Found) -> str | None:
-    if each.amplification is None or each.dset.dtype.kind == "O" or each.size < SMALL or not each.stored:
-        return None
-    if each.filters and each.size and each.stored > POINTLESS * each.size:
-        return f"compression saves {1 - each.stored / each.size:.0%} and costs the decoding of each sample"
-    if each.way != "mapped" and each.amplification >= COSTLY:
-        return f"a random row costs {each.amplification:,.0f} times its bytes (fine if read in windows of chunks)"
-    if each.way == "h5py":
-        return f"read through h5py, slowly: {each.reason}"
-    return None
 
 
 def shorten(value: Any, limit: int = 100) -> str:

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 class PackOptions:
     # which parts of the source become which fields
     format: str = "auto"
-    fields: Mapping[str, str] = field(
-        default_factory=dict
-    )  # name in the source -> name in the file; empty: all, unchanged
+    # fields: name in the source -> name in the file; empty: all, unchanged
+    fields: Mapping[str, str] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)  # how bytes or strings are read, by name in the source
     file_column: str | None = None  # column of a table that names image files, relative to the table
     separator: str | None = None  # of a CSV; None: found out
@@ -24,18 +23,16 @@ class PackOptions:
     # images
     size: tuple[int, int] | None = None  # (height, width) in pixels
     crop: str = "none"  # none: resize to `size` whatever the aspect; center: shorter side to `size`, then the middle
-    mode: str = (
-        "auto"  # RGB, L (grey), RGBA, P (numbers of a palette), I;16 (16-bit grey); auto: P if the first has one
-    )
+    # RGB, L (grey), RGBA, P (numbers of a palette), I;16 (16-bit grey); auto: P if the first has one
+    mode: str = "auto"
     exif: str | None = None  # an orientation: apply, ignore; None: an image with another than upright is refused
     variable: bool = False  # keep each image's own size: flat values + offsets + shapes
     # text
     tokenizer: str = "bytes"
     length: int | None = None  # ids of a text in a table at most, its special ones included
     # rows
-    split: Mapping[str, float] = field(
-        default_factory=dict
-    )  # name -> share of the rows that no split claims, or of train
+    # split: name -> share of the rows that no split claims, or of train
+    split: Mapping[str, float] = field(default_factory=dict)
     shuffle: bool = False
     seed: int = 0
     shard: tuple[int, int] = (0, 1)  # (i, n): write the i-th of n equal shares

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from h5rows.errors import ConfigError
 from h5rows.importers.base import Field, Rows, Source, printable, select
 from h5rows.packing.file import Column
 from h5rows.packing.options import PackOptions
+from h5rows.packing.pool import measure_rows
 
 BLOCK_BYTES = 4 << 20  # what a worker writes at a time: bounds memory, and what a kill loses
 PROCESS_ROWS = 512  # and not more rows than this where each costs Python work: the bar moves, workers end together
@@ -185,15 +186,13 @@ def cut_blocks(parts: list[Part], source: Source) -> list[Block]:
     return blocks
 
 
-def measure(
-    parts: list[Part], source: Source, pool: Executor, call: Callable[[Rows, str], np.ndarray], quiet: bool
-) -> None:
+def measure(parts: list[Part], source: Source, pool: Executor, quiet: bool) -> None:
     """Fill in the shapes of ragged fields; in the workers, since each may mean opening a file."""
     for part in parts:
         for name in part.paths:
             if source.fields[name].ragged:
                 pieces = [part.rows[b : b + PROCESS_ROWS] for b in range(0, len(part.rows), PROCESS_ROWS)]
-                each = pool.map(call, pieces, [name] * len(pieces))
+                each = pool.map(measure_rows, pieces, [name] * len(pieces))
                 found = list(tqdm(each, desc=f"measure {name}", total=len(pieces), unit=" blocks", disable=quiet))
                 part.shapes[name] = (
                     np.concatenate(found) if found else np.zeros((0, len(source.fields[name].shape)), np.int64)

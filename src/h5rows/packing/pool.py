@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from h5rows.errors import ConfigError
 from h5rows.importers.base import Bad, Left, Rows, Source, one_line
-from h5rows.packing.file import crc_of, pwrite_all
+from h5rows.packing.file import pwrite_all
 
 tqdm.monitor_interval = 0  # no thread of tqdm's beside a fork
 
@@ -26,45 +26,48 @@ Task = tuple[Rows, dict[str, int], dict[str, np.ndarray]]
 Done = tuple[dict[str, tuple[int, int]], list[Bad], list[Left]]
 
 
-class Worker:
-    """Reads rows of the source and writes them at their place; one per process, shared by threads."""
+_here = threading.local()  # what a thread works for, or the only thread of a process
 
-    def __init__(self, source: Source, path: Path) -> None:
-        self.source, self.path = source, path
-        self._fd: int | None = None
 
-    def measure(self, rows: Rows, name: str) -> np.ndarray:
-        with one_line(self.source.origin):
-            return self.source.measure(rows, name)
+def _start(source: Source, path: Path, own_process: bool) -> None:
+    _here.source, _here.path = source, path
+    if own_process:
+        signal(SIGINT, SIG_IGN)  # the parent ends the pack
+        # a killed parent must not leave workers behind that still write
+        threading.Thread(target=lambda: (parent_process().join(), os._exit(1)), daemon=True).start()  # type: ignore[union-attr]
 
-    def write(self, task: Task) -> Done:
-        """-> (field: (bytes written, their crc32)), the samples that could not be read, what of the others was lost."""
-        rows, places, shapes = task
-        with one_line(self.source.origin):
-            self.source.lost()
-            values, bad = self.source.read(rows, list(places))
-            left = self.source.lost()
-        done = {}
+
+def make_pool(source: Source, path: Path, workers: int) -> Executor:
+    """For `measure_rows` and `write_rows`."""
+    if not source.processes:
+        return ThreadPoolExecutor(workers, initializer=_start, initargs=(source, path, False))
+    start = "fork" if platform == "linux" else "spawn"  # fork: no start-up cost, and the source is not pickled
+    return ProcessPoolExecutor(workers, get_context(start), _start, (source, path, True))
+
+
+def measure_rows(rows: Rows, name: str) -> np.ndarray:
+    source: Source = _here.source
+    with one_line(source.origin):
+        return source.measure(rows, name)
+
+
+def write_rows(task: Task) -> Done:
+    """-> (field: (bytes written, their crc32)), the samples that could not be read, what of the others was lost."""
+    rows, places, shapes = task
+    source: Source = _here.source
+    with one_line(source.origin):
+        source.lost()
+        values, bad = source.read(rows, list(places))
+        left = source.lost()
+    done = {}
+    with open(_here.path, "r+b", buffering=0) as file:
         for name, place in places.items():
             data = values[name]
             if name in shapes:
                 expected = np.delete(shapes[name], [b.place for b in bad], axis=0)
-                data = flatten(data, expected, self.source.fields[name].dtype, name)
-            done[name] = (data.nbytes, pwrite_all(self._file(), data, place))
-        return done, bad, left
-
-    def check(self, place: int, size: int) -> int:
-        return crc_of(self._file(), place, size)
-
-    def _file(self) -> int:
-        if self._fd is None:
-            self._fd = os.open(self.path, os.O_RDWR)
-        return self._fd
-
-    def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+                data = flatten(data, expected, source.fields[name].dtype, name)
+            done[name] = (data.nbytes, pwrite_all(file.fileno(), data, place))
+    return done, bad, left
 
 
 def flatten(values: list[np.ndarray], shapes: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
@@ -76,25 +79,6 @@ def flatten(values: list[np.ndarray], shapes: np.ndarray, dtype: np.dtype, name:
             )
     flat = [np.asarray(value, dtype).reshape(-1) for value in values]
     return np.concatenate(flat) if flat else np.empty(0, dtype)
-
-
-_worker: Worker  # of this process
-
-
-def _start(source: Source, path: Path) -> None:
-    global _worker
-    _worker = Worker(source, path)
-    signal(SIGINT, SIG_IGN)  # the parent ends the pack
-    # a killed parent must not leave workers behind that still write
-    threading.Thread(target=lambda: (parent_process().join(), os._exit(1)), daemon=True).start()  # type: ignore[union-attr]
-
-
-def write_here(task: Task) -> Done:
-    return _worker.write(task)
-
-
-def measure_here(rows: Rows, name: str) -> np.ndarray:
-    return _worker.measure(rows, name)
 
 
 def in_flight(
@@ -114,10 +98,3 @@ def _finished(running: dict[Future[Any], Any]) -> Iterator[tuple[Any, Any]]:
     wait(running, return_when=FIRST_COMPLETED)
     for future in [f for f in running if f.done()]:  # in the order they were given
         yield running.pop(future), future.result()
-
-
-def make_pool(worker: Worker, workers: int) -> Executor:
-    if not worker.source.processes:
-        return ThreadPoolExecutor(workers)
-    start = "fork" if platform == "linux" else "spawn"  # fork: no start-up cost, and the source is not pickled
-    return ProcessPoolExecutor(workers, get_context(start), _start, (worker.source, worker.path))

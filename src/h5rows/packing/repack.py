@@ -14,13 +14,14 @@ import numpy as np
 from tqdm import tqdm
 
 from h5rows.errors import ConfigError
-from h5rows.importers.base import one_line, printable
-from h5rows.packing.account import MOST_NAMES, Account
-from h5rows.packing.copying import Copier, creation, file_properties
+from h5rows.importers.base import one_line
+from h5rows.packing.account import Account
+from h5rows.packing.copying import Comparison, Copier, creation, elsewhere, file_properties
 from h5rows.packing.encode import Encoding
 from h5rows.packing.file import (
     PAGE,
     Column,
+    Span,
     allocate,
     bytes_of,
     crc32,
@@ -29,13 +30,14 @@ from h5rows.packing.file import (
     in_words,
     new_file,
     publish,
+    read_back,
     reserve,
 )
 from h5rows.packing.journal import Journal, check_target, work_on
 from h5rows.packing.options import PackOptions
 from h5rows.packing.plan import BLOCK_BYTES
-from h5rows.packing.scan import Contents, Wanted, as_numbers, scan
-from h5rows.packing.tree import NOTE, Tree, compare, grows
+from h5rows.packing.scan import Contents, as_numbers, scan
+from h5rows.packing.survey import NOTE, Survey, grows
 from h5rows.program import typed
 from h5rows.reading.external import REFUSE_EXTERNAL
 from h5rows.reading.opening import open_h5
@@ -70,43 +72,36 @@ def repack_file(
         raise ConfigError(f"{out} exists; name another file")
     check_target(new, options.overwrite)
     with one_line(source), open_h5(old) as file:
-        contents = scan(file, Account(), Wanted(flatten, external, fixed, encoding.rows))
-        if encoding.contiguous and not inflate:
-            check_size(file, contents)
-        account = contents.tree.account
-        account.held.update(contents.tree.counts)
+        if file.id.get_create_plist().get_sizes() != (8, 8):  # H5Ocopy writes what it cannot read
+            raise ConfigError(
+                f"{source}: has addresses of other than 8 bytes, which HDF5 copies wrongly; copy its datasets by h5py "
+                "into a file of the usual kind"
+            )
+        contents = scan(file, encoding, flatten, external, fixed)
+        if not inflate:
+            check_size(file, contents, encoding.contiguous)
+        account = contents.survey.account
         attrs = {NOTE.decode(): f"{provenance['created']} {provenance['command']}"} if provenance else {}
         with h5py.File(old, "r", rdcc_nbytes=CACHE_BYTES) as rows:
             Repack(file, rows, contents, encoding, fixed, options.quiet).write(new, attrs)
     print(*[f"{line}\n" for line in account.lines()], sep="", end="")
     if not options.quiet:
-        tell(old, new, contents)
+        held = ", ".join(f"{count:,} {kind}" for kind, count in account.held.items() if count)
+        print(f"{old} holds {held}; {new}: {account.closing}")
+        sizes = " -> ".join(f"{path}: {path.stat().st_size / 1e6:,.1f} MB" for path in (old, new))
+        print(f"{sizes}; look with: {typed('inspect', str(new))}")
     return account
 
 
-def tell(old: Path, new: Path, contents: Contents) -> None:
-    why: dict[str, list[str]] = {}
-    for path, reason in contents.kept.items():
-        why.setdefault(reason, []).append(path)
-    for reason, paths in why.items():
-        if reason:
-            shown = ", ".join(paths[:MOST_NAMES]) + f" and {len(paths) - MOST_NAMES} more" * (len(paths) > MOST_NAMES)
-            print(f"kept as they lie in the file, being {reason}: {printable(shown)}")
-    held = ", ".join(f"{count:,} {kind}" for kind, count in contents.tree.account.held.items() if count)
-    print(f"{old} holds {held}; {new}: {contents.tree.account.closing}")
-    before, after = old.stat().st_size, new.stat().st_size
-    look = typed("inspect", str(new))
-    print(f"{old}: {before / 1e6:,.1f} MB -> {new}: {after / 1e6:,.1f} MB; look with: {look}")
-
-
-def check_size(file: h5py.File, contents: Contents) -> None:
+def check_size(file: h5py.File, contents: Contents, contiguous: bool) -> None:
     """What was hardly written, or compresses a thousandfold, would fill a disk."""
-    sizes = {path: file[path].nbytes for path in contents.plain if not (file[path].is_virtual or file[path].external)}
+    plain = [path for path in contents.plain if contiguous and not elsewhere(file[path].id)]
+    sizes = {**contents.whole, **{path: file[path].nbytes for path in plain}}
     size, need = Path(file.filename).stat().st_size, sum(sizes.values())
     if need > MOST_TIMES * size and need > MOST_BYTES:
         path = max(sizes, key=sizes.__getitem__)
         raise ConfigError(
-            f"{file.filename} has {in_words(size)}, a contiguous copy would have {in_words(need)} ({path} alone "
+            f"{file.filename} has {in_words(size)}, its copy would have {in_words(need)} ({path} alone "
             f"{in_words(sizes[path])}); --inflate writes it, --codec gzip keeps it small"
         )
 
@@ -130,15 +125,15 @@ class Repack:
         try:
             with full_disk(out, lambda: sum(sizes), temp):
                 with new_file(temp, file_properties(self.source), alignment) as file:
-                    Copier(self.contents.tree, self.source, file, self.made_anew(file)).copy()
+                    Copier(self.contents.survey, file, self.made_anew(file)).copy()
                     file.attrs.update(attrs)
                     if self.encoding.contiguous:
                         file.flush()
                         reserve(temp, sum(sizes))
-                    checksums = self.fill(file)
+                    spans = self.fill(file)
                 self.copy_user_block(temp)
                 with flushing(temp):
-                    self.compare(temp, checksums)
+                    self.compare(temp, spans)
                 publish(temp, out)
         finally:
             temp.unlink(missing_ok=True)
@@ -170,8 +165,6 @@ class Repack:
         kind = tid if tid.committed() else h5py.h5t.py_create(dtype, logical=True)
         plan, chunk_rows = creation(dset), self.encoding.rows(shape, dtype)
         if not chunk_rows:
-            if not self.encoding.contiguous:
-                return h5py.h5d.create(file.id, None, kind, h5py.h5s.create_simple(shape), plan)
             return allocate(file, Column(path, shape, dtype), plan, kind)
         how = {"chunks": (chunk_rows, *shape[1:]), **self.encoding.create_options(dtype)}
         if grows(dset) and not self.fixed and dset.get_create_plist().get_layout() == h5py.h5d.CHUNKED:
@@ -193,38 +186,33 @@ class Repack:
                 yield f"{name}/values", int(ends[begin]), np.concatenate(samples)
             yield f"{name}/offsets", 0, ends
 
-    def fill(self, file: h5py.File) -> dict[tuple[str, int, int], int]:
-        """-> crc32 of what was written, by (dataset, first row, end)."""
-        checksums = {}
+    def fill(self, file: h5py.File) -> list[Span]:
+        """-> what was written."""
+        spans = []
         total = sum(shape[0] for shape, _ in self.contents.plain.values())
         with tqdm(total=total, unit=" rows", unit_scale=True, disable=self.quiet, desc="repack") as bar:
             for name, begin, values in self.pieces():
-                if not len(values):
-                    continue
-                end = begin + len(values)
-                file[name][begin:end] = values
-                checksums[name, begin, end] = crc32(bytes_of(values))
-                bar.update(len(values))
-        return checksums
+                if len(values):
+                    file[name][begin : begin + len(values)] = values
+                    row_bytes = values.nbytes // len(values)
+                    spans.append(Span(name, begin * row_bytes, values.nbytes, crc32(bytes_of(values))))
+                    bar.update(len(values))
+        return spans
 
     def copy_user_block(self, path: Path) -> None:
         if size := self.source.userblock_size:
             with open(self.source.filename, "rb") as old, open(path, "r+b") as new:
                 new.write(old.read(size))
 
-    def compare(self, path: Path, checksums: dict[tuple[str, int, int], int]) -> None:
-        contents, account = self.contents, self.contents.tree.account
+    def compare(self, path: Path, spans: list[Span]) -> None:
+        contents, account = self.contents, self.contents.survey.account
+        read_back(path, spans, self.quiet)
         with h5py.File(path, "r") as file:
-            for (name, begin, end), crc in tqdm(checksums.items(), desc="verify", unit=" blocks", disable=self.quiet):
-                if crc32(bytes_of(file[name][begin:end])) != crc:
-                    where = f"{name}, rows {begin} to {end}"
-                    raise ConfigError(f"{path}: {where}: what was read back is not what was written")
-            written = {f"/{name}" for name in (*contents.plain, *contents.vlen)}
-            flat = {f"/{name}": len(ends) - 1 for name, ends in self.ends.items()}
-            old = Tree(self.source, Account(), tell=True, skip=written)
-            new = Tree(file, Account(), flat, tell=True, skip=written)
-            compare(old, new)
-            account.taken = new.counts
+            written = {f"/{name}".encode() for name in (*contents.plain, *contents.vlen)}
+            flat = {f"/{name}".encode(): len(ends) - 1 for name, ends in self.ends.items()}
+            copied = Survey(file, Account(), flat)
+            Comparison(contents.survey, copied, written)
+            account.held, account.taken = contents.survey.counts, copied.counts
 
 
 def ends_of(dset: h5py.Dataset) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,81 +11,59 @@ import h5py
 import numpy as np
 
 from h5rows.packing.account import Account
-from h5rows.packing.raw_values import SMALL
-from h5rows.packing.tree import DATASET, UNREADABLE, Tree, grows
-from h5rows.reading.external import REFUSE_EXTERNAL, check_external
-from h5rows.reading.filters import filter_name, missing_filter
+from h5rows.packing.copying import by_blocks, elsewhere
+from h5rows.packing.encode import Encoding
+from h5rows.packing.survey import DATASET, UNREADABLE, Survey, grows
+from h5rows.reading.external import check_external
+from h5rows.reading.filters import missing_filter
 
-
-@dataclass(frozen=True)
-class Wanted:
-    """flatten: HDF5's variable length becomes values and offsets. external: refuse or allow datasets whose bytes lie in
-    other files. fixed: what can grow need not be able to. chunk_rows: (shape, type) -> rows to a chunk, 0 for none."""
-
-    flatten: bool = False
-    external: str = REFUSE_EXTERNAL
-    fixed: bool = False
-    chunk_rows: Callable[[tuple[int, ...], np.dtype], int] = lambda shape, dtype: 0
+SMALL = 4096  # bytes of a dataset, below which a page of its own costs more than it brings
 
 
 @dataclass
 class Contents:
     """By path: what is written anew, row by row; all else is copied as it is."""
 
-    tree: Tree
+    survey: Survey
     plain: dict[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)  # numbers with rows
     vlen: dict[str, tuple[np.dtype, bool]] = field(default_factory=dict)  # to be made flat: see vlen_type
-    kept: dict[str, str] = field(default_factory=dict)  # numbers with rows that keep their layout, and why
+    whole: dict[str, int] = field(default_factory=dict)  # bytes of what is copied with all its rows, written or not
 
 
-def scan(file: h5py.File, account: Account, wanted: Wanted) -> Contents:
-    contents = Contents(tree := Tree(file, account))
-    for where, node in tree.nodes.items():
+def scan(file: h5py.File, encoding: Encoding, flatten: bool, external: str, fixed: bool) -> Contents:
+    """The options are those of repack_file."""
+    contents = Contents(survey := Survey(file, Account()))
+    asked = survey.account.asked
+    for node in survey.nodes.values():
         if node.what != DATASET:
             continue
-        # by name: HDF5 looks through the whole file for the name of what was opened by a reference
-        named = h5py.h5o.open(file.id, node.path.encode("utf-8", "surrogateescape")) if node.named else None
-        dset, path = h5py.Dataset(named or tree.open(where, file)), node.path.lstrip("/")
-        check_external(dset, wanted.external)
+        dset = h5py.Dataset(survey.open(node.path))
+        check_external(dset, external)
         with contextlib.suppress(*UNREADABLE):  # said where it is copied
-            path.encode()
-            if not node.named:
-                continue
-            if wanted.flatten and dset.ndim == 1 and (kind := vlen_type(dset)) is not None:
+            path, grown = node.path.decode().lstrip("/"), grows(dset.id)
+            if flatten and dset.ndim == 1 and (kind := vlen_type(dset)) is not None:
                 contents.vlen[path] = kind
-            elif not is_plain(dset):
-                continue
-            elif (why := reason_to_keep(dset, wanted)) is None:
+                defined = dset.id.get_create_plist().fill_value_defined()
+                asked["fill values"] += defined == h5py.h5d.FILL_VALUE_USER_DEFINED
+            elif is_plain(dset) and laid_out_anew(dset, fixed or bool(encoding.rows(dset.shape, dset.dtype))):
                 contents.plain[path] = (dset.shape, native(dset.dtype))
-                if grows(dset.id) and (wanted.fixed or dset.is_virtual or dset.external):
-                    account.asked["extents that can grow"] += 1
-            else:
-                contents.kept[path] = why
-    for path in contents.vlen:
-        dset = file[path]
-        account.asked["extents that can grow"] += grows(dset.id)
-        defined = dset.id.get_create_plist().fill_value_defined()
-        account.asked["fill values"] += defined == h5py.h5d.FILL_VALUE_USER_DEFINED
+            elif by_blocks(dset.id) and dset.id.get_storage_size():
+                contents.whole[path] = int(dset.size or 0) * dset.id.get_type().get_size()
+            if path in contents.vlen or elsewhere(dset.id) or (path in contents.plain and fixed):
+                asked["extents that can grow"] += grown
     return contents
 
 
-def reason_to_keep(dset: h5py.Dataset, wanted: Wanted) -> str | None:
-    """Why a dataset of numbers keeps its layout, "" where that goes without saying."""
+def laid_out_anew(dset: h5py.Dataset, fixed_or_chunked: bool) -> bool:
+    """Whether a dataset of numbers gets another layout: one that is small or hardly written keeps its own."""
     if dset.nbytes < SMALL:
-        return ""
-    if dset.is_virtual or dset.external:
-        return None
-    if (number := missing_filter(dset)) is not None:
-        return f"stored by the filter {filter_name(number)} (number {number}), which is not here"
-    if grows(dset.id) and not wanted.fixed and not wanted.chunk_rows(dset.shape, dset.dtype):
-        return "able to grow, which needs chunks; --fixed makes them contiguous"
-    if not dset.id.get_storage_size():
-        return ""  # never written
-    if dset.chunks:
-        count = math.prod(-(-side // c) for side, c in zip(dset.shape, dset.chunks, strict=True))
-        if 2 * dset.id.get_num_chunks() < count:
-            return "for the most part never written"
-    return None
+        return False
+    if elsewhere(dset.id):
+        return True
+    if missing_filter(dset) is not None or not dset.id.get_storage_size() or (grows(dset.id) and not fixed_or_chunked):
+        return False
+    count = math.prod(-(-side // c) for side, c in zip(dset.shape, dset.chunks or dset.shape, strict=True))
+    return not dset.chunks or 2 * dset.id.get_num_chunks() >= count
 
 
 def is_plain(dset: h5py.Dataset) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from fnmatch import fnmatch
 from pathlib import Path
@@ -27,6 +27,7 @@ from h5rows.packing.account import Account
 from h5rows.packing.file import (
     Span,
     bytes_of,
+    crc_of,
     create,
     damaged,
     flushing,
@@ -49,7 +50,7 @@ from h5rows.packing.plan import (
     shard_name,
     total_bytes,
 )
-from h5rows.packing.pool import Task, Worker, in_flight, make_pool, measure_here, write_here
+from h5rows.packing.pool import Task, in_flight, make_pool, write_rows
 from h5rows.packing.summary import summary
 
 
@@ -60,11 +61,10 @@ def pack(source: Source, out: str | Path, options: PackOptions, provenance: dict
     parts = plan_parts(source, options)
     temp, progress = work_on(out)
     journal = Journal(progress)
-    worker = Worker(source, temp)
-    pool = make_pool(worker, options.workers)
+    pool = make_pool(source, temp, options.workers)
     try:
         with full_disk(out, lambda: sum(total_bytes(source, part) for part in parts), temp):
-            Run(source, parts, temp, journal, options, provenance).go(pool, worker, out)
+            Run(source, parts, temp, journal, options, provenance).go(pool, out)
         journal.remove()
     except BrokenProcessPool:
         raise ConfigError(
@@ -72,7 +72,6 @@ def pack(source: Source, out: str | Path, options: PackOptions, provenance: dict
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-        worker.close()
         journal.close()
     return out
 
@@ -114,14 +113,13 @@ class Run:
         self.records: dict[int, dict[str, Any]] = {}
         self.places: dict[str, int] = {}
 
-    def go(self, pool: Executor, worker: Worker, out: Path) -> None:
-        processes = isinstance(pool, ProcessPoolExecutor)
-        measure(self.parts, self.source, pool, measure_here if processes else worker.measure, self.options.quiet)
+    def go(self, pool: Executor, out: Path) -> None:
+        measure(self.parts, self.source, pool, self.options.quiet)
         self.starts = {(k, n): p.elements(n) for k, p in enumerate(self.parts) for n in p.shapes}
         self.blocks = cut_blocks(self.parts, self.source)
-        self.prepare(worker)
+        self.prepare()
         try:
-            self.fill(pool, write_here if processes else worker.write)
+            self.fill(pool)
         except UnlikeSample:  # other options will be needed: nothing here to go on from
             self.discard()
             raise
@@ -162,7 +160,7 @@ class Run:
 
     # -- begin or go on
 
-    def prepare(self, worker: Worker) -> None:
+    def prepare(self) -> None:
         made = [c for part in self.parts for c in columns(part, self.source.fields)]
         plan = {
             "source": self.source.identity(),
@@ -188,7 +186,7 @@ class Run:
             self.journal.begin(plan)
             records = {}
         self.places = offsets(self.temp)
-        self.records = {k: r for k, r in records.items() if self.stands(worker, r)}
+        self.records = {k: r for k, r in records.items() if self.stands(r)}
         if self.records and not self.options.quiet:
             rows = sum(self.blocks[k].end - self.blocks[k].begin for k in self.records)
             print(f"going on: {rows} of {sum(len(p.rows) for p in self.parts)} rows stand already in {self.temp}")
@@ -197,8 +195,10 @@ class Run:
         self.temp.unlink(missing_ok=True)
         self.journal.remove()
 
-    def stands(self, worker: Worker, record: dict[str, Any]) -> bool:
-        return all(worker.check(self.places.get(s.path, 0) + s.begin, s.size) == s.crc for s in self.spans_of(record))
+    def stands(self, record: dict[str, Any]) -> bool:
+        spans = self.spans_of(record)
+        with open(self.temp, "rb") as file:
+            return all(crc_of(file.fileno(), self.places.get(s.path, 0) + s.begin, s.size) == s.crc for s in spans)
 
     # -- rows
 
@@ -217,14 +217,14 @@ class Run:
             return f"{path}/values", int(self.starts[block.part, name][block.begin]) * what.dtype.itemsize
         return path, block.begin * what.row_bytes
 
-    def fill(self, pool: Executor, call: Callable[[Task], Any]) -> None:
+    def fill(self, pool: Executor) -> None:
         todo = ((b, self.task(b)) for b in self.blocks if b.number not in self.records)
         total = sum(len(p.rows) for p in self.parts)
         done = sum(self.blocks[k].end - self.blocks[k].begin for k in self.records)
         with tqdm(
             total=total, initial=done, unit=" rows", unit_scale=True, disable=self.options.quiet, desc="pack"
         ) as bar:
-            for block, (written, bad, left) in in_flight(pool, call, todo, 2 * self.options.workers):
+            for block, (written, bad, left) in in_flight(pool, write_rows, todo, 2 * self.options.workers):
                 if bad and self.options.on_error == "stop":
                     raise ConfigError(
                         f"{bad[0].name}: {bad[0].reason}; --on-error skip leaves such samples out and lists them"
