@@ -72,10 +72,10 @@ def parser() -> argparse.ArgumentParser:
     add(
         "source",
         help="a folder (images, arrays, shards), a pattern in quotes ('train-*.tar'), or a "
-        ".npy .npz .pth .csv .tsv .parquet .txt .tar .tfrecord .lmdb .zarr",
+        ".npy .npz .pth .csv .tsv .parquet .txt .tar .tfrecord .lmdb .zarr .n5",
     )
     add("out")
-    add("--format", help="images, numpy, torch, samples, lmdb, zarr, tfrecord, webdataset, table, text [found out]")
+    add("--format", help="images, numpy, torch, samples, lmdb, zarr, n5, tfrecord, webdataset, table, text [found out]")
     chosen = "fields to write, and their names; columns of a table together: a,b=x or 'pixel*=x' [all]"
     add("--fields", nargs="+", type=pair, metavar="SOURCE[=NAME]", help=chosen)
     kinds = "image, npy, pth, text, tokens, int, float, class, or raw numbers such as uint8:3,32,32"
@@ -105,6 +105,9 @@ def parser() -> argparse.ArgumentParser:
     named = "bytes, chars, a tokenizers JSON file or its folder, or module:function from text to ids [bytes]"
     add("--tokenizer", help=named)
     add("--length", type=positive, metavar="IDS", help="of a text in a table (--as COLUMN=tokens) at most [all]")
+    add(
+        "--reverse-axes", action="store_true", help="N5 whose dimensions are turned round (as z5py and zarr 2 write it)"
+    )
     add(
         "--split", nargs="+", type=share, metavar="NAME=SHARE", help="shares of train drawn by --seed; of text, its end"
     )

@@ -295,7 +295,7 @@ def place_of(w: Draw, path: Path) -> str:
     return kind
 
 
-SUFFIXES = [".npy", ".npz", ".pt", ".lmdb", ".zarr", ".tfrecord", ".tar", ".csv", ".parquet", ".txt", "", ".xyz"]
+SUFFIXES = [".npy", ".npz", ".pt", ".lmdb", ".zarr", ".n5", ".tfrecord", ".tar", ".csv", ".parquet", ".txt", "", ".xyz"]
 
 
 def judge_place(folder: Path, seed: int) -> Found:

@@ -1,4 +1,4 @@
-"""Random sources that hold arrays: .npy, .npz, .pt, zarr, a folder of files."""
+"""Random sources that hold arrays: .npy, .npz, .pt, zarr, N5, a folder of files."""
 
 from __future__ import annotations
 
@@ -176,6 +176,28 @@ def zarr_store(w: Draw, folder: Path) -> Case:
     return Case(path, expected, {}, True)
 
 
+def n5_store(w: Draw, folder: Path) -> Case:
+    import tensorstore
+
+    path, rows, expected = folder / "a.n5", w.between(1, 20), {}
+    reverse = w.chance(0.3)
+    for name in ["x", "y"][: w.between(1, 2)]:
+        shape = (rows, *(w.between(1, 5) for _ in range(w.between(0, 2))))
+        values = numbers(w, shape, w.one_of(["u1", "i2", "u4", "i8", "f4", "f8"]))
+        there = values.T if reverse else values
+        meta = {"dataType": str(values.dtype), "dimensions": there.shape, "blockSize": [w.between(1, 4)] * there.ndim,
+                "compression": {"type": w.one_of(["raw", "gzip"])}}  # fmt: skip
+        spec = {"driver": "n5", "kvstore": {"driver": "file", "path": f"{path}/{name}/"}, "metadata": meta}
+        tensorstore.open(spec, create=True).result()[...] = there
+        expected[name] = values
+    files = [p for p in path.rglob("*") if p.is_file() and p.name != "attributes.json"]
+    if files and w.chance(0.3):
+        victim = w.one_of(sorted(files))
+        victim.write_bytes(victim.read_bytes()[: w.between(0, victim.stat().st_size - 1)])
+        return Case(path, None, {"reverse_axes": reverse}, what="damaged")
+    return Case(path, expected, {"reverse_axes": reverse}, True)
+
+
 def sample_files(w: Draw, folder: Path) -> Case:
     """One file for each sample, in class folders or not, of one shape or of many."""
     path, suffix, ragged = folder / "in", w.one_of([".npy", ".pt"]), w.chance(0.4)
@@ -206,4 +228,4 @@ def sample_files(w: Draw, folder: Path) -> Case:
     return Case(path, expected, options, True, left)
 
 
-MAKERS = [numpy_files, torch_file, zarr_store, sample_files]
+MAKERS = [numpy_files, torch_file, zarr_store, n5_store, sample_files]

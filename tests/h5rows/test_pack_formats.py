@@ -242,7 +242,7 @@ def test_crc32c_and_varints_of_the_standards() -> None:
     np.testing.assert_array_equal(varints(b"".join(wire(int(v)) for v in values)), values)
 
 
-# -- zarr
+# -- zarr and N5
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -260,6 +260,28 @@ def test_zarr(tmp_path: Path, version: Any) -> None:
         np.testing.assert_array_equal(file["test/x"][:], x[40:])
     with pytest.raises(ConfigError, match=r"--shuffle: this format is slow"):
         run(tmp_path / "a.zarr", shuffle=True)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_n5(tmp_path: Path, reverse: bool) -> None:
+    store = pytest.importorskip("tensorstore")
+    x = numbers()
+    for name, array in (("x", x), ("y", np.arange(50, dtype=np.int64))):
+        array = np.ascontiguousarray(array.T) if reverse else array
+        spec = {"driver": "n5", "kvstore": {"driver": "file", "path": f"{tmp_path}/a.n5/{name}/"}}
+        meta = {
+            "dataType": str(array.dtype),
+            "dimensions": array.shape,
+            "blockSize": [4] * array.ndim,
+            "compression": {"type": "gzip"},
+        }
+        store.open({**spec, "metadata": meta}, create=True).result()[...] = array
+    if reverse:
+        with pytest.raises(ConfigError, match="--reverse-axes"):
+            run(tmp_path / "a.n5")
+    with run(tmp_path / "a.n5", reverse_axes=reverse) as file:
+        np.testing.assert_array_equal(file["x"][:], x)
+        np.testing.assert_array_equal(file["y"][:], np.arange(50))
 
 
 # -- tables
@@ -432,8 +454,8 @@ def test_text_of_a_function_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("module", "name", "remedy"),
-    [("lmdb", "a.lmdb", "lmdb"), ("zarr", "a.zarr", "zarr"), ("google_crc32c", "a.tfrecord", "google-crc32c"),
-     ("pyarrow.parquet", "a.csv", "pyarrow"),
+    [("lmdb", "a.lmdb", "lmdb"), ("zarr", "a.zarr", "zarr"), ("tensorstore", "a.n5", "tensorstore"),
+     ("google_crc32c", "a.tfrecord", "google-crc32c"), ("pyarrow.parquet", "a.csv", "pyarrow"),
      ("PIL.Image", "a/1.png", "pillow")],
 )  # fmt: skip
 def test_missing_libraries_are_named(

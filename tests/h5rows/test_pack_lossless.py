@@ -78,6 +78,14 @@ def zarr_store(path: Path, version: Any = 2) -> Path:
     return path
 
 
+def n5_store(path: Path) -> Path:
+    store = pytest.importorskip("tensorstore")
+    meta = {"dataType": "uint8", "dimensions": [4, 2], "blockSize": [2, 2], "compression": {"type": "raw"}}
+    spec = {"driver": "n5", "kvstore": {"driver": "file", "path": f"{path}/x/"}, "metadata": meta}
+    store.open(spec, create=True).result()[...] = np.arange(8, dtype=np.uint8).reshape(4, 2)
+    return path
+
+
 def lmdb_folder(path: Path) -> Path:
     write_lmdb(path, {"0": b"1"})
     return path
@@ -104,6 +112,8 @@ WITH_LINKS = [  # what makes a source, the file or folder that becomes a link, t
     (lambda p: zarr_store(p, 3), "x/c/0/0", {}),
     (zarr_store, "x", {}),
     (zarr_store, "x/.zarray", {}),
+    (n5_store, "x/0/0", {"format": "n5"}),
+    (n5_store, "x", {"format": "n5"}),
     (lmdb_folder, "data.mdb", {}),
     (folder_of("a/1.png", "b/2.png", data=PNG), "a/1.png", {}),
     (folder_of("a/1.png", "b/2.png", data=PNG), "b", {}),
@@ -137,7 +147,7 @@ def test_a_link_out_of_a_source_is_refused_and_one_within_it_or_to_it_is_not(
     inside = source / f".{elsewhere.name}"  # a hidden name: no second sample
     elsewhere.rename(inside)
     (source / name).symlink_to(inside)
-    if "zarr" not in make.__name__ and "lambda" not in make.__name__:
+    if "zarr" not in make.__name__ and "n5" not in make.__name__ and "lambda" not in make.__name__:
         with packed(source, leave_out=(inside.name,), **options)[0] as file:
             assert all(np.array_equal(file[n][:], values) for n, values in whole.items())
 
@@ -374,13 +384,16 @@ def test_what_a_mode_leaves_out_of_images_is_refused_unless_it_was_asked_for(tmp
         assert account.exit_status == 0
 
 
-# -- zarr
+# -- zarr and N5
 
 ATTRS: dict[str, Any] = {
     "units": "K", "scale_factor": 0.01, "n": 3, "large": 2**64 - 1, "huge": 2**70, "flag": True, "none": None,
     "empty": [], "names": ["a", "ü"], "range": [0, 5], "mixed": [1, 2.5, "x"], "deep": {"a": {"b": [1]}},
     "nul": "a\0b", "source": "model", "nan": float("nan"), "text": "",
 }  # fmt: skip
+
+
+N5_ATTRS = {key: value for key, value in ATTRS.items() if key not in ("nan", "units")}  # tensorstore takes none such
 
 
 def same_json(found: Any, want: Any) -> bool:
@@ -392,7 +405,7 @@ def same_json(found: Any, want: Any) -> bool:
 
 
 def stores(path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Stores of both versions with attributes of the root, a group, and arrays."""
+    """Stores of both formats with attributes of the root, a group, and arrays."""
     zarr, made = pytest.importorskip("zarr"), []
     for version in (2, 3):
         root = zarr.open_group(str(path / f"{version}.zarr"), mode="w", zarr_format=version)
@@ -405,6 +418,12 @@ def stores(path: Path) -> list[tuple[Path, dict[str, Any]]]:
         root["g"].attrs["in"] = "g"
         root["g/x"][:2] = 5  # the rest is never written
         made.append((path / f"{version}.zarr", {"x": [[5, 5], [5, 5], [-1, -1], [-1, -1]]}))
+    n5_store(path / "a.n5")
+    for name in ("", "x/"):
+        file = path / "a.n5" / name / "attributes.json"
+        file.write_text(
+            json.dumps({**(json.loads(file.read_text()) if file.exists() else {"n5": "2.0.0"}), **N5_ATTRS})
+        )
     return made
 
 
@@ -427,6 +446,9 @@ def test_attributes_and_fill_values_of_stores_are_taken(tmp_path: Path, options:
             assert sorted(x.tolist()) == sorted(values["x"])
         assert account.exit_status == 0
         assert account.held["attributes"] == account.taken["attributes"] == 4 * len(ATTRS) + 3 + 1 + 3
+    with packed(tmp_path / "a.n5", **options)[0] as file:
+        for item in (file, file["val/x" if options else "x"]):
+            assert all(same_json(item.attrs[key], value) for key, value in N5_ATTRS.items())
 
 
 def test_whatever_of_a_store_is_not_taken_is_named(tmp_path: Path) -> None:

@@ -345,7 +345,7 @@ def test_the_extras_of_the_library_are_the_project_s() -> None:
         dict(re.findall(r"^(\w+) = (\[\".*\"\])", (ROOT / name / "pyproject.toml").read_text(), re.MULTILINE))
         for name in (".", "tools/h5rows")
     )
-    for name in ("codecs", "images", "lmdb", "zarr", "tables", "tfrecord", "remote"):
+    for name in ("codecs", "images", "lmdb", "zarr", "n5", "tables", "tfrecord", "remote"):
         assert library[name] == project[name]
 
 

@@ -21,6 +21,7 @@ OPENERS = {
     "samples": ("sample_files", "open_samples"),
     "lmdb": ("lmdb_env", "LmdbSource"),
     "zarr": ("zarr_store", "open_zarr"),
+    "n5": ("n5_store", "open_n5"),
     "tfrecord": ("tfrecord", "RecordSource"),
     "webdataset": ("webdataset", "TarSource"),
     "table": ("tables", "open_table"),
@@ -34,6 +35,7 @@ BY_SUFFIX = {
     ".lmdb": "lmdb",
     ".mdb": "lmdb",
     ".zarr": "zarr",
+    ".n5": "n5",
     ".tfrecord": "tfrecord",
     ".tfrecords": "tfrecord",
     ".tar": "webdataset",
@@ -85,6 +87,8 @@ def recognise(path: Path, options: PackOptions) -> str:
         return "lmdb"
     if any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray")):
         return "zarr"
+    if path.suffix == ".n5" or (path / "attributes.json").exists():
+        return "n5"
     return recognise_folder(path, options)
 
 

@@ -1,4 +1,4 @@
-"""zarr: arrays with the rows first, in groups that may be splits."""
+"""zarr: arrays in chunks."""
 
 from __future__ import annotations
 
@@ -11,17 +11,11 @@ import numpy as np
 
 from h5rows.errors import ConfigError
 from h5rows.extras import need
-from h5rows.importers.arrays import by_split
-from h5rows.importers.attributes import attributes
-from h5rows.importers.base import SPLIT_NAMES, ArraySource, printable
+from h5rows.importers.base import ArraySource, printable
+from h5rows.importers.chunked import ChunkedSource
 from h5rows.importers.folders import walk
-from h5rows.importers.values import stamp
 from h5rows.packing.account import Account
 from h5rows.packing.options import PackOptions
-
-
-class ZarrSource(ArraySource):
-    slow_random = True
 
 
 class ZarrRows:
@@ -73,32 +67,10 @@ def open_zarr(path: Path, options: PackOptions) -> ArraySource:
     for name in set(arrays) - set(rows):
         if not options.fields:
             account.leave("arrays", printable(name), "a single value, no rows")
-    if not rows:
-        raise ConfigError(f"{path} holds no arrays with rows")
-    parts = {name: (name.partition("/")[0], name.partition("/")[2]) for name in rows}
-    splits = all(word.lower() in SPLIT_NAMES and field for word, field in parts.values())
-    if splits:
-        tables = by_split(rows, parts, path)
-    else:
-        tables = {"": {n: a for n, a in rows.items() if not options.fields or n in options.fields}}
-    if not any(tables.values()):
-        raise ConfigError(f"--fields: {path} has none of {sorted(options.fields)}; it has {sorted(rows)}")
-
-    def place(name: str) -> tuple[str, str]:
-        """(split, name in it)"""
-        word, _, rest = name.partition("/")
-        return (SPLIT_NAMES[word.lower()], rest) if splits and word.lower() in SPLIT_NAMES else ("", name)
-
-    source = ZarrSource(tables, stamp(metadata), {})
-    source.account = account
-    chosen = [name for name in rows if not options.fields or place(name)[1] in options.fields]
-    source.field_attrs = {place(n): attributes(attributes_of(arrays[n]), n, account) for n in chosen}
-    source.group_attrs = {
-        "/".join(filter(None, place(name))): attributes(group.attrs, name or "/", account)
-        for name, group in groups.items()
-        if group.attrs
-    }
-    return source
+    attrs = {name: attributes_of(arrays[name]) for name in rows}
+    return ChunkedSource.of(
+        path, rows, attrs, {n: group.attrs for n, group in groups.items()}, options, account, metadata
+    )
 
 
 def attributes_of(array: Any) -> dict[str, Any]:

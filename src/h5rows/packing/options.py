@@ -30,6 +30,8 @@ class PackOptions:
     # text
     tokenizer: str = "bytes"
     length: int | None = None  # ids of a text in a table at most, its special ones included
+    # N5 keeps its dimensions in column-major order; some writers turn them round, some do not
+    reverse_axes: bool = False
     # rows
     # split: name -> share of the rows that no split claims, or of train
     split: Mapping[str, float] = field(default_factory=dict)
