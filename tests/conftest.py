@@ -240,10 +240,18 @@ def needs(*files: str) -> pytest.MarkDecorator:
 NEEDS_GPT = needs("conf/model/gpt.yaml", "src/lab/models/gpt.py", "conf/data/tokens.yaml")
 
 
+def import_once(*overrides: str) -> None:
+    """What a run with these overrides imports, so that none of the processes forked from here imports it anew."""
+    sharding = ("torch.distributed.fsdp", "torch.distributed.checkpoint") if "trainer=fsdp" in overrides else ()
+    for name in (*warm.IMPORTS, *sharding):
+        importlib.import_module(name)
+
+
 def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path:
     """A run from start to end, in this process where it has one rank."""
     from lab.project import start
 
+    import_once(*overrides)
     threads = torch.get_num_threads()
     try:
         start(compose(*overrides), run_dir, list(overrides), own_process)

@@ -63,12 +63,12 @@ def test_ranks_and_micro_batches_change_nothing(tmp_path: Path) -> None:
 def test_killed_twice_equals_undisturbed(tmp_path: Path, ranks: int) -> None:
     """SIGKILL in the middle of epochs, twice: the same checkpoint bit for bit, and the same metrics."""
     overrides = (
-        *QUICK, "trainer=single" if ranks == 1 else "trainer=ddp", "trainer.max_steps=260",
+        *QUICK, "trainer=single" if ranks == 1 else "trainer=ddp", "trainer.max_steps=110",
         "trainer.log_every=7", "trainer.eval_every=40", "trainer.save_every=5", "trainer.ema_decay=0.99",
         "model.dropout=0.2", "optim.lr=3e-3", f"hardware.num_procs={'auto' if ranks == 1 else ranks}",
     )  # fmt: skip
     straight = start_run(tmp_path / "straight", *overrides, own_process=True)
-    killed = killed_at(tmp_path / "killed", (35, 120), overrides)
+    killed = killed_at(tmp_path / "killed", (25, 65), overrides)
     assert_equal(last_checkpoint(killed), last_checkpoint(straight))
     assert metrics(killed) == metrics(straight)
     first, second = result(killed), result(straight)

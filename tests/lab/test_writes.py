@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, assert_equal, compose, metrics, result, sample_of, status
+from conftest import QUICK, assert_equal, compose, import_once, metrics, result, sample_of, status
 from writes import Attempt, attempt
 
 import lab.loop
@@ -61,6 +61,7 @@ class Case:
     def __post_init__(self) -> None:
         last = {override.partition("=")[0]: override for override in (*self.overrides, "resume=auto")}
         self.overrides = tuple(last.values())
+        import_once(*self.overrides)
         self.cfg = compose(*self.overrides, checked=False)
 
     def command(self, run: Path) -> Callable[[], None]:
@@ -147,12 +148,14 @@ def test_killed_at_a_write_of_its_end_it_ends_as_undisturbed(case: Case) -> None
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
-    ("case", "every"), [(name, sample_of(8 if name == "one rank" else 30, 1)) for name in CASES], indirect=["case"]
+    ("case", "every"),
+    [(name, sample_of({"one rank": 8, "shards": 50, "shards, beside no loop": 50}.get(name, 30), 1)) for name in CASES],
+    indirect=["case"],
 )
 def test_killed_at_any_write_it_ends_as_undisturbed(case: Case, every: int) -> None:
     """every: so many writes lie between two that are tried; none, with TESTS_ALL=1."""
     dice = random.Random(len(case.overrides))
     for after, writes in enumerate(case.undisturbed()):
         for number, write in enumerate(range(dice.randrange(every), len(writes), every)):
-            again = [dice.randrange(len(writes) // 2)] if number % 5 == 4 else []  # and so is the run that goes on
+            again = [dice.randrange(len(writes) // 2)] if number % 3 == 2 else []  # and so is the run that goes on
             case.equals_killed_at(write, *again, after=after)

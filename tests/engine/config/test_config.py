@@ -93,9 +93,9 @@ FILES = {
 
 
 @cache
-def raw(option: str) -> DictConfig:
-    """What one choice makes, hydra's part too; interpolations stay."""
-    return OmegaConf.create(composed(PROJECT, [option]))
+def raw(*options: str) -> DictConfig:
+    """What these choices make, hydra's part too; interpolations stay."""
+    return OmegaConf.create(composed(PROJECT, options))
 
 
 def chosen(option: str) -> set[str]:
@@ -124,13 +124,13 @@ def overrides_with(choice: str, folder: Path) -> list[str]:
     if not made and not data_file(beside).exists():
         pytest.skip(f"{data_file(beside)} is not on this machine")
     both = [*dict.fromkeys([beside, choice])]
-    left = [
-        *missing_keys(composed(PROJECT, both)["model"], "model"),
-        *(missing_keys(composed(PROJECT, both)["data"], "data") if not made else ()),
-    ]
+    missing = {
+        group: missing_keys(OmegaConf.to_container(raw(*both)[group]), group) for group in ("model", "data", "task")
+    }
+    left = [*missing["model"], *(missing["data"] if not made else ())]
     if left:
         pytest.skip(f"{', '.join(left)}: files that the tests of this option make")
-    files = [f"{key}=none" for key in missing_keys(composed(PROJECT, both)["task"], "task")]  # which are read later
+    files = [f"{key}=none" for key in missing["task"]]  # which are read later
     parts = ["+data@data.parts.some=h5", "+data.weights.some=1"] if choice == "data=mixed" else []
     return [*both, *made, *files, *parts]
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm
 from conftest import (
     QUICK,
     ROOT,
@@ -21,6 +22,7 @@ from conftest import (
     limit,
     metrics,
     processes_with,
+    sample_of,
     slow,
     status,
     wait_for,
@@ -41,7 +43,7 @@ SLOWLY = "time.sleep(1000)"  # the job with seed=1 hangs, the others end
 
 
 def popen(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([*TRAIN, *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return warm.Popen([*TRAIN, *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def victims(process: subprocess.Popen[str], where: str, kind: str) -> list[int]:
@@ -110,9 +112,9 @@ def test_killed_again_and_again_it_ends_as_if_undisturbed(
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_of_a_hundred_jobs_none_is_lost_and_none_runs_twice(tmp_path: Path) -> None:
-    """The pool is killed five times, by turns alone and with all of its jobs. JOBS in the environment: how many."""
-    count = int(os.environ.get("JOBS", "100"))
+def test_of_many_jobs_none_is_lost_and_none_runs_twice(tmp_path: Path) -> None:
+    """The pool is killed five times, by turns alone and with all of its jobs."""
+    count = sample_of(20, 100)
     options = ("-m", *QUICK, "trainer.max_steps=2", "trainer.log_every=1", f"seed=range({count})", *POOL)
     where, ended = tmp_path / "s", dict[str, int]()
     for attempt in range(6):
@@ -141,7 +143,7 @@ def test_two_starts_share_the_work(tmp_path: Path) -> None:
     finished = f"sum('finished' in p.read_text() for p in pathlib.Path({str(tmp_path / 's')!r}).glob('*/status.json'))"
     wait = f"import pathlib\n        while {finished} < 5: time.sleep(0.02)"
     command = faulty_command(wait, *SWEEP, "seed=range(6)", f"hydra.sweep.dir={tmp_path}/s")
-    both = [subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [warm.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True) for _ in range(2)]
     shown = [process.communicate(timeout=limit(60))[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], shown
     assert states(tmp_path / "s") == ["finished"] * 6
@@ -158,7 +160,7 @@ def test_a_start_takes_over_what_another_leaves(tmp_path: Path) -> None:
     """The first hangs in a job and is killed; the second, which has waited for that job, runs it."""
     where = f"hydra.sweep.dir={tmp_path}/s"
     command = faulty_command(SLOWLY, *SWEEP, "seed=range(3)", where)
-    first = subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL)
+    first = warm.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL)
     wait_for(lambda: [status(p)["status"] for p in job_dirs(tmp_path / "s")].count("finished") == 1)
     second = popen(*SWEEP, "seed=range(3)", where)
     wait_for(lambda: [status(p)["status"] for p in job_dirs(tmp_path / "s")].count("finished") == 2)
@@ -198,7 +200,7 @@ def test_a_second_ctrl_c_ends_it_now(tmp_path: Path) -> None:
     where = f"hydra.sweep.dir={tmp_path}/s"
     hangs = tmp_path / "hangs"
     command = faulty_command(f"open({str(hangs)!r}, 'w').close(); {SLOWLY}", *SWEEP, "seed=1", where, *POOL)
-    process = subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True)
+    process = warm.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True)
     wait_for(hangs.exists, process)
     shown = ctrl_c_twice(process, "running jobs save and end", process.send_signal)
     assert process.returncode == 130, shown
