@@ -1,12 +1,16 @@
-"""A copy of the project, as a clone or a fork has it."""
+"""A copy of the project, as a clone or a fork has it, and commands there."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
-from conftest import ROOT
+import warm
+from conftest import ROOT, limit
 
 
 def copy_of_the_project(folder: Path) -> Path:
@@ -21,3 +25,10 @@ def copy_of_the_project(folder: Path) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
     return folder
+
+
+def run_python(copy: Path, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[Any]:
+    """python with these arguments, in a copy of the project."""
+    environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
+    options: Any = {"cwd": copy, "env": environment, "capture_output": True, "text": True, "timeout": limit(seconds)}
+    return warm.run([sys.executable, *arguments], **options)

@@ -3,6 +3,8 @@ already: 0.3 s in place of 2. The process is one of its own in all else: pid, ex
 
     done = warm.run([*TRAIN, "trainer.max_steps=3"], cwd=tmp_path, capture_output=True, text=True)
 
+A copy of the project, whose src/ is first in PYTHONPATH, has a process of its own, without any module of the project.
+
 Not for what happens before or by those imports: the interpreter's options, an early signal, another version of a
 package, CUDA, variables that are read once.
 """
@@ -23,7 +25,7 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,9 +39,23 @@ IMPORTS = (
     "engine.config", "engine.device", "engine.world", "engine.runs", "engine.loggers", "engine.sweeps", "engine.verify",
     "h5rows.dataset",
 )  # fmt: skip
+OTHERS = (  # for a copy of the project, and its tests
+    "h5py", "hydra._internal.core_plugins.basic_launcher", "hydra.core.plugins", "hypothesis", "matplotlib", "numpy",
+    "pytest", "torch.distributed", "torch.optim", "torchmetrics", "wandb",
+)  # fmt: skip
 ONCE = ("OMP_", "MKL_", "TORCH_", "PYTHON", "CUDA_", "LC_", "LANG")  # variables that are read by an import, or a start
 SPACE = 16_000  # of a command line in /proc
 BEGAN: dict[str, str] = {}  # what the tests began with, without what the one has changed that happens to ask first
+
+
+def is_project(folder: str) -> bool:
+    """Whether it is src/ of the project, or of a copy of it."""
+    return (Path(folder) / "train.py").exists()
+
+
+def is_for_copy(environment: dict[str, str]) -> bool:
+    first = environment.get("PYTHONPATH", "").partition(os.pathsep)[0]
+    return Path(first) != ROOT / "src" and is_project(first)
 
 
 def read_once(environment: dict[str, str]) -> dict[str, str]:
@@ -52,12 +68,12 @@ def read_once(environment: dict[str, str]) -> dict[str, str]:
 class _Warm:
     """The warm process, started when first asked for; it ends with the process that asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, for_copy: bool) -> None:
         self.pid = os.getpid()
         self.channel, theirs = socket.socketpair()
         self.environment = read_once(BEGAN)
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__)), str(theirs.fileno()), " " * SPACE],
+            [sys.executable, str(Path(__file__)), str(theirs.fileno()), str(int(for_copy)), " " * SPACE],
             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=_with_src(BEGAN),
         )  # fmt: skip
         theirs.close()
@@ -82,14 +98,13 @@ class _Warm:
             self.process.wait()
 
 
-_warm: _Warm | None = None
+_warm: dict[bool, _Warm] = {}
 
 
-def _started() -> _Warm:
-    global _warm
-    if _warm is None or _warm.pid != os.getpid():
-        _warm = _Warm()
-    return _warm
+def _started(for_copy: bool = False) -> _Warm:
+    if for_copy not in _warm or _warm[for_copy].pid != os.getpid():
+        _warm[for_copy] = _Warm(for_copy)
+    return _warm[for_copy]
 
 
 def _with_src(environment: dict[str, str]) -> dict[str, str]:
@@ -109,13 +124,15 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         folder, environment = Path(cwd or ".").absolute(), dict(os.environ if env is None else env)
         assert python == sys.executable, f"{python} is not the python of the tests"
         assert not any((executable, preexec_fn, pass_fds, shell)), "of subprocess.Popen alone"
-        if command[0] != "-c":
+        for_copy = is_for_copy(environment)
+        if command[0] not in ("-c", "-m"):
             command[0] = str(folder / command[0])
-            assert Path(command[0]).parent == ROOT / "src", f"{command[0]}: of another copy of the project"
+            ours = Path(command[0]).parent == ROOT / "src"
+            assert ours or for_copy, f"{command[0]}: of another copy of the project"
         request = {"command": command, "folder": str(folder), "environment": environment, "session": start_new_session}
         streams = [given if given != -1 else i for i, given in enumerate((p2cread, c2pwrite, errwrite))]
         try:
-            self.pid, self._status = _started().start(request, streams)
+            self.pid, self._status = _started(for_copy).start(request, streams)
             self._child_created = True
         finally:
             self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
@@ -149,7 +166,8 @@ def run(
     if input is not None:
         options["stdin"] = subprocess.PIPE
     given = options.get("env")
-    fits = read_once(dict(os.environ if given is None else given)) == _started().environment
+    environment = dict(os.environ if given is None else given)
+    fits = read_once(environment) == _started(is_for_copy(environment)).environment
     with (Popen if fits else subprocess.Popen)(command, **options) as process:
         try:
             out, error = process.communicate(input, timeout=timeout)
@@ -233,7 +251,8 @@ def become(request: dict[str, Any], streams: list[int], set_by_imports: dict[str
     os.environ.update({**set_by_imports, **request["environment"]})
     folders = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     command = request["command"]
-    sys.path[:1] = ["" if command[0] == "-c" else str(Path(command[0]).resolve().parent), *folders]
+    first = "" if command[0] in ("-c", "-m") else str(Path(command[0]).resolve().parent)
+    sys.path[:1] = [first, *folders]
     sys.orig_argv = [sys.executable, *command]
     sys.argv = ["-c", *command[2:]] if command[0] == "-c" else list(command)
     show_as([sys.executable, *command])
@@ -253,9 +272,9 @@ def show_as(command: list[str]) -> None:
     ctypes.memmove(start, text, len(text))
 
 
-def import_all() -> None:
-    """What a run imports, once; no fork has to look through it for garbage."""
-    for name in IMPORTS:
+def import_all(names: Sequence[str] = IMPORTS) -> None:
+    """Once; no fork has to look through it for garbage."""
+    for name in names:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
@@ -268,10 +287,14 @@ def main() -> None:
     from engine.private import set_death_signal
 
     set_death_signal(signal.SIGKILL)
-    sys.argv = [str(ROOT / "src/train.py")]  # where engine.interpreter looks for the project
-    import engine.interpreter  # noqa: F401
-
-    import_all()
+    if for_copy := sys.argv[2] == "1":
+        for name in [name for name in sys.modules if name.partition(".")[0] == "engine"]:
+            del sys.modules[name]
+        sys.path[1:] = [folder for folder in sys.path[1:] if not is_project(folder)]  # an editable installation too
+    else:
+        sys.argv = [str(ROOT / "src/train.py")]  # where engine.interpreter looks for the project
+        import engine.interpreter  # noqa: F401
+    import_all(OTHERS if for_copy else IMPORTS)
     request, streams = serve(channel)
     set_death_signal(0)
     become(request, streams, {key: value for key, value in os.environ.items() if key not in before})
@@ -284,6 +307,9 @@ def run_command(command: list[str]) -> None:
     if command[0] == "-c":
         sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(command[1], "<string>", "exec"), sys.modules["__main__"].__dict__)
+    elif command[0] == "-m":
+        sys.argv = command[1:]
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(command[0], run_name="__main__")
 

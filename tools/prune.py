@@ -76,7 +76,7 @@ def count_tests(tree: Path) -> dict[str, list[str]]:
     """{file: its test functions}"""
     found = {}
     for path in sorted((tree / "tests").rglob("*.py")):
-        nodes = ast.walk(parsed(path.read_text(encoding="utf-8")))
+        nodes = walked(path.read_text(encoding="utf-8"))
         functions = [one.name for one in nodes if isinstance(one, ast.FunctionDef)]
         found[path.relative_to(tree).as_posix()] = [name for name in functions if name.startswith("test_")]
     return found
@@ -102,11 +102,30 @@ def parsed(source: str) -> ast.Module:
     return ast.parse(source)
 
 
+@cache  # a walk takes as long as the parser
+def walked(source: str) -> list[ast.AST]:
+    return [one for node in parsed(source).body for one in nodes_of(node)]
+
+
+@cache
+def nodes_of(node: ast.stmt) -> list[ast.AST]:
+    """In the order of their depth."""
+    found: list[ast.AST] = [node]
+    for one in found:
+        for name in one._fields:
+            inner = getattr(one, name, None)
+            if isinstance(inner, list):
+                found += [each for each in inner if isinstance(each, ast.AST)]
+            elif isinstance(inner, ast.AST) and not isinstance(inner, (ast.expr_context, ast.operator)):
+                found.append(inner)
+    return found
+
+
 @cache
 def statements(source: str) -> tuple[Statement, ...]:
     found = []
     for node in parsed(source).body:
-        inner = list(ast.walk(node))
+        inner = nodes_of(node)
         marks = [one for mark in getattr(node, "decorator_list", []) for one in ast.walk(mark)]
         uses = {one.id for one in inner if isinstance(one, ast.Name)}
         uses |= {one.arg for one in inner if isinstance(one, ast.arg)}
@@ -137,7 +156,7 @@ def patched(call: ast.Call) -> list[str]:
 def imports(source: str) -> tuple[tuple[str, str, str], ...]:
     """(module, name in it or "", name here) of all imports, those in functions too."""
     found = []
-    for node in ast.walk(parsed(source)):
+    for node in walked(source):
         if isinstance(node, ast.ImportFrom) and node.module:
             found += [(node.module, alias.name, alias.asname or alias.name) for alias in node.names]
         elif isinstance(node, ast.Import):

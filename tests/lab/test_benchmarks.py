@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from conftest import NEEDS_GPT, ROOT, limit, needs, sample_of, wait_for
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -67,8 +68,8 @@ def test_a_stage_that_fails_or_does_not_end_is_named(tmp_path: Path, body: str, 
         "gpu.STAGES['faults'] = broken; sys.exit(gpu.main())"
     )
     given = [str(ROOT / "benchmarks"), "faults", "--dry", "--out", str(tmp_path), *options]
-    done = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, timeout=limit(60))
-    assert done.returncode == 1
+    done = warm.run([sys.executable, "-c", code, *given], capture_output=True, text=True, timeout=limit(60))
+    assert done.returncode == 1, done.stderr
     figures = json.loads((tmp_path / "gpu.json").read_text())["figures"]
     begun = not says.startswith("not begun")
     assert [(f["name"], f["value"]) for f in figures] == [("before", 1.0)] * begun + [("failed", says)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -58,7 +59,7 @@ def test_fit_is_the_run_of_the_command(run_dir: Path, tmp_path: Path) -> None:
 
 def test_fit_goes_on_in_a_directory_that_holds_the_run(run_dir: Path, tmp_path: Path) -> None:
     longer = [text.replace("=6", "=9") for text in SHORT]
-    first = lab.fit(lab.compose(SHORT), tmp_path / "run")
+    first = Path(shutil.copytree(run_dir, tmp_path / "run"))
     assert lab.fit(lab.compose(longer), first) == first
     assert last_checkpoint(first)["step"] == 9
 

@@ -28,7 +28,7 @@ from conftest import (
     start_run,
     status,
 )
-from fork import copy_of_the_project
+from fork import copy_of_the_project, run_python
 
 from engine.config import saved_config
 from engine.errors import ConfigError
@@ -55,10 +55,9 @@ def files(run: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def command(run: Path, *more: str, src: Path = ROOT / "src", **env: str) -> subprocess.CompletedProcess[str]:
-    run_it = warm.run if src == ROOT / "src" else subprocess.run
-    return run_it(
+    return warm.run(
         [sys.executable, str(src / "verify.py"), str(run), *more],
-        capture_output=True, text=True, timeout=limit(60), env={**os.environ, **env}, check=False,
+        capture_output=True, text=True, timeout=limit(60), env={**os.environ, "PYTHONPATH": str(src), **env},
     )  # fmt: skip
 
 
@@ -384,8 +383,7 @@ def test_a_run_of_another_commit_with_changes_that_were_not_committed(project: P
     (project / "src/lab/half.py").write_text("def halve(state):\n    next(state.model.parameters()).data *= 0.5\n")
     loop.write_text(text.replace(line, f"        from lab.half import halve; halve(state)\n{line}", 1))
     run = tmp_path / "run"
-    train = [sys.executable, str(project / "src/train.py"), *RUN, f"hydra.run.dir={run}"]
-    done = subprocess.run(train, capture_output=True, text=True, check=False, timeout=limit(60))
+    done = run_python(project, "src/train.py", *RUN, f"hydra.run.dir={run}")
     assert done.returncode == 0, done.stderr
     assert "with changes" in str(code_of(PROJECT.root, run))
     own = {"src": project / "src"}
