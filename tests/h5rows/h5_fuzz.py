@@ -54,14 +54,17 @@ SECONDS, MEMORY = 60, 6 << 30  # of one process
 
 def apart(work: Callable[..., Any], *args: Any) -> tuple[str, Any]:
     """("well", what it returns) | ("signal", its number) | ("raised", the traceback): in a process that may die."""
-    read, out = os.pipe()
+    from conftest import limit  # of tests/, which a script finds only from __main__ on
+
+    read, out, seconds = *os.pipe(), round(limit(SECONDS))
     if (pid := os.fork()) == 0:
         os.close(read)
         gc.disable()  # it would copy all memory that is shared with the parent
         faulthandler.disable()  # a crash of HDF5's is an answer here, not for the screen of the test run
         if not os.environ.get("LAB_TEST_SHOW"):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # glibc's word about a damaged heap
-        signal.alarm(SECONDS)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout's would raise here, as if the test had ended
+        signal.alarm(seconds)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         try:
             answer: tuple[str, Any] = "well", work(*args)
@@ -198,6 +201,7 @@ def run(kind: str, first: int, count: int, show: Callable[[str], None] = print) 
 
 
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parents[1]))
     faults, total = run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     print(json.dumps({"faults": len(faults), **dict(sorted(total.items()))}))
     sys.exit(bool(faults))
