@@ -247,7 +247,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_task_waits_for_nothing(task: str, precision: str) -> None:
     """Nor does an evaluation, but for its scores."""
-    micro = [8] if task == "contrastive" else [5, 3]
+    micro = [8] if task == "contrastive" else [6, 2]
     with training(*TASKS[task], f"hardware.precision={precision}", micro=micro) as run:
         asks = precision == "fp16" and task == "cifar10_fast"
         run.check_steps({"values": 1} if asks else {})
