@@ -109,16 +109,7 @@ def walked(source: str) -> list[ast.AST]:
 
 @cache
 def nodes_of(node: ast.stmt) -> list[ast.AST]:
-    """In the order of their depth."""
-    found: list[ast.AST] = [node]
-    for one in found:
-        for name in one._fields:
-            inner = getattr(one, name, None)
-            if isinstance(inner, list):
-                found += [each for each in inner if isinstance(each, ast.AST)]
-            elif isinstance(inner, ast.AST) and not isinstance(inner, (ast.expr_context, ast.operator)):
-                found.append(inner)
-    return found
+    return list(ast.walk(node))
 
 
 @cache

@@ -102,7 +102,7 @@ def test_the_engine_names_no_package_of_the_project() -> None:
 
 def test_the_engine_names_no_file_class_or_key_of_the_project() -> None:
     """They may be renamed. It knows the groups whose options it defines (engine/*/options.py), `data`, of its own data
-    sets, and of `trainer` what engine.device reads."""
+    sets, and of `trainer` what engine.parallel and engine.device read."""
     files = {path.stem for path in (SRC / "lab").rglob("*.py")} - {path.stem for path in ENGINE.rglob("*.py")}
     classes = classes_of(SRC / "lab") - classes_of(ENGINE) - {"Config"}  # a word of Hydra's messages
     assert {"descend", "evaluation"} < files and {"TrainState", "Task"} < classes  # noqa: PT018

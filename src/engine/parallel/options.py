@@ -31,7 +31,7 @@ class FsdpConfig:
 
 
 class Strategy(Protocol):
-    """The values of the group `trainer` that this folder reads."""
+    """The values of the group `trainer` that engine.parallel and engine.device read."""
 
     @property
     def strategy(self) -> str: ...

@@ -202,9 +202,8 @@ def called(project: Project, key: str) -> list[str]:
 def as_called(project: Project, key: str, root: Path) -> str | None:
     """A key of engine.world.stop, which was in engine.ranks, as that version of the project calls it; None where it has
     none."""
-    text = ""
-    for file in (root / "src/engine/world/stop.py", root / "src/engine/ranks/stop.py"):
-        text += file.read_text() if file.exists() else ""
+    files = [root / f"src/engine/{room}/stop.py" for room in ("world", "ranks")]
+    text = "".join(file.read_text() for file in files if file.exists())
     return next((name for name in called(project, key) if name in text), None)
 
 

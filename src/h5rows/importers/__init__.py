@@ -100,8 +100,8 @@ def recognise_folder(path: Path, options: PackOptions) -> str:
     for folder, _, names in walk(path, options.external):
         empty = empty and not names
         for name in names:
-            if kind := kind_in_folder(name):
-                found.setdefault(kind, os.path.relpath(os.path.join(folder, name), path))
+            if (kind := kind_in_folder(name)) and kind not in found:
+                found[kind] = os.path.relpath(os.path.join(folder, name), path)
     if {"images", "arrays"} & set(found):
         found = {kind: file for kind, file in found.items() if kind not in ("text", "table")}
     if len(found) > 1:

@@ -16,7 +16,6 @@ from h5rows.errors import ConfigError, machine_fault
 from h5rows.packing.account import Account
 
 Rows = np.ndarray | range
-Left = tuple[str, str, str]  # (kind in the plural, name, why): see Account.leave
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
@@ -120,10 +119,6 @@ class Source:
     def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
         """The readable ones of these rows: field -> (B, *shape) array, or a list of B arrays for a ragged field."""
         raise NotImplementedError
-
-    def lost(self) -> list[Left]:
-        """What of the samples read since the last call was not given. Of a source that is read in processes."""
-        return []
 
     def measure(self, rows: Rows, name: str) -> np.ndarray:
         """(B, dims) int64: the shapes of a ragged field's samples; zeros where the sample cannot be read."""

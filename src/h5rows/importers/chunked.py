@@ -33,7 +33,7 @@ class ChunkedSource(ArraySource):
         attrs, groups: attributes of each array and group. metadata: files that tell a store from a changed one."""
         if not rows:
             raise ConfigError(f"{path} holds no arrays with rows")
-        parts = {name: (name.partition("/")[0], name.partition("/")[2]) for name in rows}
+        parts = {name: (word, field) for name in rows for word, _, field in [name.partition("/")]}
         splits = all(word.lower() in SPLIT_NAMES and field for word, field in parts.values())
         if splits:
             tables = by_split(rows, parts, path)

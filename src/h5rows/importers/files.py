@@ -83,10 +83,10 @@ def open_files(
         below = Path(folder).relative_to(root)
         mine = [file for file in files if os.path.splitext(file)[1].lower() in suffixes]
         for file in sorted(set(files) - set(mine)):
-            account.leave("files", str(below / file), why)
+            account.leave("files", os.path.join(*below.parts, file), why)
         if below.parts and not names and not mine:
             raise ConfigError(f"folder {folder} holds no images or samples; fill it or remove it")
-        found += [(below.parts, str(below / file)) for file in mine]
+        found += [(below.parts, os.path.join(*below.parts, file)) for file in mine]
     words = split_words(root, {folders[0] for folders, _ in found if folders})
     if words:
         for folders, file in found:

@@ -36,7 +36,7 @@ def walk(root: Path, external: str, hidden: bool = False) -> Iterator[tuple[str,
         names.sort()
         files.sort()
         for name in [*names, *files]:
-            check_kind(path := Path(folder, name))
+            check_kind(path := os.path.join(folder, name))
             check_inside(path, top, external)
         yield folder, names, files
 
@@ -53,10 +53,10 @@ def files_of(root: Path, wanted: Callable[[str], bool], why: str, external: str,
     return sorted(found)
 
 
-def check_kind(path: Path) -> None:
+def check_kind(path: str | Path) -> None:
     """A pipe or a device would be waited for, or read for ever."""
     try:
-        mode = path.stat().st_mode
+        mode = os.stat(path).st_mode
     except OSError as error:  # a link that leads to nothing, or to itself
         raise ConfigError(printable(f"{path} cannot be read: {error.strerror}")) from None
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -65,9 +65,9 @@ def check_kind(path: Path) -> None:
         )
 
 
-def check_inside(path: Path, top: str, external: str) -> None:
+def check_inside(path: str | Path, top: str, external: str) -> None:
     """top: the real path of the source. A folder from elsewhere could hold a link to any file of whoever packs it."""
-    if external == ALLOW or not path.is_symlink() or lies_in(path, top):
+    if external == ALLOW or not os.path.islink(path) or lies_in(path, top):
         return
     raise ConfigError(
         printable(
@@ -77,7 +77,7 @@ def check_inside(path: Path, top: str, external: str) -> None:
     )
 
 
-def lies_in(path: Path, top: str) -> bool:
+def lies_in(path: str | Path, top: str) -> bool:
     """Whether what a path leads to, by all its links, lies in the folder of this real path."""
     real = os.path.realpath(path)
     return real == top or real.startswith(top.rstrip(os.sep) + os.sep)

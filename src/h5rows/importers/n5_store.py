@@ -35,8 +35,8 @@ class N5Rows:
 
 def open_n5(path: Path, options: PackOptions) -> ArraySource:
     store = need("tensorstore", f"reading {path}", "tensorstore")
-    folders = [folder for folder, _, _ in walk(path, options.external)]
-    metadata = sorted(file for folder in folders if (file := Path(folder, "attributes.json")).exists())
+    files = [Path(folder, name) for folder, _, names in walk(path, options.external) for name in names]
+    metadata = sorted(file for file in files if file.name == "attributes.json")
     found, attrs, groups = {}, {}, {}
     for file in metadata:
         try:

@@ -14,15 +14,7 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError, first_line
-from h5rows.importers.base import (
-    SPLIT_NAMES,
-    BadSample,
-    Field,
-    Rows,
-    SampleSource,
-    UnlikeSample,
-    bad,
-)
+from h5rows.importers.base import SPLIT_NAMES, BadSample, Field, Rows, SampleSource, UnlikeSample, bad
 from h5rows.importers.folders import check_inside, check_kind, files_of
 from h5rows.importers.images import ImageDecoder
 from h5rows.packing.account import Account
@@ -240,7 +232,6 @@ def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Acc
 
     A pattern names files in the folder before its first * or ?: a link out of this is nobody's argument."""
     if path.is_dir():
-        files = []
         files = files_of(path, lambda name: is_kind(name, kinds), f"no {' '.join(kinds)}", external, account)
     elif path.is_file():
         files = [path]

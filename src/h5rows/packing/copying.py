@@ -7,6 +7,7 @@ several datasets share: such rows are copied one block after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -85,17 +86,20 @@ class Copier:
         self.made[root] = h5r.create(h5o.open(self.new.id, b"/"), b".", h5r.OBJECT)
         for where in sorted(nodes, key=lambda each: nodes[each].what != TYPE):  # types first, which others share
             if where != root:
-                with guarded(self.account, nodes[where].what, text(nodes[where].path)):
+                with self.named(nodes[where]):
                     made = self.create(where, nodes[where], holder, b"%d" % where)
                     self.made[where] = h5r.create(made, b".", h5r.OBJECT)
-        for where in [*self.made]:
-            with guarded(self.account, nodes[where].what, text(nodes[where].path)):
+        for where in self.made:
+            with self.named(nodes[where]):
                 self.finish(where, nodes[where])
         for where in self.made:
             if nodes[where].what == GROUP:
-                with guarded(self.account, GROUP, text(nodes[where].path)):
+                with self.named(nodes[where]):
                     self.link(nodes[where].path, self.opened(where))
         holder.unlink(b"self")
+
+    def named(self, node: Node) -> AbstractContextManager[None]:
+        return guarded(self.account, node.what, text(node.path))
 
     def opened(self, where: int) -> Any:
         return h5r.dereference(self.made[where], self.new.id)
@@ -111,8 +115,9 @@ class Copier:
         if node.what == DATASET:
             kind = self.type_of(item.get_type())
             made = self.make(text(node.path), item, kind)
-            self.replaced.update([where] * (made is not None))
-            if made is None and by_blocks(item):
+            if made is not None:
+                self.replaced.add(where)
+            elif by_blocks(item):
                 made = copy_by_blocks(item, kind, self.new)
         if made is not None:
             h5o.link(made, holder, name)

@@ -16,14 +16,14 @@ import numpy as np
 from tqdm import tqdm
 
 from h5rows.errors import ConfigError
-from h5rows.importers.base import Bad, Left, Rows, Source, one_line
+from h5rows.importers.base import Bad, Rows, Source, one_line
 from h5rows.packing.file import pwrite_all
 
 tqdm.monitor_interval = 0  # no thread of tqdm's beside a fork
 
 # rows of the source, {field: byte in the file where the block's values go}, {ragged field: (rows, dims) shapes}
 Task = tuple[Rows, dict[str, int], dict[str, np.ndarray]]
-Done = tuple[dict[str, tuple[int, int]], list[Bad], list[Left]]
+Done = tuple[dict[str, tuple[int, int]], list[Bad]]
 
 
 _here = threading.local()  # what a thread works for, or the only thread of a process
@@ -52,13 +52,11 @@ def measure_rows(rows: Rows, name: str) -> np.ndarray:
 
 
 def write_rows(task: Task) -> Done:
-    """-> (field: (bytes written, their crc32)), the samples that could not be read, what of the others was lost."""
+    """-> (field: (bytes written, their crc32)), the samples that could not be read."""
     rows, places, shapes = task
     source: Source = _here.source
     with one_line(source.origin):
-        source.lost()
         values, bad = source.read(rows, list(places))
-        left = source.lost()
     done = {}
     with open(_here.path, "r+b", buffering=0) as file:
         for name, place in places.items():
@@ -67,7 +65,7 @@ def write_rows(task: Task) -> Done:
                 expected = np.delete(shapes[name], [b.place for b in bad], axis=0)
                 data = flatten(data, expected, source.fields[name].dtype, name)
             done[name] = (data.nbytes, pwrite_all(file.fileno(), data, place))
-    return done, bad, left
+    return done, bad
 
 
 def flatten(values: list[np.ndarray], shapes: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:

@@ -138,7 +138,7 @@ class Run:
             print(summary(out, self.parts, self.source, sum(span.size for span in spans)))
 
     def count(self, path: Path) -> None:
-        """What the source holds and what is read in the file; what lines of the journal say was left out."""
+        """What the source holds and what is read in the file; what was left out."""
         account, source = self.source.account, self.source
         account.held["rows"] = sum(map(len, source.splits.values()))
         account.asked["rows"] = account.held["rows"] - sum(len(part.rows) for part in self.parts)
@@ -153,7 +153,7 @@ class Run:
                     if not same_attr(file[path_in or "/"].attrs, name, value):
                         raise ConfigError(f"{path}: {path_in}: attribute {name} is not what was written; pack again")
             account.taken["attributes"] = account.held["attributes"] - len(account.left.get("attributes", ()))
-        for block in self.blocks:
+        for block in self.blocks:  # an older version began this pack, and lost something of its samples
             for kind, name, why in self.records[block.number].get("left", ()):
                 account.leave(kind, name, why)
         excuse(account, self.options.leave_out)
@@ -224,7 +224,7 @@ class Run:
         with tqdm(
             total=total, initial=done, unit=" rows", unit_scale=True, disable=self.options.quiet, desc="pack"
         ) as bar:
-            for block, (written, bad, left) in in_flight(pool, write_rows, todo, 2 * self.options.workers):
+            for block, (written, bad) in in_flight(pool, write_rows, todo, 2 * self.options.workers):
                 if bad and self.options.on_error == "stop":
                     raise ConfigError(
                         f"{bad[0].name}: {bad[0].reason}; --on-error skip leaves such samples out and lists them"
@@ -233,7 +233,6 @@ class Run:
                     "block": block.number,
                     "written": {name: list(w) for name, w in written.items()},
                     "bad": [[b.place, b.name, b.reason] for b in bad],
-                    **({"left": left} if left else {}),
                 }
                 self.journal.add(record)
                 self.records[block.number] = record

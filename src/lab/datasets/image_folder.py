@@ -71,15 +71,11 @@ def open_images(path: str, size: tuple[int, ...], crop: str, channels: int) -> F
         raise ConfigError(
             f"data.channels={channels} and data.size={list(size)}: give 1, 3 or 4, and [height, width] in pixels"
         )
+    height, width = size
     options = PackOptions(
-        format="images",
-        size=size,
-        crop=crop,
-        mode=MODES[channels],
-        exif="ignore",
+        format="images", size=(height, width), crop=crop, mode=MODES[channels], exif="ignore", external="allow",
         quiet=True,
-        external="allow",  # type: ignore[arg-type]
-    )
+    )  # fmt: skip
     source = open_source(path, options)
     assert isinstance(source, FileSource)
     return source
