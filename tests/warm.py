@@ -127,7 +127,7 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         for_copy = is_for_copy(environment)
         if command[0] not in ("-c", "-m"):
             command[0] = str(folder / command[0])
-            ours = Path(command[0]).parent == ROOT / "src"
+            ours = Path(command[0]).is_relative_to(ROOT / "src") or Path(command[0]).is_relative_to(ROOT / "tests")
             assert ours or for_copy, f"{command[0]}: of another copy of the project"
         request = {"command": command, "folder": str(folder), "environment": environment, "session": start_new_session}
         streams = [given if given != -1 else i for i, given in enumerate((p2cread, c2pwrite, errwrite))]

@@ -178,7 +178,7 @@ def test_a_server_that_cannot_be_reached_costs_nothing(train_command: Command, t
     elif server.isdecimal():
         threading.Thread(target=refuse, args=(listener, int(server)), daemon=True).start()
     else:
-        threading.Thread(target=lambda: [held.append(listener.accept()[0]) for _ in range(20)], daemon=True).start()
+        threading.Thread(target=keep_all, args=(listener, held), daemon=True).start()
     with no_process_left(tmp_path / "run"):
         done = train_command(
             *RUN, "trainer.max_steps=3", "hydra.run.dir=run", timeout=limit(60),
@@ -189,7 +189,16 @@ def test_a_server_that_cannot_be_reached_costs_nothing(train_command: Command, t
         assert "wandb:" not in done.stderr
         assert status(tmp_path / "run")["status"] == "finished"
         assert len(metrics(tmp_path / "run")) >= 1
+    with contextlib.suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which would wait on the next socket with this number
     listener.close()
+
+
+def keep_all(listener: socket.socket, held: list[socket.socket]) -> None:
+    """Accept each connection and never answer, until the socket is closed."""
+    with contextlib.suppress(OSError):
+        while True:
+            held.append(listener.accept()[0])
 
 
 def refuse(listener: socket.socket, status: int) -> None:
