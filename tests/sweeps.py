@@ -5,16 +5,26 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import warm
-from conftest import QUICK, ROOT, TRAIN, importing, limit, result, status
+from conftest import QUICK, ROOT, importing, limit, result, status
 
 SWEEP = ("-m", *QUICK, "trainer.max_steps=6", "trainer.log_every=3")
-# {fault} happens in the job with seed=1, or in the one with the directory {key}, in its step {step}
+# without pictures, which test_report.py is about: drawing takes longer than all else of a small sweep
+PLAIN = """
+import sys
+sys.modules["matplotlib"] = None
+sys.argv = ["train.py", *{arguments!r}]
+import train
+sys.exit(train.main())
+"""
+# {fault} happens in the jobs with these seeds, or in the one with the directory {key}, in its step {step}
 FAULTY = """
 import ctypes, os, resource, signal, sys, time
+sys.modules["matplotlib"] = None
 sys.argv = ["train.py", *{arguments!r}]
 import lab.objective, lab.start, train
 from omegaconf import OmegaConf
@@ -22,7 +32,8 @@ from omegaconf import OmegaConf
 forward_loss, run, seen = lab.objective.forward_loss, lab.start.run, dict(calls=0, here=False)
 
 def noted(run_dir, *more, **named):
-    seen["here"] = run_dir.name == {key!r} or OmegaConf.load(run_dir / "config.yaml").seed == 1 and not {key!r}
+    seen["seed"] = OmegaConf.load(run_dir / "config.yaml").seed
+    seen["here"] = run_dir.name == {key!r} or seen["seed"] in {seeds} and not {key!r}
     run(run_dir, *more, **named)
 
 def faulty(*args):
@@ -36,9 +47,15 @@ sys.exit(train.main())
 """
 
 
-def faulty_command(fault: str, *arguments: str, key: str | None = None, step: int = 3) -> list[str]:
-    code = FAULTY.format(arguments=list(arguments), fault=fault, key=key, step=step)
+def faulty_command(
+    fault: str, *arguments: str, key: str | None = None, step: int = 3, seeds: Sequence[int] = (1,)
+) -> list[str]:
+    code = FAULTY.format(arguments=list(arguments), fault=fault, key=key, step=step, seeds=list(seeds))
     return [sys.executable, "-c", code]
+
+
+def plain_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", PLAIN.format(arguments=list(arguments))]
 
 
 def environment() -> dict[str, str]:
@@ -46,11 +63,12 @@ def environment() -> dict[str, str]:
 
 
 def call(*arguments: str, cwd: Path = ROOT, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    return warm.run([*TRAIN, *arguments], cwd=cwd, capture_output=True, text=True, timeout=limit(timeout))
+    command = plain_command(*arguments)
+    return warm.run(command, cwd=cwd, capture_output=True, text=True, timeout=limit(timeout), env=environment())
 
 
-def call_faulty(fault: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = faulty_command(fault, *arguments)
+def call_faulty(fault: str, *arguments: str, seeds: Sequence[int] = (1,)) -> subprocess.CompletedProcess[str]:
+    command = faulty_command(fault, *arguments, seeds=seeds)
     return warm.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit(60), env=environment())
 
 
