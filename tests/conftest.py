@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,13 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None
         assert time.monotonic() < end, f"not within {limit(seconds):.0f} s"
         time.sleep(0.005)
     return found
+
+
+def at_once(work: Callable[[Any], Any], cases: Iterable[Any]) -> list[Any]:
+    """work(case) of each, in threads: for what waits more than it computes."""
+    warm.run([sys.executable, "-c", ""])  # the warm process is started by this thread
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(work, cases))
 
 
 def free_port() -> int:

@@ -71,6 +71,7 @@ class _Warm:
     def __init__(self, for_copy: bool) -> None:
         self.pid = os.getpid()
         self.channel, theirs = socket.socketpair()
+        self.asking = threading.Lock()
         self.environment = read_once(BEGAN)
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__)), str(theirs.fileno()), str(int(for_copy)), " " * SPACE],
@@ -86,10 +87,11 @@ class _Warm:
         status, theirs = os.pipe()
         text = json.dumps(request).encode()
         fds = array.array("i", [*streams, theirs])
-        self.channel.sendmsg([len(text).to_bytes(4, "little")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
-        self.channel.sendall(text)
-        os.close(theirs)
-        pid = int.from_bytes(_exactly(self.channel, 4), "little")
+        with self.asking:
+            self.channel.sendmsg([len(text).to_bytes(4, "little")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+            self.channel.sendall(text)
+            os.close(theirs)
+            pid = int.from_bytes(_exactly(self.channel, 4), "little")
         return pid, status
 
     def end(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import warm
 import yaml
-from conftest import ROOT, TRAIN, kill_at, limit, metrics, processes_with, result, sample_of, status, wait_for
+from conftest import ROOT, TRAIN, at_once, kill_at, limit, metrics, processes_with, result, sample_of, status, wait_for
 from test_wandb import RUN, assert_holds, no_process_left, online
 from wandb_server import Server, serving
 
@@ -61,14 +61,31 @@ def settled(run: Path) -> None:
     wait_for(lambda: not processes_with(str(run)))
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An offline run, for tests to copy."""
+    run = tmp_path_factory.mktemp("finished") / "run"
+    command = [*TRAIN, *RUN, *STEPS, "trainer.max_steps=12", f"hydra.run.dir={run}"]
+    warm.run(command, check=True, env={**os.environ, "WANDB_MODE": "offline"})
+    return run
+
+
 @pytest.mark.slow
-def test_an_offline_run_is_sent_once(train_command: Command, tmp_path: Path, server: Server) -> None:
+def test_offline_runs_are_sent_once(train_command: Command, tmp_path: Path, server: Server) -> None:
+    """One with pictures, and what stopped two others is noted as their status.json says."""
     done = train_command(*RUN, *STEPS, "trainer.max_steps=6", "callback=pictures", "hydra.run.dir=sweep/run")
     assert done.returncode == 0, done.stderr
     run = tmp_path / "sweep/run"
+    ends = {"pruned": (0, "finished"), "interrupted": (255, "killed")}
+    for end in ends:
+        copied = shutil.copytree(run, tmp_path / end)
+        write_json(copied / "status.json", {**status(run), "status": end, "wandb_id": end})
     count = len(metrics(run))
-    assert f"{count} of {count} lines sent" in sync(server, str(tmp_path))
+    assert sync(server, str(tmp_path)).count(f"{count} of {count} lines sent") == 3
     assert_holds(server, run)
+    for end, (code, state) in ends.items():
+        assert_holds(server, tmp_path / end, state)
+        assert (server.exits[end], server.summaries[end]["status"]) == (code, end)
     shown = [name for name in server.files[status(run)["wandb_id"]] if name.startswith("media/")]
     assert len(shown) == len([line for line in metrics(run) if "media" in line]) > 0
     asked = server.asked.total()
@@ -76,7 +93,7 @@ def test_an_offline_run_is_sent_once(train_command: Command, tmp_path: Path, ser
     assert server.asked.total() == asked
     (run / "wandb/sent.json").unlink()  # then the server is asked
     assert "all is there" in sync(server, str(run))
-    assert server.asked["UpsertBucket"] == 2  # of the first time
+    assert server.asked["UpsertBucket"] == 2 * 3  # of the first time
     assert_holds(server, run)
 
 
@@ -100,7 +117,7 @@ def test_online_and_offline_parts_are_one_run(train_command: Command, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ill", ["slow", "dead", "well"])
+@pytest.mark.parametrize("ill", sample_of(["slow", "dead"], ["slow", "dead", "well"]))
 def test_a_killed_run_that_is_resumed_has_no_hole(tmp_path: Path, server: Server, ill: str) -> None:
     """kill -9 of the run, or of it, its process and wandb-core (dead): the resume sends what the server lacks."""
     run = tmp_path / "run"
@@ -123,22 +140,23 @@ def test_a_killed_run_that_is_resumed_has_no_hole(tmp_path: Path, server: Server
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ill", sample_of([403, "hang"], [500, 403, 429, "hang", "drop"]))
-def test_after_an_outage_the_printed_command_sends_the_rest(
-    train_command: Command, tmp_path: Path, server: Server, ill: Any
-) -> None:
+def test_after_an_outage_the_printed_command_sends_the_rest(train_command: Command, tmp_path: Path) -> None:
     """From the first lines on no stream is taken. The run ends at once; so does the sync, which then has sent all."""
-    run = tmp_path / "run"
-    server.ill = lambda path: ill if "file_stream" in path else None
-    with no_process_left(run):
-        done = train_command(*RUN, *STEPS, "trainer.max_steps=12", "hydra.run.dir=run", **online(server))
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.count("W&B:") == done.stderr.count("./run sync run") == 1, done.stderr
-        server.ill = None
-        said = sync(server, str(run))
-        assert "lines sent" in said or "nothing is lacking" in said
-        assert_holds(server, run)
-        settled(run)
+
+    def one(ill: Any) -> None:
+        run = tmp_path / f"{ill}"
+        with serving() as server, no_process_left(run):
+            server.ill = lambda path: ill if "file_stream" in path else None
+            done = train_command(*RUN, *STEPS, "trainer.max_steps=12", f"hydra.run.dir={ill}", **online(server))
+            assert done.returncode == 0, done.stderr
+            assert done.stderr.count("W&B:") == done.stderr.count(f"./run sync {ill}") == 1, done.stderr
+            server.ill = None
+            said = sync(server, str(run))
+            assert "lines sent" in said or "nothing is lacking" in said
+            assert_holds(server, run)
+            settled(run)
+
+    at_once(one, sample_of([403, "hang"], [500, 403, 429, "hang", "drop"]))
 
 
 @pytest.mark.slow
@@ -158,23 +176,16 @@ def test_the_evaluation_of_the_step_of_a_stop_is_there(train_command: Command, t
 
 
 @pytest.mark.slow
-def test_two_at_once_send_each_line_once(train_command: Command, tmp_path: Path, server: Server) -> None:
-    for name in ("a", "b"):
-        assert train_command(*RUN, *STEPS, "trainer.max_steps=12", f"hydra.run.dir={name}").returncode == 0
-    command = [*SYNC, str(tmp_path)]
-    both = [subprocess.Popen(command, env={**os.environ, **online(server)}, stdout=subprocess.DEVNULL) for _ in "12"]
-    assert [process.wait(limit(100)) for process in both] == [0, 0]
-    for name in ("a", "b"):
-        assert_holds(server, tmp_path / name)
+def test_two_at_once_send_each_line_once(finished: Path, tmp_path: Path, server: Server) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    at_once(lambda _: sync(server, str(run)), "12")
+    assert_holds(server, run)
 
 
 @pytest.mark.slow
-def test_what_is_no_beginning_of_metrics_is_sent_as_a_new_run(
-    train_command: Command, tmp_path: Path, server: Server
-) -> None:
+def test_what_is_no_beginning_of_metrics_is_sent_as_a_new_run(finished: Path, tmp_path: Path, server: Server) -> None:
     """A row for each step, as older versions wrote: whole, it stays; with a hole, the run is sent under a new id."""
-    run = tmp_path / "run"
-    assert train_command(*RUN, *STEPS, "trainer.max_steps=12", "hydra.run.dir=run").returncode == 0
+    run = shutil.copytree(finished, tmp_path / "run")
     old = status(run)["wandb_id"]
     steps = sorted({line["step"] for line in metrics(run)})
     server.runs[old] = {"project": "default"}
@@ -190,22 +201,6 @@ def test_what_is_no_beginning_of_metrics_is_sent_as_a_new_run(
     sync(server, str(run), "--replay")
     assert len(server.runs) == 3
     assert_holds(server, run)
-
-
-@pytest.mark.slow
-def test_what_stopped_a_run_is_noted(tmp_path: Path, train_command: Command, server: Server) -> None:
-    """failed, preempted, pruned, interrupted: as its status.json says."""
-    done = train_command(*RUN, "trainer.max_steps=2", "hydra.run.dir=runs/finished")
-    assert done.returncode == 0, done.stderr
-    states = {"failed": (1, "failed"), "preempted": (75, "preempted"), "pruned": (0, "finished"),
-              "interrupted": (255, "killed")}  # fmt: skip
-    for state in states:
-        run = shutil.copytree(tmp_path / "runs/finished", tmp_path / "runs" / state)
-        write_json(run / "status.json", {**status(run), "status": state, "wandb_id": state})
-    sync(server, str(tmp_path / "runs"))
-    for state, (code, shown) in states.items():
-        assert_holds(server, tmp_path / "runs" / state, shown)
-        assert (server.exits[state], server.summaries[state]["status"]) == (code, state)
 
 
 @pytest.mark.slow
@@ -277,7 +272,7 @@ def run_agent(
     }
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "WANDB_SWEEP_ID": "s1", "WANDB_PROJECT": "led"}
-    return subprocess.run(
+    return warm.run(
         [sys.executable, "-c", AGENT, json.dumps([sweep, command])], cwd=cwd, capture_output=True, text=True,
         timeout=limit(60), env=environment | (online(server) if server else {}),
     )  # fmt: skip
@@ -305,7 +300,8 @@ def some_values(parameters: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_the_sweep_yaml_runs_under_the_agent(tmp_path: Path, server: Server) -> None:
-    sweep = the_sweep(tmp_path / "run", "logger.entity=me")
+    """Its two ranks are one run there."""
+    sweep = the_sweep(tmp_path / "run", "logger.entity=me", "trainer=ddp", "hardware.num_procs=2")
     values = some_values(sweep["parameters"])
     done = run_agent(tmp_path, sweep, values, "abc123", server)
     assert done.returncode == 0, done.stderr
@@ -321,16 +317,6 @@ def test_the_sweep_yaml_runs_under_the_agent(tmp_path: Path, server: Server) -> 
     assert "lr=0.0001" in run["displayName"]
 
 
-@pytest.mark.slow
-def test_two_ranks_under_the_agent_are_one_run(tmp_path: Path) -> None:
-    sweep = the_sweep(tmp_path / "run", "trainer=ddp", "hardware.num_procs=2")
-    done = run_agent(tmp_path, sweep, {"optim": {"lr": 0.01, "schedule": {"warmup": 0}}}, "abc124")
-    assert done.returncode == 0, done.stderr
-    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    assert (config["optim"]["lr"], config["optim"]["schedule"]["warmup"]) == (0.01, 0)
-    assert status(tmp_path / "run")["wandb_id"] == "abc124"
-
-
 def test_a_mistake_under_the_agent_ends_with_2(tmp_path: Path) -> None:
     done = run_agent(tmp_path, the_sweep(tmp_path / "run"), {"optim.larning_rate": 0.01}, "abc125")
     assert done.returncode == 2
@@ -343,6 +329,7 @@ def test_a_mistake_under_the_agent_ends_with_2(tmp_path: Path) -> None:
     [
         ({"optim.lr": 1e-05}, {"optim.lr": 1e-05}),
         ({"optim": {"lr": 0.1, "betas": [0.9, 0.99]}}, {"optim.lr": 0.1, "optim.betas": [0.9, 0.99]}),
+        ({"optim": {"schedule": {"warmup": 0}}}, {"optim.schedule.warmup": 0}),
         ({"trainer.clip_norm": None}, {"trainer.clip_norm": None}),
         ({"hardware.compile": False}, {"hardware.compile": False}),
         ({"model.hidden": [16, 32]}, {"model.hidden": [16, 32]}),
