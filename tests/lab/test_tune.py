@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,25 @@ MB = 1_000_000
 WIDE = ("model.hidden=[20000,8]", "data.splits.test=null", "trainer.global_batch_size=720", "trainer.max_steps=2")
 
 
-def fresh(free: int, function: Callable[..., Any], *args: Any) -> Any:
-    """function(*args) where so many MB are free, in a process that holds nothing else: what malloc keeps of earlier
-    tests, hundreds of MB, would be found again beyond the limit."""
+Fresh = Callable[..., Any]
+Tried = Callable[..., tuple[int, dict[int, bool]]]
+
+
+@pytest.fixture(scope="module")
+def fresh() -> Iterator[Fresh]:
+    """fresh(free, function, *args) -> function(*args) where so many MB are free, in a child of a process that holds
+    nothing else: what malloc keeps of earlier tests, hundreds of MB, would be found again beyond the limit."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(with_memory, free * MB, function, *args).result(limit(120))
+
+        def call(free: int, function: Callable[..., Any], *args: Any) -> Any:
+            return pool.submit(with_memory, free * MB, function, *args).result(limit(120))
+
+        yield call
+
+
+@pytest.fixture
+def tried(fresh: Fresh) -> Tried:
+    return lambda free, *overrides: fresh(free, tune.largest_micro_batch, compose(*QUICK, *overrides))
 
 
 def with_memory(free: int, function: Callable[..., Any], *args: Any) -> Any:
@@ -49,14 +63,10 @@ def with_memory(free: int, function: Callable[..., Any], *args: Any) -> Any:
     import torch.fx.experimental.symbolic_shapes  # noqa: F401 - the first backward does
 
     memory.free_memory = lambda device: free
-    return function(*args)
+    return in_a_child("trial", function, *args)
 
 
-def tried(free: int, *overrides: str) -> tuple[int, dict[int, bool]]:
-    return fresh(free, in_a_child, "trial", tune.largest_micro_batch, compose(*QUICK, *overrides))
-
-
-def test_the_largest_micro_batch_is_between_one_that_fits_and_one_that_does_not() -> None:
+def test_the_largest_micro_batch_is_between_one_that_fits_and_one_that_does_not(tried: Tried) -> None:
     size, sizes = tried(120, *WIDE)
     good, bad = ([n for n, fits in sizes.items() if fits is kind] for kind in (True, False))
     assert size == max(good)
@@ -74,7 +84,7 @@ def test_a_gpu_is_named_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tune.Trial.of(compose(*QUICK, "trainer.max_steps=2")).one.device == torch.device("cuda", 0)
 
 
-def test_a_whole_share_is_tried_once() -> None:
+def test_a_whole_share_is_tried_once(tried: Tried) -> None:
     assert tried(10_000, "trainer.global_batch_size=64", "trainer.max_steps=2") == (64, {64: True})
 
 
@@ -88,14 +98,14 @@ def test_a_search_that_takes_long_says_what_it_does(
         assert capfd.readouterr().err == said
 
 
-def test_no_memory_for_a_single_sample_is_one_line() -> None:
+def test_no_memory_for_a_single_sample_is_one_line(tried: Tried) -> None:
     with pytest.raises(ConfigError, match="trial: one sample at a time finds no memory"):
         tried(20, "model.hidden=[1000000]", "trainer.global_batch_size=4", "trainer.max_steps=2")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["single", "ddp"])
-def test_auto_is_found_once_and_computes_what_its_number_does(tmp_path: Path, strategy: str) -> None:
+def test_auto_is_found_once_and_computes_what_its_number_does(fresh: Fresh, tmp_path: Path, strategy: str) -> None:
     ranks = 1 if strategy == "single" else 2
     given = (*QUICK, *WIDE, f"trainer={strategy}", f"trainer.global_batch_size={ranks * 720}")
     given += (f"hardware.num_procs={ranks}",)
@@ -152,7 +162,7 @@ def test_a_trial_leaves_no_step_out(monkeypatch: pytest.MonkeyPatch, option: str
     assert [state["step"] for state in seen[0].optimizer[""].state.values()] == [2, 2, 2, 2]
 
 
-def test_two_ranks_find_what_fits_into_half_of_the_memory() -> None:
+def test_two_ranks_find_what_fits_into_half_of_the_memory(tried: Tried) -> None:
     size, sizes = tried(250, *WIDE, "trainer.global_batch_size=1440", "trainer=ddp", "hardware.num_procs=2")
     assert max(sizes) == 720  # a rank's share
     bad = [n for n, fits in sizes.items() if not fits]
@@ -178,7 +188,7 @@ def test_what_one_gpu_cannot_try_is_refused() -> None:
     tune.check_can_try(compose(*QUICK, "trainer=fsdp", "hardware.num_procs=1", "trainer.max_steps=2"))
 
 
-def test_a_static_graph_has_no_smaller_micro_batches() -> None:
+def test_a_static_graph_has_no_smaller_micro_batches(tried: Tried) -> None:
     with pytest.raises(ConfigError, match=r"trainer.ddp.static_graph=true takes no smaller micro-batches"):
         tried(120, *WIDE, "trainer=ddp", "trainer.ddp.static_graph=true", "hardware.num_procs=2")
 

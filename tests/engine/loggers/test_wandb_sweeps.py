@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 import yaml
 from conftest import QUICK, ROOT, TRAIN, limit, metrics, processes_with, result, sample_of, status, wait_for
 from omegaconf import OmegaConf
@@ -37,11 +38,14 @@ def online(server: SweepServer) -> dict[str, str]:
     return {"PATH": path, "WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY, "WANDB_MODE": "online"}
 
 
-def begin_sweep(server: SweepServer, folder: Path, *overrides: str) -> None:
-    """`wandb sweep` with conf/wandb_sweep.yaml, its runs short, below `folder`."""
+def begin_sweep(server: SweepServer, folder: Path, *overrides: str, command: bool = False) -> None:
+    """`wandb sweep` with conf/wandb_sweep.yaml, its runs short, below `folder`. command: or else what it sends."""
     sweep = yaml.safe_load((ROOT / "conf" / "wandb_sweep.yaml").read_text())
     assert sweep["command"][:3] == ["./run", "train", "trainer.max_epochs=5"]
     sweep["command"][:3] = [*TRAIN, *RUN, *EVERY, *overrides, f"hydra.run.dir={folder}/${{run_folder:none}}"]
+    if not command:
+        server.sweep = sweep
+        return
     (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     done = subprocess.run(
         ["wandb", "sweep", "--project", "lab", "sweep.yaml"],
@@ -88,7 +92,7 @@ def assert_once(server: SweepServer, run: Path) -> None:
 @pytest.mark.slow
 def test_a_preempted_run_is_handed_out_again_and_goes_on(tmp_path: Path) -> None:
     with serving_sweep([VALUES, VALUES | {"optim.lr": 0.02}]) as server:
-        begin_sweep(server, tmp_path, "trainer.max_steps=2000")
+        begin_sweep(server, tmp_path, "trainer.max_steps=2000", command=True)
         run = tmp_path / "s1" / "run0"
         with agent(server, tmp_path) as process:
             wait_for(lambda: saved(run), process)
@@ -149,9 +153,7 @@ def test_a_run_that_a_cancelled_sweep_killed_goes_on_by_hand(tmp_path: Path, tra
         assert "process.max_time='5s': W&B's run run0 has null, and goes on with what it began with" in done.stderr
         before = checkpoint_files(run / "checkpoints")[-1]  # SIGKILL between two writes: perhaps a best one
         last = metrics(run)[-1]["step"]
-        again = subprocess.Popen(
-            [*TRAIN, *words], cwd=tmp_path, env={**os.environ, **ids}, stderr=subprocess.PIPE, text=True
-        )
+        again = warm.Popen([*TRAIN, *words], cwd=tmp_path, env={**os.environ, **ids}, stderr=subprocess.PIPE, text=True)
         wait_for(lambda: metrics(run)[-1]["step"] > last + 100, again)
         again.terminate()
         assert f"on from {before.name}" in again.communicate(timeout=limit(60))[1]

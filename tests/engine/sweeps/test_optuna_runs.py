@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from conftest import QUICK, TRAIN, limit, processes_with, result, slow, status, wait_for
 from sweeps import book, call, ended_at, environment, faulty_command, job_dirs, results, states
 
@@ -35,34 +36,34 @@ def trial_states(sweep: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_extended_killed_and_started_again_it_ends_as_if_undisturbed(tmp_path: Path) -> None:
-    """3 trials, then 6: SIGKILL in the middle of the fifth, which goes on in its directory."""
-    long = (*SEARCH, LR, HIDDEN, "trainer.max_steps=400", "trainer.save_every=50", "trainer.eval_every=100")
+    """2 trials, then 5: SIGKILL in the middle of the fourth, which goes on in its directory."""
+    long = (*SEARCH, LR, HIDDEN, "trainer.max_steps=100", "trainer.save_every=10", "trainer.eval_every=50")
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    assert call(*long, f"hydra.sweep.dir={straight}", "hydra.sweeper.n_trials=6").returncode == 0
-    first = call(*long, f"hydra.sweep.dir={killed}", "hydra.sweeper.n_trials=3")
+    assert call(*long, f"hydra.sweep.dir={straight}", "hydra.sweeper.n_trials=5").returncode == 0
+    first = call(*long, f"hydra.sweep.dir={killed}", "hydra.sweeper.n_trials=2")
     assert first.returncode == 0, first.stderr
     ended = ended_at(killed)
-    assert len(ended) == 3
-    again = [*long, f"hydra.sweep.dir={killed}", "hydra.sweeper.n_trials=6"]
-    command = faulty_command("time.sleep(1000)", *again, key="trial_0004", step=200)
-    process = subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL, start_new_session=True)
-    wait_for(lambda: list((killed / "trial_0004").glob("checkpoints/last_*.pt")))
+    assert len(ended) == 2
+    again = [*long, f"hydra.sweep.dir={killed}", "hydra.sweeper.n_trials=5"]
+    command = faulty_command("time.sleep(1000)", *again, key="trial_0003", step=50)
+    process = warm.Popen(command, env=environment(), stderr=subprocess.DEVNULL, start_new_session=True)
+    wait_for(lambda: list((killed / "trial_0003").glob("checkpoints/last_*.pt")))
     process.send_signal(signal.SIGKILL)
     process.wait()
     wait_for(lambda: not processes_with(str(killed)))
     assert trial_states(killed).count("RUNNING") >= 1
     ended |= ended_at(killed)
-    newest = checkpoint_files(killed / "trial_0004" / "checkpoints")[-1]  # after SIGKILL between two writes a best one
+    newest = checkpoint_files(killed / "trial_0003" / "checkpoints")[-1]  # after SIGKILL between two writes a best one
     last = call(*again)
     assert last.returncode == 0, last.stderr
-    assert trial_states(killed) == ["COMPLETE"] * 6
-    assert f", on from {newest.name}" in (killed / "trial_0004" / "train.log").read_text()
+    assert trial_states(killed) == ["COMPLETE"] * 5
+    assert f", on from {newest.name}" in (killed / "trial_0003" / "train.log").read_text()
     assert ended.items() <= ended_at(killed).items()  # what had ended was not run again
     assert results(killed) == results(straight)
     assert [t.values for t in study_of(killed).trials] == [[r["val/loss"]] for _, r in sorted(results(killed).items())]
     nothing = call(*again)
-    assert "6 trials, 0 to run, 6 complete before" in nothing.stderr
-    assert len(job_dirs(killed)) == 6
+    assert "5 trials, 0 to run, 5 complete before" in nothing.stderr
+    assert len(job_dirs(killed)) == 5
 
 
 @pytest.mark.slow
@@ -115,7 +116,7 @@ def test_a_key_is_searched_only_with_the_option_that_has_it(tmp_path: Path) -> N
     momentum = "optim.momentum=tag('if optim=sgd',choice(0.5,0.9))"
     command = [*SEARCH, "hydra/sweeper/sampler=grid", momentum, "optim=sgd,adamw", f"hydra.sweep.dir={tmp_path}/s"]
     held = faulty_command("time.sleep(1000)", *command, key="trial_0001")
-    process = subprocess.Popen(held, env=environment(), stderr=subprocess.DEVNULL, start_new_session=True)
+    process = warm.Popen(held, env=environment(), stderr=subprocess.DEVNULL, start_new_session=True)
     wait_for(lambda: (tmp_path / "s" / "trial_0001").exists())
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -193,7 +194,7 @@ def test_ddp_jobs_that_are_pruned_end_on_all_ranks(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_one_process_drives_a_search(tmp_path: Path) -> None:
     command = [*SEARCH, LR, "trainer.max_steps=100000", f"hydra.sweep.dir={tmp_path}/s"]
-    first = subprocess.Popen([*TRAIN, *command], stderr=subprocess.DEVNULL, start_new_session=True)
+    first = warm.Popen([*TRAIN, *command], stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         wait_for(lambda: (tmp_path / "s" / "trial_0000" / "metrics.jsonl").exists())
         second = call(*command)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import warm
 from cluster import Cluster, cluster, missing
 from conftest import QUICK, ROOT, TRAIN, assert_equal, last_checkpoint, limit, metrics, processes_with, result, status
 
@@ -30,7 +31,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def trained_here(run: Path, *overrides: str) -> Path:
-    done = subprocess.run(
+    done = warm.run(
         [*TRAIN, *QUICK, *overrides, f"hydra.run.dir={run}"], capture_output=True, text=True, timeout=limit(60)
     )
     assert done.returncode == 0, done.stderr
