@@ -28,6 +28,7 @@ from conftest import (
     limit,
     metrics,
     result,
+    sample_of,
     slow,
     start_run,
     status,
@@ -796,7 +797,9 @@ def test_a_block_that_is_no_graph_is_named(tmp_path: Path) -> None:
 
 @NEEDS_GPT
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("hardware.activation_checkpointing=auto",), ("trainer.fsdp.wrap=[]",)])
+@pytest.mark.parametrize(
+    "more", [*sample_of([], [()]), ("hardware.activation_checkpointing=auto",), ("trainer.fsdp.wrap=[]",)]
+)
 def test_compiled_blocks_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: Path, more: tuple[str, ...]
 ) -> None:
