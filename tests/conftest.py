@@ -250,8 +250,7 @@ NEEDS_GPT = needs("conf/model/gpt.yaml", "src/lab/models/gpt.py", "conf/data/tok
 
 def import_once(*overrides: str) -> None:
     """What a run with these overrides imports, so that none of the processes forked from here imports it anew."""
-    sharding = ("torch.distributed.fsdp", "torch.distributed.checkpoint") if "trainer=fsdp" in overrides else ()
-    for name in (*warm.IMPORTS, *sharding):
+    for name in (*warm.IMPORTS, *(warm.SHARDING if "trainer=fsdp" in overrides else ())):
         importlib.import_module(name)
 
 
@@ -271,13 +270,13 @@ def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path
 
 
 @contextlib.contextmanager
-def without_code_generator(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def without_code_generator(monkeypatch: pytest.MonkeyPatch, backend: str = "aot_eager") -> Iterator[list[Any]]:
     """torch.compile traces and runs the same graphs, but with eager kernels. Yields the modes that are asked for."""
     real, asked = torch.compile, []
 
     def compile(target: Any, mode: str | None = None, **options: Any) -> Any:
         asked.append(mode)
-        return real(target, backend="aot_eager", **options)
+        return real(target, backend=backend, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "compile", compile)

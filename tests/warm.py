@@ -39,6 +39,7 @@ IMPORTS = (
     "engine.config", "engine.device", "engine.world", "engine.runs", "engine.loggers", "engine.sweeps", "engine.verify",
     "h5rows.dataset",
 )  # fmt: skip
+SHARDING = ("torch.distributed.fsdp", "torch.distributed.checkpoint")  # once a run with trainer=fsdp has begun
 OTHERS = (  # for a copy of the project, and its tests
     "h5py", "hydra._internal.core_plugins.basic_launcher", "hydra.core.plugins", "hypothesis", "matplotlib", "numpy",
     "pytest", "torch.distributed", "torch.optim", "torchmetrics", "wandb",
@@ -213,6 +214,8 @@ def serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
             os._exit(0)  # the tests have ended
         *streams, status = array.array("i", ancillary[0][2])
         request = json.loads(_exactly(channel, int.from_bytes(head, "little")))
+        if "trainer=fsdp" in request["command"] and SHARDING[0] not in sys.modules:
+            import_all(SHARDING)
         if (pid := os.fork()) == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -136,7 +136,7 @@ def training(*overrides: str, micro: Sequence[int] = (5, 3)) -> Iterator[Trainin
         assert not gpu.unordered
 
 
-RESNET = ("model=resnet", "model.width=4", "model.blocks=[1,1]")
+RESNET = ("model=resnet", "model.width=4", "model.blocks=[1]")
 DTYPES = {"bf16": torch.bfloat16, "bf16-weights": torch.bfloat16, "fp16": torch.float16}
 MODES = {
     "fp32": (),
@@ -189,7 +189,7 @@ FAST = ("experiment=cifar10_fast", "data.path=cifar.h5", "task.count=8", "model.
 GPT = ("data=tokens", "data.path=tokens.h5", "data.window=8", "model=gpt", "model.width=16", "model.layers=1",
        "model.heads=2", "task=next_token")  # fmt: skip
 TASKS = {
-    "classification": RESNET,
+    "classification": (*RESNET, "model.blocks=[1,1]"),
     "no clipping": (*RESNET, "trainer.clip_norm=null"),
     "channels_last": (*RESNET, "hardware.channels_last=true"),
     "recomputed": (*RESNET, "hardware.activation_checkpointing=auto"),
@@ -206,7 +206,7 @@ TASKS = {
     "gan": ("task=gan", "model.input_shape=[32]", "model.num_outputs=64", "task.critic_steps=2"),
     "byol": ("task=byol", *RESNET),
     "contrastive": ("task=contrastive", *RESNET),
-    "dino": ("task=dino", *RESNET, "model.blocks=[1]", "task.views=3"),
+    "dino": ("task=dino", *RESNET, "task.views=3"),
     "ddpm": ("task=ddpm", "model.input_shape=[9,8,8]", "model.num_outputs=64"),
     "vae": ("model=autoencoder", "task=vae"),
     "fixmatch": ("experiment=fixmatch", *RESNET),

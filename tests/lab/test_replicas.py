@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -99,6 +100,7 @@ class TestNoise(method.Promises):
     """The same for any number of ranks and micro-batches; killed twice: the same bits."""
 
     test_it_learns_in_half_precision = test_debug_overfit = test_the_average_is_scored = None  # type: ignore[assignment]
+    test_compiling_changes_nothing = None  # type: ignore[assignment] - what draws is in no graph
 
     @pytest.fixture
     def run(self) -> tuple[str, ...]:
@@ -315,19 +317,29 @@ def broken(folder: Path, monkeypatch: pytest.MonkeyPatch, harm: Harm, step: int,
     return str(failed.value)
 
 
+RESTLESS = (
+    *SMALL, *WAYS["2 ranks"], "model.hidden=[16]", "trainer.ema_decay=0.9",
+    "task._target_=lab.tasks.supervised.Restless",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    """Made in the first test that asks, where configs may name Restless."""
+    return functools.cache(lambda: start_run(tmp_path_factory.mktemp("straight") / "run", *RESTLESS))
+
+
 @pytest.mark.parametrize("harm", one_quick(BREAKS, every=3))
-def test_replicas_that_part_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Harm) -> None:
+def test_replicas_that_part_end_the_run(
+    tmp_path: Path, undisturbed: Callable[[], Path], monkeypatch: pytest.MonkeyPatch, harm: Harm
+) -> None:
     """One changed number on one rank, of all that the ranks hold alike. The checkpoint before stays the last."""
-    task = "task._target_=lab.tasks.supervised.Restless"
-    line = broken(tmp_path, monkeypatch, harm, 8, task)
+    line = broken(tmp_path, monkeypatch, harm, 8, RESTLESS[-1])
     assert f"ranks 0 and 1 no longer hold the same {BREAKS[harm]} at step 8 (all was equal at step 5)" in line
     assert last_checkpoint(tmp_path)["step"] == 5
     assert json.loads((tmp_path / "changed.json").read_text()) == [BREAKS[harm]]
     method.go_on(tmp_path)
-    straight = start_run(
-        tmp_path / "straight", *SMALL, *WAYS["2 ranks"], "model.hidden=[16]", "trainer.ema_decay=0.9", task
-    )
-    assert_equal(last_checkpoint(tmp_path), last_checkpoint(straight))
+    assert_equal(last_checkpoint(tmp_path), last_checkpoint(undisturbed()))
 
 
 def test_a_save_compares_without_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

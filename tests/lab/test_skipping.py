@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import waits
-from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, raise_at_step, slow, start_run
+from conftest import QUICK, assert_equal, last_checkpoint, metrics, needs, raise_at_step, sample_of, slow, start_run
 from method import SMALL, WAYS, Killed, Promises, go_on, poison
 
 import lab.descend
@@ -32,12 +32,18 @@ MODES = {
     "skip": ("trainer.non_finite=skip",),
     "fp16, skip": ("hardware.precision=fp16", "trainer.non_finite=skip"),
 }
-OPTIMIZERS = ["adamw", "sgd", pytest.param("muon", marks=needs("conf/optim/muon.yaml"))]
 STEPS = ("trainer.max_steps=6", "trainer.global_batch_size=12", "trainer.log_every=3")
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("mode", MODES)
+MUON = needs("conf/optim/muon.yaml")
+PAIRS = [
+    *((mode, "adamw") for mode in MODES),
+    *((mode, "sgd") for mode in sample_of(("bf16", "fp16, skip"), MODES)),
+    *(pytest.param(mode, "muon", marks=MUON) for mode in sample_of(("fp32", "skip"), MODES)),
+]
+
+
+@pytest.mark.parametrize(("mode", "optimizer"), PAIRS)
 def test_the_host_asks_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, optimizer: str) -> None:
     """With a moving average, clipping and micro-batches. Muon has no fused kernel: it asks once a step where a step may
     be skipped, and nowhere else."""
@@ -266,8 +272,9 @@ def rate(step: int) -> float:
     return 0.005 * (1 + math.cos(math.pi * step / 9))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("ranks", [1, slow(2)])
+@pytest.mark.parametrize(
+    ("ranks", "precision"), [(1, "fp32"), (1, "fp16"), slow(2, "fp16"), *sample_of([], [slow(2, "fp32")])]
+)
 def test_the_rate_goes_on_over_a_skipped_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, precision: str
 ) -> None:
