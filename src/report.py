@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.sweeps import Ask, Objective
+    from multirun.report import Ask, Objective
 
 
 def main() -> int:
@@ -58,7 +58,8 @@ def parser() -> argparse.ArgumentParser:
 def report(args: argparse.Namespace) -> None:
     """Write what is asked for and print what is best. Raises ConfigError."""
     from engine.errors import ConfigError
-    from engine.sweeps import (
+    from lab.project import PROJECT
+    from multirun.report import (
         best_command,
         best_group,
         check_choice,
@@ -68,7 +69,6 @@ def report(args: argparse.Namespace) -> None:
         score_text,
         write_study,
     )
-    from lab.project import PROJECT
 
     ask = asked(args)
     study = read_study(
@@ -100,7 +100,7 @@ def report(args: argparse.Namespace) -> None:
 def asked(args: argparse.Namespace) -> Ask | None:
     """What is asked for of a paper's table; None: none is."""
     from engine.errors import ConfigError
-    from engine.sweeps import Ask
+    from multirun.report import Ask
 
     if args.per and args.show:
         return Ask(args.per, args.show, args.columns, args.percent, args.spread, args.against, tuple(args.inches))
@@ -111,7 +111,7 @@ def asked(args: argparse.Namespace) -> Ask | None:
 
 def objective(text: str) -> Objective:
     from engine.errors import ConfigError
-    from engine.sweeps import Objective
+    from multirun.report import Objective
 
     key, colon, mode = text.rpartition(":")
     if not colon or mode not in ("min", "max"):

@@ -34,8 +34,8 @@ def main() -> int:
     args = parser.parse_args()
     from engine.errors import ConfigError
     from engine.loggers import auto_wandb_mode, wandb_reachable
-    from engine.sweeps import SWEEP, runs_below
     from lab.project import PROJECT
+    from multirun.report import SWEEP, runs_below
 
     folders = [path.absolute() for path in args.directories] or [PROJECT.root / "outputs"]
     mode = "offline" if args.offline else "online"
@@ -62,8 +62,8 @@ def main() -> int:
 
 def upload(runs: list[Path], anew: bool, folder: Path | None) -> int:
     """Returns the number of failed uploads. anew: all of each, under a new id."""
-    from engine.sweeps import upload_run, write_offline
     from lab.project import PROJECT
+    from multirun.report import upload_run, write_offline
 
     if folder is not None:
         return sum(attempt(run, partial(write_offline, PROJECT, run, folder)) for run in runs)
@@ -80,8 +80,8 @@ def upload(runs: list[Path], anew: bool, folder: Path | None) -> int:
 
 def summaries(sweeps: list[Path], mode: str | None, folder: Path | None) -> int:
     """Returns the number of failed uploads of sweep summaries."""
-    from engine.sweeps import upload_summary
     from lab.project import PROJECT
+    from multirun.report import upload_summary
 
     return sum(attempt(sweep, partial(upload_summary, PROJECT, sweep, mode, folder)) for sweep in sweeps)
 

@@ -81,7 +81,7 @@ def train(cfg: DictConfig) -> int:
     multirun = hydra.mode == RunMode.MULTIRUN
     label = f"job {hydra.job.num} ({' '.join(overrides)}): " if multirun else ""
     if cfg.sweep.job is not None:
-        from engine.sweeps import run_job
+        from multirun import run_job
 
         return run_job(PROJECT, Path(cfg.sweep.job))
     try:

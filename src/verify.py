@@ -46,8 +46,8 @@ def main() -> int:
     args = parser.parse_intermixed_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that temporary files are removed
     from engine.errors import ConfigError, RunFailed
-    from engine.verify import verify
     from lab.project import PROJECT
+    from multirun.verify import verify
 
     try:
         given = (args.steps, args.commit, args.out, args.rounding, args.overrides, args.diff)

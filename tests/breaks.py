@@ -120,7 +120,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "src/engine/data/order.py",
         "    permutation = Permutation(size, seed, stream=0)",
         "    permutation = Permutation(size, id(dataset), stream=0)",
-        "tests/engine/verify/test_verify.py::test_a_run_is_equal_to_itself_started_again_and_stays_as_it_is",
+        "tests/multirun/test_verify.py::test_a_run_is_equal_to_itself_started_again_and_stays_as_it_is",
     ),
     # ---- a resume
     (
@@ -166,10 +166,10 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "tests/engine/data/test_stream.py::test_a_stopped_run_goes_on_exactly[more0-Remembering]",
     ),
     (
-        "src/engine/sweeps/ledger.py",
+        "src/multirun/ledger.py",
         'ENDED = ("finished", "pruned")',
         'ENDED = ("pruned",)',
-        "tests/engine/sweeps/test_sweep.py::test_start_again_extend_reorder",
+        "tests/multirun/test_sweep.py::test_start_again_extend_reorder",
     ),
     # ---- scores
     (
@@ -327,10 +327,10 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "tests/h5rows/test_pack_killed.py::test_killed_at_any_write_the_same_command_makes_the_same_file[blocks]",
     ),
     (
-        "src/engine/sweeps/ledger.py",
+        "src/multirun/ledger.py",
         "remove_leftovers(job.directory)",
         "pass",
-        "tests/engine/sweeps/test_ledger.py::test_killed_at_any_write_the_same_commands_leave_the_same_ledger",
+        "tests/multirun/test_ledger.py::test_killed_at_any_write_the_same_commands_leave_the_same_ledger",
     ),
     (
         "src/h5rows/reading/remote.py",
@@ -481,10 +481,10 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "tests/engine/test_project.py::test_the_debugger_that_started_a_run_is_none_within_it",
     ),
     (
-        "src/engine/verify/recompute.py",
+        "src/multirun/verify/recompute.py",
         "    check_saved(project, cfg)\n",
         "",
-        "tests/engine/verify/test_verify.py::test_the_present_check_comes_before_anything_starts",
+        "tests/multirun/test_verify.py::test_the_present_check_comes_before_anything_starts",
     ),
     (
         "src/engine/runs/resume.py",
@@ -524,34 +524,34 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ),
     # ---- reports and W&B
     (
-        "src/engine/sweeps/report/inference.py",
+        "src/multirun/report/inference.py",
         "left = left[~differs]",
         "break",
-        "tests/engine/sweeps/test_inference.py::test_rows_that_differ_make_room_for_others",
+        "tests/multirun/test_inference.py::test_rows_that_differ_make_room_for_others",
     ),
     (
-        "src/engine/sweeps/report/facts.py",
+        "src/multirun/report/facts.py",
         "verdicts.get(which, TOO_FEW) if",
         'verdicts.get(which, "") if',
-        "tests/engine/sweeps/test_compare.py::test_a_row_that_was_not_tested_is_not_unmarked_in_the_table",
+        "tests/multirun/test_compare.py::test_a_row_that_was_not_tested_is_not_unmarked_in_the_table",
     ),
     (
-        "src/engine/sweeps/report/analyse.py",
+        "src/multirun/report/analyse.py",
         "if most and len(group.scores(objective)) == most",
         "if most and group.scores(objective)",
-        "tests/engine/sweeps/test_paper_table.py::test_every_number_is_that_of_a_few_lines_by_hand",
+        "tests/multirun/test_paper_table.py::test_every_number_is_that_of_a_few_lines_by_hand",
     ),
     (
-        "src/engine/sweeps/report/choice.py",
+        "src/multirun/report/choice.py",
         "if not allowed and",
         "if False and",
-        "tests/engine/sweeps/test_paper_table.py::test_a_test_score_chooses_only_where_that_is_asked_for_and_said",
+        "tests/multirun/test_paper_table.py::test_a_test_score_chooses_only_where_that_is_asked_for_and_said",
     ),
     (
-        "src/engine/sweeps/report/pictures.py",
+        "src/multirun/report/pictures.py",
         '"pdf.fonttype": 42',
         '"pdf.fonttype": 3',
-        "tests/engine/sweeps/test_paper_table.py::test_figures_have_the_asked_width_and_embedded_truetype",
+        "tests/multirun/test_paper_table.py::test_figures_have_the_asked_width_and_embedded_truetype",
     ),
     (
         "src/engine/loggers/wandb_upload.py",
@@ -566,10 +566,10 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "tests/engine/loggers/test_wandb_invariant.py::test_a_few_sequences",
     ),
     (
-        "src/engine/sweeps/ledger.py",
+        "src/multirun/ledger.py",
         "return state not in ENDED and (",
         'return state == "queued" and (',
-        "tests/engine/sweeps/test_sweep_kill.py::test_killed_again_and_again_it_ends_as_if_undisturbed[options0-kinds0]",
+        "tests/multirun/test_sweep_kill.py::test_killed_again_and_again_it_ends_as_if_undisturbed[options0-kinds0]",
     ),
     (
         "src/engine/config/wandb_agent.py",
@@ -608,10 +608,10 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "tests/engine/runs/test_data_files.py::test_any_byte_of_a_small_file_counts",
     ),
     (
-        "src/engine/sweeps/difference.py",
+        "src/multirun/difference.py",
         'return "$" not in value and',
         "return",
-        "tests/engine/sweeps/test_difference.py::test_each_job_is_what_hydra_composes",
+        "tests/multirun/test_difference.py::test_each_job_is_what_hydra_composes",
     ),
     # ---- what methods stand on
     (
@@ -1006,61 +1006,61 @@ NAMES: list[tuple[Any, ...]] = [
     ),
     # ---- sweeps
     (
-        "src/engine/sweeps/ledger.py",
+        "src/multirun/ledger.py",
         '"objectives": [dict(objective) for objective in objectives]',
         '"objectives": [dict(objective) for objective in self.objectives]',
-        "tests/engine/sweeps/test_ledger.py::test_what_is_written_is_read",
+        "tests/multirun/test_ledger.py::test_what_is_written_is_read",
     ),
     (
-        "src/engine/sweeps/ledger.py",
+        "src/multirun/ledger.py",
         "identity = None if one.key else digest(one.values)",
         "identity = None if one.key else key",
         (
-            "tests/engine/sweeps/test_ledger.py::test_what_is_written_is_read",
-            "tests/engine/sweeps/test_ledger.py::test_equal_trials_of_a_search_are_jobs_of_their_own",
+            "tests/multirun/test_ledger.py::test_what_is_written_is_read",
+            "tests/multirun/test_ledger.py::test_equal_trials_of_a_search_are_jobs_of_their_own",
         ),
     ),
     (
-        "src/engine/sweeps/identity.py",
+        "src/multirun/identity.py",
         "return int(value)",
         "return value",
-        "tests/engine/sweeps/test_sweep.py::test_which_overrides_are_the_same_job",
+        "tests/multirun/test_sweep.py::test_which_overrides_are_the_same_job",
     ),
     (
-        "src/engine/sweeps/identity.py",
+        "src/multirun/identity.py",
         "portable(project.root, absolute(value, cwd)) if",
         "absolute(value, cwd) if",
-        "tests/engine/sweeps/test_ledger.py::test_a_job_is_the_same_in_a_moved_project_and_in_a_ledger_of_absolute_paths",
+        "tests/multirun/test_ledger.py::test_a_job_is_the_same_in_a_moved_project_and_in_a_ledger_of_absolute_paths",
     ),
     (
-        "src/engine/sweeps/identity.py",
+        "src/multirun/identity.py",
         "name = last_part(key) if lasts.count(last_part(key)) == 1 else key",
         "name = last_part(key) if lasts.count(key) == 1 else key",
-        "tests/engine/sweeps/test_sweep.py::test_names_of_directories_are_safe",
+        "tests/multirun/test_sweep.py::test_names_of_directories_are_safe",
     ),
     (
-        "src/engine/sweeps/report/inference.py",
+        "src/multirun/report/inference.py",
         "x[i, place[seed]] = score",
         "x[i, list(row).index(seed)] = score",
-        "tests/engine/sweeps/test_compare.py::test_pairs_are_of_one_seed_whatever_the_order_of_the_jobs",
+        "tests/multirun/test_compare.py::test_pairs_are_of_one_seed_whatever_the_order_of_the_jobs",
     ),
     (
-        "src/engine/sweeps/report/maxt.py",
+        "src/multirun/report/maxt.py",
         "np.where(table.candidates, mean, np.inf).argmin(1)",
         "np.zeros(len(x), int)",
-        "tests/engine/sweeps/test_inference.py::test_false_findings_and_intervals_quickly",
+        "tests/multirun/test_inference.py::test_false_findings_and_intervals_quickly",
     ),
     (
-        "src/engine/sweeps/report/table.py",
+        "src/multirun/report/table.py",
         "    objective = study.objective\n    return",
         '    objective = Objective("test/accuracy", "max")\n    return',
-        "tests/engine/sweeps/test_paper_table.py::test_test_scores_have_no_say_in_the_choice",
+        "tests/multirun/test_paper_table.py::test_test_scores_have_no_say_in_the_choice",
     ),
     (
-        "src/engine/sweeps/report/against.py",
+        "src/multirun/report/against.py",
         "float(step * samples)",
         "float(step)",
-        "tests/engine/sweeps/test_paper_table.py::test_curves_stand_where_their_samples_hours_and_flop_are",
+        "tests/multirun/test_paper_table.py::test_curves_stand_where_their_samples_hours_and_flop_are",
     ),
     # ---- packing and predicting
     (

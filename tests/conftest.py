@@ -201,7 +201,7 @@ def _composed(overrides: tuple[str, ...]) -> DictConfig:
     from hydra.core.global_hydra import GlobalHydra
 
     from engine.config.compose import register_resolvers
-    from engine.sweeps.plan import Composer
+    from multirun.plan import Composer
 
     register_resolvers(PROJECT)
     with hydra.initialize_config_dir(str(PROJECT.conf), version_base=None):

@@ -36,7 +36,7 @@ IMPORTS = (
     "torch", "torch.distributed", "torch.optim",
     "lab.config", "lab.groups", "lab.loop",
     "lab.notebook", "lab.run", "lab.start",
-    "engine.config", "engine.device", "engine.world", "engine.runs", "engine.loggers", "engine.sweeps", "engine.verify",
+    "engine.config", "engine.device", "engine.world", "engine.runs", "engine.loggers", "multirun", "multirun.verify",
     "h5rows.dataset",
 )  # fmt: skip
 SHARDING = ("torch.distributed.fsdp", "torch.distributed.checkpoint")  # once a run with trainer=fsdp has begun

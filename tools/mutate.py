@@ -60,7 +60,7 @@ TESTS = {
     "src/engine/checkpoints/checkpoint.py": (
         "tests/engine/runs/test_checkpoint.py", "tests/engine/data/test_damage.py",
     ),
-    "src/engine/sweeps/ledger.py": ("tests/engine/sweeps/test_ledger.py", "tests/engine/sweeps/test_sweep_alike.py"),
+    "src/multirun/ledger.py": ("tests/multirun/test_ledger.py", "tests/multirun/test_sweep_alike.py"),
 }  # fmt: skip
 LIMIT_S = 1500.0  # of the tests before anything is broken, on a machine that others use too
 

@@ -16,9 +16,8 @@ from engine.errors import ConfigError
 from engine.loggers import LoggerConfig, check_installed
 from engine.profiling import ProfilerConfig
 from engine.schema import below_outputs, did_you_mean, plain, regex, show, split_own, typed
-from engine.sweeps import MonitorConfig
 from engine.world import ProcessConfig
-from lab.groups import DataConfig, OptimConfig, RootConfig, TrainerConfig
+from lab.groups import DataConfig, MonitorConfig, OptimConfig, RootConfig, TrainerConfig
 from lab.misfits import check_fit
 from lab.project import PROJECT
 

@@ -15,10 +15,18 @@ from engine.loggers import LoggerConfig
 from engine.parallel import DDPConfig, FsdpConfig
 from engine.profiling import ProfilerConfig
 from engine.schema import Rule, option
-from engine.sweeps import MonitorConfig, SweepConfig
 from engine.world import ProcessConfig
+from multirun import SweepConfig
 
 Interval = Annotated[int | str | None, Rule(at_least=1, interval=True)]
+
+
+@dataclass(frozen=True)
+class MonitorConfig:
+    """The score that says which of a run's checkpoints, and which run, is best."""
+
+    key: str = "val/loss"
+    mode: Annotated[str, option("min", "max")] = "min"
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from engine.parallel import Balance, class_name, describe_shards, is_sharded, wi
 from engine.private import skip_dynamo_import
 from engine.runs import CLASSES, RESULT, read_status, record_machine, record_start, shown, write_status
 from engine.schema import leaves, parse_interval, seconds
-from engine.sweeps import Pruning
 from engine.world import Stopped, StopRequest, Watch, World, place, process_group, recording, stop_on_signals
 from lab.callbacks.base import overriding
 from lab.config import Config
@@ -42,6 +41,7 @@ from lab.profiling import profiling, work_of
 from lab.project import PROJECT
 from lab.schedules.plateau import Plateau
 from lab.state import Every, Run, TrainState
+from multirun import Pruning
 
 
 def run(run_dir: Path, began: float | None = None) -> None:

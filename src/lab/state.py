@@ -18,10 +18,9 @@ from engine.errors import ConfigError
 from engine.loggers import Logger
 from engine.parallel import Balance, Replicas, numbers_in
 from engine.profiling import Work
-from engine.sweeps import MonitorConfig
 from engine.world import StopRequest, Watch, World
 from lab.callbacks.base import overriding
-from lab.groups import TrainerConfig
+from lab.groups import MonitorConfig, TrainerConfig
 from lab.tasks.base import Batch, Task
 
 # loaded by the caller of `load`: earlier, or with better error messages

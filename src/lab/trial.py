@@ -20,13 +20,13 @@ from engine.device import Hardware, resolve_hardware, rough_flop, threads_for
 from engine.loggers import Logger
 from engine.parallel import peak_memory
 from engine.schema import parse_interval, plain
-from engine.sweeps import Trial
 from engine.world import World, place
 from lab import loaders, make
 from lab.config import Config
 from lab.evaluation import evaluate
 from lab.loop import train_step
 from lab.state import TrainState
+from multirun import Trial
 
 TIMED_STEPS = 3
 # Leaves of the config that change neither the time nor the memory of a step or an evaluation: names, seeds, rates,

@@ -16,9 +16,9 @@ import pytest
 from engine import locks
 from engine.errors import Claimed, ConfigError
 from engine.runs import directory
-from engine.sweeps.ledger import Ledger
-from engine.sweeps.search.drive import driving
 from lab.project import PROJECT
+from multirun.ledger import Ledger
+from multirun.search.drive import driving
 
 
 def lacking(number: int) -> Callable[..., Any]:

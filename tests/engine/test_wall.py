@@ -1,4 +1,4 @@
-"""Three packages, walls, and rooms in layers: who imports whom, and that all are imported through their pages."""
+"""Four packages, walls, and rooms in layers: who imports whom, and that all are imported through their pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from functools import cache
 from importlib import import_module
@@ -37,15 +37,16 @@ ROOMS = (
     "checkpoints",
     "data",
     "profiling",
-    "sweeps",
-    "verify",
 )
-PAGES = {f"engine.{room}": ENGINE / room / "__init__.py" for room in ROOMS}
+FOLDERS = (*(f"engine.{room}" for room in ROOMS), "multirun.report", "multirun", "multirun.verify")
+PAGES = {name: SRC / name.replace(".", "/") / "__init__.py" for name in FOLDERS}
+PAGES = {name: page for name, page in PAGES.items() if page.exists()}  # a fork may have no reports
+NOT_YOURS = ("h5rows", "engine", "multirun")  # in a fork; each imports only those before it
 LIBRARY = SRC / "h5rows"  # below the engine, with one page
 
 
 def modules() -> dict[str, Path]:
-    """{module: file} of src: a page is the module `engine.<room>`."""
+    """{module: file} of src: a page is the module `engine.<room>`, `multirun`, ..."""
     names = {path: ".".join(path.relative_to(SRC).with_suffix("").parts) for path in sorted(SRC.rglob("*.py"))}
     return {name.removesuffix(".__init__"): path for path, name in names.items()}
 
@@ -72,25 +73,19 @@ def imports() -> dict[str, set[str]]:
 
 
 def room_of(module: str) -> str:
-    """engine.device of engine.parallel.ddp; h5rows of all that is in it; "" where it is in no room."""
+    """engine.parallel of engine.parallel.ddp; h5rows, multirun of what is in them; "" where it is in no room."""
     first, room = module.partition(".")[0], ".".join(module.split(".")[:2])
-    return first if first == "h5rows" else room if room in PAGES else ""
+    return room if room in PAGES else first if first in ("h5rows", "multirun") else ""
 
 
-def test_the_engine_imports_nothing_of_the_project() -> None:
-    ours = {path.stem for path in SRC.iterdir()} - {"engine", "h5rows"}  # lab, and the commands
-    assert "lab" in ours and "train" in ours  # noqa: PT018
-    engine = {name: wanted for name, wanted in imports().items() if name.partition(".")[0] == "engine"}
-    assert len(engine) > 100
-    for name, wanted in engine.items():
-        assert not {module.partition(".")[0] for module in wanted} & ours, name
-
-
-def test_the_library_imports_nothing_of_ours() -> None:
-    ours = {path.stem for path in SRC.iterdir()} - {"h5rows"}
-    library = {name: wanted for name, wanted in imports().items() if name.partition(".")[0] == "h5rows"}
-    assert len(library) > 10  # a fork may have no packing
-    for name, wanted in library.items():
+@pytest.mark.parametrize("package", NOT_YOURS)
+def test_a_package_imports_only_those_below_it(package: str) -> None:
+    below = NOT_YOURS[: NOT_YOURS.index(package) + 1]
+    ours = {path.stem for path in SRC.iterdir()} - {*below}  # lab and the commands too
+    assert {"lab", "train"} < ours
+    inside = {name: wanted for name, wanted in imports().items() if name.partition(".")[0] == package}
+    assert len(inside) > 10  # a fork may have no packing, no reports
+    for name, wanted in inside.items():
         assert not {module.partition(".")[0] for module in wanted} & ours, name
 
 
@@ -103,8 +98,9 @@ def test_the_engine_names_no_package_of_the_project() -> None:
 def test_the_engine_names_no_file_class_or_key_of_the_project() -> None:
     """They may be renamed. It knows the groups whose options it defines (engine/*/options.py), `data`, of its own data
     sets, and of `trainer` what engine.parallel and engine.device read."""
-    files = {path.stem for path in (SRC / "lab").rglob("*.py")} - {path.stem for path in ENGINE.rglob("*.py")}
-    classes = classes_of(SRC / "lab") - classes_of(ENGINE) - {"Config"}  # a word of Hydra's messages
+    files = {path.stem for path in (SRC / "lab").rglob("*.py")} - {path.stem for path in not_yours()}
+    words_of_hydra = {"Config"}
+    classes = classes_of((SRC / "lab").rglob("*.py")) - classes_of(not_yours()) - words_of_hydra
     assert {"descend", "evaluation"} < files and {"TrainState", "Task"} < classes  # noqa: PT018
     schema = get_type_hints(RootConfig)
     open_ended = [name for name, kind in schema.items() if get_origin(kind) is dict and name != "data"]
@@ -119,7 +115,7 @@ def test_the_engine_names_no_file_class_or_key_of_the_project() -> None:
 
 def texts_of_the_engine() -> Iterator[tuple[Path, str]]:
     """(file, text) of each string in its code, but not of docstrings."""
-    for path in [*ENGINE.rglob("*.py"), *(SRC / "hydra_plugins").rglob("*.py")]:
+    for path in [*not_yours(), *(SRC / "hydra_plugins").rglob("*.py")]:
         tree = ast.parse(path.read_text())
         prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
@@ -127,8 +123,12 @@ def texts_of_the_engine() -> Iterator[tuple[Path, str]]:
                 yield path, node.value
 
 
-def classes_of(folder: Path) -> set[str]:
-    trees = [ast.parse(path.read_text()) for path in folder.rglob("*.py")]
+def not_yours() -> list[Path]:
+    return [path for folder in ("engine", "multirun") for path in (SRC / folder).rglob("*.py")]
+
+
+def classes_of(files: Iterable[Path]) -> set[str]:
+    trees = [ast.parse(path.read_text()) for path in files]
     return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
@@ -141,7 +141,7 @@ def test_no_room_imports_a_later_one() -> None:
         f"{name} -> {module}"
         for name, wanted in imports().items()
         for module in wanted
-        if name.startswith("engine") and floor[room_of(module)] > floor[room_of(name)]
+        if name.startswith(NOT_YOURS) and floor[room_of(module)] > floor[room_of(name)]
     ]
     assert wrong == []
 
@@ -207,7 +207,7 @@ def test_importing_all_pages_imports_no_library() -> None:
         f"import sys, json; import {', '.join(PAGES)}, h5rows\n"
         "heavy = {'torch', 'h5py', 'wandb', 'numpy', 'hydra', 'omegaconf', 'optuna', 'matplotlib'}\n"
         "inner = [name for name in sys.modules if name.startswith('h5rows.') and name != 'h5rows.errors' or "
-        "name.startswith('engine.') and name.count('.') > 1]\n"
+        "name.startswith(('engine.', 'multirun.')) and name.count('.') > 1]\n"
         "print(json.dumps([sorted(heavy & set(sys.modules)), inner]))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=SRC, capture_output=True, text=True, check=True)

@@ -77,9 +77,8 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def engine(folder: Path, inside: str = "src") -> dict[str, bytes]:
     found = files(folder / inside)
-    return {
-        f"src/{name}": data for name, data in found.items() if name.startswith(("engine/", "h5rows/", "hydra_plugins/"))
-    }
+    ours = ("engine/", "multirun/", "h5rows/", "hydra_plugins/")
+    return {f"src/{name}": data for name, data in found.items() if name.startswith(ours)}
 
 
 # -- what is asked ---------------------------------------------------------------------------------------------------
@@ -168,7 +167,7 @@ def prune(tools: Any) -> Any:
 
 def check_imports(tree: Path, prune: Any) -> None:
     """All that src/ imports of the project is there, in functions too."""
-    asks = [("drive.py", "engine.sweeps.report")]  # whether it is there
+    asks = [("drive.py", "multirun.report")]  # whether it is there
     own = {path.stem for path in (tree / "src").iterdir()}
     prune.names_of.cache_clear()
     for path in (tree / "src").rglob("*.py"):
@@ -261,7 +260,7 @@ def test_no_test_of_a_fork_names_a_command_that_was_left_out(least: Path) -> Non
 
 def test_a_fork_has_the_engine_and_no_old_name(least: Path, template: Path) -> None:
     theirs, ours = engine(least), engine(template)
-    pages = {"src/h5rows/__init__.py", "src/engine/sweeps/__init__.py"}  # without what was left out
+    pages = {"src/h5rows/__init__.py", "src/multirun/__init__.py"}  # without what was left out
     assert {name for name in theirs if theirs[name] != ours[name]} == pages
     assert len(theirs) > 100
     for name, data in files(least).items():

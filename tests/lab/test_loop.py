@@ -28,12 +28,11 @@ from engine.checkpoints import Optimizers
 from engine.device.hardware import Hardware
 from engine.device.threads import Threads
 from engine.errors import ConfigError, RunFailed
-from engine.sweeps import MonitorConfig
 from engine.world.collectives import World
 from engine.world.stop import Stopped
 from lab.average import evaluation_mode
 from lab.callbacks.base import Callback
-from lab.groups import TrainerConfig
+from lab.groups import MonitorConfig, TrainerConfig
 from lab.objective import Objective
 from lab.optim import Schedule
 from lab.schedules.constant import Constant

@@ -17,12 +17,12 @@ from ranks import on_ranks
 from torch import Tensor
 
 from engine.errors import ConfigError
-from engine.sweeps.search.objectives import choose
 from engine.world.collectives import World
 from lab.metrics.auroc import AUROC
 from lab.metrics.base import as_metric
 from lab.metrics.confusion import ConfusionMatrix, MacroF1, MeanIoU
 from lab.project import PROJECT
+from multirun.search.objectives import choose
 
 ONE = World(0, 1, 0, torch.device("cpu"))
 

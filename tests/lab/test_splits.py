@@ -16,12 +16,12 @@ from conftest import NEEDS_GPT, QUICK, assert_equal, compose, last_checkpoint, m
 from omegaconf import OmegaConf
 
 from engine.errors import ConfigError
-from engine.sweeps.report.curves import keys_of
-from engine.sweeps.search.methods import Methods
-from engine.sweeps.search.objectives import Objective, choose
 from lab.project import PROJECT
 from lab.restore import score_checkpoint
 from lab.trial import try_out
+from multirun.report.curves import keys_of
+from multirun.search.methods import Methods
+from multirun.search.objectives import Objective, choose
 
 HARD = ("+data.splits.val_hard={group: test, rows: [0,0.4]}", "+data.splits.test_more.group=val")
 RUN = (*QUICK, *HARD, "trainer.max_steps=12", "trainer.eval_every=3", "trainer.save_every=4")

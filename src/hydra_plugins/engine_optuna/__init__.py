@@ -1,4 +1,4 @@
-"""Hydra plugin: the sweeper for searches. Imports neither torch nor Optuna; the work is in engine.sweeps.search."""
+"""Hydra plugin: the sweeper for searches. Imports neither torch nor Optuna; the work is in multirun.search."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ class OptunaSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         from engine.config import as_started
-        from engine.sweeps import run_search
+        from multirun import run_search
 
         with as_started():
             run_search(self.project, self.master, self.loader, self.chosen, arguments, self.options)

@@ -1,4 +1,4 @@
-"""Hydra plugin: the launcher of a Ray cluster's tasks. The work is in engine.sweeps.ray_cluster."""
+"""Hydra plugin: the launcher of a Ray cluster's tasks. The work is in multirun.ray_cluster."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ class RayLauncher(EngineLauncher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from engine.extras import check_installed
         from engine.schema import typed
-        from engine.sweeps import RayConfig
+        from multirun import RayConfig
 
         self.config = typed(RayConfig, self.options, "hydra.launcher")
         check_installed("ray", "hydra/launcher=ray", "ray")
 
     def run_jobs(self, work: Any) -> Any:
-        from engine.sweeps import run_on_ray
+        from multirun import run_on_ray
 
         return run_on_ray(work, self.config)

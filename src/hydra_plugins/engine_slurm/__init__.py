@@ -1,4 +1,4 @@
-"""Hydra plugin: the launcher of SLURM jobs. The work is in engine.sweeps.slurm."""
+"""Hydra plugin: the launcher of SLURM jobs. The work is in multirun.slurm."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class SlurmLauncher(EngineLauncher):
         from engine.errors import ConfigError
         from engine.extras import check_installed
         from engine.schema import typed
-        from engine.sweeps import SlurmConfig
+        from multirun import SlurmConfig
 
         self.config = typed(SlurmConfig, self.options, "hydra.launcher")
         check_installed("submitit", "hydra/launcher=slurm", "slurm")
@@ -25,6 +25,6 @@ class SlurmLauncher(EngineLauncher):
             raise ConfigError("hydra/launcher=slurm: there is no sbatch here - start it where SLURM is")
 
     def run_jobs(self, work: Any) -> Any:
-        from engine.sweeps import run_on_slurm
+        from multirun import run_on_slurm
 
         return run_on_slurm(work, self.config)

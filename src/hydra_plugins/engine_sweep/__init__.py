@@ -1,4 +1,4 @@
-"""Hydra plugin: the default sweeper and the local launcher. Imports no torch; the work is in engine.sweeps."""
+"""Hydra plugin: the default sweeper and the local launcher. Imports no torch; the work is in multirun."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class LedgerSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         from engine.config import as_started
-        from engine.sweeps import sweep
+        from multirun import sweep
 
         given = [f"{key}={value}" for key, value in self.params.items()]
         with as_started():
@@ -49,7 +49,7 @@ class EngineLauncher(Launcher):
 
     @abstractmethod
     def run_jobs(self, work: Any) -> Any:
-        """work: engine.sweeps.drive.Work. Returns the signal that stopped them early; None: none did."""
+        """work: multirun.drive.Work. Returns the signal that stopped them early; None: none did."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from engine.errors import ConfigError
@@ -64,16 +64,16 @@ class PoolLauncher(EngineLauncher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from engine.schema import typed
-        from engine.sweeps import PoolConfig
+        from multirun import PoolConfig
 
         self.config = typed(PoolConfig, self.options, "hydra.launcher")
 
     def at_once(self, num_jobs: int) -> int:
-        from engine.sweeps import Leases
+        from multirun import Leases
 
         return Leases(self.config.jobs_at_once, self.config.gpus_per_job, num_jobs).at_once
 
     def run_jobs(self, work: Any) -> Any:
-        from engine.sweeps import run_in_pool
+        from multirun import run_in_pool
 
         return run_in_pool(work, self.config)

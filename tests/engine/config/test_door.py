@@ -23,10 +23,10 @@ from test_untrusted import main
 from engine.config.saved import enter, load_plain, read_config, saved_config
 from engine.errors import ConfigError
 from engine.files import LARGEST, LONGEST_LINE, read_file, read_json, records
-from engine.sweeps.ledger import Ledger
-from engine.sweeps.report.read import runs_below
 from lab import load_run
 from lab.project import PROJECT
+from multirun.ledger import Ledger
+from multirun.report.read import runs_below
 
 OUTSIDE = Path(__file__)
 NESTED = 9  # levels of aliases, each of ten of the level before
@@ -292,14 +292,14 @@ OTHERS = {
     "engine/loggers/logger.py": ("open(self.baseFilename, 'a', opener=no_links)", "os.open(self._metrics, os.O_WRONLY"),
     "engine/runs/directory.py": ("open(directory / FAILURES, 'a', opener=no_links)",),
     "engine/loggers/wandb_log.py": ("open(self._directory / FOLDER / OUTPUT, 'a', opener=no_links)",),
-    "engine/sweeps/wandb_sync.py": ("open(run_dir / 'wandb' / 'upload.log', 'a', opener=no_links)",
+    "multirun/report/wandb_sync.py": ("open(run_dir / 'wandb' / 'upload.log', 'a', opener=no_links)",
                                     "open(log, 'w', opener=no_links)"),
     "engine/loggers/tensorboard_log.py": ("Image.open(media.path)",),  # what this run has just written
-    "engine/sweeps/ray_cluster.py": ("open(Path(directory) / OUTPUT, 'a')",),
-    "engine/sweeps/job_process.py": ("open(directory / FAULT, 'w', opener=no_links)", "os.open(path, os.O_WRONLY"),
-    "engine/verify/recompute.py": ("file.read_text(",),  # of the second run's code
-    "engine/sweeps/report/page.py": ("path.read_text(", "(WEB / "),  # of this program
-    "engine/sweeps/report/best.py": ("path.read_text(",),  # conf/experiment/
+    "multirun/ray_cluster.py": ("open(Path(directory) / OUTPUT, 'a')",),
+    "multirun/job_process.py": ("open(directory / FAULT, 'w', opener=no_links)", "os.open(path, os.O_WRONLY"),
+    "multirun/verify/recompute.py": ("file.read_text(",),  # of the second run's code
+    "multirun/report/page.py": ("path.read_text(", "(WEB / "),  # of this program
+    "multirun/report/best.py": ("path.read_text(",),  # conf/experiment/
     "engine/checkpoints/checkpoint.py": ("open(temporary, 'xb')", "torch.load(", "shards.load("),  # after the door
     "engine/checkpoints/intact.py": ("archive.open(", "open(path, 'rb')", "torch.load("),
     "engine/checkpoints/shards.py": ("os.open(directory, os.O_RDONLY)", "torch.load(", "open(path / INDEX, 'rb')",

@@ -272,6 +272,6 @@ def test_what_is_changed_for_hydra_does_not_reach_a_sweep(call: Call, monkeypatc
     def sweep(*rest: Any) -> None:
         seen.append((os.environ.get("HYDRA_FULL_ERROR"), argparse.ArgumentParser.parse_args.__module__))
 
-    monkeypatch.setattr("engine.sweeps.drive.sweep", sweep)
+    monkeypatch.setattr("multirun.drive.sweep", sweep)
     assert call("-m", "seed=3,4") == (0, [])
     assert seen == [(None, "argparse")]

@@ -38,15 +38,15 @@ from engine.errors import ConfigError
 from engine.loggers.wandb_upload import own_checkpoint
 from engine.runs.directory import claimed
 from engine.runs.resume import choose_run
-from engine.sweeps.ledger import Ledger
-from engine.sweeps.report import escape
-from engine.sweeps.report.facts import facts
-from engine.sweeps.report.study import read_study
-from engine.sweeps.report.text import groups_csv, jobs_csv, markdown
-from engine.sweeps.search.methods import ALLOWED
 from lab import load_run
 from lab.config import check
 from lab.project import PROJECT
+from multirun.ledger import Ledger
+from multirun.report import escape
+from multirun.report.facts import facts
+from multirun.report.study import read_study
+from multirun.report.text import groups_csv, jobs_csv, markdown
+from multirun.search.methods import ALLOWED
 
 MLP = {"_target_": "lab.models.mlp.MLP", "input_shape": [1, 8, 8], "num_outputs": 10, "hidden": [16], "dropout": 0.0}
 
@@ -121,7 +121,7 @@ def attacks(folder: Path) -> dict[str, dict[str, Any]]:
         },
         "path": path,
         "path of a component": {**path, "_target_": "h5rows.reading.opening.Path"},
-        "job": {"_target_": "engine.sweeps.job.run_job", "directory": path},
+        "job": {"_target_": "multirun.job.run_job", "directory": path},
         "system": system,
         "partial": {**system, "_partial_": True},
         "exec": {"_target_": "builtins.exec", "_args_": [f"open({pwned!r}, 'w')"]},

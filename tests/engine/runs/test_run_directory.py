@@ -151,7 +151,7 @@ def test_bad_lines_of_the_metrics_are_left_out(run: Path) -> None:
     assert {line["step"] for line in metrics(run)[len(before) :]} == {8}, (
         "a line that the run did not log is no part of it"
     )
-    from engine.sweeps.report.read import read_job
+    from multirun.report.read import read_job
 
     assert read_job(PROJECT, run, 0, ()).status == "finished"
 

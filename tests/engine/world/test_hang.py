@@ -21,10 +21,10 @@ from sweeps import SWEEP, call_faulty, job_dirs, states
 
 import lab.objective
 from engine.errors import RunFailed
-from engine.sweeps.report.read import read_job
 from engine.world.watch import HELD
 from lab.callbacks.base import Callback
 from lab.project import PROJECT
+from multirun.report.read import read_job
 
 TIMEOUT_S = round(2 * slowdown())
 STEPS = (*QUICK, "trainer.max_steps=8", "trainer.log_every=2", f"process.timeout={TIMEOUT_S}")

@@ -29,10 +29,10 @@ from engine.device.options import HardwareConfig
 from engine.errors import ConfigError
 from engine.host import gpu as cuda
 from engine.schema import typed
-from engine.sweeps.lease import visible_gpus
 from engine.world import cluster, group
 from engine.world.cluster import ClusterRole, cluster_role
 from lab.groups import TrainerConfig
+from multirun.lease import visible_gpus
 
 LINUX_ONLY = [
     "sched_getaffinity",

@@ -1,0 +1,34 @@
+"""The code of a sweep's jobs: src/ may be edited between two commands of a sweep, or while it runs."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from engine.errors import Claimed
+from engine.runs import Code, by_code, claimed, code_here, codes_of, surroundings, use_code
+
+if TYPE_CHECKING:
+    from multirun.ledger import Ledger
+
+
+def settle_code(ledger: Ledger) -> str:
+    """Before jobs run: those that are queued get the present code on record. Returns a line if others ran with
+    another; else empty."""
+    known = surroundings(ledger.project.root)
+    here = code_here(ledger.project.root, known)
+    found: list[tuple[int, Code]] = []
+    for job in ledger.jobs:
+        if (own := codes_of(ledger.project.root, job.directory)[-1]) == here:
+            continue
+        if job.state() != "queued":
+            found.append((job.number, own))
+            continue
+        with suppress(Claimed), claimed(job.directory):  # else another process runs it now
+            use_code(job.directory, known)
+    if not found:
+        return ""
+    return (
+        f"sweep {ledger.name}: src/ has changed: {by_code(found)} ran before, now it is {here}. What has finished is "
+        "kept; sweep=ANOTHER_NAME runs all with one code"
+    )

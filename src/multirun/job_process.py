@@ -1,0 +1,85 @@
+"""A job's process below the pool: its setup, and the failure record of one that died without writing it."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from engine import early
+from engine.errors import Claimed, RankLost, RunFailed
+from engine.files import no_links, read_text
+from engine.host import STOP_SIGNALS, die_with, heeded_signals, readable_stack, say_ended, take_heart
+from engine.project import Project
+from engine.runs import claimed, record_failure, write_status
+from engine.world import LIKELY
+from multirun.job import run_job
+from multirun.ledger import Job
+
+OUTPUT, FAULT = "output.log", "fault.log"  # output of a job among several; its stack when a signal killed it
+
+
+def record_unexplained(job: Job, exit_code: int, stopped: signal.Signals | None, hung: str = "") -> None:
+    """Record the end of a job that died without recording it. stopped: the signal that asked it to end, if any; hung:
+    the reason if it was ended as hung, else empty."""
+    try:
+        with claimed(job.directory):
+            if job.state() not in ("queued", "running"):
+                return
+            if stopped is not None:
+                state = "interrupted" if stopped == signal.SIGINT else "preempted"
+                write_status(job.directory, state, signal=stopped.name)
+                return
+            fault = job.directory / FAULT
+            trace = readable_stack(read_text(fault, errors="replace")).strip() if fault.exists() else ""
+            if hung:
+                error: RunFailed = RankLost(hung)
+            elif exit_code < 0:
+                name = signal.Signals(-exit_code).name
+                error = RunFailed(f"the job was killed by {name}{LIKELY.get(-exit_code, '')}")
+            else:
+                error = RunFailed(f"the job ended with status {exit_code}, without an error record; see {OUTPUT}")
+            record_failure(job.directory, 0, error, first=True, stack=f"{error}\n{trace}\n")
+    except Claimed:  # another process has resumed it already
+        return
+
+
+def job_main(
+    project: Project, directory: Path, environment: dict[str, str], quiet: bool, parent: int, hearts: Any
+) -> None:
+    os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, which passes it on once
+    early.begin_run(own_process=True)
+    for number in heeded_signals():
+        signal.signal(number, early.note_only)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    die_with(parent)
+    take_heart(hearts, 0)
+    os.environ.update(environment)
+    code = 1
+    try:
+        if quiet:
+            print_to(directory / OUTPUT)
+        with open(directory / FAULT, "w", opener=no_links) as fault:
+            faulthandler.enable(fault)
+            code = run_job(project, directory)
+            faulthandler.disable()
+    except KeyboardInterrupt:
+        code = 130
+    early.ignore_signals()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    say_ended()
+    raise SystemExit(code)
+
+
+def print_to(path: Path) -> None:
+    """Redirect stdout and stderr of this process and its children to the file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)

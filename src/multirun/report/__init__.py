@@ -1,0 +1,36 @@
+"""Reports: of a sweep, while it runs or after, and of any set of run directories; W&B is sent what it lacks of them.
+
+Given: directories that runs have written. Returned: tables (csv, md, tex), pictures, one page (html), the command that
+trains the best. Changes nothing in a run directory, but for the upload's log. Imports neither torch nor Hydra.
+
+Promised: every number can be computed again by hand from metrics.jsonl and result.json; jobs in any state are read; a
+test score chooses nothing unless that is asked for. `write` never raises: what goes wrong at a sweep's end is one line.
+
+Raised: ConfigError for what is asked in vain.
+
+    read, study -> facts (analyse, compare, best, importance) -> text (csv, md), page (html)
+    read, study -> table (a paper's table) -> table_text
+    sheet           a table and its writers (md, tex, html)
+    axes, curves    the data of pictures (png) and of the page
+    writing         all of it into a folder
+    wandb_sync      uploading runs and sweeps to W&B
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.pages import lazy
+
+if TYPE_CHECKING:
+    from multirun.report.analyse import best_group, groups
+    from multirun.report.best import best_command, save_best
+    from multirun.report.choice import check_choice
+    from multirun.report.facts import score_text
+    from multirun.report.read import SWEEP, Objective, runs_below
+    from multirun.report.study import read_study
+    from multirun.report.table import Ask
+    from multirun.report.wandb_sync import upload_run, upload_summary, write_offline
+    from multirun.report.writing import write, write_study
+else:
+    __getattr__ = lazy(__name__, __file__)

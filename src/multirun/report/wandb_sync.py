@@ -1,0 +1,132 @@
+"""Send to W&B what it lacks of runs, and a sweep's summary as a W&B run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from engine.config import read_config
+from engine.errors import RunFailed
+from engine.files import no_links, read_text
+from engine.loggers import (
+    begin_wandb,
+    choose_wandb_mode,
+    confirmed,
+    finish_wandb,
+    follow,
+    send_wandb,
+    status_of,
+    sync_command,
+    upload_command,
+    upload_environment,
+    wandb_arguments,
+    wandb_reachable,
+)
+from engine.project import Project
+from engine.runs import METRICS, is_claimed
+from multirun.report.analyse import best_group, counts, is_failure
+from multirun.report.best import override_list
+from multirun.report.read import Study
+from multirun.report.study import read_study
+from multirun.report.text import group_rows, job_rows
+
+RUN_S = 1800.0  # for what one run lacks
+
+
+def upload_run(project: Project, run_dir: Path, anew: bool) -> str | None:
+    """Send what W&B lacks of a run, in a process of its own, so that wandb can hang or end alone. Returns a line for
+    the user; None if the record says that all is there, or the run does not log to W&B. Raises RunFailed."""
+    if not anew and (confirmed(run_dir) or read_config(project, run_dir).logger.kind != "wandb"):
+        return None
+    if is_claimed(run_dir):
+        return "is running, and sends by itself"
+    if not anew and status_of(run_dir) == "queued" and not (run_dir / METRICS).exists():
+        return None
+    (run_dir / "wandb").mkdir(exist_ok=True)
+    with open(run_dir / "wandb" / "upload.log", "a", opener=no_links) as output:
+        command = upload_command(project, run_dir, "anew" if anew else "sync")
+        try:
+            done = subprocess.run(
+                command, env=upload_environment(project.root), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=output, text=True, timeout=RUN_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise RunFailed(f"W&B gave no answer within {RUN_S:.0f} s") from None
+    said = (done.stdout.strip().splitlines() or [f"ended with status {done.returncode}"])[-1]
+    if done.returncode:
+        raise RunFailed(f"{said} (wandb's own lines: {output.name})")
+    return said
+
+
+def write_offline(project: Project, run_dir: Path, folder: Path) -> str:
+    """Write metrics.jsonl into an offline W&B run, to view it (wandb leet)."""
+    run, _, _ = send_wandb(project, run_dir, follow(run_dir), folder, "offline")
+    finish_wandb(project, run, run_dir, status_of(run_dir))
+    return "written as an offline run"
+
+
+def upload_summary(
+    project: Project, sweep_dir: Path, mode: str | None = None, folder: Path | None = None
+) -> str | None:
+    """Log a sweep's summary (tables of jobs and configurations, counts, the best) as one W&B run of the sweep's group,
+    always with the same id, so that a later one replaces it. mode: online, offline; None: as in the jobs' config.
+    Returns its name; None if the sweep does not log to W&B."""
+    import wandb
+
+    study = read_study(project, [sweep_dir])
+    begun = [job for job in study.jobs if job.config]
+    if not begun or begun[0].config.get("logger.kind") != "wandb":
+        return None
+    logger, arguments = wandb_arguments(project, begun[0].path)
+    mode = mode or choose_wandb_mode(logger)
+    if mode == "online" and not wandb_reachable(3.0):
+        raise RunFailed("W&B's server cannot be reached")
+    name = f"{study.name}: summary"
+    about = {"sweep": study.name, "overrides": study.typed, "directory": str(sweep_dir)}
+    arguments |= {"id": _summary_id(study), "name": name, "job_type": "summary", "config": about}
+    run = begin_wandb(arguments, folder or sweep_dir, mode, logger.timeout_s)
+    run.summary.update(_facts(study))
+
+    def table(head: list[str], rows: list[list[Any]]) -> Any:
+        plain = [[cell if isinstance(cell, (int, float)) else str(cell or "") for cell in row] for row in rows]
+        return wandb.Table(columns=[*head], data=plain, allow_mixed_types=True)
+
+    run.log({"table/configurations": table(*group_rows(study)), "table/jobs": table(*job_rows(study))})
+    run.finish(exit_code=0)
+    return name
+
+
+def _facts(study: Study) -> dict[str, Any]:
+    facts: dict[str, Any] = {"jobs": len(study.jobs), **{f"jobs/{k}": n for k, n in counts(study).items()}}
+    facts["jobs/without a score"] = sum(is_failure(job, study.objective) for job in study.jobs)
+    if best := best_group(study):
+        facts |= {"best/overrides": " ".join(override_list(best)), "best/n": len(best.scores(study.objective))}
+        facts |= {f"best/{o.key}": best.mean(o) for o in study.objectives}
+    return facts
+
+
+def _summary_id(study: Study) -> str:
+    return hashlib.sha256(f"{study.name} {study.created}".encode()).hexdigest()[:8]
+
+
+def sync_apart(project: Project, sweep_dir: Path, limit_s: float) -> str | None:
+    """At a sweep's end: send what its runs lack (the machine of a SLURM job is gone with the job) and the summary, in a
+    process that goes on after limit_s. Returns an error's last line; None if there is none yet."""
+    command = [sys.executable, str(project.root / "src/sync.py"), str(sweep_dir)]
+    environment = {name: value for name, value in os.environ.items() if name != "WANDB_RUN_ID"}
+    log = sweep_dir / "sync.log"
+    with open(log, "w", opener=no_links) as output:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        status = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.returncode = 0  # it goes on alone
+        return f"W&B is still being sent to; if it does not get through: {sync_command(sweep_dir)}"
+    said = read_text(log).strip().splitlines()
+    return None if status == 0 else f"{(said or ['no word'])[-1]}; again: {sync_command(sweep_dir)}"

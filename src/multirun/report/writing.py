@@ -1,0 +1,115 @@
+"""Write a report: of a sweep at its end, or of what was read."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from engine.extras import missing
+from engine.files import replace_text
+from engine.project import Project
+from engine.runs import shown
+from multirun.report.against import lines
+from multirun.report.analyse import other_code
+from multirun.report.choice import caution
+from multirun.report.facts import OTHER_CODE, facts
+from multirun.report.read import Study
+from multirun.report.sheet import latex_table
+from multirun.report.study import read_study
+from multirun.report.table import Ask, Table, table
+from multirun.report.table_text import paper_csv, paper_markdown, paper_sheet
+from multirun.report.text import groups_csv, jobs_csv, markdown
+
+PAPER = "paper"  # folder of the paper's table and figures
+SYNC_S = 10.0  # that a sweep's end waits for W&B; what is left is sent without it
+
+
+def write(project: Project, sweep_dir: Path) -> list[Path]:
+    """Write a sweep's report and, if its jobs log to W&B, send what is lacking there, the summary too. Returns the
+    files. Never raises: an error is one line."""
+    try:
+        study = read_study(project, [sweep_dir])
+        files = write_study(study, say)
+    except Exception as error:
+        say(f"no report ({type(error).__name__}: {error}); later: ./run report {shown(sweep_dir)}")
+        return []
+    if is_online(project, study):
+        from multirun.report.wandb_sync import sync_apart
+
+        if trouble := sync_apart(project, sweep_dir, SYNC_S):
+            say(trouble)
+    return files
+
+
+def is_online(project: Project, study: Study) -> bool:
+    """Whether the sweep's jobs log to W&B's server."""
+    begun = [job for job in study.jobs if job.config]
+    if not begun or begun[0].config.get("logger.kind") != "wandb":
+        return False
+    from engine.loggers import choose_wandb_mode, wandb_arguments
+
+    return choose_wandb_mode(wandb_arguments(project, begun[0].path)[0]) == "online"
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def write_study(study: Study, say: Callable[[str], object] = say, ask: Ask | None = None) -> list[Path]:
+    """Write report.csv, groups.csv, report.md, table.tex; with the extra `report` also pictures and report.html. With
+    `ask` also paper/table.md, .csv, .tex, figures as paper/*.pdf, and the table on the page.
+
+    Returns the files. say: called with one line if the extra is not installed, or if jobs ran with
+    different code. ConfigError, before anything is written: `ask` has a mistake.
+    """
+    asked = table(study, ask) if ask else None
+    curves = {axis: lines(asked, axis) for axis in ask.against} if asked and ask else {}
+    folder, found = study.directory, facts(study)
+    folder.mkdir(parents=True, exist_ok=True)
+    absent = [name for name in ("matplotlib", "plotly") if find_spec(name) is None]
+    drawn: list[Path] = []
+    note = None
+    if absent:
+        note = missing("no pictures and no page: drawing", absent[0], "report")
+        say(note)
+    else:
+        from multirun.report.pictures import draw
+
+        drawn = draw(study, found.importance, folder / "report")
+    if other := other_code(study):
+        say(f"{OTHER_CODE}: {other}")
+    texts = {
+        "report.csv": jobs_csv(study),
+        "groups.csv": groups_csv(study),
+        "report.md": markdown(found, [os.path.relpath(path, folder) for path in drawn], note),
+        "table.tex": latex_table(found.groups.without_last(2), caution(study.objectives)),
+    }
+    if not absent:
+        from multirun.report.page import page
+
+        texts["report.html"] = page(found, paper_sheet(asked) if asked else None)
+    if asked and ask:
+        (folder / PAPER).mkdir(exist_ok=True)
+        figures: list[Path] = []
+        if not absent:
+            from multirun.report.figures import draw_paper
+
+            if not any(curves.values()):
+                say(f"no curves in {PAPER}/: no run logged {asked.objective.key} while it trained")
+            figures = draw_paper(asked, curves, ask.inches, folder / PAPER)
+        texts |= _paper(asked, [path.name for path in figures if path.suffix == ".png"])
+        drawn = [*drawn, *figures]
+    for name, text in texts.items():
+        replace_text(folder / name, text)
+    return [*(folder / name for name in texts), *drawn]
+
+
+def _paper(asked: Table, pictures: list[str]) -> dict[str, str]:
+    return {
+        f"{PAPER}/table.md": paper_markdown(asked, pictures),
+        f"{PAPER}/table.csv": paper_csv(asked),
+        f"{PAPER}/table.tex": latex_table(paper_sheet(asked), caution([asked.objective])),
+    }

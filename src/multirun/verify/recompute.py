@@ -1,0 +1,317 @@
+"""Start a run again, from its own directory's config and its own code, and compare."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from engine.checkpoints import Checkpoints
+from engine.config import CONFIG, check_saved, current, localized, quote_value, read_config, saved_config
+from engine.errors import PREEMPTED, ConfigError, RunFailed
+from engine.files import read_json, read_text, records, replace_text, write_json
+from engine.host import count_gpus, machine_changes, temporary_folder
+from engine.loggers import LoggerConfig
+from engine.parallel import ONE_PROCESS
+from engine.project import Project
+from engine.runs import (
+    CHECKPOINTS,
+    DIFF,
+    ENVIRONMENT,
+    METRICS,
+    RESULT,
+    Code,
+    changes_of,
+    code_here,
+    code_of,
+    files_of,
+    fill_directory,
+    holds_run,
+    is_claimed,
+    is_same,
+    other_data,
+    read_status,
+    shown,
+    step_of,
+)
+from engine.schema import plain
+from engine.world import AT_STEP, MAX_TIME, place
+from multirun.verify.compare import Part, compare_checkpoints, compare_metrics, compare_scores
+
+HERE, OWN = "here", "own"  # code of the second run: the files as they are, the run's commit
+ROUNDING = 1e-2  # relative, where the surroundings round in another way
+ROUNDS = ("torch", "numpy")  # packages that decide about rounding
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """unlike: in what the surroundings differ so that bits may. hints: what else may explain a difference."""
+
+    steps: int
+    code: str
+    rounding: float
+    unlike: list[str]
+    parts: list[Part]
+    hints: list[str]
+
+    @property
+    def equal(self) -> bool:
+        return not any(part.difference for part in self.parts)
+
+
+def verify(
+    project: Project,
+    run: Path,
+    steps: int | None = None,
+    commit: str = HERE,
+    out: Path | None = None,
+    rounding: float | None = None,
+    overrides: Sequence[str] = (),
+    diff: bool = False,
+) -> Verdict:
+    """Compare the first `steps` steps of a run, None: all it made, with a second run in `out`, None: a temporary one.
+
+    commit: the code of the second run; HERE: the files as they are; OWN: the run's commit. diff: OWN, and the run's
+    uncommitted.diff. The run may be a stranger's, so neither is taken without being asked for. rounding: largest
+    relative difference; None: 0, and ROUNDING where the surroundings differ. overrides: key=value, as for a resume.
+    """
+    if place.size is not None:
+        raise ConfigError("verify.py starts its processes by itself: not by torchrun or srun")
+    if rounding is not None and not 0 <= rounding < 1:
+        raise ConfigError(f"--rounding {rounding}: a relative difference, from 0 to below 1")
+    if not holds_run(run):
+        raise ConfigError(f"{run}: no run directory (it has no config.yaml); give the one that a run has printed")
+    if is_claimed(run):
+        raise ConfigError(f"{run}: is still running; wait or stop it")
+    cfg, began = read_config(project, run), read_json(run / ENVIRONMENT)
+    found = Checkpoints(run / CHECKPOINTS)
+    saved = [*(record["step"] for _, record in records(run / METRICS)), *map(step_of, found.files())]
+    if not saved:
+        raise ConfigError(f"{run}: it has logged and saved nothing that could be compared")
+    last = max(saved) if steps is None else steps
+    if not min(saved) <= last <= max(saved):
+        raise ConfigError(
+            f"--steps {last}: {run} has logged and saved from step {min(saved):,} to {max(saved):,}; give a step "
+            "between these, or leave --steps out"
+        )
+    changes = [change for change in changes_of(run) if change["after"]]
+    hints = undo_changes(project.root, cfg, changes)
+    if changes and last > changes[0]["after"]:
+        last = changes[0]["after"]
+    else:
+        hints = []
+    newest = found.newest_valid()
+    ranks = len(newest[1]["ranks"]) if newest else None
+    at_end = last == max(saved) and bool(read_json(run / RESULT))
+    with ExitStack() as stack:
+        if out is None:
+            again = stack.enter_context(temporary_folder("verify-")) / "run"
+        else:
+            again = out.absolute()
+            if again.exists():
+                raise ConfigError(f"--out {out}: exists; give a directory that does not")
+        config = as_begun(project, run, changes)
+        root, code = stack.enter_context(code_for(project, run, commit, diff))
+        prepare(project, again, config, began)
+        own = settings(project, cfg, began, ranks, None if at_end else last, root)
+        start(project, run, again, root, [*own, *overrides])
+        cfg = read_config(project, again)  # with the overrides
+        unlike = surroundings_differ(began, read_json(again / ENVIRONMENT), cfg, ranks, again)
+        if rounding is None:
+            rounding = ROUNDING if unlike else 0.0
+        parts = [compare_metrics(run, again, last, at_end, rounding)]
+        parts += compare_checkpoints(run, again, last, rounding)
+        if at_end:
+            parts.append(compare_scores(run, again, rounding))
+        hints += other_files(project, run, again, cfg)  # `again` is removed after this block
+    return Verdict(last, code, rounding, unlike, parts, hints)
+
+
+def start(project: Project, run: Path, again: Path, root: Path, overrides: Sequence[str]) -> None:
+    """The second run, from start to end, by the project in `root`."""
+    command = [str(root / "src/train.py"), "resume=auto", f"hydra.run.dir={quote_value(str(again))}", *overrides]
+    status = subprocess.run([sys.executable, *command], check=False).returncode
+    if status == 130:
+        raise KeyboardInterrupt
+    if status == 2:
+        raise ConfigError(f"{run}: cannot be started again, see above")
+    if status == PREEMPTED and (signal := read_status(again).get("signal")) not in called(project, AT_STEP):
+        raise RunFailed(f"{run}: started again it was stopped by {signal}")
+    if status not in (0, PREEMPTED) and read_status(run).get("status") != "failed":
+        raise RunFailed(f"{run}: started again it failed, see above")
+
+
+def as_begun(project: Project, run: Path, changes: list[dict[str, Any]]) -> DictConfig:
+    """The run's config as it is, for its own version of the code, with the values from before any resume.
+
+    ConfigError where the present code would not run it, or would not build a target anywhere in it: older code may have
+    a weaker check, and reads keys that the present one leaves out.
+    """
+    cfg = saved_config(project, run)
+    assert isinstance(cfg, DictConfig)  # read_config has checked it
+    undo_changes(project.root, cfg, changes)
+    check_saved(project, cfg)
+    whole = current(project, cfg, run / CONFIG)
+    whole.logger = asdict(LoggerConfig(kind="none"))  # as the second run's, whose library need not be there
+    project.check(whole)
+    return cfg
+
+
+def prepare(project: Project, again: Path, cfg: DictConfig, began: dict[str, Any]) -> None:
+    """Write the second run's directory: the first one's config, and the number of threads that it has settled on."""
+    again.mkdir(parents=True)
+    fill_directory(project, again, cfg, [])
+    replace_text(again / CONFIG, OmegaConf.to_yaml(cfg))  # its paths as they are: other code lies in another folder
+    if "threads" in began:
+        write_json(again / ENVIRONMENT, read_json(again / ENVIRONMENT) | {"threads": began["threads"]})
+
+
+def settings(
+    project: Project, cfg: DictConfig, began: dict[str, Any], ranks: int | None, stop: int | None, root: Path
+) -> list[str]:
+    """Overrides of the second run. cfg: the first one's config. ranks: of the first, None: not known. root: of the
+    project that runs it: a version without AT_STEP goes on to its end."""
+    own = ["logger=none"]
+    if stop is not None and (key := as_called(project, AT_STEP, root)):
+        own.append(f"{key}={stop}")
+    # the first may have had several such
+    if cfg.process.max_time is not None and (key := as_called(project, MAX_TIME, root)):
+        own.append(f"{key}=null")
+    auto = cfg.trainer.strategy not in ONE_PROCESS and cfg.hardware.num_procs == "auto"
+    if ranks and auto and ("gpus" not in began.get("machine", {}) or count_gpus() >= ranks):
+        own.append(f"hardware.num_procs={ranks}")
+    return own
+
+
+def called(project: Project, key: str) -> list[str]:
+    """The names that a key of the config has and had."""
+    return [key, *(old for old, new in project.moved_keys.items() if new == key)]
+
+
+def as_called(project: Project, key: str, root: Path) -> str | None:
+    """A key of engine.world.stop, which was in engine.ranks, as that version of the project calls it; None where it has
+    none."""
+    files = [root / f"src/engine/{room}/stop.py" for room in ("world", "ranks")]
+    text = "".join(file.read_text() for file in files if file.exists())
+    return next((name for name in called(project, key) if name in text), None)
+
+
+def undo_changes(root: Path, cfg: DictConfig, changes: list[dict[str, Any]]) -> list[str]:
+    """Put back, in place, the values that resumes have changed. Returns what was changed, in words."""
+    said = []
+    for change in reversed(changes):
+        was = change.get("was", {})
+        values = [f"{key} {value} -> {plain(OmegaConf.select(cfg, key))}" for key, value in was.items()]
+        values += [f"code -> {Code(*change['code'])}"] if "code" in change else []
+        said.append(f"compared up to step {change['after']:,}, after which a resume changed {', '.join(values)}")
+        for key, value in was.items():
+            try:
+                OmegaConf.update(cfg, key, localized(root, value))
+            except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
+                raise ConfigError(
+                    f"{ENVIRONMENT}: what a resume changed, {key}, cannot be put back ({error})"
+                ) from None
+    return said[::-1]
+
+
+@contextmanager
+def code_for(project: Project, run: Path, commit: str, diff: bool) -> Iterator[tuple[Path, str]]:
+    """(project folder, what code it holds): the present files, or a worktree that is removed after the block."""
+    if diff and commit not in (HERE, OWN):
+        raise ConfigError(f"--diff --commit {commit}: the run's changes fit its own commit alone; give one of the two")
+    own, present = code_of(project.root, run), code_here(project.root)
+    if commit == HERE and not diff:
+        if own == present:
+            yield project.root, "the present files"
+            return
+        asked = "--diff" if own.changes else f"--commit {OWN}"
+        line = f"the present files ({present}), not the run's ({own}), which {asked} takes"
+        print(f"code: {line}", file=sys.stderr, flush=True)
+        yield project.root, line
+        return
+    if own.commit is None and (diff or commit == OWN):
+        raise ConfigError(f"{run}: has no commit recorded; leave out --commit {OWN} and --diff")
+    wanted = str(own.commit) if diff or commit == OWN else commit
+    patch = read_text(run / DIFF) if diff and (run / DIFF).exists() else ""
+    with temporary_folder("verify-code-") as folder:
+        tree = folder / "code"
+        try:
+            prefix = git(project.root, "rev-parse", "--show-prefix")
+            git(project.root, "worktree", "add", "--quiet", "--detach", "--", str(tree), wanted)
+        except ConfigError as error:
+            remedy = f"git fetch it, or compare with the present files, --commit {HERE}"
+            raise ConfigError(f"{run}: its code, commit {wanted}, is not to be had ({error}); {remedy}") from None
+        try:
+            if re.search("^diff --git ", patch, re.MULTILINE):  # else it only names files, which it could not hold
+                try:
+                    git(tree, "apply", "--whitespace=nowarn", "-", stdin=patch)
+                except ConfigError as error:
+                    remedy = f"--commit {OWN} goes without it, --commit {HERE} takes the present files"
+                    raise ConfigError(f"{run / DIFF}: cannot be applied to its commit ({error}); {remedy}") from None
+            yield tree / prefix, f"{own if diff else f'commit {wanted[:12]}'}, in a temporary worktree"
+        finally:
+            git(project.root, "worktree", "remove", "--force", str(tree))
+
+
+def git(folder: Path, *arguments: str, stdin: str = "") -> str:
+    """What git says; ConfigError with its first line where it fails."""
+    try:
+        done = subprocess.run(
+            ["git", "-c", f"core.hooksPath={os.devnull}", "-C", str(folder), *arguments],
+            capture_output=True, text=True, check=False, input=stdin,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise ConfigError("there is no git") from None
+    if done.returncode:
+        raise ConfigError((done.stderr.strip().splitlines() or ["git failed"])[0])
+    return done.stdout.strip()
+
+
+def surroundings_differ(
+    began: dict[str, Any], now: dict[str, Any], cfg: DictConfig, ranks: int | None, again: Path
+) -> list[str]:
+    """In what the second run's surroundings are not those that the run began with, as far as rounding depends on it."""
+    machines = machine_changes(began.get("machine", {}), now.get("machine", {}))
+    found = machines.split(", ") if machines else []
+    packages = [entry.get("packages", {}) for entry in (began, now)]
+    found += [
+        f"{name} {packages[0][name]} -> {packages[1].get(name)}"
+        for name in ROUNDS
+        if name in packages[0] and packages[0][name] != packages[1].get(name)
+    ]
+    if len({entry["threads"]["count"] for entry in (began, now) if "threads" in entry}) > 1:
+        found.append(f"threads {began['threads']['count']} -> {now['threads']['count']}")
+    newest = Checkpoints(again / CHECKPOINTS).newest_valid()
+    if ranks and newest and len(newest[1]["ranks"]) != ranks:
+        found.append(f"ranks {ranks} -> {len(newest[1]['ranks'])}")
+    if "gpu" in now.get("machine", {}) and not cfg.hardware.deterministic:
+        found.append("hardware.deterministic=false on a GPU")
+    return found
+
+
+def other_files(project: Project, run: Path, again: Path, cfg: DictConfig) -> list[str]:
+    """The config's files that hold other data than those of the run; of a run that has kept no fingerprints of its
+    files, those that were written after its first record."""
+    if known := files_of(run):
+        now = files_of(again)
+        return [f"{k}: {other_data(one, now[k])}" for k, one in known.items() if k in now and not is_same(one, now[k])]
+    began = next((record["time"] for _, record in records(run / METRICS) if "time" in record), None)
+    values = [(key, plain(OmegaConf.select(cfg, key))) for key in project.paths]
+    named = [(key, text) for key, value in values for text in (value if isinstance(value, list) else [value])]
+    files = [(key, Path(file)) for key, text in named if isinstance(text, str) for file in sorted(glob(text))]
+    return [
+        f"{key}={shown(file)} was written after the run, {time.strftime('%Y-%m-%d %H:%M', time.localtime(written))}"
+        for key, file in files
+        if began is not None and (written := file.stat().st_mtime) > began
+    ]

@@ -1,0 +1,411 @@
+"""A run started again is compared bit for bit, and what differs is named. The run's directory stays as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import warm
+import yaml
+from conftest import (
+    QUICK,
+    ROOT,
+    assert_equal,
+    compose,
+    last_checkpoint,
+    limit,
+    metrics,
+    sample_of,
+    start_run,
+    status,
+)
+from fork import copy_of_the_project, run_python
+
+from engine.config import saved_config
+from engine.errors import ConfigError
+from engine.runs import directory, environment
+from engine.runs.environment import code_of
+from lab.project import PROJECT
+from multirun.verify import compare, recompute
+
+RUN = (*QUICK, "trainer.max_steps=24", "trainer.log_every=4", "trainer.eval_every=6", "trainer.save_every=10")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return start_run(tmp_path_factory.mktemp("whole") / "run", *RUN)
+
+
+@pytest.fixture
+def copied(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+def files(run: Path) -> dict[str, tuple[bytes, int]]:
+    return {str(p): (p.read_bytes(), p.stat().st_mtime_ns) for p in sorted(run.rglob("*")) if p.is_file()}
+
+
+def command(run: Path, *more: str, src: Path = ROOT / "src", **env: str) -> subprocess.CompletedProcess[str]:
+    return warm.run(
+        [sys.executable, str(src / "verify.py"), str(run), *more],
+        capture_output=True, text=True, timeout=limit(60), env={**os.environ, "PYTHONPATH": str(src), **env},
+    )  # fmt: skip
+
+
+def test_a_run_is_equal_to_itself_started_again_and_stays_as_it_is(whole: Path) -> None:
+    """In a fresh process, to its end."""
+    before = files(whole)
+    found = recompute.verify(PROJECT, whole, commit=recompute.HERE)
+    assert found.equal, found
+    assert found.rounding == 0
+    names = [part.name for part in found.parts]
+    assert names[0] == "metrics.jsonl"
+    assert {"checkpoints/last_000000020.pt", "checkpoints/last_000000024.pt", "result.json"} < set(names)
+    assert files(whole) == before
+
+
+def test_its_first_steps_are_compared_alone(whole: Path, tmp_path: Path) -> None:
+    """Under the schedule of the whole run. The evaluation of the last step is compared too."""
+    found = recompute.verify(PROJECT, whole, 12, recompute.HERE, tmp_path / "again")
+    assert found.equal, found
+    assert found.parts[0].counted == "16 values of 5 records"
+    assert status(tmp_path / "again")["status"] == "preempted"
+    assert metrics(tmp_path / "again") == [record for record in metrics(whole) if record["step"] <= 12]
+    assert found.parts[1] == compare.Part("checkpoints", "")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda r: r[3].__setitem__("train/loss", 2.0), "step 12: train/loss is 2.0 in the run, "),
+        (lambda r: r[3].pop("train/lr"), "step 12: train/lr is not in the run; the 3 records"),
+        (lambda r: r[3].__setitem__("train/mine", 1.0), "step 12: train/mine is not there again"),
+        (lambda r: r.pop(4), "step 12: the record is not"),
+        (lambda r: r.append({"step": 24, "train/loss": 1.0}), "step 24: the record is not there again"),
+        (lambda r: r[0].__setitem__("train/loss", None), "step 4: train/loss is None in the run"),
+    ],
+)
+def test_the_first_metric_that_differs_is_named(
+    whole: Path, copied: Path, change: Callable[[list[dict[str, Any]]], Any], said: str
+) -> None:
+    records = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    change(records)
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = compare.compare_metrics(copied, whole, 24, True, 0.0)
+    assert said in found.difference or said.replace("12", "16") in found.difference, found
+    assert not compare.compare_metrics(whole, whole, 24, True, 0.0).difference
+
+
+def test_the_last_bit_of_a_metric_counts_unless_rounding_is_allowed(whole: Path, copied: Path) -> None:
+    text = (copied / "metrics.jsonl").read_text()
+    value = json.loads(text.splitlines()[0])["train/loss"]
+    (copied / "metrics.jsonl").write_text(text.replace(repr(value), repr(value * (1 + 1e-7)), 1))
+    assert "step 4: train/loss" in compare.compare_metrics(copied, whole, 24, True, 0.0).difference
+    found = compare.compare_metrics(copied, whole, 24, True, 1e-6)
+    assert (found.difference, found.largest) == ("", pytest.approx(1e-7, rel=1e-3))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (("model", "0.weight"), "model.0.weight (16, 64): 1 of 1,024 values differ, most at [3, 5]"),
+        (("optimizer", "state", 1, "exp_avg"), "optimizer.state.1.exp_avg (10, 16): 1 of 160 values differ"),
+        (("ranks", 0, "rng", "torch"), "ranks.0.rng.torch"),
+    ],
+)
+def test_the_first_tensor_that_differs_is_named(whole: Path, copied: Path, keys: tuple[Any, ...], said: str) -> None:
+    name = "last_000000020.pt"
+    payload = torch.load(copied / "checkpoints" / name, weights_only=True)
+    node: Any = payload
+    for key in keys:
+        node = node[key]
+    node.view(-1)[node.shape[-1] * 3 + 5 if node.dim() > 1 else 0] += 1
+    torch.save(payload, copied / "checkpoints" / name)
+    found = {part.name: part.difference for part in compare.compare_checkpoints(copied, whole, 24, 0.0)}
+    assert said in found.pop(f"checkpoints/{name}")
+    assert found
+    assert not any(found.values())
+
+
+def test_not_a_number_equals_itself_and_a_damaged_checkpoint_is_a_difference(whole: Path, copied: Path) -> None:
+    a, b = torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")])
+    assert compare.tensors_differ(a, b, 0.0) == ("", 0)
+    assert "1 of 2 values differ, most at [0]" in compare.tensors_differ(a, torch.tensor([float("nan")] * 2), 0.5).text
+    assert "torch.float64 again" in compare.tensors_differ(a, b.double(), 1.0).text
+    assert compare.tensors_differ(torch.tensor([100.0, 0.0]), torch.tensor([100.0, 0.1]), 1e-2) == (
+        "",
+        pytest.approx(1e-3),
+    )
+    assert "[1]: 0 in the run" in compare.tensors_differ(torch.zeros(2), torch.tensor([0.0, 1.0]), 0.5).text
+    path = copied / "checkpoints/last_000000020.pt"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert any("last_000000020.pt" in part.difference for part in compare.compare_checkpoints(copied, whole, 24, 0.0))
+
+
+def test_a_changed_score_is_named(whole: Path, copied: Path) -> None:
+    result = json.loads((copied / "result.json").read_text())
+    (copied / "result.json").write_text(json.dumps(result | {"test/accuracy": 2.0}))
+    assert "test/accuracy is 2.0 in the run" in compare.compare_scores(copied, whole, 0.0).difference
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"machine": {"torch": "2.8.0", "cpu": "Z80"}}, ["cpu Z80 -> 6502", "torch 2.8.0 -> 2.9.0"]),
+        ({"packages": {"numpy": "1.26", "wandb": "0.1"}}, ["numpy 1.26 -> 2.0"]),
+        ({"threads": {"count": 8}}, ["threads 8 -> 1"]),
+        ({}, []),
+    ],
+)
+def test_other_surroundings_are_named(tmp_path: Path, change: dict[str, Any], said: list[str]) -> None:
+    now = {"machine": {"torch": "2.9.0", "cpu": "6502"}, "packages": {"numpy": "2.0", "wandb": "0.2"}}
+    now["threads"] = {"count": 1}
+    assert recompute.surroundings_differ({**now, **change}, now, None, 2, tmp_path) == said  # type: ignore[arg-type]
+
+
+def test_a_gpu_computes_to_rounding_unless_deterministic(tmp_path: Path) -> None:
+    from omegaconf import OmegaConf
+
+    now = {"machine": {"gpu": {"name": "H100"}, "gpus": ["H100"]}}
+    for deterministic, said in ((False, ["hardware.deterministic=false on a GPU"]), (True, [])):
+        cfg = OmegaConf.create({"hardware": {"deterministic": deterministic}})
+        assert recompute.surroundings_differ(now, now, cfg, 1, tmp_path) == said
+
+
+def test_what_a_resume_has_changed_is_put_back(whole: Path, copied: Path) -> None:
+    """The first steps are compared under the values that they had."""
+    from engine.config import read_config
+    from lab.project import start
+
+    cfg = read_config(PROJECT, copied)
+    cfg.trainer.max_steps = 30
+    start(cfg, copied, ["trainer.max_steps=30"], own_process=False)
+    log = (copied / "train.log").read_text()
+    assert "optim.schedule: Cosine goes on over 30 steps instead of 24" in log
+    assert json.loads((copied / "environment.json").read_text())["changes"] == [
+        {"after": 24, "was": {"trainer.max_steps": 24}}
+    ]
+    found = recompute.verify(PROJECT, copied, commit=recompute.HERE)
+    assert (found.equal, found.steps) == (True, 24)
+    assert "trainer.max_steps 24 -> 30" in found.hints[0]
+    assert metrics(copied)[:8] == metrics(whole)[:8]
+
+
+def test_a_resume_with_other_code_is_recorded(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each change; what the run began with stays. Without a step that counts the run begins with the code."""
+    from engine.config import read_config
+
+    began = str(code_of(PROJECT.root, copied))
+    monkeypatch.setattr(
+        environment, "_git", lambda *arguments: "diff --git a/src/x b/src/x\n" * (arguments[0] == "diff")
+    )
+    for _ in range(2):
+        directory.reopen_directory(PROJECT, copied, read_config(PROJECT, copied), [])
+    (change,) = json.loads((copied / "environment.json").read_text())["changes"]
+    assert change["after"] == 24
+    assert [str(code) for code in environment.codes_of(PROJECT.root, copied)] == [began, "no commit"]
+    hints = recompute.undo_changes(PROJECT.root, read_config(PROJECT, copied), [change])
+    assert hints == ["compared up to step 24, after which a resume changed code -> no commit"]
+    directory.undo_resume(copied)
+    assert len(environment.codes_of(PROJECT.root, copied)) == 1
+    shutil.rmtree(copied / "checkpoints")
+    directory.reopen_directory(PROJECT, copied, read_config(PROJECT, copied), [])
+    assert [str(code) for code in environment.codes_of(PROJECT.root, copied)] == ["no commit"]
+
+
+def test_stop_at_step_leaves_the_schedule_and_the_bits(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        start_run(tmp_path / "run", *RUN, "process.stop_at_step=9")
+    assert stopped.value.code == 75
+    assert last_checkpoint(tmp_path / "run")["step"] == 9
+    from engine.config import read_config
+    from lab.project import start
+
+    start(read_config(PROJECT, tmp_path / "run"), tmp_path / "run", [], own_process=False)
+    assert metrics(tmp_path / "run") == metrics(whole)
+    assert_equal(last_checkpoint(tmp_path / "run")["model"], last_checkpoint(whole)["model"])
+
+
+@pytest.mark.parametrize(
+    ("steps", "commit", "said"),
+    [
+        (25, "here", "--steps 25: .* has logged and saved from step 4 to 24"),
+        (3, "here", "--steps 3: .* has logged and saved from step 4 to 24"),
+        (None, "nosuch", "commit nosuch, is not to be had"),
+    ],
+)
+def test_mistakes_are_named(whole: Path, steps: int | None, commit: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        recompute.verify(PROJECT, whole, steps, commit)
+
+
+def test_the_second_run_has_the_firsts_threads_and_ranks_but_no_time_limit_and_no_logger(tmp_path: Path) -> None:
+    ranks = ("trainer=ddp", "hardware.num_procs=auto")
+    cfg = compose(*RUN, *ranks, "process.max_time=1h")
+    wanted = ["logger=none", "process.stop_at_step=7", "process.max_time=null", "hardware.num_procs=4"]
+    assert recompute.settings(PROJECT, cfg, {}, 4, 7, PROJECT.root) == wanted
+    assert recompute.settings(PROJECT, cfg, {"machine": {"gpus": ["H100"] * 4}}, 4, 7, PROJECT.root) == wanted[:3], (
+        "there are fewer GPUs here"
+    )
+    assert recompute.settings(PROJECT, compose(*RUN), {}, 1, None, PROJECT.root) == wanted[:1]
+    directory.fill_directory(PROJECT, tmp_path, cfg, list(RUN))
+    again = tmp_path / "again"
+    recompute.prepare(PROJECT, again, recompute.as_begun(PROJECT, tmp_path, []), {"threads": {"count": 3}})
+    assert saved_config(PROJECT, again) == saved_config(PROJECT, tmp_path)
+    assert "${root:}" not in (again / "config.yaml").read_text()  # code of another commit lies in another folder
+    assert json.loads((again / "environment.json").read_text())["threads"] == {"count": 3}
+    assert recompute.as_called(PROJECT, "process.stop_at_step", ROOT) == "process.stop_at_step"
+    assert recompute.as_called(PROJECT, "process.stop_at_step", tmp_path) is None, "of an older version"
+    (tmp_path / "src/engine/ranks").mkdir(parents=True)
+    (tmp_path / "src/engine/ranks/stop.py").write_text('AT_STEP = "trainer.stop_at_step"')
+    assert recompute.as_called(PROJECT, "process.stop_at_step", tmp_path) == "trainer.stop_at_step"
+
+
+EVIL = {"_target_": "engine.runs.environment._git", "_args_": ["-c", "alias.x=!touch pwned", "x"]}
+
+
+CHANGES: list[Callable[[dict[str, Any], dict[str, Any]], None]] = [
+    lambda cfg, facts: cfg.update(model=EVIL),
+    lambda cfg, facts: cfg.update(gone={"deep": [{"a": EVIL}]}),  # the present code leaves it out, older code may not
+    lambda cfg, facts: cfg["task"].update(_target_="lab.project._git"),
+    lambda cfg, facts: cfg.update(gone="${oc.env:HOME}"),
+    lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"model": EVIL}}]),
+    lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"gone.x": EVIL}}]),
+    lambda cfg, facts: facts.update(changes=[{"after": 20, "was": {"seed": "${oc.env:HOME}"}}]),
+    lambda cfg, facts: facts.update(changes=[{"after": 20, "was": 3}]),
+    lambda cfg, facts: facts.update(changes=[[]]),
+]
+ASKED: list[dict[str, Any]] = [{}, {"commit": "own"}, {"commit": "HEAD"}, {"diff": True}]
+
+
+@pytest.mark.parametrize(("change", "asked"), [(one, ASKED[i % len(ASKED)]) for i, one in enumerate(CHANGES)])
+def test_the_present_check_comes_before_anything_starts(
+    copied: Path, change: Callable[[dict[str, Any], dict[str, Any]], None], asked: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Whatever the code that is asked for: an older one may have a weaker check, and know other keys."""
+    monkeypatch.setattr(recompute, "start", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(recompute, "git", lambda *_, **__: pytest.fail("other code was fetched"))
+    cfg, facts = (
+        yaml.safe_load((copied / "config.yaml").read_text()),
+        json.loads((copied / "environment.json").read_text()),
+    )
+    change(cfg, facts)
+    (copied / "config.yaml").write_text(yaml.safe_dump(cfg))
+    (copied / "environment.json").write_text(json.dumps(facts))
+    with pytest.raises(ConfigError) as error:
+        recompute.verify(PROJECT, copied, **asked)
+    assert "\n" not in str(error.value)
+
+
+def test_a_directory_that_is_no_run_or_is_in_the_way(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--rounding 2: a relative difference"):
+        recompute.verify(PROJECT, whole, rounding=2)
+    with pytest.raises(ConfigError, match=r"exists; give a directory that does not"):
+        recompute.verify(PROJECT, whole, out=tmp_path)
+    done = command(tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {tmp_path}: no run directory")
+
+
+# -- by the command, with ranks, other code, other data --------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", sample_of(["fsdp"], ["ddp", "fsdp"]))
+def test_two_ranks(tmp_path: Path, strategy: str) -> None:
+    """Stopped in the middle, where no checkpoint was due."""
+    ranks = (f"trainer={strategy}", "hardware.num_procs=2", "process.stop_at_step=15")
+    with pytest.raises(SystemExit):
+        start_run(tmp_path / "run", *RUN, *ranks)
+    done = command(tmp_path / "run", "--commit", "here")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "15 steps again, equal bit for bit" in done.stdout
+    assert "checkpoints/last_000000015" in done.stdout
+
+
+@pytest.mark.slow
+def test_another_seed_and_changed_data_are_found(whole: Path, copied: Path, tmp_path: Path) -> None:
+    config = (copied / "config.yaml").read_text()
+    (copied / "config.yaml").write_text(config.replace("\nseed: 0\n", "\nseed: 1\n"))
+    done = command(copied, "--steps", "4", "--commit", "here")
+    assert done.returncode == 1
+    assert "step 4: train/loss is " in done.stdout
+    assert "cause: not the machine" in done.stdout
+    import h5py
+
+    data = tmp_path / "digits.h5"
+    shutil.copy(ROOT / "data/digits.h5", data)
+    start_run(tmp_path / "run", *RUN, f"data.path={data}")
+    with h5py.File(data, "r+") as file:
+        file["train/image"][:] = file["train/image"][:][::-1]
+    done = command(tmp_path / "run", "--steps", "4", "--commit", "here")
+    assert done.returncode == 1
+    assert f"note: data.path: {data} (139,728 bytes) holds other data than the run began with" in done.stdout
+    done = command(tmp_path / "run", "--steps", "4", "--commit", "here", f"data.path={ROOT}/data/digits.h5")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Path]:
+    copy = copy_of_the_project(tmp_path / "project")
+    git(copy, "init", "--quiet")
+    commit(copy, "first")
+    yield copy
+    assert git(copy, "worktree", "list").count("\n") == 1, "no worktree is left"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    names = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+    done = subprocess.run(["git", *names, "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def commit(folder: Path, message: str) -> None:
+    git(folder, "add", "-A")
+    git(folder, "commit", "--quiet", "-m", message)
+
+
+@pytest.mark.slow
+def test_a_run_of_another_commit_with_changes_that_were_not_committed(project: Path, tmp_path: Path) -> None:
+    loop = project / "src/lab/loop.py"
+    text, line = loop.read_text(), "        values = step("
+    assert line in text
+    (project / "src/lab/half.py").write_text("def halve(state):\n    next(state.model.parameters()).data *= 0.5\n")
+    loop.write_text(text.replace(line, f"        from lab.half import halve; halve(state)\n{line}", 1))
+    run = tmp_path / "run"
+    done = run_python(project, "src/train.py", *RUN, f"hydra.run.dir={run}")
+    assert done.returncode == 0, done.stderr
+    assert "with changes" in str(code_of(PROJECT.root, run))
+    own = {"src": project / "src"}
+    assert "code: the present files\n" in command(run, "--steps", "4", **own).stdout
+    loop.write_text(text)
+    (project / "src/lab/half.py").unlink()
+    (project / "notes.md").write_text("later")
+    commit(project, "second")
+    done = command(run, "--diff", **own)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "equal bit for bit" in done.stdout
+    assert "in a temporary worktree" in done.stdout
+    marked = (run / "uncommitted.diff").read_text().replace("+def halve", "+open('pwned', 'w')\n+def halve")
+    (run / "uncommitted.diff").write_text(marked.replace("+1,2 @@", "+1,3 @@"))
+    without = {more: command(run, "--steps", "4", *more, **own) for more in ((), ("--commit", "own"))}
+    for done in without.values():
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert "step 4: train/loss" in done.stdout
+    assert not list(tmp_path.rglob("pwned")), "the changes are run only where they are asked for"
+    [line] = [line for line in without[()].stderr.splitlines() if line.startswith("code: ")]
+    assert re.search(r", not the run's \(commit \w+ with changes \w+\), which --diff takes$", line)
+    (run / "uncommitted.diff").write_text("# new, not in this patch: src/lab/large.bin\n")
+    done = command(run, "--steps", "4", "--diff", **own)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "in a temporary worktree" in done.stdout
