@@ -366,16 +366,16 @@ def main(
             leave(1)
         end_children()
         feed.wait(min(2.0**tries, 60.0))
-        _again(project, run_dir, pid, feed, tries + 1)
+        _again(project, run_dir, pid, feed, tries + 1, began)
     if not live:
         print(done, flush=True)
     return 0
 
 
-def _again(project: Project, run_dir: Path, pid: int, feed: Feed, tries: int) -> None:
+def _again(project: Project, run_dir: Path, pid: int, feed: Feed, tries: int, began: float) -> None:
     """Begin anew as a fresh process of the same number and pipe, as wandb keeps the state of a failure."""
-    began = str(time.time()) if feed.ended else "0"
-    given = upload_command(project, run_dir, "live", str(pid), began, str(tries), feed.status if feed.ended else "")
+    ended = (str(began or time.time()), str(tries), feed.status) if feed.ended else ("0", str(tries), "")
+    given = upload_command(project, run_dir, "live", str(pid), *ended)
     os.execv(sys.executable, given)
 
 

@@ -308,3 +308,21 @@ def test_after_any_sequence_with_wandb_itself(template: Path, events: list[Any])
         wait_for(lambda: not processes_with(folder))
         server.changed.clear()  # of steps done again: what depends on the clock
         assert_holds(server, run)
+
+
+def test_however_often_a_sender_tries_again_its_time_is_counted_from_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the run. Else one whose server stays away would never end."""
+    given: list[list[str]] = []
+    monkeypatch.setattr(wandb_upload.os, "execv", lambda _, command: given.append(command))
+    monkeypatch.setattr(wandb_upload, "main", lambda *arguments: given.append([*map(str, arguments)]))
+    feed = SimpleNamespace(ended=True, status="finished")
+    wandb_upload._again(PROJECT, tmp_path, 1, feed, 2, 0.0)  # type: ignore[arg-type]
+    monkeypatch.setattr("sys.argv", ["-c", *given[0][-6:]])
+    with pytest.raises(SystemExit):
+        wandb_upload.command(PROJECT)
+    began, tries = float(given[1][4]), int(given[1][5])
+    assert 0 <= time.time() - began < 60 and tries == 2  # noqa: PT018
+    wandb_upload._again(PROJECT, tmp_path, 1, feed, 3, began)  # type: ignore[arg-type]
+    assert given[2][-3:] == [str(began), "3", "finished"]

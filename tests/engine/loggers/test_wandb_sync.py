@@ -76,12 +76,13 @@ def test_offline_runs_are_sent_once(train_command: Command, tmp_path: Path, serv
     done = train_command(*RUN, *STEPS, "trainer.max_steps=6", "callback=pictures", "hydra.run.dir=sweep/run")
     assert done.returncode == 0, done.stderr
     run = tmp_path / "sweep/run"
-    ends = {"pruned": (0, "finished"), "interrupted": (255, "killed")}
+    ends = {"failed": (1, "failed"), "preempted": (75, "preempted"), "pruned": (0, "finished"),
+            "interrupted": (255, "killed")}  # fmt: skip
     for end in ends:
         copied = shutil.copytree(run, tmp_path / end)
         write_json(copied / "status.json", {**status(run), "status": end, "wandb_id": end})
     count = len(metrics(run))
-    assert sync(server, str(tmp_path)).count(f"{count} of {count} lines sent") == 3
+    assert sync(server, str(tmp_path)).count(f"{count} of {count} lines sent") == 5
     assert_holds(server, run)
     for end, (code, state) in ends.items():
         assert_holds(server, tmp_path / end, state)
@@ -93,7 +94,7 @@ def test_offline_runs_are_sent_once(train_command: Command, tmp_path: Path, serv
     assert server.asked.total() == asked
     (run / "wandb/sent.json").unlink()  # then the server is asked
     assert "all is there" in sync(server, str(run))
-    assert server.asked["UpsertBucket"] == 2 * 3  # of the first time
+    assert server.asked["UpsertBucket"] == 2 * 5  # of the first time
     assert_holds(server, run)
 
 
