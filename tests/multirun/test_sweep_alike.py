@@ -150,9 +150,7 @@ def test_code_that_was_edited_between_two_commands_is_said(
 
 @pytest.mark.parametrize(("numbers", "said"), [([3], "3"), ([1, 0], "0, 1"), ([2, 0, 1, 5, 7, 8], "0 to 2, 5, 7, 8")])
 def test_numbers_of_jobs_in_words(numbers: list[int], said: str) -> None:
-    from multirun.code import ranges
-
-    assert ranges(numbers) == said
+    assert environment.ranges(numbers) == said
 
 
 @pytest.mark.slow

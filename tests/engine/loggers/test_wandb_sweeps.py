@@ -35,8 +35,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 def online(server: SweepServer) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {"PATH": path, "WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY, "WANDB_MODE": "online",
-            "WANDB_X_FILE_STREAM_TRANSMIT_INTERVAL": "0.5"}  # fmt: skip
+    return {"PATH": path, "WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY, "WANDB_MODE": "online"}
 
 
 def begin_sweep(server: SweepServer, folder: Path, *overrides: str, command: bool = False) -> None:
@@ -55,21 +54,12 @@ def begin_sweep(server: SweepServer, folder: Path, *overrides: str, command: boo
     assert "wandb agent me/lab/s1" in done.stderr, done.stderr
 
 
-AGENT = """
-import sys, wandb.wandb_agent
-from wandb.cli.cli import cli
-wandb.wandb_agent.Agent.POLL_INTERVAL = 0.2  # s between two looks, not 5
-sys.argv = ["wandb", "agent", "me/lab/s1"]
-cli()
-"""
-
-
 @contextlib.contextmanager
 def agent(server: SweepServer, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """`wandb agent`, as `wandb sweep` has printed it; no process of it stays."""
     with open(folder / "agent.log", "a") as log:
-        process = warm.Popen(
-            [sys.executable, "-c", AGENT], cwd=folder, env={**os.environ, **online(server)},
+        process = subprocess.Popen(
+            ["wandb", "agent", "me/lab/s1"], cwd=folder, env={**os.environ, **online(server)},
             stdout=log, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
     try:
