@@ -305,6 +305,7 @@ def test_the_present_check_comes_before_anything_starts(
     with pytest.raises(ConfigError) as error:
         recompute.verify(PROJECT, copied, **asked)
     assert "\n" not in str(error.value)
+    assert "no commit" not in str(error.value)  # which code there is was not asked yet
 
 
 def test_a_directory_that_is_no_run_or_is_in_the_way(whole: Path, tmp_path: Path) -> None:
