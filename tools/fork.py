@@ -31,12 +31,12 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from parts import PARTS, TEMPLATE_ONLY, Part
+from parts import PACKAGES, PARTS, TEMPLATE_ONLY, Part
 from prune import bound_by, count_tests, prune_schema, prune_tests, without
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD, LONGEST = "lab", 20
-ENGINE = ("src/engine/", "src/multirun/", "src/h5rows/", "src/hydra_plugins/")
+ENGINE = tuple(f"src/{package}/" for package in (*PACKAGES, "hydra_plugins"))
 README_INTRO = re.compile(r"\A.*?(?=^## )", re.DOTALL | re.MULTILINE)
 # Files that name the template's package and go on to: history, runs of older versions, the engine, and this.
 VERBATIM = (*ENGINE, "tests/runs/", "tools/", "docs/fork.md", "docs/remote.md", "CHANGELOG.md", "LICENSE")

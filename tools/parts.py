@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+PACKAGES = ("engine", "multirun", "h5rows")  # of src/: not the fork's to edit
+
 
 @dataclass(frozen=True)
 class Part:
@@ -386,13 +388,8 @@ PARTS = {
     "engine": Part(
         "the folders `src/engine`, `src/multirun` and `src/h5rows`: the wheel `lab-engine` stands in for them",
         (
-            "src/engine",
-            "src/multirun",
-            "src/h5rows",
-            "src/hydra_plugins",
-            "tests/engine",
-            "tests/multirun",
-            "tests/h5rows",
+            *(f"src/{package}" for package in (*PACKAGES, "hydra_plugins")),
+            *(f"tests/{package}" for package in PACKAGES),
             *(
                 f"tests/lab/test_readme.py::{name}"
                 for name in (

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from parts import PACKAGES
+
 
 @dataclass(frozen=True)
 class Statement:
@@ -248,8 +250,8 @@ def prune_schema(tree: Path) -> None:
     gone = set()
     for target in targets_of(schema):
         package, _, inner = target.rpartition(".")[0].partition(".")
-        if package in ("engine", "multirun", "h5rows", "hydra_plugins") or not (tree / "src" / package).is_dir():
-            left = package in ("engine", "multirun", "h5rows") or re.search(rf"\b_target_: {re.escape(target)}\b", conf)
+        if package in (*PACKAGES, "hydra_plugins") or not (tree / "src" / package).is_dir():
+            left = package in PACKAGES or re.search(rf"\b_target_: {re.escape(target)}\b", conf)
         else:
             left = (tree / "src" / package / f"{inner.replace('.', '/')}.py").exists()
         gone |= set() if left else {target}

@@ -24,7 +24,6 @@ from engine.parallel.options import Strategy
 from lab.groups import RootConfig, TrainerConfig
 
 SRC = ROOT / "src"
-ENGINE = SRC / "engine"
 # each imports only those before it; below them the engine's single modules (errors, files, locks, ...)
 ROOMS = (
     "host",
@@ -98,9 +97,9 @@ def test_the_engine_names_no_package_of_the_project() -> None:
 def test_the_engine_names_no_file_class_or_key_of_the_project() -> None:
     """They may be renamed. It knows the groups whose options it defines (engine/*/options.py), `data`, of its own data
     sets, and of `trainer` what engine.parallel and engine.device read."""
-    files = {path.stem for path in (SRC / "lab").rglob("*.py")} - {path.stem for path in not_yours()}
+    files = {path.stem for path in (SRC / "lab").rglob("*.py")} - {path.stem for path in engine_files()}
     words_of_hydra = {"Config"}
-    classes = classes_of((SRC / "lab").rglob("*.py")) - classes_of(not_yours()) - words_of_hydra
+    classes = classes_of((SRC / "lab").rglob("*.py")) - classes_of(engine_files()) - words_of_hydra
     assert {"descend", "evaluation"} < files and {"TrainState", "Task"} < classes  # noqa: PT018
     schema = get_type_hints(RootConfig)
     open_ended = [name for name, kind in schema.items() if get_origin(kind) is dict and name != "data"]
@@ -115,7 +114,7 @@ def test_the_engine_names_no_file_class_or_key_of_the_project() -> None:
 
 def texts_of_the_engine() -> Iterator[tuple[Path, str]]:
     """(file, text) of each string in its code, but not of docstrings."""
-    for path in [*not_yours(), *(SRC / "hydra_plugins").rglob("*.py")]:
+    for path in [*engine_files(), *(SRC / "hydra_plugins").rglob("*.py")]:
         tree = ast.parse(path.read_text())
         prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
@@ -123,7 +122,7 @@ def texts_of_the_engine() -> Iterator[tuple[Path, str]]:
                 yield path, node.value
 
 
-def not_yours() -> list[Path]:
+def engine_files() -> list[Path]:
     return [path for folder in ("engine", "multirun") for path in (SRC / folder).rglob("*.py")]
 
 
@@ -134,7 +133,7 @@ def classes_of(files: Iterable[Path]) -> set[str]:
 
 def test_no_room_imports_a_later_one() -> None:
     """So there are no circles. Every folder must stand in the list; single modules import no room."""
-    folders = {path.parent.name for path in ENGINE.glob("*/__init__.py")}
+    folders = {path.parent.name for path in (SRC / "engine").glob("*/__init__.py")}
     assert folders == set(ROOMS)
     floor = {"": -1, "h5rows": -1, **{page: i for i, page in enumerate(PAGES)}}
     wrong = [

@@ -1,7 +1,8 @@
 """Reports: of a sweep, while it runs or after, and of any set of run directories; W&B is sent what it lacks of them.
 
 Given: directories that runs have written. Returned: tables (csv, md, tex), pictures, one page (html), the command that
-trains the best. Changes nothing in a run directory, but for the upload's log. Imports neither torch nor Hydra.
+trains the best. Reading changes nothing in a run directory, and imports neither torch nor Hydra; an upload notes what
+it has sent in the run's wandb/.
 
 Promised: every number can be computed again by hand from metrics.jsonl and result.json; jobs in any state are read; a
 test score chooses nothing unless that is asked for. `write` never raises: what goes wrong at a sweep's end is one line.

@@ -72,7 +72,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_offline_runs_are_sent_once(train_command: Command, tmp_path: Path, server: Server) -> None:
-    """One with pictures, and what stopped two others is noted as their status.json says."""
+    """One with pictures, and what stopped four others is noted as their status.json says."""
     done = train_command(*RUN, *STEPS, "trainer.max_steps=6", "callback=pictures", "hydra.run.dir=sweep/run")
     assert done.returncode == 0, done.stderr
     run = tmp_path / "sweep/run"
