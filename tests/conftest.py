@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -80,9 +81,17 @@ def gpu_environment() -> dict[str, str]:
     return hidden if VISIBLE_GPUS is None else {**hidden, "CUDA_VISIBLE_DEVICES": VISIBLE_GPUS}
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m is asked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """gpu, gpu(2): skipped where there are fewer."""
+    """gpu, gpu(2): skipped where there are fewer. one_quick: all cases but the first are slow; one_quick(3): but every
+    third."""
+    cases: Counter[str] = Counter()
     for item in items:
+        if mark := item.get_closest_marker("one_quick"):
+            name = item.nodeid.partition("[")[0]
+            if cases[name] % (mark.args[0] if mark.args else sys.maxsize):
+                item.add_marker(pytest.mark.slow)
+            cases[name] += 1
         needed = max((mark.args[0] if mark.args else 1 for mark in item.iter_markers("gpu")), default=0)
         if needed > NUM_GPUS:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA devices, there are {NUM_GPUS}"))
@@ -102,17 +111,6 @@ def sample_of(few: Any, everything: Any) -> Any:
 def slow(*values: Any) -> Any:
     """A case of pytest.mark.parametrize that is marked slow."""
     return pytest.param(*values, marks=pytest.mark.slow)
-
-
-def one_quick(cases: Iterable[Any], every: int = 10**6) -> list[Any]:
-    """Cases of pytest.mark.parametrize, all marked slow but the first and every so many after it."""
-
-    def marked(case: Any) -> Any:
-        if hasattr(case, "marks"):  # a pytest.param
-            return pytest.param(*case.values, marks=[*case.marks, pytest.mark.slow], id=case.id)
-        return slow(*case) if isinstance(case, tuple) else slow(case)
-
-    return [case if i % every == 0 else marked(case) for i, case in enumerate(cases)]
 
 
 # -- waiting on a machine that is slow or busy -----------------------------------------------------------------------
@@ -370,6 +368,11 @@ def processes_with(text: str) -> list[int]:
 def _only_the_threads_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """pytest-xdist's own thread would have all ranks spawned, which is slow and loses what is patched."""
     monkeypatch.setattr("engine.host.gpu.num_threads", lambda: 1)
+
+
+@pytest.fixture(autouse=True)
+def _the_same_numbers_each_time() -> None:
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

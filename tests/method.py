@@ -240,6 +240,7 @@ class Promises:
         )
 
 
+@pytest.mark.slow
 class Shipped(Promises):
     """Of most of the template's own methods. What the engine answers alike for each of them is asked whole of those
     that inherit from Promises: of samples compared across ranks, of several optimizers, of states on each rank."""

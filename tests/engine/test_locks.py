@@ -64,6 +64,7 @@ def test_one_process_at_a_time_holds_a_lock(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [".lock"]
 
 
+@pytest.mark.one_quick
 @pytest.mark.usefixtures("file_system")
 def test_the_lock_of_a_dead_process_is_free(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
@@ -104,6 +105,7 @@ def take_in_turns(path: Path, count: Path) -> None:
             count.write_text(str(int(count.read_text()) + 1))
 
 
+@pytest.mark.one_quick
 @pytest.mark.usefixtures("file_system")
 def test_waiting_processes_take_turns(tmp_path: Path) -> None:
     count = tmp_path / "count"

@@ -53,6 +53,7 @@ def told(cfg: Any) -> tuple[str, list[int], float]:
     return cfg.data.path, list(cfg.data.input_shape), cfg.trainer.max_epochs
 
 
+@pytest.mark.slow
 def test_two_projects_compose_in_one_process(other: Project, tmp_path: Path) -> None:
     ours = (f"{ROOT}/data/digits.h5", [1, 8, 8], 20)
     theirs = (f"{other.root}/data/digits.h5", [3, 2, 1], 7)
@@ -63,6 +64,7 @@ def test_two_projects_compose_in_one_process(other: Project, tmp_path: Path) -> 
     assert told(resolved(other, second, tmp_path)) == theirs
 
 
+@pytest.mark.slow
 def test_two_projects_save_and_read_their_own_configs(other: Project, tmp_path: Path) -> None:
     for name, project in (("a", PROJECT), ("b", other)):
         (tmp_path / name).mkdir()
@@ -73,6 +75,7 @@ def test_two_projects_save_and_read_their_own_configs(other: Project, tmp_path: 
     assert portable(other.root, f"{ROOT}/x") == absolute(f"{ROOT}/x", tmp_path)
 
 
+@pytest.mark.slow
 def test_a_mistake_is_one_of_its_own_project(other: Project, tmp_path: Path) -> None:
     assert locate(PROJECT, "lab.models.mlp.MLP", "model").__name__ == "MLP"
     with pytest.raises(ConfigError, match=r"`allowed` in src/theirs/project\.py"):

@@ -47,6 +47,7 @@ def functions_named(text: str) -> list[str]:
     return re.findall(r"(?<![\w.])([A-Za-z_]\w*)\(", text)
 
 
+@pytest.mark.slow
 def test_files_that_are_named_are_there() -> None:
     there = [f"/{path.relative_to(ROOT)}" for top in ("src", "tests", "tools", "benchmarks") for path in
              (ROOT / top).rglob("*.py")]  # fmt: skip
@@ -55,6 +56,7 @@ def test_files_that_are_named_are_there() -> None:
     assert [pair for pair in sorted(named) if not any(path.endswith(f"/{pair[1]}") for path in there)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ROOMS)
 def test_functions_that_are_named_are_in_their_room(room: str) -> None:
     here = [path for path in FILES if path.is_relative_to(SRC / room)]

@@ -77,6 +77,7 @@ def room_of(module: str) -> str:
     return room if room in PAGES else first if first in ("h5rows", "multirun") else ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", NOT_YOURS)
 def test_a_package_imports_only_those_below_it(package: str) -> None:
     below = NOT_YOURS[: NOT_YOURS.index(package) + 1]
@@ -88,12 +89,14 @@ def test_a_package_imports_only_those_below_it(package: str) -> None:
         assert not {module.partition(".")[0] for module in wanted} & ours, name
 
 
+@pytest.mark.slow
 def test_the_engine_names_no_package_of_the_project() -> None:
     """A fork has another name for it, and this very engine: the Project has it. Comments may name the template's."""
     named = [(path, text) for path, text in texts_of_the_engine() if re.search(r"\blab[.\[]|src/lab", text)]
     assert named == []
 
 
+@pytest.mark.slow
 def test_the_engine_names_no_file_class_or_key_of_the_project() -> None:
     """They may be renamed. It knows the groups whose options it defines (engine/*/options.py), `data`, of its own data
     sets, and of `trainer` what engine.parallel and engine.device read."""
@@ -187,6 +190,7 @@ def test_the_library_s_page_names_what_there_is() -> None:
         from h5rows import Roows  # type: ignore[attr-defined]  # noqa: F401
 
 
+@pytest.mark.slow
 def test_all_that_a_page_shows_is_used_or_documented() -> None:
     used = {
         (str(node.module), alias.name)

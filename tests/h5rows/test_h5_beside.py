@@ -88,6 +88,7 @@ def play(folder: Path, way: str, seed: int) -> None:
                 gc.collect()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [8, slow(60)])
 @pytest.mark.parametrize("way", WAYS)
 def test_any_order_of_opening_reading_and_closing(way: str, count: int, tmp_path: Path) -> None:
@@ -100,6 +101,7 @@ def test_any_order_of_opening_reading_and_closing(way: str, count: int, tmp_path
         assert child.exitcode == 0, f"seed {seed}"
 
 
+@pytest.mark.slow
 def test_each_order_of_two(tmp_path: Path) -> None:
     write(tmp_path)
     for name in FIELDS:

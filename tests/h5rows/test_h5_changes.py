@@ -66,6 +66,7 @@ def cut(path: Path) -> None:
     os.truncate(path, 4000)
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("field", ["mapped", "chunks", "h5py", "virtual", "table"])
 @pytest.mark.parametrize("change", [replace, write_again, cut])
 def test_a_change_before_the_first_batch_or_after_it(change: Any, field: str, tmp_path: Path) -> None:
@@ -101,6 +102,7 @@ sys.exit(train.main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, slow(2)])
 def test_a_file_that_is_cut_while_it_is_mapped(ranks: int, tmp_path: Path) -> None:
     """The run dies by SIGBUS, with its stack, and goes on once the file is whole again."""

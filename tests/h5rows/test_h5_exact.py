@@ -126,6 +126,7 @@ def write(path: Path, case: dict[str, Any]) -> None:
             file.create_dataset("a/b", shape, dtype)[...] = values
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_any_layout_type_and_filter(case: dict[str, Any]) -> None:
@@ -146,6 +147,7 @@ def test_any_layout_type_and_filter(case: dict[str, Any]) -> None:
         assert same_bits(ours[len(ours) - 1]["x"], theirs[-1:][0])
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("codec", sorted(CODECS))
 def test_the_fast_ways_are_taken(codec: str, tmp_path: Path) -> None:
     """Else the test above would compare h5py with itself."""

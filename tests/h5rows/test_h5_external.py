@@ -105,6 +105,7 @@ def made(home: Path, way: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_other_files_are_refused_or_read_by_hdf5(way: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
@@ -212,6 +213,7 @@ def test_the_file_s_own_virtual_datasets_are_read(home: Path) -> None:
     assert all(values.tolist() == VALUES.tolist() for values in data.gather(np.arange(64)).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, slow(2)])
 def test_a_run_on_other_files_is_that_on_the_file_itself(ranks: int, tmp_path: Path) -> None:
     digits = PROJECT / "data" / "digits.h5"

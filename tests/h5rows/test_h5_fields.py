@@ -159,6 +159,7 @@ def test_rows_of_a_split(tmp_path: Path) -> None:
         Dataset(paths, {"x": "x"}, "a", {"a": {"group": "/", "rows": [0.9, 0.1]}})
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     "options", [{}, {"chunks": (64,), "compression": "gzip"}, {"chunks": (100,)}, {"dtype": ">i4"}]
 )
@@ -289,6 +290,7 @@ def test_column_and_cached_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "in memory" in why
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("kind", ["device", "threads"])
 @pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "i2", "f2", "c8", "?"])
 def test_fields_of_every_type_are_delivered(dtype: str, kind: str, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ KINDS = {"files": (5, 30), "damage": (2, 8), "again": (3, 20), "changed": (3, 30
 QUICK = [(kind, 0, few) for kind, (few, _) in KINDS.items()]
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(("kind", "first", "count"), [*QUICK, *(slow(k, 100, many) for k, (_, many) in KINDS.items())])
 def test_what_h5py_reads_or_one_line(kind: str, first: int, count: int, record_property: Any) -> None:
     """In a process that no other test has used: what is forked from it has its threads, locks and address space."""

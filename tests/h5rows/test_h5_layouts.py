@@ -151,6 +151,7 @@ def test_what_no_tensor_holds_is_refused_in_one_line(tmp_path: Path) -> None:
         data[1:3]  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_two_compressors_and_bombs(tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(0, 256, (8, 1 << 17), dtype=np.uint8)
     with h5py.File(tmp_path / "f.h5", "w") as file:
@@ -173,6 +174,7 @@ def test_two_compressors_and_bombs(tmp_path: Path) -> None:
         filters.decode(zstandard.compress(bytes(1 << 20)), ((filters.ZSTD, ()),), 0, 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lacking", [(), ("deflate",), ("deflate", "isal.isal_zlib")])
 def test_every_library_that_inflates(lacking: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bytes and refusals (a cut stream, a wrong checksum, more than a chunk holds), within little memory."""

@@ -64,6 +64,7 @@ def check_what_is_said(path: Path) -> None:
             pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [8, slow(sample_of(60, 300))])
 @pytest.mark.parametrize("libver", [None, "latest"])
 def test_damage_anywhere(libver: str | None, count: int, tmp_path: Path) -> None:

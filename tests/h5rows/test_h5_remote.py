@@ -55,6 +55,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [
@@ -180,6 +181,7 @@ def test_shards_of_which_some_are_here(tmp_path: Path, server: Server) -> None:
     assert windows[1]["t"].tolist() == list(range(9, 19)) or windows[1]["t"].tolist() == list(range(10, 20))
 
 
+@pytest.mark.slow
 def test_a_run_from_composing_to_its_scores(tmp_path: Path, server: Server, capsys: Any) -> None:
     server.files["/digits.h5"] = DIGITS
     quick = (*QUICK, "trainer.max_steps=6", "trainer.eval_every=3", "trainer.save_every=6")
@@ -199,6 +201,7 @@ def test_a_run_from_composing_to_its_scores(tmp_path: Path, server: Server, caps
     assert server.requests == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_with_another_file_says_so(
     tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture, capsys: Any
 ) -> None:
@@ -248,6 +251,7 @@ def test_labels_that_are_more_than_a_look_are_read_from_the_copy(
     assert len(server.files["/f.h5"]) < server.sent < 1.1 * len(server.files["/f.h5"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [0, 1, 99])
 def test_a_process_ends_well_with_a_look_unfinished(blocks: int, tmp_path: Path, server: Server) -> None:
     """HDF5 must not ask for Python's objects when Python has ended."""
@@ -286,6 +290,7 @@ def test_a_file_that_changes_while_it_is_fetched(
         opened(server.url())
 
 
+@pytest.mark.slow
 def test_one_that_was_killed_is_gone_on_from(
     tmp_path: Path, cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +367,7 @@ def test_who_waits_for_a_file_may_stop(
     assert len(opened(server.url())) == 1000
 
 
+@pytest.mark.slow
 def test_processes_fetch_once(tmp_path: Path, server: Server) -> None:
     server.files["/f.h5"] = made(tmp_path / "f.h5")
     server.gate.clear()
@@ -572,6 +578,7 @@ class Slow(AsyncFileSystem):
         return self.content[start:end]
 
 
+@pytest.mark.slow
 def test_threads_of_fsspec_do_not_collect_what_h5py_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """h5py holds its lock while it waits for them, and an object of h5py's that is freed waits for that lock."""
     small_spans(monkeypatch)

@@ -87,6 +87,7 @@ def test_processes(method: str, path: Path) -> None:
     assert results == ["ok", "ok"]
 
 
+@pytest.mark.slow
 def test_fork_while_other_threads_read(path: Path) -> None:
     data, stop = opened(path), threading.Event()
 
@@ -112,6 +113,7 @@ def test_fork_while_other_threads_read(path: Path) -> None:
             thread.join()
 
 
+@pytest.mark.slow
 def test_threads(path: Path) -> None:
     data = opened(path)
     with ThreadPoolExecutor(8) as pool:
@@ -131,6 +133,7 @@ def test_pickle_holds_no_handles_and_no_data(path: Path) -> None:
         pickle.loads(raw)
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pytorch_dataloader(workers: int, path: Path) -> None:
     loader = DataLoader(opened(path), batch_size=32, shuffle=True, num_workers=workers)
@@ -184,6 +187,7 @@ def test_damaged_files(path: Path) -> None:
     assert torch.equal(data.gather(np.arange(80))["chunks"], data.gather(np.arange(80))["mapped"])
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("codec", sorted(CODECS))
 def test_random_damage_of_chunks_is_never_a_crash(codec: str, tmp_path: Path) -> None:
     """Flipped bytes in the data: an error or, without a checksum, other values; but this process lives."""
@@ -328,6 +332,7 @@ with h5py.File(sys.argv[1], "w", libver="latest") as file:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["", "gzip"])
 def test_a_file_that_a_swmr_writer_is_writing(codec: str, tmp_path: Path) -> None:
     path = str(tmp_path / "f.h5")

@@ -89,6 +89,7 @@ def test_a_plain_dataloader_reads_a_batch_at_once(
     assert [name for batch in batches for name in batch["name"]] == [f"photo {k}" for k in range(600)]
 
 
+@pytest.mark.slow
 def test_the_functions_do_what_the_command_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +127,7 @@ def called(folder: Path, *arguments: str, status: int = 0) -> subprocess.Complet
     return done
 
 
+@pytest.mark.slow
 def test_it_works_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "x.npy", np.arange(12).reshape(4, 3))
     assert called(tmp_path, "--help").stdout.startswith("usage: python -m h5rows ")

@@ -139,6 +139,7 @@ def types(file: h5py.File) -> None:
 FILES: dict[str, Callable[[h5py.File], None]] = {f.__name__: f for f in (matlab, netcdf, nexus, nested, types)}
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("codec", ["none", "gzip"])
 @pytest.mark.parametrize("name", FILES)
 def test_a_copy_is_deeply_equal(tmp_path: Path, name: str, codec: str) -> None:
@@ -213,6 +214,7 @@ def random_file(file: h5py.File, rng: random.Random) -> None:
             made[1] = np.array(pick, dtype=h5py.ref_dtype)
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("seed", [*range(12), *(slow(seed) for seed in range(12, 60))])
 def test_a_random_file_is_copied_deeply_equal(tmp_path: Path, seed: int) -> None:
     with h5py.File(tmp_path / "a.h5", "w", libver=("earliest", "latest")[seed % 2]) as file:

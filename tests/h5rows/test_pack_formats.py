@@ -94,6 +94,7 @@ def test_torch_files(tmp_path: Path) -> None:
         run(tmp_path / "c.pth")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".npy", ".pth"])
 def test_one_file_per_sample(tmp_path: Path, suffix: str) -> None:
     torch = pytest.importorskip("torch")
@@ -150,6 +151,7 @@ def write_tar(path: Path, members: list[tuple[str, bytes]]) -> None:
             tar.addfile(info, io.BytesIO(data))
 
 
+@pytest.mark.slow
 def test_webdataset(tmp_path: Path) -> None:
     images = [png(k) for k in range(9)]
     x = numbers(9)
@@ -206,6 +208,7 @@ def record(features: dict[str, Any], packed: bool) -> bytes:
     return head + struct.pack("<I", masked_crc32c(head)) + data + struct.pack("<I", masked_crc32c(data))
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("packed", [True, False])
 def test_tfrecord(tmp_path: Path, packed: bool) -> None:
     images, x = [png(k) for k in range(8)], numbers(8).reshape(8, 12)
@@ -287,6 +290,7 @@ def test_n5(tmp_path: Path, reverse: bool) -> None:
 # -- tables
 
 
+@pytest.mark.slow
 def test_csv(tmp_path: Path) -> None:
     rows = [f"{k},{k * 0.5},{'cat' if k % 3 else 'dög'},{'val' if k % 5 == 0 else 'train'}" for k in range(20)]
     (tmp_path / "a.csv").write_text("n,v,kind,split\n" + "\n".join(rows))
@@ -368,6 +372,7 @@ def test_a_folder_of_sequences(
         run(tmp_path / "in")
 
 
+@pytest.mark.slow
 def test_csv_of_image_files(tmp_path: Path) -> None:
     (tmp_path / "pics").mkdir()
     images = [png(k) for k in range(4)]
@@ -386,6 +391,7 @@ def test_csv_of_image_files(tmp_path: Path) -> None:
         run(tmp_path / "a.csv", file_column="file")
 
 
+@pytest.mark.slow
 def test_parquet(tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     images, x = [png(k) for k in range(30)], numbers(30).reshape(30, 12)

@@ -57,6 +57,7 @@ def test_flat_folder_has_no_labels(tmp_path: Path) -> None:
         assert list(file) == ["image"]
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "1", "CMYK"])
 @pytest.mark.parametrize("target", ["RGB", "L", "RGBA"])
 def test_modes_are_converted_as_pillow_does(tmp_path: Path, mode: str, target: str) -> None:
@@ -92,6 +93,7 @@ def test_mixed_sizes_name_two_files_and_the_remedies(tmp_path: Path) -> None:
         assert file["image"].shape == (3, 3, 6, 4)
 
 
+@pytest.mark.slow
 def test_variable_sizes(tmp_path: Path) -> None:
     made = [pixels(3 + k, 9 - k, seed=k) for k in range(5)]
     for k, array in enumerate(made):
@@ -107,6 +109,7 @@ def test_variable_sizes(tmp_path: Path) -> None:
             np.testing.assert_array_equal(values.reshape(image["shapes"][k]), array.transpose(2, 0, 1))
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(("height", "width"), [(20, 30), (31, 20), (20, 20), (40, 11)])
 def test_center_crop_keeps_the_aspect(tmp_path: Path, height: int, width: int) -> None:
     y, x = np.mgrid[:height, :width]

@@ -9,7 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import one_quick, sample_of
+from conftest import sample_of
 from test_pack_write import Numbers, arrays, options
 from writes import attempt
 
@@ -32,7 +32,8 @@ COMMANDS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", one_quick(COMMANDS))
+@pytest.mark.one_quick
+@pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.timeout(600)
 def test_killed_at_any_write_the_same_command_makes_the_same_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

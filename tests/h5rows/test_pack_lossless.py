@@ -35,6 +35,7 @@ def texts(group: h5py.Group) -> list[str]:
 NUMBERS = {f"image-{k}": b"%d" % k for k in range(4)}
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("items", "rows", "lost"),
     [  # rows: of each field; the number of the samples is none, and nothing is lost with it
@@ -127,6 +128,7 @@ WITH_LINKS = [  # what makes a source, the file or folder that becomes a link, t
 ]
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(("make", "name", "options"), WITH_LINKS)
 def test_a_link_out_of_a_source_is_refused_and_one_within_it_or_to_it_is_not(
     tmp_path: Path, make: Any, name: str, options: dict[str, Any]
@@ -152,6 +154,7 @@ def test_a_link_out_of_a_source_is_refused_and_one_within_it_or_to_it_is_not(
             assert all(np.array_equal(file[n][:], values) for n, values in whole.items())
 
 
+@pytest.mark.slow
 def test_a_table_or_a_pattern_names_nothing_outside(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "secret.png").write_bytes(PNG)
@@ -186,6 +189,7 @@ def columns(path: Path, text: str | bytes, **kwargs: Any) -> dict[str, list[Any]
     return found
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("text", "options", "expected"),
     [
@@ -274,6 +278,7 @@ def test_a_column_is_text_in_all_files_of_a_set(tmp_path: Path) -> None:
 # -- texts that look like numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [["007", "12"], ["12", "007"], ["12", "+7"], ["-0", "1"]])
 def test_a_number_is_no_name(tmp_path: Path, values: list[str]) -> None:
     write_lmdb(tmp_path / "a", {str(k): v.encode() for k, v in enumerate(values)})
@@ -316,6 +321,7 @@ def numbers() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 4, (8, 6))
 
 
+@pytest.mark.slow
 def test_a_mask_keeps_its_class_numbers(tmp_path: Path, numbers: np.ndarray) -> None:
     for k in range(3):
         mask(tmp_path / f"in/{k}.png", (numbers + k) % 4, COLOURS[: 12 if k else 24])
@@ -339,6 +345,7 @@ def test_a_mask_keeps_its_class_numbers(tmp_path: Path, numbers: np.ndarray) -> 
         assert np.array_equal(file["image"][0].transpose(1, 2, 0), np.reshape(COLOURS, (4, 3))[numbers])
 
 
+@pytest.mark.slow
 def test_what_a_mode_leaves_out_of_images_is_refused_unless_it_was_asked_for(tmp_path: Path) -> None:
     from PIL import Image
 
@@ -427,6 +434,7 @@ def stores(path: Path) -> list[tuple[Path, dict[str, Any]]]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"split": {"val": 0.5}}])
 def test_attributes_and_fill_values_of_stores_are_taken(tmp_path: Path, options: dict[str, Any]) -> None:
     for path, values in stores(tmp_path):
@@ -514,6 +522,7 @@ def test_what_is_no_array_of_a_file_is_named(tmp_path: Path) -> None:
         assert packed(tmp_path / "in", format="webdataset", leave_out=(pattern,))[1].exit_status == status
 
 
+@pytest.mark.slow
 def test_a_loss_is_in_the_status_of_the_command_and_on_the_screen(tmp_path: Path) -> None:
     import sys
 

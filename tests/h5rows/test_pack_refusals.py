@@ -78,6 +78,7 @@ def test_members_that_are_not_there_or_twice(tmp_path: Path, capsys: pytest.Capt
 # -- TFRecord
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_of_a_tfrecord_is_found(tmp_path: Path) -> None:
     path, rng = tmp_path / "a.tfrecord", np.random.default_rng(0)
     whole = b"".join(record({"x": np.full(300, k, np.float32)}, True) for k in range(3))
@@ -196,6 +197,7 @@ def test_tensors(tmp_path: Path) -> None:
         assert str(path) in refused(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["", ".", "..", "a/../b", "a\0b", "x"])
 def test_names_that_no_field_can_have(tmp_path: Path, name: str) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
@@ -211,6 +213,7 @@ def test_class_names_that_hdf5_cannot_hold(tmp_path: Path) -> None:
     assert "classes of field 'label'" in refused(tmp_path / "in")
 
 
+@pytest.mark.slow
 def test_whatever_a_reader_raises_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path, rng = tmp_path / "a.parquet", np.random.default_rng(3)

@@ -78,6 +78,7 @@ def check(path: Path, plain: dict[str, np.ndarray]) -> None:
         assert file["nothing"].shape is None
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("rows_per_chunk", [None, 1, 64, 1000])
 def test_values_and_all_else_are_kept(tmp_path: Path, codec: str, rows_per_chunk: int | None) -> None:
@@ -146,6 +147,7 @@ def test_wrong_bytes_are_found_by_reading_back(tmp_path: Path, monkeypatch: pyte
     assert [p.name for p in tmp_path.iterdir()] == ["a.h5"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["none", slow("gzip")])
 def test_killed_repack(tmp_path: Path, codec: str) -> None:
     """Whenever it is killed, no half file has the name, and the same command succeeds."""
@@ -188,6 +190,7 @@ def block(text: str, name: str) -> str:
     return next(part for part in text.split("\n\n") if part.startswith(name + ":"))
 
 
+@pytest.mark.slow
 def test_inspect_of_everything(tmp_path: Path) -> None:
     make(tmp_path / "a.h5")
     shown = inspect(tmp_path / "a.h5")

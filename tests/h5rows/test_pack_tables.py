@@ -48,6 +48,7 @@ def same(cell: Any, value: Any) -> bool:
     return not math.isinf(value) and int(value) == cell
 
 
+@pytest.mark.slow
 @few
 @given(st.data())
 @pytest.mark.parametrize("together", [False, True])

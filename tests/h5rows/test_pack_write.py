@@ -127,6 +127,7 @@ def test_shuffle_permutes_and_shards_partition_it(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.concatenate(pieces), order)
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("broken", [[], [0], [5, 6, 700, 999], list(range(512))])
 @pytest.mark.parametrize("ragged", [False, True])
 def test_skipped_samples_leave_no_gap(tmp_path: Path, broken: list[int], ragged: bool) -> None:
@@ -143,6 +144,7 @@ def test_skipped_samples_leave_no_gap(tmp_path: Path, broken: list[int], ragged:
     assert [p.name for p in tmp_path.iterdir()] == ["a.h5"]
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("broken", [[10, 30], [10, 650], [600, 601, 999]])
 def test_samples_that_are_skipped_are_those_of_their_split(tmp_path: Path, broken: list[int]) -> None:
     source = Numbers(1000, broken)
@@ -268,6 +270,7 @@ def test_goes_on_only_with_the_same_source_and_options(tmp_path: Path) -> None:
         np.testing.assert_array_equal(file["x"][:, 0], np.arange(4001))
 
 
+@pytest.mark.slow
 def test_two_packs_of_one_file(tmp_path: Path) -> None:
     held = Journal(tmp_path / "a.h5.partial.progress")
     with pytest.raises(ConfigError, match="another pack"):
@@ -299,6 +302,7 @@ def test_damage_between_writing_and_reading_back_is_found(tmp_path: Path, monkey
     assert not (tmp_path / "a.h5").exists()
 
 
+@pytest.mark.slow
 def test_a_file_has_its_name_only_once_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The flush runs beside the reading back; both end before the rename, and a failed flush is a failed pack."""
     done: list[str] = []
@@ -323,6 +327,7 @@ def test_a_file_has_its_name_only_once_it_is_on_the_disk(tmp_path: Path, monkeyp
     assert not (tmp_path / "b.h5").exists()
 
 
+@pytest.mark.slow
 def test_memory_stays_bounded(tmp_path: Path) -> None:
     """400 MB packed by a process that may take 300 MB beside what its imports take."""
     big = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.uint8, (400, 1000, 1000))
@@ -342,6 +347,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
         assert file["x"][50, 0, 0] == 7
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("args", "message"),
     [

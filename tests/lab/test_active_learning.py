@@ -30,6 +30,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return start_run(tmp_path_factory.mktemp("straight"), *POOL)
 
 
+@pytest.mark.slow
 def test_each_evaluation_labels_some_up_to_the_most(straight: Path) -> None:
     rows = labelled(straight)
     assert values(straight, "train/labelled") == [16, 24, 30, 30]
@@ -51,6 +52,7 @@ def test_the_most_uncertain_are_chosen(tmp_path: Path) -> None:
     assert set(rows[16:].tolist()) == set(entropy.topk(8).indices.tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, slow(3)])
 def test_ranks_label_the_same(tmp_path: Path, straight: Path, ranks: int) -> None:
     other = start_run(tmp_path, *POOL, *WAYS[f"{ranks} ranks"])
@@ -58,6 +60,7 @@ def test_ranks_label_the_same(tmp_path: Path, straight: Path, ranks: int) -> Non
     assert result(other)["test/loss"] == pytest.approx(result(straight)["test/loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_killed_behind_a_label_it_is_undisturbed(
     tmp_path: Path, straight: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +73,7 @@ def test_killed_behind_a_label_it_is_undisturbed(
     assert metrics(tmp_path) == metrics(straight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -50,6 +50,7 @@ def test_a_stage_works(tmp_path: Path, stage: str) -> None:
     assert all(f"| {stage} | {name} |" in (tmp_path / "gpu.md").read_text() for name in figures)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "options", "says"),
     [
@@ -75,6 +76,7 @@ def test_a_stage_that_fails_or_does_not_end_is_named(tmp_path: Path, body: str, 
     assert [(f["name"], f["value"]) for f in figures] == [("before", 1.0)] * begun + [("failed", says)]
 
 
+@pytest.mark.slow
 def test_figures_are_written_as_they_come_and_a_command_is_ended_with_all_it_started(tmp_path: Path) -> None:
     setting = Setting("cpu", True, tmp_path, out=tmp_path / "out")
     setting.add("first", 1.0)
@@ -130,6 +132,7 @@ def test_a_case_is_measured(name: str) -> None:
     assert min(row.ours, row.bare) > 1e-5  # seconds of a step
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Table and picture in place of the former ones; a miss is bold."""
     monkeypatch.setattr(bench, "HERE", tmp_path)

@@ -36,6 +36,7 @@ def test_what_the_tool_names_is_there(mutate: ModuleType) -> None:
         mutate.check_tests(tests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", ["contract", "names"])
 def test_each_break_breaks_one_place(mutate: ModuleType, table: str) -> None:
     """And names tests that there are."""
@@ -72,6 +73,7 @@ def test_a_break_that_is_none_is_a_mistake(
         mutate.check_tests([test for one in mutate.breaks_in("contract") for test in one.tests])
 
 
+@pytest.mark.slow
 def test_tests_that_are_missing_end_it_at_once() -> None:
     done = subprocess.run([*MUTATE, *SEED, "--tests", "tests/gone.py"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "error: no such file of tests: tests/gone.py\n")

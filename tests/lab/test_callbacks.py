@@ -77,6 +77,7 @@ class Older(Callback):
         assert self.run.world.is_main
 
 
+@pytest.mark.slow
 def test_callbacks_see_what_they_are_written_for(tmp_path: Path, use: Callable[..., None]) -> None:
     plain = start_run(tmp_path / "plain", *SHORT)
     spy, older = Spy(), Older([])
@@ -126,6 +127,7 @@ class Gathered(Callback):
         self.samples = []
 
 
+@pytest.mark.slow
 def test_ranks_in_step_can_talk_in_an_evaluation(
     tmp_path: Path, use: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ MISTAKES: dict[str, tuple[Any, Callable[..., Any], str]] = {  # class -> what it
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_wrong_values_end_the_run_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
     kind, change, line = MISTAKES[mistake]
@@ -288,6 +289,7 @@ class Plain:
         self.held = held
 
 
+@pytest.mark.slow
 def test_a_criterion_with_something_to_train_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     inner = Temperature()
     for criterion, name in (
@@ -347,6 +349,7 @@ def test_a_buffer_may_be_what_it_was_built_as(start: float, then: float, fails: 
         checks.check_finite(model, 7)
 
 
+@pytest.mark.slow
 def test_a_causal_mask_is_saved_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a criterion's queue, which is not, is told of in the run's log."""
     built, called = MLP.__init__, CrossEntropy.__call__

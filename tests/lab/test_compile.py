@@ -53,6 +53,7 @@ def said(run: Path) -> list[str]:
     return [line for line in (run / "train.log").read_text().splitlines() if "compiled again" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
@@ -95,6 +96,7 @@ TRANSFORMS: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", slow("inductor")])
 def test_a_chain_of_transforms_is_one_graph_to_the_bit(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     apply: Any = chain(TRANSFORMS, training=True)
@@ -110,6 +112,7 @@ def test_a_chain_of_transforms_is_one_graph_to_the_bit(monkeypatch: pytest.Monke
     assert compiled.transform is not apply
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_transform_is_told_in_its_own_words(modes: list[Any]) -> None:
     compiled = dynamo.CompiledChain(chain([Normalize("x", [0.5], [0.5])], training=True))  # type: ignore[arg-type]
     for _ in range(2):
@@ -121,6 +124,7 @@ def machine(**changed: Any) -> Any:
     return SimpleNamespace(**{"compile": "reduce-overhead", "device": "cuda", "micro_batch_sizes": [3, 2], **changed})
 
 
+@pytest.mark.slow
 def test_with_cuda_graphs_each_replay_is_marked_and_gradients_are_kept(
     monkeypatch: pytest.MonkeyPatch, modes: list[Any]
 ) -> None:
@@ -153,6 +157,7 @@ def test_with_cuda_graphs_each_replay_is_marked_and_gradients_are_kept(
     assert dynamo.for_evaluation(net, machine(compile=None)) is net
 
 
+@pytest.mark.slow
 def test_recompiles_are_named_and_seconds_counted(modes: list[Any]) -> None:
     net = dynamo.for_evaluation(nn.Linear(3, 1), machine(device="cpu"))
     lines: list[str] = []
@@ -186,6 +191,7 @@ def test_full_batches_hold_every_row_once(size: int, ranks: int, in_step: bool) 
     assert sorted(counted) == list(range(size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
@@ -201,6 +207,7 @@ def test_what_torch_cannot_do_is_refused(overrides: tuple[str, ...], says: str) 
         compose(*overrides)
 
 
+@pytest.mark.slow
 def test_channels_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The convolutions' weights and the images are in that order, and results are those of a plain run to rounding."""
     seen = []
@@ -227,6 +234,7 @@ def test_channels_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         start_run(tmp_path / "mlp", *QUICK, "trainer.max_steps=1", "hardware.channels_last=true")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", slow("sgd")])
 @pytest.mark.parametrize("before", [False, True])
 def test_a_resume_may_change_the_memory_order(tmp_path: Path, before: bool, optimizer: str) -> None:

@@ -40,6 +40,7 @@ def offered(line: str, environment: dict[str, str], cwd: Path = ROOT) -> list[st
     return done.stdout.split()
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("line", "some"),
     [

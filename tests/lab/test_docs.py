@@ -206,6 +206,7 @@ def check_command(command: str, text: Path) -> None:
         assert not [flag for flag in arguments if flag.startswith("--") and f'"{flag}"' not in source], command
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("name", sorted(set(DOCS) - set(WALKED) - set(OTHERS)))
 def test_commands_compose(name: str, text_file: Path) -> None:
     for command in commands(DOCS[name]):
@@ -220,6 +221,7 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_in_yamls_compose(name: str, text_file: Path) -> None:
     for command in "; ".join(EXAMPLES[name]).split("; "):
@@ -271,6 +273,7 @@ def keys_of(page: str, column: int = 0) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "column"), [slow("coming_from.md", 1), slow("two_commands.md", 0), ("why_did_my_run_die.md", 1)]
 )
@@ -297,6 +300,7 @@ def texts() -> str:
     return "\n".join(found)
 
 
+@pytest.mark.slow
 def test_messages_are_those_of_the_code() -> None:
     tables = DOCS["why_did_my_run_die.md"].split("## Before the first step")[1]
     messages = [span for row in re.findall(r"^\| (.*?) \|", tables, re.MULTILINE) for span in SPAN.findall(row)]

@@ -64,6 +64,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("command", "extra", "then"),
     [
@@ -105,6 +106,7 @@ def test_uv_chooses_torch_for_the_machine(machine: Machine) -> None:
     assert len(machine.types("./run train")[2]) == 1
 
 
+@pytest.mark.slow
 def test_what_is_newer_is_installed(machine: Machine) -> None:
     """dev has all of all; docs has not."""
 

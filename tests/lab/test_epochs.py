@@ -25,6 +25,7 @@ WALLS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_epoch_is_a_whole_number_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1,297 samples are 4 batches of 300: 12 steps, and not round(3 * 4.32); also where a run is killed and goes on,
     with as many epochs, and with one more."""
@@ -79,6 +80,7 @@ def test_the_smaller_batch_of_an_epoch_is_what_a_plain_loop_makes_of_it(tmp_path
         plain.assert_trained(start_run(tmp_path / ways.replace(" ", "_"), *SMALLER, *method.WAYS[ways]), model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), slow(("data.loader=workers", "data.num_workers=2"))])
 def test_a_smaller_batch_is_killed_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]

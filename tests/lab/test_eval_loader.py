@@ -48,6 +48,7 @@ def test_samples_are_not_augmented() -> None:
     np.testing.assert_allclose(batch["x"].numpy(), images / np.float32(255), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "eval_batch_size"), [(1, 7), (2, 12), (3, 64)])
 def test_what_is_scored_does_not_depend_on_the_hardware(ranks: int, eval_batch_size: int) -> None:
     """trainer.max_eval_batches counts global batches."""
@@ -57,6 +58,7 @@ def test_what_is_scored_does_not_depend_on_the_hardware(ranks: int, eval_batch_s
     assert sorted(itertools.chain(*rows)) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["a task", "the config", "shards"])
 def test_ranks_are_in_step_where_they_talk(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """250 samples on 3 ranks: 84, 83 and 83, in batches of the same sizes, each counted once."""

@@ -122,6 +122,7 @@ def test_truncated_checkpoint_falls_back_to_the_one_before(tmp_path: Path, capfd
     assert_equal(last_checkpoint(run), straight)
 
 
+@pytest.mark.slow
 def test_checkpoint_that_does_not_fit_says_what_differs(tmp_path: Path) -> None:
     from lab.project import start
 

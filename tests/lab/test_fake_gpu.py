@@ -163,6 +163,7 @@ PAIRS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "optimizer"), sample_of(PAIRS, [(mode, optimizer) for mode in MODES for optimizer in OPTIMIZERS])
 )
@@ -175,6 +176,7 @@ def test_a_step_waits_only_where_it_must(mode: str, optimizer: str) -> None:
         assert (run.state.scaler is not None) == ("fp16" in mode)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_log_waits_few_times(mode: str) -> None:
     """For the gradients that were not finite and for the means; for the scale."""
@@ -236,6 +238,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             sequences[f"{split}/tokens/offsets"] = np.arange(0, 201, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize(
     ("task", "precision"),
@@ -256,6 +259,7 @@ def test_a_task_waits_for_nothing(task: str, precision: str) -> None:
         assert run.waits(run.evaluate) == {"values": 1} | ({"a copy from cuda to cpu": whole} if whole else {})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("files")
 def test_text_is_sampled_on_the_device() -> None:
     """With one wait at its end, and operations that hardware.deterministic=true allows."""
@@ -315,6 +319,7 @@ def test_what_a_gpu_cannot_or_must_wait_for_is_noticed(spoil: Callable[[Tensor],
             spoil(x)
 
 
+@pytest.mark.slow
 def test_a_loop_that_asks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     clip = descend.clip
 

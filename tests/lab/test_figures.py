@@ -20,6 +20,7 @@ pytest.importorskip("matplotlib")
 SHORT = (*QUICK, "trainer.max_steps=6", "trainer.log_every=2", "trainer.eval_every=3", "trainer.save_every=3")
 
 
+@pytest.mark.slow
 def test_both_are_drawn_and_the_run_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The counts are those of the best weights on each split."""
     shown = {}
@@ -52,6 +53,7 @@ def test_two_ranks_draw_what_one_does(tmp_path: Path) -> None:
     assert tables[0] == tables[1]
 
 
+@pytest.mark.slow
 def test_after_a_resume_the_curves_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     original = curves.drawn
@@ -101,6 +103,7 @@ def test_class_names_are_on_the_axes(tmp_path: Path) -> None:
     assert not many.texts
 
 
+@pytest.mark.slow
 def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ConfigError, match=r"^callback\.confusion\.metric=accurac: task\.metrics has no ConfusionMatrix"

@@ -134,6 +134,7 @@ def least(template: Path, parts: list[str], tmp_path_factory: pytest.TempPathFac
     return folder
 
 
+@pytest.mark.slow
 def test_a_fork_has_no_trace_of_what_was_left_out(least: Path, template: Path, tools: Any, parts: list[str]) -> None:
     """No name of a deleted file, or of a part, in any text but prose; names that other files have too may stay."""
     made, before = files(least), {name.replace("/lab/", "/zebrafish_tracking/") for name in files(template)}
@@ -178,6 +179,7 @@ def check_imports(tree: Path, prune: Any) -> None:
                 assert not wanted or wanted in held, f"{path}: {module} {wanted}"
 
 
+@pytest.mark.slow
 def test_nothing_in_src_imports_what_was_left_out(least: Path, prune: Any) -> None:
     check_imports(least, prune)
 
@@ -249,6 +251,7 @@ def test_tests_of_what_has_gone_go_and_no_others(prune: Any, tmp_path: Path) -> 
     assert "Gone" not in (after / "tests/helper.py").read_text()
 
 
+@pytest.mark.slow
 def test_no_test_of_a_fork_names_a_command_that_was_left_out(least: Path) -> None:
     for path in (least / "tests").rglob("*.py"):
         tree = ast.parse(path.read_text())
@@ -258,6 +261,7 @@ def test_no_test_of_a_fork_names_a_command_that_was_left_out(least: Path) -> Non
                 assert not re.search(r"\b(h5|report|sync)\.py", node.value), f"{path}:{node.lineno}: {node.value}"
 
 
+@pytest.mark.slow
 def test_a_fork_has_the_engine_and_no_old_name(least: Path, template: Path) -> None:
     theirs, ours = engine(least), engine(template)
     pages = {"src/h5rows/__init__.py", "src/multirun/__init__.py"}  # without what was left out
@@ -270,18 +274,21 @@ def test_a_fork_has_the_engine_and_no_old_name(least: Path, template: Path) -> N
             assert all('    "lab.' in line for line in old), (name, old)  # PROJECT.moved
 
 
+@pytest.mark.slow
 def test_a_fork_passes_its_hooks(least: Path) -> None:
     for command in (["ruff", "check", "-q", "."], ["ruff", "format", "--check", "-q", "."], ["yamllint", "-s", "."]):
         done = run(least, "-m", *command)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_schema_of_a_fork_is_as_if_written_there(least: Path) -> None:
     """fork.py takes out what is gone without torch."""
     done = run(least, "tools/schema.py", "--check")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
+@pytest.mark.slow
 def test_in_place_is_the_same(with_few_tests: Path, parts: list[str], tmp_path: Path) -> None:
     clone, beside = tmp_path / "clone", tmp_path / "beside"
     git(tmp_path, "clone", "-q", str(with_few_tests), "clone")

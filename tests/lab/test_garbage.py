@@ -14,6 +14,7 @@ import lab.loop
 from engine.host import collect_garbage, no_garbage_collection
 
 
+@pytest.mark.slow
 def test_it_runs_every_hundred_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[int] = []
     inside: list[tuple[bool, bool]] = []
@@ -88,6 +89,7 @@ def test_what_was_there_before_is_not_looked_through() -> None:
         assert count() == 0
 
 
+@pytest.mark.slow
 def test_nor_is_what_a_later_import_has_brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules that a callback imports are not gone through at each collection; garbage that comes later is found."""
     (tmp_path / "heavy_one.py").write_text("held = [[i] for i in range(10000)]\n")

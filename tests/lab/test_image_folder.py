@@ -43,6 +43,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fill(tmp_path_factory.mktemp("data") / "photos", 150)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("crop", ["center", "none"])
 def test_its_samples_are_those_that_are_packed(photos: Path, tmp_path: Path, channels: int, crop: str) -> None:
@@ -59,6 +60,7 @@ def test_its_samples_are_those_that_are_packed(photos: Path, tmp_path: Path, cha
     assert found.class_names == {"y": ["cat", "dog", "fish"]}
 
 
+@pytest.mark.slow
 def test_the_recipe_learns(photos: Path, tmp_path: Path) -> None:
     steps = ("trainer.max_epochs=null", "trainer.max_steps=20", "trainer.eval_every=20")
     run = start_run(tmp_path / "run", *SMALL, *steps, f"data.path={photos}")
@@ -67,6 +69,7 @@ def test_the_recipe_learns(photos: Path, tmp_path: Path) -> None:
     assert "samples: train 120, val 15, test 15" in (run / "train.log").read_text()
 
 
+@pytest.mark.slow
 def test_shares_are_disjoint_and_folders_are_splits(tmp_path: Path) -> None:
     fill(tmp_path / "one", 30)
     names = []
@@ -83,6 +86,7 @@ def test_shares_are_disjoint_and_folders_are_splits(tmp_path: Path) -> None:
     assert list(cfg.data.input_shape) == [3, 8, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "line"),
     [
@@ -100,6 +104,7 @@ def test_mistakes(photos: Path, tmp_path: Path, options: list[str], line: str) -
         start_run(tmp_path, *SMALL, f"data.path={photos}", *(option.format(photos=photos) for option in options))
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
     fill(tmp_path / "photos", 40)
     (tmp_path / "photos/fish/z.png").write_bytes(b"no image")
@@ -107,6 +112,7 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
         start_run(tmp_path / "run", *SMALL, f"data.path={tmp_path}/photos", "trainer.max_epochs=1")
 
 
+@pytest.mark.slow
 def test_a_split_that_is_not_there(tmp_path: Path) -> None:
     fill(tmp_path / "photos/train", 12)
     with pytest.raises(ConfigError, match=r"^data\.splits\.val: .*photos has train - set it to null"):

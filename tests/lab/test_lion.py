@@ -31,10 +31,12 @@ def test_it_is_the_papers_algorithm() -> None:
     assert_moves_as(optimizer, model, plain, [0.01, 0.02, 0.005, 0.01])
 
 
+@pytest.mark.slow
 def test_killed_is_undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_killed_is_undisturbed(tmp_path, monkeypatch, "optim=lion", "optim.lr=1e-3")
 
 
+@pytest.mark.slow
 def test_no_step_waits_where_steps_may_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = waits.refused_in_steps(monkeypatch)
     start_run(tmp_path, *RUN, "optim=lion", "hardware.precision=fp16", "trainer.non_finite=skip")

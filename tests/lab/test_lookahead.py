@@ -39,6 +39,7 @@ def test_it_is_the_papers_algorithm() -> None:
             torch.testing.assert_close(p, wanted, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_its_state_goes_on_in_another(tmp_path: Path) -> None:
     """Of the inner optimizer and of its own, at a step that k does not divide; around two optimizers in one, too."""
     shape = (
@@ -59,5 +60,6 @@ def test_its_state_goes_on_in_another(tmp_path: Path) -> None:
         assert_equal(one.state_dict(), other.state_dict())
 
 
+@pytest.mark.slow
 def test_killed_is_undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_killed_is_undisturbed(tmp_path, monkeypatch, *INNER, "optim.lr=1e-2")

@@ -142,6 +142,7 @@ def theirs(classes: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_torchmetrics_objects_agree() -> None:
     output, label = drawn()
     found = theirs(5)
@@ -186,6 +187,7 @@ def test_ranks_change_nothing(tmp_path: Path, ends: list[int]) -> None:
     on_ranks(work, tmp_path / "ranks", ranks=len(ends))
 
 
+@pytest.mark.slow
 def test_tensors_of_any_kind_are_gathered(tmp_path: Path) -> None:
     kinds = [torch.tensor([[1.5, -2.0]]), torch.zeros(0, 7, dtype=torch.int16), torch.tensor(True)]
 
@@ -214,6 +216,7 @@ def evaluated(folder: Path, key: str) -> list[float]:
     return [line[key] for line in metrics(folder) if key in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["val/f1", slow("val/confusion/recall_3")])
 def test_the_best_by_such_a_score_is_kept(tmp_path: Path, key: str) -> None:
     pytest.importorskip("torchmetrics")
@@ -232,12 +235,14 @@ def test_the_best_by_such_a_score_is_kept(tmp_path: Path, key: str) -> None:
     assert 0 < final["val/kappa"] < final["val/auroc"] <= 1
 
 
+@pytest.mark.slow
 def test_such_a_score_stops_early(tmp_path: Path) -> None:
     pytest.importorskip("torchmetrics")
     run = start_run(tmp_path / "run", *RUN, "monitor.key=val/f1", "trainer.early_stop_patience=1", "optim.lr=0")
     assert result(run)["step"] == 6
 
 
+@pytest.mark.slow
 def test_a_wrong_key_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("torchmetrics")
     with pytest.raises(ConfigError, match=r"^monitor\.key: no score 'val/f2' - did you mean val/f1\?"):
@@ -249,6 +254,7 @@ def test_a_wrong_key_is_one_line(tmp_path: Path) -> None:
         assert max(json.loads(line)["step"] for line in first) == 3
 
 
+@pytest.mark.slow
 def test_a_search_follows_such_a_score() -> None:
     pytest.importorskip("torchmetrics")
     from omegaconf import OmegaConf

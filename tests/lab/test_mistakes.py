@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import NEEDS_GPT, QUICK, compose, one_quick, start_run
+from conftest import NEEDS_GPT, QUICK, compose, start_run
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -124,7 +124,8 @@ CANNOT_WORK = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("key", "value", "line"), one_quick([*LIMITS, *CANNOT_WORK], every=3))
+@pytest.mark.one_quick
+@pytest.mark.parametrize(("key", "value", "line"), [*LIMITS, *CANNOT_WORK])
 def test_a_value_out_of_range_is_refused_before_anything_is_built(
     base: dict[str, Any], key: str, value: Any, line: str
 ) -> None:
@@ -163,6 +164,7 @@ def test_transforms_refuse_what_they_cannot_do(name: str, arguments: dict[str, A
     assert str(error.value).startswith(line.format(target=path))
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("override", "line"),
     [
@@ -260,7 +262,8 @@ AT_BUILDING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("overrides", "line"), one_quick(AT_BUILDING, every=3))
+@pytest.mark.one_quick
+@pytest.mark.parametrize(("overrides", "line"), AT_BUILDING)
 def test_a_run_that_cannot_be_built_leaves_nothing(
     zoo: Path, tmp_path: Path, overrides: list[str], line: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,6 +275,7 @@ def test_a_run_that_cannot_be_built_leaves_nothing(
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_ranks_that_cannot_be_built_leave_only_what_was_there_before(zoo: Path, tmp_path: Path) -> None:
     (tmp_path / "a" / "notes").mkdir(parents=True)
     (tmp_path / "a" / "notes" / "mine.txt").write_text("mine")
@@ -284,6 +288,7 @@ def test_ranks_that_cannot_be_built_leave_only_what_was_there_before(zoo: Path, 
     ]
 
 
+@pytest.mark.slow
 def test_a_mistake_found_after_a_checkpoint_leaves_the_run(zoo: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """What was trained is worth more than a clean folder."""
     import lab.run

@@ -210,6 +210,7 @@ TWO = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
@@ -230,6 +231,7 @@ def test_a_mixture_without_parts_says_how_to_add_one() -> None:
         compose("data=mixed")
 
 
+@pytest.mark.slow
 def test_a_command_mixes_two_options_of_data() -> None:
     """Paths of parts are made absolute as data.path is, the whole batch is what the config says."""
     parts = lab.build(

@@ -112,6 +112,7 @@ def overrides(path: str) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_first_layer_is_not_trained(tmp_path: Path, images: str) -> None:
     """It is computed when the run begins, and is in checkpoints."""
     one, two = (start_run(tmp_path / str(n), *overrides(images), f"trainer.max_steps={n}") for n in (1, 2))
@@ -122,6 +123,7 @@ def test_the_first_layer_is_not_trained(tmp_path: Path, images: str) -> None:
     assert first["whiten_bias"].any()  # its bias is
 
 
+@pytest.mark.slow
 def test_kernels_keep_their_norm(tmp_path: Path, images: str) -> None:
     """That of Muon's updates, the root of the number of rows, after each step."""
     held = last_checkpoint(start_run(tmp_path, *overrides(images), "trainer.max_steps=2"))["model"]
@@ -149,6 +151,7 @@ def test_ranks_whiten_alike(tmp_path: Path, images: str) -> None:
         assert found == pytest.approx(expected, rel=2e-2), key
 
 
+@pytest.mark.slow
 def test_another_model_is_refused(tmp_path: Path, images: str) -> None:
     with pytest.raises(ConfigError, match="task=whitened: MLP has no layer to whiten - use model=cifar_fast"):
         start_run(
@@ -158,6 +161,7 @@ def test_another_model_is_refused(tmp_path: Path, images: str) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_channels_last(tmp_path: Path) -> None:
     """Its kernels are matrices, but for the first layer's, a buffer; images go through all layers in that order."""
     seen = []

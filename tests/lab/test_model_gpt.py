@@ -90,6 +90,7 @@ def test_chunks_are_what_whole_logits_are(autocast: bool) -> None:
         torch.testing.assert_close(a.grad, b.grad, **(tolerance or {"rtol": 1e-4, "atol": 1e-6}))
 
 
+@pytest.mark.slow
 @CHUNKS
 def test_chunks_hold_a_fraction_of_the_logits() -> None:
     """Largest tensor that forward and backward make: all logits, or a small part of them."""
@@ -138,6 +139,7 @@ def overrides(path: str) -> tuple[str, ...]:
     return ("data=tokens", f"data.path={path}", "data.window=12", *MODEL, "task=next_token", "optim.lr=1e-2")
 
 
+@pytest.mark.slow
 def test_weights_of_another_padding_are_refused(tmp_path: Path, tokens: str) -> None:
     """In one line; a run without the value, as older ones are, goes on as it was."""
     from lab.network import restore_model
@@ -211,6 +213,7 @@ def texts(run: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in (run / "samples").iterdir()}
 
 
+@pytest.mark.slow
 @needs("src/h5.py")
 def test_the_experiment_learns_and_writes(tmp_path: Path, text: str) -> None:
     """Text of the data's characters, other at each evaluation; the same with the same seed; it changes no weight."""
@@ -251,6 +254,7 @@ def test_samples_have_the_models_probabilities() -> None:
     assert found[0] == pytest.approx(0.25, abs=0.03)
 
 
+@pytest.mark.slow
 @needs("src/h5.py")
 def test_what_cannot_be_written_is_refused(tmp_path: Path, text: str, tokens: str) -> None:
     common = (*SHAKESPEARE, "trainer.max_steps=1")

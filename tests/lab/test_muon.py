@@ -51,6 +51,7 @@ def backward(model: nn.Module, step: int) -> None:
 REST = ("optim.rest_names=['^0','^4']", "optim.lr=0.01", "optim.weight_decay=0.1")
 
 
+@pytest.mark.slow
 def test_it_is_two_optimizers_by_hand() -> None:
     """Step by step and bit for bit, under a schedule, with each one's own values and what does not decay."""
     mine, theirs = small(), small()
@@ -78,6 +79,7 @@ def test_it_is_two_optimizers_by_hand() -> None:
         mine.zero_grad(), theirs.zero_grad()
 
 
+@pytest.mark.slow
 def test_one_state_is_saved_and_goes_on() -> None:
     """Parameters numbered in a row; the loaded groups are those that both parts work on."""
     mine, other = small(), small()
@@ -105,6 +107,7 @@ def test_one_state_is_saved_and_goes_on() -> None:
     assert len(second.state) == 9
 
 
+@pytest.mark.slow
 @NEEDS_GPT
 def test_which_are_muons(tmp_path: Path) -> None:
     """Of the language model neither the embeddings nor the head; all decay but the norms; factors on top."""
@@ -122,11 +125,13 @@ def test_which_are_muons(tmp_path: Path) -> None:
         assert found[name] == (kind, 0.5 if "qkv" in name else 1.0, 0.01 if p.dim() == 2 else 0.0), name
 
 
+@pytest.mark.slow
 def test_decay_that_only_a_part_names_spares_norms_and_biases() -> None:
     optimizer = optimizer_of(small(), "optim.weight_decay=0", "+optim.rest.weight_decay=0.2", "optim.rest_names=['^4']")
     assert [(g["weight_decay"], len(g["params"])) for g in optimizer.param_groups] == [(0.0, 3), (0.2, 1), (0.0, 5)]
 
 
+@pytest.mark.slow
 def test_matrices_alone_or_none() -> None:
     optimizer = optimizer_of(nn.Linear(3, 2, bias=False))
     assert [type(part).__name__ for part in optimizer.parts] == ["Muon"]
@@ -137,6 +142,7 @@ def test_matrices_alone_or_none() -> None:
             optimizer_of(model)
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"^optim\.rest_names: '\(' is no regular expression: "):
         optimizer_of(small(), "optim.rest_names=['(']")
@@ -184,6 +190,7 @@ class TestMuon(Shipped):
         return (*SMALL, "trainer.ema_decay=0.9", *run, "optim.lr=0.01")
 
 
+@pytest.mark.slow
 def test_values_that_a_resume_changes_hold_for_both(tmp_path: Path) -> None:
     """As for a single optimizer: what the config says goes before what the checkpoint holds."""
     run = start_run(tmp_path / "run", *QUICK, "optim=muon", "trainer.max_steps=4")
@@ -197,6 +204,7 @@ def test_values_that_a_resume_changes_hold_for_both(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_another_optimizer_does_not_go_on_from_it(tmp_path: Path) -> None:
     run = start_run(tmp_path / "run", *QUICK, "optim=muon", "trainer.max_steps=2")
     with pytest.raises(ConfigError, match=r"^optim: the checkpoint"):

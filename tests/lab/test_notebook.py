@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, assert_equal, last_checkpoint, limit, one_quick, start_run
+from conftest import ROOT, assert_equal, last_checkpoint, limit, start_run
 from conftest import compose as typed
 from omegaconf import OmegaConf
 
@@ -32,10 +32,12 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return lab.fit(lab.compose(SHORT), tmp_path_factory.mktemp("notebook") / "run")
 
 
+@pytest.mark.slow
 def test_compose_is_what_the_command_composes() -> None:
     assert lab.compose([*SHORT, "optim.lr=0.01"]) == typed(*SHORT, "optim.lr=0.01")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -51,12 +53,14 @@ def test_mistakes_are_config_errors_of_one_line(overrides: list[str], said: str)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_fit_is_the_run_of_the_command(run_dir: Path, tmp_path: Path) -> None:
     other = start_run(tmp_path / "run", *SHORT)
     assert_equal(last_checkpoint(run_dir)["model"], last_checkpoint(other)["model"])
     assert lab.read_metrics(run_dir)[-1]["step"] == 6
 
 
+@pytest.mark.slow
 def test_fit_goes_on_in_a_directory_that_holds_the_run(run_dir: Path, tmp_path: Path) -> None:
     longer = [text.replace("=6", "=9") for text in SHORT]
     first = Path(shutil.copytree(run_dir, tmp_path / "run"))
@@ -72,7 +76,8 @@ BUILT = {
 }
 
 
-@pytest.mark.parametrize("kind", one_quick(BUILT, every=2))
+@pytest.mark.one_quick(2)
+@pytest.mark.parametrize("kind", BUILT)
 def test_build_is_what_a_run_trains(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Bit for bit: all first weights and buffers, and the first step's loss with its dropout."""
     common = [*SHORT, "hardware.num_threads=1", "trainer.log_every=1", "seed=5"]
@@ -101,6 +106,7 @@ def test_build_is_what_a_run_trains(run_dir: Path, tmp_path: Path, monkeypatch: 
         parts.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
@@ -130,6 +136,7 @@ def test_what_is_no_config_is_said(tmp_path: Path) -> None:
         lab.read_metrics(tmp_path)
 
 
+@pytest.mark.slow
 def test_build_gives_the_first_batch_and_a_loss(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     parts = lab.build(lab.compose([*SHORT, "trainer=ddp", "hardware.num_procs=2"]))

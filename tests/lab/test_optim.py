@@ -191,6 +191,7 @@ def test_what_watches_an_optimizer_sees_each_step() -> None:
     assert calls() == ["replaced"]
 
 
+@pytest.mark.slow
 def test_a_model_with_nothing_to_train_is_named() -> None:
     config = Config.of(compose(*QUICK, "trainer.max_steps=1"))
     for model in (nn.ReLU(), small().requires_grad_(False)):
@@ -259,6 +260,7 @@ def test_schedules() -> None:
     assert steps == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 300), st.sampled_from([0.0, 0.05, 0.3, 0.99, 1.0]), st.sampled_from([0.0, 0.1, 1.0]))
 def test_a_schedule_follows_its_formula_to_the_last_step(total: int, warmup: float, final: float) -> None:
@@ -346,6 +348,7 @@ class Closing(Task):
         return descend("", batches)
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_needs_a_closure_says_so_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

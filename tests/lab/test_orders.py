@@ -98,6 +98,7 @@ RUN = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [(), slow(("data.loader=threads",)), slow(("data.loader=workers", "data.num_workers=2"))]
 )
@@ -123,6 +124,7 @@ def test_killed_around_a_reorder_is_undisturbed(
     assert not torch.equal(saved["order"]["weights"], torch.ones(1297))
 
 
+@pytest.mark.slow
 def test_ranks_and_micro_batches_change_nothing(tmp_path: Path, use: Callable[..., None]) -> None:
     """The rows that are drawn too, or the losses would be others."""
     use(Miner())
@@ -154,6 +156,7 @@ class Named(Supervised):
         return super().losses(model, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["micro-batches", slow("2 ranks")])
 @pytest.mark.parametrize("kind", ["device", "workers", slow("threads")])
 def test_a_batch_says_which_rows_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, kind: str) -> None:
@@ -200,6 +203,7 @@ STREAM = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_debug_overfit_repeats_the_first_samples_whatever_is_reordered(
     tmp_path: Path, use: Callable[..., None]
 ) -> None:
@@ -220,6 +224,7 @@ class Lends(Callback):
         Lends.lent += 1
 
 
+@pytest.mark.slow
 def test_a_tensor_that_is_given_to_an_order_is_its_own_from_the_reorder_on(
     tmp_path: Path, use: Callable[..., None]
 ) -> None:
@@ -232,6 +237,7 @@ def read_order(folder: Path) -> Any:
     return last_checkpoint(folder)["order"]["order"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("callback", "run", "message"),
     [

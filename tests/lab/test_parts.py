@@ -49,6 +49,7 @@ def test_mlp_maps_any_shape_to_outputs(shape: list[int], hidden: list[int], batc
     assert [m.out_features for m in model.modules() if isinstance(m, nn.Linear)] == [*hidden, C]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     height=st.integers(1, 33),
@@ -107,6 +108,7 @@ def test_dropout_is_of_training_alone(name: str) -> None:
     assert torch.equal(model(x), model(x))
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("name", ["mlp", "resnet"])
 def test_models_learn_synthetic_classes(name: str) -> None:
     torch.manual_seed(0)

@@ -32,6 +32,7 @@ class TestPlateau(method.Shipped):
         return FALLS
 
 
+@pytest.mark.slow
 def test_the_rate_falls_from_the_next_step_on(tmp_path: Path) -> None:
     run = start_run(tmp_path, *method.SMALL, *FALLS, "trainer.log_every=1", "optim.lr=0.01")
     rates = [line["train/lr"] for line in metrics(run) if "train/lr" in line]
@@ -96,6 +97,7 @@ UNSCORED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "line"),
     [
@@ -110,11 +112,13 @@ def test_what_cannot_be(options: list[str], line: str) -> None:
         compose(*QUICK, "trainer.max_steps=3", "optim/schedule=plateau", *options)
 
 
+@pytest.mark.slow
 def test_overfitting_a_batch_works_with_what_its_message_says() -> None:
     for remedy in ("trainer.eval_every=20", "optim/schedule=constant"):
         compose(*QUICK, "debug=overfit", "optim/schedule=plateau", remedy)
 
 
+@pytest.mark.slow
 def test_no_validation_split(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"^optim\.schedule\._target_=lab\.schedules\.plateau\.Plateau: needs a validation split"

@@ -47,6 +47,7 @@ def test_copies_are_bf16_and_gradients_fp32() -> None:
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_it_follows_fp32_and_keeps_it(tmp_path: Path) -> None:
     """The curve is fp32's to bf16's rounding; weights, their average and the optimizer's state are fp32."""
     common = (*SHORT, "optim.lr=0.02", "trainer.ema_decay=0.9", "hardware.micro_batch_size=25")
@@ -62,6 +63,7 @@ def test_it_follows_fp32_and_keeps_it(tmp_path: Path) -> None:
         assert not torch.equal(value, value.bfloat16().float())  # not merely stored wider
 
 
+@pytest.mark.slow
 def test_small_updates_are_not_lost(tmp_path: Path) -> None:
     """With steps of 1e-7 a bf16 weight of 0.1 stands still: its next value is 5e-4 away. The fp32 ones add them up."""
     small = (*SHORT, "optim.lr=1e-7", "optim.weight_decay=0", "optim/schedule=constant", "optim.schedule.warmup=0")
@@ -120,6 +122,7 @@ def test_it_compiles() -> None:
     torch.testing.assert_close(*gradients, rtol=2e-2, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_makes_its_own_copies_is_refused() -> None:
     for trainer in ("dp", "fsdp"):
         with pytest.raises(ConfigError, match=f"precision=bf16-weights: trainer={trainer} .* - use hardware.precision"):

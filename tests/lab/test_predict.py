@@ -48,6 +48,7 @@ def truth(run: Path, split: str) -> np.ndarray:
         return model(batch["x"]).numpy()
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("ending", [".h5", ".npz", ".parquet"])
 def test_every_row_once_and_in_order(runs: list[Path], tmp_path: Path, ending: str) -> None:
     out = tmp_path / f"out{ending}"
@@ -71,6 +72,7 @@ def test_every_row_once_and_in_order(runs: list[Path], tmp_path: Path, ending: s
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
+@pytest.mark.slow
 def test_three_processes_write_what_one_does(runs: list[Path], tmp_path: Path) -> None:
     files = []
     for count in (1, 3):
@@ -85,6 +87,7 @@ def test_three_processes_write_what_one_does(runs: list[Path], tmp_path: Path) -
         np.testing.assert_allclose(one["output"][()], three["output"][()], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_the_mean_of_its_members(runs: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "mean.h5"
     done = predict(*runs, "--apply", "softmax", "--out", out)
@@ -95,6 +98,7 @@ def test_an_ensemble_is_the_mean_of_its_members(runs: list[Path], tmp_path: Path
         assert list(file.attrs["runs"]) == [str(run) for run in runs]
 
 
+@pytest.mark.slow
 def test_data_without_labels(tmp_path: Path) -> None:
     labelled, bare = tmp_path / "labelled.h5", tmp_path / "bare.h5"
     rng = np.random.default_rng(0)
@@ -112,6 +116,7 @@ def test_data_without_labels(tmp_path: Path) -> None:
         assert file["output"].shape == (11, 3)
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

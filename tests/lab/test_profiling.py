@@ -70,6 +70,7 @@ class Clocked(Callback):
         self.last = time.perf_counter()
 
 
+@pytest.mark.slow
 def test_the_parts_of_the_loop_add_up_to_its_time(tmp_path: Path, use: Callable[..., None]) -> None:
     clock = Clocked()
     use(clock)
@@ -84,6 +85,7 @@ def test_the_parts_of_the_loop_add_up_to_its_time(tmp_path: Path, use: Callable[
     assert "profile of 19 steps from step 6 on" in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["simple", "torch"])
 def test_a_profiled_run_computes_the_same_bits(tmp_path: Path, kind: str) -> None:
     plain = start_run(tmp_path / "plain", *SHORT)
@@ -92,6 +94,7 @@ def test_a_profiled_run_computes_the_same_bits(tmp_path: Path, kind: str) -> Non
     assert metrics(run) == metrics(plain)
 
 
+@pytest.mark.slow
 def test_nothing_is_touched_where_it_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {place: getattr(*place) for place in profiling.PARTS}
     backward, seen = torch.Tensor.backward, []
@@ -112,6 +115,7 @@ def test_nothing_is_touched_where_it_is_off(tmp_path: Path, monkeypatch: pytest.
     assert torch.Tensor.backward is backward
 
 
+@pytest.mark.slow
 def test_slow_data_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from engine.data.loading.resident import Resident
 
@@ -128,6 +132,7 @@ def test_slow_data_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "data.loader=threads" in profile(run)["sentence"]
 
 
+@pytest.mark.slow
 def test_torch_writes_a_trace_with_the_parts_and_a_table_of_kernels(tmp_path: Path) -> None:
     run = start_run(tmp_path / "run", *SHORT, "profiler=torch", "profiler.wait=2", "profiler.active=3")
     events = json.loads((run / "profile/trace_rank0.json").read_text())["traceEvents"]
@@ -137,6 +142,7 @@ def test_torch_writes_a_trace_with_the_parts_and_a_table_of_kernels(tmp_path: Pa
     assert "aten::addmm" in (run / "profile/kernels_rank0.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_too_short_for_a_trace_says_so(tmp_path: Path) -> None:
     run = start_run(tmp_path / "run", *SHORT, "profiler=torch", "profiler.wait=100")
     assert "ended before profiler.wait + warmup + active steps" in (run / "train.log").read_text()
@@ -181,6 +187,7 @@ class Hungry(Callback):
         state.model.register_forward_hook(ask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("training", "said"),
     [
@@ -207,6 +214,7 @@ def test_replicas_are_advised_of_a_micro_batch_on_one_gpu() -> None:
     assert "auto finds" not in memory.advice(four, False)
 
 
+@pytest.mark.slow
 def test_other_errors_are_left_as_they_are(tmp_path: Path, use: Callable[..., None]) -> None:
     class Wrong(Callback):
         def on_step(self, state: Any) -> None:
@@ -217,6 +225,7 @@ def test_other_errors_are_left_as_they_are(tmp_path: Path, use: Callable[..., No
         start_run(tmp_path / "run", *SHORT)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_while_torch_records_ends_with_its_own_error(tmp_path: Path) -> None:
     """A process that ends in the middle of a recording crashes: status 139 in place of the error's."""
     given = [*SHORT, "profiler=torch", "profiler.wait=0", "profiler.warmup=1", "profiler.active=20", "optim.lr=1e30"]
@@ -247,6 +256,7 @@ def test_the_flop_of_an_mlp_are_those_of_its_matrices() -> None:
     assert flop_per_sample(model, task, batch) == 3 * forward - first
 
 
+@pytest.mark.slow
 @NEEDS_GPT
 def test_the_flop_of_a_gpt_are_6_a_parameter_and_token_and_those_of_attention() -> None:
     length, width, layers = 32, 64, 2
@@ -282,6 +292,7 @@ def test_counting_touches_neither_the_model_nor_random_numbers() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.slow
 def test_speeds_are_logged(tmp_path: Path) -> None:
     run = start_run(tmp_path / "run", *SHORT, "profiler.flop=true", "profiler.peak_tflops=2")
     for samples, tflop, mfu in zip(
@@ -306,6 +317,7 @@ def losses_that_talk(self: Any, model: nn.Module, batch: Any) -> Any:
 own_losses = Supervised.losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [
@@ -357,6 +369,7 @@ def test_a_loss_with_autocast_of_its_own_is_counted() -> None:
     assert torch.autocast is before
 
 
+@pytest.mark.slow
 @NEEDS_GPT
 def test_tokens_per_second_are_samples_times_the_window(tmp_path: Path) -> None:
     import h5py

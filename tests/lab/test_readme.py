@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, one_quick
+from conftest import ROOT
 from shell import bare_python, clone_with_environment, executable, shell
 
 FILE = ROOT / "README.md"
@@ -32,14 +32,13 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def parts() -> list[Any]:
-    """The blocks: a Python one together with the commands before it, a file's with those after it; slow: all but the
-    first."""
+    """The blocks: a Python one together with the commands before it, a file's with those after it."""
     together: list[list[tuple[str, str]]] = [[]]
     for kind, block in BLOCKS:
         if (kind == "bash" or names_its_file(block)) and any(before == "bash" for before, _ in together[-1]):
             together.append([])
         together[-1].append((kind, block))
-    return one_quick(together)
+    return together
 
 
 def names_its_file(block: str) -> bool:
@@ -47,7 +46,9 @@ def names_its_file(block: str) -> bool:
     return re.match(r"# (src|conf)/", block) is not None
 
 
+@pytest.mark.slow
 @templates
+@pytest.mark.one_quick
 @pytest.mark.parametrize("part", parts())
 def test_the_commands_run_in_order(clone: Path, bare: Path, part: list[tuple[str, str]]) -> None:
     assert shell("python -c 'import hydra'", clone, bare).returncode == 1
@@ -100,6 +101,7 @@ def commands(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_command_without_any_environment_says_what_to_type(commands: Path, bare: Path) -> None:
     for name in THIN:
         done = shell(f"python src/{name} --help", commands, bare)

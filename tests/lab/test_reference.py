@@ -136,6 +136,7 @@ def test_a_run_is_what_a_plain_loop_computes(tmp_path: Path, case: str) -> None:
     assert final["val/loss"] == pytest.approx(scores[0][0], rel=1e-6), "the best weights are scored, not the last"
 
 
+@pytest.mark.slow
 def test_the_score_of_ranks_is_that_of_the_weights_that_are_saved(tmp_path: Path) -> None:
     """BatchNorm's statistics differ between training ranks: an evaluation uses those that the checkpoint holds."""
     run = start_run(
@@ -148,6 +149,7 @@ def test_the_score_of_ranks_is_that_of_the_weights_that_are_saved(tmp_path: Path
     assert score_checkpoint(run, "val", [])["loss"] == pytest.approx(logged, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_ranks_draw_their_own_numbers(tmp_path: Path) -> None:
     """Dropout on two ranks: each draws its own masks, from every generator."""
     run = start_run(
@@ -161,6 +163,7 @@ def test_ranks_draw_their_own_numbers(tmp_path: Path) -> None:
     assert not torch.equal(states[0]["numpy"][1], states[1]["numpy"][1])
 
 
+@pytest.mark.slow
 def test_early_stopping_counts_over_a_resume(tmp_path: Path) -> None:
     """Scores never get better after the first (the rate is too small to move a weight): stopped 4 evaluations later."""
     overrides = (

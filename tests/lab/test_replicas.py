@@ -13,7 +13,7 @@ import method
 import numpy as np
 import pytest
 import torch
-from conftest import assert_equal, last_checkpoint, metrics, one_quick, raise_at_step, start_run, status
+from conftest import assert_equal, last_checkpoint, metrics, raise_at_step, start_run, status
 from method import SMALL, WAYS, Killed, go_on, values
 from torch import Tensor, nn
 
@@ -96,6 +96,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, kind.__name__, kind, raising=False)
 
 
+@pytest.mark.slow
 class TestNoise(method.Promises):
     """The same for any number of ranks and micro-batches; killed twice: the same bits."""
 
@@ -213,6 +214,7 @@ def test_dropout_draws_what_it_drew_without_noise(tmp_path: Path, monkeypatch: p
     assert all(map(torch.equal, seen["plain"], seen["noisy"]))
 
 
+@pytest.mark.slow
 def test_noise_follows_the_seed_and_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step draws other numbers, each seed too; a run whose scheduled rates are drawn does not part either."""
     drawn: dict[int, list[float]] = {0: [], 1: []}
@@ -222,6 +224,7 @@ def test_noise_follows_the_seed_and_the_step(tmp_path: Path, monkeypatch: pytest
     assert len({*drawn[0], *drawn[1]}) == 24
 
 
+@pytest.mark.slow
 def test_rates_that_are_drawn_are_the_same_on_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And for any number of them; killed: the same bits."""
     own = (
@@ -329,7 +332,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
     return functools.cache(lambda: start_run(tmp_path_factory.mktemp("straight") / "run", *RESTLESS))
 
 
-@pytest.mark.parametrize("harm", one_quick(BREAKS, every=3))
+@pytest.mark.one_quick
+@pytest.mark.parametrize("harm", BREAKS)
 def test_replicas_that_part_end_the_run(
     tmp_path: Path, undisturbed: Callable[[], Path], monkeypatch: pytest.MonkeyPatch, harm: Harm
 ) -> None:
@@ -342,11 +346,13 @@ def test_replicas_that_part_end_the_run(
     assert_equal(last_checkpoint(tmp_path), last_checkpoint(undisturbed()))
 
 
+@pytest.mark.slow
 def test_a_save_compares_without_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = broken(tmp_path, monkeypatch, weight, 6, "trainer.eval_every=null")
     assert "no longer hold the same 2.weight at step 10 (all was equal at step 5)" in line
 
 
+@pytest.mark.slow
 def test_a_resumed_run_says_since_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas that a checkpoint was loaded into are equal at its step."""
     with pytest.raises(SystemExit):

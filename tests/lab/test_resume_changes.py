@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, last_checkpoint, one_quick, start_run
+from conftest import QUICK, last_checkpoint, start_run
 from omegaconf import OmegaConf
 from sweeps import call
 
@@ -50,6 +50,7 @@ def run(begun: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(begun, tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_another_score_has_a_best_of_its_own(run: Path) -> None:
     """A loss of 1.9 would stay the best of all accuracies."""
     assert last_checkpoint(run)["monitor"] == ["val/loss", "min"]
@@ -64,6 +65,7 @@ def test_another_score_has_a_best_of_its_own(run: Path) -> None:
     assert found["best_score"] == max(scores)[0]
 
 
+@pytest.mark.slow
 def test_a_mapping_changes_what_it_names(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,6 +87,7 @@ def test_the_keys_of_an_override(override: str, keys: list[str]) -> None:
     assert leaves_of(override) == keys
 
 
+@pytest.mark.slow
 def test_moments_stay_with_their_parameters(tmp_path: Path) -> None:
     """Layers of equal shapes: nothing else would tell. Of others, kernels would leave their memory."""
     model = "model.hidden=[32,32,32]"
@@ -157,7 +160,8 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
     return train.main(), capsys.readouterr().err
 
 
-@pytest.mark.parametrize("given", one_quick(TAKEN), ids=list)
+@pytest.mark.one_quick
+@pytest.mark.parametrize("given", TAKEN, ids=list)
 def test_a_resume_takes_values_of_the_runs_own_config(
     other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     given: dict[str, Any],
@@ -172,7 +176,8 @@ def test_a_resume_takes_values_of_the_runs_own_config(
     assert OmegaConf.load(run / "config.yaml") == before
 
 
-@pytest.mark.parametrize(("override", "said"), one_quick(REFUSED, every=5))
+@pytest.mark.one_quick
+@pytest.mark.parametrize(("override", "said"), REFUSED)
 def test_a_resume_refuses_what_would_have_no_effect(
     other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     override: str, said: str,
@@ -187,6 +192,7 @@ def test_a_resume_refuses_what_would_have_no_effect(
     assert {path: path.read_bytes() for path in run.rglob("*.yaml")} == before
 
 
+@pytest.mark.slow
 def test_a_command_that_is_repeated_may_have_stopped_there(
     other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,6 +241,7 @@ STRANGERS = {"mlflow": {"tracking_uri": "http://stranger", "experiment": "x"}, "
              "project": "theirs", "mode": "online", "artifact": True}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("typed", [[], ["logger=mlflow", "logger.mlflow.tracking_uri=http://stranger"],
                                    ["logger=../../stranger"], ["experiment=stranger"], ["logger=${oc.env:HOME}"],
                                    ["hydra.searchpath=[file:///x]", "logger.kind=wandb", "name=${x}"]])  # fmt: skip
@@ -251,6 +258,7 @@ def test_a_resume_logs_where_the_present_config_says(
     assert "logger.entity=null ('stranger' in the run)" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_resume_keeps_its_own_logger(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The options that it chose from conf/, under its name, and what this command gives."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mine")

@@ -52,6 +52,7 @@ def run_dirs(folder: Path) -> list[Path]:
     return sorted(p.parent for p in folder.rglob("config.yaml"))
 
 
+@pytest.mark.slow
 def test_a_run_is_one_directory(train_command: Command, tmp_path: Path) -> None:
     done = train_command(
         *SHORT, "hydra.run.dir=runs/a", "data.path=" + os.path.relpath(ROOT / "data/digits.h5", tmp_path)
@@ -128,6 +129,7 @@ def fail_on(rank: int, error: Exception, at_call: int = 3) -> Callable[..., Any]
     return forward_loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [slow(0), 1])
 def test_the_first_failure_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], rank: int
@@ -143,6 +145,7 @@ def test_the_first_failure_is_shown(
     assert "ZeroDivisionError: the cause" in state["traceback"]
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = lab.objective.forward_loss
 
@@ -175,6 +178,7 @@ def spoiled(found: tuple[dict[str, Tensor], Any]) -> tuple[dict[str, Tensor], An
     return {name: value * float("nan") for name, value in losses.items()}, output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_non_finite_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
     """One NaN on one rank: skip leaves that step out on all, stop ends the run before a bad checkpoint is written."""
@@ -200,6 +204,7 @@ def test_non_finite_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks
     assert all(torch.isfinite(v).all() for v in kept["model"].values())
 
 
+@pytest.mark.slow
 def test_nan_hunter_names_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import lab.models.mlp
 
@@ -215,6 +220,7 @@ def test_nan_hunter_names_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyP
         start_run(tmp_path / "run", *SHORT, "debug='nan'")
 
 
+@pytest.mark.slow
 def test_overfit_reaches_zero(tmp_path: Path) -> None:
     run = start_run(tmp_path / "run", "hardware=cpu", "debug=overfit")
     assert [m["train/loss"] for m in metrics(run) if "train/loss" in m][-1] < 0.01
@@ -226,12 +232,14 @@ def test_the_example_experiment_reaches_its_score(tmp_path: Path) -> None:
     assert result(run)["test/accuracy"] >= 0.97
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("debug", ["fast", "anomaly"])
 def test_debug_configs_run(tmp_path: Path, debug: str) -> None:
     more = () if debug == "fast" else ("trainer.max_epochs=null", "trainer.max_steps=3")
     assert status(start_run(tmp_path / "run", f"debug={debug}", *more))["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_early_stop_and_keep_best(tmp_path: Path) -> None:
     more = ("trainer.max_steps=200", "trainer.eval_every=5", "optim.lr=0", "trainer.early_stop_patience=3")
     run = start_run(tmp_path / "run", *QUICK, *more, "trainer.keep_best=2", "optim/schedule=constant")
@@ -259,6 +267,7 @@ def test_load_run_and_evaluate_agree_with_the_run(tmp_path: Path) -> None:
     assert bad.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_best_checkpoint_that_has_gone_is_forgotten(tmp_path: Path) -> None:
     """The first evaluation is the best for good here (the highest loss): if its file is gone, the next one is kept."""
     run = (*QUICK, "trainer.max_steps=20", "trainer.eval_every=5", "trainer.keep_best=1", "monitor.mode=max")
@@ -314,6 +323,7 @@ status = train.main(); assert status == 0; assert 'torch._dynamo' not in sys.mod
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_average_keeps_no_graph_and_follows_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     original = lab.loop.train_step
@@ -339,6 +349,7 @@ def test_the_average_keeps_no_graph_and_follows_the_weights(tmp_path: Path, monk
         torch.testing.assert_close(mean, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optim", ["sgd", "adamw"])
 def test_fp16_survives_an_overflow_in_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optim: str
@@ -353,6 +364,7 @@ def test_fp16_survives_an_overflow_in_the_first_step(
     assert losses[-1] < losses[0] < 3
 
 
+@pytest.mark.slow
 def test_fp16_that_never_recovers_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = lab.objective.forward_loss
     monkeypatch.setattr(lab.objective, "forward_loss", lambda *args: spoiled(original(*args)))
@@ -361,6 +373,7 @@ def test_fp16_that_never_recovers_ends(tmp_path: Path, monkeypatch: pytest.Monke
     assert "train/loss" not in metrics(tmp_path / "run")[0]
 
 
+@pytest.mark.slow
 def test_a_metric_that_returns_a_mean_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import lab.metrics.accuracy
 
@@ -370,6 +383,7 @@ def test_a_metric_that_returns_a_mean_is_refused(tmp_path: Path, monkeypatch: py
         start_run(tmp_path / "run", *SHORT)
 
 
+@pytest.mark.slow
 def test_a_damaged_best_checkpoint_does_not_cost_the_run(tmp_path: Path) -> None:
     run = start_run(tmp_path / "run", *SHORT)
     for best in (run / "checkpoints").glob("best_*.pt"):
@@ -388,6 +402,7 @@ def start_run_again(run: Path) -> None:
     start(OmegaConf.load(run / "config.yaml"), run, [], own_process=False)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_no_checkpoint_that_loads_is_an_error(tmp_path: Path) -> None:
     run = start_run(tmp_path / "run", *SHORT)
     for file in (run / "checkpoints").glob("*.pt"):

@@ -28,6 +28,7 @@ def given_nothing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return start_run(tmp_path_factory.mktemp("run") / "nothing", *RUN, *WINDOWS, f"{FLIP}}}")
 
 
+@pytest.mark.slow
 def test_what_no_yaml_gives_is_the_run_s(given_nothing: Path, tmp_path: Path) -> None:
     """Bit for bit as if it were written there; the saved config has it once."""
     written = start_run(tmp_path / "written", *RUN, *WINDOWS, f'{FLIP},seed:"${{seed}}"}}',
@@ -39,6 +40,7 @@ def test_what_no_yaml_gives_is_the_run_s(given_nothing: Path, tmp_path: Path) ->
     assert "batch_size" not in saved.data.order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [(f"{FLIP},seed:7}}",), (f"{FLIP}}}", f"{SIZE}=12")])
 def test_a_value_of_its_own_counts(given_nothing: Path, tmp_path: Path, own: tuple[str, ...]) -> None:
     """In a run's saved config too, where older versions wrote what they had resolved."""
@@ -77,6 +79,7 @@ def test_no_yaml_says_what_the_run_gives() -> None:
     assert not [path.name for path, text in texts.items() if "${seed}" in text or "batch_size: ${trainer" in text]
 
 
+@pytest.mark.slow
 def test_a_run_whose_yamls_still_gave_the_seed_is_asked_for_it(tmp_path: Path) -> None:
     """As versions before saved it: a seed that is changed at a resume is to be changed in each node that has it."""
     folder = start_run(tmp_path / "run", *RUN, f"{FLIP}}}")

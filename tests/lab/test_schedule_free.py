@@ -48,6 +48,7 @@ class TestScheduleFree(method.Shipped):
         return ("optim=schedule_free", "model.hidden=[16]", "optim.lr=1e-2")
 
 
+@pytest.mark.slow
 def test_what_is_scored_is_the_mean(tmp_path: Path) -> None:
     """In the checkpoint, and for whoever loads the run."""
     run = (*method.SMALL, "optim=schedule_free", "model.hidden=[16]", "trainer.max_steps=6")
@@ -60,6 +61,7 @@ def test_what_is_scored_is_the_mean(tmp_path: Path) -> None:
         assert not torch.equal(payload["ema"][name], weight)
 
 
+@pytest.mark.slow
 def test_one_rule_makes_the_average() -> None:
     line = r"^trainer\.ema_decay=0\.9: optim\._target_=lab\.optimizers\.schedule_free\.ScheduleFree averages the w"
     with pytest.raises(ConfigError, match=line):

@@ -33,6 +33,7 @@ def errors(schema: Any, name: str, text: str) -> list[str]:
     return [f"{'.'.join(map(str, one.absolute_path))}: {one.message[:200]}" for one in checker.iter_errors(values)]
 
 
+@pytest.mark.slow
 def test_every_yaml_fits(tool: Any, schema: Any) -> None:
     jsonschema.Draft7Validator.check_schema(schema)
     for path in tool.yamls():
@@ -159,6 +160,7 @@ def each(cases: dict[str, str]) -> list[tuple[str, str]]:
     return [(name, line.strip()) for name, lines in cases.items() for line in lines.splitlines() if line.strip()]
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(("name", "text"), each(MISTAKES))
 def test_mistakes_are_seen(schema: Any, name: str, text: str) -> None:
     assert errors(schema, name, text)

@@ -52,6 +52,7 @@ def test_long_short_and_empty_samples() -> None:
         GPT([5], 10, 8, 2, 1, 0.0)(torch.zeros(1, 6, dtype=torch.int64))
 
 
+@pytest.mark.slow
 @needs("conf/experiment/sequences.yaml")
 def test_the_shipped_experiment_learns(tmp_path: Path) -> None:
     """Counting up modulo 17 from a random begin; the file as `h5.py pack --variable` writes it."""

@@ -43,6 +43,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(("mode", "optimizer"), PAIRS)
 def test_the_host_asks_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, optimizer: str) -> None:
     """With a moving average, clipping and micro-batches. Muon has no fused kernel: it asks once a step where a step may
@@ -81,6 +82,7 @@ def test_a_question_is_noticed() -> None:
             int(x[2])
 
 
+@pytest.mark.slow
 def test_a_method_is_not_accused_of_what_waits_by_design(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A data set's own code, and an optimizer that is not fused; a task that asks is."""
     gather, losses = Dataset.gather, Supervised.losses
@@ -127,6 +129,7 @@ RUNS = {
 }
 
 
+@pytest.mark.one_quick
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
     "kind",
@@ -168,6 +171,7 @@ class Plain(torch.optim.Optimizer):
                     p -= group["lr"] * p.grad
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("poisoned")
 def test_an_optimizer_of_ones_own_may_take_found_inf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the host asks in no step, and the bits are those of a run whose host does."""
@@ -184,6 +188,7 @@ def test_an_optimizer_of_ones_own_may_take_found_inf(tmp_path: Path, monkeypatch
     assert last_checkpoint(device)["schedule"] == last_checkpoint(host)["schedule"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("precision", ["fp32", slow("fp16")])
 def test_killed_after_skipped_steps_is_undisturbed(
@@ -244,6 +249,7 @@ def test_what_a_task_updates_is_put_back(tmp_path: Path, monkeypatch: pytest.Mon
     assert_equal(skipped["optimizer"]["state"], before["optimizer"]["state"])
 
 
+@pytest.mark.slow
 @needs("conf/model/resnet.yaml")
 def test_batch_norm_forgets_a_skipped_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images that are NaN: the run goes on, with the statistics of before."""
@@ -272,6 +278,7 @@ def rate(step: int) -> float:
     return 0.005 * (1 + math.cos(math.pi * step / 9))
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("ranks", "precision"), [(1, "fp32"), (1, "fp16"), slow(2, "fp16"), *sample_of([], [slow(2, "fp32")])]
 )
@@ -311,6 +318,7 @@ def test_the_rate_goes_on_over_a_skipped_step(
         assert metrics(tmp_path / str(at)) == metrics(straight)
 
 
+@pytest.mark.slow
 def test_a_run_of_an_older_version_goes_on_by_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its checkpoint holds a count without the skipped steps. The line is said once."""
     with pytest.raises(SystemExit):

@@ -55,10 +55,12 @@ def test_it_is_the_papers_algorithm(max_size: int) -> None:
     assert_moves_as(optimizer, model, plain, [0.1, 0.02, 0.005, 0.01, 0.02, 0.03])
 
 
+@pytest.mark.slow
 def test_killed_is_undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_killed_is_undisturbed(tmp_path, monkeypatch, "optim=soap", "optim.basis_every=3")
 
 
+@pytest.mark.slow
 def test_a_step_may_be_left_out(tmp_path: Path) -> None:
     """As for any optimizer without a fused kernel the host asks whether."""
     start_run(tmp_path, *RUN, "optim=soap", "trainer.max_steps=3", "trainer.non_finite=skip")

@@ -32,6 +32,7 @@ def logged(folder: Path, key: str) -> list[float]:
     return [line[key] for line in metrics(folder) if key in line]
 
 
+@pytest.mark.slow
 def test_each_is_scored_and_one_of_them_watched(tmp_path: Path) -> None:
     """val_hard beside val on the way, test_more at the end alone; evaluate.py says the same of the best weights."""
     run = start_run(tmp_path / "run", *RUN, *WATCHED)
@@ -51,6 +52,7 @@ def test_each_is_scored_and_one_of_them_watched(tmp_path: Path) -> None:
         score_checkpoint(run, "val_soft", [])
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped between evaluations, with the best by val_hard among what goes on."""
     straight = start_run(tmp_path / "straight", *RUN, *WATCHED)
@@ -64,6 +66,7 @@ def test_a_run_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert {k: v for k, v in result(run).items() if "/" in k} == {k: v for k, v in result(straight).items() if "/" in k}
 
 
+@pytest.mark.slow
 def test_without_the_usual_one(tmp_path: Path) -> None:
     """data.splits.val=null and val_hard alone: early stopping by it; the usual monitor is named as missing."""
     alone = (*RUN, "data.splits.val=null")
@@ -76,6 +79,7 @@ def test_without_the_usual_one(tmp_path: Path) -> None:
     assert "val/loss" not in result(run)
 
 
+@pytest.mark.slow
 def test_other_names_are_one_line() -> None:
     line = (
         r"^data\.splits\.hard: names of splits begin with train, val \(scored during training\) or test \(scored at "
@@ -86,6 +90,7 @@ def test_other_names_are_one_line() -> None:
     compose(*QUICK, "+data.splits.hard=null", "trainer.max_steps=1")
 
 
+@pytest.mark.slow
 def test_a_run_from_before_this_rule_is_scored(tmp_path: Path) -> None:
     """By evaluate.py, for which any name will do."""
     run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=2")
@@ -104,6 +109,7 @@ def with_hard(path: Path, **fields: np.ndarray) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_labels_of_all_of_them_are_looked_at(tmp_path: Path) -> None:
     """A label that the training set does not have is named, whichever split has it."""
     path = with_hard(tmp_path / "labels.h5", image=np.zeros((8, 4), np.uint8), label=np.arange(8) % 3)
@@ -141,6 +147,7 @@ def test_text_has_them_too(tmp_path: Path, data: str) -> None:
 # ---- what a sweep makes of them
 
 
+@pytest.mark.slow
 def test_preflight_counts_all_of_them() -> None:
     torch.set_num_threads(1)
     one, more = (

@@ -55,6 +55,7 @@ def through_a_file(payload: dict[str, Any]) -> dict[str, Any]:
     return torch.load(file, weights_only=True)
 
 
+@pytest.mark.slow
 def test_every_field_comes_back() -> None:
     state = worked("hardware.precision=fp16")
     assert state.scaler is not None
@@ -82,6 +83,7 @@ def test_every_field_comes_back() -> None:
     assert set(state.__dataclass_fields__) == (parts - {"ranks"}) | set(VALUES) | {"totals"}
 
 
+@pytest.mark.slow
 def test_a_state_without_average_and_scaler() -> None:
     state = state_of("trainer.ema_decay=null")
     payload = through_a_file(state.payload([state.rank_payload(CPU)]))
@@ -101,6 +103,7 @@ def test_sums_of_a_checkpoint_that_did_not_count_are_of_all_steps_since_the_log(
     assert fresh.counts == dict.fromkeys(state.totals, state.step - state.logged_step)
 
 
+@pytest.mark.slow
 def test_values_of_the_optimizer_that_the_config_gives_hold_at_a_resume() -> None:
     state = worked("optim.lr=0.1", "optim.weight_decay=0.3")
     payload = through_a_file(state.payload([state.rank_payload(CPU)]))
@@ -110,6 +113,7 @@ def test_values_of_the_optimizer_that_the_config_gives_hold_at_a_resume() -> Non
     assert [tuple(group["betas"]) for group in fresh.optimizer.param_groups] == [(0.9, 0.999)] * 2
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(("size", "rank", "total", "own_numbers"), [(2, 1, 6.0, 1), (1, 0, 4.0, 0), (3, 2, 4.0, None)])
 def test_ranks_take_what_was_theirs(size: int, rank: int, total: float, own_numbers: int | None) -> None:
     """As many ranks as before: each its own sums; other numbers of ranks: the mean. Random numbers: of that rank."""

@@ -51,6 +51,7 @@ def test_shapes_parameters_and_flop() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, slow(2)])
 def test_the_table_is_written_and_the_run_is_the_same(tmp_path: Path, ranks: int) -> None:
     """Bit for bit, with dropout."""

@@ -44,6 +44,7 @@ def run_of(kind: type) -> tuple[str, ...]:
     return (*SMALL, "model.hidden=[8]", f"task._target_=lab.tasks.supervised.{kind.__name__}")
 
 
+@pytest.mark.slow
 def test_a_memory_of_all_rows_is_there_for_whoever_loads_the_run(tmp_path: Path) -> None:
     folder = start_run(tmp_path / "run", *run_of(Bank))
     assert score_checkpoint(folder, "val", [])["loss"] == pytest.approx(result(folder)["val/loss"])

@@ -76,6 +76,7 @@ def test_the_views_differ_and_depend_on_the_sample_alone() -> None:
     assert torch.equal(task.view(half, 1), two[32:])
 
 
+@pytest.mark.slow
 def test_running_statistics_of_teacher_and_projector_are_rank_0s(tmp_path: Path) -> None:
     """Two ranks whose BatchNorm has met other samples: what the run scores is what its checkpoint scores."""
     run = [one for one in RUN if not one.startswith(("model.hidden", "task.projector.hidden", "task.predictor.hidden"))]

@@ -35,6 +35,7 @@ def run() -> tuple[str, ...]:
     return RUN
 
 
+@pytest.mark.slow
 class TestContrastive(method.Promises):
     """The 250 samples of an evaluation leave a last batch of 10, which 3 ranks share with two padded rows."""
 
@@ -59,6 +60,7 @@ def test_the_losses_are_those_of_the_formula() -> None:
     assert torch.equal(losses["top1"][:4], ((logits.argmax(1) == target).float() + (logits.argmax(0) == target)) / 2)
 
 
+@pytest.mark.slow
 def test_the_rates_of_two_ranks_are_tried_with_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "LR_RATES", tune.LR_RATES[::50])
     of_two, of_one = (
@@ -69,6 +71,7 @@ def test_the_rates_of_two_ranks_are_tried_with_the_whole_batch(monkeypatch: pyte
     assert of_two == of_one
 
 
+@pytest.mark.slow
 def test_the_flop_of_a_sample_are_those_of_the_whole_batch(tmp_path: Path) -> None:
     counted = []
     for ranks in (("trainer=ddp", "hardware.num_procs=2"), ()):
@@ -78,6 +81,7 @@ def test_the_flop_of_a_sample_are_those_of_the_whole_batch(tmp_path: Path) -> No
     assert counted == pytest.approx([counted[0]] * 2)
 
 
+@pytest.mark.slow
 def test_the_temperature_is_learned_and_saved(tmp_path: Path) -> None:
     folder = start_run(tmp_path, *method.SMALL, *RUN, "trainer.keep_best=0")
     learned = math.exp(-last_checkpoint(folder)["task"]["log_scale"])
@@ -129,6 +133,7 @@ def test_uneven_rows_are_refused_on_all_ranks(tmp_path: Path) -> None:
 # ---- what cannot be
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "line"), [
     (("hardware.micro_batch_size=5",), "hardware.micro_batch_size=5: Contrastive compares the samples of a whole"),
     (("trainer=fsdp", "hardware.num_procs=2"), "trainer=fsdp: Contrastive holds parameters beside the model (log_sc"),
@@ -138,6 +143,7 @@ def test_what_cannot_be(tmp_path: Path, overrides: tuple[str, ...], line: str) -
         start_run(tmp_path / "run", *method.SMALL, *RUN, *overrides)
 
 
+@pytest.mark.slow
 def test_replicas_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.device.hardware, "choose_device", lambda hardware: "cpu")
     for module in (engine.parallel.ddp, engine.device.hardware):

@@ -44,6 +44,7 @@ class Knows(nn.Module):
         return (1 - kept).sqrt() * (x - kept.sqrt() * self.mean) / (kept * self.spread**2 + 1 - kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
 @pytest.mark.parametrize(("mean", "spread"), [(0.3, 0.0), (0.2, 0.15)])
 def test_who_knows_the_noise_draws_the_data(schedule: str, mean: float, spread: float) -> None:
@@ -81,6 +82,7 @@ def test_at_the_end_nothing_is_left_of_the_image(schedule: str, steps: int) -> N
     assert kept[-1] < 1e-3
 
 
+@pytest.mark.slow
 def test_samples_at_each_evaluation_and_of_a_trained_run(tmp_path: Path) -> None:
     """They are the averaged weights' and of a fixed seed, and training goes on as if none had been drawn."""
     plain, shown = (
@@ -102,6 +104,7 @@ def test_samples_at_each_evaluation_and_of_a_trained_run(tmp_path: Path) -> None
     torch.testing.assert_close(last.reshape(*last.shape[:2], -1)[:, :32, 0], wanted, atol=0.01, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "line"),
     [

@@ -97,6 +97,7 @@ def test_pairs_of_different_views() -> None:
     assert not task.seen.any()  # an evaluation moves no centre
 
 
+@pytest.mark.slow
 def test_one_view_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"task\.views=1: two or more"):
         start_run(tmp_path / "run", *method.SMALL, *RUN, "task.views=1")

@@ -32,6 +32,7 @@ class TestDistillation(method.Shipped):
         return ("task=distillation", f"task.teacher={teacher}", "model.hidden=[32]", "optim.lr=3e-2")
 
 
+@pytest.mark.slow
 def test_it_is_hinton_s_loss(tmp_path: Path, teacher: Path) -> None:
     folder = start_run(tmp_path / "run", *method.SMALL, "task=distillation", f"task.teacher={teacher}")
     own, batch = restore(folder, "val", []), {"x": torch.rand(5, 1, 8, 8), "y": torch.arange(5)}
@@ -68,6 +69,7 @@ def test_the_teacher_stays_with_the_run(tmp_path: Path, monkeypatch: pytest.Monk
         score_checkpoint(moved, "val", [])
 
 
+@pytest.mark.slow
 def test_a_teacher_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such run directory or checkpoint"):
         start_run(tmp_path / "run", *method.SMALL, "task=distillation", f"task.teacher={tmp_path / 'nowhere'}")

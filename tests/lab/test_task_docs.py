@@ -39,6 +39,7 @@ def shell(clone: Path, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, slow(1)])
 def test_the_commands_run(clone: Path, number: int) -> None:
     run, script, *words = shlex.split((clone / "commands").read_text().splitlines()[number])

@@ -92,6 +92,7 @@ def test_it_is_the_paper_s_loss(tmp_path: Path, files: tuple[Path, Path]) -> Non
     assert method.scores(folder)["val/accuracy"] > 0.5
 
 
+@pytest.mark.slow
 def test_the_reference_is_what_the_run_began_with(tmp_path: Path, files: tuple[Path, Path]) -> None:
     """In the run's folder, for whoever scores it."""
     folder = start_run(tmp_path / "run", *method.SMALL, *small(files))
@@ -102,6 +103,7 @@ def test_the_reference_is_what_the_run_began_with(tmp_path: Path, files: tuple[P
         assert torch.equal(began.state_dict()[name], value), name
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit(tmp_path: Path, files: tuple[Path, Path]) -> None:
     line = r"gpt\.pt: token\.weight do not fit the model - give data\.input_shape, data\.num_outputs"
     with pytest.raises(ConfigError, match=line):

@@ -56,6 +56,7 @@ def small(outputs: int = 3) -> nn.Sequential:
 # -- which weights
 
 
+@pytest.mark.slow
 def test_weights_come_from_a_run_a_checkpoint_or_a_state_dict(pretrained: Path, tmp_path: Path) -> None:
     """And the head, of another size, is the run's own; what happened is said."""
     file = checkpoint.find_checkpoint(pretrained)[0]
@@ -142,6 +143,7 @@ def test_what_is_frozen_is_in_eval_mode_while_the_rest_trains() -> None:
     assert not any(module.training for module in model.modules())
 
 
+@pytest.mark.slow
 def test_mistakes_in_patterns_are_one_line(pretrained: Path) -> None:
     for frozen, line in (
         (["("], r"^task\.frozen: '\(' is no regular expression: missing \)"),
@@ -161,11 +163,13 @@ def test_mistakes_in_patterns_are_one_line(pretrained: Path) -> None:
             compose(*NET, f"+optim.lr_factors={{{factors}}}", "trainer.max_steps=1")
 
 
+@pytest.mark.slow
 def test_a_relative_path_counts_from_where_the_command_starts() -> None:
     cfg = compose(*NET, "task=finetune", "task.weights=some/run", "trainer.max_steps=1")
     assert cfg.task.weights == str(Path.cwd() / "some/run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", slow("bf16")])
 def test_frozen_parts_stay_bit_for_bit(pretrained: Path, tmp_path: Path, precision: str) -> None:
     """Parameters, buffers and their moving average; a run goes on, and is scored, without the file."""
@@ -190,6 +194,7 @@ def test_frozen_parts_stay_bit_for_bit(pretrained: Path, tmp_path: Path, precisi
     assert scores["loss"] == pytest.approx(result(run)["test/loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_overfitting_a_batch(pretrained: Path, tmp_path: Path) -> None:
     run = start_run(
         tmp_path / "run", *NET, "task=finetune", f"task.weights={pretrained}", "task.frozen=[stem]",
@@ -208,6 +213,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["micro-batches", slow("two ranks"), slow("sharded")])
 def test_ranks_and_micro_batches_change_nothing(pretrained: Path, tmp_path: Path, way: str) -> None:
     """Frozen BatchNorm uses its saved statistics, so this model's steps do not depend on the shares of the batch."""
@@ -240,6 +246,7 @@ def test_killed_twice_equals_undisturbed(pretrained: Path, tmp_path: Path) -> No
     assert metrics(killed) == metrics(straight)
 
 
+@pytest.mark.slow
 def test_only_a_run_that_begins_reads_the_weights() -> None:
     config = Config.of(compose(*NET, "task=finetune", "task.weights=gone", "trainer.max_steps=1"))
     machine = hardware.resolve_hardware(config.hardware, config.trainer)

@@ -41,6 +41,7 @@ class TestGan(method.Promises):
     monitor = "critic/penalty"
 
 
+@pytest.mark.slow
 def test_the_generator_takes_turns(tmp_path: Path) -> None:
     """It moves in every second step, and its moving average with it; the critic moves in all."""
     run = (*method.SMALL, *RUN, "trainer.log_every=1", "trainer.ema_decay=0.9", "optim/schedule=constant")
@@ -76,6 +77,7 @@ def test_the_penalty_is_that_of_the_paper() -> None:
     torch.testing.assert_close(grads, 2 * (1 - 1 / critic.weight.norm()) * critic.weight)
 
 
+@pytest.mark.slow
 def test_evaluate_scores_with_the_critic_of_the_checkpoint(tmp_path: Path) -> None:
     """Two ranks whose critics have met other samples: rank 0's running statistics are what is saved and what scores."""
     run = (
@@ -108,6 +110,7 @@ def test_replicas_learn_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert method.scores(other) == pytest.approx(method.scores(one), rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_learning_rate_of_its_own(tmp_path: Path) -> None:
     """optim.lr_factors tells the networks apart by their names."""
     folder = start_run(tmp_path, *method.SMALL, *RUN, "+optim.lr_factors={critic: 0.5}", "trainer.max_steps=1")
@@ -115,6 +118,7 @@ def test_a_learning_rate_of_its_own(tmp_path: Path) -> None:
     assert factors == [0.5, 0.5, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "line"), [
     (("model.num_outputs=10",), "model: generates (10,) values a sample, batch['x'] has (1, 8, 8)"),
     (("trainer=fsdp", "hardware.num_procs=2"), "trainer=fsdp: WGAN holds parameters beside the model (critic.0"),
@@ -125,6 +129,7 @@ def test_what_cannot_be(tmp_path: Path, overrides: tuple[str, ...], line: str) -
         start_run(tmp_path / "run", *method.SMALL, *RUN, *overrides)
 
 
+@pytest.mark.slow
 @needs("conf/callback/pictures.yaml")
 @pytest.mark.parametrize("ranks", [1, slow(2)])
 def test_pictures_are_what_the_task_shows(tmp_path: Path, ranks: int) -> None:

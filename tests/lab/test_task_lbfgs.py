@@ -48,6 +48,7 @@ def test_it_is_torch_s_own(tmp_path: Path, more: tuple[str, ...]) -> None:
         plain.assert_trained(folder, model)
 
 
+@pytest.mark.slow
 def test_clipped_gradients_are_not_those_of_its_loss(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^trainer\.clip_norm=1\.0: LBFGS searches along the gradients of the loss"):
         start_run(tmp_path, *method.SMALL, *RUN[:-1])

@@ -80,6 +80,7 @@ def test_groups_hold_each_label_once(groups: list[list[int]]) -> None:
         Grouped(groups)
 
 
+@pytest.mark.slow
 def test_a_score_of_its_own_may_be_monitored(tmp_path: Path) -> None:
     """Its terms are names of the yaml; another name is refused before anything is built."""
     run = (*method.SMALL, *RUN, "trainer.max_steps=2")

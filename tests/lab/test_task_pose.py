@@ -56,6 +56,7 @@ class TestPose(method.Shipped):
     overfits_to = 0.3
 
 
+@pytest.mark.slow
 def test_the_command_in_the_yaml_runs(tmp_path: Path, run: tuple[str, ...]) -> None:
     fields = ("task=pose", "data.fields.x=part", "data.fields.y=S", "+data.fields.name=images")
     folder = start_run(tmp_path, *method.SMALL, *run[:2], *fields, "trainer.max_steps=1", "model.hidden=[8]")

@@ -49,6 +49,7 @@ def test_it_is_the_paper_s_algorithm(tmp_path: Path, more: tuple[str, ...]) -> N
     assert min(sharpness) > 0
 
 
+@pytest.mark.slow
 def test_once_a_step(tmp_path: Path) -> None:
     """Two passes, but one step of the schedule, of the average and of what is logged; fp16's skipped steps too."""
     more = ("hardware.precision=fp16", "trainer.ema_decay=0.5", "trainer.max_steps=3", "trainer.keep_best=0")

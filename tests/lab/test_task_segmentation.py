@@ -36,6 +36,7 @@ def test_the_recipe_learns(tmp_path: Path) -> None:
     assert method.scores(run)["test/iou"] > 0.7
 
 
+@pytest.mark.slow
 def test_masks_of_a_file(tmp_path: Path) -> None:
     """As the yaml says: the classes are counted, the pixels of no class left out; images of odd sides."""
     random = np.random.default_rng(0)
@@ -96,6 +97,7 @@ def test_doubled_is_nearest_interpolation() -> None:
     assert torch.equal(doubled(x), F.interpolate(x, scale_factor=2, mode="nearest"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "line"),
     [

@@ -41,6 +41,7 @@ def overrides(path: Path) -> tuple[str, ...]:
     return ("experiment=streaming", f"data.path={path}", *SMALL, "optim.lr=1e-2")
 
 
+@pytest.mark.slow
 class TestStreaming(method.Promises):
     overfits_to = 0.3
     overfit_steps = 150  # 32 windows from all over the text
@@ -61,6 +62,7 @@ def losses_of(model: Any, rows: torch.Tensor, hidden: torch.Tensor | None) -> tu
     return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()), state["hidden"].detach()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("hardware.micro_batch_size=5", "trainer.eval_every=2")])
 def test_it_is_a_plain_loop(tmp_path: Path, path: Path, more: tuple[str, ...]) -> None:
     """The weights after a wrap of the lanes, the states, and the score of lanes of unequal length; for micro-batches,
@@ -89,6 +91,7 @@ def test_it_is_a_plain_loop(tmp_path: Path, path: Path, more: tuple[str, ...]) -
     assert method.scores(folder)["val/loss"] == pytest.approx(total / VAL, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_evaluations_leave_the_states(tmp_path: Path, path: Path) -> None:
     runs = [
         start_run(tmp_path / every, *method.SMALL, *overrides(path), f"trainer.eval_every={every}")
@@ -99,6 +102,7 @@ def test_evaluations_leave_the_states(tmp_path: Path, path: Path) -> None:
         assert_equal(often[part], never[part])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(1, 2), pytest.param(2, 3, marks=pytest.mark.slow)])
 def test_lanes_are_dealt_anew_to_other_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Path, before: int, after: int
@@ -128,6 +132,7 @@ def test_lanes_are_dealt_anew_to_other_ranks(
     assert method.scores(killed) == pytest.approx(method.scores(straight), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_whole_lanes(tmp_path: Path, path: Path) -> None:
     """Each row once, by one process or two, in batches smaller than the lanes."""
     from lab.predict import Prediction, predict
@@ -158,6 +163,7 @@ def test_a_lane_that_is_not_finite_begins_anew() -> None:
     assert states.read(batch | {"position": torch.tensor([1, 0])}, initial)["h"].tolist() == [[0, 0], [0, 0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "line"),
     [
@@ -177,6 +183,7 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path, path: Path, override: str
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_another_batch_size_cannot_go_on(tmp_path: Path, path: Path) -> None:
     folder = start_run(tmp_path / "run", *method.SMALL, *overrides(path), "trainer.max_steps=2")
     config = OmegaConf.load(folder / "config.yaml")

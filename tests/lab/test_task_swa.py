@@ -57,6 +57,7 @@ def in_plain_torch(model: nn.Module) -> nn.Module:
     return mean.module.eval()
 
 
+@pytest.mark.slow
 def test_it_is_torchs_average_and_update_bn(tmp_path: Path) -> None:
     """And that is what is in result.json, evaluated, loaded and exported."""
     run = (*method.SMALL, *RESNET, *plain.PLAIN)
@@ -76,6 +77,7 @@ def test_it_is_torchs_average_and_update_bn(tmp_path: Path) -> None:
     assert score_checkpoint(folder, "val", [])["loss"] == pytest.approx(losses.mean().item(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_killed_while_it_averages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, the statistics too: they are made anew at each evaluation and save, and leave training as it was."""
     run = (*method.SMALL, *RESNET)
@@ -91,6 +93,7 @@ def test_killed_while_it_averages(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert method.scores(killed) == method.scores(straight)
 
 
+@pytest.mark.slow
 def test_statistics_are_computed_once_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often a step's average is asked for: by the evaluation, the best checkpoint and the last."""
     calls: list[None] = []
@@ -119,6 +122,7 @@ def test_other_statistics_are_the_model_s(statistics: int) -> None:
     assert torch.equal(mean[1].running_mean, model[1].running_mean) == (statistics == 0)
 
 
+@pytest.mark.slow
 def test_one_average_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.ema_decay=0\.9: SWA averages the weights by a rule of its own"):
         start_run(tmp_path, *method.SMALL, "task=swa", "trainer.ema_decay=0.9")

@@ -30,6 +30,7 @@ class TestVAE(method.Shipped):
         return RUN
 
 
+@pytest.mark.slow
 def test_the_noise_is_the_sample_s(tmp_path: Path) -> None:
     """In an evaluation the row's: the same scores each time, and in batches of any size."""
     from lab.restore import score_checkpoint
@@ -42,6 +43,7 @@ def test_the_noise_is_the_sample_s(tmp_path: Path) -> None:
     assert scores[0]["loss"] == pytest.approx(result(folder)["val/loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_learned_can_be_drawn_from(tmp_path: Path) -> None:
     from lab import load_run
 
@@ -87,6 +89,7 @@ def test_draws_of_a_normal_distribution() -> None:
     assert (together - torch.eye(8)).abs().max() < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [

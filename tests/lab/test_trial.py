@@ -36,6 +36,7 @@ def same(key: str) -> bool:
     return key in SAME or below or key.endswith(".seed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", CONFIGS)
 def test_each_value_of_a_config_tells_jobs_apart_but_those_listed(overrides: tuple[str, ...]) -> None:
     cfg = compose("logger=none", *overrides)
@@ -70,6 +71,7 @@ def test_the_second_batch_of_an_evaluation_counts(monkeypatch: pytest.MonkeyPatc
     assert lab.trial._eval_s(state, loader, None, world, 0) == 0  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "every", "evaluations"), [(7, 3, 3), (6, 3, 2), (2, 3, 1), (2, "null", 0)])
 def test_the_evaluation_at_the_end_counts(
     monkeypatch: pytest.MonkeyPatch, steps: int, every: Any, evaluations: int

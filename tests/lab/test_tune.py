@@ -66,6 +66,7 @@ def with_memory(free: int, function: Callable[..., Any], *args: Any) -> Any:
     return in_a_child("trial", function, *args)
 
 
+@pytest.mark.slow
 def test_the_largest_micro_batch_is_between_one_that_fits_and_one_that_does_not(tried: Tried) -> None:
     size, sizes = tried(120, *WIDE)
     good, bad = ([n for n, fits in sizes.items() if fits is kind] for kind in (True, False))
@@ -84,10 +85,12 @@ def test_a_gpu_is_named_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tune.Trial.of(compose(*QUICK, "trainer.max_steps=2")).one.device == torch.device("cuda", 0)
 
 
+@pytest.mark.slow
 def test_a_whole_share_is_tried_once(tried: Tried) -> None:
     assert tried(10_000, "trainer.global_batch_size=64", "trainer.max_steps=2") == (64, {64: True})
 
 
+@pytest.mark.slow
 def test_a_search_that_takes_long_says_what_it_does(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +101,7 @@ def test_a_search_that_takes_long_says_what_it_does(
         assert capfd.readouterr().err == said
 
 
+@pytest.mark.slow
 def test_no_memory_for_a_single_sample_is_one_line(tried: Tried) -> None:
     with pytest.raises(ConfigError, match="trial: one sample at a time finds no memory"):
         tried(20, "model.hidden=[1000000]", "trainer.global_batch_size=4", "trainer.max_steps=2")
@@ -139,11 +143,13 @@ def ddp_wraps_a_rank(cfg: DictConfig) -> bool:
         return isinstance(nets[""], DistributedDataParallel)
 
 
+@pytest.mark.slow
 def test_a_trial_is_a_rank_of_the_run() -> None:
     cfg = compose(*QUICK, "hardware.num_procs=2", "trainer.max_steps=2", "trainer=ddp")
     assert in_a_child("trial", ddp_wraps_a_rank, cfg)  # its buckets stay between the steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["hardware.precision=fp16", "trainer.non_finite=skip"])
 @pytest.mark.parametrize("kernel", ["foreach", "fused"])
 def test_a_trial_leaves_no_step_out(monkeypatch: pytest.MonkeyPatch, option: str, kernel: str) -> None:
@@ -162,6 +168,7 @@ def test_a_trial_leaves_no_step_out(monkeypatch: pytest.MonkeyPatch, option: str
     assert [state["step"] for state in seen[0].optimizer[""].state.values()] == [2, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_two_ranks_find_what_fits_into_half_of_the_memory(tried: Tried) -> None:
     size, sizes = tried(250, *WIDE, "trainer.global_batch_size=1440", "trainer=ddp", "hardware.num_procs=2")
     assert max(sizes) == 720  # a rank's share
@@ -180,6 +187,7 @@ def test_the_fullest_of_the_ranks_gpus_decides(monkeypatch: pytest.MonkeyPatch) 
     assert shares == pytest.approx([memory.USED * each / 100 for each in free])
 
 
+@pytest.mark.slow
 def test_what_one_gpu_cannot_try_is_refused() -> None:
     with pytest.raises(ConfigError, match="trainer=dp uses several - use trainer=ddp, or give a number"):
         tune.check_can_try(compose(*QUICK, "trainer=dp", checked=False))
@@ -188,6 +196,7 @@ def test_what_one_gpu_cannot_try_is_refused() -> None:
     tune.check_can_try(compose(*QUICK, "trainer=fsdp", "hardware.num_procs=1", "trainer.max_steps=2"))
 
 
+@pytest.mark.slow
 def test_a_static_graph_has_no_smaller_micro_batches(tried: Tried) -> None:
     with pytest.raises(ConfigError, match=r"trainer.ddp.static_graph=true takes no smaller micro-batches"):
         tried(120, *WIDE, "trainer=ddp", "trainer.ddp.static_graph=true", "hardware.num_procs=2")
@@ -250,6 +259,7 @@ def test_a_stage_that_is_none_is_one_line() -> None:
     assert done.stderr == "error: lrs: neither a stage (micro_batch, threads, loader, lr) nor key=value\n"
 
 
+@pytest.mark.slow
 def test_a_stage_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     given = [*QUICK, "trainer.max_steps=2", "hardware.channels_last=true", f"hydra.run.dir={tmp_path}/tune"]
     done = warm.run([*TUNE, "lr", *given], capture_output=True, text=True, timeout=limit(30))
@@ -259,6 +269,7 @@ def test_a_stage_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path) -> No
     assert not (tmp_path / "tune").exists()
 
 
+@pytest.mark.slow
 def test_ranks_of_torchrun_do_not_tune(tmp_path: Path) -> None:
     rank = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
             "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "one"}  # fmt: skip
@@ -270,6 +281,7 @@ def test_ranks_of_torchrun_do_not_tune(tmp_path: Path) -> None:
     assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
 
 
+@pytest.mark.slow
 def test_the_rates_of_many_ranks_need_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(trial: tune.Trial) -> None:
         raise MemoryError

@@ -146,6 +146,7 @@ def check_equal(conf: Any, swept: Any, choices: list[str], more: list[str]) -> N
 options = st.lists(st.sampled_from(GROUPS), max_size=2, unique_by=lambda t: t[:5])
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(jobs, options, st.lists(st.sampled_from(ODD), max_size=1))
 def test_each_job_is_what_hydra_composes(conf: Any, swept: Any, choices: list[str], more: list[str]) -> None:
@@ -159,6 +160,7 @@ def test_each_of_many_jobs_is_what_hydra_composes(conf: Any, swept: Any, choices
     check_equal(conf, swept, choices, more)
 
 
+@pytest.mark.slow
 def test_plain_values_are_composed_once_and_what_follows_them_is_resolved(
     conf: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def differences(scores: np.ndarray, paired: bool = True, mode: str = "min") -> l
     return [found for found in against_best(rows_of(scores, paired), mode) if found]
 
 
+@pytest.mark.slow
 def test_the_t_distribution_is_that_of_the_tables() -> None:
     for df, quantile in T.items():
         assert t_quantile(0.95, df) == pytest.approx(quantile, abs=6e-4)
@@ -113,6 +114,7 @@ def test_scores_without_any_spread_or_difference() -> None:
     assert [(each.verdict, each.low, each.effect) for each in apart] == [("differs", 1.0, None), ("differs", 2.0, None)]
 
 
+@pytest.mark.slow
 def test_false_findings_and_intervals_quickly() -> None:
     for rows, seeds, paired in ((2, 3, False), (5, 3, True), (10, 5, True), (20, 4, False)):
         level, coverage = level_and_coverage(rows, seeds, paired, 4000)
@@ -120,6 +122,7 @@ def test_false_findings_and_intervals_quickly() -> None:
         assert 0.935 < coverage < 0.965
 
 
+@pytest.mark.slow
 def test_rows_that_differ_make_room_for_others() -> None:
     """Of 12 rows 10 are far off: left with one other, its test is the t test of the pairs."""
     random = np.random.default_rng(1)

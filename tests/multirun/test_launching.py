@@ -55,6 +55,7 @@ sys.exit(100 + Kept(act).run())
 """
 
 
+@pytest.mark.slow
 def test_a_terminal_that_goes_away_ends_the_jobs_and_no_print_raises(tmp_path: Path) -> None:
     process, terminal = in_a_terminal(sys.executable, "-c", HUNG_UP, str(tmp_path / "begun"))
     wait_for((tmp_path / "begun").exists, process)

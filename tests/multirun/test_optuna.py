@@ -182,6 +182,7 @@ def test_mistakes_in_a_condition(overrides: list[str], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["TPESampler", slow("CmaEsSampler"), slow("QMCSampler"), slow("NSGAIISampler")])
 def test_a_conditional_search_is_drawn_again_exactly(tmp_path: Path, kind: str) -> None:
     """Killed with a trial begun, and started again: the same draws as undisturbed, none where the condition is off."""
@@ -206,6 +207,7 @@ def test_a_conditional_search_is_drawn_again_exactly(tmp_path: Path, kind: str) 
         a_search(settings(), [OPTIM[0].replace("sgd", "muon"), *arguments[1:]], LOSS, "s", tmp_path / "straight")
 
 
+@pytest.mark.slow
 def test_every_combination_of_a_conditional_space_once(tmp_path: Path) -> None:
     arguments = ["a=range(3)", "b=tag('if a=1,2',choice(x,y))", "c=tag('if b=y',range(2))"]
     search = a_search(settings(sampler=sampler("BruteForceSampler"), n_trials=50), arguments, LOSS, "s", tmp_path)
@@ -294,6 +296,7 @@ def test_failed_trials_count_and_are_tried_again_on_request(tmp_path: Path) -> N
     assert [t.number for t in search.ended()] == [1]
 
 
+@pytest.mark.slow
 def test_every_combination_once_and_no_more(tmp_path: Path) -> None:
     search = a_search(
         settings(sampler=sampler("BruteForceSampler"), n_trials=50),
@@ -308,6 +311,7 @@ def test_every_combination_once_and_no_more(tmp_path: Path) -> None:
     assert len({json.dumps(t.params) for t in search.ended()}) == 12
 
 
+@pytest.mark.slow
 def test_the_storage_is_a_file_of_the_sweep_and_keeps_to_one_search(tmp_path: Path) -> None:
     search = a_search(settings(), [*SPACE, "trainer.max_steps=1", "logger=none"], LOSS, "digits/lr", tmp_path)
     search.ask()
@@ -393,6 +397,7 @@ def trial_directory(sweep_dir: Path, **arguments: Any) -> tuple[Path, Any]:
 PRUNED = [*QUICK, "trainer.max_steps=40", "trainer.eval_every=4", "trainer.log_every=10"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [slow(1), 2])
 def test_a_pruned_run_stops_on_all_ranks_and_leaves_nothing(tmp_path: Path, ranks: int) -> None:
     run_dir, study = trial_directory(tmp_path, n_warmup_steps=2)
@@ -428,6 +433,7 @@ def test_wandb_is_told_of_the_trial_and_its_pruning(tmp_path: Path) -> None:
     assert (status_of(run_dir), EXIT_CODES["pruned"]) == ("pruned", 0)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_its_search_cannot_be_reached(tmp_path: Path) -> None:
     run_dir, _ = trial_directory(tmp_path)
     os.remove(tmp_path / "study.db")

@@ -207,6 +207,7 @@ def test_one_process_drives_a_search(tmp_path: Path) -> None:
     assert trial_states(tmp_path / "s") == ["RUNNING"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -226,6 +227,7 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path, arguments: tupl
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_without_optuna_it_says_how_to_install_it(tmp_path: Path) -> None:
     hidden = "import sys\nsys.modules['optuna'] = None\n"
     (tmp_path / "sitecustomize.py").write_text(hidden)

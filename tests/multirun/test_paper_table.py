@@ -95,6 +95,7 @@ def csv_rows(made: Table) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(paper_csv(made))))
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("seed", range(8))
 def test_every_number_is_that_of_a_few_lines_by_hand(seed: int) -> None:
     given = drawn(np.random.default_rng(seed))
@@ -293,6 +294,7 @@ def test_curves_stand_where_their_samples_hours_and_flop_are() -> None:
         assert line.high[0] - line.mean[0] == pytest.approx(statistics.stdev([0.4, 0.5]))
 
 
+@pytest.mark.slow
 def test_figures_have_the_asked_width_and_embedded_truetype(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from multirun.report.figures import draw_paper
@@ -345,6 +347,7 @@ def report(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return warm.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit(60))
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table_and_names_its_files(sweep: Path) -> None:
     done = report(sweep, "--per", "model", "--show", "test/loss")
     assert done.returncode == 0, done.stderr
@@ -356,6 +359,7 @@ def test_the_command_prints_the_table_and_names_its_files(sweep: Path) -> None:
     assert not find_spec("plotly") or '"title":"The paper\'s table"' in (sweep / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_test_score_chooses_only_where_that_is_asked_for_and_said(sweep: Path) -> None:
     for wanted in ((), ("--save-best",), ("--per", "model", "--show", "test/loss")):
         done = report(sweep, "--score", "test/loss:max", *wanted)
@@ -372,6 +376,7 @@ def test_a_test_score_chooses_only_where_that_is_asked_for_and_said(sweep: Path)
     assert all("CHOSEN ON TEST" in (sweep / name).read_text() for name in files)
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("wanted", [("--per", "model"), ("--show", "test/loss"), ("--columns", "data")])
 def test_half_a_table_is_a_mistake(sweep: Path, wanted: tuple[str, ...]) -> None:
     done = report(sweep, *wanted)

@@ -67,6 +67,7 @@ def job_dirs(folder: Path) -> list[Path]:
     return [folder / job["key"] for job in jobs]
 
 
+@pytest.mark.slow
 def test_groups_over_seeds_are_the_means_of_the_result_files(sweep: Path) -> None:
     found = {row["optim.lr"]: row for row in rows(sweep / "groups.csv")}
     assert list(found) == ["0.1", "0.001", "1e+30"]  # the best first
@@ -78,6 +79,7 @@ def test_groups_over_seeds_are_the_means_of_the_result_files(sweep: Path) -> Non
     assert (found["1e+30"]["val/loss n"], found["1e+30"]["failures"]) == ("0", "3")
 
 
+@pytest.mark.slow
 def test_the_report_says_which_failed_and_why(sweep: Path) -> None:
     text = (sweep / "report.md").read_text()
     assert "9 jobs: 6 finished, 3 failed" in text
@@ -88,6 +90,7 @@ def test_the_report_says_which_failed_and_why(sweep: Path) -> None:
     assert all("not finite" in row["why no score"] and not row["val/loss"] for row in failed)
 
 
+@pytest.mark.slow
 def test_every_file_says_what_the_seeds_can_tell(sweep: Path) -> None:
     names = ["report.md", "table.tex", *(["report.html"] if find_spec("plotly") else [])]
     texts = [(sweep / name).read_text().partition('id="data">')[2 * (name == "report.html")] for name in names]
@@ -95,6 +98,7 @@ def test_every_file_says_what_the_seeds_can_tell(sweep: Path) -> None:
     assert "too few seeds" not in texts[0]
 
 
+@pytest.mark.slow
 def test_jobs_in_every_state_are_shown(copy: Path) -> None:
     """One whose process is gone, one that runs, one waits, one was stopped, one pruned, one has a NaN as its score."""
     states = ["running", "running", "queued", "preempted", "pruned", "finished"]
@@ -120,6 +124,7 @@ def test_jobs_in_every_state_are_shown(copy: Path) -> None:
     assert best_group(study) is None  # nothing has a score
 
 
+@pytest.mark.slow
 def test_a_lucky_seed_is_not_the_best(copy: Path) -> None:
     one = job_dirs(copy)[0]  # lr 0.001, worse than 0.1 by far
     write_json(one / "result.json", {**result(one), "val/loss": 1e-9})
@@ -133,6 +138,7 @@ def test_a_lucky_seed_is_not_the_best(copy: Path) -> None:
     assert "lr=0.001 has a better mean, 1e-09, but of 1 of 3 seeds only" in (copy / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_override_list_gives_the_best_run_s_config(sweep: Path) -> None:
     best = best_group(read_study(PROJECT, [sweep]))
     assert best is not None
@@ -192,6 +198,7 @@ def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path
     assert scores == {key: first.result[key] for key in scores}
 
 
+@pytest.mark.slow
 def test_save_best_refuses_what_a_yaml_cannot_say(copy: Path, experiment: Path) -> None:
     for best in job_dirs(copy)[3:6]:
         config = yaml.safe_load((best / "config.yaml").read_text())
@@ -204,6 +211,7 @@ def test_save_best_refuses_what_a_yaml_cannot_say(copy: Path, experiment: Path) 
     assert not experiment.exists()
 
 
+@pytest.mark.slow
 def test_a_comparison_of_any_runs(sweep: Path, tmp_path: Path) -> None:
     runs = [str(job_dirs(sweep)[i]) for i in (0, 1, 3)]
     done = warm.run([*REPORT, *runs, "--out", str(tmp_path / "cmp")], capture_output=True, text=True, timeout=limit(60))
@@ -217,6 +225,8 @@ def test_a_comparison_of_any_runs(sweep: Path, tmp_path: Path) -> None:
     assert len(groups(study)) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -235,6 +245,7 @@ def test_a_mistake_is_one_line(sweep: Path, tmp_path: Path, arguments: list[str]
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_without_the_extra_csv_and_markdown_are_written(sweep: Path, tmp_path: Path) -> None:
     """And neither torch nor Hydra nor W&B is imported for them."""
     code = """
@@ -266,6 +277,7 @@ sys.exit(status)
     assert note in (tmp_path / "out/report.md").read_text()
 
 
+@pytest.mark.slow
 def test_write_never_raises(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copy / "sweep.json").write_text("{")
     assert write(PROJECT, copy) == []
@@ -273,6 +285,7 @@ def test_write_never_raises(copy: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert re.fullmatch(r"no report \(.*\); later: ./run report .*\n", said)
 
 
+@pytest.mark.slow
 def test_the_page_asks_no_network_and_holds_the_numbers(sweep: Path) -> None:
     pytest.importorskip("plotly", reason="extra `report`")
     study = read_study(PROJECT, [sweep])
@@ -290,6 +303,7 @@ def test_the_page_asks_no_network_and_holds_the_numbers(sweep: Path) -> None:
     assert [(axis["key"], axis["kind"], axis["named"]) for axis in held["axes"]] == [("optim.lr", "log", False)]
 
 
+@pytest.mark.slow
 def test_a_name_of_a_value_cannot_break_the_page(sweep: Path) -> None:
     pytest.importorskip("plotly", reason="extra `report`")
     evil = "</script><script>alert(1)</script>"
@@ -298,6 +312,7 @@ def test_a_name_of_a_value_cannot_break_the_page(sweep: Path) -> None:
     assert json.loads(text.partition('id="data">')[2].partition("</script>")[0])["name"] == evil
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn(sweep: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="extra `report`")
     columns = {"optim.lr": [10**-i for i in (1, 2, 3, 4)] * 6, "width": [16] * 8 + [32] * 8 + [64] * 8}
@@ -368,6 +383,7 @@ def test_importance_of_a_search_is_optuna_s() -> None:
     assert importance(made("x", columns, [1.0, 2.0] + [None] * 25)) is None  # two scores say nothing
 
 
+@pytest.mark.slow
 def test_a_key_that_only_some_jobs_have_is_shown_for_these(tmp_path: Path) -> None:
     """optim.momentum, searched with sgd alone: its axis stays one of numbers, and the other jobs' lines pass it by."""
     pytest.importorskip("optuna", reason="importance needs it")
@@ -412,6 +428,7 @@ def test_pareto_holds_those_that_nothing_beats() -> None:
     assert "**Best: a=4**, val/accuracy 0.95" in text
 
 
+@pytest.mark.slow
 def test_a_band_is_of_the_seeds_that_have_come_so_far(sweep: Path) -> None:
     study = made("x", {"a": [1, 1, 1, 1]}, [1.0, 1.0, 1.0, None])
     curves = [[(1, 1.0), (2, 2.0), (3, 9.0)], [(1, 3.0), (2, 4.0)], [], [(1, 100.0)]]

@@ -65,6 +65,7 @@ def test_names_and_places(tmp_path: Path) -> None:
         subprocess.run(["rm", "-r", str(folder)], check=False)
 
 
+@pytest.mark.slow
 def test_an_error_in_job_7_stops_the_sweep_before_job_0(tmp_path: Path) -> None:
     done = call(*SWEEP, "seed=0,1,2,3,4,5,6,-7,8", f"hydra.sweep.dir={tmp_path}/s")
     assert done.returncode == 2
@@ -74,6 +75,7 @@ def test_an_error_in_job_7_stops_the_sweep_before_job_0(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [

@@ -76,6 +76,7 @@ def change(path: Path, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new))
 
 
+@pytest.mark.slow
 def test_jobs_of_an_edited_default_are_no_seeds_of_one_configuration(
     command: Command, conf: Path, tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_jobs_of_an_edited_default_are_no_seeds_of_one_configuration(
     assert {"optim.lr", "seed"} <= {column["key"] for column in shown["columns"]}
 
 
+@pytest.mark.slow
 def test_code_that_was_edited_between_two_commands_is_said(
     command: Command, conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_run_is_equal_to_itself_started_again_and_stays_as_it_is(whole: Path) 
     assert files(whole) == before
 
 
+@pytest.mark.slow
 def test_its_first_steps_are_compared_alone(whole: Path, tmp_path: Path) -> None:
     """Under the schedule of the whole run. The evaluation of the last step is compared too."""
     found = recompute.verify(PROJECT, whole, 12, recompute.HERE, tmp_path / "again")
@@ -181,6 +182,7 @@ def test_a_gpu_computes_to_rounding_unless_deterministic(tmp_path: Path) -> None
         assert recompute.surroundings_differ(now, now, cfg, 1, tmp_path) == said
 
 
+@pytest.mark.slow
 def test_what_a_resume_has_changed_is_put_back(whole: Path, copied: Path) -> None:
     """The first steps are compared under the values that they had."""
     from engine.config import read_config
@@ -222,6 +224,7 @@ def test_a_resume_with_other_code_is_recorded(copied: Path, monkeypatch: pytest.
     assert [str(code) for code in environment.codes_of(PROJECT.root, copied)] == ["no commit"]
 
 
+@pytest.mark.slow
 def test_stop_at_step_leaves_the_schedule_and_the_bits(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as stopped:
         start_run(tmp_path / "run", *RUN, "process.stop_at_step=9")
@@ -248,6 +251,7 @@ def test_mistakes_are_named(whole: Path, steps: int | None, commit: str, said: s
         recompute.verify(PROJECT, whole, steps, commit)
 
 
+@pytest.mark.slow
 def test_the_second_run_has_the_firsts_threads_and_ranks_but_no_time_limit_and_no_logger(tmp_path: Path) -> None:
     ranks = ("trainer=ddp", "hardware.num_procs=auto")
     cfg = compose(*RUN, *ranks, "process.max_time=1h")
@@ -287,6 +291,7 @@ CHANGES: list[Callable[[dict[str, Any], dict[str, Any]], None]] = [
 ASKED: list[dict[str, Any]] = [{}, {"commit": "own"}, {"commit": "HEAD"}, {"diff": True}]
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(("change", "asked"), [(one, ASKED[i % len(ASKED)]) for i, one in enumerate(CHANGES)])
 def test_the_present_check_comes_before_anything_starts(
     copied: Path, change: Callable[[dict[str, Any], dict[str, Any]], None], asked: dict[str, Any],

@@ -135,6 +135,7 @@ def overrides_with(choice: str, folder: Path) -> list[str]:
     return [*both, *made, *files, *parts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", OPTIONS)
 def test_every_yaml_composes_and_builds(choice: str, tmp_path: Path) -> None:
     if choice == "optim=muon" and not hasattr(torch.optim, "Muon"):
@@ -156,6 +157,7 @@ def test_every_yaml_composes_and_builds(choice: str, tmp_path: Path) -> None:
     assert all(math.isfinite(schedule(step, 100)) for step in range(101))
 
 
+@pytest.mark.slow
 @conftest.needs("conf/experiment/sequences.yaml")
 @pytest.mark.parametrize("order", ["shuffled", "sequential", "class_balanced", "weighted", "epochs", "chunk_windows"])
 def test_debug_overfit_repeats_the_first_samples_of_any_order(order: str) -> None:
@@ -428,6 +430,7 @@ def test_the_real_error_of_a_module_that_does_not_import(zoo: Path, text: str, e
     assert "\n" not in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"]])
 def test_showing_help_and_config_imports_no_heavy_library(arguments: list[str], tmp_path: Path) -> None:
     code = (
@@ -448,6 +451,7 @@ def test_showing_help_and_config_imports_no_heavy_library(arguments: list[str], 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("arguments", "sweeper", "launcher"),
     [

@@ -175,6 +175,7 @@ def refused(command: str, run: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(("name", "kind"), [(CHECKPOINT, "pipe"), ("media/deep/2.png", "link")])
 def test_no_command_waits_for_a_pipe_or_follows_a_link(
@@ -185,6 +186,7 @@ def test_no_command_waits_for_a_pipe_or_follows_a_link(
     assert f"{run}/{name}: is " in line
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(("command", "name", "kind"), damaged())
 def test_a_file_that_no_run_wrote_is_one_line(
     command: str, name: str, kind: str, run: Path, capsys: pytest.CaptureFixture[str]
@@ -225,6 +227,7 @@ def test_a_sweeps_ledger_too(kind: str, tmp_path: Path) -> None:
             assert read() == 2
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     "text",
     ["a: &b 1", "a: [&b 1, *b]", "a: &a [*a]", "a: !!python/name:os.system x", "a: !!str 1", "a: !x {}",
@@ -264,6 +267,7 @@ def test_sizes(tmp_path: Path) -> None:
         read_json(tmp_path / "deep.json")
 
 
+@pytest.mark.slow
 def test_folders_that_lead_round_in_a_ring_or_deep_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / name).symlink_to(tmp_path)

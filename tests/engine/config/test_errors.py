@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import one_quick, sample_of
+from conftest import sample_of
 
 import train
 from engine.errors import ConfigError, RunFailed
@@ -69,9 +69,10 @@ def call(
     return call
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("arguments", "line"),
-    one_quick([
+    [
         (["optim.lrr=1"], "optim.lrr: no such key - did you mean optim.lr? (optim has: decay_norms_and_biases, lr_factors, schedule, lr, betas, weight_decay)"),
         (["model.hiden.x=3"], "model.hiden: no such key - did you mean model.hidden? (model has: input_shape, num_outputs, hidden, dropout)"),
         (["optim.lr.x=3"], "optim.lr.x: optim.lr is a value, not a group"),
@@ -130,7 +131,7 @@ def call(
             (["data=h5", "data.fields.z=image"], "data.fields.z: no such key (data.fields has: x, y) - what is new is added with a plus, +data.fields.z=image"),
             (["sweep.retry_failed=true"], "sweep.retry_failed=true: of a multirun, and would have no effect here - add -m, or leave it out"),
         ]),
-    ], every=3),
+    ],
 )  # fmt: skip
 def test_one_line(call: Call, started: list[Any], tmp_path: Path, arguments: list[str], line: str) -> None:
     status, shown = call("data=synthetic", *arguments)
@@ -141,6 +142,7 @@ def test_one_line(call: Call, started: list[Any], tmp_path: Path, arguments: lis
     assert not (tmp_path / "runs" / "sweep").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -157,9 +159,10 @@ def test_one_line_that_lists_all_groups(call: Call, arguments: list[str], line: 
     assert shown[0].startswith(line)
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("text", "line"),
-    one_quick([
+    [
         ("# @package _global_\nmonitr: 3", f"monitr: no such key - did you mean monitor? {ROOT_HAS}"),
         ("# @package _global_\nmax_steps: 3", f"max_steps: no such key - did you mean trainer.max_steps? {ROOT_HAS}"),
         ("# @package _global_\ntrainer: {max_step: 3}", f"trainer.max_step: no such key - did you mean trainer.max_steps? {TRAINER_HAS}"),
@@ -173,7 +176,7 @@ def test_one_line_that_lists_all_groups(call: Call, arguments: list[str], line: 
         ("# @package _global_\ndefaults: 3", "Invalid defaults list in 'experiment/new', defaults must be a list (got int)"),
         ("# @package _global_\ndefaults: [digts]", "experiment=digts: no such option - did you mean experiment=digits? (experiment has: {options}) (named in experiment/new.yaml)"),
         ("seed: 3", "experiment: its yaml must begin with '# @package _global_' to override the whole config"),
-    ], every=3),
+    ],
 )  # fmt: skip
 def test_one_line_for_a_mistake_inside_a_yaml(call: Call, tmp_path: Path, text: str, line: str) -> None:
     (tmp_path / "mine" / "experiment").mkdir(parents=True)
@@ -183,6 +186,7 @@ def test_one_line_for_a_mistake_inside_a_yaml(call: Call, tmp_path: Path, text: 
     assert call("--config-dir", f"{tmp_path}/mine", "data=synthetic", "experiment=new") == (2, [f"error: {line}"])
 
 
+@pytest.mark.slow
 def test_recipes_that_include_each_other_are_one_line(call: Call, tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     for name, other in (("a", "b"), ("b", "/experiment/a")):
@@ -207,6 +211,7 @@ def test_broken_yaml_names_file_and_line(call: Call, tmp_path: Path, text: str, 
     assert any(part in shown[0] for part in reason.split("|"))
 
 
+@pytest.mark.slow
 def test_a_good_config_starts_once_and_resolved(call: Call, started: list[Any], tmp_path: Path) -> None:
     assert call("data=synthetic", "seed=7", "resume=auto") == (0, [])
     [(cfg, run_dir, overrides)] = started
@@ -216,10 +221,12 @@ def test_a_good_config_starts_once_and_resolved(call: Call, started: list[Any], 
     assert {"data=synthetic", "seed=7"} <= set(overrides)
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_status_1(call: Call, tmp_path: Path) -> None:
     assert call("data=synthetic", "seed=66") == (1, [f"failed: RuntimeError: out of luck ({tmp_path}/runs/a)"])
 
 
+@pytest.mark.slow
 def test_an_error_of_the_programme_keeps_its_traceback(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("a bug")
@@ -229,6 +236,7 @@ def test_an_error_of_the_programme_keeps_its_traceback(call: Call, monkeypatch: 
         call("data=synthetic")
 
 
+@pytest.mark.slow
 def test_from_the_shell_one_line_and_status_2(tmp_path: Path) -> None:
     """The plain command, in another folder: no traceback, nothing on stdout, nothing written."""
     command = [
@@ -243,6 +251,7 @@ def test_from_the_shell_one_line_and_status_2(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sweep", [(), ("-m", "hydra/sweeper=basic", "hydra/launcher=basic")])
 def test_what_is_changed_for_hydra_does_not_reach_a_job(
     call: Call, monkeypatch: pytest.MonkeyPatch, sweep: tuple[str, ...]
@@ -266,6 +275,7 @@ def test_what_is_changed_for_hydra_does_not_reach_a_job(
     assert "HYDRA_FULL_ERROR" not in os.environ
 
 
+@pytest.mark.slow
 def test_what_is_changed_for_hydra_does_not_reach_a_sweep(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 

@@ -30,6 +30,7 @@ NODES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(NODES)
 def test_what_is_saved_is_what_is_read(node: Any) -> None:
     there = localized(PROJECT.root, portable(PROJECT.root, node))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 from hypothesis import given
@@ -34,6 +35,7 @@ def plain(value: Any) -> Any:
     return value.text if isinstance(value, QuotedString) else value
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_any_value_comes_back(value: Any) -> None:
     """In the command that a report prints for the best configuration."""

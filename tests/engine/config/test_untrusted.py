@@ -170,6 +170,7 @@ def main(script: str, *arguments: object) -> int:
         sys.argv = argv
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hub", "git alias", "write", "delete"])
 def test_a_strangers_target_is_refused_everywhere(
     name: str, stranger: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -240,6 +241,7 @@ def test_resume_of_a_strangers_run_says_one_line(
 # -- saved configs -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_saved_config_is_not_resolved(
     stranger: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,6 +267,7 @@ def test_a_saved_config_is_not_resolved(
     assert read_overrides(PROJECT, run_dir) == ["optim.lr=${oc.env:SECRET}"]
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     "text",
     [
@@ -302,6 +305,7 @@ def foreign(folder: Path) -> Path:
     return file
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     "name",
     ["overrides.yaml", "train.log", "metrics.jsonl", "status.json", "failures.jsonl", ".lock", "checkpoints",
@@ -359,6 +363,7 @@ def test_a_sweeps_jobs_lie_in_its_folder(tmp_path: Path) -> None:
             Ledger(PROJECT, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [["name=../../x"], ["name=null"], ["-m", "name=../../x", "seed=1,2"], ["name='~/x'"]]
 )

@@ -66,6 +66,7 @@ def given(choice: str) -> list[str]:
 SOME = [*CASES[::5], "task=classification", "optim=muon"]
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("choice", sample_of([*dict.fromkeys(SOME)], CASES))
 def test_each_target_needs_one(choice: str) -> None:
     values: Any = OmegaConf.to_container(compose(*given(choice), checked=False))
@@ -119,6 +120,7 @@ def test_a_group_that_is_given_a_bare_value(
         assert f"`defaults: - override /{group}: " in str(error.value)
 
 
+@pytest.mark.slow
 def test_no_group_of_the_project_has_a_bare_value() -> None:
     """Each of its files, below its package."""
     for path in sorted(PROJECT.conf.rglob("*.yaml")):
@@ -140,6 +142,7 @@ def test_the_command_says_so_before_it_prints_or_runs(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "content"),
     [
@@ -165,6 +168,7 @@ def test_a_yaml_of_a_group_that_holds_no_keys(
     assert re.search(rf"\b{group}\b", str(error.value)), error.value
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [

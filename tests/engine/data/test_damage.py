@@ -56,6 +56,7 @@ def damage(raw: bytes, place: int, what: bytes | None, bit: int) -> bytes:
     return raw[:place] + what + raw[place + len(what) :]
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("kind", ["file", "parts"])
 def test_damage_is_seen_or_harmless(tmp_path: Path, kind: str) -> None:
     """Bits flipped, cuts, blocks of zeros and noise, half of them outside of what the sums cover."""

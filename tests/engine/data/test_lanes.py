@@ -35,6 +35,7 @@ def test_ranks_and_micro_batches_have_lanes_of_their_own() -> None:
     assert len(held) == 16
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(("size", "count"), [(29, 4), (28, 4), (3, 4), (40, 16)])
 @pytest.mark.parametrize("limit", [None, 13])
 @pytest.mark.parametrize(("in_step", "full"), [(False, False), (True, False), (True, True), (False, True)])

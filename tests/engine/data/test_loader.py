@@ -123,6 +123,7 @@ def test_large_batches_one_by_one_and_small_ones_together() -> None:
         assert len(table.calls[0]) == rows * min(64, max(1, ring.GROUP_BYTES // (rows * (shape[0] * 2 + 1) * 8)))
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("shape", [(3, 2), (2000, 40)], ids=["grouped", "single"])
 @pytest.mark.parametrize("hold", ["batch", "view", "numpy", "saved", "storage", "dlpack"])
 def test_what_somebody_holds_is_never_overwritten(kind: str, shape: tuple[int, ...], hold: str) -> None:
@@ -231,6 +232,7 @@ def test_windows_are_gathered_together() -> None:
     assert reads == [5] * 20
 
 
+@pytest.mark.slow
 def test_advice_runs_ahead_of_reading() -> None:
     class Advised(Table):
         advised: set[int]
@@ -283,6 +285,7 @@ def test_errors_arrive_with_their_traceback_and_the_loader_goes_on() -> None:
         next(iter(loader))
 
 
+@pytest.mark.slow
 def test_close_and_forgetting_end_the_threads() -> None:
     before = set(threading.enumerate())
 
@@ -318,6 +321,7 @@ loader = Loader(Slow(50), endless(50, 5), CPU, kind="threads", num_workers=2, se
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sleep", "body", "code"),
     [

@@ -80,6 +80,7 @@ def test_epochs_fit_the_batch() -> None:
         TrainPlan(whole_batches(range(10), seed=0, batch_size=4), 3, [3], 0, 1, start=0)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.integers(1, 1 << 61),
@@ -338,6 +339,7 @@ def test_windows_hold_every_row_once_and_whole_chunks(
     assert np.array_equal(order(np.arange(size, 2 * size)[::3].copy()), rows[size : 2 * size : 3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [16, 64, 256])
 def test_the_stated_quality_of_windows_is_the_measured_one(window: int) -> None:
     size, chunk_rows, batch_size = 640 * 64, 64, 256
@@ -349,6 +351,7 @@ def test_the_stated_quality_of_windows_is_the_measured_one(window: int) -> None:
     assert stated / 1.6 < measured < stated * 1.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "batch_size"), [(640 * 64, 64), (640 * 64, 512), (40_001, 96)])
 @pytest.mark.parametrize("num_ranks", [2, slow(4), slow(8)])
 def test_ranks_share_the_chunks_of_a_window_and_no_batch_changes(size: int, batch_size: int, num_ranks: int) -> None:

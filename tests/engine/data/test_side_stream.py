@@ -70,6 +70,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("gpu", range(3), indirect=True)
 def test_every_batch_arrives_whole(case: str, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import one_quick
 from torch import Tensor
 
 from engine.data import EvalPlan, Loader, StatefulOrder, Stream, TrainPlan, has_state
@@ -82,6 +81,7 @@ def shift(order: StatefulOrder, loader: Loader, to: int) -> None:
     order.order.shift.fill_(-1)
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_follow_the_order_from_the_next_step_on(kind: str) -> None:
     order = StatefulOrder(Shifted)
@@ -105,7 +105,8 @@ def test_batches_follow_the_order_from_the_next_step_on(kind: str) -> None:
                 later = 500
 
 
-@pytest.mark.parametrize("kind", one_quick(KINDS))
+@pytest.mark.one_quick
+@pytest.mark.parametrize("kind", KINDS)
 def test_ranks_share_the_samples_of_each_order(kind: str) -> None:
     def seen(rank: int, ranks: int) -> list[list[int]]:
         order, batches = StatefulOrder(Shifted), []
@@ -119,6 +120,7 @@ def test_ranks_share_the_samples_of_each_order(kind: str) -> None:
     assert [a + b for a, b in zip(seen(0, 2), seen(1, 2))] == seen(0, 1)
 
 
+@pytest.mark.slow
 def test_many_reorders_leave_nothing_behind() -> None:
     for kind in ("threads", "workers"):
         order, threads = StatefulOrder(Shifted), 0

@@ -110,6 +110,7 @@ def test_a_state_that_no_checkpoint_could_hold_is_refused() -> None:
         Stream(Odd())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, slow(3)])
 def test_ranks_share_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
     stream_runs(monkeypatch, Remembering)
@@ -144,6 +145,7 @@ def test_a_stopped_run_goes_on_exactly(
     assert result(run)["val/loss"] == result(straight)["val/loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "line"),
     [

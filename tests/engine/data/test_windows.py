@@ -56,6 +56,7 @@ class OneByOne:
         return place * whole + min(max(place - first, 0), left - wrapped) + min(place, wrapped)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(1, 1 << 16),

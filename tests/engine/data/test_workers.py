@@ -179,6 +179,7 @@ def test_no_loader_draws_from_the_loops_random_numbers(dataset: Any) -> None:
         assert torch.equal(torch.get_rng_state(), states[2])
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("dataset", [Noisy(), Varying()], ids=["slots", "collate"])
 def test_evaluation_starts_anew_with_the_same_workers(dataset: Any) -> None:
     with Loader(dataset, EvalPlan(40, 7, 0, 1), CPU, kind="workers", num_workers=2, seed=0) as loader:
@@ -204,6 +205,7 @@ def test_two_iterations_at_once_are_refused() -> None:
             next(one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [lambda v: v, lambda v: v[2:], lambda v: v.numpy()], ids=["batch", "view", "numpy"])
 def test_a_slot_is_not_overwritten_while_held(keep: Any) -> None:
     held = []
@@ -223,6 +225,7 @@ def test_slots_are_used_again_in_place() -> None:
     assert inside == {True}
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -336,6 +339,7 @@ def faults_of(kind: str, reader: tuple[str, int]) -> list[str]:
 CASES = [(kind, reader, fault) for kind in KINDS for reader in READERS[kind] for fault in faults_of(kind, reader)]
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(("kind", "reader", "fault"), CASES)
 def test_a_data_set_that_fails_is_named_with_row_and_split(kind: str, reader: tuple[str, int], fault: str) -> None:
     """In whatever way it fails, and whoever reads it: here, a thread or a worker process."""
@@ -391,6 +395,7 @@ def test_too_little_shared_memory_is_said_before_it_crashes(monkeypatch: pytest.
         take(Noisy(), 1, 2, plan_of(batch=3000))
 
 
+@pytest.mark.slow
 def test_auto_measures_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_workers, "_HAND_OVER_S", 1000.0)
     quick = Loader(Noisy(), plan_of(batch=1), CPU, seed=0)
@@ -433,6 +438,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
 @pytest.mark.parametrize(
     ("begin", "body", "code"),

@@ -47,6 +47,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_without(tmp_path_factory.mktemp("private"), "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["LAB_PLAIN_TORCH", *(slow(name) for name in GONE if name != "LAB_PLAIN_TORCH")])
 def test_a_run_is_the_same_without(tmp_path: Path, plain: Path, name: str) -> None:
     run = run_without(tmp_path, name)

@@ -79,6 +79,7 @@ def test_both_hold_what_metrics_holds_after_a_kill_too(tmp_path: Path, monkeypat
     assert "final/test/loss" in record.data.tags
 
 
+@pytest.mark.slow
 def test_each_kind_of_media_is_a_file_and_reaches_tensorboard(tmp_path: Path) -> None:
     import matplotlib
 
@@ -138,6 +139,7 @@ def test_what_cannot_be_shown_is_said(tmp_path: Path, name: str, value: Any, sai
         save(tmp_path, 1, name, value)
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(("name", "extra"), [("tensorboard", "tensorboard"), ("mlflow", "mlflow"), ("wandb", "")])
 def test_a_library_that_is_missing_is_said_before_the_run(
     monkeypatch: pytest.MonkeyPatch, name: str, extra: str
@@ -147,6 +149,7 @@ def test_a_library_that_is_missing_is_said_before_the_run(
         compose(*RUN, f"logger={name}")
 
 
+@pytest.mark.slow
 def test_an_error_of_a_library_does_not_stop_the_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mlruns").write_text("a file where MLflow's folder should be")
     run = start_run(tmp_path / "run", *RUN, "logger=mlflow", f"logger.mlflow.tracking_uri=file:{tmp_path}/mlruns")
@@ -154,6 +157,7 @@ def test_an_error_of_a_library_does_not_stop_the_training(tmp_path: Path, capfd:
     assert "MLflow stopped (" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_pictures_of_predictions_at_each_evaluation(tmp_path: Path) -> None:
     overrides = (*RUN, "logger=none", "callback=pictures", "callback.pictures.count=3", "trainer.max_steps=8")
     run = start_run(tmp_path / "run", *overrides)

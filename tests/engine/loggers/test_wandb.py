@@ -93,6 +93,7 @@ def test_an_online_run_holds_metrics_and_config(train_command: Command, tmp_path
     assert (artifact["state"], artifact["artifactCollectionName"]) == ("COMMITTED", f"model-{name}")
 
 
+@pytest.mark.slow
 def test_an_artifact_has_what_its_checkpoint_needs(tmp_path: Path) -> None:
     from engine.loggers.wandb_upload import log_artifact
 
@@ -119,6 +120,7 @@ def test_a_failed_run_is_failed_there_too(train_command: Command, tmp_path: Path
     assert server.exits[status(tmp_path / "run")["wandb_id"]] == 1
 
 
+@pytest.mark.slow
 def test_offline_nothing_of_wandb_is_started(train_command: Command, tmp_path: Path) -> None:
     done = train_command(*RUN, "trainer.max_steps=4", "logger=wandb", "hydra.run.dir=run", WANDB_MODE="offline")
     assert done.returncode == 0, done.stderr
@@ -135,6 +137,7 @@ def begun(run: Path, *overrides: str) -> LoggerConfig:
     return LoggerConfig(kind="wandb", timeout_s=10)
 
 
+@pytest.mark.slow
 def test_each_kind_of_media_reaches_wandb(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in online(server).items():
         monkeypatch.setenv(name, value)

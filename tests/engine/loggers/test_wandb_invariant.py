@@ -215,6 +215,7 @@ def test_after_any_sequence_the_server_has_what_metrics_has(model: Model, templa
         assert_holds(model.server, run)
 
 
+@pytest.mark.slow
 def test_a_few_sequences(model: Model, template: Path, tmp_path: Path) -> None:
     sequences = [
         [("run", 9, "kill", (3, "killed")), ("run", 7, "preempted", None), ("move",), ("sync", None)],

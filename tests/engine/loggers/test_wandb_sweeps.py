@@ -163,6 +163,7 @@ def test_a_run_that_a_cancelled_sweep_killed_goes_on_by_hand(tmp_path: Path, tra
             assert steps == sorted(set(steps))
 
 
+@pytest.mark.slow
 def test_another_run_of_wandbs_is_not_taken_for_this_one(tmp_path: Path, train_command: Command) -> None:
     """A folder that the sweep's command names, the same for all of its runs."""
     words = [*RUN, "trainer.max_steps=2", "hydra.run.dir=run"]
@@ -187,6 +188,7 @@ def test_a_whole_config_is_read_as_the_overrides_in_it(monkeypatch: pytest.Monke
     assert from_agent(PROJECT, ["optim.lr=0.1", "resume=out"]) == ["optim.lr=0.1", "resume=out"]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_begun_elsewhere_begins_anew_and_says_so(tmp_path: Path, train_command: Command) -> None:
     ids = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "r1"}
     began_with = [*RUN, "logger=none", "trainer.max_steps=2", "optim.lr=0.5"]
@@ -225,6 +227,7 @@ def test_the_agent_counts_no_run_that_it_stopped_as_failed(
     assert ended is raised
 
 
+@pytest.mark.slow
 def test_who_stopped_a_run_is_asked_of_the_server(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

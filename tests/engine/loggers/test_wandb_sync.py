@@ -318,6 +318,7 @@ def test_the_sweep_yaml_runs_under_the_agent(tmp_path: Path, server: Server) -> 
     assert "lr=0.0001" in run["displayName"]
 
 
+@pytest.mark.slow
 def test_a_mistake_under_the_agent_ends_with_2(tmp_path: Path) -> None:
     done = run_agent(tmp_path, the_sweep(tmp_path / "run"), {"optim.larning_rate": 0.01}, "abc125")
     assert done.returncode == 2

@@ -144,6 +144,7 @@ def test_equal_ranks_are_not_named(
     assert len(result(run)["balance"]["ranks"]) == 3
 
 
+@pytest.mark.slow
 def test_marks_that_the_device_has_yet_to_pass_are_read_at_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,12 +179,14 @@ def test_figures_are_those_since_the_last_log() -> None:
         assert balance.row()[1:] == [10.0 - waited, 1, wait_s - before, steps]
 
 
+@pytest.mark.slow
 def test_one_rank_has_no_balance(tmp_path: Path) -> None:
     run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=2")
     assert "balance" not in result(run)
     assert not any(key.startswith("balance/") for line in metrics(run) for key in line)
 
 
+@pytest.mark.slow
 def test_ranks_do_equal_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank's forward passes see the same number of samples at every step, and no sample twice in an epoch."""
     original = lab.objective.forward_loss

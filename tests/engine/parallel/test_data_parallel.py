@@ -72,6 +72,7 @@ def test_devices_work_at_the_same_time_under_the_loops_settings() -> None:
     assert seen == [(torch.bfloat16, False)] * 2
 
 
+@pytest.mark.slow
 def test_a_run_learns_what_one_device_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.device.hardware, "choose_device", lambda hardware: "cpu")
     common = (*QUICK, "trainer.max_steps=12", "trainer.log_every=1", "hardware.device=auto")
@@ -87,6 +88,7 @@ def test_a_run_learns_what_one_device_does(tmp_path: Path, monkeypatch: pytest.M
     assert result(run)["test/accuracy"] == pytest.approx(result(one)["test/accuracy"], abs=0.01)
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(("overrides", "line"), [
     (("hardware.num_procs=2",), "trainer=dp is one process, not 2 - use trainer=ddp"),
     (("hardware=cpu",), "trainer=dp: shares a batch among several GPUs, not on cpu - use trainer=ddp"),
@@ -97,6 +99,7 @@ def test_what_cannot_be(overrides: tuple[str, ...], line: str) -> None:
         compose("trainer=dp", *overrides)
 
 
+@pytest.mark.slow
 def test_it_needs_two_gpus(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer=dp: .* there are [01] - use trainer=single"):
         start_run(tmp_path / "run", "trainer=dp", "logger=none")

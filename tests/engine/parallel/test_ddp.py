@@ -30,6 +30,7 @@ def final_weights(run: Path) -> dict[str, torch.Tensor]:
     return last_checkpoint(run)["model"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [
     (UNUSED, "hardware.micro_batch_size=9"),
     slow((UNUSED,)),
@@ -43,6 +44,7 @@ def test_options_change_no_result(tmp_path: Path, options: tuple[str, ...]) -> N
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_forward_that_the_model_chose_for_itself_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DDP's buckets are settled with another forward: the model's own, an attribute here, must come back."""
     original = MLP.__init__
@@ -115,6 +117,7 @@ def give_spare(monkeypatch: pytest.MonkeyPatch, late: bool = False) -> None:
     monkeypatch.setattr(lab.make, "make_model", lambda config: Spare(original(config), late))
 
 
+@pytest.mark.slow
 def test_an_unused_parameter_ends_a_ddp_run_at_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     give_spare(monkeypatch)
     line = "the loss does not depend on spare.weight, spare.bias: set trainer.ddp.find_unused_parameters=true"
@@ -123,6 +126,7 @@ def test_an_unused_parameter_ends_a_ddp_run_at_its_first_step(tmp_path: Path, mo
     assert not (tmp_path / "run").exists()  # nothing was trained yet
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [
     (*DDP, "trainer.ddp.find_unused_parameters=true"), (*DDP, "trainer.ddp.static_graph=true"), RUN,
 ])  # fmt: skip
@@ -144,6 +148,7 @@ def test_a_parameter_that_is_unused_later_on_one_rank_is_named(tmp_path: Path, m
         start_run(tmp_path / "run", *DDP)
 
 
+@pytest.mark.slow
 def test_a_parameter_that_is_unused_on_one_rank_is_averaged_with_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +156,7 @@ def test_a_parameter_that_is_unused_on_one_rank_is_averaged_with_the_key(
     assert result(start_run(tmp_path / "run", *DDP, "trainer.ddp.find_unused_parameters=true"))["step"] == 8
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(("overrides", "line"), [
     (("trainer.ddp.comm_hook=fp16",), "trainer.ddp.comm_hook='fp16': an option of trainer=ddp, not of single"),
     (("trainer.ddp.static_graph=true",), "trainer.ddp.static_graph=true: an option of trainer=ddp, not of single"),
@@ -168,11 +174,13 @@ def test_options_that_cannot_be(overrides: tuple[str, ...], line: str) -> None:
         compose(*overrides)
 
 
+@pytest.mark.slow
 def test_static_graph_refuses_micro_batches(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"static_graph=true.*micro_batch_size=8 makes 4 micro-batches"):
         start_run(tmp_path / "run", *DDP, "trainer.ddp.static_graph=true", "hardware.micro_batch_size=8")
 
 
+@pytest.mark.slow
 def test_a_run_with_options_is_scored_in_one_process(tmp_path: Path) -> None:
     run = start_run(tmp_path / "run", *DDP, "trainer.ddp.comm_hook=fp16")
     assert score_checkpoint(run, "test", [])["accuracy"] == result(run)["test/accuracy"]

@@ -161,6 +161,7 @@ class AtStart(Callback):
                 torch.save(values, self.run.directory / f"{part}.pt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [slow("resnet"), pytest.param("gpt", marks=NEEDS_GPT), "numpy"])
 def test_first_weights_are_those_of_ddp(
     tmp_path: Path, tokens: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], model: str
@@ -188,6 +189,7 @@ def test_first_weights_are_those_of_ddp(
     assert told == (model == "numpy")
 
 
+@pytest.mark.slow
 def test_each_rank_holds_its_share(tmp_path: Path) -> None:
     """Half the weights, the gradients, the average and the optimizer's state, and all of them again after a forward."""
 
@@ -224,6 +226,7 @@ def test_each_rank_holds_its_share(tmp_path: Path) -> None:
             assert whole * 0.49 <= count <= whole * 0.51, (rank, what, count, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 2)])
 def test_shards_are_clipped_as_the_whole(tmp_path: Path, ranks: int, replicas: int) -> None:
     """Some ranks hold unequal parts of a weight, or none. All ranks have the same bits of the norm."""
@@ -262,6 +265,7 @@ def test_gradients_are_reduced_again_after_a_block_without() -> None:
     assert asked == [False, True] * 2
 
 
+@pytest.mark.slow
 def test_fused_kernels_are_given_the_shards(tmp_path: Path) -> None:
     """Bit for bit what they make of plain tensors; the state is sharded like the weights."""
 
@@ -569,6 +573,7 @@ class Evil:
         return os.mkdir, (os.environ["EVIL"],)
 
 
+@pytest.mark.slow
 def test_an_index_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = start_run(tmp_path / "run", *QUICK, *FSDP, "trainer.max_steps=2")
     monkeypatch.setenv("EVIL", str(tmp_path / "evil"))
@@ -586,6 +591,7 @@ def test_an_index_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 # ---- mistakes, and what it costs others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -602,6 +608,7 @@ def test_mistakes_are_one_line(tmp_path: Path, overrides: list[str], message: st
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -617,6 +624,7 @@ def test_a_config_that_cannot_be_is_refused(overrides: list[str], message: str |
         compose(*overrides)
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_cannot_shard_is_named(tmp_path: Path) -> None:
     more = ("optim._target_=torch.optim.Adafactor", "~optim.betas", "trainer.max_steps=2")
     with pytest.raises(RunFailed, match=r"optim: Adafactor cannot update sharded weights"):
@@ -656,6 +664,7 @@ def test_what_an_optimizer_cannot_do_with_shards_is_told_by_what_it_can_do_with_
     assert not optimizer.state
 
 
+@pytest.mark.slow
 @NEEDS_GPT
 def test_tied_weights_cannot_be_wrapped(tmp_path: Path, tokens: Path) -> None:
     more = ("trainer.max_steps=2", "trainer.fsdp.wrap=[Embedding]")
@@ -681,6 +690,7 @@ def test_modules_by_class_and_name(patterns: str | list[str], names: list[str]) 
     assert list(find_blocks(GPT([8], 11, width=16, heads=2, layers=2, dropout=0.0), patterns, "key")) == names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optim", "ranks"),
     [(["optim=sgd"], 2), slow(["optim._target_=torch.optim.RMSprop", "~optim.betas"], 2), slow([], 3)],
@@ -695,6 +705,7 @@ def test_other_optimizers_and_ranks_go_on_exactly(tmp_path: Path, optim: list[st
     assert_equal(newest(run), straight)
 
 
+@pytest.mark.slow
 def test_a_block_is_gathered_while_the_one_before_computes(tmp_path: Path) -> None:
     """And the last one once for forward and backward."""
 

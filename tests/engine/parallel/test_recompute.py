@@ -72,6 +72,7 @@ def trained(block: Any, dropout: float, keeps: str | None) -> tuple[dict[str, Te
     return model.state_dict(), flops.get_total_flops()
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("block", [Attention, Convolution])
 def test_same_bits_with_any_keeping(block: Any, dropout: float) -> None:

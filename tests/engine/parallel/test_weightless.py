@@ -111,6 +111,7 @@ def test_a_model_that_needs_values_is_refused(odd: Callable[[], Any]) -> None:
     KEPT.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "replicas"), [(3, 1), (4, 2)])
 def test_shards_are_those_of_rank_0(tmp_path: Path, ranks: int, replicas: int) -> None:
     """Where rows do not divide evenly, and some ranks have none; whether a rank has the model without memory or with
@@ -137,6 +138,7 @@ def test_shards_are_those_of_rank_0(tmp_path: Path, ranks: int, replicas: int) -
     on_ranks(work, tmp_path / "ranks", ranks)
 
 
+@pytest.mark.slow
 def test_all_ranks_go_on_with_the_random_numbers_of_a_plain_build(tmp_path: Path) -> None:
     def work(world: Any, folder: Path) -> None:
         from engine.device import seed_everything
@@ -157,6 +159,7 @@ def test_all_ranks_go_on_with_the_random_numbers_of_a_plain_build(tmp_path: Path
     on_ranks(work, tmp_path / "ranks")
 
 
+@pytest.mark.slow
 def test_a_rank_needs_memory_for_its_shards(tmp_path: Path) -> None:
     """160 MB of weights over 4 ranks: 40 MB on each but rank 0, and a few times a weight, 4 MB, on its way."""
 

@@ -213,6 +213,7 @@ def test_a_failed_write_stops_the_run(tmp_path: Path, gate: Gate, notice: str) -
     assert_equal(load_checkpoint(tmp_path / "last_000000001.pt"), payload(1))
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_completes_what_it_writes(
     tmp_path: Path, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -257,6 +258,7 @@ def contents(run: Path) -> dict[str, Any]:
     return {path.name: load_checkpoint(path) for path in sorted((run / "checkpoints").iterdir())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", ["1", *map(slow, ("2", "sharded"))])
 def test_a_run_is_the_same_beside_and_waiting(tmp_path: Path, ranks: str) -> None:
     beside = start_run(tmp_path / "beside", *RUN, *RANKS[ranks])
@@ -299,6 +301,7 @@ def stuck_at(monkeypatch: pytest.MonkeyPatch, step: int, rank: int, kill_at: int
     monkeypatch.setattr(lab.loop, "train_step", step_or_die)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "rank"), [("1", 0), slow("2", 0), slow("sharded", 0), slow("sharded", 1)])
 def test_killed_while_it_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ranks: str, rank: int
@@ -340,6 +343,7 @@ def test_a_full_disk_stops_several_ranks(tmp_path: Path, monkeypatch: pytest.Mon
     assert not [name for name in names(tmp_path / "run/checkpoints") if name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_holds_nothing_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither mapped nor in memory: the payload is let go when the state has it."""
     import lab.loop

@@ -51,6 +51,7 @@ def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
         torch.testing.assert_close(a[key], value, **({} if not SAME_TORCH else {"rtol": 1e-6, "atol": 1e-7}))
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_loads_and_is_scored_as_it_was(tmp_path: Path, kind: str) -> None:
     run = old(f"{kind}-finished", tmp_path)
@@ -68,6 +69,7 @@ def test_it_loads_and_is_scored_as_it_was(tmp_path: Path, kind: str) -> None:
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_goes_on_and_ends_as_the_one_that_was_not_stopped(tmp_path: Path, kind: str) -> None:
     run, straight = old(f"{kind}-stopped", tmp_path), RUNS / f"{kind}-finished"
@@ -139,6 +141,7 @@ def test_a_missing_key_has_the_default_of_conf(tmp_path: Path) -> None:
         assert type(plain(found)) is type(value) or isinstance(value, float), key
 
 
+@pytest.mark.slow
 def test_missing_and_gone_keys_are_named_in_a_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +164,7 @@ def test_missing_and_gone_keys_are_named_in_a_line(
     assert split_own(values["data"], groups.DataConfig, "data")  # a new one is whole
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("override", "key", "value"),
     [
@@ -180,6 +184,7 @@ def test_values_of_evaluate_are_read_as_hydra_reads_them(tmp_path: Path, overrid
     assert type(plain(OmegaConf.select(cfg, key))) is type(value)
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("override", "says"),
     [
@@ -218,6 +223,7 @@ def test_a_damaged_config_is_one_line(tmp_path: Path, content: bytes) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_key_that_has_moved_keeps_its_value(tmp_path: Path) -> None:
     """From where the version of then had it; a value in both places is the present one's."""
     values = plain(compose("process.max_time=3h", "process.timeout=5m", "process.save_async=false"))

@@ -67,6 +67,7 @@ def failing(error: BaseException | None, at_call: int = 1) -> Callable[..., Any]
 ERRORS = [ZeroDivisionError("x"), RunFailed("x"), torch.OutOfMemoryError("x"), OSError(28, "x"), KeyboardInterrupt()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_a_resume_that_fails_before_its_first_step_leaves_the_run_as_it_was(
     run: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
@@ -89,6 +90,7 @@ def test_a_resume_that_fails_before_its_first_step_leaves_the_run_as_it_was(
     assert metrics(run)[-1]["step"] == 6
 
 
+@pytest.mark.slow
 def test_a_resume_that_was_killed_before_its_first_step_is_undone_by_the_next(run: Path) -> None:
     before = files(run)
     changed: Any = OmegaConf.load(run / "config.yaml")
@@ -114,6 +116,7 @@ def test_the_values_logged_last_outlive_the_process(run: Path) -> None:
     assert {**result(run), **depends} == {**before, **depends}
 
 
+@pytest.mark.slow
 def test_a_new_run_does_not_go_on_from_foreign_files(run: Path, tmp_path: Path) -> None:
     for names in (["checkpoints"], ["metrics.jsonl", "result.json"]):
         target = tmp_path / names[0]
@@ -133,6 +136,7 @@ def test_a_new_run_does_not_go_on_from_foreign_files(run: Path, tmp_path: Path) 
     choose_run(PROJECT, compose(*SHORT), new, [], Path.cwd())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\x00\xfe", b"3", b"[" * 100_000], ids=range(6))
 def test_a_damaged_status_does_not_stop_a_run(run: Path, content: bytes) -> None:
     (run / "status.json").write_bytes(content)
@@ -175,6 +179,7 @@ def test_json_files_are_json() -> None:
     assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5, [2, None]], "c": value["c"]}
 
 
+@pytest.mark.slow
 def test_a_score_that_is_no_number_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import lab.run
 
@@ -200,6 +205,7 @@ def remove_at_step_2(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab.loop, "train_step", train_step)
 
 
+@pytest.mark.slow
 def test_a_run_directory_that_has_gone_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,6 +216,7 @@ def test_a_run_directory_that_has_gone_is_one_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_directory_that_has_gone_from_under_ranks_is_a_few_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,6 +251,7 @@ def fill_disk(folder: Path) -> None:
             file.write(b"x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writes", ["checkpoint", slow("metrics"), slow("status"), slow("record")])
 def test_a_full_disk_is_one_line(
     small_disk: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, writes: str
@@ -289,6 +297,7 @@ SGD = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
@@ -311,6 +320,7 @@ def test_what_a_checkpoint_does_not_fit_is_one_line(run: Path, changed: dict[str
     assert files(run) == before
 
 
+@pytest.mark.slow
 def test_epochs_are_counted_in_samples(run: Path) -> None:
     """Another batch size at a resume: as many samples are seen as the epochs have."""
     go_on(run, trainer__max_steps=None, trainer__max_epochs=1, trainer__global_batch_size=128)
@@ -360,6 +370,7 @@ def test_a_run_that_goes_on_has_as_many_steps_as_before(epochs: float) -> None:
         assert {count_steps(trainer, samples, step, step * 256) for step in range(total + 1)} == {total}
 
 
+@pytest.mark.slow
 def test_what_follows_from_a_changed_value_must_be_given_too(run: Path) -> None:
     """model.num_outputs is ${data.num_outputs} in the yaml of a model; in a run it is a number."""
     cfg: Any = OmegaConf.load(run / "config.yaml")

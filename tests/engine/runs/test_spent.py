@@ -23,6 +23,7 @@ def go_on(run: Path) -> dict[str, Any]:
     return result(run)
 
 
+@pytest.mark.slow
 def test_the_time_of_a_killed_process_counts(tmp_path: Path) -> None:
     """A finished run is set back to one whose second process was killed a minute after it began."""
     run = start_run(tmp_path / "run", *SHORT)

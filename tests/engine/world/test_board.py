@@ -34,6 +34,7 @@ def test_a_failure_is_heard_by_all_but_the_one_that_failed(tmp_path: Path) -> No
     on_ranks(work, tmp_path / "run", 3)
 
 
+@pytest.mark.slow
 def test_each_round_has_its_own_reports(tmp_path: Path) -> None:
     """A rank that reported in an earlier round, and says nothing now, must be missing now."""
 

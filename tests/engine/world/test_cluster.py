@@ -175,6 +175,7 @@ def test_a_mistake_ends_all_pods_and_is_said_once(tmp_path: Path) -> None:
     assert ended[1][1] == ""
 
 
+@pytest.mark.slow
 def test_all_stop_where_one_does_not_see_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch.distributed as dist
 
@@ -212,6 +213,7 @@ def test_all_stop_where_one_does_not_see_the_directory(tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_follower_names_the_address_where_nobody_is(monkeypatch: pytest.MonkeyPatch) -> None:
     nobody = ClusterRole("host", 1, 2, "127.0.0.1", free_port())
     for module in (rendezvous, store):

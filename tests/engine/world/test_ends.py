@@ -53,6 +53,7 @@ def of_ranks(ranks: int) -> list[tuple[str, str, int]]:
     return [case for case in chosen if case not in FEW]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", [FEW, slow(of_ranks(1)), slow(of_ranks(2))], ids=["some", "1 rank", "2 ranks"])
 @pytest.mark.timeout(0)
 def test_every_end_of_every_loader(tmp_path: Path, cases: list[tuple[str, str, int]]) -> None:
@@ -84,6 +85,7 @@ TWO = [(2, kind, signals) for kind, signals in zip((*KINDS, ""), STORMS, strict=
 POOL = [(0, "", signals) for signals in STORMS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cases",
     [

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import warm
-from conftest import QUICK, ROOT, limit, one_quick, processes_with, slowdown, start_run, status
+from conftest import QUICK, ROOT, limit, processes_with, slowdown, start_run, status
 from sweeps import SWEEP, call_faulty, job_dirs, states
 
 import lab.objective
@@ -242,7 +242,8 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", one_quick(ENDS))
+@pytest.mark.one_quick
+@pytest.mark.parametrize("end", ENDS)
 def test_a_rank_that_ends_before_its_time_is_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Any
 ) -> None:

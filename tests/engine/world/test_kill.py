@@ -262,6 +262,7 @@ def two_more(run: Path, parent: int, seen: set[int]) -> set[int] | None:
     return found if len(found) == 2 and (run / "config.yaml").exists() else None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("error", ["RunFailed", "ZeroDivisionError"])
 def test_what_would_fail_again_is_not_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str) -> None:

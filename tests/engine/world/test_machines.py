@@ -188,6 +188,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 AUTO = [*QUICK, "hardware.num_threads=auto", "model.dropout=0.1", "optim/schedule=constant", "trainer.eval_every=2"]
 
 
+@pytest.mark.slow
 def test_load_changes_neither_the_number_of_threads_nor_a_bit(tmp_path: Path, two_cores: None) -> None:
     runs = []
     for name, busy in (("quiet", 0), ("loaded", 4)):
@@ -203,6 +204,7 @@ def test_load_changes_neither_the_number_of_threads_nor_a_bit(tmp_path: Path, tw
     assert_equal(*found)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_number_of_threads_it_began_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_cores: None
 ) -> None:

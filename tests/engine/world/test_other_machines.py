@@ -142,6 +142,7 @@ def test_a_run_on_the_cpu_leaves_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("binding", "place"), [("", "cpu, fp32, "), ("NUMA node 1 (8 cores)", "cpu, on NUMA node 1 (8 cores), fp32, ")]
 )
@@ -251,6 +252,7 @@ def test_ranks_meet_over_ipv6() -> None:
             rank.wait()
 
 
+@pytest.mark.slow
 def test_compiled_ddp_refuses_what_torch_cannot_cut() -> None:
     with pytest.raises(ConfigError, match=r"trainer\.ddp\.bucket_cap_mb=0\.5: with hardware\.compile .* give 1"):
         compose("trainer=ddp", "hardware.compile=true", "trainer.ddp.bucket_cap_mb=0.5")
@@ -290,6 +292,7 @@ def within(node: Any, *keys: str | int) -> Any:
 NODE = ("runtimePatches", 0, "trainingRuntimeSpec", "template", "spec", "replicatedJobs", 0, "template", "spec")
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("kind", "pod", "trainer", "keys"),
     [

@@ -109,6 +109,7 @@ def test_of_two_signals_the_stronger_is_the_cause(first: str, second: str) -> No
         assert request.cause == max(first, second, key=CAUSES.index)
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("size", [2, 1024])
 @pytest.mark.parametrize("step_s", [0.001, 0.05, 20.0])
 def test_how_many_messages(size: int, step_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
