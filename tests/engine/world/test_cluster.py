@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from engine.errors import ConfigError
 from engine.world import environment, rendezvous, store
 from engine.world.cluster import ClusterRole, cluster_role, first_host, gpu_index, tasks_per_node
 from engine.world.environment import place
-from engine.world.rendezvous import Rendezvous, meeting
+from engine.world.rendezvous import meeting
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NNODES": "2"}
 STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NODEID": "1"}
@@ -31,6 +30,7 @@ PORT = 15_000 + 31 * 7
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
+        *(({name: "4"}, None) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")),  # say nothing by themselves
         ({}, None),
         (JOB, None),  # within salloc
         ({**JOB, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, None),  # the script of sbatch
@@ -96,14 +96,6 @@ def test_a_variable_left_over_in_a_shell_ends_the_command_in_one_line(
     assert train.main() == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert place.size is None  # how the process ends is asked of it
-
-
-@pytest.mark.parametrize("env", [{"RANK": "3"}, {"WORLD_SIZE": "4"}, {"LOCAL_WORLD_SIZE": "4"}])
-def test_what_says_nothing_by_itself_is_left_alone(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    assert cluster_role() is None
-    assert (place.rank, place.size, place.local_size) == (0, None, 1)
 
 
 def test_slurm_notation() -> None:
@@ -173,44 +165,6 @@ def test_a_mistake_ends_all_pods_and_is_said_once(tmp_path: Path) -> None:
     assert [status for status, _ in ended] == [2, 2], ended
     assert "2 hosts were started: add trainer=ddp" in ended[0][1]
     assert ended[1][1] == ""
-
-
-@pytest.mark.slow
-def test_all_stop_where_one_does_not_see_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch.distributed as dist
-
-    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    places = {index: ClusterRole("rank", index, 3, "127.0.0.1", server.port, index, 3) for index in range(3)}
-    mine, outcome = threading.local(), {}
-    monkeypatch.setattr(rendezvous, "cluster_role", lambda: places[mine.index])
-    monkeypatch.setattr(
-        rendezvous, "store", lambda: dist.TCPStore("127.0.0.1", server.port, None, False, wait_for_workers=False)
-    )
-    monkeypatch.setattr(Rendezvous, "followers", lambda self: [1, 2])
-    monkeypatch.setattr(rendezvous, "VISIBLE_S", 0.3)
-    original = rendezvous._sees
-    monkeypatch.setattr(
-        rendezvous, "_sees", lambda folder, token: original(folder if mine.index == 1 else tmp_path / "other", token)
-    )
-
-    def life(index: int) -> None:
-        mine.index = index
-        try:
-            outcome[index] = meeting.await_directory() if index else meeting.publish(tmp_path)
-        except ConfigError as error:
-            outcome[index] = error
-
-    threads = [threading.Thread(target=life, args=(index,), daemon=True) for index in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(limit(30))
-    said = str(outcome[0])
-    assert isinstance(outcome[0], ConfigError)
-    assert said.startswith(f"hydra.run.dir={tmp_path}: rank 2 on {socket.gethostname()} does not see")
-    assert "file system that all hosts share" in said
-    assert (outcome[1], outcome[2]) == (None, None)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -169,22 +169,17 @@ def matrix() -> list[Any]:
     pairs = itertools.product(enumerate(FAULTS), enumerate(PLACES))
     cases = [(fault, place, (i + j) % 2) for (i, fault), (j, place) in pairs]
     quick = [("SIGKILL", "saving", 1), ("SIGTERM", "evaluation", 1)]
-    few = [cases[0], cases[3], *quick, cases[8], cases[9], cases[11]]  # each fault and each place twice
-    assert set(quick) <= set(cases)
+    few = [("raise", "train", 0), *quick, ("hang", "evaluation", 0)]
+    assert set(few) <= set(cases)
     return [case if case in quick else slow(*case) for case in sample_of(few, cases)]
 
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(("fault", "place", "rank"), matrix())
 def test_a_fault_ends_the_run_and_it_goes_on(
-    tmp_path: Path,
-    straight: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    fault: str,
-    place: str,
-    rank: int,
-) -> None:
+    tmp_path: Path, straight: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    fault: str, place: str, rank: int,
+) -> None:  # fmt: skip
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         put_fault(patch, place, rank, fault)
@@ -215,20 +210,6 @@ def test_a_fault_ends_the_run_and_it_goes_on(
     if place != "evaluation" or fault == "SIGTERM":  # at step 5 the one of step 4 was on the disk
         assert max(int(path.stem[5:]) for path in (run / "checkpoints").glob("[bl]*.pt")) >= 4
     assert_same(go_on(run), straight)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("nothing_left")
-def test_a_stop_between_evaluations_is_exact_with_three_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three numbers have more than one sum: what is added first must not depend on when the run began."""
-    three = (*COMMON, "trainer=ddp", "hardware.num_procs=3", "trainer.global_batch_size=66", "model.hidden=[32,32,32]")
-    straight = start_run(tmp_path / "straight", *three)
-    with monkeypatch.context() as patch:
-        on_call(patch, lab.objective, "forward_loss", 2, 7, "SIGTERM")
-        with pytest.raises(SystemExit):
-            start_run(tmp_path / "run", *three)
-    assert 0 < last_checkpoint(tmp_path / "run")["step"] < 14
-    assert_same(go_on(tmp_path / "run"), straight)
 
 
 @pytest.mark.slow
@@ -289,21 +270,16 @@ ENDLESS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
-def test_torchrun_ends_soon_and_names_the_rank(tmp_path: Path, fault: str) -> None:
+def test_torchrun_ends_soon_and_names_the_rank(tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = torchrun(*ENDLESS, f"process.timeout={TIMEOUT_S}", f"hydra.run.dir={run}")
     process = warm.Popen(command, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: list((run / "checkpoints").glob("last_*.pt")), process)
-    rank_1 = [pid for pid in children(process.pid) if rank_of(pid) == 1]
-    os.kill(rank_1[0], getattr(signal, fault))
-    if fault == "SIGSTOP":  # torchrun itself takes 30 s to end one that does not listen; not waited for here
-        wait_for(lambda: status(run)["status"] == "failed", process)
-        os.kill(rank_1[0], signal.SIGKILL)
+    os.kill(next(pid for pid in children(process.pid) if rank_of(pid) == 1), signal.SIGKILL)
     _, shown = process.communicate(timeout=limit(60))
     assert process.returncode == 1
     assert status(run)["status"] == "failed"
-    assert ("rank 1 has died" if fault == "SIGKILL" else "rank 1 hung") in status(run)["error"], shown
+    assert "rank 1 has died" in status(run)["error"], shown
     assert status(run)["error"].partition(": ")[2] in shown
     assert not holds_lock(run)
 
@@ -328,12 +304,10 @@ def test_torchrun_stops_at_a_signal_to_one_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [slow(1), 2])
-def test_a_second_ctrl_c_ends_it_now(tmp_path: Path, ranks: int) -> None:
+def test_a_second_ctrl_c_ends_it_now(tmp_path: Path) -> None:
     """What came before the save takes for ever."""
     run = tmp_path / "run"
-    more = ("trainer=ddp", f"hardware.num_procs={ranks}") if ranks > 1 else ("trainer=single",)
-    overrides = [*(o for o in ENDLESS if o != "trainer=ddp"), *more, f"hydra.run.dir={run}"]
+    overrides = [*ENDLESS, "hardware.num_procs=2", f"hydra.run.dir={run}"]
     code = (
         "import sys, time, lab.loop, train\n"
         "def log_train(*a):\n    print('logged', flush=True)\n    time.sleep(1000)\n"
@@ -413,69 +387,37 @@ def test_one_process_that_hangs_is_ended(tmp_path: Path) -> None:
     assert status(tmp_path / "run")["status"] == "failed"
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("nothing_left")
-def test_a_job_of_a_multirun_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab.loop, "score", lambda *rest: time.sleep(1000))
-    with pytest.raises(RunFailed, match=r"rank 0 hung.*training, at step 4"):
-        start_run(tmp_path / "run", *COMMON, own_process=True)
-
-
 def report(rank: int, waits: bool, idle_s: float, step: int = 3, torch: bool = False, limit_s: float = 20) -> Report:
     return Report(rank, idle_s, limit_s, step, f"training, at step {step}", waits, torch)
 
 
-def named(*reports: Report, size: int = 2) -> int | None:
-    found = verdict(list(reports), size, 20)
-    return None if found is None else found[0]
-
-
-def test_the_verdict_names_the_rank_that_does_not_wait() -> None:
-    found = verdict([report(0, True, 30), report(1, False, 29), report(2, True, 31)], 3, 20)
-    assert found is not None
-    assert found[0] == 1
-    # a rank that said nothing is the one, but only where all that spoke wait
-    found = verdict([report(0, True, 30), report(2, True, 31)], 3, 20)
-    assert found is not None
-    assert found[0] == 1
-    assert "it is stopped, or native code holds its interpreter" in found[1]
-    found = verdict([report(0, True, 30), report(2, False, 31)], 3, 20)
-    assert found is not None
-    assert found[0] == 2
-    # one that still moves is only slow
-    assert verdict([report(0, True, 30), report(1, False, 2)], 2, 20) is None
-
-
-def test_the_verdict_where_waiting_cannot_be_seen() -> None:
-    """Of a GPU: the host's own calls do not wait for other ranks, they wait for a queue that does."""
-    for first, second in ((30, 30.01), (30.01, 30)):
-        # behind by steps, whoever stands longer
-        assert named(report(0, False, first, step=4, torch=True), report(1, False, second, step=3, torch=True)) == 1
-        # in its own code, not in torch's
-        assert named(report(0, False, first, torch=True), report(1, False, second)) == 1
-    assert named(report(0, False, 30, torch=True), report(1, False, 19.9)) == 1  # it came to its place a bit later
-    # all wait: who is behind; the message says where each is
-    assert named(report(0, True, 30, step=4), report(1, True, 30, step=3)) == 1
-    found = verdict([report(0, True, 30, step=4), report(1, True, 30, step=3)], 2, 20)
-    assert found is not None
-    assert "rank 0 in training, at step 4, rank 1 in training, at step 3" in found[1]
-
-
-def test_the_verdict_leaves_callbacks_their_time() -> None:
-    assert named(report(0, False, 100, limit_s=720), report(1, True, 30)) is None
-    assert named(report(0, False, 721, limit_s=720), report(1, True, 30)) == 0
-    assert named(report(0, False, 100, limit_s=720), report(1, False, 30, step=2)) == 1  # not the callback's fault
-    assert named(report(0, True, 100, limit_s=720), report(1, True, 30)) == 0  # it waits for one that never comes
-    assert named(report(0, True, 1, limit_s=720), report(1, True, 30)) is None  # it has just come
-
-
-def test_waiting_for_the_device_is_seen() -> None:
-    """Whatever the loop asks of the device, it asks in one place, which the watch knows."""
-    for name in ("loop", "checks", "optim", "callbacks/non_finite", "metrics/base"):
-        source = (ROOT / f"src/lab/{name}.py").read_text()
-        assert not re.findall(r"\.item\(\)|\.tolist\(\)|\.cpu\(\)|\bbool\(torch", source), name
-    for wait in (engine.world.collectives.to_host, engine.world.collectives.on_host):
-        assert wait.__code__.co_filename in engine.world.watch.WAITS_IN
+@pytest.mark.parametrize(
+    ("reports", "size", "named"),
+    [
+        ([report(0, True, 30), report(1, False, 29), report(2, True, 31)], 3, "rank 1 hung"),
+        # a rank that said nothing is the one, but only where all that spoke wait
+        ([report(0, True, 30), report(2, True, 31)], 3, "rank 1 hung.* it is stopped, or native code holds its"),
+        ([report(0, True, 30), report(2, False, 31)], 3, "rank 2 hung"),
+        ([report(0, True, 30), report(1, False, 2)], 2, None),  # one that still moves is only slow
+        # of a GPU, where waiting cannot be seen: behind by steps, whoever stands longer
+        ([report(0, False, 30, step=4, torch=True), report(1, False, 30.01, step=3, torch=True)], 2, "rank 1 hung"),
+        ([report(0, False, 30.01, step=4, torch=True), report(1, False, 30, step=3, torch=True)], 2, "rank 1 hung"),
+        ([report(0, False, 30.01, torch=True), report(1, False, 30)], 2, "rank 1 hung"),  # in its own code
+        ([report(0, False, 30, torch=True), report(1, False, 19.9)], 2, "rank 1 hung"),  # it came a bit later
+        ([report(0, True, 30, step=4), report(1, True, 30)], 2, "rank 1 hung.* rank 0 in training, at step 4, rank 1 "),
+        # a callback has its own limit
+        ([report(0, False, 100, limit_s=720), report(1, True, 30)], 2, None),
+        ([report(0, False, 721, limit_s=720), report(1, True, 30)], 2, "rank 0 hung"),
+        ([report(0, False, 100, limit_s=720), report(1, False, 30, step=2)], 2, "rank 1 hung"),
+        ([report(0, True, 100, limit_s=720), report(1, True, 30)], 2, "rank 0 hung"),  # for one that never comes
+        ([report(0, True, 1, limit_s=720), report(1, True, 30)], 2, None),  # it has just come
+    ],
+)
+def test_the_verdict_names_the_rank_that_the_others_wait_for(
+    reports: list[Report], size: int, named: str | None
+) -> None:
+    found = verdict(reports, size, 20)
+    assert found is None if named is None else found is not None and re.match(named, found[1])
 
 
 @pytest.mark.slow

@@ -9,20 +9,18 @@ import resource
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import yaml
-from conftest import QUICK, ROOT, compose, free_port, limit, result, start_run, status
-from omegaconf import OmegaConf
+from conftest import QUICK, ROOT, compose, free_port, limit, result, start_run
 from torch import nn
 
 import engine.world.launch
-import lab.run
 from engine.data.loading.choose import _free_bytes
 from engine.device import dynamo, hardware
 from engine.device.options import HardwareConfig
@@ -35,22 +33,10 @@ from lab.groups import TrainerConfig
 from multirun.lease import visible_gpus
 
 LINUX_ONLY = [
-    "sched_getaffinity",
-    "sched_setaffinity",
-    "sched_setscheduler",
-    "SCHED_BATCH",
-    "memfd_create",
-    "posix_fadvise",
-    "RWF_NOWAIT",
-    "pidfd_open",
-    "copy_file_range",
-    "splice",
-    "eventfd",
-    "POSIX_FADV_WILLNEED",
-    "POSIX_FADV_DONTNEED",
-    "O_DIRECT",
-    "O_TMPFILE",
-]
+    "sched_getaffinity", "sched_setaffinity", "sched_setscheduler", "SCHED_BATCH", "memfd_create", "posix_fadvise",
+    "RWF_NOWAIT", "pidfd_open", "copy_file_range", "splice", "eventfd", "POSIX_FADV_WILLNEED", "POSIX_FADV_DONTNEED",
+    "O_DIRECT", "O_TMPFILE",
+]  # fmt: skip
 
 
 def test_a_run_needs_no_name_that_linux_alone_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,14 +56,6 @@ def test_a_run_needs_no_name_that_linux_alone_has(tmp_path: Path, monkeypatch: p
     assert result(run)["step"] == 2
     with engine.world.launch.store_file(forked=True) as path:
         assert not path.startswith("/proc")
-
-
-@pytest.mark.slow
-def test_ranks_can_be_spawned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS, and in a notebook that has used CUDA."""
-    monkeypatch.setattr(engine.world.launch, "start_method", lambda: "spawn")
-    run = start_run(tmp_path / "run", *QUICK, "trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=2")
-    assert status(run)["status"] == "finished"
 
 
 def cuda_built(monkeypatch: pytest.MonkeyPatch, nvml: int, found: int, visible: str | None = None) -> list[int]:
@@ -142,19 +120,6 @@ def test_a_run_on_the_cpu_leaves_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("binding", "place"), [("", "cpu, fp32, "), ("NUMA node 1 (8 cores)", "cpu, on NUMA node 1 (8 cores), fp32, ")]
-)
-def test_the_first_screen_says_which_cores_a_rank_is_bound_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binding: str, place: str
-) -> None:
-    resolve = hardware.resolve_hardware
-    monkeypatch.setattr(lab.run, "resolve_hardware", lambda *options: replace(resolve(*options), binding=binding))
-    run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=1")
-    assert f" INFO {place}threads: " in (run / "train.log").read_text()
-
-
 def test_a_thousand_ranks_have_files_and_connect_when_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda which, pair: limits.append(pair))
@@ -176,34 +141,22 @@ fe8000000000000000fc00fffe000001 04 40 20 80     eth0
 """
 
 
-def test_interfaces_of_hosts_that_have_ipv6_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("own", "interface"), [("2001:db8::7", "ib0"), ("fe80::fc:ff:fe00:1", "eth0"), ("2001:db8::8", None), ("::1", None)]
+)
+def test_interfaces_of_hosts_that_have_ipv6_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, interface: str | None
+) -> None:
+    """own: the address from which the head is reached. The others cannot reach a loopback."""
     (tmp_path / "if_inet6").write_text(IF_INET6)
     monkeypatch.setattr(cluster, "IPV6_ADDRESSES", str(tmp_path / "if_inet6"))
-    assert cluster._interface_of_ipv6("2001:db8::7") == "ib0"
-    assert cluster._interface_of_ipv6("fe80::fc:ff:fe00:1") == "eth0"
-    assert cluster._interface_of_ipv6("::1") is None, "the others cannot reach a loopback"
-    assert cluster._interface_of_ipv6("2001:db8::8") is None
-    assert cluster.interface_towards("::1") is None
-
-    class Probe:
-        def __init__(self, family: int, kind: int) -> None:
-            assert family == socket.AF_INET6
-
-        def __enter__(self) -> Probe:
-            return self
-
-        def __exit__(self, *error: object) -> None: ...
-
-        def connect(self, target: Any) -> None:
-            assert target[0] == "2001:db8::1"
-
-        def getsockname(self) -> Any:
-            return ("2001:db8::7", 9, 0, 0)
-
+    probe = mock.MagicMock()
+    probe.return_value.__enter__.return_value.getsockname.return_value = (own, 9, 0, 0)
     answer = [(socket.AF_INET6, socket.SOCK_DGRAM, 17, "", ("2001:db8::1", 9, 0, 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
-    monkeypatch.setattr(socket, "socket", Probe)
-    assert cluster.interface_towards("head") == "ib0"
+    monkeypatch.setattr(socket, "socket", probe)
+    assert cluster.interface_towards("head") == interface
+    assert probe.call_args.args[0] == socket.AF_INET6
 
 
 def test_gloo_and_nccl_use_one_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,27 +284,3 @@ def test_the_example_for_skypilot_starts_hosts(tmp_path: Path) -> None:
     done = subprocess.run(command, env={**os.environ, **sky}, cwd=tmp_path, capture_output=True, text=True, check=True)
     env = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
     assert cluster_role(env) == ClusterRole("host", 1, 2, "10.0.0.7", 29500)
-
-
-@pytest.mark.slow
-def test_a_process_with_threads_starts_ranks_of_its_own(tmp_path: Path) -> None:
-    """A notebook's threads hold locks, which a forked process would never get."""
-    cfg = compose(*QUICK, "trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=2")
-    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(cfg))
-    code = f"""
-import sys, threading
-from pathlib import Path
-import lab
-from lab.project import start
-from omegaconf import OmegaConf
-sys.path.insert(0, {str(ROOT / "src")!r})
-done, folder = threading.Event(), Path({str(tmp_path)!r})
-threading.Thread(target=done.wait).start()
-from engine.host import start_method
-assert start_method() == "spawn"
-start(OmegaConf.load(folder / "config.yaml"), folder / "run", [], False)
-done.set()
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert status(tmp_path / "run")["status"] == "finished"

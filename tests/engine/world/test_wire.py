@@ -57,9 +57,9 @@ def test_what_is_no_data_is_not_sent_nor_made() -> None:
 
 
 def test_no_rank_unpickles_what_another_sent() -> None:
-    """torch.distributed's *_object functions are called nowhere in lab."""
+    """torch.distributed's *_object functions are called nowhere."""
     found = []
-    for path in (ROOT / "src" / "lab").rglob("*.py"):
+    for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
             if "_object" in name and name.startswith(("gather", "all_gather", "broadcast", "scatter", "send", "recv")):
@@ -68,11 +68,8 @@ def test_no_rank_unpickles_what_another_sent() -> None:
 
 
 def test_the_store_listens_at_the_address_that_was_asked_for() -> None:
-    rank, host = (
-        ClusterRole("rank", 0, 2, "127.0.0.1", free_port(), 0, 2),
-        ClusterRole("host", 0, 2, "127.0.0.1", free_port()),
-    )
-    for place in (rank, host, ClusterRole("rank", 0, 2, "localhost", free_port(), 0, 2)):
+    places = [("rank", "127.0.0.1", 2), ("host", "127.0.0.1", None), ("rank", "localhost", 2)]
+    for place in (ClusterRole(kind, 0, 2, address, free_port(), 0, local) for kind, address, local in places):
         with listener(place) as found:  # type: ignore[union-attr]
             assert found.getsockname()[0] in ("127.0.0.1", "::1")
             assert found.getsockname()[1] == place.port
