@@ -139,7 +139,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
         "src/lab/run.py",
         'world, begun["samples"], ',
         'world, begun.get("step", 0), ',
-        "tests/engine/parallel/test_fsdp.py::test_a_run_goes_on_with_other_ranks[to ddp-first2-then2]",
+        "tests/engine/parallel/test_fsdp.py::test_a_run_goes_on_with_other_ranks[to ddp-first1-then1]",
     ),
     (
         "src/engine/world/stop.py",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, metrics, result, start_run
+from conftest import QUICK, result, start_run
 from torch import nn
 
 import engine.data.loading.waits
@@ -177,32 +177,6 @@ def test_figures_are_those_since_the_last_log() -> None:
         balance._add(0.0, 10.0, marks)
         waited = sum(marks[1::2]) - sum(marks[::2])
         assert balance.row()[1:] == [10.0 - waited, 1, wait_s - before, steps]
-
-
-@pytest.mark.slow
-def test_one_rank_has_no_balance(tmp_path: Path) -> None:
-    run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=2")
-    assert "balance" not in result(run)
-    assert not any(key.startswith("balance/") for line in metrics(run) for key in line)
-
-
-@pytest.mark.slow
-def test_ranks_do_equal_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rank's forward passes see the same number of samples at every step, and no sample twice in an epoch."""
-    original = lab.objective.forward_loss
-
-    def forward_loss(model: nn.Module, task: Any, batch: dict[str, torch.Tensor], *more: Any) -> Any:
-        if torch.is_grad_enabled():
-            with open(tmp_path / f"rank{os.environ['RANK']}", "a") as file:
-                file.write(f"{len(batch['x'])}\n")
-        return original(model, task, batch, *more)
-
-    monkeypatch.setattr(lab.objective, "forward_loss", forward_loss)
-    start_run(
-        tmp_path / "run", *RUN, "hardware.num_procs=3", "trainer.global_batch_size=66", "hardware.micro_batch_size=10"
-    )
-    shares = [(tmp_path / f"rank{rank}").read_text().split() for rank in range(3)]
-    assert shares[0] == shares[1] == shares[2] == ["8", "7", "7"] * 16
 
 
 def test_the_straggler_is_the_slowest_by_a_share_of_the_others_mean() -> None:

@@ -138,15 +138,9 @@ def test_marks_that_the_device_has_not_passed_are_kept_for_later(device: Device)
 
 @pytest.mark.parametrize("part", ["evaluation", "save", "log", "transform", "optimizer"])
 def test_what_takes_too_long_is_named_with_its_key(part: str) -> None:
-
     figures = Figures(10, 0, {"forward": 1.0, "backward": 1.0, part: 1.5})
-    kind, sentence = bound(
-        figures,
-        machine("cpu"),
-        False,
-        "",
-        aside={"evaluation": "trainer.x", **dict.fromkeys(("save", "log", "transform"), "data.y")},
-    )
+    aside = {"evaluation": "trainer.x", **dict.fromkeys(("save", "log", "transform"), "data.y")}
+    kind, sentence = bound(figures, machine("cpu"), False, "", aside=aside)
     assert kind == part
     assert "trainer." in sentence or "data." in sentence
 
