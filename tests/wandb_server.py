@@ -1,7 +1,7 @@
 """A W&B server as far as its client goes: it keeps what it is sent, answers by what it has, and can be ill.
 
 What it answers is what a real server does: a run that is begun again has its lines, its config, its summary, its tail.
-To answer more, subclass Server and override `graphql`; `serving(MyServer)` starts it.
+To answer more, subclass Server and override `graphql`; `serving(MyServer)` starts one.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(kind: type[Server] = Server, port: int = 0) -> Iterator[Server]:
+def serving(kind: Callable[[int], Any] = Server, port: int = 0) -> Iterator[Any]:
     server = kind(port)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:

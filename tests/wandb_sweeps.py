@@ -8,30 +8,26 @@ stopped one is named by each heartbeat of its agent; a cancelled sweep ends agen
 from __future__ import annotations
 
 import json
-import re
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import yaml
-from wandb_server import Handler, Server
+from wandb_server import Handler, Server, serving
 
 
 class SweepServer(Server):
     """choices: the sweep's runs, {key: value} each, in order. sweep: what `wandb sweep` has sent. given: (command, run)
     in the order that agents got them. requeued: runs to be handed out again. stop_at: {run: logged lines after
-    which it is told to stop}. by_stream: wandb in the run hears it too, and not its agent alone."""
+    which it is told to stop}. by_stream: wandb in the run hears it, and not its agent."""
 
-    def __init__(self, choices: list[dict[str, Any]]) -> None:
-        super().__init__()
+    def __init__(self, choices: list[dict[str, Any]], port: int) -> None:
+        super().__init__(port)
         self.RequestHandlerClass = SweepHandler
         self.choices, self.sweep = choices, {}
         self.given: list[tuple[str, str]] = []
         self.requeued: list[str] = []
         self.stop_at: dict[str, int] = {}
-        self.preempting: set[str] = set()
         self.state, self.by_stream = "RUNNING", False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -42,29 +38,19 @@ class SweepServer(Server):
     def stops(self, run: str) -> bool:
         return len(self.history.get(run, ())) >= self.stop_at.get(run, 10**9)
 
-    def state_of(self, run: str) -> str:
-        """As W&B's page would show it."""
-        code = self.exits.get(run)
-        if code is None or code == 0 or run not in self.preempting:
-            return {None: "running", 0: "finished", 255: "killed"}.get(code, "failed")
-        return "preempted"
-
-    def config(self, run: str) -> dict[str, Any]:
-        return json.loads(self.runs[run].get("config") or "{}")
-
     def commands(self, running: list[str]) -> list[dict[str, Any]]:
         """What an agent that has these runs is told."""
         if self.state == "CANCELED":
             return [{"type": "exit"}]
-        if stopping := [run for run in running if self.stops(run)]:
+        if stopping := [run for run in running if self.stops(run) and not self.by_stream]:
             return [self._command("stop", run) for run in stopping]
         if running:
             return []
         if self.requeued:
             run = self.requeued.pop(0)
-            self.exits.pop(run, None)
+            self.states[run] = "running"
             self.preempting.discard(run)
-            return [self._command("resume", run, self.config(run))]
+            return [self._command("resume", run, self.configs.get(run, {}))]
         begun = sum(command == "run" for command, _ in self.given)
         if self.state != "RUNNING" or begun == len(self.choices):
             return [{"type": "exit"}]
@@ -101,31 +87,14 @@ class SweepServer(Server):
 class SweepHandler(Handler):
     server: SweepServer
 
-    def _run(self) -> str | None:
-        """The run that this request streams to, if it does."""
-        stream = re.fullmatch(r"/files/[^/]+/[^/]+/([^/]+)/file_stream", self.path)
-        return stream and stream[1]
-
-    def _body(self) -> bytes:
-        body = super()._body()
-        if (run := self._run()) and json.loads(body).get("preempting"):
-            self.server.preempting.add(run)
-        return body
-
     def _answer(self, value: Any, status: int = 200) -> None:
-        if run := self._run():
+        if self.path.endswith("/file_stream"):
+            run = self.path.split("/")[-2]
             value = {**value, "stopped": self.server.by_stream and self.server.stops(run)}
-            if self.server.state_of(run) == "preempted" and run not in self.server.requeued:
+            if self.server.states.get(run) == "preempted" and run not in self.server.requeued:
                 self.server.requeued.append(run)
         super()._answer(value, status)
 
 
-@contextmanager
-def serving_sweep(choices: list[dict[str, Any]]) -> Iterator[SweepServer]:
-    server = SweepServer(choices)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
+def serving_sweep(choices: list[dict[str, Any]]) -> AbstractContextManager[SweepServer]:
+    return serving(lambda port: SweepServer(choices, port))

@@ -6,17 +6,14 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import QUICK, ROOT, at_once, compose, limit, metrics, processes_with, status, wait_for
+from conftest import QUICK, compose, metrics, processes_with, status, wait_for
 from wandb_server import KEY, Server, serving
 
 from engine.loggers import Audio, Histogram, RunLogger, Table
@@ -39,15 +36,10 @@ def online(server: Server) -> dict[str, str]:
     return {"WANDB_API_KEY": KEY, "WANDB_MODE": "online", "WANDB_BASE_URL": server.url}
 
 
-def lines(run_dir: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without what of redone steps depends on the clock."""
-    return metrics(run_dir)
-
-
 def assert_holds(server: Server, run_dir: Path, state: str = "finished") -> None:
     """The server has each line of metrics.jsonl once, in order, with its values, the config and the run's end."""
     run = status(run_dir)["wandb_id"]
-    rows, wanted = server.rows(run), lines(run_dir)
+    rows, wanted = server.rows(run), metrics(run_dir)
     assert [row["step"] for row in rows] == [line["step"] for line in wanted]
     assert [row["_step"] for row in rows] == list(range(len(wanted)))
     for row, line in zip(rows, wanted):
@@ -88,7 +80,7 @@ def test_an_online_run_holds_metrics_and_config(train_command: Command, tmp_path
     assert (server.runs[name]["tags"], server.runs[name]["groupName"]) == (["a", "b"], "g")
     assert server.summaries[name]["final/val/loss"] == json.loads((run / "result.json").read_text())["val/loss"]
     shown = [file for file in server.files[name] if file.startswith("media/images/val/predictions_")]
-    assert len(shown) == len([line for line in lines(run) if "media" in line]) > 0
+    assert len(shown) == len([line for line in metrics(run) if "media" in line]) > 0
     (artifact,) = server.artifacts.values()
     assert (artifact["state"], artifact["artifactCollectionName"]) == ("COMMITTED", f"model-{name}")
 
@@ -103,29 +95,6 @@ def test_an_artifact_has_what_its_checkpoint_needs(tmp_path: Path) -> None:
     run = SimpleNamespace(id="x", offline=True, log_artifact=lambda artifact, aliases: logged.append(artifact))
     log_artifact(run, {"best_step": 4}, tmp_path / "best_000000004.pt")
     assert sorted(logged[0].manifest.entries) == ["best_000000004.pt", FROZEN]
-
-
-@pytest.mark.slow
-def test_a_failed_run_is_failed_there_too(train_command: Command, tmp_path: Path, server: Server) -> None:
-    # 1e30 makes the loss overflow in the first steps
-    done = train_command(
-        *RUN, "optim=sgd", "optim.lr=1e30", "optim/schedule=constant", "optim.schedule.warmup=0",
-        "trainer.max_steps=50", "trainer.log_every=5", "trainer.clip_norm=null", "hydra.run.dir=run", **online(server),
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "not finite" in done.stderr
-    assert "Traceback" not in done.stderr
-    wait_for(lambda: not processes_with(str(tmp_path / "run")))
-    assert_holds(server, tmp_path / "run", "failed")
-    assert server.exits[status(tmp_path / "run")["wandb_id"]] == 1
-
-
-@pytest.mark.slow
-def test_offline_nothing_of_wandb_is_started(train_command: Command, tmp_path: Path) -> None:
-    done = train_command(*RUN, "trainer.max_steps=4", "logger=wandb", "hydra.run.dir=run", WANDB_MODE="offline")
-    assert done.returncode == 0, done.stderr
-    assert [path.name for path in (tmp_path / "run/wandb").iterdir()] == ["summary.json"]
-    assert "final/val/loss" in json.loads((tmp_path / "run/wandb/summary.json").read_text())
 
 
 def begun(run: Path, *overrides: str) -> LoggerConfig:
@@ -169,56 +138,6 @@ def test_each_kind_of_media_reaches_wandb(tmp_path: Path, server: Server, monkey
     assert server.summaries[name]["balance/x"] == 2
 
 
-@pytest.mark.slow
-def test_a_server_that_cannot_be_reached_costs_nothing(train_command: Command, tmp_path: Path) -> None:
-    """With a key but no network, or with a server that says nothing or refuses: one line, one command."""
-
-    def one(server: str) -> None:
-        listener = socket.create_server(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        held: list[socket.socket] = []
-        if server == "nobody":
-            listener.close()
-        elif server.isdecimal():
-            threading.Thread(target=refuse, args=(listener, int(server)), daemon=True).start()
-        else:
-            threading.Thread(target=keep_all, args=(listener, held), daemon=True).start()
-        with no_process_left(tmp_path / server):
-            done = train_command(
-                *RUN, "trainer.max_steps=3", f"hydra.run.dir={server}", timeout=limit(60),
-                WANDB_API_KEY=KEY, WANDB_MODE="online", WANDB_BASE_URL=f"http://127.0.0.1:{port}",
-            )  # fmt: skip
-            assert done.returncode == 0, done.stderr
-            assert done.stderr.count(f"./run sync {server}") == 1
-            assert "wandb:" not in done.stderr
-            assert status(tmp_path / server)["status"] == "finished"
-            assert len(metrics(tmp_path / server)) >= 1
-        with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which would wait on the next socket of this number
-        listener.close()
-
-    at_once(one, ["nobody", "silent", "500", "401"])
-
-
-def keep_all(listener: socket.socket, held: list[socket.socket]) -> None:
-    """Accept each connection and never answer, until the socket is closed."""
-    with contextlib.suppress(OSError):
-        while True:
-            held.append(listener.accept()[0])
-
-
-def refuse(listener: socket.socket, status: int) -> None:
-    """Answer each request with an error, until the socket is closed."""
-    while True:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return
-        with connection, contextlib.suppress(OSError):
-            connection.recv(1 << 16)
-            connection.sendall(f"HTTP/1.1 {status} no\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}".encode())
-
-
 def test_a_key_is_found_where_wandb_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from engine.loggers.wandb_log import _server, auto_wandb_mode
 
@@ -240,13 +159,3 @@ def test_a_key_is_found_where_wandb_finds_it(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "config").mkdir()
     (tmp_path / "config/settings").write_text("[default]\nbase_url = http://my.server:8080\n")  # wandb login --host
     assert (auto_wandb_mode(), _server()) == ("online", ("my.server", 8080))
-
-
-@pytest.mark.slow
-def test_the_rest_of_the_project_does_not_need_wandb(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['wandb'] = None; sys.argv = ['train.py', *%r]; import train; sys.exit(train.main())"
-    options = [*QUICK, "trainer.max_steps=2", f"hydra.run.dir={tmp_path}/run"]
-    done = subprocess.run(
-        [sys.executable, "-c", code % options], cwd=ROOT / "src", capture_output=True, text=True, timeout=limit(60)
-    )
-    assert done.returncode == 0, done.stderr

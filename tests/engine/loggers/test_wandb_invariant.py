@@ -7,25 +7,20 @@ wandb's client: what it has been given arrives in order, up to where it or the s
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
 import pytest
-import warm
-from conftest import limit, processes_with, status, wait_for
+from conftest import status
 from hypothesis import strategies as st
-from test_wandb import assert_holds, begun, online
-from test_wandb_sync import SYNC, kill_senders
-from wandb_server import Server, serving
+from test_wandb import assert_holds, begun
+from wandb_server import Server
 
 from engine.files import write_json
 from engine.loggers import RunLogger, wandb_upload
@@ -46,13 +41,12 @@ EVENT = st.one_of(
 )
 
 
-def train(run: Path, steps: int, end: str, kind: str) -> None:
+def train(run: Path, steps: int, end: str) -> None:
     """Log as a run does that resumes from its newest checkpoint, a multiple of 4, and repeats what came after it."""
     at, kept = saved(run)
-    config = LoggerConfig(kind=kind)
     write_status(run, "running")
     until = min(at + steps, LAST)
-    with RunLogger(PROJECT, run, config, at, 60.0, kept if at else None) as logger:
+    with RunLogger(PROJECT, run, LoggerConfig(kind="none"), at, 60.0, kept if at else None) as logger:
         logger.begin(at, LAST)
         for step in range(at + 1, until + 1):
             logger.progress(step)
@@ -63,8 +57,6 @@ def train(run: Path, steps: int, end: str, kind: str) -> None:
                 logger.show(step, "text", f"step {step}")
             if step % 4 == 0:
                 (run / "saved").write_text(f"{step} {logger.lines}")
-            if end == "kill" and step == until and kind == "wandb":
-                os.kill(os.getpid(), signal.SIGKILL)
         if end != "kill":
             write_status(run, "finished" if until == LAST else end)
 
@@ -185,7 +177,7 @@ def one_sequence(model: Model, template: Path, folder: Path, events: list[Any]) 
     for number, (event, *more) in enumerate(events):
         if event == "run":
             steps, end, ill = more
-            train(run, steps, end, "none")
+            train(run, steps, end)
             if ill != (0, "away"):
                 model.send(run, "live", ill)
         elif event == "sync":
@@ -197,13 +189,13 @@ def one_sequence(model: Model, template: Path, folder: Path, events: list[Any]) 
         if saved(run)[0] == LAST:
             break
     while saved(run)[0] < LAST or status(run)["status"] != "finished":
-        train(run, LAST, "finished", "none")
+        train(run, LAST, "finished")
     model.send(run, "sync", None)
     return run
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=200, suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.settings(max_examples=100, suppress_health_check=list(hypothesis.HealthCheck))
 @hypothesis.given(events=st.lists(EVENT, max_size=8))
 def test_after_any_sequence_the_server_has_what_metrics_has(model: Model, template: Path, events: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -226,89 +218,6 @@ def test_a_few_sequences(model: Model, template: Path, tmp_path: Path) -> None:
         run = one_sequence(model, template, tmp_path / str(number), events)
         model.server.changed.clear()
         assert_holds(model.server, run)
-
-
-# ---- the same with wandb itself
-
-# from which request on the server is ill, for how many seconds, and how
-OUTAGE = st.one_of(
-    st.none(),
-    st.tuples(st.integers(0, 12), st.sampled_from([0.5, 3.0]), st.sampled_from([0.2, 500, 429, 403, "hang", "drop"])),
-)
-REAL = st.one_of(
-    st.tuples(st.just("run"), st.integers(1, 9), st.sampled_from(ENDS), OUTAGE, st.booleans()),
-    st.tuples(st.just("sync"), OUTAGE),
-    st.tuples(st.just("move")),
-)
-
-
-def outage(first: int, seconds: float, how: Any) -> Callable[[str], Any]:
-    asked, until = iter(range(10**9)), [0.0]
-
-    def ill(path: str) -> Any:
-        if not until[0]:
-            if next(asked) < first:
-                return None
-            until[0] = time.monotonic() + seconds
-        return how if time.monotonic() < until[0] else None
-
-    return ill
-
-
-def in_a_process(work: Callable[[], Any]) -> None:
-    if (child := os.fork()) == 0:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-
-
-def a_real_sequence(server: Server, template: Path, folder: Path, events: list[Any], env: dict[str, str]) -> Path:
-    def sync(code: set[int]) -> None:
-        done = warm.run([*SYNC, str(run)], env=env, capture_output=True, text=True, timeout=limit(120))
-        assert done.returncode in code, done.stdout + done.stderr
-
-    run = shutil.copytree(template, folder / "run")
-    write_json(run / "status.json", status(run) | {"wandb_id": f"r{len(server.runs)}"})
-    for number, (event, *more) in enumerate(events):
-        ill = more[-1] if event == "sync" else more[2] if event == "run" else None
-        server.ill = outage(*ill) if ill else None
-        if event == "run":
-            steps, end, _, killed = more
-            in_a_process(partial(train, run, steps, end, "wandb"))
-            if killed:
-                kill_senders(run)
-        elif event == "sync":
-            sync({0, 1})
-        else:
-            moved = shutil.copytree(run, folder / f"moved{number}")
-            kill_senders(run)  # else both would send the same run, from two machines at once
-            run = moved
-        if saved(run)[0] == LAST:
-            break
-    server.ill = None
-    while saved(run)[0] < LAST or status(run)["status"] != "finished":
-        in_a_process(partial(train, run, LAST, "finished", "wandb"))
-    sync({0})
-    return run
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-@hypothesis.settings(
-    max_examples=int(os.environ.get("SEQUENCES", "3")), suppress_health_check=list(hypothesis.HealthCheck)
-)
-@hypothesis.given(events=st.lists(REAL, min_size=1, max_size=4))
-def test_after_any_sequence_with_wandb_itself(template: Path, events: list[Any]) -> None:
-    """SEQUENCES in the environment: how many; each takes some 15 seconds."""
-    with serving() as server, tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
-        for name, value in online(server).items():
-            patched.setenv(name, value)
-        run = a_real_sequence(server, template, Path(folder), events, dict(os.environ))
-        wait_for(lambda: not processes_with(folder))
-        server.changed.clear()  # of steps done again: what depends on the clock
-        assert_holds(server, run)
 
 
 def test_however_often_a_sender_tries_again_its_time_is_counted_from_the_end(

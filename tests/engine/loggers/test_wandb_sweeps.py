@@ -23,9 +23,8 @@ from engine.config.compose import composed
 from engine.config.wandb_agent import from_agent, run_folder
 from engine.errors import ConfigError
 from engine.loggers.wandb_stop import stopped_by_wandb
-from engine.runs import checkpoint_files, write_status
+from engine.runs import checkpoint_files
 from lab.project import PROJECT
-from lab.start import end_as_stopped
 
 RUN = [o for o in QUICK if not o.startswith(("logger", "model"))]
 EVERY = ["trainer.log_every=50", "trainer.eval_every=100", "trainer.save_every=100"]
@@ -38,14 +37,11 @@ def online(server: SweepServer) -> dict[str, str]:
     return {"PATH": path, "WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY, "WANDB_MODE": "online"}
 
 
-def begin_sweep(server: SweepServer, folder: Path, *overrides: str, command: bool = False) -> None:
-    """`wandb sweep` with conf/wandb_sweep.yaml, its runs short, below `folder`. command: or else what it sends."""
+def begin_sweep(server: SweepServer, folder: Path) -> None:
+    """`wandb sweep` with conf/wandb_sweep.yaml, its runs short, below `folder`."""
     sweep = yaml.safe_load((ROOT / "conf" / "wandb_sweep.yaml").read_text())
     assert sweep["command"][:3] == ["./run", "train", "trainer.max_epochs=5"]
-    sweep["command"][:3] = [*TRAIN, *RUN, *EVERY, *overrides, f"hydra.run.dir={folder}/${{run_folder:none}}"]
-    if not command:
-        server.sweep = sweep
-        return
+    sweep["command"][:3] = [*TRAIN, *RUN, *EVERY, f"hydra.run.dir={folder}/${{run_folder:none}}"]
     (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     done = subprocess.run(
         ["wandb", "sweep", "--project", "lab", "sweep.yaml"],
@@ -90,75 +86,59 @@ def assert_once(server: SweepServer, run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_preempted_run_is_handed_out_again_and_goes_on(tmp_path: Path) -> None:
-    with serving_sweep([VALUES, VALUES | {"optim.lr": 0.02}]) as server:
-        begin_sweep(server, tmp_path, "trainer.max_steps=2000", command=True)
-        run = tmp_path / "s1" / "run0"
+@pytest.mark.parametrize("by_stream", sample_of([True], [False, True]))
+def test_what_becomes_of_an_agents_runs(tmp_path: Path, train_command: Command, by_stream: bool) -> None:
+    """The first is preempted, handed out again and goes on. W&B stops the second (a button of its page, an early
+    termination: the agent sends SIGTERM, or wandb in the run SIGINT), which is saved, not handed out again, and counts
+    as no failure. `wandb sweep --cancel` has the third killed, which goes on by hand."""
+    endless = VALUES | {"trainer.max_steps": 1_000_000}
+    with serving_sweep([VALUES | {"trainer.max_steps": 2000}, endless, endless]) as server:
+        server.stop_at["run1"], server.by_stream = 4, by_stream
+        begin_sweep(server, tmp_path)
+        first, second, third = (tmp_path / "s1" / f"run{number}" for number in range(3))
         with agent(server, tmp_path) as process:
-            wait_for(lambda: saved(run), process)
+            wait_for(lambda: saved(first), process)
             (pid,) = processes_with(f"hydra.run.dir={tmp_path}")
             os.kill(pid, signal.SIGTERM)
+            wait_for(lambda: saved(third), process)
+            assert status(second)["status"] == "interrupted"
+            server.state = "CANCELED"
             said = finished(process, tmp_path)
-        assert server.given == [("run", "run0"), ("resume", "run0"), ("run", "run1")]
-        assert "saving and stopping" in said
+        given = [("run", "run0"), ("resume", "run0"), ("run", "run1"), ("run", "run2")]
+        assert [one for one in server.given if one[0] != "stop"] == given
+        assert sorted(path.name for path in (tmp_path / "s1").iterdir()) == ["run0", "run1", "run2"]
+
+        assert said.count("SIGTERM: saving") == 2 - by_stream
         assert ", on from last_" in said
-        assert sorted(path.name for path in (tmp_path / "s1").iterdir()) == ["run0", "run1"]
-        for path in (tmp_path / "s1").iterdir():
-            assert server.state_of(path.name) == status(path)["status"] == "finished"
-            assert result(path)["step"] == 2000
-            assert_once(server, path)
-        config = yaml.safe_load((run / "config.yaml").read_text())
-        assert server.runs["run0"]["displayName"].endswith("lr=0.01 clip_norm=null hidden=[16]")
+        assert server.states["run0"] == status(first)["status"] == "finished"
+        assert result(first)["step"] == 2000
+        assert_once(server, first)
+        config = yaml.safe_load((first / "config.yaml").read_text())
+        assert server.runs["run0"]["displayName"].endswith("lr=0.01 clip_norm=null hidden=[16] max_steps=2000")
         assert (config["optim"]["lr"], config["trainer"]["clip_norm"], config["resume"]) == (0.01, None, None)
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("by_stream", sample_of([True], [False, True]))
-def test_what_wandb_stops_is_saved_and_not_handed_out_again(tmp_path: Path, by_stream: bool) -> None:
-    """A button of its page, an early termination: the agent sends SIGTERM, wandb in the run SIGINT. The agent does not
-    count it as a failure, and goes on with the next run."""
-    with serving_sweep([VALUES, VALUES]) as server:
-        server.stop_at["run0"], server.by_stream = 4, by_stream
-        begin_sweep(server, tmp_path, "trainer.max_steps=1000000")
-        run = tmp_path / "s1" / "run0"
-        with agent(server, tmp_path) as process:
-            wait_for(lambda: saved(tmp_path / "s1" / "run1"), process)
-            assert status(run)["status"] == "interrupted"
-            server.stop_at["run1"] = 0
-            said = finished(process, tmp_path)
-        assert ("SIGINT: saving" if by_stream else "SIGTERM: saving") in said
-        assert [given for given in server.given if given[0] != "stop"] == [("run", "run0"), ("run", "run1")]
+        assert said.count("SIGINT: saving") == by_stream
         assert "failed runs" not in said
-        assert (status(run)["signal"], server.state_of("run0"), server.preempting) == ("W&B", "killed", set())
-        assert saved(run)
-        assert_once(server, run)
+        assert (status(second)["signal"], server.states["run1"], server.preempting) == ("W&B", "killed", set())
+        assert saved(second)
+        assert_once(server, second)
 
-
-@pytest.mark.slow
-def test_a_run_that_a_cancelled_sweep_killed_goes_on_by_hand(tmp_path: Path, train_command: Command) -> None:
-    """`wandb sweep --cancel`: the agent sends SIGKILL."""
-    with serving_sweep([VALUES]) as server:
-        begin_sweep(server, tmp_path, "trainer.max_steps=1000000")
-        run = tmp_path / "s1" / "run0"
-        with agent(server, tmp_path) as process:
-            wait_for(lambda: saved(run), process)
-            server.state = "CANCELED"
-            finished(process, tmp_path)
-        assert status(run)["status"] == "running"  # nobody could say otherwise
-        words = [*RUN, *EVERY, "trainer.max_steps=1000000", f"hydra.run.dir={tmp_path}/${{run_folder:none}}"]
+        assert status(third)["status"] == "running"  # nobody could say otherwise
+        words = [*RUN, *EVERY, f"hydra.run.dir={tmp_path}/${{run_folder:none}}", "trainer.max_steps=1000000"]
         words += ["optim.lr=0.01", "trainer.clip_norm=None", "model.hidden=[16]"]
-        ids = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "run0", **online(server)}
+        ids = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "run2", **online(server)}
         done = train_command(*words, "process.max_time=5s", **ids)
         assert done.returncode == 2
-        assert "process.max_time='5s': W&B's run run0 has null, and goes on with what it began with" in done.stderr
-        before = checkpoint_files(run / "checkpoints")[-1]  # SIGKILL between two writes: perhaps a best one
-        last = metrics(run)[-1]["step"]
+        assert "process.max_time='5s': W&B's run run2 has null, and goes on with what it began with" in done.stderr
+        before = checkpoint_files(third / "checkpoints")[-1]  # SIGKILL between two writes: perhaps a best one
+        last = metrics(third)[-1]["step"]
         again = warm.Popen([*TRAIN, *words], cwd=tmp_path, env={**os.environ, **ids}, stderr=subprocess.PIPE, text=True)
-        wait_for(lambda: metrics(run)[-1]["step"] > last + 100, again)
+        wait_for(lambda: metrics(third)[-1]["step"] > last + 100, again)
         again.terminate()
         assert f"on from {before.name}" in again.communicate(timeout=limit(60))[1]
-        assert (again.returncode, server.state_of("run0")) == (75, "preempted")
-        for lines, name in ((server.rows("run0"), "_step"), (metrics(run), "step")):
+        assert again.returncode == 75
+        wait_for(lambda: server.states["run2"] == "preempted")
+        for lines, name in ((server.rows("run2"), "_step"), (metrics(third), "step")):
             steps = [line[name] for line in lines if "train/loss" in line]
             assert steps == sorted(set(steps))
 
@@ -208,23 +188,6 @@ def test_a_run_of_the_agents_has_one_folder(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("WANDB_RUN_ID", "../r1")
     with pytest.raises(ConfigError, match=r"WANDB_RUN_ID=\.\./r1: not an id"):
         run_folder("2026-x")
-
-
-@pytest.mark.parametrize(
-    ("state", "signal", "raised"),
-    [("interrupted", "W&B", None), ("interrupted", "SIGINT", KeyboardInterrupt), ("preempted", "SIGTERM", SystemExit)],
-)
-def test_the_agent_counts_no_run_that_it_stopped_as_failed(
-    tmp_path: Path, state: str, signal: str, raised: type[BaseException] | None
-) -> None:
-    """It counts each exit status above 0, and gives up after three in its first minute."""
-    write_status(tmp_path, state, signal=signal)
-    ended: type[BaseException] | None = None
-    try:
-        end_as_stopped(tmp_path)
-    except (KeyboardInterrupt, SystemExit) as end:
-        ended = type(end)
-    assert ended is raised
 
 
 @pytest.mark.slow

@@ -349,20 +349,6 @@ def test_a_requeued_command_ends_like_the_undisturbed_run(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_signal_to_the_whole_group_spares_the_data_workers(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    command = [*TRAIN, *ENDLESS, "data=synthetic", "data.loader=workers", "data.num_workers=2", f"hydra.run.dir={run}"]
-    process = warm.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    wait_for(lambda: list((run / "checkpoints").glob("last_*.pt")), process)
-    os.killpg(process.pid, signal.SIGUSR1)
-    _, shown = process.communicate(timeout=limit(60))
-    assert process.returncode == 75, shown
-    assert (status(run)["status"], status(run)["signal"]) == ("preempted", "SIGUSR1")
-    assert "worker" not in shown.partition("saving and stopping")[2]
-    assert not holds_lock(run)
-
-
-@pytest.mark.slow
 def test_one_process_that_hangs_is_ended(tmp_path: Path) -> None:
     """It has no parent to say so, and W&B hears of it."""
     code = (
