@@ -23,8 +23,9 @@ from engine.config.compose import composed
 from engine.config.wandb_agent import from_agent, run_folder
 from engine.errors import ConfigError
 from engine.loggers.wandb_stop import stopped_by_wandb
-from engine.runs import checkpoint_files
+from engine.runs import checkpoint_files, write_status
 from lab.project import PROJECT
+from lab.start import end_as_stopped
 
 RUN = [o for o in QUICK if not o.startswith(("logger", "model"))]
 EVERY = ["trainer.log_every=50", "trainer.eval_every=100", "trainer.save_every=100"]
@@ -188,6 +189,23 @@ def test_a_run_of_the_agents_has_one_folder(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("WANDB_RUN_ID", "../r1")
     with pytest.raises(ConfigError, match=r"WANDB_RUN_ID=\.\./r1: not an id"):
         run_folder("2026-x")
+
+
+@pytest.mark.parametrize(
+    ("state", "signal", "raised"),
+    [("interrupted", "W&B", None), ("interrupted", "SIGINT", KeyboardInterrupt), ("preempted", "SIGTERM", SystemExit)],
+)
+def test_the_agent_counts_no_run_that_it_stopped_as_failed(
+    tmp_path: Path, state: str, signal: str, raised: type[BaseException] | None
+) -> None:
+    """It counts each exit status above 0, and gives up after three in its first minute."""
+    write_status(tmp_path, state, signal=signal)
+    ended: type[BaseException] | None = None
+    try:
+        end_as_stopped(tmp_path)
+    except (KeyboardInterrupt, SystemExit) as end:
+        ended = type(end)
+    assert ended is raised
 
 
 @pytest.mark.slow
