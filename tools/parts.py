@@ -367,7 +367,7 @@ PARTS = {
                 r"from h5rows\.(command|functions|packing|importers)",
                 r'": "(command|functions|packing|importers)',
             ],
-            "pyproject.toml": ["^lmdb = ", "^zarr = ", "^n5 = ", "^tfrecord = "],
+            "pyproject.toml": ["^lmdb = ", "^zarr = ", "^n5 = ", "^tfrecord = ", '^  "zarr>='],
             "run": ["^  h5 "],
             "src/lab/project.py": ['"folder_classes": '],
             "tests/engine/config/test_config.py": ['"data=image_folder": '],

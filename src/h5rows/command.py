@@ -142,7 +142,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def common(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--overwrite", action="store_true", help="replace OUT, or an unfinished pack of something else")
+    p.add_argument("--overwrite", action="store_true", help="replace OUT")
     p.add_argument("--quiet", action="store_true")
 
 
@@ -185,5 +185,5 @@ def run(command: tuple[str, ...] = calling.command, reading: Reading = calling.r
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
+        print("stopped; nothing was written", file=sys.stderr)
         return 130

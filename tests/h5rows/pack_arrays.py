@@ -154,7 +154,7 @@ def zarr_store(w: Draw, folder: Path) -> Case:
         shape = (rows, *(w.between(1, 5) for _ in range(w.between(0, 2))))
         values = numbers(w, shape, w.one_of([t for t in TYPES if t[0] != ">" or version == 2]))
         chunks = tuple(w.between(1, n) for n in shape)
-        packers = {2: [None, numcodecs.Blosc(), numcodecs.Zlib(), numcodecs.LZ4()],
+        packers = {2: [None, numcodecs.Blosc(), numcodecs.Zlib(), numcodecs.BZ2()],
                    3: [None, BloscCodec(), ZstdCodec(), GzipCodec()]}[version]  # fmt: skip
         made = {"shape": shape, "chunks": chunks, "dtype": values.dtype, "compressors": w.one_of(packers)}
         if version == 3 and w.chance(0.2):

@@ -460,7 +460,7 @@ def test_text_of_a_function_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("module", "name", "remedy"),
-    [("lmdb", "a.lmdb", "lmdb"), ("zarr", "a.zarr", "zarr"), ("tensorstore", "a.n5", "tensorstore"),
+    [("lmdb", "a.lmdb", "lmdb"), ("tensorstore", "a.zarr", "tensorstore"), ("tensorstore", "a.n5", "tensorstore"),
      ("google_crc32c", "a.tfrecord", "google-crc32c"), ("pyarrow.parquet", "a.csv", "pyarrow"),
      ("PIL.Image", "a/1.png", "pillow")],
 )  # fmt: skip

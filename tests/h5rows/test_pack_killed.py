@@ -21,13 +21,13 @@ RAGGED = np.array([1, 4, 2] * 3)
 
 
 COMMANDS: dict[str, Callable[[Path], Any]] = {
-    "blocks": lambda out: pack(ArraySource({"": arrays(12)}, "id", {}), out, options(workers=1), {"command": "c"}),
+    "blocks": lambda out: pack(ArraySource({"": arrays(12)}), out, options(workers=1), {"command": "c"}),
     "ragged, in processes": lambda out: pack(Numbers(9, lengths=RAGGED), out, options(workers=2), {}),
     "without what cannot be read": lambda out: pack(
         Numbers(9, [3, 7], RAGGED), out, options(workers=2, on_error="skip"), {}
     ),
     "replaced": lambda out: pack(
-        ArraySource({"": arrays(12)}, "id", {}), out, PackOptions(quiet=True, workers=1, overwrite=True), {}
+        ArraySource({"": arrays(12)}), out, PackOptions(quiet=True, workers=1, overwrite=True), {}
     ),
 }
 

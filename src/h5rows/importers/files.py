@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -60,11 +59,6 @@ class FileSource(SampleSource):
         out, bad = super().read(rows, [f for f in fields if f == self.image])
         where = np.delete(np.asarray(rows), [b.place for b in bad])
         return {f: out[f] if f == self.image else self.targets[f][where] for f in fields}, bad
-
-    def identity(self) -> Any:
-        names = hashlib.sha256("\0".join(self.files).encode("utf-8", "surrogateescape")).hexdigest()
-        targets = {t: hashlib.sha256(v.tobytes()).hexdigest() for t, v in self.targets.items()}
-        return {"folder": str(self.root.resolve()), "files": len(self.files), "names": names, "targets": targets}
 
 
 def open_files(

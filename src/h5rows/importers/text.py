@@ -14,7 +14,7 @@ import numpy as np
 from h5rows.errors import ConfigError
 from h5rows.extras import need
 from h5rows.importers.base import ArraySource
-from h5rows.importers.values import files_by_split, stamp
+from h5rows.importers.values import files_by_split
 from h5rows.packing.account import Account
 from h5rows.packing.options import PackOptions
 
@@ -50,9 +50,7 @@ def open_text(path: Path, options: PackOptions) -> TokenSource:
             attrs["vocab_size"] = size
         ids = {split: spool(found, encode, size) for split, found in by_split.items()}
     tables = {split: {"tokens": values} for split, values in ids.items()}
-    source = TokenSource(tables, [options.tokenizer, *stamp(files)], {"tokens": attrs})
-    source.account = account
-    return source
+    return TokenSource(tables, {"tokens": attrs}, account)
 
 
 def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError, first_line
-from h5rows.importers.base import SPLIT_NAMES, BadSample, Field, Rows, SampleSource, UnlikeSample, bad
+from h5rows.importers.base import SPLIT_NAMES, BadSample, Field, Rows, SampleSource, bad
 from h5rows.importers.folders import check_inside, check_kind, files_of
 from h5rows.importers.images import ImageDecoder
 from h5rows.packing.account import Account
@@ -195,7 +195,7 @@ class EncodedSource(SampleSource):
         raws = self.raw(row)
         if not self._chosen and (more := sorted(set(raws) - set(self.fields))):
             first = f"the first sample ({self.name_of(0)}) has only {sorted(self.fields)}"
-            raise UnlikeSample(f"{self.name_of(row)} has a field {more[0]!r}, {first}; choose with --fields")
+            raise ConfigError(f"{self.name_of(row)} has a field {more[0]!r}, {first}; choose with --fields")
         for name in fields:
             if name not in raws:
                 raise BadSample(self.name_of(row), f"has no field {name!r}")
@@ -221,9 +221,6 @@ class ShardSource(EncodedSource):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_descriptors": {}}
-
-    def identity(self) -> Any:
-        return stamp(self.files)
 
 
 def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Account) -> dict[str, list[Path]]:
@@ -270,7 +267,3 @@ def ranges(sizes: Mapping[str, int]) -> dict[str, Rows]:
         found[split] = range(begin, begin + size)
         begin += size
     return found  # type: ignore[return-value]
-
-
-def stamp(files: Sequence[Path]) -> list[Any]:
-    return [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
