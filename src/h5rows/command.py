@@ -102,8 +102,7 @@ def parser() -> argparse.ArgumentParser:
     add("--mode", help=mode)
     add("--exif", choices=["apply", "ignore"], help="the orientation of photos [one that has another is refused]")
     add("--variable", action="store_true", help="keep each image's size: flat values + offsets + shapes")
-    named = "bytes, chars, a tokenizers JSON file or its folder, or module:function from text to ids [bytes]"
-    add("--tokenizer", help=named)
+    add("--tokenizer", help="bytes, chars, or a tokenizers JSON file or its folder [bytes]")
     add("--length", type=positive, metavar="IDS", help="of a text in a table (--as COLUMN=tokens) at most [all]")
     add(
         "--reverse-axes", action="store_true", help="N5 whose dimensions are turned round (as z5py and zarr 2 write it)"

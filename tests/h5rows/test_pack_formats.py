@@ -423,10 +423,6 @@ def test_parquet(tmp_path: Path) -> None:
 TEXT = "Nö, it isn't.\n" * 300 + "猫\n"
 
 
-def words(text: str) -> list[int]:
-    return [70000 + len(w) for w in text.split()]
-
-
 def test_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT, newline="")
     with run(tmp_path / "a.txt", split={"val": 0.1}) as file:
@@ -443,16 +439,13 @@ def test_text(tmp_path: Path) -> None:
         run(tmp_path / "a.txt", shuffle=True)
 
 
-def test_text_of_a_function_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("h5rows.importers.text.PIECE", 100)
-    monkeypatch.setitem(sys.modules, "my_words", sys.modules[__name__])
     (tmp_path / "a.txt").write_text(TEXT)
-    with run(tmp_path / "a.txt", tokenizer="my_words:words") as file:
-        np.testing.assert_array_equal(file["tokens"][:], words(TEXT))
-        assert file["tokens"].dtype == np.uint32
-    for name, message in (("my_words:nothing", "nothing"), ("gpt", "give bytes, chars"), ("x.json", "no file x.json")):
-        with pytest.raises(ConfigError, match=message):
-            run(tmp_path / "a.txt", tokenizer=name)
+    with run(tmp_path / "a.txt", tokenizer="chars") as file:
+        assert "".join(file["tokens"].attrs["vocab"][file["tokens"][:]]) == TEXT
+    with pytest.raises(ConfigError, match=r"no file x.json; give bytes, chars, "):
+        run(tmp_path / "a.txt", tokenizer="x.json")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8"):
         run(tmp_path / "b.txt", tokenizer="chars")

@@ -69,6 +69,11 @@ def printable(name: object) -> str:
     return str(name).encode("utf-8", "backslashreplace").decode()
 
 
+def clean(words: object) -> str:
+    """On one line, and nothing that steers a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in printable(words))
+
+
 @contextlib.contextmanager
 def one_line(what: object) -> Iterator[None]:
     """Whatever a format's library raises about a source, as one line that names it."""
@@ -77,9 +82,9 @@ def one_line(what: object) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except ConfigError as error:
-        if "\n" not in str(error):
+        if str(error).isprintable():
             raise
-        raise ConfigError(" ".join(str(error).split())) from error  # it quotes a library, or the file
+        raise ConfigError(clean(" ".join(str(error).split()))) from error  # it quotes a library, or the file
     except Exception as error:
         why = machine_fault(error) or next(iter(str(error).splitlines()), "")
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

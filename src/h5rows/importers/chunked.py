@@ -44,8 +44,8 @@ def open_chunked(path: Path, options: PackOptions) -> ArraySource:
     store = need("tensorstore", f"reading {path}", "tensorstore")
     account = Account()
     arrays: dict[str, ChunkedRows] = {}
-    attrs: dict[str, Mapping[str, Any]] = {}
-    groups: dict[str, Mapping[str, Any]] = {}
+    attrs: dict[str, dict[str, Any]] = {}
+    groups: dict[str, dict[str, Any]] = {}
     drivers = set()
     for folder, _, files in walk(path, options.external, hidden=True):
         if empty := next((name for name in files if name[0].isdigit() and not Path(folder, name).stat().st_size), None):
@@ -85,10 +85,12 @@ def open_chunked(path: Path, options: PackOptions) -> ArraySource:
         if not options.fields or place[1] in options.fields
     }
     splits = any(split for split, _ in places.values())
+    placed: dict[str, dict[str, Any]] = {}
     for group, own in groups.items():
         word, slash, rest = group.partition("/")
         place = SPLIT_NAMES.get(word.lower(), word) + slash + rest if splits else group
-        source.group_attrs = {**source.group_attrs, place: attributes(own, group or "/", account)}
+        placed[place] = attributes(own, group or "/", account)
+    source.group_attrs = placed
     return source
 
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from h5rows.errors import ConfigError
 from h5rows.importers.base import one_line
 from h5rows.packing.account import Account
-from h5rows.packing.copying import Comparison, Copier, creation, elsewhere, file_properties
+from h5rows.packing.copying import Copier, compare, creation, elsewhere, file_properties
 from h5rows.packing.encode import Encoding
 from h5rows.packing.file import (
     PAGE,
@@ -199,7 +199,7 @@ class Repack:
             written = {f"/{name}".encode() for name in (*contents.plain, *contents.vlen)}
             flat = {f"/{name}".encode(): len(ends) - 1 for name, ends in self.ends.items()}
             copied = Survey(file, Account(), flat)
-            Comparison(contents.survey, copied, written)
+            compare(contents.survey, copied, written)
             account.held, account.taken = contents.survey.counts, copied.counts
 
 

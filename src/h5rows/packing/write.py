@@ -103,7 +103,9 @@ class Run:
                     raise ConfigError(
                         f"{bad[0].name}: {bad[0].reason}; --on-error skip leaves such samples out and lists them"
                     )
-                spans += [Span(*block.places[name], size, crc) for name, (size, crc) in written.items() if size]
+                for name, (size, crc) in written.items():
+                    path, begin = block.places[name]
+                    spans += [Span(path, begin, size, crc)] * bool(size)
                 skipped += [(block.part, block.begin + b.place, f"{b.name}: {b.reason}") for b in bad]
                 bar.update(block.end - block.begin)
         return spans, skipped
