@@ -158,7 +158,7 @@ def test_packing_imports_no_torch(tmp_path: Path) -> None:
     """It takes longer to import than most files take to be packed, and hundreds of MB in each process."""
     np.save(tmp_path / "x.npy", np.arange(12.0))
     code = (
-        "import sys, h5rows\n"
+        "import sys, h5rows\nfrom h5rows import command\ncommand.parser().format_help()\n"
         f"h5rows.pack({str(tmp_path / 'x.npy')!r}, {str(tmp_path / 'x.h5')!r}, quiet=True)\n"
         f"h5rows.repack({str(tmp_path / 'x.h5')!r}, {str(tmp_path / 'y.h5')!r}, quiet=True)\n"
         "assert 'torch' not in sys.modules"

@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import warm
+from pack_typed import typed
 from test_pack_formats import npy, png, write_lmdb, write_tar
 
 from engine.errors import ConfigError
@@ -522,20 +522,14 @@ def test_what_is_no_array_of_a_file_is_named(tmp_path: Path) -> None:
         assert packed(tmp_path / "in", format="webdataset", leave_out=(pattern,))[1].exit_status == status
 
 
-@pytest.mark.slow
 def test_a_loss_is_in_the_status_of_the_command_and_on_the_screen(tmp_path: Path) -> None:
-    import sys
-
-    from conftest import ROOT
-
     write_tar(tmp_path / "a.tar", [("0.cls", b"1"), ("README", b"words")])
-    command = [sys.executable, str(ROOT / "src/h5.py"), "pack", str(tmp_path / "a.tar"), str(tmp_path / "a.h5")]
     for more, status in (
         (["--quiet"], LEFT_OUT),
         (["--overwrite"], LEFT_OUT),
         (["--overwrite", "--leave-out", "*README"], 0),
     ):
-        done = warm.run([*command, *more], capture_output=True, text=True, check=False)
-        assert done.returncode == status, done.stderr
-        assert ("left out: 1 members: a.tar: README" in done.stdout) == (status != 0)
-        assert ("all read back and compared" in done.stdout) == (status == 0)
+        done = typed("pack", tmp_path / "a.tar", tmp_path / "a.h5", *more)
+        assert done.status == status, done.err
+        assert ("left out: 1 members: a.tar: README" in done.out) == (status != 0)
+        assert ("all read back and compared" in done.out) == (status == 0)

@@ -14,8 +14,8 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import warm
 from conftest import ROOT, limit
+from pack_typed import typed
 
 from engine.errors import ConfigError
 from h5rows.importers import open_source
@@ -39,10 +39,6 @@ def arrays(n: int = 1000, seed: int = 0) -> dict[str, np.ndarray]:
         "y": np.arange(n),
         "z": rng.normal(size=n).astype(np.float32),
     }
-
-
-def command(*args: object) -> subprocess.CompletedProcess[str]:
-    return warm.run([sys.executable, str(H5), *map(str, args)], capture_output=True, text=True, timeout=limit(60))
 
 
 class Numbers(SampleSource):
@@ -83,11 +79,7 @@ def test_bytes_dtypes_and_alignment(tmp_path: Path) -> None:
     # less than a page would take a page each
     assert {name for name, place in offsets(out).items() if not place % 4096} >= {"large"}
     assert [p.name for p in tmp_path.iterdir()] == ["a.h5"]
-
-
-def test_no_rows(tmp_path: Path) -> None:
-    out = pack(ArraySource({"": arrays(0)}), tmp_path / "a.h5", options(), {})
-    with h5py.File(out) as file:
+    with h5py.File(pack(ArraySource({"": arrays(0)}), tmp_path / "b.h5", options(), {})) as file:
         assert file["x"].shape == (0, 3, 5)
 
 
@@ -123,26 +115,23 @@ def test_shuffle_permutes_and_shards_partition_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.one_quick
-@pytest.mark.parametrize("broken", [[], [0], [5, 6, 700, 999], list(range(512))])
-@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("broken", [[5, 6, 700, 999], list(range(512))])
+@pytest.mark.parametrize("ragged", [True, False])
 def test_skipped_samples_leave_no_gap(tmp_path: Path, broken: list[int], ragged: bool) -> None:
     lengths = np.random.default_rng(0).integers(0, 9, 1000) if ragged else None
     out = pack(Numbers(1000, broken, lengths), tmp_path / "a.h5", options(on_error="skip"), {})
     kept = np.array([i for i in range(1000) if i not in set(broken)])
     with h5py.File(out) as file:
         np.testing.assert_array_equal(file["x"][:, 0], kept)
-        assert len(file.attrs.get("skipped", [])) == len(broken)
+        assert len(file.attrs["skipped"]) == len(broken)
         if lengths is not None:
-            offset = file["w/offsets"][:]
-            np.testing.assert_array_equal(np.diff(offset), lengths[kept])
+            np.testing.assert_array_equal(np.diff(file["w/offsets"][:]), lengths[kept])
             np.testing.assert_array_equal(file["w/values"][:], np.repeat(kept, lengths[kept])[:, None].repeat(2, 1))
     assert [p.name for p in tmp_path.iterdir()] == ["a.h5"]
 
 
-@pytest.mark.one_quick
-@pytest.mark.parametrize("broken", [[10, 30], [10, 650], [600, 601, 999]])
-def test_samples_that_are_skipped_are_those_of_their_split(tmp_path: Path, broken: list[int]) -> None:
-    source = Numbers(1000, broken)
+def test_samples_that_are_skipped_are_those_of_their_split(tmp_path: Path) -> None:
+    source = Numbers(1000, broken := [10, 600, 650, 999])
     source.splits = {"train": range(600), "val": range(600, 1000)}
     with h5py.File(pack(source, tmp_path / "a.h5", options(on_error="skip"), {})) as file:
         for split, rows in source.splits.items():
@@ -246,49 +235,39 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
         assert file["x"][50, 0, 0] == 7
 
 
-@pytest.mark.one_quick
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["pack", "missing", "out.h5"], "missing does not exist"),
-        (["pack", "{src}", "nowhere/out.h5"], "nowhere is no folder"),
-        (["pack", "{src}", "out.h5", "--split", "val"], "val=0.1"),
-        (["pack", "{src}", "out.h5", "--split", "val=1.5"], "leave something for train"),
-        (["pack", "{src}", "out.h5", "--split", "val=0.0001"], "leaves a split empty"),
-        (["pack", "{src}", "out.h5", "--shard", "3/3"], "I/N"),
-        (["pack", "{src}", "out.h5", "--fields", "w"], "no field 'w'"),
-        (["pack", "{src}", "out.h5", "--size", "0"], "pixels"),
-        (["pack", "{src}", "out.h5", "--workers", "0"], "above 0"),
-        (["pack", "{src}", "out.h5", "--format", "hdf"], "none of"),
-    ],
-)
-def test_bad_input_is_one_line_and_status_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], message: str
-) -> None:
+BAD_INPUT = [
+    (["missing", "out.h5"], "missing does not exist"),
+    (["x.npy", "nowhere/out.h5"], "nowhere is no folder"),
+    (["x.npy", "out.h5", "--split", "val"], "val=0.1"),
+    (["x.npy", "out.h5", "--split", "val=1.5"], "leave something for train"),
+    (["x.npy", "out.h5", "--split", "val=0.0001"], "leaves a split empty"),
+    (["x.npy", "out.h5", "--shard", "3/3"], "I/N"),
+    (["x.npy", "out.h5", "--fields", "w"], "no field 'w'"),
+    (["x.npy", "out.h5", "--size", "0"], "pixels"),
+    (["x.npy", "out.h5", "--workers", "0"], "above 0"),
+    (["x.npy", "out.h5", "--format", "hdf"], "none of"),
+]
+
+
+def test_bad_input_is_one_line_and_status_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", np.arange(100))
-    done = command(*[a.format(src="x.npy") for a in args])
-    assert done.returncode == 2
-    assert message in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
-    assert not Path("out.h5").exists()
+    for words, message in BAD_INPUT:
+        done = typed("pack", *words)
+        assert done.status == 2, words
+        assert message in done.err.splitlines()[-1]
+        assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
 
 
 def test_command_writes_provenance(tmp_path: Path) -> None:
     np.savez(tmp_path / "ü b.npz", x_train=np.arange(6.0), x_test=np.arange(4.0))
-    done = command("pack", tmp_path / "ü b.npz", tmp_path / "ö.h5", "--quiet")
-    assert done.returncode == 0, done.stderr
+    done = typed("pack", tmp_path / "ü b.npz", tmp_path / "ö.h5", "--quiet")
+    assert done.status == 0, done.err
     with h5py.File(tmp_path / "ö.h5") as file:
         np.testing.assert_array_equal(file["train/x"][:], np.arange(6.0))
         np.testing.assert_array_equal(file["test/x"][:], np.arange(4.0))
         assert set(file.attrs) == {"source", "command", "created", "versions", "options"}
         assert "ü b.npz" in file.attrs["command"]
-
-
-def test_help_needs_no_torch() -> None:
-    path = f"import sys; sys.path[:0] = [{str(H5.parent)!r}]"
-    code = f"{path}; from h5rows import command; command.parser().format_help(); print('torch' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 
 def test_open_source_refuses(tmp_path: Path) -> None:
