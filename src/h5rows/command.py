@@ -130,10 +130,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--external", choices=["refuse", "allow"], help="copy what lies in other files than SOURCE [refuse]")
     p.add_argument("--fixed", action="store_true", help="what can grow becomes contiguous too, and can grow no more")
     p.add_argument("--inflate", action="store_true", help="write a copy of many times SOURCE's size")
-    codecs = ["none", "gzip", "zstd", "lz4", "blosc-lz4", "blosc-zstd"]
-    p.add_argument(
-        "--codec", choices=codecs, help="compress, in chunks of whole rows [none: contiguous, fastest to read]"
-    )
+    codecs = ["none", "gzip", "zstd"]
+    chosen = "compress, in chunks of whole rows [none: contiguous, fastest to read]"
+    p.add_argument("--codec", choices=codecs, help=chosen)
     p.add_argument("--level", type=int, help="of the codec")
     p.add_argument("--rows-per-chunk", type=positive, help="1 for rows of 64 KB and more [by the size of a row]")
     common(p)

@@ -44,7 +44,7 @@ def repack(
     overwrite: bool = False,
     quiet: bool = False,
 ) -> Account:
-    """Write all that an HDF5 file holds in another layout: contiguous, or in chunks of a codec (gzip, zstd, lz4 ...).
+    """Write all that an HDF5 file holds in another layout: contiguous, or in chunks of a codec (gzip, zstd).
 
     flatten: variable length and strings into flat values + offsets. fixed: what can grow becomes contiguous too.
     inflate: write a copy of many times the size. Returns what was left out, as `pack`.

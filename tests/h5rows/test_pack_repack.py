@@ -18,7 +18,7 @@ from h5rows.packing.options import PackOptions
 from h5rows.packing.repack import repack_file
 
 RECORD = {"created": "now", "command": "repack it"}
-CODECS = ["none", "gzip", "zstd", "lz4", "blosc-lz4", "blosc-zstd"]
+CODECS = ["none", "gzip", "zstd"]
 
 
 def options(**kwargs: Any) -> PackOptions:
