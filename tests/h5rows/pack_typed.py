@@ -9,6 +9,7 @@ from typing import NamedTuple
 from unittest import mock
 
 from h5rows import command
+from h5rows.program import calling
 
 
 class Done(NamedTuple):
@@ -20,7 +21,8 @@ class Done(NamedTuple):
 def typed(*words: object) -> Done:
     out, err = io.StringIO(), io.StringIO()
     line = mock.patch.object(sys, "argv", ["h5rows", *map(str, words)])
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), line:
+    name = mock.patch.multiple(calling, command=calling.command, reading=calling.reading)  # as it was, after this
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), line, name:
         try:
             status = command.run(("h5rows",))
         except SystemExit as error:

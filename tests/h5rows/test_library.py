@@ -93,14 +93,16 @@ def test_a_plain_dataloader_reads_a_batch_at_once(
 def test_the_functions_do_what_the_command_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    from pack_typed import typed
+
     (tmp_path / "t.csv").write_text("a,b\n" + "".join(f"{k},{k / 4}\n" for k in range(40)))
     monkeypatch.chdir(tmp_path)
     account = h5rows.pack("t.csv", "one.h5", split={"val": 0.25}, quiet=True)
     assert account.exit_status == 0
-    called(tmp_path, "pack", "t.csv", "two.h5", "--split", "val=0.25", "--quiet")
+    assert typed("pack", "t.csv", "two.h5", "--split", "val=0.25", "--quiet").status == 0
     with h5py.File("one.h5") as one, h5py.File("two.h5") as two:
         assert one.attrs["options"] == two.attrs["options"]
-        assert two.attrs["command"] == "python -m h5rows pack t.csv two.h5 --split val=0.25 --quiet"
+        assert two.attrs["command"] == "h5rows pack t.csv two.h5 --split val=0.25 --quiet"
         for split, size in (("train", 30), ("val", 10)):
             assert np.array_equal(one[split]["a"], two[split]["a"])
             assert np.array_equal(one[split]["b"][:], one[split]["a"][:] / 4)

@@ -15,7 +15,7 @@ import pytest
 
 from engine.errors import ConfigError
 from h5rows.importers import open_source
-from h5rows.importers.tfrecord import masked_crc32c, varints
+from h5rows.importers.tfrecord import masked_crc32c
 from h5rows.packing.options import PackOptions
 from h5rows.packing.write import pack
 from h5rows.program import calling
@@ -47,8 +47,7 @@ def npy(array: np.ndarray) -> bytes:
 # -- numpy and torch
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(("compressed", "order"), [(False, "F"), (True, "C")])
 def test_npz(tmp_path: Path, compressed: bool, order: Any) -> None:
     arrays = {
         "x_train": np.asarray(numbers(), order=order),
@@ -237,12 +236,10 @@ def test_tfrecord(tmp_path: Path, packed: bool) -> None:
             run(tmp_path / "a.tfrecord")
 
 
-def test_crc32c_and_varints_of_the_standards() -> None:
-    # RFC 3720, B.4: crc32c of 32 zero bytes is 8A9136AA
+def test_crc32c_of_the_standard() -> None:
+    """RFC 3720, B.4: crc32c of 32 zero bytes is 8A9136AA."""
     crc = 0x8A9136AA
     assert masked_crc32c(bytes(32)) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-    values = np.array([0, 1, 127, 128, 300, -1, 2**62, -(2**63)], np.int64)
-    np.testing.assert_array_equal(varints(b"".join(wire(int(v)) for v in values)), values)
 
 
 # -- zarr and N5
@@ -300,21 +297,16 @@ def test_csv(tmp_path: Path) -> None:
         assert val["v"].dtype == np.float32
         assert list(val["kind"].attrs["classes"]) == ["cat", "dög"]
         np.testing.assert_array_equal(val["kind"][:], [1, 0, 0, 1])
-    with run(tmp_path / "a.csv", fields={"n,v": "x", "kind": "y"}) as file:
-        np.testing.assert_array_equal(file["val/x"][:], [[0, 0], [5, 2.5], [10, 5], [15, 7.5]])
     with run(tmp_path / "a.csv", kinds={"kind": "text"}, shuffle=True) as file:
         ends = file["val/kind/offsets"][1:-1]
         texts = [t.tobytes().decode() for t in np.split(file["val/kind/values"][:], ends)]
         assert texts == ["cat" if k % 3 else "dög" for k in file["val/n"][:]]
-    (tmp_path / "b.csv").write_text("n,v\n1,2\n3,\n")
-    with pytest.raises(ConfigError, match=r"column 'v' is empty or NaN in row 1 .*--empty nan"):
-        run(tmp_path / "b.csv")
 
 
 def test_csv_columns_stacked_and_empty_cells(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("f1,f2,g,y\n1.5,2,3,0\n,4,5,1\n2.5,,7,2\n")
     chosen = {"f1,f2": "x", "g": "g", "y": "y"}
-    with pytest.raises(ConfigError, match=r"column 'f1' is empty or NaN in row 1"):
+    with pytest.raises(ConfigError, match=r"column 'f1' is empty or NaN in row 1 .*--empty nan"):
         run(tmp_path / "a.csv", fields=chosen)
     with run(tmp_path / "a.csv", fields=chosen, empty="nan") as file:
         assert file["x"].dtype == np.float64

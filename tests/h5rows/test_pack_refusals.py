@@ -17,7 +17,6 @@ from test_pack_formats import field, npy, png, record, write_tar
 
 from engine.errors import ConfigError
 from h5rows.importers import open_source
-from h5rows.importers.base import ArraySource
 from h5rows.packing.options import PackOptions
 from h5rows.packing.write import pack
 
@@ -314,12 +313,6 @@ def test_a_full_disk_never_has_more_room_than_is_needed(tmp_path: Path, monkeypa
     assert float(said.split("at least ")[-1].split(" kB needed")[0]) >= 3 * 999 * 8 / 1000
 
 
-def test_the_source_of_an_array_is_checked_too(tmp_path: Path) -> None:
-    source = ArraySource({"": {"x": np.array([b"a"], object)}})
-    with pytest.raises(ConfigError, match="numbers are stored"):
-        pack(source, tmp_path / "a.h5", PackOptions(quiet=True), {})
-
-
 def test_numbers_of_an_lmdb_that_no_type_holds(tmp_path: Path) -> None:
     from test_pack_formats import write_lmdb
 
@@ -329,6 +322,8 @@ def test_numbers_of_an_lmdb_that_no_type_holds(tmp_path: Path) -> None:
         write_lmdb(tmp_path / f"a{k}", {"0": value})
         assert "--as NAME=text" in refused(tmp_path / f"a{k}", kinds=kind)
     assert run(tmp_path / "a2", kinds={"value": "text"})["value/values"].tobytes() == b"9007199254740993"
+    write_lmdb(tmp_path / "b", {"0": b"12.3456789012", "1": b"16777217"})
+    assert run(tmp_path / "b", kinds={"value": "float"})["value"].tolist() == [12.3456789012, 16777217]
 
 
 def test_damaged_chunks_are_one_line(tmp_path: Path) -> None:

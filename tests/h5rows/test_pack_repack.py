@@ -178,7 +178,6 @@ def block(text: str, name: str) -> str:
     return next(part for part in text.split("\n\n") if part.startswith(name + ":"))
 
 
-@pytest.mark.slow
 def test_inspect_of_everything(tmp_path: Path) -> None:
     make(tmp_path / "a.h5")
     shown = inspect(tmp_path / "a.h5")
@@ -216,17 +215,6 @@ def test_the_advice_is_right(tmp_path: Path) -> None:
             np.testing.assert_array_equal(file["x"][:], x)
 
 
-def test_amplification_of_tiles(tmp_path: Path) -> None:
-    from h5rows.packing import inspect as inspect_file
-
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        tiles = file.create_dataset("x", (100, 10, 10), chunks=(4, 4, 10), dtype="u1")
-        assert inspect_file.amplification(tiles) == pytest.approx(4 * 12 / 10)
-        assert inspect_file.amplification(file.create_dataset("s", (), dtype="f4")) is None
-        assert inspect_file.amplification(file.create_dataset("c", (5, 2), dtype="f4")) == 1.0
-
-
-@pytest.mark.slow
 def test_inspect_of_nothing(tmp_path: Path) -> None:
     h5py.File(tmp_path / "a.h5", "w").close()
     assert "holds no datasets" in inspect(tmp_path / "a.h5")

@@ -217,8 +217,8 @@ def test_a_file_has_its_name_only_once_it_is_on_the_disk(tmp_path: Path, monkeyp
 
 @pytest.mark.slow
 def test_memory_stays_bounded(tmp_path: Path) -> None:
-    """400 MB packed by a process that may take 300 MB beside what its imports take."""
-    big = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.uint8, (400, 1000, 1000))
+    """200 MB packed by a process that may take 150 MB beside what its imports take."""
+    big = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.uint8, (200, 1000, 1000))
     big[::50, 0, 0] = 7
     del big
     out = tmp_path / "a.h5"
@@ -226,7 +226,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
         f"import resource, sys; sys.path[:0] = [{str(H5.parent)!r}]\nfrom h5rows import command\n"
         "import h5rows.packing.write, h5rows.packing.encode, h5rows.packing.repack\n"
         "used = int(open('/proc/self/statm').read().split()[5]) * 4096\n"  # data and stack: not the mapped file
-        "resource.setrlimit(resource.RLIMIT_DATA, (used + 300_000_000,) * 2)\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (used + 150_000_000,) * 2)\n"
         f"command.main(['pack', {str(tmp_path / 'x.npy')!r}, {str(out)!r}, '--workers', '2', '--quiet'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(60))

@@ -8,13 +8,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from h5rows.errors import ConfigError, machine_fault
 from h5rows.packing.account import Account
 
+T = TypeVar("T")
 Rows = np.ndarray | range
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
@@ -130,6 +131,19 @@ class Source:
         if len(values[name]):
             shapes[keep] = [v.shape for v in values[name]]
         return shapes
+
+
+def first_readable(size: int, read: Callable[[int], T], where: object) -> T:
+    """What is read of the first sample that can be, of a hundred: it says what all are like. The pack names the bad
+    ones."""
+    last: BadSample | None = None
+    for row in range(min(size, 100)):
+        try:
+            return read(row)
+        except BadSample as error:
+            last = error
+    why = f"none of the first samples can be read; the last: {last}" if last else "it holds no samples"
+    raise ConfigError(f"{where}: {why}")
 
 
 class SampleSource(Source):
