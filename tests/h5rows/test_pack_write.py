@@ -162,7 +162,7 @@ def test_existing_output_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_packs_of_one_file(tmp_path: Path) -> None:
-    with Lock(tmp_path / "a.h5.lock"), pytest.raises(ConfigError, match="another pack"):
+    with Lock(tmp_path / "a.h5.partial.lock"), pytest.raises(ConfigError, match="another pack"):
         pack(Numbers(10), tmp_path / "a.h5", options(), {})
 
 

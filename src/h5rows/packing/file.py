@@ -69,12 +69,12 @@ class Span:
 def under_work(out: Path, overwrite: bool) -> Iterator[Path]:
     """OUT.partial, which the body makes and which becomes OUT where the body raises nothing; else nothing stays.
 
-    OUT.lock is held meanwhile. What a killed pack has left is taken over. Raises ConfigError: OUT may not be written,
-    or another pack writes it now.
+    OUT.partial.lock is held meanwhile. What a killed pack has left is taken over. Raises ConfigError: OUT may not be
+    written, or another pack writes it now.
     """
     if not out.parent.is_dir():
         raise ConfigError(f"{out.parent} is no folder; make it first")
-    temp, place = out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.lock")
+    temp, place = out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.partial.lock")
     with locked(place):
         try:
             if out.exists() and not overwrite:
