@@ -262,6 +262,17 @@ def test_zarr(tmp_path: Path, version: Any) -> None:
         run(tmp_path / "a.zarr", shuffle=True)
 
 
+@pytest.mark.parametrize(("kind", "wide"), [("bfloat16", "f4"), ("float8_e4m3fn", "f4"), ("int4", "i1")])
+def test_numbers_of_zarr_that_numpy_lacks_become_wider(tmp_path: Path, kind: str, wide: str) -> None:
+    store = pytest.importorskip("tensorstore")
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{tmp_path}/a.zarr/x/"}}
+    array = store.open({**spec, "metadata": {"shape": [4], "data_type": kind}}, create=True).result()
+    array[...] = np.arange(4).astype(array.dtype.numpy_dtype)
+    with run(tmp_path / "a.zarr") as file:
+        assert file["x"].dtype == wide
+        assert file["x"][:].tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_n5(tmp_path: Path, reverse: bool) -> None:
     store = pytest.importorskip("tensorstore")

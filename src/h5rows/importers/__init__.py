@@ -85,7 +85,7 @@ def recognise(path: Path, options: PackOptions) -> str:
     names = sorted(p.name for p in path.iterdir() if not p.name.startswith("."))
     if "data.mdb" in names:
         return "lmdb"
-    if any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray")):
+    if path.suffix == ".zarr" or any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray")):
         return "zarr"
     if path.suffix == ".n5" or (path / "attributes.json").exists():
         return "n5"

@@ -61,6 +61,8 @@ def open_chunked(path: Path, options: PackOptions) -> ArraySource:
         spec = {"driver": driver, "metadata": metadata, "assume_metadata": True}
         spec["kvstore"] = {"driver": "file", "path": f"{folder}/"}
         array, name = store.open(spec, read=True).result(), place or path.stem
+        if array.dtype.numpy_dtype.kind == "V":  # bfloat16, float8, int4: no types of NumPy's own
+            array = store.cast(array, store.int8 if array.dtype.name.startswith("int") else store.float32)
         if array.rank:
             arrays[name] = ChunkedRows(array, options.reverse_axes and driver == "n5")
             drivers.add(driver)
