@@ -359,6 +359,7 @@ PARTS = {
                     "test_the_functions_do_what_the_command_does",
                     "test_it_works_alone",
                     "test_the_readme_s_code_runs",
+                    "test_packing_imports_no_torch",
                 )
             ),
         ),
@@ -367,7 +368,7 @@ PARTS = {
                 r"from h5rows\.(command|functions|packing|importers)",
                 r'": "(command|functions|packing|importers)',
             ],
-            "pyproject.toml": ["^lmdb = ", "^zarr = ", "^n5 = ", "^tfrecord = "],
+            "pyproject.toml": ["^lmdb = ", "^zarr = ", "^n5 = ", "^tfrecord = ", '^  "zarr>='],
             "run": ["^  h5 "],
             "src/lab/project.py": ['"folder_classes": '],
             "tests/engine/config/test_config.py": ['"data=image_folder": '],

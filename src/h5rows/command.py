@@ -102,8 +102,7 @@ def parser() -> argparse.ArgumentParser:
     add("--mode", help=mode)
     add("--exif", choices=["apply", "ignore"], help="the orientation of photos [one that has another is refused]")
     add("--variable", action="store_true", help="keep each image's size: flat values + offsets + shapes")
-    named = "bytes, chars, a tokenizers JSON file or its folder, or module:function from text to ids [bytes]"
-    add("--tokenizer", help=named)
+    add("--tokenizer", help="bytes, chars, or a tokenizers JSON file or its folder [bytes]")
     add("--length", type=positive, metavar="IDS", help="of a text in a table (--as COLUMN=tokens) at most [all]")
     add(
         "--reverse-axes", action="store_true", help="N5 whose dimensions are turned round (as z5py and zarr 2 write it)"
@@ -131,10 +130,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--external", choices=["refuse", "allow"], help="copy what lies in other files than SOURCE [refuse]")
     p.add_argument("--fixed", action="store_true", help="what can grow becomes contiguous too, and can grow no more")
     p.add_argument("--inflate", action="store_true", help="write a copy of many times SOURCE's size")
-    codecs = ["none", "gzip", "zstd", "lz4", "blosc-lz4", "blosc-zstd"]
-    p.add_argument(
-        "--codec", choices=codecs, help="compress, in chunks of whole rows [none: contiguous, fastest to read]"
-    )
+    codecs = ["none", "gzip", "zstd"]
+    chosen = "compress, in chunks of whole rows [none: contiguous, fastest to read]"
+    p.add_argument("--codec", choices=codecs, help=chosen)
     p.add_argument("--level", type=int, help="of the codec")
     p.add_argument("--rows-per-chunk", type=positive, help="1 for rows of 64 KB and more [by the size of a row]")
     common(p)
@@ -142,7 +140,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def common(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--overwrite", action="store_true", help="replace OUT, or an unfinished pack of something else")
+    p.add_argument("--overwrite", action="store_true", help="replace OUT")
     p.add_argument("--quiet", action="store_true")
 
 
@@ -185,5 +183,5 @@ def run(command: tuple[str, ...] = calling.command, reading: Reading = calling.r
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
+        print("stopped; nothing was written", file=sys.stderr)
         return 130

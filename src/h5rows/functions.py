@@ -21,8 +21,8 @@ from h5rows.packing.write import pack as write
 def pack(source: str, out: str, command: str = "", **options: Any) -> Account:
     """Write any known format into one HDF5 file. options: of PackOptions, such as size=(224, 224), split={"val": 0.1}.
 
-    Returns what of the source was taken and what was left out; its exit_status is 0 where nothing was. A pack that was
-    killed goes on where it stopped. command: noted in the file. Raises ConfigError; then there is no `out`.
+    Returns what of the source was taken and what was left out; its exit_status is 0 where nothing was. command: noted
+    in the file. Raises ConfigError; then, as after a kill, there is no `out`, and the same call begins anew.
     """
     packing = PackOptions(**options)
     opened = open_source(source, packing)
@@ -44,7 +44,7 @@ def repack(
     overwrite: bool = False,
     quiet: bool = False,
 ) -> Account:
-    """Write all that an HDF5 file holds in another layout: contiguous, or in chunks of a codec (gzip, zstd, lz4 ...).
+    """Write all that an HDF5 file holds in another layout: contiguous, or in chunks of a codec (gzip, zstd).
 
     flatten: variable length and strings into flat values + offsets. fixed: what can grow becomes contiguous too.
     inflate: write a copy of many times the size. Returns what was left out, as `pack`.
@@ -67,5 +67,5 @@ def _provenance(source: str, command: str, options: PackOptions) -> dict[str, An
         "command": printable(command),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": ", ".join(versions),
-        "options": json.dumps(options.identity()),
+        "options": json.dumps(options.of_bytes()),
     }

@@ -27,7 +27,7 @@ def look_and_repack(path: Path, seed: int, before: dict[str, Truth]) -> list[str
             inspect_file(str(path))
         except Exception as error:
             wrong.append(f"inspect: {one_line(error, path)}")
-    codec = w.one_of(["none", "none", "gzip", "zstd", "lz4", "blosc-lz4", "blosc-zstd"])
+    codec = w.one_of(["none", "none", "gzip", "zstd"])
     encoding = Encoding(codec, None, w.one_of([None, 1, 3]))
     flatten = w.chance(0.4) and encoding.contiguous
     options = PackOptions(quiet=True, workers=1, overwrite=True)

@@ -93,14 +93,16 @@ def test_a_plain_dataloader_reads_a_batch_at_once(
 def test_the_functions_do_what_the_command_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    from pack_typed import typed
+
     (tmp_path / "t.csv").write_text("a,b\n" + "".join(f"{k},{k / 4}\n" for k in range(40)))
     monkeypatch.chdir(tmp_path)
     account = h5rows.pack("t.csv", "one.h5", split={"val": 0.25}, quiet=True)
     assert account.exit_status == 0
-    called(tmp_path, "pack", "t.csv", "two.h5", "--split", "val=0.25", "--quiet")
+    assert typed("pack", "t.csv", "two.h5", "--split", "val=0.25", "--quiet").status == 0
     with h5py.File("one.h5") as one, h5py.File("two.h5") as two:
         assert one.attrs["options"] == two.attrs["options"]
-        assert two.attrs["command"] == "python -m h5rows pack t.csv two.h5 --split val=0.25 --quiet"
+        assert two.attrs["command"] == "h5rows pack t.csv two.h5 --split val=0.25 --quiet"
         for split, size in (("train", 30), ("val", 10)):
             assert np.array_equal(one[split]["a"], two[split]["a"])
             assert np.array_equal(one[split]["b"][:], one[split]["a"][:] / 4)
@@ -158,7 +160,7 @@ def test_packing_imports_no_torch(tmp_path: Path) -> None:
     """It takes longer to import than most files take to be packed, and hundreds of MB in each process."""
     np.save(tmp_path / "x.npy", np.arange(12.0))
     code = (
-        "import sys, h5rows\n"
+        "import sys, h5rows\nfrom h5rows import command\ncommand.parser().format_help()\n"
         f"h5rows.pack({str(tmp_path / 'x.npy')!r}, {str(tmp_path / 'x.h5')!r}, quiet=True)\n"
         f"h5rows.repack({str(tmp_path / 'x.h5')!r}, {str(tmp_path / 'y.h5')!r}, quiet=True)\n"
         "assert 'torch' not in sys.modules"

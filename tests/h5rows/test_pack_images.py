@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
-import h5py
 import numpy as np
 import pytest
+from test_pack_formats import run
 
 from engine.errors import ConfigError
-from h5rows.importers import open_source
-from h5rows.packing.options import PackOptions
-from h5rows.packing.write import pack
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -25,11 +21,6 @@ def pixels(height: int = 8, width: int = 10, seed: int = 0) -> np.ndarray:
 def save(path: Path, array: np.ndarray | None = None, mode: str = "RGB") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels() if array is None else array).convert(mode).save(path)
-
-
-def run(root: Path, **kwargs: Any) -> h5py.File:
-    options = PackOptions(**{"quiet": True, "workers": 2, "overwrite": True, **kwargs})
-    return h5py.File(pack(open_source(str(root), options), root.parent / "out.h5", options, {}))
 
 
 def test_class_folders_splits_and_names(tmp_path: Path) -> None:
@@ -51,15 +42,11 @@ def test_class_folders_splits_and_names(tmp_path: Path) -> None:
             np.testing.assert_array_equal(file[group]["image"][:], [v.transpose(2, 0, 1) for v, _ in expected])
 
 
-def test_flat_folder_has_no_labels(tmp_path: Path) -> None:
-    save(tmp_path / "in" / "a.jpg")
-    with run(tmp_path / "in") as file:
-        assert list(file) == ["image"]
-
-
 @pytest.mark.one_quick
-@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "1", "CMYK"])
-@pytest.mark.parametrize("target", ["RGB", "L", "RGBA"])
+@pytest.mark.parametrize(
+    ("mode", "target"),
+    [("L", "RGB"), ("LA", "RGBA"), ("RGBA", "L"), ("P", "RGB"), ("P", "RGBA"), ("1", "L"), ("CMYK", "RGB")],
+)
 def test_modes_are_converted_as_pillow_does(tmp_path: Path, mode: str, target: str) -> None:
     path = tmp_path / "in" / ("a.tif" if mode == "CMYK" else "a.png")
     save(path, mode=mode)
@@ -110,7 +97,7 @@ def test_variable_sizes(tmp_path: Path) -> None:
 
 
 @pytest.mark.one_quick
-@pytest.mark.parametrize(("height", "width"), [(20, 30), (31, 20), (20, 20), (40, 11)])
+@pytest.mark.parametrize(("height", "width"), [(20, 30), (40, 11)])
 def test_center_crop_keeps_the_aspect(tmp_path: Path, height: int, width: int) -> None:
     y, x = np.mgrid[:height, :width]
     ramp = np.stack([y * 255 / height, x * 255 / width, 0 * x], -1).astype(np.uint8)
@@ -171,4 +158,5 @@ def test_jpeg_is_what_pillow_decodes(tmp_path: Path) -> None:
     save(tmp_path / "in/a.jpg", pixels(64, 48))
     data = (tmp_path / "in/a.jpg").read_bytes()
     with run(tmp_path / "in") as file:
+        assert list(file) == ["image"]  # without class folders there are no labels
         np.testing.assert_array_equal(file["image"][0], np.asarray(Image.open(io.BytesIO(data))).transpose(2, 0, 1))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
+import h5_deep
 import numpy as np
 import pytest
 from conftest import sample_of
@@ -14,21 +14,14 @@ from test_pack_write import Numbers, arrays, options
 from writes import attempt
 
 from h5rows.importers.base import ArraySource
-from h5rows.packing.options import PackOptions
 from h5rows.packing.write import pack
 
-RAGGED = np.array([1, 4, 2] * 3)
-
-
 COMMANDS: dict[str, Callable[[Path], Any]] = {
-    "blocks": lambda out: pack(ArraySource({"": arrays(12)}, "id", {}), out, options(workers=1), {"command": "c"}),
-    "ragged, in processes": lambda out: pack(Numbers(9, lengths=RAGGED), out, options(workers=2), {}),
+    "blocks": lambda out: pack(ArraySource({"": arrays(8)}), out, options(workers=1), {"command": "c"}),
     "without what cannot be read": lambda out: pack(
-        Numbers(9, [3, 7], RAGGED), out, options(workers=2, on_error="skip"), {}
+        Numbers(6, [2, 5], np.array([1, 4, 2] * 2)), out, options(workers=2, on_error="skip"), {}
     ),
-    "replaced": lambda out: pack(
-        ArraySource({"": arrays(12)}, "id", {}), out, PackOptions(quiet=True, workers=1, overwrite=True), {}
-    ),
+    "replaced": lambda out: pack(ArraySource({"": arrays(4)}), out, options(workers=1, overwrite=True), {}),
 }
 
 
@@ -61,20 +54,4 @@ def test_killed_at_any_write_the_same_command_makes_the_same_file(
         again = attempt(lambda here=here: COMMANDS[name](here / "a.h5"), here)
         assert again.status == (2 if whole and name != "replaced" else 0), (write, what, again.shown)
         assert [path.name for path in here.iterdir()] == ["a.h5"], (write, what)
-        assert_equal_files(here / "a.h5", straight / "a.h5")
-
-
-def assert_equal_files(a: Path, b: Path) -> None:
-    def contents(path: Path) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        with h5py.File(path) as file:
-            found["/"] = {key: str(value) for key, value in file.attrs.items()}
-
-            def visit(name: str, item: Any) -> None:
-                values = item[...] if isinstance(item, h5py.Dataset) else np.zeros(0)
-                found[name] = (values.tobytes(), values.shape, str(values.dtype), sorted(item.attrs))
-
-            file.visititems(visit)
-        return found
-
-    assert contents(a) == contents(b)
+        assert h5_deep.compare(here / "a.h5", straight / "a.h5").differences == []

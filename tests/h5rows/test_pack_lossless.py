@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import warm
+from pack_typed import typed
 from test_pack_formats import npy, png, write_lmdb, write_tar
 
 from engine.errors import ConfigError
@@ -70,9 +70,9 @@ def test_each_key_of_an_lmdb_is_a_sample_or_proven_to_be_none_or_named(
 # -- links
 
 
-def zarr_store(path: Path, version: Any = 2) -> Path:
+def zarr_store(path: Path) -> Path:
     zarr = pytest.importorskip("zarr")
-    array = zarr.open_group(str(path), mode="w", zarr_format=version).create_array(
+    array = zarr.open_group(str(path), mode="w", zarr_format=2).create_array(
         "x", shape=(4, 2), chunks=(2, 2), dtype="u1", compressors=None
     )
     array[:] = np.arange(8).reshape(4, 2)
@@ -110,10 +110,7 @@ def tars(path: Path) -> Path:
 PNG, NPY = png()[0], npy(np.zeros((3, 2)))
 WITH_LINKS = [  # what makes a source, the file or folder that becomes a link, the options
     (zarr_store, "x/0.0", {}),
-    (lambda p: zarr_store(p, 3), "x/c/0/0", {}),
-    (zarr_store, "x", {}),
     (zarr_store, "x/.zarray", {}),
-    (n5_store, "x/0/0", {"format": "n5"}),
     (n5_store, "x", {"format": "n5"}),
     (lmdb_folder, "data.mdb", {}),
     (folder_of("a/1.png", "b/2.png", data=PNG), "a/1.png", {}),
@@ -149,7 +146,7 @@ def test_a_link_out_of_a_source_is_refused_and_one_within_it_or_to_it_is_not(
     inside = source / f".{elsewhere.name}"  # a hidden name: no second sample
     elsewhere.rename(inside)
     (source / name).symlink_to(inside)
-    if "zarr" not in make.__name__ and "n5" not in make.__name__ and "lambda" not in make.__name__:
+    if "zarr" not in make.__name__ and "n5" not in make.__name__:
         with packed(source, leave_out=(inside.name,), **options)[0] as file:
             assert all(np.array_equal(file[n][:], values) for n, values in whole.items())
 
@@ -249,9 +246,9 @@ def test_a_csv_is_read_as_it_was_meant(tmp_path: Path, text: Any, options: Any, 
         ("a;b\n1,5;2\n2,5;3\n", {}, "a.csv cannot be read as CSV: .*--separator"),
         ("a;b\n1,5;2\n", {"separator": ";"}, "column 'a' holds '1,5': --decimal , reads .*--as a=text"),
         ('a,b\n"1,234",2\n', {}, "column 'a' holds '1,234': --decimal"),
-        ("a,b\n1,\xe9t\xe9\n".encode("latin-1"), {}, "line 2 is not utf-8; --encoding"),
-        ("a,b\n1,é\n".encode("utf-16"), {}, "line 1 is not utf-8; --encoding"),
-        ("a,b\n1,2\n", {"encoding": "utf-99"}, "--encoding utf-99"),
+        ("a,b\n1,\xe9t\xe9\n".encode("latin-1"), {}, "text is utf-8, unless .*--encoding"),
+        ("a,b\n1,é\n".encode("utf-16"), {}, "text is utf-8, unless .*--encoding"),
+        ("a,b\n1,2\n", {"encoding": "utf-99"}, "unknown encoding: utf-99"),
         ("a\n1\n\n3\n", {}, "column 'a' is empty or NaN in row 1"),
         ("a,b\n1,2\n", {"kinds": {"c": "text"}}, "--as: .* has no column 'c'"),
         ("a,b\n1,2\n", {"kinds": {"a": "image"}}, "--as a=image"),
@@ -294,12 +291,6 @@ def test_a_number_is_no_name(tmp_path: Path, values: list[str]) -> None:
             assert texts(file[field]) == values
         with packed(tmp_path / name, kinds={field: "int"})[0] as file:
             assert file[field][:].tolist() == [int(v) for v in values]
-
-
-def test_floats_of_texts_keep_their_digits(tmp_path: Path) -> None:
-    write_lmdb(tmp_path / "a", {"0": b"12.3456789012", "1": b"16777217"})
-    with packed(tmp_path / "a", kinds={"value": "float"})[0] as file:
-        assert file["value"][:].tolist() == [12.3456789012, 16777217]
 
 
 # -- images
@@ -471,10 +462,10 @@ def test_whatever_of_a_store_is_not_taken_is_named(tmp_path: Path) -> None:
     file, account = packed(tmp_path / "a.zarr")
     with file:
         assert file["later"][:].tolist() == [2] * 4
-    said = "\n".join(account.lines())
+        assert file["lost/y"][:].tolist() == [3] * 4
     assert account.exit_status == LEFT_OUT
-    assert all(name in said for name in ("one (a single value", "lost/y"))
-    account = packed(tmp_path / "a.zarr", leave_out=("one", "lost/*"))[1]
+    assert account.lines() == ["left out: 1 arrays: one (a single value, no rows)"]
+    account = packed(tmp_path / "a.zarr", leave_out=("one",))[1]
     assert account.exit_status == 0
 
 
@@ -522,20 +513,14 @@ def test_what_is_no_array_of_a_file_is_named(tmp_path: Path) -> None:
         assert packed(tmp_path / "in", format="webdataset", leave_out=(pattern,))[1].exit_status == status
 
 
-@pytest.mark.slow
 def test_a_loss_is_in_the_status_of_the_command_and_on_the_screen(tmp_path: Path) -> None:
-    import sys
-
-    from conftest import ROOT
-
     write_tar(tmp_path / "a.tar", [("0.cls", b"1"), ("README", b"words")])
-    command = [sys.executable, str(ROOT / "src/h5.py"), "pack", str(tmp_path / "a.tar"), str(tmp_path / "a.h5")]
     for more, status in (
         (["--quiet"], LEFT_OUT),
         (["--overwrite"], LEFT_OUT),
         (["--overwrite", "--leave-out", "*README"], 0),
     ):
-        done = warm.run([*command, *more], capture_output=True, text=True, check=False)
-        assert done.returncode == status, done.stderr
-        assert ("left out: 1 members: a.tar: README" in done.stdout) == (status != 0)
-        assert ("all read back and compared" in done.stdout) == (status == 0)
+        done = typed("pack", tmp_path / "a.tar", tmp_path / "a.h5", *more)
+        assert done.status == status, done.err
+        assert ("left out: 1 members: a.tar: README" in done.out) == (status != 0)
+        assert ("all read back and compared" in done.out) == (status == 0)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
-import signal
 import subprocess
 import sys
 import time
@@ -16,14 +14,14 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import warm
-from conftest import ROOT, limit, wait_for
+from conftest import ROOT, limit
+from pack_typed import typed
 
 from engine.errors import ConfigError
 from h5rows.importers import open_source
 from h5rows.importers.base import ArraySource, BadSample, Field, Rows, SampleSource
+from h5rows.locks import Lock
 from h5rows.packing.file import offsets
-from h5rows.packing.journal import Journal
 from h5rows.packing.options import PackOptions
 from h5rows.packing.write import pack
 
@@ -41,10 +39,6 @@ def arrays(n: int = 1000, seed: int = 0) -> dict[str, np.ndarray]:
         "y": np.arange(n),
         "z": rng.normal(size=n).astype(np.float32),
     }
-
-
-def command(*args: object) -> subprocess.CompletedProcess[str]:
-    return warm.run([sys.executable, str(H5), *map(str, args)], capture_output=True, text=True, timeout=limit(60))
 
 
 class Numbers(SampleSource):
@@ -65,9 +59,6 @@ class Numbers(SampleSource):
             values["w"] = np.full((self.lengths[row], 2), row, np.int16)
         return {f: values[f] for f in fields}
 
-    def identity(self) -> Any:
-        return self.n
-
 
 def test_bytes_dtypes_and_alignment(tmp_path: Path) -> None:
     made = {
@@ -78,7 +69,7 @@ def test_bytes_dtypes_and_alignment(tmp_path: Path) -> None:
     made["pairs"]["a"] = np.arange(7)
     made["empty"] = np.zeros((7, 0), np.float32)
     made["large"] = np.arange(7.0 * 600).reshape(7, 600)
-    out = pack(ArraySource({"": made}, "id", {}), tmp_path / "a.h5", options(), {"source": "here"})
+    out = pack(ArraySource({"": made}), tmp_path / "a.h5", options(), {"source": "here"})
     with h5py.File(out) as file:
         for name, values in made.items():
             assert file[name].dtype == values.dtype
@@ -88,17 +79,13 @@ def test_bytes_dtypes_and_alignment(tmp_path: Path) -> None:
     # less than a page would take a page each
     assert {name for name, place in offsets(out).items() if not place % 4096} >= {"large"}
     assert [p.name for p in tmp_path.iterdir()] == ["a.h5"]
-
-
-def test_no_rows(tmp_path: Path) -> None:
-    out = pack(ArraySource({"": arrays(0)}, "id", {}), tmp_path / "a.h5", options(), {})
-    with h5py.File(out) as file:
+    with h5py.File(pack(ArraySource({"": arrays(0)}), tmp_path / "b.h5", options(), {})) as file:
         assert file["x"].shape == (0, 3, 5)
 
 
 def test_shares_are_disjoint_whole_and_fixed(tmp_path: Path) -> None:
     made = arrays()
-    source = ArraySource({"": made}, "id", {})
+    source = ArraySource({"": made})
     share = options(split={"val": 0.1, "test": 0.25}, seed=3)
     one, two = (pack(source, tmp_path / name, share, {}) for name in ("a.h5", "b.h5"))
     with h5py.File(one) as file, h5py.File(two) as again:
@@ -112,7 +99,7 @@ def test_shares_are_disjoint_whole_and_fixed(tmp_path: Path) -> None:
 
 def test_shuffle_permutes_and_shards_partition_it(tmp_path: Path) -> None:
     made = arrays()
-    source = ArraySource({"train": made}, "id", {})
+    source = ArraySource({"train": made})
     with h5py.File(pack(source, tmp_path / "a.h5", options(shuffle=True), {})) as file:
         order = file["train/y"][:]
         np.testing.assert_array_equal(file["train/x"][:], made["x"][order])
@@ -128,26 +115,23 @@ def test_shuffle_permutes_and_shards_partition_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.one_quick
-@pytest.mark.parametrize("broken", [[], [0], [5, 6, 700, 999], list(range(512))])
-@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("broken", [[5, 6, 700, 999], list(range(512))])
+@pytest.mark.parametrize("ragged", [True, False])
 def test_skipped_samples_leave_no_gap(tmp_path: Path, broken: list[int], ragged: bool) -> None:
     lengths = np.random.default_rng(0).integers(0, 9, 1000) if ragged else None
     out = pack(Numbers(1000, broken, lengths), tmp_path / "a.h5", options(on_error="skip"), {})
     kept = np.array([i for i in range(1000) if i not in set(broken)])
     with h5py.File(out) as file:
         np.testing.assert_array_equal(file["x"][:, 0], kept)
-        assert len(file.attrs.get("skipped", [])) == len(broken)
+        assert len(file.attrs["skipped"]) == len(broken)
         if lengths is not None:
-            offset = file["w/offsets"][:]
-            np.testing.assert_array_equal(np.diff(offset), lengths[kept])
+            np.testing.assert_array_equal(np.diff(file["w/offsets"][:]), lengths[kept])
             np.testing.assert_array_equal(file["w/values"][:], np.repeat(kept, lengths[kept])[:, None].repeat(2, 1))
     assert [p.name for p in tmp_path.iterdir()] == ["a.h5"]
 
 
-@pytest.mark.one_quick
-@pytest.mark.parametrize("broken", [[10, 30], [10, 650], [600, 601, 999]])
-def test_samples_that_are_skipped_are_those_of_their_split(tmp_path: Path, broken: list[int]) -> None:
-    source = Numbers(1000, broken)
+def test_samples_that_are_skipped_are_those_of_their_split(tmp_path: Path) -> None:
+    source = Numbers(1000, broken := [10, 600, 650, 999])
     source.splits = {"train": range(600), "val": range(600, 1000)}
     with h5py.File(pack(source, tmp_path / "a.h5", options(on_error="skip"), {})) as file:
         for split, rows in source.splits.items():
@@ -176,106 +160,10 @@ def test_existing_output_is_kept(tmp_path: Path) -> None:
         assert len(file["x"]) == 10
 
 
-class Slow(Numbers):
-    def sample(self, row: int, fields: Sequence[str]) -> dict[str, Any]:
-        time.sleep(0.0005)
-        return super().sample(row, fields)
-
-
-KILLED = """
-import sys; sys.path[:0] = {path!r}
-from test_pack_write import Slow, options
-from h5rows.packing.write import pack
-pack(Slow(8000), {out!r}, options(), {{}})
-"""
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
-    """Kill -9 again and again, each time when a part more is noted in the journal and a moment later."""
-    out, journal = tmp_path / "a.h5", tmp_path / "a.h5.partial.progress"
-    script = KILLED.format(path=[str(Path(__file__).parent), str(ROOT / "tests"), str(H5.parent)], out=str(out))
-
-    def noted() -> int:
-        return len(journal.read_bytes().splitlines()) if journal.exists() else 0
-
-    dice, progress = random.Random(0), [0]
-    for _ in range(4):
-        process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
-        wait_for(lambda p=process: noted() > progress[-1] or p.poll() is not None)
-        time.sleep(dice.uniform(0, 0.2))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        progress.append(noted())
-        if out.exists():  # a machine that pauses has let it come to its end
-            break
-        assert progress[-1] > progress[-2]
-    else:
-        subprocess.run([sys.executable, "-c", script], check=True, timeout=limit(60))
-    with h5py.File(out) as file:
-        np.testing.assert_array_equal(file["x"][:, 0], np.arange(8000))
-    assert not (tmp_path / "a.h5.partial").exists()
-
-
-def interrupted(tmp_path: Path, n: int = 4000) -> Path:
-    """A pack that stopped at its last block, all others finished."""
-    with pytest.raises(ConfigError, match="broken"):
-        pack(Numbers(n, [n - 1]), tmp_path / "a.h5", options(workers=1), {})
-    return tmp_path / "a.h5"
-
-
-class Counting(ArraySource):
-    rows_read = 0
-
-    def read(self, rows: Rows, fields: Sequence[str]) -> Any:
-        self.rows_read += len(rows)
-        return super().read(rows, fields)
-
-
-def test_finished_blocks_are_not_read_again_but_lost_ones_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("h5rows.packing.plan.BLOCK_BYTES", 1500)  # 100 rows
-    made = {"x": arrays()["x"]}
-
-    def refuse(self: Journal, record: dict[str, Any], add: Any = Journal.add) -> None:
-        if record.get("block") == 7:
-            raise OSError(errno.EIO, "pulled the plug")
-        add(self, record)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "add", refuse)
-        with pytest.raises(OSError, match="plug"):
-            pack(ArraySource({"": made}, "id", {}), tmp_path / "a.h5", options(workers=1), {})
-    partial = tmp_path / "a.h5.partial"
-    place = offsets(partial)["x"]
-    with open(partial, "r+b") as file:  # as a power cut may: written according to the journal, not on the disk
-        file.seek(place + 100)
-        file.write(b"\0" * 50)
-    with open(tmp_path / "a.h5.partial.progress", "ab") as file:
-        file.write(b'{"block": 9, "writ')  # a line cut off
-    source = Counting({"": made}, "id", {})
-    out = pack(source, tmp_path / "a.h5", options(workers=1), {})
-    assert source.rows_read == 400  # block 0, lost, and 7 to 9
-    with h5py.File(out) as file:
-        np.testing.assert_array_equal(file["x"][:], made["x"])
-
-
-def test_goes_on_only_with_the_same_source_and_options(tmp_path: Path) -> None:
-    out = interrupted(tmp_path)
-    with pytest.raises(ConfigError, match=r"its options differs\); --overwrite"):
-        pack(Numbers(4000), out, options(shuffle=True), {})
-    with pytest.raises(ConfigError, match="its source differs"):
-        pack(Numbers(4001), out, options(), {})
-    pack(Numbers(4001), out, options(overwrite=True), {})
-    with h5py.File(out) as file:
-        np.testing.assert_array_equal(file["x"][:, 0], np.arange(4001))
-
-
 @pytest.mark.slow
 def test_two_packs_of_one_file(tmp_path: Path) -> None:
-    held = Journal(tmp_path / "a.h5.partial.progress")
-    with pytest.raises(ConfigError, match="another pack"):
+    with Lock(tmp_path / "a.h5.partial.lock"), pytest.raises(ConfigError, match="another pack"):
         pack(Numbers(10), tmp_path / "a.h5", options(), {})
-    held.close()
 
 
 @pytest.mark.parametrize("call", ["posix_fallocate", "pwrite"])
@@ -283,7 +171,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    source = ArraySource({"": arrays()}, "id", {})
+    source = ArraySource({"": arrays()})
     with monkeypatch.context() as patch:
         patch.setattr(os, call, full)
         with pytest.raises(ConfigError, match=r"no room on the disk.* needed, .* free"):
@@ -298,7 +186,7 @@ def test_damage_between_writing_and_reading_back_is_found(tmp_path: Path, monkey
 
     monkeypatch.setattr(os, "pwrite", damage)
     with pytest.raises(ConfigError, match="read back is not what was written"):
-        pack(ArraySource({"": arrays()}, "id", {}), tmp_path / "a.h5", options(), {})
+        pack(ArraySource({"": arrays()}), tmp_path / "a.h5", options(), {})
     assert not (tmp_path / "a.h5").exists()
 
 
@@ -315,7 +203,7 @@ def test_a_file_has_its_name_only_once_it_is_on_the_disk(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(os, "fsync", slow)
     monkeypatch.setattr(Path, "replace", lambda self, to: (done.append("rename"), replace(self, to))[1])
-    pack(ArraySource({"": arrays()}, "id", {}), tmp_path / "a.h5", options(), {})
+    pack(ArraySource({"": arrays()}), tmp_path / "a.h5", options(), {})
     assert done == ["fsync", "rename", "fsync"]
 
     def broken(fd: int) -> None:
@@ -323,14 +211,14 @@ def test_a_file_has_its_name_only_once_it_is_on_the_disk(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(os, "fsync", broken)
     with pytest.raises(ConfigError, match="no room on the disk"):
-        pack(ArraySource({"": arrays()}, "id", {}), tmp_path / "b.h5", options(), {})
+        pack(ArraySource({"": arrays()}), tmp_path / "b.h5", options(), {})
     assert not (tmp_path / "b.h5").exists()
 
 
 @pytest.mark.slow
 def test_memory_stays_bounded(tmp_path: Path) -> None:
-    """400 MB packed by a process that may take 300 MB beside what its imports take."""
-    big = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.uint8, (400, 1000, 1000))
+    """200 MB packed by a process that may take 150 MB beside what its imports take."""
+    big = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.uint8, (200, 1000, 1000))
     big[::50, 0, 0] = 7
     del big
     out = tmp_path / "a.h5"
@@ -338,7 +226,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
         f"import resource, sys; sys.path[:0] = [{str(H5.parent)!r}]\nfrom h5rows import command\n"
         "import h5rows.packing.write, h5rows.packing.encode, h5rows.packing.repack\n"
         "used = int(open('/proc/self/statm').read().split()[5]) * 4096\n"  # data and stack: not the mapped file
-        "resource.setrlimit(resource.RLIMIT_DATA, (used + 300_000_000,) * 2)\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (used + 150_000_000,) * 2)\n"
         f"command.main(['pack', {str(tmp_path / 'x.npy')!r}, {str(out)!r}, '--workers', '2', '--quiet'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(60))
@@ -347,49 +235,39 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
         assert file["x"][50, 0, 0] == 7
 
 
-@pytest.mark.one_quick
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["pack", "missing", "out.h5"], "missing does not exist"),
-        (["pack", "{src}", "nowhere/out.h5"], "nowhere is no folder"),
-        (["pack", "{src}", "out.h5", "--split", "val"], "val=0.1"),
-        (["pack", "{src}", "out.h5", "--split", "val=1.5"], "leave something for train"),
-        (["pack", "{src}", "out.h5", "--split", "val=0.0001"], "leaves a split empty"),
-        (["pack", "{src}", "out.h5", "--shard", "3/3"], "I/N"),
-        (["pack", "{src}", "out.h5", "--fields", "w"], "no field 'w'"),
-        (["pack", "{src}", "out.h5", "--size", "0"], "pixels"),
-        (["pack", "{src}", "out.h5", "--workers", "0"], "above 0"),
-        (["pack", "{src}", "out.h5", "--format", "hdf"], "none of"),
-    ],
-)
-def test_bad_input_is_one_line_and_status_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], message: str
-) -> None:
+BAD_INPUT = [
+    (["missing", "out.h5"], "missing does not exist"),
+    (["x.npy", "nowhere/out.h5"], "nowhere is no folder"),
+    (["x.npy", "out.h5", "--split", "val"], "val=0.1"),
+    (["x.npy", "out.h5", "--split", "val=1.5"], "leave something for train"),
+    (["x.npy", "out.h5", "--split", "val=0.0001"], "leaves a split empty"),
+    (["x.npy", "out.h5", "--shard", "3/3"], "I/N"),
+    (["x.npy", "out.h5", "--fields", "w"], "no field 'w'"),
+    (["x.npy", "out.h5", "--size", "0"], "pixels"),
+    (["x.npy", "out.h5", "--workers", "0"], "above 0"),
+    (["x.npy", "out.h5", "--format", "hdf"], "none of"),
+]
+
+
+def test_bad_input_is_one_line_and_status_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", np.arange(100))
-    done = command(*[a.format(src="x.npy") for a in args])
-    assert done.returncode == 2
-    assert message in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
-    assert not Path("out.h5").exists()
+    for words, message in BAD_INPUT:
+        done = typed("pack", *words)
+        assert done.status == 2, words
+        assert message in done.err.splitlines()[-1]
+        assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
 
 
 def test_command_writes_provenance(tmp_path: Path) -> None:
     np.savez(tmp_path / "ü b.npz", x_train=np.arange(6.0), x_test=np.arange(4.0))
-    done = command("pack", tmp_path / "ü b.npz", tmp_path / "ö.h5", "--quiet")
-    assert done.returncode == 0, done.stderr
+    done = typed("pack", tmp_path / "ü b.npz", tmp_path / "ö.h5", "--quiet")
+    assert done.status == 0, done.err
     with h5py.File(tmp_path / "ö.h5") as file:
         np.testing.assert_array_equal(file["train/x"][:], np.arange(6.0))
         np.testing.assert_array_equal(file["test/x"][:], np.arange(4.0))
         assert set(file.attrs) == {"source", "command", "created", "versions", "options"}
         assert "ü b.npz" in file.attrs["command"]
-
-
-def test_help_needs_no_torch() -> None:
-    path = f"import sys; sys.path[:0] = [{str(H5.parent)!r}]"
-    code = f"{path}; from h5rows import command; command.parser().format_help(); print('torch' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 
 def test_open_source_refuses(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ OPENERS = {
     "torch": ("torch_file", "open_torch"),
     "samples": ("sample_files", "open_samples"),
     "lmdb": ("lmdb_env", "LmdbSource"),
-    "zarr": ("zarr_store", "open_zarr"),
-    "n5": ("n5_store", "open_n5"),
+    "zarr": ("chunked", "open_chunked"),
+    "n5": ("chunked", "open_chunked"),
     "tfrecord": ("tfrecord", "RecordSource"),
     "webdataset": ("webdataset", "TarSource"),
     "table": ("tables", "open_table"),
@@ -85,7 +85,7 @@ def recognise(path: Path, options: PackOptions) -> str:
     names = sorted(p.name for p in path.iterdir() if not p.name.startswith("."))
     if "data.mdb" in names:
         return "lmdb"
-    if any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray")):
+    if path.suffix == ".zarr" or any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray")):
         return "zarr"
     if path.suffix == ".n5" or (path / "attributes.json").exists():
         return "n5"

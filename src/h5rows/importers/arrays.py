@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import numpy as np
 from h5rows.errors import ConfigError
 from h5rows.importers.base import SPLIT_NAMES, ArraySource, printable
 from h5rows.importers.folders import files_of
-from h5rows.importers.values import stamp
 from h5rows.packing.account import Account
 from h5rows.packing.options import PackOptions
 
@@ -21,27 +20,29 @@ _SPLIT = "|".join(SPLIT_NAMES)
 _IN_NAME = re.compile(rf"(?:(?P<a>{_SPLIT})[_/.-](?P<x>.+)|(?P<y>.+)[_/.-](?P<b>{_SPLIT}))", re.IGNORECASE)
 
 
-def tables_of(arrays: dict[str, np.ndarray], path: Path, options: PackOptions) -> dict[str, dict[str, np.ndarray]]:
-    """x_train, train/y, x_test ... -> {train: {x, y}, test: {x, ...}}; any name without a split: no splits. Names that
-    --fields gives in full are no splits either."""
-    if options.fields and set(options.fields) <= set(arrays):
-        return {"": {name: arrays[name] for name in options.fields}}
-    matches = {name: _IN_NAME.fullmatch(name) for name in arrays}
-    if not all(matches.values()):
-        return {"": arrays}
-    parts = {name: ((m["a"] or m["b"]), (m["x"] or m["y"])) for name, m in matches.items() if m}
-    return by_split(arrays, parts, path)
+def places_of(names: Collection[str], path: Path, options: PackOptions) -> dict[str, tuple[str, str]]:
+    """Name of an array -> (split, field): x_train, train/y, x_test ... are splits, if all are named so.
+
+    Names that --fields gives in full are none. ConfigError: two arrays have one place."""
+    if options.fields and set(options.fields) <= set(names):
+        return {name: ("", name) for name in options.fields}
+    matches = [_IN_NAME.fullmatch(name) for name in names]
+    if not all(matches):
+        return {name: ("", name) for name in names}
+    found: dict[str, tuple[str, str]] = {}
+    for name, m in zip(names, matches, strict=True):
+        place = SPLIT_NAMES[(m["a"] or m["b"]).lower()], m["x"] or m["y"]  # type: ignore[index]
+        if first := next((other for other, there in found.items() if there == place), None):
+            raise ConfigError(f"{path}: {first!r} and {name!r} are both {place[1]!r} of {place[0]}; rename one")
+        found[name] = place
+    return found
 
 
-def by_split(arrays: Mapping[str, Any], parts: Mapping[str, tuple[str, str]], path: Path) -> dict[str, dict[str, Any]]:
-    """parts: name -> (word for its split, name in it). Two arrays of one place would be one."""
+def tables_of(arrays: Mapping[str, Any], places: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, Any]]:
+    """{split: {field: array}}"""
     tables: dict[str, dict[str, Any]] = {}
-    names: dict[tuple[str, str], str] = {}
-    for name, (word, field) in parts.items():
-        place = SPLIT_NAMES[word.lower()], field
-        if (first := names.setdefault(place, name)) != name:
-            raise ConfigError(f"{path}: {first!r} and {name!r} are both {field!r} of {place[0]}; rename one")
-        tables.setdefault(place[0], {})[field] = arrays[name]
+    for name, (split, field) in places.items():
+        tables.setdefault(split, {})[field] = arrays[name]
     return tables
 
 
@@ -60,9 +61,7 @@ def open_numpy(path: Path, options: PackOptions) -> ArraySource:
     for name, array in arrays.items():
         if array.ndim == 0:
             raise ConfigError(f"{path}: {name} is a single number, not rows; choose others with --fields")
-    source = ArraySource(tables_of(arrays, path, options), stamp(files), {})
-    source.account = account
-    return source
+    return ArraySource(tables_of(arrays, places_of(arrays, path, options)), account=account)
 
 
 def read_npy(path: Path) -> np.ndarray:

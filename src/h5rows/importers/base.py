@@ -8,13 +8,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from h5rows.errors import ConfigError, machine_fault
 from h5rows.packing.account import Account
 
+T = TypeVar("T")
 Rows = np.ndarray | range
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
@@ -69,6 +70,11 @@ def printable(name: object) -> str:
     return str(name).encode("utf-8", "backslashreplace").decode()
 
 
+def clean(words: object) -> str:
+    """On one line, and nothing that steers a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in printable(words))
+
+
 @contextlib.contextmanager
 def one_line(what: object) -> Iterator[None]:
     """Whatever a format's library raises about a source, as one line that names it."""
@@ -77,18 +83,14 @@ def one_line(what: object) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except ConfigError as error:
-        if "\n" not in str(error):
+        if str(error).isprintable():
             raise
-        raise type(error)(" ".join(str(error).split())) from error  # it quotes a library, or the file
+        raise ConfigError(clean(" ".join(str(error).split()))) from error  # it quotes a library, or the file
     except Exception as error:
         why = machine_fault(error) or next(iter(str(error).splitlines()), "")
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             why = f"no room in {tempfile.gettempdir()} for temporary files; make room, or set TMPDIR to another folder"
         raise ConfigError(printable(f"{what} cannot be read: {type(error).__name__}: {why}")) from error
-
-
-class UnlikeSample(ConfigError):
-    """A sample of another shape or type than the first one."""
 
 
 class Source:
@@ -130,9 +132,18 @@ class Source:
             shapes[keep] = [v.shape for v in values[name]]
         return shapes
 
-    def identity(self) -> Any:
-        """JSON-able; another source, another value."""
-        raise NotImplementedError
+
+def first_readable(size: int, read: Callable[[int], T], where: object) -> T:
+    """What is read of the first sample that can be, of a hundred: it says what all are like. The pack names the bad
+    ones."""
+    last: BadSample | None = None
+    for row in range(min(size, 100)):
+        try:
+            return read(row)
+        except BadSample as error:
+            last = error
+    why = f"none of the first samples can be read; the last: {last}" if last else "it holds no samples"
+    raise ConfigError(f"{where}: {why}")
 
 
 class SampleSource(Source):
@@ -186,20 +197,26 @@ class SampleSource(Source):
                 w not in (None, g) for w, g in zip(want.shape, got.shape, strict=True)
             ):
                 first = f"{self.name_of(0)} is {want.shape}"
-                raise UnlikeSample(f"field {name}: {self.name_of(row)} is {got.shape}, {first}{self.remedy}")
+                raise ConfigError(f"field {name}: {self.name_of(row)} is {got.shape}, {first}{self.remedy}")
             if got.dtype != want.dtype and not np.can_cast(got.dtype, want.dtype, "safe"):
                 first = f"{self.name_of(0)} is {want.dtype}"
-                raise UnlikeSample(f"field {name}: {self.name_of(row)} is {got.dtype}, {first}")
+                raise ConfigError(f"field {name}: {self.name_of(row)} is {got.dtype}, {first}")
 
 
 class ArraySource(Source):
-    """Splits that are arrays already: splits -> field -> anything with shape, dtype and [slice or index array]."""
+    """Splits that are arrays already.
+
+    tables: split -> field -> anything with shape, dtype and [slice or index array]. attrs: of fields.
+    """
 
     def __init__(
-        self, tables: Mapping[str, Mapping[str, Any]], identity: Any, attrs: Mapping[str, Mapping[str, Any]]
+        self,
+        tables: Mapping[str, Mapping[str, Any]],
+        attrs: Mapping[str, Mapping[str, Any]] | None = None,
+        account: Account | None = None,
     ) -> None:
-        self._identity, self._tables, self._begins = identity, tables, []
-        self.splits, self.fields = {}, {}
+        self._tables, self.splits, self.fields = tables, {}, {}
+        self.account = account or Account()
         begin = 0
         for split, table in tables.items():
             where = f"of split {split}" if split else "of this source"
@@ -209,26 +226,20 @@ class ArraySource(Source):
                     f"the fields {where} differ in their number of rows: {shorten(sizes)}; choose some with "
                     "--fields, or --format samples if each file is a sample"
                 )
-            fields = {n: Field(tuple(a.shape[1:]), np.dtype(a.dtype), attrs.get(n, {})) for n, a in table.items()}
-            if self.fields and {n: (f.shape, f.dtype) for n, f in fields.items()} != {
-                n: (f.shape, f.dtype) for n, f in self.fields.items()
-            }:
-                raise ConfigError(f"the fields {where} differ from another split's: {fields} and {self.fields}")
-            self.fields = fields
+            types = {name: (tuple(array.shape[1:]), np.dtype(array.dtype)) for name, array in table.items()}
+            if self.fields and types != {name: (f.shape, f.dtype) for name, f in self.fields.items()}:
+                raise ConfigError(f"the fields {where} differ from another split's: {types} and {self.fields}")
+            self.fields = {name: Field(*types[name], (attrs or {}).get(name, {})) for name in table}
             size = next(iter(sizes.values()), 0)
             self.splits[split] = range(begin, begin + size)
-            self._begins.append((begin, begin + size, split))
             begin += size
 
     def read(self, rows: Rows, fields: Sequence[str]) -> tuple[dict[str, Any], list[Bad]]:
-        begin, _, split = next(b for b in self._begins if b[0] <= rows[0] < b[1])
-        where: Any = np.asarray(rows) - begin
+        split = next(name for name, own in self.splits.items() if int(rows[0]) in own)
+        where: Any = np.asarray(rows) - self.splits[split][0]
         if isinstance(rows, range) or (np.diff(where) == 1).all():
-            where = slice(int(rows[0]) - begin, int(rows[-1]) - begin + 1)
+            where = slice(int(where[0]), int(where[-1]) + 1)
         return {f: np.asarray(self._tables[split][f][where]) for f in fields}, []
-
-    def identity(self) -> Any:
-        return self._identity
 
 
 def shorten(sizes: Mapping[str, int]) -> str:

@@ -50,18 +50,18 @@ def read_csv(file: Path, options: PackOptions) -> Any:
 
     csv = need("pyarrow.csv", f"reading {file}", "pyarrow")
     separator = options.separator or ("\t" if file.suffix.lower() == ".tsv" else ",")
-    raw = decoded(file, options.encoding or "utf-8-sig").rstrip("\r\n").encode()
-    reading = csv.ReadOptions(use_threads=False, autogenerate_column_names=options.header is False)
-    parsing = csv.ParseOptions(delimiter=separator, newlines_in_values=b'"' in raw)
+    encoding, raw = options.encoding or "utf-8", file.read_bytes().rstrip(b"\r\n")
+    reading = csv.ReadOptions(use_threads=False, autogenerate_column_names=options.header is False, encoding=encoding)
+    parsing = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
     try:
         names = csv.open_csv(pa.BufferReader(raw), reading, parsing).schema.names
         as_text = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
         parsing.ignore_empty_lines = len(names) > 1  # of a single column each is an empty cell
         table = csv.read_csv(pa.BufferReader(raw), reading, parsing, as_text)
-    except Exception as error:  # pyarrow raises its own and OSError
+    except Exception as error:  # pyarrow raises its own, OSError, LookupError, UnicodeError
         raise ConfigError(
-            f"{file} cannot be read as CSV: {error}; columns are separated by {separator!r}, if --separator does not "
-            "say otherwise, and a cell that holds it stands in quotes"
+            f"{file} cannot be read as CSV: {error}; columns are separated by {separator!r}, its text is {encoding}, "
+            "unless --separator and --encoding say otherwise; a cell that holds the separator stands in quotes"
         ) from None
     if not len(table):
         raise ConfigError(f"{file} has no rows")
@@ -73,20 +73,6 @@ def read_csv(file: Path, options: PackOptions) -> Any:
             f"{separator!r} if not"
         )
     return table
-
-
-def decoded(file: Path, encoding: str) -> str:
-    raw = file.read_bytes()
-    try:
-        return raw.decode(encoding)
-    except LookupError:
-        raise ConfigError(f"--encoding {encoding}: Python knows no such one; try latin-1 or utf-16") from None
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise ConfigError(
-            f"{file}: line {line} is not {encoding.removesuffix('-sig')}; --encoding says what the file is: latin-1, "
-            "cp1252, utf-16"
-        ) from None
 
 
 def typed(file: Path, name: str, cells: Any, options: PackOptions) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError
-from h5rows.importers.base import SPLIT_NAMES, Bad, BadSample, Field, Rows, SampleSource
+from h5rows.importers.base import SPLIT_NAMES, Bad, Field, Rows, SampleSource, first_readable
 from h5rows.importers.folders import walk
 from h5rows.importers.images import SUFFIXES, ImageDecoder
 from h5rows.packing.account import Account
@@ -35,17 +34,9 @@ class FileSource(SampleSource):
         if isinstance(decode, ImageDecoder):
             self.remedy = "; --size makes all one size (--variable keeps each, flat)"
         self.targets = {t: values for t, (values, _) in targets.items()}
-        self.fields = {name: make_field(self._first(), name)}
+        first = first_readable(len(files), lambda row: decode(self.path(row), files[row]), root)
+        self.fields = {name: make_field(first, name)}
         self.fields |= {t: Field(v.shape[1:], v.dtype, attrs) for t, (v, attrs) in targets.items()}
-
-    def _first(self) -> np.ndarray:
-        """The first file that can be read says what all are like; the pack itself names the bad ones."""
-        for row, _ in zip(range(len(self.files)), range(100), strict=False):
-            try:
-                return self.decode(self.path(row), self.files[row])
-            except BadSample as error:
-                last = error
-        raise ConfigError(f"none of the first files of {self.root} can be read; the last: {last}")
 
     def path(self, row: int) -> str:
         return os.path.join(self.root, self.files[row])
@@ -60,11 +51,6 @@ class FileSource(SampleSource):
         out, bad = super().read(rows, [f for f in fields if f == self.image])
         where = np.delete(np.asarray(rows), [b.place for b in bad])
         return {f: out[f] if f == self.image else self.targets[f][where] for f in fields}, bad
-
-    def identity(self) -> Any:
-        names = hashlib.sha256("\0".join(self.files).encode("utf-8", "surrogateescape")).hexdigest()
-        targets = {t: hashlib.sha256(v.tobytes()).hexdigest() for t, v in self.targets.items()}
-        return {"folder": str(self.root.resolve()), "files": len(self.files), "names": names, "targets": targets}
 
 
 def open_files(

@@ -96,10 +96,6 @@ class LmdbSource(EncodedSource):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_env": None}
 
-    def identity(self) -> Any:
-        file = self.path / "data.mdb" if self.path.is_dir() else self.path
-        return [str(self.path.resolve()), file.stat().st_size, file.stat().st_mtime_ns, len(self._keys)]
-
 
 def arrange(keys: list[bytes]) -> tuple[list[bytes], list[str]]:
     """(keys, sample by sample and field by field; names of the fields)"""

@@ -26,7 +26,7 @@ from h5rows.importers.folders import ALLOW, lies_in
 from h5rows.importers.images import ImageDecoder
 from h5rows.importers.table_groups import Groups
 from h5rows.importers.text import tokenizer_file
-from h5rows.importers.values import TEXT, decoder, field_of, files_by_split, guess, ranges, stamp
+from h5rows.importers.values import TEXT, decoder, field_of, files_by_split, guess, ranges
 from h5rows.packing.account import Account
 from h5rows.packing.options import PackOptions
 
@@ -177,9 +177,6 @@ class TableSource(SampleSource):
 
     def name_of(self, row: int) -> str:
         return f"{self.where}, row {row}"
-
-    def identity(self) -> Any:
-        return stamp(self.groups.files)
 
 
 def utf8(cell: str, name: object) -> np.ndarray:

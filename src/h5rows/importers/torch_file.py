@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError, first_line
-from h5rows.importers.arrays import tables_of
+from h5rows.importers.arrays import places_of, tables_of
 from h5rows.importers.base import ArraySource, printable
-from h5rows.importers.values import stamp, to_numpy
+from h5rows.importers.values import to_numpy
 from h5rows.packing.account import Account
 from h5rows.packing.options import PackOptions
 
@@ -31,9 +31,7 @@ def open_torch(path: Path, options: PackOptions) -> ArraySource:
     if not values:
         named = next(iter(account.left.get("values", [])), "nothing")
         raise ConfigError(f"{path} holds no tensors with rows, only {printable(named)}")
-    source = ArraySource(tables_of(values, path, options), stamp([path]), {})
-    source.account = account
-    return source
+    return ArraySource(tables_of(values, places_of(values, path, options)), account=account)
 
 
 def flatten(value: Any, path: Path, account: Account, name: str = "") -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError, first_line
-from h5rows.importers.base import SPLIT_NAMES, BadSample, Field, Rows, SampleSource, UnlikeSample, bad
+from h5rows.importers.base import SPLIT_NAMES, BadSample, Field, Rows, SampleSource, bad, first_readable
 from h5rows.importers.folders import check_inside, check_kind, files_of
 from h5rows.importers.images import ImageDecoder
 from h5rows.packing.account import Account
@@ -167,35 +167,30 @@ class EncodedSource(SampleSource):
 
     def learn(self, size: int, options: PackOptions, where: Path, usual: Mapping[str, str] | None = None) -> None:
         """Kinds and fields from the first sample that can be read. usual: kinds where the options name none."""
-        self.fields, self.decoders, self._chosen = {}, {}, bool(options.fields)
-        last: Exception | None = None
-        for row in range(min(size, 100)):
-            try:
-                values = self.raw(row)
-                for name, raw in values.items():
-                    given = options.kinds.get(name) or (usual or {}).get(name)
-                    if isinstance(raw, bytes):
-                        self.decoders[name] = decoder(given or guess(raw, f"{where}: {name}"), options, name)
-                        first = self.decoders[name](raw, self.name_of(row))
-                        self.fields[name] = field_of(self.decoders[name], first, options.variable, name)
-                    else:
-                        shape = (None,) if options.variable and raw.ndim else raw.shape
-                        self.fields[name] = Field(shape, raw.dtype)
-            except BadSample as error:
-                last = error
-                continue
-            if unknown := sorted(set(options.kinds) - set(values)):
-                raise ConfigError(f"--as: {where} has no field {unknown[0]!r}; it has {sorted(values)}")
-            return
-        raise ConfigError(
-            f"{where}: " + (f"no sample can be read; the last: {last}" if last else "it holds no samples")
-        )
+        self._chosen = bool(options.fields)
+
+        def learn_from(row: int) -> dict[str, Any]:
+            self.fields, self.decoders = {}, {}
+            values = self.raw(row)
+            for name, raw in values.items():
+                if not isinstance(raw, bytes):
+                    self.fields[name] = Field((None,) if options.variable and raw.ndim else raw.shape, raw.dtype)
+                    continue
+                given = options.kinds.get(name) or (usual or {}).get(name) or guess(raw, f"{where}: {name}")
+                self.decoders[name] = decoder(given, options, name)
+                first = self.decoders[name](raw, self.name_of(row))
+                self.fields[name] = field_of(self.decoders[name], first, options.variable, name)
+            return values
+
+        values = first_readable(size, learn_from, where)
+        if unknown := sorted(set(options.kinds) - set(values)):
+            raise ConfigError(f"--as: {where} has no field {unknown[0]!r}; it has {sorted(values)}")
 
     def sample(self, row: int, fields: Sequence[str]) -> dict[str, Any]:
         raws = self.raw(row)
         if not self._chosen and (more := sorted(set(raws) - set(self.fields))):
             first = f"the first sample ({self.name_of(0)}) has only {sorted(self.fields)}"
-            raise UnlikeSample(f"{self.name_of(row)} has a field {more[0]!r}, {first}; choose with --fields")
+            raise ConfigError(f"{self.name_of(row)} has a field {more[0]!r}, {first}; choose with --fields")
         for name in fields:
             if name not in raws:
                 raise BadSample(self.name_of(row), f"has no field {name!r}")
@@ -221,9 +216,6 @@ class ShardSource(EncodedSource):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_descriptors": {}}
-
-    def identity(self) -> Any:
-        return stamp(self.files)
 
 
 def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Account) -> dict[str, list[Path]]:
@@ -270,7 +262,3 @@ def ranges(sizes: Mapping[str, int]) -> dict[str, Rows]:
         found[split] = range(begin, begin + size)
         begin += size
     return found  # type: ignore[return-value]
-
-
-def stamp(files: Sequence[Path]) -> list[Any]:
-    return [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in files]

@@ -1,6 +1,6 @@
 """The writer, and what is asked of files that are there.
 
-plan, write, pool, file, journal            the writer
+plan, write, pool, file                     the writer
 repack, scan, encode                        other layouts
 survey, copying, values                     all of an HDF5 file, in another
 inspect, summary                            what a file holds

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
-from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -235,98 +234,79 @@ def copy_by_blocks(old: Any, kind: Any, new: h5py.File) -> Any:
     return made
 
 
-class Comparison:
+def compare(old: Survey, new: Survey, written: Collection[bytes]) -> None:
     """All that both files hold is the same, in the same order; what the copy lacks is counted, not looked for.
 
-    written: datasets whose rows were compared before.
+    written: datasets whose rows were compared before. Raises ConfigError.
     """
+    for names in new.account.left.values():
+        raise ConfigError(f"{new.file.filename}: {names[0]}: what was written cannot be read back")
+    for path in [node.path for node in old.nodes.values() if node.path in new.paths]:
+        was, now = (told(a, b, path, path not in written) for a, b in ((old, new), (new, old)))
+        for one, other in zip_longest(was, now):
+            if one != other:
+                what = f"{new.file.filename}: {text(path)}: {(one or other)[0]}"
+                raise ConfigError(f"{what}: what was read back is not what was written")
 
-    def __init__(self, old: Survey, new: Survey, written: Collection[bytes]) -> None:
-        self.old, self.new, self.written = old, new, written
-        self.there = {node.path for node in new.nodes.values()}
-        for names in new.account.left.values():
-            raise ConfigError(f"{new.file.filename}: {names[0]}: what was written cannot be read back")
-        for path in [node.path for node in old.nodes.values() if node.path in self.there]:
-            self.compare(path)
 
-    def same(self, where: bytes, what: str, old: Any, new: Any) -> None:
-        if old != new:
-            where_in = f"{self.new.file.filename}: {text(where)}: {what}"
-            raise ConfigError(f"{where_in}: what was read back is not what was written")
+def told(survey: Survey, other: Survey, path: bytes, whole: bool) -> Iterator[tuple[str, Any]]:
+    """(part, what it is), piece by piece, of an object; of its attributes and links those that are in both files.
 
-    def compare(self, path: bytes) -> None:
-        old, new = self.old.open(path), self.new.open(path)
-        names = self.old.attributes(path)
-        copied = [name for name in self.new.attributes(path) if name in names]
-        self.same(path, "attributes", [name for name in names if name in copied], copied)
-        for name in copied:
-            was, now = h5a.open(old, name), h5a.open(new, name)
-            what = f"attribute {text(name)}"
-            self.types(path, what, was.get_type(), now.get_type())
-            self.spaces(path, what, was, now)
-            self.values(path, what, [read_attribute(was)], [read_attribute(now)])
-        if path in self.written:
-            return
-        self.same(path, "kind of object", type(old), type(new))
-        if isinstance(old, h5g.GroupID):
-            was, now = (self.links(survey, path) for survey in (self.old, self.new))
-            both = [name for name in was if name in now]
-            self.same(path, "links", [(name, was[name]) for name in both], [(n, now[n]) for n in now if n in was])
-        elif isinstance(old, h5d.DatasetID):
-            self.types(path, "type", old.get_type(), new.get_type())
-            self.spaces(path, "shape", old, new)
-            self.rows(path, old, new)
-        else:
-            self.same(path, "type", old, new)
-
-    def types(self, path: bytes, what: str, old: Any, new: Any) -> None:
-        self.same(path, f"type of {what}", old, new)
-        if old.committed():
-            copied = self.new.path_of(new) if new.committed() else None
-            self.same(path, f"name of the type of {what}", self.old.path_of(old), copied)
-
-    def spaces(self, path: bytes, what: str, old: Any, new: Any) -> None:
-        kinds = [item.get_space().get_simple_extent_type() for item in (old, new)]
-        self.same(path, f"shape of {what}", (kinds[0], old.shape), (kinds[1], new.shape))
-
-    def links(self, survey: Survey, path: bytes) -> dict[bytes, Any]:
-        """Name -> (type, what it leads to)."""
-        group, found = survey.open(path), {}
-        for name, kind, _ in links(group):
+    whole: not only its attributes.
+    """
+    item = survey.open(path)
+    names = [name for name in survey.attributes(path) if name in set(other.attributes(path))]
+    yield "attributes", names
+    for name in names:
+        attr = h5a.open(item, name)
+        yield from told_values(survey, other, f"attribute {text(name)}", attr, [read_attribute(attr)])
+    if not whole:
+        return
+    yield "kind of object", type(item)
+    if isinstance(item, h5g.GroupID):
+        both = {name for name, _, _ in links(other.open(path))}
+        for name, kind, _ in links(item):
             target: Any = None
             if kind == h5l.TYPE_HARD:
-                target = survey.nodes.get(target_of(group, name) or 0)
+                target = survey.nodes.get(target_of(item, name) or 0)
             elif kind in (h5l.TYPE_SOFT, h5l.TYPE_EXTERNAL):
-                target = group.links.get_val(name)
-            found[name] = (kind, target)
-        return found
+                target = item.links.get_val(name)
+            if name in both:
+                yield "links", (name, kind, target)
+    elif isinstance(item, h5d.DatasetID):
+        chunked = item.get_create_plist().get_layout() == h5d.CHUNKED
+        as_chunks = chunked and not scattered(item.get_type()) and not by_blocks(item)
+        values = () if as_chunks else (values for _, _, values in blocks(item))
+        yield from told_values(survey, other, "values", item, values)
+        if as_chunks:
+            yield "chunks", chunk_sums(h5py.Dataset(item))
+    else:
+        yield "type", item
 
-    def rows(self, path: bytes, old: Any, new: Any) -> None:
-        chunked = old.get_create_plist().get_layout() == h5d.CHUNKED
-        if chunked and not scattered(old.get_type()) and not by_blocks(old):
-            self.same(path, "chunks", chunk_sums(h5py.Dataset(old)), chunk_sums(h5py.Dataset(new)))
-            return
-        read = [(values for _, _, values in blocks(item)) for item in (old, new)]
-        self.values(path, "values", *read)
 
-    def values(self, path: bytes, what: str, old: Iterable[Any], new: Iterable[Any]) -> None:
-        for was, now in zip_longest(self.pieces(self.old, old), self.pieces(self.new, new)):
-            self.same(path, what, was, now)
+def told_values(
+    survey: Survey, other: Survey, what: str, item: Any, values: Iterable[Any]
+) -> Iterator[tuple[str, Any]]:
+    """Of a dataset or attribute: its type, the type's name, its shape and these values."""
+    kind = item.get_type()
+    yield f"type of {what}", kind
+    yield f"name of the type of {what}", survey.path_of(kind) if kind.committed() else None
+    yield f"shape of {what}", (item.get_space().get_simple_extent_type(), item.shape)
 
-    def pieces(self, survey: Survey, read: Iterable[Any]) -> Iterator[Any]:
-        for values in read:
-            yield from spelled(values, partial(self.name_of, survey))
-
-    def name_of(self, survey: Survey, reference: Any) -> Any:
+    def name_of(reference: Any) -> Any:
         """What a reference leads to, in words that are the same in both files; None: what the copy lacks."""
         if not reference:
             return None
         survey.counts["references"] += 1
         target, region = follow(reference, survey.file)
         path = survey.path_of(target) if target else None
-        if path not in self.there or (region is not None and path in self.new.flat):
+        if path not in other.paths or (region is not None and path in (survey.flat or other.flat)):
             return None
         return path, selected(region)
+
+    for part in values:
+        for piece in spelled(part, name_of):
+            yield what, piece
 
 
 def selected(space: Any) -> Any:

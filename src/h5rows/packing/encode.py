@@ -10,7 +10,7 @@ import numpy as np
 from h5rows.errors import ConfigError
 from h5rows.extras import need
 
-LEVELS = {"gzip": (1, 9, 3), "zstd": (1, 22, 3), "lz4": (0, 0, 0), "blosc-lz4": (0, 9, 5), "blosc-zstd": (0, 9, 5)}
+LEVELS = {"none": (0, 0, 0), "gzip": (1, 9, 3), "zstd": (1, 22, 3)}  # lowest, highest, what is taken if none is given
 SMALL_ROW = 64  # bytes: labels and token streams stay contiguous, a chunk of many would be read for each one
 RANDOM_CHUNK = 12_000  # bytes to decode for a random row; of rows of 3 KB more than about 4 cost more than they save
 
@@ -34,7 +34,7 @@ class Encoding:
 
     def create_options(self, dtype: np.dtype) -> dict[str, Any]:
         """Keywords for h5py's create_dataset."""
-        low, high, middle = LEVELS.get(self.codec, (0, 0, 0))
+        low, high, middle = LEVELS[self.codec]
         level = middle if self.level is None else self.level
         if not low <= level <= high:
             raise ConfigError(f"--level {level}: {self.codec} has the levels {low} to {high}")
@@ -44,8 +44,4 @@ class Encoding:
         if self.codec == "gzip":
             return {"compression": "gzip", "compression_opts": level, "shuffle": shuffle}
         plugin = need("hdf5plugin", f"--codec {self.codec}", "hdf5plugin")
-        if self.codec == "zstd":
-            return {**plugin.Zstd(clevel=level), "shuffle": shuffle}
-        if self.codec == "lz4":
-            return {**plugin.LZ4(), "shuffle": shuffle}
-        return dict(plugin.Blosc(cname=self.codec.removeprefix("blosc-"), clevel=level, shuffle=int(shuffle)))
+        return {**plugin.Zstd(clevel=level), "shuffle": shuffle}

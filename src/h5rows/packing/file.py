@@ -1,10 +1,6 @@
-"""The file under work: made whole, then filled in place, then checked.
+"""The file under work, OUT.partial: made whole, then filled in place, then checked, then named OUT.
 
-    OUT.partial             the HDF5 file: every dataset contiguous, allocated and closed, so it opens at any moment
-    OUT.partial.progress    one JSON line per finished block, with the checksums of its bytes; the lock of the pack
-
-HDF5 is not asked to write a single row: workers pwrite at the offsets of the datasets. A block counts as finished when
-its line stands and its bytes have the line's checksums, which holds after a kill and after a power cut.
+HDF5 is not asked to write a single row: every dataset is contiguous and allocated, and workers pwrite at its offset.
 """
 
 from __future__ import annotations
@@ -15,7 +11,8 @@ import errno
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from h5rows.errors import ConfigError
+from h5rows.locks import Busy, Lock
 
 try:
     from isal.isal_zlib import crc32  # the same values as zlib's, some 30 times as fast
@@ -67,24 +65,60 @@ class Span:
     crc: int
 
 
+@contextlib.contextmanager
+def under_work(out: Path, overwrite: bool) -> Iterator[Path]:
+    """OUT.partial, which the body makes and which becomes OUT where the body raises nothing; else nothing stays.
+
+    OUT.partial.lock is held meanwhile. What a killed pack has left is taken over. Raises ConfigError: OUT may not be
+    written, or another pack writes it now.
+    """
+    if not out.parent.is_dir():
+        raise ConfigError(f"{out.parent} is no folder; make it first")
+    temp, place = out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.partial.lock")
+    with locked(place):
+        try:
+            if out.exists() and not overwrite:
+                raise ConfigError(f"{out} exists; --overwrite replaces it")
+            yield temp
+            temp.replace(out)
+            flush(out.parent, os.O_RDONLY)
+        finally:
+            temp.unlink(missing_ok=True)
+            place.unlink(missing_ok=True)
+
+
+def locked(path: Path) -> Lock:
+    for attempt in range(20):  # workers of a pack killed just now hold the lock for another moment
+        try:
+            return Lock(path)
+        except Busy:
+            if attempt < 19:
+                time.sleep(0.1)
+        except OSError as error:
+            what = f"cannot be written or locked: {error.strerror}"
+            raise ConfigError(f"{path}: {what}; pack into a folder of another file system") from error
+    raise ConfigError(f"{path} is locked: another pack writes this file now; wait for it or end it")
+
+
 def create(
     path: Path,
     columns: list[Column],
     attrs: Mapping[str, Any],
     groups: Mapping[str, Mapping[str, Any]],
-) -> None:
+) -> dict[str, int]:
     """Make the file with all its datasets allocated, unfilled, those of a page and more on page borders.
 
-    attrs: the file's attributes. groups: {path of a group: its attributes}.
+    attrs: the file's attributes. groups: {path of a group: its attributes}. Returns where the bytes of each begin.
     """
-    need = sum(c.row_bytes * c.shape[0] for c in columns)
+    path.unlink(missing_ok=True)  # not cut: a worker of a pack killed just now may still write into the old one
     with new_file(path, h5py.h5p.create(h5py.h5p.FILE_CREATE), (PAGE, PAGE)) as file:
         for column in columns:
             allocate(file, column, h5py.h5p.create(h5py.h5p.DATASET_CREATE), None, file.id)
         set_attrs(file, attrs)
         for group, held in groups.items():
             set_attrs(file[group or "/"], held)
-    reserve(path, need)
+    reserve(path)
+    return offsets(path)
 
 
 def allocate(file: h5py.File, column: Column, plan: Any, kind: Any = None, parent: Any = None) -> Any:
@@ -114,7 +148,7 @@ def new_file(path: Path, properties: Any, alignment: tuple[int, int]) -> h5py.Fi
     return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, properties, access))
 
 
-def reserve(path: Path, need: int) -> None:
+def reserve(path: Path) -> None:
     """Take the disk space now: a full disk shows here, not after hours."""
     with open(path, "r+b") as file:
         size = os.fstat(file.fileno()).st_size
@@ -124,7 +158,7 @@ def reserve(path: Path, need: int) -> None:
             except OSError as error:
                 if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                     raise
-        elif shutil.disk_usage(path.parent).free < need:
+        elif shutil.disk_usage(path.parent).free < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -234,26 +268,19 @@ def flush(path: Path, mode: int) -> None:
         os.close(fd)
 
 
-def publish(temp: Path, out: Path) -> None:
-    """Give a file that is on the disk its name, and flush the name."""
-    temp.replace(out)
-    flush(out.parent, os.O_RDONLY)
-
-
 @contextlib.contextmanager
-def full_disk(out: Path, need: Callable[[], int], temp: Path) -> Iterator[None]:
-    """A disk without room, said once and plainly. need: bytes of the data, asked then. temp: the file under work."""
+def full_disk(out: Path, temp: Path) -> Iterator[None]:
+    """A disk without room, said once and plainly. temp: the file under work."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         size, taken = (s.st_size, s.st_blocks * 512) if temp.exists() and (s := temp.stat()) else (0, 0)
-        whole, free = max(need(), size), shutil.disk_usage(out.parent).free + taken
-        more = "and more for tables and a journal; " if whole <= free else ""
+        free = in_words(shutil.disk_usage(out.parent).free + taken)
         raise ConfigError(
-            f"{out}: no room on the disk ({os.strerror(error.errno)}): {in_words(whole)} needed, {more}"
-            f"{in_words(free)} free in {out.parent}; make room and run the same command again"
+            f"{out}: no room on the disk ({os.strerror(error.errno)}): at least {in_words(size)} needed, "
+            f"{free} free in {out.parent}; make room and run the same command again"
         ) from None
 
 

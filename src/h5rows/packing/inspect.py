@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 
 from h5rows.errors import first_line
-from h5rows.importers.base import printable
+from h5rows.importers.base import clean
 from h5rows.packing.scan import SMALL
 from h5rows.packing.survey import attribute_names, grows, text
 from h5rows.program import typed
@@ -118,11 +118,6 @@ def show_links(group: h5py.Group, prefix: str) -> None:
             print(f"\n{clean(prefix + name)}: a link to {where}, which is not followed here")
         elif link is None:
             print(f"\n{clean(prefix + name)}: a link of a user's own class, which cannot be followed")
-
-
-def clean(words: str) -> str:
-    """On one line, and nothing that steers a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in printable(words))
 
 
 def amplification(dset: h5py.Dataset) -> float | None:

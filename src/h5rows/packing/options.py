@@ -46,8 +46,8 @@ class PackOptions:
     workers: int = os.cpu_count() or 1
     quiet: bool = False
 
-    def identity(self) -> dict[str, object]:
-        """The options that decide what bytes are written: a killed pack goes on only where these are the same."""
+    def of_bytes(self) -> dict[str, object]:
+        """The options that decide what bytes are written."""
         how = {"overwrite", "workers", "quiet", "on_error", "leave_out", "external"}
         return {
             k: dict(v) if isinstance(v, Mapping) else list(v) if isinstance(v, tuple) else v

@@ -40,10 +40,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Block:
-    number: int
-    part: int
+    """Rows begin to end of a part, which a worker writes at once. places: field -> (dataset, first byte in it)."""
+
+    part: Part
     begin: int
     end: int
+    places: dict[str, tuple[str, int]]
 
 
 def split_rows(source: Source, options: PackOptions) -> dict[str, Rows]:
@@ -170,19 +172,22 @@ def columns(part: Part, fields: Mapping[str, Field]) -> list[Column]:
 
 
 def cut_blocks(parts: list[Part], source: Source) -> list[Block]:
-    blocks: list[Block] = []
-    for k, part in enumerate(parts):
-        row_bytes = 0
-        for name in part.paths:
-            what = source.fields[name]
-            if what.ragged:
-                row_bytes += int(part.elements(name)[-1]) * what.dtype.itemsize // max(1, len(part.rows))
-            else:
-                row_bytes += what.row_bytes
+    blocks = []
+    for part in parts:
+        rows, fields = len(part.rows), {name: source.fields[name] for name in part.paths}
+        starts = {name: part.elements(name) for name, what in fields.items() if what.ragged}
+        row_bytes = sum(what.row_bytes for what in fields.values() if not what.ragged)
+        row_bytes += sum(int(s[-1]) * fields[name].dtype.itemsize for name, s in starts.items()) // max(1, rows)
         step = max(1, BLOCK_BYTES // max(1, row_bytes))
         step = min(step, PROCESS_ROWS) if source.processes else step
-        for begin in range(0, len(part.rows), step):
-            blocks.append(Block(len(blocks), k, begin, min(begin + step, len(part.rows))))
+        for begin in range(0, rows, step):
+            places = {
+                name: (f"{path}/values", int(starts[name][begin]) * fields[name].dtype.itemsize)
+                if name in starts
+                else (path, begin * fields[name].row_bytes)
+                for name, path in part.paths.items()
+            }
+            blocks.append(Block(part, begin, min(begin + step, rows), places))
     return blocks
 
 
@@ -197,13 +202,6 @@ def measure(parts: list[Part], source: Source, pool: Executor, quiet: bool) -> N
                 part.shapes[name] = (
                     np.concatenate(found) if found else np.zeros((0, len(source.fields[name].shape)), np.int64)
                 )
-
-
-def total_bytes(source: Source, part: Part) -> int:
-    """Of its datasets; without those of ragged fields that are not yet measured."""
-    known = {n: p for n, p in part.paths.items() if not source.fields[n].ragged or n in part.shapes}
-    made = columns(Part(part.rows, known, part.shapes), source.fields)
-    return sum(c.row_bytes * c.shape[0] for c in made)
 
 
 def shard_name(out: Path, shard: tuple[int, int]) -> Path:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from itertools import islice
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
@@ -84,15 +85,11 @@ def in_flight(
 ) -> Iterator[tuple[Any, Any]]:
     """(key, result) as they finish; at most `depth` tasks wait or run, so that memory stays bounded."""
     running: dict[Future[Any], Any] = {}
-    for key, task in tasks:
-        running[pool.submit(call, task)] = key
-        if len(running) >= depth:
-            yield from _finished(running)
-    while running:
-        yield from _finished(running)
-
-
-def _finished(running: dict[Future[Any], Any]) -> Iterator[tuple[Any, Any]]:
-    wait(running, return_when=FIRST_COMPLETED)
-    for future in [f for f in running if f.done()]:  # in the order they were given
-        yield running.pop(future), future.result()
+    waiting = iter(tasks)
+    while True:
+        running |= {pool.submit(call, task): key for key, task in islice(waiting, depth - len(running))}
+        if not running:
+            return
+        wait(running, return_when=FIRST_COMPLETED)
+        for future in [f for f in running if f.done()]:  # in the order they were given
+            yield running.pop(future), future.result()

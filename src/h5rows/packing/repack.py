@@ -16,7 +16,7 @@ from tqdm import tqdm
 from h5rows.errors import ConfigError
 from h5rows.importers.base import one_line
 from h5rows.packing.account import Account
-from h5rows.packing.copying import Comparison, Copier, creation, elsewhere, file_properties
+from h5rows.packing.copying import Copier, compare, creation, elsewhere, file_properties
 from h5rows.packing.encode import Encoding
 from h5rows.packing.file import (
     PAGE,
@@ -29,11 +29,10 @@ from h5rows.packing.file import (
     full_disk,
     in_words,
     new_file,
-    publish,
     read_back,
     reserve,
+    under_work,
 )
-from h5rows.packing.journal import Journal, check_target, work_on
 from h5rows.packing.options import PackOptions
 from h5rows.packing.plan import BLOCK_BYTES
 from h5rows.packing.scan import Contents, as_numbers, scan
@@ -70,8 +69,7 @@ def repack_file(
     old, new = Path(source), Path(out)
     if new.exists() and new.samefile(old):
         raise ConfigError(f"{out} exists; name another file")
-    check_target(new, options.overwrite)
-    with one_line(source), open_h5(old) as file:
+    with under_work(new, options.overwrite) as temp, one_line(source), open_h5(old) as file:
         if file.id.get_create_plist().get_sizes() != (8, 8):  # H5Ocopy writes what it cannot read
             raise ConfigError(
                 f"{source}: has addresses of other than 8 bytes, which HDF5 copies wrongly; copy its datasets by h5py "
@@ -82,8 +80,8 @@ def repack_file(
             check_size(file, contents, encoding.contiguous)
         account = contents.survey.account
         attrs = {NOTE.decode(): f"{provenance['created']} {provenance['command']}"} if provenance else {}
-        with h5py.File(old, "r", rdcc_nbytes=CACHE_BYTES) as rows:
-            Repack(file, rows, contents, encoding, fixed, options.quiet).write(new, attrs)
+        with h5py.File(old, "r", rdcc_nbytes=CACHE_BYTES) as rows, full_disk(new, temp):
+            Repack(file, rows, contents, encoding, fixed, options.quiet).write(temp, attrs)
     print(*[f"{line}\n" for line in account.lines()], sep="", end="")
     if not options.quiet:
         held = ", ".join(f"{count:,} {kind}" for kind, count in account.held.items() if count)
@@ -116,29 +114,19 @@ class Repack:
         self.encoding, self.fixed, self.quiet = encoding, fixed, quiet
         self.ends = {name: ends_of(rows[name]) for name in contents.vlen}
 
-    def write(self, out: Path, attrs: dict[str, Any]) -> None:
-        temp, progress = work_on(out)
-        journal = Journal(progress)  # for its lock
-        sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in self.contents.plain.values()]
+    def write(self, temp: Path, attrs: dict[str, Any]) -> None:
         # chunks need no pages, but numbers at odd addresses are slow to read
         alignment = (PAGE, PAGE) if self.encoding.contiguous else (1, 8)
-        try:
-            with full_disk(out, lambda: sum(sizes), temp):
-                with new_file(temp, file_properties(self.source), alignment) as file:
-                    Copier(self.contents.survey, file, self.made_anew(file)).copy()
-                    file.attrs.update(attrs)
-                    if self.encoding.contiguous:
-                        file.flush()
-                        reserve(temp, sum(sizes))
-                    spans = self.fill(file)
-                self.copy_user_block(temp)
-                with flushing(temp):
-                    self.compare(temp, spans)
-                publish(temp, out)
-        finally:
-            temp.unlink(missing_ok=True)
-            journal.remove()
-            journal.close()
+        with new_file(temp, file_properties(self.source), alignment) as file:
+            Copier(self.contents.survey, file, self.made_anew(file)).copy()
+            file.attrs.update(attrs)
+            if self.encoding.contiguous:
+                file.flush()
+                reserve(temp)
+            spans = self.fill(file)
+        self.copy_user_block(temp)
+        with flushing(temp):
+            self.compare(temp, spans)
 
     def made_anew(self, file: h5py.File) -> Any:
         """Makes the datasets whose rows `fill` writes: see `copying.Make`."""
@@ -211,7 +199,7 @@ class Repack:
             written = {f"/{name}".encode() for name in (*contents.plain, *contents.vlen)}
             flat = {f"/{name}".encode(): len(ends) - 1 for name, ends in self.ends.items()}
             copied = Survey(file, Account(), flat)
-            Comparison(contents.survey, copied, written)
+            compare(contents.survey, copied, written)
             account.held, account.taken = contents.survey.counts, copied.counts
 
 

@@ -9,9 +9,9 @@ from h5rows.packing.plan import Part
 from h5rows.program import calling, typed
 
 
-def summary(out: Path, parts: list[Part], source: Source, size: int) -> str:
+def summary(out: Path, parts: list[Part], source: Source) -> str:
     account = source.account
-    lines = [f"{out}: {size / 1e6:,.1f} MB, {account.closing}"]
+    lines = [f"{out}: {out.stat().st_size / 1e6:,.1f} MB, {account.closing}"]
     counted = [f"{account.taken[kind]:,} of {count:,} {kind}" for kind, count in account.held.items() if count]
     lines += [f"  counted in it: {', '.join(counted)}"] * bool(counted)
     for part in parts:

@@ -78,6 +78,7 @@ class Survey:
 
     def __init__(self, file: h5py.File, account: Account, flat: Mapping[bytes, int] | None = None) -> None:
         self.file, self.account, self.flat = file, account, flat or {}
+        self.paths: set[bytes] = set()
         self.nodes: dict[int, Node] = {}
         self.counts: Counter[str] = Counter()
         self._groups: deque[bytes] = deque()
@@ -122,5 +123,6 @@ class Survey:
         elif what == GROUP:
             self._groups.append(path)
         self.nodes[where] = Node(path, what)
+        self.paths.add(path)
         self.counts[what] += 1
         self.counts["attributes"] += len(self.attributes(path))
