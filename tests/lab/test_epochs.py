@@ -71,8 +71,8 @@ def test_the_smaller_batch_of_an_epoch_is_what_a_plain_loop_makes_of_it(tmp_path
     plain.assert_trained(folder, model)
     assert [line["train/loss"] for line in metrics(folder) if "train/loss" in line] == pytest.approx(losses, rel=1e-4)
     assert [line["step"] for line in metrics(folder) if "val/loss" in line] == [5, 10]
-    for ways in ("micro-batches", "2 ranks, micro-batches"):
-        plain.assert_trained(start_run(tmp_path / ways.replace(" ", "_"), *SMALLER, *method.WAYS[ways]), model)
+    ways = method.WAYS["2 ranks, micro-batches"]
+    plain.assert_trained(start_run(tmp_path / "two", *SMALLER, *ways), model)
 
 
 @pytest.mark.slow

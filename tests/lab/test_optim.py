@@ -217,16 +217,6 @@ def test_a_checkpoint_of_another_optimizer_is_named() -> None:
         check_optimizer(saved, build_optimizer(partial(torch.optim.SGD, lr=0.1), model, 0.3, True), "SGD")
 
 
-def test_the_rate_that_was_told_is_that_of_the_checkpoint() -> None:
-    """One of an older version holds the count of its updates in its place."""
-    schedule, again = (Schedule(torch.optim.SGD(small().parameters(), lr=0.5), Cosine(0.1, 0.0), 20) for _ in "ab")
-    schedule.set_rates(6)
-    for saved in (schedule.state_dict(), {"updates": 7}):
-        again.set_rates(0)
-        again.load_state_dict(saved)
-        assert again.last_lr == schedule.last_lr
-
-
 def test_a_schedule_of_another_length_is_said() -> None:
     for factor, saved, now, said in (
         (

@@ -197,19 +197,9 @@ def weight(state: TrainState) -> None:
     p.view(-1)[-1] += 1e-7
 
 
-def sign(state: TrainState) -> None:
-    """Of the smallest numbers: one bit each, in two places."""
-    p = a_weight(state)
-    p.view(-1)[[3, 11]] *= -1
-
-
 def moment(state: TrainState) -> None:
     entry = next(iter(state.optimizer.values())).state[a_weight(state)]["exp_avg"]
     entry.view(-1)[5] += 1e-7
-
-
-def count(state: TrainState) -> None:
-    next(iter(state.optimizer.values())).state[a_weight(state)]["step"] += 1
 
 
 def rate(state: TrainState) -> None:
@@ -226,7 +216,7 @@ def buffer(state: TrainState) -> None:
 
 
 BREAKS = {
-    weight: "2.weight", sign: "2.weight", moment: "2.weight's exp_avg", count: "2.weight's step",
+    weight: "2.weight", moment: "2.weight's exp_avg",
     rate: "the optimizer's group 0 weight_decay", average: "ema.0.weight", buffer: "task.walk",
 }  # fmt: skip
 
