@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ class Promises:
     relative, absolute = 1e-3, 1e-5  # how far values may be from those of other ranks, micro-batches, kernels
     absolute_of_weights = 1e-4
     half_precision = 0.25  # how far bf16's values may be from fp32's, as a share of the range of these
+    kills = (7, 11)  # steps: after the saves at 5 and 10, and a log
     ranks: tuple[Any, ...] = (1, slow(2))  # of a run that is killed, and of one with a step that is left out
     ways: tuple[Any, ...] = (["micro-batches", "2 ranks"], slow(["2 ranks, micro-batches", "3 ranks"]))
 
@@ -93,22 +95,10 @@ class Promises:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], straight: Path, ranks: int
     ) -> None:
         """Bit for bit: the checkpoint with all that the task holds, the metrics, the final scores."""
-        killed = tmp_path / "killed"
         if ranks == 2:
             small = (*small, *WAYS["2 ranks"])
             straight = start_run(tmp_path / "straight", *small)
-        for step in (7, 11):  # after the saves at 5 and 10, and a log
-            with monkeypatch.context() as patch:
-                raise_at_step(patch, step, Killed)
-                with pytest.raises((Killed, RunFailed)):
-                    go_on(killed) if killed.exists() else start_run(killed, *small)
-            assert last_checkpoint(killed)["step"] == step // 5 * 5
-        go_on(killed)
-        assert status(killed)["status"] == "finished"
-        assert_equal(last_checkpoint(killed), last_checkpoint(straight))
-        assert metrics(killed) == metrics(straight)
-        assert scores(killed) == scores(straight)
-        self.check_terms(straight)
+        assert_undisturbed(broken_off(tmp_path / "killed", monkeypatch, self.kills, *small), straight)
 
     def check_terms(self, folder: Path) -> None:
         """Each is in every log, in every evaluation and among the final scores."""
@@ -125,14 +115,20 @@ class Promises:
             assert f"val/{name}" in scores(folder)
 
     def test_no_step_waits_for_the_device(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...]
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], straight: Path
     ) -> None:
-        """Where steps may be left out, with a moving average and with micro-batches. The model, the task and its losses
-        are asked; a data set's own code and an optimizer without a fused kernel may wait."""
+        """In half precision, in which it learns as in fp32; where steps may be left out, with a moving average and with
+        micro-batches. The model, the task and its losses are asked; a data set's own code and an optimizer without a
+        fused kernel may wait."""
         steps = waits.refused_in_steps(monkeypatch, of_optimizers=False)
-        ways = ("hardware.precision=fp16", "trainer.non_finite=skip")
-        start_run(tmp_path, *small, *ways, *(() if self.across_samples else WAYS["micro-batches"]))
+        ways = ("hardware.precision=bf16", "trainer.non_finite=skip")
+        folder = start_run(tmp_path, *small, *ways, *(() if self.across_samples else WAYS["micro-batches"]))
         assert steps == list(range(self.steps))
+        half, full = (values(one, f"train/{self.monitor}") for one in (folder, straight))
+        apart, learned = max(abs(a - b) for a, b in zip(half, full, strict=True)), max(full) - min(full)
+        assert apart <= self.half_precision * learned, f"train/{self.monitor}: bf16 {half}, fp32 {full}"
+        held = last_checkpoint(folder)["model"].values()
+        assert {value.dtype for value in held if value.is_floating_point()} == {torch.float32}
 
     def test_a_skipped_step_changes_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], ranks: int
@@ -140,15 +136,13 @@ class Promises:
         """After a step that moves, one whose data and losses the last rank has as NaN: weights, average, optimizer and
         all that model and task hold are those behind the first, but for the learning rate; what the task keeps
         (`kept_if_skipped`) is finite."""
-        small = (*small, "trainer.non_finite=skip", "trainer.max_steps=2", *(WAYS["2 ranks"] if ranks == 2 else ()))
-        with pytest.raises(SystemExit):
-            start_run(tmp_path / "before", *small, "process.stop_at_step=1")
+        steps = ("trainer.non_finite=skip", "trainer.max_steps=2", "trainer.save_every=1")
         poison(monkeypatch, step=1, rank=ranks - 1)
-        before = last_checkpoint(tmp_path / "before")
-        after = last_checkpoint(start_run(tmp_path / "skipped", *small))
+        folder = start_run(tmp_path / "run", *small, *steps, *(WAYS["2 ranks"] if ranks == 2 else ()))
+        before, after = map(checkpoint.load_checkpoint, sorted((folder / "checkpoints").glob("last_*.pt")))
         assert (before["step"], after["step"]) == (1, 2)
-        assert any(line.get("train/skipped_steps") for line in metrics(tmp_path / "skipped"))
-        keeps = get_class(OmegaConf.load(tmp_path / "skipped" / "config.yaml").task._target_).kept_if_skipped
+        assert any(line.get("train/skipped_steps") for line in metrics(folder))
+        keeps = get_class(OmegaConf.load(folder / "config.yaml").task._target_).kept_if_skipped
         for part in ("model", "task", "ema", "optimizer"):
             mine, theirs = after[part], before[part]
             if part == "task":
@@ -177,7 +171,9 @@ class Promises:
     def test_ranks_and_micro_batches_change_nothing(
         self, tmp_path: Path, small: tuple[str, ...], straight: Path, ways: list[str]
     ) -> None:
-        """Every value logged, every weight and buffer and every score is that of one rank, to rounding."""
+        """Every value logged (the method's terms among them), every weight and buffer and every score is that of one
+        rank, to rounding."""
+        self.check_terms(straight)
         for way in ways:
             if self.across_samples and "micro" in way:
                 continue
@@ -204,15 +200,6 @@ class Promises:
             if mine[name] != pytest.approx(value, rel=self.relative, abs=self.absolute)
         }
         assert not apart, f"{where}: {apart}"
-
-    @pytest.mark.slow
-    def test_it_learns_in_half_precision(self, tmp_path: Path, small: tuple[str, ...], straight: Path) -> None:
-        """As in fp32 from the same seed."""
-        folder = start_run(tmp_path, *small, "hardware.precision=bf16")
-        half, full = (values(one, f"train/{self.monitor}") for one in (folder, straight))
-        apart, learned = max(abs(a - b) for a, b in zip(half, full, strict=True)), max(full) - min(full)
-        assert apart <= self.half_precision * learned, f"train/{self.monitor}: bf16 {half}, fp32 {full}"
-        assert all(value.dtype == torch.float32 for value in last_checkpoint(folder)["model"].values())
 
     @pytest.mark.slow
     def test_the_average_is_scored(self, tmp_path: Path, straight: Path) -> None:
@@ -242,19 +229,48 @@ class Promises:
 
 @pytest.mark.slow
 class Shipped(Promises):
-    """Of most of the template's own methods. What the engine answers alike for each of them is asked whole of those
-    that inherit from Promises: of samples compared across ranks, of several optimizers, of states on each rank."""
+    """Of most of the template's own methods: what their own code can break. The rest is the engine's, and asked of
+    those that inherit from Promises."""
 
     if not ALL:
+        kills = (7,)
         ranks = (1,)
         ways = (["2 ranks, micro-batches"],)  # either alone: test_exactness.py and test_reference.py
-        test_compiling_changes_nothing = None  # type: ignore[assignment]
+        test_compiling_changes_nothing = test_the_average_is_scored = None  # type: ignore[assignment]
+        test_debug_overfit = None  # type: ignore[assignment]
+
+
+class Stateless(Shipped):
+    """Of those that hold nothing of their own between two steps."""
+
+    if not ALL:
+        test_killed_twice_is_undisturbed = None  # type: ignore[assignment]
 
 
 def go_on(folder: Path) -> None:
     from lab.project import start
 
     start(OmegaConf.load(folder / "config.yaml"), folder, [], own_process=False)  # type: ignore[arg-type]
+
+
+def broken_off(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: Sequence[int], *overrides: str) -> Path:
+    """A run that breaks off before each of these steps, each time behind a save, and goes on to its end."""
+    for step in steps:
+        with monkeypatch.context() as patch:
+            raise_at_step(patch, step, Killed)
+            with pytest.raises((Killed, RunFailed)):
+                go_on(folder) if (folder / "config.yaml").exists() else start_run(folder, *overrides)
+        assert 0 < last_checkpoint(folder)["step"] <= step
+    go_on(folder)
+    return folder
+
+
+def assert_undisturbed(run: Path, straight: Path) -> None:
+    """Bit for bit."""
+    assert status(run)["status"] == "finished"
+    assert_equal(last_checkpoint(run), last_checkpoint(straight))
+    assert metrics(run) == metrics(straight)
+    assert scores(run) == scores(straight)
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, step: int, rank: int) -> None:

@@ -1,27 +1,17 @@
-"""Shared by the tests of optimizers: a small network, gradients that are the same for all, a run that is killed."""
+"""Shared by the tests of optimizers: a small network, gradients that are the same for all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-import waits
-from conftest import QUICK, assert_equal, compose, last_checkpoint, metrics, raise_at_step, start_run
-from method import Killed, go_on
+from conftest import QUICK, compose
 from torch import Tensor, nn
 
-from engine.errors import RunFailed
 from lab.config import Config
 from lab.make import make_optimizer
 from lab.optim import trainable
-
-RUN = (
-    *QUICK, "trainer.max_steps=13", "trainer.global_batch_size=12", "trainer.log_every=3", "trainer.eval_every=null",
-    "trainer.save_every=4",
-)  # fmt: skip
 
 
 def small() -> nn.Module:
@@ -58,24 +48,3 @@ def assert_moves_as(
         for p, value in zip(model.parameters(), values):
             torch.testing.assert_close(p.detach(), value, rtol=1e-9, atol=1e-11, msg=f"step {step}")
     assert not any(map(torch.equal, begun, values))
-
-
-def assert_killed_is_undisturbed(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Path:
-    """Killed twice, each time some steps behind a save: the same bits. No step asks the device for anything."""
-    run = (*RUN, *overrides)
-    with monkeypatch.context() as patch:
-        steps = waits.refused_in_steps(patch)
-        straight = start_run(folder / "straight", *run)
-    assert steps == list(range(13))
-    killed = folder / "killed"
-    for step in (6, 11):
-        with monkeypatch.context() as patch:
-            raise_at_step(patch, step, Killed)
-            with pytest.raises((Killed, RunFailed)):
-                go_on(killed) if killed.exists() else start_run(killed, *run)
-    go_on(killed)
-    assert_equal(last_checkpoint(killed), last_checkpoint(straight))
-    assert metrics(killed) == metrics(straight)
-    losses = [line["train/loss"] for line in metrics(straight) if "train/loss" in line]
-    assert losses[-1] < losses[0], losses
-    return straight

@@ -12,7 +12,7 @@ import numpy as np
 import plain
 import pytest
 import torch
-from conftest import QUICK, ROOT, assert_equal, last_checkpoint, metrics, raise_at_step, result, slow, start_run
+from conftest import QUICK, ROOT, metrics, result, start_run
 from torch.nn import functional as F
 
 from engine.data import TrainPlan
@@ -33,12 +33,7 @@ def test_an_epoch_is_a_whole_number_of_steps(tmp_path: Path, monkeypatch: pytest
     assert result(straight)["step"] == 12
     assert [line["step"] for line in metrics(straight) if "val/loss" in line] == [4, 8, 12]
     assert [line["train/epoch"] for line in metrics(straight) if "train/epoch" in line] == [1, 2, 3]
-    with monkeypatch.context() as patch:
-        raise_at_step(patch, 6, KeyboardInterrupt)
-        with pytest.raises(KeyboardInterrupt):
-            start_run(killed, *WALLS)
-    start_run(killed, *WALLS)
-    assert_equal(last_checkpoint(killed), last_checkpoint(straight))
+    method.assert_undisturbed(method.broken_off(killed, monkeypatch, [6], *WALLS), straight)
     with pytest.raises(ConfigError, match=r"global_batch_size=150: the run has trained 3,600 samples in 12 steps"):
         start_run(killed, *WALLS, "trainer.global_batch_size=150", "data.order.batch_size=150", "trainer.max_epochs=4")
     start_run(killed, *WALLS, "trainer.max_epochs=4")
@@ -76,26 +71,18 @@ def test_the_smaller_batch_of_an_epoch_is_what_a_plain_loop_makes_of_it(tmp_path
     plain.assert_trained(folder, model)
     assert [line["train/loss"] for line in metrics(folder) if "train/loss" in line] == pytest.approx(losses, rel=1e-4)
     assert [line["step"] for line in metrics(folder) if "val/loss" in line] == [5, 10]
-    for ways in ("micro-batches", "2 ranks, micro-batches"):
-        plain.assert_trained(start_run(tmp_path / ways.replace(" ", "_"), *SMALLER, *method.WAYS[ways]), model)
+    ways = method.WAYS["2 ranks, micro-batches"]
+    plain.assert_trained(start_run(tmp_path / "two", *SMALLER, *ways), model)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), slow(("data.loader=workers", "data.num_workers=2"))])
-def test_a_smaller_batch_is_killed_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
-) -> None:
+def test_a_smaller_batch_is_killed_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, behind a save in the middle of an epoch."""
-    run = (*SMALLER, "trainer.max_epochs=3", "hardware.micro_batch_size=70", *more)
-    straight, killed = start_run(tmp_path / "straight", *run), tmp_path / "killed"
+    workers = ("data.loader=workers", "data.num_workers=2")
+    run = (*SMALLER, "trainer.max_epochs=3", "hardware.micro_batch_size=70", *workers)
+    straight = start_run(tmp_path / "straight", *run)
     assert result(straight)["step"] == 15
-    with monkeypatch.context() as patch:
-        raise_at_step(patch, 11, KeyboardInterrupt)
-        with pytest.raises(KeyboardInterrupt):
-            start_run(killed, *run)
-    start_run(killed, *run)
-    assert_equal(last_checkpoint(killed), last_checkpoint(straight))
-    assert metrics(killed) == metrics(straight)
+    method.assert_undisturbed(method.broken_off(tmp_path / "killed", monkeypatch, [11], *run), straight)
 
 
 @pytest.mark.parametrize(("size", "batch"), [(10, 4), (8, 4), (3, 8), (13, 12)])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
 from conftest import assert_equal, needs
-from optimizers import assert_killed_is_undisturbed, gradients, optimizer_of, small
+from optimizers import gradients, optimizer_of, small
 from torch import nn
 
 pytestmark = needs("conf/optim/lookahead.yaml")
@@ -40,7 +39,7 @@ def test_it_is_the_papers_algorithm() -> None:
 
 
 @pytest.mark.slow
-def test_its_state_goes_on_in_another(tmp_path: Path) -> None:
+def test_its_state_goes_on_in_another() -> None:
     """Of the inner optimizer and of its own, at a step that k does not divide; around two optimizers in one, too."""
     shape = (
         "optim.inner={_target_: lab.optimizers.by_shape.ByShape, _partial_: true, rest_names: [], "
@@ -58,8 +57,3 @@ def test_its_state_goes_on_in_another(tmp_path: Path) -> None:
             moved(models[0], one, step, 0.05), moved(models[1], other, step, 0.05)
         assert_equal(models[0].state_dict(), models[1].state_dict())
         assert_equal(one.state_dict(), other.state_dict())
-
-
-@pytest.mark.slow
-def test_killed_is_undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_killed_is_undisturbed(tmp_path, monkeypatch, *INNER, "optim.lr=1e-2")

@@ -9,7 +9,7 @@ from pathlib import Path
 import method
 import pytest
 import torch
-from conftest import QUICK, compose, last_checkpoint, metrics, needs, start_run
+from conftest import QUICK, compose, last_checkpoint, needs, start_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,23 +23,16 @@ FALLS = ("optim/schedule=plateau", "optim.schedule.warmup=0", "optim.schedule.pa
          "optim.schedule.threshold=50", "model.hidden=[16]")  # fmt: skip
 
 
-class TestPlateau(method.Shipped):
-    test_compiling_changes_nothing = test_it_learns_in_half_precision = None  # type: ignore[assignment]
-    test_the_average_is_scored = test_debug_overfit = None  # type: ignore[assignment]
-
-    @pytest.fixture
-    def run(self) -> tuple[str, ...]:
-        return FALLS
-
-
 @pytest.mark.slow
-def test_the_rate_falls_from_the_next_step_on(tmp_path: Path) -> None:
-    run = start_run(tmp_path, *method.SMALL, *FALLS, "trainer.log_every=1", "optim.lr=0.01")
-    rates = [line["train/lr"] for line in metrics(run) if "train/lr" in line]
-    assert rates == pytest.approx([0.01] * 8 + [0.005] * 4)
-    assert "step 8: the learning rate is now 0.005 (val/loss=" in (run / "train.log").read_text()
-    held = last_checkpoint(run)
-    assert held["schedule"]["factor"]["scale"] == 0.25
+def test_the_rate_falls_from_the_next_step_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two ranks that break off between the falls, too."""
+    run = (*method.SMALL, *FALLS, "trainer.log_every=1", "optim.lr=0.01")
+    straight = start_run(tmp_path / "straight", *run)
+    ranks = method.broken_off(tmp_path / "ranks", monkeypatch, [6, 11], *run, *method.WAYS["2 ranks"])
+    for folder in (straight, ranks):
+        assert method.values(folder, "train/lr") == pytest.approx([0.01] * 8 + [0.005] * 4)
+        assert last_checkpoint(folder)["schedule"]["factor"]["scale"] == 0.25
+    assert "step 8: the learning rate is now 0.005 (val/loss=" in (straight / "train.log").read_text()
 
 
 @settings(max_examples=60, deadline=None)
@@ -98,24 +91,18 @@ UNSCORED = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (["trainer.eval_every=null"], UNSCORED),
-        (["debug=overfit"], UNSCORED),
-        (["optim.schedule.patience=0"], r"^optim\.schedule\.patience: must be >= 1, got 0"),
-        (["optim.schedule.gamma=1"], r"^optim\.schedule\.gamma: must be < 1, got 1"),
-    ],
-)
-def test_what_cannot_be(options: list[str], line: str) -> None:
-    with pytest.raises(ConfigError, match=line):
-        compose(*QUICK, "trainer.max_steps=3", "optim/schedule=plateau", *options)
-
-
-@pytest.mark.slow
-def test_overfitting_a_batch_works_with_what_its_message_says() -> None:
+def test_what_cannot_be() -> None:
+    run = (*QUICK, "trainer.max_steps=3", "optim/schedule=plateau")
+    for option, line in (
+        ("trainer.eval_every=null", UNSCORED),
+        ("debug=overfit", UNSCORED),
+        ("optim.schedule.patience=0", r"^optim\.schedule\.patience: must be >= 1, got 0"),
+        ("optim.schedule.gamma=1", r"^optim\.schedule\.gamma: must be < 1, got 1"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            compose(*run, option)
     for remedy in ("trainer.eval_every=20", "optim/schedule=constant"):
-        compose(*QUICK, "debug=overfit", "optim/schedule=plateau", remedy)
+        compose(*run, "debug=overfit", remedy)
 
 
 @pytest.mark.slow

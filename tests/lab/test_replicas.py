@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ import method
 import numpy as np
 import pytest
 import torch
-from conftest import assert_equal, last_checkpoint, metrics, raise_at_step, start_run, status
-from method import SMALL, WAYS, Killed, go_on, values
+from conftest import assert_equal, last_checkpoint, start_run, status
+from method import SMALL, WAYS, assert_undisturbed, broken_off, values
 from torch import Tensor, nn
 
 import lab.loop
@@ -28,6 +27,7 @@ from engine.parallel import local_parts, replicas
 from engine.parallel.replicas import checksum
 from lab.loop import may_draw
 from lab.optim import Schedule
+from lab.restore import score_checkpoint
 from lab.schedules.constant import Constant
 from lab.state import TrainState, on_all_ranks
 from lab.tasks.base import Batch, Descend, Task
@@ -88,102 +88,60 @@ Harm = Callable[[TrainState], None]
 @pytest.fixture(autouse=True)
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Configs may name them."""
-    for kind, module in (
-        (Noisy, lab.optimizers.base),
-        (Restless, lab.tasks.supervised),
-        (Wavering, lab.schedules.constant),
-    ):
-        monkeypatch.setattr(module, kind.__name__, kind, raising=False)
+    for kind in (Noisy, Restless, Wavering):
+        monkeypatch.setattr(sys.modules[kind.__module__], kind.__name__, kind, raising=False)
 
 
-@pytest.mark.slow
-class TestNoise(method.Promises):
-    """The same for any number of ranks and micro-batches; killed twice: the same bits."""
-
-    test_it_learns_in_half_precision = test_debug_overfit = test_the_average_is_scored = None  # type: ignore[assignment]
-    test_compiling_changes_nothing = None  # type: ignore[assignment] - what draws is in no graph
+class TestNoise(method.Shipped):
+    """The same for any number of ranks and micro-batches; killed: the same bits."""
 
     @pytest.fixture
     def run(self) -> tuple[str, ...]:
         return NOISE
 
 
-class Weighing(Constant):  # a schedule of one's own
-    pass
-
-
-class Quiet(Constant):  # one that says so
-    draws = False
-
-
-class Stepping(torch.optim.SGD):  # inherits torch's step
-    pass
-
-
-class Still(torch.optim.SGD):
-    draws = False
-
-
-class Restive(Still):  # may do anything
-    pass
-
-
-class Wrapped(lab.optimizers.base.Wrapper):
-    draws = False
-
-
-def make(optimizer: torch.optim.Optimizer | Optimizers, task: type[Task] = Task, factor: Any = None) -> TrainState:
+def make(optimizer: Any, factor: Any = None, **methods: Any) -> TrainState:
+    """methods: what a task of one's own has."""
     optimizers = optimizer if isinstance(optimizer, Optimizers) else Optimizers({"": optimizer})
     schedule = Schedule(optimizers, factor or Constant(0.0), 10)
-    return TrainState(nn.Linear(1, 1), task(), None, optimizers, schedule, None)
+    return TrainState(nn.Linear(1, 1), type("Own", (Task,), methods)(), None, optimizers, schedule, None)
 
 
-def plain() -> torch.optim.Optimizer:
-    return torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+def optimizer_of(kind: type[torch.optim.Optimizer] = torch.optim.SGD, **said: Any) -> torch.optim.Optimizer:
+    """said: attributes of one's own class."""
+    return (type("Own", (kind,), said) if said else kind)([nn.Parameter(torch.zeros(1))], lr=0.1)  # type: ignore
 
 
-def hooked(kind: str) -> torch.optim.Optimizer:
-    optimizer = plain()
-    getattr(optimizer, f"register_step_{kind}_hook")(lambda *args: None)
-    return optimizer
-
-
-def replaced() -> torch.optim.Optimizer:
-    optimizer = plain()
-    optimizer.step = lambda: None  # type: ignore[assignment, method-assign]
-    return optimizer
-
-
-def overriding(name: str) -> type[Task]:
-    return type("Own", (Task,), {name: lambda *args: None})
-
-
-@pytest.mark.parametrize(
-    ("state", "drawn"),
-    [
-        (lambda: make(plain()), False),
-        (lambda: make(torch.optim.AdamW([nn.Parameter(torch.zeros(1))])), False),
-        (lambda: make(Noisy([nn.Parameter(torch.zeros(1))])), True),
-        (lambda: make(Stepping([nn.Parameter(torch.zeros(1))], lr=0.1)), True),
-        (lambda: make(hooked("pre")), True),
-        (lambda: make(hooked("post")), True),
-        (lambda: make(replaced()), True),
-        (lambda: make(plain(), overriding("updated")), True),
-        (lambda: make(plain(), overriding("train_step")), True),
-        (lambda: make(plain(), factor=Weighing(0.0)), True),
-        (lambda: make(plain(), factor=Quiet(0.0)), False),
-        (lambda: make(Still([nn.Parameter(torch.zeros(1))], lr=0.1)), False),
-        (lambda: make(Restive([nn.Parameter(torch.zeros(1))], lr=0.1)), True),
-        (lambda: make(Wrapped([plain()])), False),
-        (lambda: make(Wrapped([plain(), Stepping([nn.Parameter(torch.zeros(1))], lr=0.1)])), True),
-        (lambda: make(plain(), factor=lambda step, total: 1.0), True),
-        (lambda: make(Optimizers(a=plain(), b=plain())), False),
-        (lambda: make(Optimizers(a=plain(), b=hooked("pre"))), True),
-    ],
-)
-def test_what_may_draw_is_known(state: Callable[[], TrainState], drawn: bool) -> None:
+def test_what_may_draw_is_known() -> None:
     """Steps of torch's own code cost nothing; each thing of one's own counts that does not say `draws = False`."""
-    assert may_draw(state()) is drawn
+
+    def none(*args: Any) -> None:
+        pass
+
+    plain, hooked, replaced, noisy = optimizer_of(), optimizer_of(), optimizer_of(), optimizer_of(Noisy)
+    hooked.register_step_post_hook(none)
+    replaced.step = none  # type: ignore[assignment, method-assign]
+    still = optimizer_of(draws=False)
+    own_schedule, quiet = type("Own", (Constant,), {})(0.0), type("Own", (Constant,), {"draws": False})(0.0)
+    wrapper = type("Own", (lab.optimizers.base.Wrapper,), {"draws": False})
+    for state, drawn in (
+        (make(plain), False),
+        (make(noisy), True),
+        (make(hooked), True),
+        (make(replaced), True),
+        (make(plain, updated=none), True),
+        (make(plain, train_step=none), True),
+        (make(plain, own_schedule), True),
+        (make(plain, quiet), False),
+        (make(plain, lambda step, total: 1.0), True),
+        (make(still), False),
+        (make(optimizer_of(type(still), more=True)), True),  # inherits what it does not say itself
+        (make(wrapper([plain])), False),
+        (make(wrapper([plain, noisy])), True),
+        (make(Optimizers(a=plain, b=still)), False),
+        (make(Optimizers(a=plain, b=hooked)), True),
+    ):
+        assert may_draw(state) is drawn
 
 
 def test_no_optimizer_of_torchs_draws() -> None:
@@ -215,35 +173,16 @@ def test_dropout_draws_what_it_drew_without_noise(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_noise_follows_the_seed_and_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step draws other numbers, each seed too; a run whose scheduled rates are drawn does not part either."""
-    drawn: dict[int, list[float]] = {0: [], 1: []}
-    monkeypatch.setattr(Restless, "updated", lambda *_: drawn[seed].append(random.random()))
-    for seed in drawn:
-        start_run(tmp_path / str(seed), *SMALL, *NOISE, f"seed={seed}")
-    assert len({*drawn[0], *drawn[1]}) == 24
-
-
-@pytest.mark.slow
 def test_rates_that_are_drawn_are_the_same_on_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And for any number of them; killed: the same bits."""
-    own = (
-        "model.hidden=[16]",
-        "optim/schedule=constant",
-        "optim.schedule._target_=lab.schedules.constant.Wavering",
-        "trainer.log_every=1",
-    )
-    two, one = start_run(tmp_path / "2", *SMALL, *WAYS["2 ranks"], *own), start_run(tmp_path / "1", *SMALL, *own)
+    """And for any number of them, others in each step and for another seed; killed: the same bits."""
+    wavering = ("optim/schedule=constant", "optim.schedule._target_=lab.schedules.constant.Wavering")
+    own = (*SMALL, "model.hidden=[16]", *wavering, "trainer.log_every=1")
+    one = start_run(tmp_path / "1", *own)
+    two, other = start_run(tmp_path / "2", *own, *WAYS["2 ranks"]), start_run(tmp_path / "other", *own, "seed=1")
     assert status(two)["status"] == "finished"
-    assert len(rates := values(one, "train/lr")) == len({*rates}) == 12
-    assert rates == values(two, "train/lr")
-    with monkeypatch.context() as patch:
-        raise_at_step(patch, 7, Killed)
-        with pytest.raises((Killed, RunFailed)):
-            start_run(tmp_path / "killed", *SMALL, *own)
-    go_on(tmp_path / "killed")
-    assert_equal(last_checkpoint(tmp_path / "killed"), last_checkpoint(one))
-    assert metrics(tmp_path / "killed") == metrics(one)
+    assert (rates := values(one, "train/lr")) == values(two, "train/lr")
+    assert len({*rates, *values(other, "train/lr")}) == 24
+    assert_undisturbed(broken_off(tmp_path / "killed", monkeypatch, [7], *own), one)
 
 
 # -- replicas that have parted
@@ -258,19 +197,9 @@ def weight(state: TrainState) -> None:
     p.view(-1)[-1] += 1e-7
 
 
-def sign(state: TrainState) -> None:
-    """Of the smallest numbers: one bit each, in two places."""
-    p = a_weight(state)
-    p.view(-1)[[3, 11]] *= -1
-
-
 def moment(state: TrainState) -> None:
     entry = next(iter(state.optimizer.values())).state[a_weight(state)]["exp_avg"]
     entry.view(-1)[5] += 1e-7
-
-
-def count(state: TrainState) -> None:
-    next(iter(state.optimizer.values())).state[a_weight(state)]["step"] += 1
 
 
 def rate(state: TrainState) -> None:
@@ -287,7 +216,7 @@ def buffer(state: TrainState) -> None:
 
 
 BREAKS = {
-    weight: "2.weight", sign: "2.weight", moment: "2.weight's exp_avg", count: "2.weight's step",
+    weight: "2.weight", moment: "2.weight's exp_avg",
     rate: "the optimizer's group 0 weight_decay", average: "ema.0.weight", buffer: "task.walk",
 }  # fmt: skip
 
@@ -304,46 +233,53 @@ def broken(folder: Path, monkeypatch: pytest.MonkeyPatch, harm: Harm, step: int,
     def train_step(nets: Any, state: TrainState, *rest: Any) -> Any:
         values = original(nets, state, *rest)
         if state.step + 1 == step and torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
-            before = sums(state)
             with torch.no_grad():
                 harm(state)
-            changed = [name for name, value in sums(state).items() if value != before[name]]
-            (folder / "changed.json").write_text(json.dumps(changed))
         return values
 
     with monkeypatch.context() as patched:
         patched.setattr(lab.loop, "train_step", train_step)
         with pytest.raises(RunFailed) as failed:
-            start_run(folder, *SMALL, *WAYS["2 ranks"], "model.hidden=[16]", "trainer.ema_decay=0.9", *more)
+            start_run(folder, *PAIR, *more)
     assert status(folder)["status"] == "failed"
     assert "\n" not in str(failed.value)
     return str(failed.value)
 
 
-RESTLESS = (
-    *SMALL, *WAYS["2 ranks"], "model.hidden=[16]", "trainer.ema_decay=0.9",
-    "task._target_=lab.tasks.supervised.Restless",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
-    """Made in the first test that asks, where configs may name Restless."""
-    return functools.cache(lambda: start_run(tmp_path_factory.mktemp("straight") / "run", *RESTLESS))
+PAIR = (*SMALL, *WAYS["2 ranks"], "model.hidden=[16]", "trainer.ema_decay=0.9")
+RESTLESS = "task._target_=lab.tasks.supervised.Restless"
 
 
 @pytest.mark.one_quick
-@pytest.mark.parametrize("harm", BREAKS)
-def test_replicas_that_part_end_the_run(
-    tmp_path: Path, undisturbed: Callable[[], Path], monkeypatch: pytest.MonkeyPatch, harm: Harm
-) -> None:
-    """One changed number on one rank, of all that the ranks hold alike. The checkpoint before stays the last."""
-    line = broken(tmp_path, monkeypatch, harm, 8, RESTLESS[-1])
+@pytest.mark.parametrize("harm", [weight, rate])
+def test_replicas_that_part_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Harm) -> None:
+    """One changed number on one rank, of a tensor or of Python. The checkpoint before stays the last."""
+    line = broken(tmp_path, monkeypatch, harm, 8, RESTLESS)
     assert f"ranks 0 and 1 no longer hold the same {BREAKS[harm]} at step 8 (all was equal at step 5)" in line
     assert last_checkpoint(tmp_path)["step"] == 5
-    assert json.loads((tmp_path / "changed.json").read_text()) == [BREAKS[harm]]
-    method.go_on(tmp_path)
-    assert_equal(last_checkpoint(tmp_path), last_checkpoint(undisturbed()))
+    if harm is weight:
+        straight = start_run(tmp_path / "straight", *PAIR, RESTLESS)
+        method.go_on(tmp_path)
+        assert_equal(last_checkpoint(tmp_path), last_checkpoint(straight))
+
+
+@pytest.mark.slow
+def test_each_number_that_ranks_hold_alike_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One changed number of each kind changes the sum of its name, and no other."""
+    original, found = lab.loop.train_step, {}
+
+    def train_step(nets: Any, state: TrainState, *rest: Any) -> Any:
+        values = original(nets, state, *rest)
+        for harm in BREAKS if state.step == 1 else ():
+            before = sums(state)
+            with torch.no_grad():
+                harm(state)
+            found[harm] = [name for name, value in sums(state).items() if value != before[name]]
+        return values
+
+    monkeypatch.setattr(lab.loop, "train_step", train_step)
+    start_run(tmp_path, *SMALL, "model.hidden=[16]", "trainer.ema_decay=0.9", RESTLESS, "trainer.max_steps=2")
+    assert found == {harm: [name] for harm, name in BREAKS.items()}
 
 
 @pytest.mark.slow
@@ -361,11 +297,16 @@ def test_a_resumed_run_says_since_when(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_each_ranks_own_statistics_may_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """BatchNorm's, of the model and of a teacher that is its copy."""
+def test_each_ranks_own_statistics_may_differ(tmp_path: Path) -> None:
+    """BatchNorm's, of the model and of a teacher that is its copy; rank 0's are saved, and are what is scored."""
     own = ("task=byol", "model=resnet", "model.num_outputs=8", "model.width=4", "model.blocks=[1]")
-    start_run(tmp_path, *SMALL, *WAYS["2 ranks"], *own, "trainer.max_steps=6")
-    assert status(tmp_path)["status"] == "finished"
+    start_run(tmp_path, *SMALL, *WAYS["2 ranks"], *own, "trainer.max_steps=6", "trainer.keep_best=0")
+    held = last_checkpoint(tmp_path)
+    student, teacher = held["model"]["stem.1.running_mean"], held["task"]["teacher.0.stem.1.running_mean"]
+    assert teacher.abs().sum() > 0
+    assert not torch.equal(student, teacher)
+    found = score_checkpoint(tmp_path, "val", [])
+    assert found["loss"] == pytest.approx(values(tmp_path, "val/loss")[-1], rel=1e-4)  # scored before the save
 
 
 @pytest.mark.slow
@@ -381,25 +322,15 @@ def test_shards_have_replicas_only_where_there_are_copies(tmp_path: Path, monkey
 
 # -- the checksum
 
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.uint8,
-    torch.complex64,
-)
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.complex64]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_each_bit_counts(dtype: torch.dtype) -> None:
     """One flipped bit, two flipped bits, two values that changed places: another checksum."""
     generator = torch.Generator().manual_seed(0)
-    bits = torch.randint(0, 256, (24 * torch.empty(0, dtype=dtype).element_size(),), generator=generator).to(
-        torch.uint8
-    )
+    size = torch.empty(0, dtype=dtype).element_size()
+    bits = torch.randint(0, 256, (24 * size,), generator=generator, dtype=torch.uint8)
     whole = checksum(bits.view(dtype))
     seen = {int(whole)}
     for byte in range(len(bits)):
@@ -409,7 +340,6 @@ def test_each_bit_counts(dtype: torch.dtype) -> None:
             seen.add(int(checksum(changed.view(dtype))))
     assert len(seen) == 1 + 8 * len(bits)
     top = [bits.clone() for _ in range(24)]  # the highest bit of two values
-    size = len(bits) // 24
     for place, changed in enumerate(top):
         changed[[size - 1, (place + 1) * size - 1] if place else [size - 1]] ^= 128
     seen |= {int(checksum(changed.view(dtype))) for changed in top[1:]}

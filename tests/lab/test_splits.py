@@ -11,14 +11,13 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import torch
-from conftest import NEEDS_GPT, QUICK, assert_equal, compose, last_checkpoint, metrics, raise_at_step, result, start_run
+from conftest import NEEDS_GPT, QUICK, compose, last_checkpoint, metrics, result, start_run
+from method import SMALL, assert_undisturbed, broken_off, go_on, scores
 from omegaconf import OmegaConf
 
 from engine.errors import ConfigError
 from lab.project import PROJECT
 from lab.restore import score_checkpoint
-from lab.trial import try_out
 from multirun.report.curves import keys_of
 from multirun.search.methods import Methods
 from multirun.search.objectives import Objective, choose
@@ -33,9 +32,11 @@ def logged(folder: Path, key: str) -> list[float]:
 
 
 @pytest.mark.slow
-def test_each_is_scored_and_one_of_them_watched(tmp_path: Path) -> None:
-    """val_hard beside val on the way, test_more at the end alone; evaluate.py says the same of the best weights."""
+def test_each_is_scored_and_one_of_them_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """val_hard beside val on the way, test_more at the end alone; evaluate.py says the same of the best weights. A run
+    that breaks off between evaluations goes on with the best by val_hard."""
     run = start_run(tmp_path / "run", *RUN, *WATCHED)
+    assert_undisturbed(broken_off(tmp_path / "broken", monkeypatch, [10], *RUN, *WATCHED), run)
     hard = logged(run, "val_hard/accuracy")
     assert len(hard) == len(logged(run, "val/accuracy")) == 4
     assert [value for value, _ in last_checkpoint(run)["best"]] == sorted(hard, reverse=True)[:2]
@@ -50,20 +51,6 @@ def test_each_is_scored_and_one_of_them_watched(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"^--split val_soft: data\.splits has train, val, test, val_hard, "):
         score_checkpoint(run, "val_soft", [])
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped between evaluations, with the best by val_hard among what goes on."""
-    straight = start_run(tmp_path / "straight", *RUN, *WATCHED)
-    with monkeypatch.context() as patch:
-        raise_at_step(patch, 10, KeyboardInterrupt)
-        with pytest.raises(KeyboardInterrupt):
-            start_run(tmp_path / "run", *RUN, *WATCHED)
-    run = start_run(tmp_path / "run", *RUN, *WATCHED)
-    assert_equal(last_checkpoint(run), last_checkpoint(straight))
-    assert metrics(run) == metrics(straight)
-    assert {k: v for k, v in result(run).items() if "/" in k} == {k: v for k, v in result(straight).items() if "/" in k}
 
 
 @pytest.mark.slow
@@ -90,16 +77,6 @@ def test_other_names_are_one_line() -> None:
     compose(*QUICK, "+data.splits.hard=null", "trainer.max_steps=1")
 
 
-@pytest.mark.slow
-def test_a_run_from_before_this_rule_is_scored(tmp_path: Path) -> None:
-    """By evaluate.py, for which any name will do."""
-    run = start_run(tmp_path / "run", *QUICK, "trainer.max_steps=2")
-    cfg = OmegaConf.load(run / "config.yaml")
-    cfg.data.splits.holdout = {"group": "test"}  # type: ignore[union-attr]
-    OmegaConf.save(cfg, run / "config.yaml")
-    assert score_checkpoint(run, "holdout", [])["loss"] == pytest.approx(result(run)["test/loss"])
-
-
 def with_hard(path: Path, **fields: np.ndarray) -> Path:
     """Groups train, val and val_hard of these fields; val_hard's values are greater by one."""
     with h5py.File(path, "w") as file:
@@ -121,40 +98,20 @@ def test_the_labels_of_all_of_them_are_looked_at(tmp_path: Path) -> None:
 
 @NEEDS_GPT
 @pytest.mark.slow
-@pytest.mark.parametrize("data", ["tokens", "sequences"])
-def test_text_has_them_too(tmp_path: Path, data: str) -> None:
+def test_text_has_them_too(tmp_path: Path) -> None:
     """A window of a stream is consecutive in every split but train's."""
-    if data == "tokens":
-        path = with_hard(tmp_path / "t.h5", tokens=np.arange(203, dtype=np.int16) % 16)
-        own = ["data.window=12", "data.stride=1"]
-    else:
-        path = with_hard(tmp_path / "s.h5", **{"tokens/values": np.arange(200, dtype=np.int16) % 16})
-        with h5py.File(path, "a") as file:
-            for group in file.values():
-                group["tokens/offsets"] = np.arange(0, 201, 10)
-        own = ["data.input_shape=[12]"]
-    net = ["model=gpt", "model.width=16", "model.heads=2", "model.layers=1", "task=next_token"]
-    quick = [option for option in QUICK if not option.startswith("model.")]
+    path = with_hard(tmp_path / "t.h5", tokens=np.arange(203, dtype=np.int16) % 16)
+    net = ("model=gpt", "model.width=16", "model.heads=2", "model.layers=1", "task=next_token")
     run = start_run(
-        tmp_path / "run", *quick, *net, f"data={data}", f"data.path={path}", *own, "data.splits.test=null",
-        "+data.splits.val_hard.group=val_hard", "data.num_outputs=20", "trainer.max_steps=3", "trainer.eval_every=1",
-        "trainer.global_batch_size=8", "monitor.key=val_hard/loss",
+        tmp_path / "run", *SMALL, *net, "data=tokens", f"data.path={path}", "data.window=12", "data.stride=1",
+        "data.splits.test=null", "+data.splits.val_hard.group=val_hard", "data.num_outputs=20", "trainer.max_steps=3",
+        "trainer.eval_every=1", "monitor.key=val_hard/loss",
     )  # fmt: skip
     assert len(logged(run, "val_hard/loss")) == len(logged(run, "val/loss")) == 3
     assert last_checkpoint(run)["best_score"] == min(logged(run, "val_hard/loss"))
 
 
 # ---- what a sweep makes of them
-
-
-@pytest.mark.slow
-def test_preflight_counts_all_of_them() -> None:
-    torch.set_num_threads(1)
-    one, more = (
-        try_out(compose(*QUICK, "trainer.max_steps=6", "trainer.eval_every=2", *splits), []) for splits in ((), HARD)
-    )
-    assert one["evaluations"] == more["evaluations"] == 3
-    assert more["eval_s"] > 0
 
 
 def test_a_search_follows_and_prunes_by_one() -> None:
@@ -180,17 +137,13 @@ def test_a_report_shows_them_beside_val() -> None:
 
 @pytest.mark.slow
 def test_ranks_score_alike(tmp_path: Path) -> None:
-    """100 samples of val_hard and 250 of val, for three ranks."""
-    from lab.project import start
-
+    """The best weights of a finished run: 100 samples of val_hard and 250 of val, for three ranks."""
     one = start_run(tmp_path / "1", *RUN, "trainer.global_batch_size=66")
-    for ranks in (2, 3):
-        shutil.copytree(one, tmp_path / str(ranks))
-        cfg = OmegaConf.load(one / "config.yaml")
-        cfg.trainer.strategy, cfg.hardware.num_procs = "ddp", ranks  # type: ignore[union-attr]
-        OmegaConf.save(cfg, tmp_path / str(ranks) / "config.yaml")
-        start(cfg, tmp_path / str(ranks), [], own_process=False)  # type: ignore[arg-type]
-        wanted = {name: value for name, value in result(one).items() if name.startswith(("val", "test"))}
-        assert {"val/loss", "val_hard/loss", "test/loss"} <= wanted.keys()
-        found = result(tmp_path / str(ranks))
-        assert {name: found[name] for name in wanted} == pytest.approx(wanted, rel=1e-6)
+    three = Path(shutil.copytree(one, tmp_path / "3"))
+    cfg = OmegaConf.load(one / "config.yaml")
+    cfg.trainer.strategy, cfg.hardware.num_procs = "ddp", 3  # type: ignore[union-attr]
+    OmegaConf.save(cfg, three / "config.yaml")
+    (three / "result.json").unlink()
+    go_on(three)
+    assert {"val/loss", "val_hard/loss", "test/loss"} <= scores(one).keys()
+    assert scores(three) == pytest.approx(scores(one), rel=1e-6)

@@ -10,13 +10,14 @@ from pathlib import Path
 import method
 import pytest
 import torch
-from conftest import compose, last_checkpoint, start_run
+from conftest import compose, start_run
 from ranks import on_ranks
 from torch import nn
 from torch.nn import functional as F
 
 import engine.device.hardware
 import engine.parallel.ddp
+from engine.checkpoints import checkpoint
 from engine.errors import ConfigError, RunFailed
 from engine.host import in_a_child
 from engine.world.collectives import World, gather_rows
@@ -30,18 +31,24 @@ RUN = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def run() -> tuple[str, ...]:
-    return RUN
-
-
-@pytest.mark.slow
-class TestContrastive(method.Promises):
+class TestContrastive(method.Shipped):
     """The 250 samples of an evaluation leave a last batch of 10, which 3 ranks share with two padded rows."""
 
     terms = ("top1", "temperature")
     across_samples = True
     overfits_to = 0.2
+    ways = (["3 ranks"],)
+    test_debug_overfit = method.Promises.test_debug_overfit
+
+    @pytest.fixture
+    def run(self) -> tuple[str, ...]:
+        return RUN
+
+    def test_the_temperature_is_learned_and_saved(self, straight: Path) -> None:
+        file = sorted((straight / "checkpoints").glob("last_*.pt"))[-1]
+        learned = math.exp(-checkpoint.load_checkpoint(file)["task"]["log_scale"])
+        assert learned != pytest.approx(0.07, rel=1e-4)
+        assert score_checkpoint(file, "val", [])["temperature"] == pytest.approx(learned)
 
 
 def test_the_losses_are_those_of_the_formula() -> None:
@@ -61,48 +68,29 @@ def test_the_losses_are_those_of_the_formula() -> None:
 
 
 @pytest.mark.slow
-def test_the_rates_of_two_ranks_are_tried_with_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_are_tried_and_counted_with_the_whole_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tune's rates and profiler.flop compute in one process."""
     monkeypatch.setattr(tune, "LR_RATES", tune.LR_RATES[::50])
-    of_two, of_one = (
-        in_a_child("lr", tune.lr_range_test, compose(*method.SMALL, *RUN, *ranks))
-        for ranks in (("trainer=ddp", "hardware.num_procs=2"), ())
-    )
-    assert [rate for rate, _ in of_two] == tune.LR_RATES
-    assert of_two == of_one
-
-
-@pytest.mark.slow
-def test_the_flop_of_a_sample_are_those_of_the_whole_batch(tmp_path: Path) -> None:
-    counted = []
-    for ranks in (("trainer=ddp", "hardware.num_procs=2"), ()):
-        folder = start_run(tmp_path / str(len(ranks)), *method.SMALL, *RUN, *ranks, "profiler.flop=true")
+    tried, counted = [], []
+    for ranks in (method.WAYS["2 ranks"], ()):
+        run = (*method.SMALL, *RUN, *ranks)
+        tried.append(in_a_child("lr", tune.lr_range_test, compose(*run)))
+        folder = start_run(tmp_path / str(len(ranks)), *run, "profiler.flop=true", "trainer.max_steps=3")
         line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
         counted.append(line["perf/tflop_per_s"] / line["perf/samples_per_s"])
-    assert counted == pytest.approx([counted[0]] * 2)
-
-
-@pytest.mark.slow
-def test_the_temperature_is_learned_and_saved(tmp_path: Path) -> None:
-    folder = start_run(tmp_path, *method.SMALL, *RUN, "trainer.keep_best=0")
-    learned = math.exp(-last_checkpoint(folder)["task"]["log_scale"])
-    assert learned != pytest.approx(0.07, rel=1e-4)
-    found = score_checkpoint(sorted((folder / "checkpoints").glob("last_*.pt"))[-1], "val", [])
-    assert found["temperature"] == pytest.approx(learned)
-    assert found["loss"] == pytest.approx(method.scores(folder)["val/loss"])
+    assert [rate for rate, _ in tried[0]] == tune.LR_RATES
+    assert tried[0] == tried[1]
+    assert counted[0] == pytest.approx(counted[1])
 
 
 # ---- engine.world.gather_rows
 
 
-def test_one_rank_gathers_its_own() -> None:
-    own = torch.randn(3, 2, requires_grad=True)
-    rows, first = gather_rows(own)
-    assert rows is own
-    assert first == 0
-
-
 def test_gathered_rows_have_gradients(tmp_path: Path) -> None:
-    """Each rank's loss depends on all rows; the rows' gradients are those of the sum of these losses."""
+    """Each rank's loss depends on all rows; the rows' gradients are those of the sum of these losses. Uneven rows are
+    refused on all ranks."""
+    alone = torch.randn(3, 2)
+    assert gather_rows(alone) == (alone, 0)
 
     def loss_of(rank: int, rows: torch.Tensor) -> torch.Tensor:
         return ((rank + 1) * rows.square() * torch.arange(1.0, 5)[:, None]).sum()
@@ -119,11 +107,6 @@ def test_gathered_rows_have_gradients(tmp_path: Path) -> None:
         with torch.no_grad():
             assert not gather_rows(own)[0].requires_grad
 
-    on_ranks(work, tmp_path / "work")
-
-
-def test_uneven_rows_are_refused_on_all_ranks(tmp_path: Path) -> None:
-    def work(world: World, folder: Path) -> None:
         with pytest.raises(RunFailed, match=rf"rank {world.rank} gathers {3 - world.rank} rows, others 2 to 3"):
             gather_rows(torch.zeros(3 - world.rank, 2))
 
@@ -134,19 +117,15 @@ def test_uneven_rows_are_refused_on_all_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("overrides", "line"), [
-    (("hardware.micro_batch_size=5",), "hardware.micro_batch_size=5: Contrastive compares the samples of a whole"),
-    (("trainer=fsdp", "hardware.num_procs=2"), "trainer=fsdp: Contrastive holds parameters beside the model (log_sc"),
-])  # fmt: skip
-def test_what_cannot_be(tmp_path: Path, overrides: tuple[str, ...], line: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(line)):
-        start_run(tmp_path / "run", *method.SMALL, *RUN, *overrides)
-
-
-@pytest.mark.slow
-def test_replicas_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.device.hardware, "choose_device", lambda hardware: "cpu")
-    for module in (engine.parallel.ddp, engine.device.hardware):
-        monkeypatch.setattr(module, "gpus", lambda: [torch.device("cpu")] * 2)
-    with pytest.raises(ConfigError, match=r"^trainer=dp: Contrastive compares the samples of a whole batch"):
-        start_run(tmp_path / "run", *method.SMALL, *RUN, "hardware.device=auto", "trainer=dp")
+def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for overrides, line in (
+        (("hardware.micro_batch_size=5",), "hardware.micro_batch_size=5: Contrastive compares the samples of a whole"),
+        (("trainer=fsdp", "hardware.num_procs=2"), "trainer=fsdp: Contrastive holds parameters beside the model (log_"),
+        (("trainer=dp", "hardware.device=auto"), "trainer=dp: Contrastive compares the samples of a whole batch"),
+    ):
+        if "trainer=dp" in overrides:  # of devices that are the CPU
+            monkeypatch.setattr(engine.device.hardware, "choose_device", lambda hardware: "cpu")
+            for module in (engine.parallel.ddp, engine.device.hardware):
+                monkeypatch.setattr(module, "gpus", lambda: [torch.device("cpu")] * 2)
+        with pytest.raises(ConfigError, match=re.escape(line)):
+            start_run(tmp_path / "run", *method.SMALL, *RUN, *overrides)

@@ -25,12 +25,10 @@ RUN = ("task=dino", "model.num_outputs=16", "model.hidden=[32]", "task.head.hidd
 
 class TestDINO(method.Shipped):
     terms = ("entropy",)
-    overfits_to = 0.8
 
     @pytest.fixture
     def run(self) -> tuple[str, ...]:
-        """The loss of so few samples rises and falls with their centre; with a slow one it falls, to one prototype."""
-        return (*RUN, "task.center_momentum=0.99")
+        return RUN
 
 
 def algorithm_1(student: nn.Module, steps: int) -> tuple[nn.Module, Tensor]:
@@ -50,9 +48,8 @@ def algorithm_1(student: nn.Module, steps: int) -> tuple[nn.Module, Tensor]:
     return teacher, center
 
 
-@pytest.mark.parametrize("more", [(), ("hardware.micro_batch_size=5",)])
-def test_it_is_the_paper_s_algorithm(tmp_path: Path, more: tuple[str, ...]) -> None:
-    run = (*method.SMALL, *RUN, *plain.PLAIN, "task.views=2", "~task.augment.crop", "trainer.log_every=1", *more)
+def test_it_is_the_paper_s_algorithm(tmp_path: Path) -> None:
+    run = (*method.SMALL, *RUN, *plain.PLAIN, "task.views=2", "~task.augment.crop", "trainer.log_every=1")
     parts = build(compose(*run))
     assert isinstance(parts.task, DINO)
     student = nn.Sequential(parts.model, parts.task.head)
@@ -95,9 +92,5 @@ def test_pairs_of_different_views() -> None:
     losses["loss"].sum().backward()
     assert all(p.grad is None for p in task.teacher.parameters())
     assert not task.seen.any()  # an evaluation moves no centre
-
-
-@pytest.mark.slow
-def test_one_view_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"task\.views=1: two or more"):
-        start_run(tmp_path / "run", *method.SMALL, *RUN, "task.views=1")
+        DINO(head, 0.9, 0.1, 0.04, 0.9, 1, {}, {}, {})  # type: ignore[arg-type]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, limit, needs, result, slow
+import warm
+from conftest import ROOT, limit, needs, result
 from fork import copy_of_the_project
 
 pytestmark = needs("docs/tasks.md", "data/digits.h5", "conf/model/mlp.yaml")
@@ -30,38 +30,30 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def shell(clone: Path, *command: str) -> str:
-    done = subprocess.run(
-        command, cwd=clone, capture_output=True, text=True, timeout=limit(120),
+def shell(clone: Path, *command: str) -> None:
+    done = warm.run(
+        [sys.executable, *command], cwd=clone, capture_output=True, text=True, timeout=limit(120),
         env={**os.environ, "PYTHONPATH": str(clone / "src")},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [0, slow(1)])
-def test_the_commands_run(clone: Path, number: int) -> None:
-    run, script, *words = shlex.split((clone / "commands").read_text().splitlines()[number])
-    assert run == "./run"
-    shell(
-        clone,
-        sys.executable,
-        f"src/{script}.py",
-        *words,
-        f"name=run{number}",
-        "logger=none",
-        *(() if number else ("trainer.max_epochs=2",)),
-    )
-    runs = sorted((clone / f"outputs/run{number}").rglob("result.json"))
-    assert len(runs) == 1 + number
-    found = result(runs[0].parent)
-    assert found["val/loss"] == pytest.approx(found["val/error"] + 0.01 * found["val/magnitude"], rel=1e-5)
+def test_the_commands_run(clone: Path) -> None:
+    for number, line in enumerate((clone / "commands").read_text().splitlines()):
+        run, script, *words = shlex.split(line)
+        assert run == "./run"
+        more = () if number else ("trainer.max_epochs=1",)
+        shell(clone, f"src/{script}.py", *words, f"name=run{number}", "logger=none", *more)
+        runs = sorted((clone / f"outputs/run{number}").rglob("result.json"))
+        assert len(runs) == 1 + number
+        found = result(runs[0].parent)
+        assert found["val/loss"] == pytest.approx(found["val/error"] + 0.01 * found["val/magnitude"], rel=1e-5)
 
 
 @pytest.mark.slow
 def test_the_method_keeps_what_is_promised(clone: Path) -> None:
-    shell(clone, sys.executable, "-m", "pytest", "-q", "tests/test_task_denoising.py")
+    shell(clone, "-m", "pytest", "-q", "tests/test_task_denoising.py")
 
 
 def test_every_shipped_method_is_in_the_list() -> None:

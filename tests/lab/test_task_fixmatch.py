@@ -15,8 +15,6 @@ from lab.tasks.fixmatch import FixMatch
 class TestFixMatch(method.Shipped):
     terms = ("supervised", "guessed", "sure")
     monitor = "supervised"  # what the guesses add begins when the model is sure
-    overfits_to = 0.6  # samples are moved anew in each step
-    overfit_with = ("task.threshold=0.95",)
 
     @pytest.fixture
     def run(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from conftest import assert_equal, last_checkpoint, needs, raise_at_step, start_
 from omegaconf import OmegaConf
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, RunFailed
 
 pytestmark = needs("conf/experiment/streaming.yaml", "conf/data/tokens.yaml")
 WINDOW, LANES, LENGTH = 8, 12, 7  # a lane's rows: a run of 12 steps wraps
@@ -41,14 +42,29 @@ def overrides(path: Path) -> tuple[str, ...]:
     return ("experiment=streaming", f"data.path={path}", *SMALL, "optim.lr=1e-2")
 
 
-@pytest.mark.slow
-class TestStreaming(method.Promises):
-    overfits_to = 0.3
-    overfit_steps = 150  # 32 windows from all over the text
+class TestStreaming(method.Shipped):
+    ranks = (2,)  # each rank has states of its own lanes
 
     @pytest.fixture
     def run(self, path: Path) -> tuple[str, ...]:
         return overrides(path)
+
+    def test_another_batch_size_cannot_go_on(self, tmp_path: Path, straight: Path) -> None:
+        folder = Path(shutil.copytree(straight, tmp_path / "run"))
+        change(
+            folder, {"trainer.global_batch_size": 6, "data.order.lanes": 6, "task.lanes": 6, "trainer.max_steps": 14}
+        )
+        with pytest.raises(ConfigError, match=r"states\.hidden: \(12, .* in the checkpoint, \(6, ") as caught:
+            method.go_on(folder)
+        assert "\n" not in str(caught.value)
+
+
+def change(folder: Path, values: dict[str, Any]) -> None:
+    """The run's own config."""
+    config = OmegaConf.load(folder / "config.yaml")
+    for key, value in values.items():
+        OmegaConf.update(config, key, value)
+    OmegaConf.save(config, folder / "config.yaml")
 
 
 def rows_of(path: Path, split: str) -> torch.Tensor:
@@ -63,12 +79,12 @@ def losses_of(model: Any, rows: torch.Tensor, hidden: torch.Tensor | None) -> tu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("hardware.micro_batch_size=5", "trainer.eval_every=2")])
-def test_it_is_a_plain_loop(tmp_path: Path, path: Path, more: tuple[str, ...]) -> None:
-    """The weights after a wrap of the lanes, the states, and the score of lanes of unequal length; for micro-batches,
-    and with evaluations between the steps."""
+def test_it_is_a_plain_loop(tmp_path: Path, path: Path) -> None:
+    """The weights after a wrap of the lanes, the states, and the score of lanes of unequal length; with micro-batches
+    and evaluations between the steps."""
     still = [value for value in plain.PLAIN if not value.startswith("data.order")]
-    run = (*method.SMALL, *overrides(path), *still, "trainer.max_steps=9", "trainer.keep_best=0", *more)
+    more = ("trainer.max_steps=9", "trainer.keep_best=0", "hardware.micro_batch_size=5", "trainer.eval_every=2")
+    run = (*method.SMALL, *overrides(path), *still, *more)
     model, hidden = plain.first_weights(*run), None
     lanes = rows_of(path, "train")[: LANES * LENGTH].view(LANES, LENGTH, -1)
     for step in range(9):
@@ -94,7 +110,9 @@ def test_it_is_a_plain_loop(tmp_path: Path, path: Path, more: tuple[str, ...]) -
 @pytest.mark.slow
 def test_evaluations_leave_the_states(tmp_path: Path, path: Path) -> None:
     runs = [
-        start_run(tmp_path / every, *method.SMALL, *overrides(path), f"trainer.eval_every={every}")
+        start_run(
+            tmp_path / every, *method.SMALL, *overrides(path), "trainer.max_steps=4", f"trainer.eval_every={every}"
+        )
         for every in ("null", "1")
     ]
     never, often = map(last_checkpoint, runs)
@@ -103,29 +121,19 @@ def test_evaluations_leave_the_states(tmp_path: Path, path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("before", "after"), [(1, 2), pytest.param(2, 3, marks=pytest.mark.slow)])
-def test_lanes_are_dealt_anew_to_other_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Path, before: int, after: int
-) -> None:
+def test_lanes_are_dealt_anew_to_other_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """A run that goes on with another number of ranks ends as if it always had them, to rounding."""
-
-    def with_ranks(count: int) -> tuple[str, ...]:
-        return ("trainer=ddp", f"hardware.num_procs={count}") if count > 1 else ()
-
     run = (*method.SMALL, *overrides(path), "trainer.save_every=5")
     straight = start_run(tmp_path / "straight", *run)
     killed = tmp_path / "killed"
     with monkeypatch.context() as patch:
         raise_at_step(patch, 6, method.Killed)
-        with pytest.raises((method.Killed, method.RunFailed)):
-            start_run(killed, *run, *with_ranks(before))
-    config = OmegaConf.load(killed / "config.yaml")
-    OmegaConf.update(config, "hardware.num_procs", after)
-    OmegaConf.update(config, "trainer.strategy", "ddp")
-    OmegaConf.save(config, killed / "config.yaml")
+        with pytest.raises(RunFailed):
+            start_run(killed, *run, *method.WAYS["2 ranks"])
+    change(killed, {"hardware.num_procs": 3})
     method.go_on(killed)
     wanted, found = last_checkpoint(straight), last_checkpoint(killed)
-    assert len(found["ranks"]) == after
+    assert len(found["ranks"]) == 3
     for part in ("model", "task"):
         for name, value in wanted[part].items():
             torch.testing.assert_close(found[part][name], value, rtol=1e-3, atol=1e-4, msg=name)
@@ -164,33 +172,15 @@ def test_a_lane_that_is_not_finite_begins_anew() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("override", "line"),
-    [
+def test_what_does_not_fit_is_one_line(tmp_path: Path, path: Path) -> None:
+    for override, line in (
         ("data.order._target_=engine.data.order.overfit +data.order.count=24 ~data.order.lanes", "has no lanes"),
         ("task.lanes=6", r"task\.lanes=6: must be trainer\.global_batch_size=12"),
         ("data.stride=1", r"data\.stride: lanes need rows that continue each other"),
         ("data.order.lanes=6", r"data\.order\.lanes=6: .*trainer\.global_batch_size=12"),
         ("trainer.global_batch_size=200", r"data\.order\.lanes=200 must be between 1 and the 89 rows"),
         ("model=gpt", r"model: GPT has no initial_state\(\)"),
-        ("task.eval_lanes=0", r"task\.eval_lanes: must be >= 1"),
-    ],
-)
-def test_what_does_not_fit_is_one_line(tmp_path: Path, path: Path, override: str, line: str) -> None:
-    own = [value for value in overrides(path) if not (override == "model=gpt" and value.startswith("model."))]
-    with pytest.raises(ConfigError, match=line) as caught:
-        start_run(tmp_path, *method.SMALL, *own, *override.split(), "trainer.max_steps=1")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_another_batch_size_cannot_go_on(tmp_path: Path, path: Path) -> None:
-    folder = start_run(tmp_path / "run", *method.SMALL, *overrides(path), "trainer.max_steps=2")
-    config = OmegaConf.load(folder / "config.yaml")
-    for key in ("trainer.global_batch_size", "data.order.lanes", "task.lanes"):
-        OmegaConf.update(config, key, 6)
-    OmegaConf.update(config, "trainer.max_steps", 4)
-    OmegaConf.save(config, folder / "config.yaml")
-    with pytest.raises(ConfigError, match=r"states\.hidden: \(12, .* in the checkpoint, \(6, ") as caught:
-        method.go_on(folder)
-    assert "\n" not in str(caught.value)
+    ):
+        with pytest.raises(ConfigError, match=line) as caught:
+            start_run(tmp_path, *method.SMALL, *overrides(path), *override.split(), "trainer.max_steps=1")
+        assert "\n" not in str(caught.value)

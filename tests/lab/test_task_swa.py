@@ -13,13 +13,12 @@ import method
 import plain
 import pytest
 import torch
-from conftest import ROOT, last_checkpoint, needs, raise_at_step, result, start_run
+from conftest import ROOT, last_checkpoint, needs, result, start_run
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-import lab.average
-from engine.errors import ConfigError, RunFailed
+from engine.errors import ConfigError
 from lab import load_run
 from lab.network import export
 from lab.restore import score_checkpoint
@@ -81,32 +80,8 @@ def test_it_is_torchs_average_and_update_bn(tmp_path: Path) -> None:
 def test_killed_while_it_averages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, the statistics too: they are made anew at each evaluation and save, and leave training as it was."""
     run = (*method.SMALL, *RESNET)
-    straight, killed = start_run(tmp_path / "straight", *run), tmp_path / "killed"
-    with monkeypatch.context() as patch:
-        raise_at_step(patch, 11, method.Killed)
-        with pytest.raises((method.Killed, RunFailed)):
-            start_run(killed, *run)
-    method.go_on(killed)
-    for part in ("model", "ema"):
-        mine, theirs = last_checkpoint(killed)[part], last_checkpoint(straight)[part]
-        assert all(torch.equal(mine[name], theirs[name]) for name in theirs), part
-    assert method.scores(killed) == method.scores(straight)
-
-
-@pytest.mark.slow
-def test_statistics_are_computed_once_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often a step's average is asked for: by the evaluation, the best checkpoint and the last."""
-    calls: list[None] = []
-    renew = lab.average.renew_statistics
-
-    def counted(*given: Any) -> None:
-        calls.append(None)
-        renew(*given)
-
-    monkeypatch.setattr(lab.average, "renew_statistics", counted)
-    every = ("trainer.max_steps=4", "trainer.eval_every=2", "trainer.save_every=2", "trainer.keep_best=1")
-    start_run(tmp_path, *method.SMALL, *RESNET[:-1], *every)
-    assert len(calls) == 2
+    straight = start_run(tmp_path / "straight", *run)
+    method.assert_undisturbed(method.broken_off(tmp_path / "killed", monkeypatch, [11], *run), straight)
 
 
 @pytest.mark.parametrize("statistics", [0, 3])

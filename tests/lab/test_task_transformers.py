@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import method
 import numpy as np
@@ -98,29 +97,22 @@ def test_texts_are_packed_as_the_tokenizer_says(home: Path) -> None:
 def test_what_cannot_be_packed_is_one_line(tmp_path: Path, home: Path) -> None:
     from h5rows import command
 
-    def pack(*arguments: str | Path) -> None:
-        command.main(["pack", *map(str, (home / "texts.csv", tmp_path / "out.h5", *arguments))])
-
-    with pytest.raises(
-        ConfigError, match=r"--tokenizer bytes: no file bytes; give a tokenizers JSON file, or a folder"
+    for arguments, line in (
+        (("--as", "text=tokens"), "--tokenizer bytes: no file bytes; give a tokenizers JSON file, or a folder"),
+        (("--as", "text=text", "--length", "8"), "--length: cuts the ids that --as COLUMN=tokens makes"),
     ):
-        pack("--as", "text=tokens")
-    with pytest.raises(ConfigError, match=r"--length: cuts the ids that --as COLUMN=tokens makes"):
-        pack("--as", "text=text", "--length", "8")
+        with pytest.raises(ConfigError, match=line):
+            command.main(["pack", str(home / "texts.csv"), str(tmp_path / "out.h5"), *arguments])
 
 
-class TestClassification(method.Shipped):
-    overfits_to = 0.5
-
+class TestClassification(method.Stateless):
     @pytest.fixture
     def run(self, home: Path) -> tuple[str, ...]:
         # the keys' biases have no gradient but rounding, of which AdamW makes whole steps
         return (*bert(home), "optim=sgd", "optim.lr=0.05", "optim.weight_decay=0")
 
 
-class TestLora(method.Shipped):
-    overfits_to = 0.5
-
+class TestLora(method.Stateless):
     @pytest.fixture
     def run(self, home: Path) -> tuple[str, ...]:
         return (*lora(home), "model.layers=[query,value,dense]", "model.trained=[classifier,LayerNorm]")
@@ -192,36 +184,28 @@ def test_lora_trains_little_and_saves_less(tmp_path: Path, home: Path) -> None:
     assert sizes[0] < sizes[1] / 4
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda folder: (folder / "config.json").unlink(), r"model.folder=.*: it has no config.json"),
-        (lambda folder: (folder / "model.safetensors").unlink(), r"model.folder=.*: it has no .safetensors"),
-        (
-            lambda folder: (folder / "config.json").write_text(
-                json.dumps(json.loads((folder / "config.json").read_text())
-                | {"auto_map": {"AutoModelForSequenceClassification": "mine.Net"}})
-            ),
-            r"mine.Net is Python code of the folder itself, .* REMOTE_CODE_ALLOWED in lab/models/pretrained.py",
-        ),
-    ],
-)  # fmt: skip
-def test_a_folder_that_will_not_do(tmp_path: Path, home: Path, change: Any, says: str) -> None:
-    folder = shutil.copytree(home / "bert", tmp_path / "bert")
-    (folder / "mine.py").write_text("raise SystemExit('code of a folder has run')")
-    change(folder)
-    with pytest.raises(ConfigError, match=says):
-        start_run(tmp_path / "run", *method.SMALL, *bert(home), f"model.folder={folder}")
-
-
-def test_lora_names_the_layers_that_there_are(tmp_path: Path, home: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model.layers: no linear layer is named q_proj; there are query, key"):
-        start_run(tmp_path / "run", *method.SMALL, *lora(home), "model.layers=[q_proj]")
-
-
-def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+def test_what_will_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """Code of a folder is not run."""
     from lab.models.pretrained import Pretrained
 
+    folder = shutil.copytree(home / "bert", tmp_path / "bert")
+    (folder / "mine.py").write_text("raise SystemExit('code of a folder has run')")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForSequenceClassification": "mine.Net"}
+    (folder / "config.json").write_text(json.dumps(config))
+    code = r"mine.Net is Python code of the folder itself, .* REMOTE_CODE_ALLOWED in lab/models/pretrained.py"
+    for file, says in (
+        (None, code),
+        ("model.safetensors", r"model.folder=.*: it has no .safetensors"),
+        ("config.json", r"model.folder=.*: it has no config.json"),
+    ):
+        if file:
+            shutil.copy(home / "bert/config.json", folder)
+            (folder / file).unlink()
+        with pytest.raises(ConfigError, match=says):
+            start_run(tmp_path / "run", *method.SMALL, *bert(home), f"model.folder={folder}")
+    with pytest.raises(ConfigError, match=r"model.layers: no linear layer is named q_proj; there are query, key"):
+        start_run(tmp_path / "run", *method.SMALL, *lora(home), "model.layers=[q_proj]")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match=r"needs transformers, which is not installed - .*pip install .*transformers"):
         Pretrained(str(home / "bert"), "AutoModel", None)

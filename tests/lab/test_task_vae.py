@@ -12,7 +12,6 @@ from conftest import needs, result, start_run
 from torch import nn
 from torch.nn import functional as F
 
-from engine.data.counter import Draws
 from engine.errors import ConfigError
 from lab.tasks.vae import VAE, divergence
 
@@ -23,7 +22,6 @@ RUN = ("task=vae", "model=autoencoder", "model.modules.encoder.hidden=[64]", "mo
 
 class TestVAE(method.Shipped):
     terms = ("reconstruction", "kl")
-    overfits_to = 0.7  # of 44 nats, a bit an element; grey pixels have an entropy of their own
 
     @pytest.fixture
     def run(self) -> tuple[str, ...]:
@@ -41,17 +39,6 @@ def test_the_noise_is_the_sample_s(tmp_path: Path) -> None:
     assert scores[0] != pytest.approx(score_checkpoint(folder, "val", ["task.seed=1"]), rel=1e-5)
     assert scores[0]["loss"] == pytest.approx(scores[0]["reconstruction"] + scores[0]["kl"], rel=1e-5)
     assert scores[0]["loss"] == pytest.approx(result(folder)["val/loss"], rel=1e-5)
-
-
-@pytest.mark.slow
-def test_what_is_learned_can_be_drawn_from(tmp_path: Path) -> None:
-    from lab import load_run
-
-    folder = start_run(tmp_path, *method.SMALL, *RUN, "trainer.max_steps=60")
-    decoder = load_run(folder)[0]["decoder"]
-    assert result(folder)["val/loss"] < 0.8 * 64 * math.log(2)  # of a decoder that knows nothing
-    with torch.no_grad():
-        assert decoder(torch.randn(3, 16)).sigmoid().shape == (3, 64)
 
 
 def test_the_loss_is_a_bound_on_the_likelihood() -> None:
@@ -79,34 +66,15 @@ def test_the_loss_is_a_bound_on_the_likelihood() -> None:
     torch.testing.assert_close(divergence(torch.zeros(2, 3), torch.zeros(2, 3)), torch.zeros(2))
 
 
-def test_draws_of_a_normal_distribution() -> None:
-    noise = Draws(3, "noise").normal(torch.arange(50_000), 4)
-    assert noise.isfinite().all()
-    wanted = {0: 0.0, 1: 1.0, 2: 0.0, 3: 3.0}
-    for power, moment in enumerate(wanted.values()):
-        assert noise.pow(power + 1).mean(0).tolist() == pytest.approx([moment] * 4, abs=0.1), power + 1
-    together = torch.corrcoef(torch.cat([noise[1:], noise[:-1]], 1).T)
-    assert (together - torch.eye(8)).abs().max() < 0.02
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "line"),
-    [
-        (["model=mlp"], "needs a model of an encoder and a decoder, not MLP - use model=autoencoder"),
-        (["model.modules.decoder.num_outputs=63"], "puts out 63 values a sample, and x has 64"),
-    ],
-)
-def test_a_model_that_does_not_fit(tmp_path: Path, overrides: list[str], line: str) -> None:
-    run = [option for option in RUN if not (option.startswith("model") and overrides == ["model=mlp"])]
-    with pytest.raises(ConfigError, match=line):
-        start_run(tmp_path, *method.SMALL, *run, *overrides)
-
-
-@pytest.mark.slow
-def test_fsdp_says_what_it_cannot_cut(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="trainer=fsdp: a ModuleDict has no forward of its own"):
-        start_run(tmp_path, *method.SMALL, *RUN, "trainer=fsdp", "hardware.num_procs=2")
+def test_a_model_that_does_not_fit(tmp_path: Path) -> None:
+    for run, line in (
+        (("task=vae", "model=mlp"), "needs a model of an encoder and a decoder, not MLP - use model=autoencoder"),
+        ((*RUN, "model.modules.decoder.num_outputs=63"), "puts out 63 values a sample, and x has 64"),
+        ((*RUN, "trainer=fsdp", "hardware.num_procs=2"), "trainer=fsdp: a ModuleDict has no forward of its own"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            start_run(tmp_path, *method.SMALL, *run)
 
 
 def test_what_it_shows_are_samples_above_their_reconstructions() -> None:
