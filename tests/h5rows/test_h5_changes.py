@@ -20,7 +20,6 @@ from conftest import ROOT as PROJECT
 
 from engine.errors import ConfigError
 from h5rows.dataset import Dataset
-from h5rows.reading.raw import RawFile
 from lab.datasets.tokens import TokenWindows
 
 ROOT = {"all": {"group": "/"}}
@@ -66,9 +65,18 @@ def cut(path: Path) -> None:
     os.truncate(path, 4000)
 
 
+def touch(path: Path) -> None:
+    os.utime(path, ns=(0, 1))
+
+
+def lengthen(path: Path) -> None:
+    with open(path, "ab") as file:
+        file.write(b"more")
+
+
 @pytest.mark.one_quick
 @pytest.mark.parametrize("field", ["mapped", "chunks", "h5py", "virtual", "table"])
-@pytest.mark.parametrize("change", [replace, write_again, cut])
+@pytest.mark.parametrize("change", [replace, write_again, cut, touch, lengthen])
 def test_a_change_before_the_first_batch_or_after_it(change: Any, field: str, tmp_path: Path) -> None:
     for used in (False, True):
         (tmp_path / str(used)).mkdir()
@@ -129,14 +137,6 @@ def test_a_file_that_is_cut_while_it_is_mapped(ranks: int, tmp_path: Path) -> No
     assert ", on from last_" in again.stderr
     assert_equal(last_checkpoint(run), last_checkpoint(straight))
     assert metrics(run) == metrics(straight)
-
-
-def test_a_file_is_checked_once_for_each_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = opened(write(tmp_path / "f.h5"), "mapped", "chunks")
-    checked: list[RawFile] = []
-    monkeypatch.setattr(RawFile, "check", lambda self: checked.append(self))
-    data.gather(np.arange(3))
-    assert len(checked) == 1
 
 
 def test_a_file_written_anew_is_read_anew(tmp_path: Path) -> None:
@@ -203,7 +203,18 @@ def test_links_and_virtual_datasets_of_one_file_together(tmp_path: Path) -> None
                 assert all(np.array_equal(part.numpy(), values) for part in batch.values())
 
 
-def test_a_pipe_is_no_file(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "f.h5")
-    with pytest.raises(ConfigError, match=r"f.h5 is no regular file"):
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (os.mkfifo, "is no regular file"),
+        (Path.mkdir, "is a directory"),
+        (lambda path: path.symlink_to("/dev/zero"), "is no regular file"),
+        (lambda path: path.symlink_to("nowhere"), "does not exist"),
+        (Path.touch, "not an HDF5 file"),
+    ],
+)
+def test_what_is_no_file(make: Any, said: str, tmp_path: Path) -> None:
+    """HDF5 would wait for a pipe."""
+    make(tmp_path / "f.h5")
+    with pytest.raises(ConfigError, match=rf"f.h5.* {said}"):
         opened(tmp_path / "f.h5")

@@ -198,6 +198,18 @@ def test_what_is_refused_is_not_opened(home: Path, monkeypatch: pytest.MonkeyPat
             Dataset(str(home / "f.h5"), {"x": name}, "all", ALL)
 
 
+def test_virtual_datasets_in_a_circle_are_refused(home: Path) -> None:
+    """HDF5 would crash. Of a field, and by the commands."""
+    with h5py.File(home / "f.h5", "w") as file:
+        virtual(file, "x", ".", "y")
+        virtual(file, "y", ".", "x")
+    with pytest.raises(ConfigError, match="x is virtual and shows y, which is virtual"):
+        Dataset(str(home / "f.h5"), {"x": "x"}, "all", ALL)
+    inspect_file(str(home / "f.h5"))
+    with pytest.raises(ConfigError, match="which is virtual"):
+        repack_file(str(home / "f.h5"), str(home / "new.h5"), PackOptions(quiet=True), Encoding(), {})
+
+
 def test_a_split_in_another_file_is_refused(home: Path) -> None:
     with h5py.File(home / "f.h5", "w") as file:
         link(file, "far", "g")

@@ -262,11 +262,7 @@ def test_unsigned_integers_become_int64(tmp_path: Path, options: dict[str, Any])
         Dataset(str(tmp_path / "f.h5"), {"x": "large"}, "all", ROOT)
 
 
-def test_column_and_cached_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`column` is what gather gives for all rows, of the field alone; the probe's answer decides over the threads."""
-    from engine.data.loading import choose
-    from h5rows.reading.raw import RawFile
-
+def test_column_is_what_gather_gives_for_all_rows(tmp_path: Path) -> None:
     paths = []
     for k in range(2):
         paths.append(str(tmp_path / f"{k}.h5"))
@@ -282,12 +278,6 @@ def test_column_and_cached_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         np.testing.assert_array_equal(data.column(name), batch[name].numpy())
     np.testing.assert_array_equal(data.column("r"), batch["r_length"].numpy())
     np.testing.assert_array_equal(data.column("s"), [len(text) for text in batch["s"]])
-    assert data.cached_share() == 1.0  # just read
-    monkeypatch.setattr(RawFile, "_cached", lambda self, at, unknown: False)
-    assert Dataset(paths, {"x": "x", "z": "z"}, "all", ROOT).cached_share() == 0
-    count, why = choose.num_threads(Dataset(paths, {"x": "x"}, "all", ROOT), lambda k: None, "auto", 2)
-    assert count == 8
-    assert "in memory" in why
 
 
 @pytest.mark.one_quick

@@ -9,7 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import limit, sample_of, slow
+from conftest import limit, sample_of
 
 from engine.errors import ConfigError
 from h5rows.dataset import Dataset
@@ -65,14 +65,13 @@ def check_what_is_said(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [8, slow(sample_of(60, 300))])
 @pytest.mark.parametrize("libver", [None, "latest"])
-def test_damage_anywhere(libver: str | None, count: int, tmp_path: Path) -> None:
+def test_damage_anywhere(libver: str | None, tmp_path: Path) -> None:
     path, rng = tmp_path / "f.h5", np.random.default_rng(0)
     whole = write(path, libver)
     used = [k for k in range(len(whole)) if any(whole[max(0, k - 8) : k + 8])]
     context = multiprocessing.get_context("fork")
-    for _ in range(count):
+    for _ in range(sample_of(30, 300)):
         damaged = bytearray(whole)
         for at in rng.choice(used, rng.choice([1, 2, 8])):
             damaged[at] = rng.choice([0, 255, damaged[at] ^ 1 << rng.integers(8)])
@@ -95,25 +94,12 @@ def test_links_that_lead_nowhere(tmp_path: Path) -> None:
         }.items():
             file[name] = link
     for name, said in {
-        "soft": r"'soft' \(data.fields.x\), a link to /nowhere,: cannot be read .*it leads to nothing",
-        "circle": "'circle' .*a link to /circle,: cannot be read .*it leads to itself",
-        "no file": "'no file' .*a link to /x of no.h5,: cannot be read .*a file in which its values lie is missing",
-        "no name": "'no name' .*a link to /none of b.h5,: cannot be read .*object 'none' doesn't exist",
+        "soft": r"'soft' \(data.fields.x\): cannot be read .*it leads to nothing",
+        "circle": "'circle' .*cannot be read .*it leads to itself",
+        "no file": "'no file' .*cannot be read .*a file in which its values lie is missing",
+        "no name": "'no name' .*cannot be read .*object 'none' doesn't exist",
     }.items():
         with pytest.raises(ConfigError, match=said) as error:
             Dataset(str(tmp_path / "f.h5"), {"x": name}, "all", ROOT, external="allow")
         assert "damaged" not in str(error.value)
         assert "did you mean" not in str(error.value)
-
-
-def test_a_file_that_is_open_in_two_ways(tmp_path: Path) -> None:
-    write(tmp_path / "b.h5", None)
-    with h5py.File(tmp_path / "f.h5", "w") as file:
-        file["link"] = h5py.ExternalLink("b.h5", "lzf")
-    with (
-        h5py.File(tmp_path / "b.h5", locking=False),
-        h5py.File(tmp_path / "f.h5"),
-        pytest.raises(ConfigError, match=r"f.h5: 'link' .*locking.*open in another way") as error,
-    ):
-        Dataset(str(tmp_path / "f.h5"), {"x": "link"}, "all", ROOT, external="allow")
-    assert "damaged" not in str(error.value)
