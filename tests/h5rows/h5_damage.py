@@ -80,6 +80,8 @@ class DamageJudge(Judge):
         if bad := one_line(error, self.path):
             self.fault(name, "opening", bad)
         whole = not truth.refused and not truth.may and None not in truth.values.values()
+        if whole and "is damaged there" in str(error):
+            self.fault(name, "is called damaged", str(error))
         self.seen["refused, h5py reads it" if whole else "refused"] += 1
         if whole and os.environ.get("LAB_TEST_SHOW"):
             print(self.path.name, name, error, flush=True)

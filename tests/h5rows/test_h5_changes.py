@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -157,50 +156,6 @@ def test_a_stream_that_is_cut(tmp_path: Path) -> None:
     os.utime(path, ns=(0, 1))
     with pytest.raises(ConfigError, match=r"f.h5 was changed"):
         data.gather(np.arange(4))
-
-
-def _send(data: Dataset, queue: Any) -> None:
-    queue.put(first_rows(data))
-
-
-def test_swmr_of_a_file_that_nobody_writes(tmp_path: Path) -> None:
-    """Of any layout, twice in one process, and in a forked one."""
-    path = write(tmp_path / "f.h5")
-    data, again = opened(path, swmr=True), opened(path, swmr=True)
-    expected = dict.fromkeys(FIELDS, 0)
-    for _ in range(3):
-        assert first_rows(data) == first_rows(again) == expected
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    child = context.Process(target=_send, args=(data, queue))
-    child.start()
-    assert queue.get(timeout=limit(60)) == expected
-    child.join(limit(60))
-    assert child.exitcode == 0
-
-
-def test_links_and_virtual_datasets_of_one_file_together(tmp_path: Path) -> None:
-    """HDF5 opens a virtual dataset's source by itself, and wants to find it open in its own way."""
-    write(tmp_path / "f.h5")
-    values = np.arange(40).reshape(20, 2)
-    with h5py.File(tmp_path / "b.h5", "w") as file:
-        file.create_dataset("lzf", data=values, chunks=(2, 2), compression="lzf")
-        file["big"], file["strings"] = values.astype(">i4"), ["ab"] * 20
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        for name in ("lzf", "big", "strings"):
-            file[name] = h5py.ExternalLink("b.h5", name)
-        layout = h5py.VirtualLayout((20, 2), "i8")
-        layout[...] = h5py.VirtualSource("b.h5", "lzf", (20, 2))
-        file.create_virtual_dataset("virtual", layout)
-    names = ["lzf", "big", "virtual", "strings"]
-    for order in (names, names[::-1]):
-        sets = [Dataset(str(tmp_path / "a.h5"), {n: n for n in order}, "all", ROOT, external="allow") for _ in range(2)]
-        sets.append(Dataset(str(tmp_path / "b.h5"), {"lzf": "lzf"}, "all", ROOT))
-        for _ in range(2):
-            for data in sets:
-                batch = data.gather(np.arange(20))
-                assert batch.pop("strings", ["ab"] * 20) == ["ab"] * 20
-                assert all(np.array_equal(part.numpy(), values) for part in batch.values())
 
 
 @pytest.mark.parametrize(

@@ -89,18 +89,6 @@ def test_filters_in_an_unusual_order(tmp_path: Path) -> None:
     assert same_bits(data.gather(np.arange(40))["x"], values)
 
 
-def test_members_of_compound_types(tmp_path: Path) -> None:
-    table = np.zeros(50, dtype=[("energy", "<f4"), ("hits", "<i2", (3,))])
-    table["energy"], table["hits"] = np.arange(50), np.arange(150).reshape(50, 3)
-    with h5py.File(tmp_path / "f.h5", "w") as file:
-        file["events/table"] = table
-    data = root(tmp_path / "f.h5", e="events/table/energy", h="events/table/hits")
-    rows = np.array([5, 49, 0, 1, 2, 2])
-    batch = data.gather(rows)
-    assert same_bits(batch["e"], table["energy"][rows])
-    assert same_bits(batch["h"], table["hits"][rows])
-
-
 def test_links_into_another_file(tmp_path: Path) -> None:
     values = np.random.default_rng(0).random((30, 5))
     (tmp_path / "deep").mkdir()

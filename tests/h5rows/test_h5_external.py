@@ -215,6 +215,29 @@ def test_a_split_in_another_file_is_refused(home: Path) -> None:
         Dataset(str(home / "f.h5"), {"x": "values"}, "all", {"all": {"group": "far"}})
 
 
+def test_links_that_lead_nowhere(tmp_path: Path) -> None:
+    h5py.File(tmp_path / "b.h5", "w").close()
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file["x"] = VALUES
+        for name, link in {
+            "soft": h5py.SoftLink("/nowhere"),
+            "circle": h5py.SoftLink("/circle"),
+            "no file": h5py.ExternalLink("no.h5", "/x"),
+            "no name": h5py.ExternalLink("b.h5", "/none"),
+        }.items():
+            file[name] = link
+    for name, said in {
+        "soft": r"'soft' \(data.fields.x\): cannot be read .*it leads to nothing",
+        "circle": "'circle' .*cannot be read .*it leads to itself",
+        "no file": "'no file' .*cannot be read .*a file in which its values lie is missing",
+        "no name": "'no name' .*cannot be read .*object 'none' doesn't exist",
+    }.items():
+        with pytest.raises(ConfigError, match=said) as error:
+            Dataset(str(tmp_path / "f.h5"), {"x": name}, "all", ALL, external="allow")
+        assert "damaged" not in str(error.value)
+        assert "did you mean" not in str(error.value)
+
+
 def test_the_file_s_own_virtual_datasets_are_read(home: Path) -> None:
     with h5py.File(home / "other.h5", "a") as file:
         virtual(file, "dotted", ".", "./x")
