@@ -176,8 +176,11 @@ def test_a_chunk_that_holds_far_more_than_it_should(codec: str, tmp_path: Path) 
         bomb.id.write_direct_chunk((4, 0), raw, mask)
     data = root(tmp_path / "f.h5")
     assert "chunks (" in data.describe()[0]
+    tracemalloc.start()
     with pytest.raises(ConfigError, match=r"damaged in the chunk of row 4 .*(16777216|more than the 64)"):
         data.gather(np.arange(10))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 22  # its 16 MB are not made first
+    tracemalloc.stop()
     assert data.gather(np.array([3, 5]))["x"][:, 0].tolist() == [3, 5]
 
 
