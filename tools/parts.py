@@ -350,7 +350,6 @@ PARTS = {
             "tests/h5rows/test_h5_generated.py",
             "tests/h5rows/h5_fuzz.py",
             "tests/h5rows/h5_again.py",
-            "tests/h5rows/h5_hostile.py",
             "tests/h5rows/test_h5_external.py::test_the_command_line_says_it_in_one_line",
             *(
                 f"tests/h5rows/test_library.py::{name}"

@@ -22,9 +22,9 @@ from h5rows.reading.external import items_below
 from h5rows.reading.fields import open_field
 from h5rows.reading.finding import class_names, find
 from h5rows.reading.opening import named, open_h5, split_of
-from h5rows.reading.raw import ChunkCache, RawFile
+from h5rows.reading.raw import ChunkCache
 
-_PROBED = 64  # rows
+_Part = tuple[Any, np.ndarray, "np.ndarray | None"]  # a shard's reader, its rows, their places in the batch (None: all)
 
 
 class Dataset:
@@ -154,56 +154,49 @@ class Dataset:
 
         Fields without a fixed shape are always in new memory. Safe from several threads.
         """
-        return self._checked(rows, out, None)
+        return self._gather(rows, out, None)
 
     def gather_at(self, rows: np.ndarray, out: dict[str, Tensor], at: np.ndarray) -> None:
         """As `gather`, but sample rows[i] to out[field][at[i]]; all fields of a fixed shape."""
-        self._checked(rows, out, at)
+        self._gather(rows, out, at)
 
-    def _checked(self, rows: np.ndarray, out: dict[str, Tensor] | None, at: np.ndarray | None) -> dict[str, Tensor]:
-        rows = self._file_rows(rows)
-        files: dict[RawFile | None, None] = {}
-        try:
-            return self._gather(rows, out, files, at)
-        finally:  # once for each file and batch; what was raised may be for that reason too
-            for file in files:
-                if file is not None:
-                    file.check()
-
-    def _gather(
-        self,
-        rows: np.ndarray,
-        out: dict[str, Tensor] | None,
-        files: dict[RawFile | None, None],
-        among: np.ndarray | None,
-    ) -> dict[str, Tensor]:
+    def _gather(self, rows: np.ndarray, out: dict[str, Tensor] | None, among: np.ndarray | None) -> dict[str, Tensor]:
         """among: the places in `out`; None: its first."""
-        batch: dict[str, Any] = {}
-        places = self._by_shard(rows)
+        places = self._by_shard(self._file_rows(rows))
         if among is not None:
             places = [(k, local, among if at is None else among[at]) for k, local, at in places]
-        for field, shards in self._fields.items():
-            shape, dtype = self.spec[field]
-            parts = [(shards[k], local, at) for k, local, at in places]
-            files |= dict.fromkeys(shard.file for shard, _, _ in parts)
-            if self._is_text(shards[0]) or -1 in shape:
-                samples: list[Any] = [None] * len(rows)
-                for shard, local, at in parts:
-                    for k, sample in zip(
-                        range(len(rows)) if at is None else at.tolist(), shard.read(local), strict=True
-                    ):
-                        samples[k] = sample
-                batch |= {field: samples} if self._is_text(shards[0]) else _padded(field, samples, shape, dtype)
-                continue
-            size = len(rows) if among is None else len(out[field])  # type: ignore[index]
-            target = torch.empty((size, *shape), dtype=dtype) if out is None else out[field][:size]
-            if tuple(target.shape) != (size, *shape) or target.dtype != dtype or not target.is_contiguous():
-                raise ValueError(f"the buffer of {field!r} must be contiguous, ({size} or more, *{shape}) {dtype}")
-            values = target.numpy()
-            for shard, local, at in parts:
-                shard.gather_into(local, values, at)
-            batch[field] = target
-        return batch
+        files = {shards[k].file for shards in self._fields.values() for k, _, _ in places} - {None}
+        batch: dict[str, Any] = {}
+        try:
+            for field, shards in self._fields.items():
+                parts = [(shards[k], local, at) for k, local, at in places]
+                if self._is_text(shards[0]) or -1 in self.spec[field][0]:
+                    batch |= self._of_any_length(field, len(rows), parts)
+                else:
+                    size = len(rows) if among is None else len(out[field])  # type: ignore[index]
+                    batch[field] = self._of_fixed_shape(field, size, parts, out)
+            return batch
+        finally:  # once for each file and batch; what was raised may be for that reason too
+            for file in files:
+                file.check()
+
+    def _of_any_length(self, field: str, size: int, parts: list[_Part]) -> dict[str, Any]:
+        samples: list[Any] = [None] * size
+        for shard, local, at in parts:
+            for k, sample in zip(range(size) if at is None else at.tolist(), shard.read(local), strict=True):
+                samples[k] = sample
+        if self._is_text(self._fields[field][0]):
+            return {field: samples}
+        return _padded(field, samples, *self.spec[field])
+
+    def _of_fixed_shape(self, field: str, size: int, parts: list[_Part], out: dict[str, Tensor] | None) -> Tensor:
+        shape, dtype = self.spec[field]
+        target = torch.empty((size, *shape), dtype=dtype) if out is None else out[field][:size]
+        if tuple(target.shape) != (size, *shape) or target.dtype != dtype or not target.is_contiguous():
+            raise ValueError(f"the buffer of {field!r} must be contiguous, ({size} or more, *{shape}) {dtype}")
+        for shard, local, at in parts:
+            shard.gather_into(local, target.numpy(), at)
+        return target
 
     def advise(self, rows: np.ndarray) -> None:
         """Ask the kernel to fetch these rows, if they are not in memory."""
@@ -211,17 +204,6 @@ class Dataset:
         for shards in self._fields.values():
             for k, local, _ in places:
                 shards[k].advise(local)
-
-    def cached_share(self) -> float:
-        """The share of the bytes that are in memory, as far as the system tells: of a few rows, probed."""
-        rows = np.random.default_rng(0).integers(self._size, size=min(self._size, _PROBED))
-        shares, weights = [], []
-        places = self._by_shard(self._file_rows(rows))
-        for shards in self._fields.values():
-            for k, local, _ in places:
-                shares.append(shards[k].cached_share(local))
-                weights.append(1 + shards[k].nbytes(local))
-        return float(np.average(shares, weights=weights))
 
     def column(self, field: str) -> np.ndarray:
         """All values of a field, by row; of strings and of samples of different length the lengths."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from h5_judge import Judge, rows_of, same
+from h5_judge import Judge, one_line, rows_of, same
 from h5_truth import Truth
 from h5_types import Draw
 
@@ -77,18 +77,16 @@ class DamageJudge(Judge):
             self.compare(name, data, truth, rows)
 
     def refusal(self, name: str, truth: Truth, error: Exception) -> None:
-        from h5_judge import one_line
-
         if bad := one_line(error, self.path):
             self.fault(name, "opening", bad)
         whole = not truth.refused and not truth.may and None not in truth.values.values()
+        if whole and "is damaged there" in str(error):
+            self.fault(name, "is called damaged", str(error))
         self.seen["refused, h5py reads it" if whole else "refused"] += 1
         if whole and os.environ.get("LAB_TEST_SHOW"):
             print(self.path.name, name, error, flush=True)
 
     def compare(self, name: str, data: Any, truth: Truth, rows: np.ndarray) -> None:
-        from h5_judge import one_line
-
         try:
             batch = data.gather(rows)
         except Exception as error:

@@ -21,39 +21,28 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from h5_again import compare, look_and_repack
-from h5_changed import judge_changed
 from h5_damage import damage, judge_damaged
 from h5_files import write
-from h5_hostile import bombs, circles, places, sparse
 from h5_judge import Judge
-from h5_swmr import judge_swmr
 from h5_truth import truth
 from h5_virtual import MAIN
 
 torch.set_num_threads(1)
-for name in (
-    "numpy.ma",
-    "numpy.random",
-    "deflate",
-    "isal.isal_zlib",
-    "blosc",
-    "zstandard",
-    "lz4.block",
-):  # once, not in each child
+for name in ("numpy.ma", "numpy.random", "deflate", "isal.isal_zlib", "blosc", "zstandard", "lz4.block"):
     with contextlib.suppress(ImportError):
-        importlib.import_module(name)
+        importlib.import_module(name)  # once, not in each child
 SECONDS, MEMORY = 60, 6 << 30  # of one process
+Found = tuple[list[str], Counter[str]]
 
 
 def apart(work: Callable[..., Any], *args: Any) -> tuple[str, Any]:
-    """("well", what it returns) | ("signal", its number) | ("raised", the traceback): in a process that may die."""
+    """("well", what it returns) | ("signal", its number): in a process that may die. What it raises is raised."""
     from conftest import limit  # of tests/, which a script finds only from __main__ on
 
     read, out, seconds = *os.pipe(), round(limit(SECONDS))
@@ -77,80 +66,54 @@ def apart(work: Callable[..., Any], *args: Any) -> tuple[str, Any]:
     with open(read, "rb") as pipe:
         raw = pipe.read()
     status = os.waitpid(pid, 0)[1]
-    return pickle.loads(raw) if raw and status == 0 else ("signal", status)
+    done, said = pickle.loads(raw) if raw and status == 0 else ("signal", status)
+    if done == "raised":
+        raise RuntimeError(said)
+    return done, said
 
 
 def truths(path: Path, names: list[str]) -> dict[str, Any]:
     return {name: truth(path, name) for name in names}
 
 
-def judge(path: Path, found: dict[str, Any], seed: int) -> tuple[list[str], Counter[str]]:
+def judge(path: Path, found: dict[str, Any], seed: int) -> Found:
     made = Judge(path, found, seed)
     for name in found:
         made.field(name)
     return made.wrong, made.seen
 
 
-Found = tuple[list[str], Counter[str]]
-
-
-def made(folder: Path, seed: int) -> tuple[dict[str, Any], str]:
-    """Write the files of a seed -> (what h5py reads of each field, "" or why there is none)."""
-    done, names = apart(write, folder, seed)
-    if done == "raised":
-        raise RuntimeError(names)
-    if done != "well":
-        return {}, "killed while written"
-    done, found = apart(truths, folder / MAIN, names)
-    if done == "raised":
-        raise RuntimeError(found)
-    return (found, "") if done == "well" else ({}, "killed h5py")
-
-
-def files(folder: Path, seed: int) -> Found:
-    found, why = made(folder, seed)
-    if why:
-        return [], Counter({why: 1})
+def files(folder: Path, found: dict[str, Any], seed: int) -> Found:
     done, said = apart(judge, folder / MAIN, found, seed)
     return (said[0], said[1] + Counter(files=1)) if done == "well" else ([f"{done} {said}"], Counter(files=1))
 
 
-def damaged(folder: Path, seed: int) -> Found:
-    before, why = made(folder, seed)
+def damaged(folder: Path, before: dict[str, Any], seed: int) -> Found:
     wrong: list[str] = []
     seen: Counter[str] = Counter()
     whole = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
     rng = np.random.default_rng([seed, 1])
-    for k in range(5 if before else 0):
+    for k in range(5):
         victims = [path for path in whole if path.name == MAIN or (whole[path] and rng.random() < 0.1)]
         what = [damage(path, 1000 * seed + 10 * k + j) for path in victims for j in range(1 + k % 3)]
-        found, said, again = (*read_damaged(folder / MAIN, before, seed), before)
-        if said[0] == "well" and said[1][0]:  # is it that h5py itself reads another thing each time?
-            again = apart(truths, folder / MAIN, list(before))[1]
-        if found is None:
+        done, found = apart(truths, folder / MAIN, list(before))
+        if done != "well":
             seen["killed h5py"] += 1
-        elif said[0] != "well":
-            wrong.append(f"{what}: {said}")
-        elif again == found or again is before:
-            wrong += [f"{what}: {line}" for line in said[1][0]]
-            seen += said[1][1] + Counter({"files": 1, "files that h5py reads otherwise": int(found != before)})
+        else:
+            done, said = apart(judge_damaged, folder / MAIN, found, before, seed)
+            if done != "well":
+                wrong.append(f"{what}: {done} {said}")
+            elif not said[0] or apart(truths, folder / MAIN, list(before))[1] == found:
+                # else h5py itself reads another thing each time
+                wrong += [f"{what}: {line}" for line in said[0]]
+                seen += said[1] + Counter({"files": 1, "files that h5py reads otherwise": int(found != before)})
         for path, raw in whole.items():
             path.write_bytes(raw)
-    return wrong, seen + Counter({why: 1} if why else {})
+    return wrong, seen
 
 
-def read_damaged(path: Path, before: dict[str, Any], seed: int) -> tuple[Any, Any]:
-    done, found = apart(truths, path, list(before))
-    if done == "raised":
-        raise RuntimeError(found)
-    return (found, apart(judge_damaged, path, found, before, seed)) if done == "well" else (None, ("", None))
-
-
-def again(folder: Path, seed: int) -> Found:
+def again(folder: Path, before: dict[str, Any], seed: int) -> Found:
     """Inspected and repacked."""
-    before, why = made(folder, seed)
-    if why:
-        return [], Counter({why: 1})
     done, said = apart(look_and_repack, folder / MAIN, seed, before)
     if done != "well" or said or not (folder / "new.h5").exists():
         return ([f"{done} {said}"] if done != "well" else said), Counter(files=1)
@@ -158,45 +121,29 @@ def again(folder: Path, seed: int) -> Found:
     return found if done == "well" else ([f"{done} {found}"], Counter(files=1))
 
 
-def changed(folder: Path, seed: int) -> Found:
-    """Changed while they are open."""
-    found, why = made(folder, seed)
-    _, why = made(folder / "other", seed + 1 << 30) if not why else ({}, why)
-    if why:
-        return [], Counter({why: 1})
-    done, said = apart(judge_changed, folder / MAIN, found, seed, folder / "other" / MAIN)
-    return said if done == "well" else ([f"{done} {said}"], Counter(files=1))
+KINDS: dict[str, Callable[[Path, dict[str, Any], int], Found]] = {"files": files, "damage": damaged, "again": again}
 
 
-def growing(folder: Path, seed: int) -> Found:
-    done, said = apart(judge_swmr, folder / MAIN, seed)
-    return said if done == "well" else ([f"{done} {said}"], Counter(files=1))
+def one(kind: str, folder: Path, seed: int) -> Found:
+    """HDF5 itself may die of what it is asked to write, and h5py of what is there."""
+    done, names = apart(write, folder, seed)
+    if done != "well":
+        return [], Counter({"killed while written": 1})
+    done, found = apart(truths, folder / MAIN, names)
+    return KINDS[kind](folder, found, seed) if done == "well" else ([], Counter({"killed h5py": 1}))
 
 
-KINDS: dict[str, Callable[[Path, int], Found]] = {
-    "files": files,
-    "damage": damaged,
-    "again": again,
-    "changed": changed,
-    "growing": growing,
-    "sparse": partial(sparse, apart),
-    "bombs": partial(bombs, apart),
-    "circles": partial(circles, apart),
-    "places": partial(places, apart),
-}
-
-
-def run(kind: str, first: int, count: int, show: Callable[[str], None] = print) -> tuple[list[str], Counter[str]]:
+def run(kind: str, first: int, count: int) -> tuple[list[str], Counter[str]]:
     """-> (faults, how many of what)."""
     total: Counter[str] = Counter()
     faults: list[str] = []
     for seed in range(first, first + count):
         with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-            wrong, seen = KINDS[kind](Path(folder, "set"), seed)
+            wrong, seen = one(kind, Path(folder, "set"), seed)
         total += seen
         for line in wrong:
             faults.append(f"{kind} {seed}: {line}")
-            show(faults[-1])
+            print(faults[-1])
     return faults, total
 
 

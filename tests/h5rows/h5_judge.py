@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import torch
 from h5_truth import Truth
 
 from engine.errors import ConfigError
 from h5rows.dataset import Dataset
-from lab.datasets.tokens import TokenWindows
 
 ROOT = {"all": {"group": "/"}}
 Batch = dict[str, Any]
@@ -140,8 +137,8 @@ class Judge:
         if len(known) < len(truth.values):
             return  # how it is read elsewhere does not matter, if it cannot be
         uses: list[Callable[..., None]] = [
-            self.buffers, self.swmr, self.pickled, self.forked, self.threads, self.beside, self.twice, self.single,
-            self.column, self.shards, self.refusing, self.split, self.tokens, self.wrong_rows, self.cached,
+            self.buffers, self.swmr, self.pickled, self.forked, self.twice, self.single, self.column, self.shards,
+            self.refusing, self.cached,
         ]  # fmt: skip
         for k in self.rng.permutation(len(uses))[:2]:
             use = uses[k]
@@ -200,35 +197,6 @@ class Judge:
         if said := in_a_fork(work):
             self.fault(name, use, said)
 
-    def threads(self, name: str, data: Dataset, truth: Truth, known: list[int]) -> None:
-        errors: list[str] = []
-
-        def work(seed: int) -> None:
-            rng = np.random.default_rng(seed)
-            try:
-                for _ in range(4):
-                    rows = rows_of(rng, known)
-                    errors.extend(filter(None, [same(data.gather(rows), "f0", truth, rows)]))
-            except Exception as error:
-                errors.append(f"{type(error).__name__}: {error}")
-
-        threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            self.fault(name, "threads", errors[0])
-
-    def beside(self, name: str, data: Dataset, truth: Truth, known: list[int]) -> None:
-        """The program has the file open itself: before this dataset is used, and while it is."""
-        with h5py.File(self.path):
-            self.rows(name, data, truth, known, "beside a file of h5py's")
-            self.rows(name, self.open(name), truth, known, "opened beside a file of h5py's")
-        self.rows(name, data, truth, known, "after a file of h5py's")
-        with h5py.File(self.path):
-            self.rows(name, data, truth, known, "again beside a file of h5py's")
-
     def twice(self, name: str, data: Dataset, truth: Truth, known: list[int]) -> None:
         """Several datasets of one file, by turns; fields with as many rows in one of them."""
         alike = [n for n, t in self.truths.items() if not t.refused and not t.may and t.rows == truth.rows]
@@ -275,33 +243,6 @@ class Judge:
         if bad := same(batch, "f0", truth, rows):
             self.fault(name, "three files", bad)
 
-    def split(self, name: str, data: Dataset, truth: Truth, known: list[int]) -> None:
-        """Shares of the rows, and a prefix as the group."""
-        if len(known) < truth.rows or truth.rows < 4:
-            return
-        parts = {"a": {"group": "/", "rows": [0, 0.5]}, "b": {"group": "/", "rows": [0.5, 1]}}
-        rows = [Dataset(str(self.path), {"f0": name}, part, parts, external="allow")._rows for part in "ab"]
-        if sorted(np.concatenate(rows).tolist()) != known:  # type: ignore[arg-type]
-            self.fault(name, "shares", "overlap")
-        share = Dataset(str(self.path), {"f0": name}, "b", parts, external="allow")
-        batch = share.gather(np.arange(len(share)))
-        if bad := same(batch, "f0", truth, rows[1]):  # type: ignore[arg-type]
-            self.fault(name, "a share", bad)
-
-    def tokens(self, name: str, data: Dataset, truth: Truth, known: list[int]) -> None:
-        """A stream of whole numbers, in windows."""
-        if truth.shape != () or np.dtype(truth.dtype).kind not in "iu" or len(known) < truth.rows or truth.rows < 4:
-            return
-        stream = TokenWindows(
-            str(self.path), {"f0": name}, {"train": ROOT["all"]}, "train", window=2, stride=1, external="allow"
-        )
-        whole = np.frombuffer(b"".join(truth.values[k] for k in range(truth.rows)), truth.dtype).astype(np.int64)
-        rows = self.rng.integers(0, len(stream), 9)
-        if not truth.loose and not np.array_equal(
-            stream.gather(rows)["f0"].numpy(), np.stack([whole[r : r + 3] for r in rows])
-        ):
-            self.fault(name, "tokens", "differ")
-
     def refusing(self, name: str, data: Dataset, truth: Truth, known: list[int]) -> None:
         """The default: no other file is read."""
         try:
@@ -314,19 +255,11 @@ class Judge:
             self.fault(name, "is read", "though it leads elsewhere")
         self.rows(name, here, truth, known, "inside")
 
-    def wrong_rows(self, name: str, data: Dataset, truth: Truth, known: list[int]) -> None:
-        for rows in ([truth.rows], [-1], [0, 1 << 62], np.ones(truth.rows, bool), np.zeros(2), np.zeros((2, 2), int)):
-            try:
-                data.gather(np.asarray(rows))
-                self.fault(name, f"rows {rows}", "are taken")
-            except (IndexError, TypeError):
-                continue
-
     def cached(self, name: str, data: Dataset, truth: Truth, known: list[int]) -> None:
         again = self.open(name, cache_mb=1)
         again.advise(np.asarray(known))
         for _ in range(2):
             self.rows(name, again, truth, known, "with a cache")
-        if not 0 <= again.cached_share() <= 1 or again.nbytes < 0 or len(again.describe()) != 1:
-            self.fault(name, "cached_share, nbytes", f"{again.cached_share()} {again.nbytes}")
+        if again.nbytes < 0 or len(again.describe()) != 1:
+            self.fault(name, "nbytes, describe", f"{again.nbytes} {again.describe()}")
         _ = again.chunk_rows

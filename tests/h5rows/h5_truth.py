@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -176,10 +175,6 @@ def may_be_refused(dset: h5py.Dataset, seen: frozenset[tuple[str, str]] = frozen
     key = (dset.file.filename, dset.name)
     if key in seen:
         return True
-    if dset.external:
-        needed = dset.size * dset.id.get_type().get_size()
-        there = sum(max(0, min(size, os.path.getsize(n) - at)) for n, at, size in dset.external if os.path.exists(n))
-        return there < needed
     for source in dset.virtual_sources() if dset.is_virtual else ():
         if "%" in source.file_name or "%" in source.dset_name:
             continue

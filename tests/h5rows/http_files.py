@@ -17,7 +17,7 @@ from conftest import wait_for
 class Server(ThreadingHTTPServer):
     """files: path -> bytes. ranges: whether it answers with parts. cut: so many bytes of a body, of this many answers.
     moved: path -> address. status: of these, the next ones. sizes: whether it says them. delay_s: before each 64 KB.
-    sent: bytes of bodies, counted before they leave. hold: where so many are sent, the gate holds the rest back."""
+    sent: bytes of bodies, counted before they leave."""
 
     daemon_threads = True
 
@@ -30,7 +30,7 @@ class Server(ThreadingHTTPServer):
         self.status: list[int] = []
         self.cut: tuple[int, int] = (0, 0)
         self.ranges, self.sizes, self.delay_s = True, True, 0.0
-        self.requests, self.sent, self.hold = 0, 0, 0
+        self.requests, self.sent = 0, 0
         self.gate = threading.Event()  # no body of more than a byte is sent before it is set
         self.gate.set()
         self.lock, self.open_requests = threading.Lock(), 0
@@ -56,12 +56,6 @@ class Server(ThreadingHTTPServer):
             urlopen(self.url("/none"))  # connections are accepted in their order
         wait_for(lambda: not self.open_requests)
         self.requests = self.sent = 0
-
-    def count(self, size: int) -> bool:
-        """A part of a body is about to leave; returns whether the gate holds it back."""
-        with self.lock:
-            self.sent += size
-            return 0 < self.hold < self.sent
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -102,15 +96,15 @@ class Handler(BaseHTTPRequestHandler):
             if times and len(body) > keep:
                 own.cut = keep, times - 1
                 body = body[:keep]
-        if len(body) > 1 and not own.hold:
+        if len(body) > 1:
             own.gate.wait()
         try:
             for at in range(0, len(body), 1 << 16):
                 if own.delay_s and len(body) > 1:
                     time.sleep(own.delay_s)
                 part = body[at : at + (1 << 16)]
-                if own.count(len(part)):
-                    own.gate.wait()
+                with own.lock:
+                    own.sent += len(part)
                 self.wfile.write(part)
         except OSError:  # who asked has left
             pass

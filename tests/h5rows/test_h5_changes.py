@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -20,7 +19,6 @@ from conftest import ROOT as PROJECT
 
 from engine.errors import ConfigError
 from h5rows.dataset import Dataset
-from h5rows.reading.raw import RawFile
 from lab.datasets.tokens import TokenWindows
 
 ROOT = {"all": {"group": "/"}}
@@ -66,9 +64,18 @@ def cut(path: Path) -> None:
     os.truncate(path, 4000)
 
 
+def touch(path: Path) -> None:
+    os.utime(path, ns=(0, 1))
+
+
+def lengthen(path: Path) -> None:
+    with open(path, "ab") as file:
+        file.write(b"more")
+
+
 @pytest.mark.one_quick
 @pytest.mark.parametrize("field", ["mapped", "chunks", "h5py", "virtual", "table"])
-@pytest.mark.parametrize("change", [replace, write_again, cut])
+@pytest.mark.parametrize("change", [replace, write_again, cut, touch, lengthen])
 def test_a_change_before_the_first_batch_or_after_it(change: Any, field: str, tmp_path: Path) -> None:
     for used in (False, True):
         (tmp_path / str(used)).mkdir()
@@ -131,14 +138,6 @@ def test_a_file_that_is_cut_while_it_is_mapped(ranks: int, tmp_path: Path) -> No
     assert metrics(run) == metrics(straight)
 
 
-def test_a_file_is_checked_once_for_each_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = opened(write(tmp_path / "f.h5"), "mapped", "chunks")
-    checked: list[RawFile] = []
-    monkeypatch.setattr(RawFile, "check", lambda self: checked.append(self))
-    data.gather(np.arange(3))
-    assert len(checked) == 1
-
-
 def test_a_file_written_anew_is_read_anew(tmp_path: Path) -> None:
     for change in (write_again, replace):
         (tmp_path / change.__name__).mkdir()
@@ -159,51 +158,18 @@ def test_a_stream_that_is_cut(tmp_path: Path) -> None:
         data.gather(np.arange(4))
 
 
-def _send(data: Dataset, queue: Any) -> None:
-    queue.put(first_rows(data))
-
-
-def test_swmr_of_a_file_that_nobody_writes(tmp_path: Path) -> None:
-    """Of any layout, twice in one process, and in a forked one."""
-    path = write(tmp_path / "f.h5")
-    data, again = opened(path, swmr=True), opened(path, swmr=True)
-    expected = dict.fromkeys(FIELDS, 0)
-    for _ in range(3):
-        assert first_rows(data) == first_rows(again) == expected
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    child = context.Process(target=_send, args=(data, queue))
-    child.start()
-    assert queue.get(timeout=limit(60)) == expected
-    child.join(limit(60))
-    assert child.exitcode == 0
-
-
-def test_links_and_virtual_datasets_of_one_file_together(tmp_path: Path) -> None:
-    """HDF5 opens a virtual dataset's source by itself, and wants to find it open in its own way."""
-    write(tmp_path / "f.h5")
-    values = np.arange(40).reshape(20, 2)
-    with h5py.File(tmp_path / "b.h5", "w") as file:
-        file.create_dataset("lzf", data=values, chunks=(2, 2), compression="lzf")
-        file["big"], file["strings"] = values.astype(">i4"), ["ab"] * 20
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        for name in ("lzf", "big", "strings"):
-            file[name] = h5py.ExternalLink("b.h5", name)
-        layout = h5py.VirtualLayout((20, 2), "i8")
-        layout[...] = h5py.VirtualSource("b.h5", "lzf", (20, 2))
-        file.create_virtual_dataset("virtual", layout)
-    names = ["lzf", "big", "virtual", "strings"]
-    for order in (names, names[::-1]):
-        sets = [Dataset(str(tmp_path / "a.h5"), {n: n for n in order}, "all", ROOT, external="allow") for _ in range(2)]
-        sets.append(Dataset(str(tmp_path / "b.h5"), {"lzf": "lzf"}, "all", ROOT))
-        for _ in range(2):
-            for data in sets:
-                batch = data.gather(np.arange(20))
-                assert batch.pop("strings", ["ab"] * 20) == ["ab"] * 20
-                assert all(np.array_equal(part.numpy(), values) for part in batch.values())
-
-
-def test_a_pipe_is_no_file(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "f.h5")
-    with pytest.raises(ConfigError, match=r"f.h5 is no regular file"):
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (os.mkfifo, "is no regular file"),
+        (Path.mkdir, "is a directory"),
+        (lambda path: path.symlink_to("/dev/zero"), "is no regular file"),
+        (lambda path: path.symlink_to("nowhere"), "does not exist"),
+        (Path.touch, "not an HDF5 file"),
+    ],
+)
+def test_what_is_no_file(make: Any, said: str, tmp_path: Path) -> None:
+    """HDF5 would wait for a pipe."""
+    make(tmp_path / "f.h5")
+    with pytest.raises(ConfigError, match=rf"f.h5.* {said}"):
         opened(tmp_path / "f.h5")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import gc
 import multiprocessing
 import os
 import shutil
-import signal
 import socketserver
 import ssl
 import subprocess
@@ -15,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +22,7 @@ import fsspec
 import h5py
 import numpy as np
 import pytest
-import torch
-from conftest import QUICK, ROOT, TRAIN, assert_equal, compose, last_checkpoint, limit, result, start_run, wait_for
+from conftest import QUICK, ROOT, assert_equal, compose, last_checkpoint, limit, result, start_run, wait_for
 from fsspec.asyn import AsyncFileSystem
 from http_files import Server, serving
 from writes import attempt, mark
@@ -39,6 +37,7 @@ from h5rows.reading import remote, sources
 from lab import load_run
 from lab.datasets.tokens import TokenWindows
 from lab.loaders import fetch_remote
+from lab.project import start
 
 ALL = {"all": {"group": "/"}}
 DIGITS = (ROOT / "data" / "digits.h5").read_bytes()
@@ -124,22 +123,14 @@ def composed(url: str, **more: Any) -> tuple[list[int], int]:
     return probe.sample_shape(data, "x"), probe.num_outputs(data, "y")
 
 
-def refused(*words: str) -> Any:
+@contextmanager
+def refused(*words: str) -> Iterator[None]:
     """One line that has these words."""
-
-    class Refused:
-        def __enter__(self) -> None:
-            self.raised = pytest.raises(ConfigError)
-            self.info = self.raised.__enter__()
-
-        def __exit__(self, *error: Any) -> bool:
-            caught = bool(self.raised.__exit__(*error))
-            line = str(self.info.value)
-            assert "\n" not in line
-            assert [word for word in words if word not in line] == [], line
-            return caught
-
-    return Refused()
+    with pytest.raises(ConfigError) as caught:
+        yield
+    line = str(caught.value)
+    assert "\n" not in line
+    assert [word for word in words if word not in line] == [], line
 
 
 # -- the numbers -------------------------------------------------------------------------------------------------------
@@ -182,42 +173,28 @@ def test_shards_of_which_some_are_here(tmp_path: Path, server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_from_composing_to_its_scores(tmp_path: Path, server: Server, capsys: Any) -> None:
+def test_a_run_from_composing_to_its_scores(tmp_path: Path, server: Server, capsys: Any, caplog: Any) -> None:
+    """And on, with another file at that address, which it says."""
     server.files["/digits.h5"] = DIGITS
     quick = (*QUICK, "trainer.max_steps=6", "trainer.eval_every=3", "trainer.save_every=6")
-    runs = [
-        start_run(tmp_path / name, *quick, f"data.path={path}")
-        for name, path in (("far", server.url("/digits.h5")), ("near", str(ROOT / "data/digits.h5")))
-    ]
+    near, far = ("data/digits.h5", server.url("/digits.h5"))
+    runs = [start_run(tmp_path / path[:4], *quick, f"data.path={path}") for path in (far, str(ROOT / near))]
     assert server.sent == len(DIGITS) + 1  # composed, checked, trained and scored
-    assert {k: v for k, v in result(runs[0]).items() if k not in ("seconds", "best_checkpoint")} == {
-        k: v for k, v in result(runs[1]).items() if k not in ("seconds", "best_checkpoint")
-    }
+    scores = [{k: v for k, v in result(run).items() if k not in ("seconds", "best_checkpoint")} for run in runs]
+    assert scores[0] == scores[1]
     assert_equal(last_checkpoint(runs[0])["model"], last_checkpoint(runs[1])["model"])
     # a model needs no data: nothing is asked for
     forget()
     server.forget()
     load_run(runs[0])
     assert server.requests == 0
-
-
-@pytest.mark.slow
-def test_a_run_that_goes_on_with_another_file_says_so(
-    tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture, capsys: Any
-) -> None:
-    from lab.project import start
-
-    server.files["/digits.h5"] = DIGITS
-    overrides = (*QUICK, "trainer.max_steps=2", f"data.path={server.url('/digits.h5')}")
-    run = start_run(tmp_path / "run", *overrides)
-    forget()
     server.tags["/digits.h5"] = '"2"'
-    cfg = compose(*overrides)
-    cfg.trainer.max_steps = 3
-    caplog.clear()
-    start(cfg, run, [], False)
-    assert "/digits.h5 is not the file that this run began with" in caplog.text
-    assert "has changed since" in capsys.readouterr().err
+    cfg = compose(*quick, f"data.path={far}")
+    cfg.trainer.max_steps = 7
+    start(cfg, runs[0], [], False)
+    said = capsys.readouterr().err + caplog.text  # whichever has the log by then
+    assert "/digits.h5 is not the file that this run began with" in said
+    assert "has changed since" in said
 
 
 # -- what is fetched ---------------------------------------------------------------------------------------------------
@@ -251,23 +228,6 @@ def test_labels_that_are_more_than_a_look_are_read_from_the_copy(
     assert len(server.files["/f.h5"]) < server.sent < 1.1 * len(server.files["/f.h5"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("blocks", [0, 1, 99])
-def test_a_process_ends_well_with_a_look_unfinished(blocks: int, tmp_path: Path, server: Server) -> None:
-    """HDF5 must not ask for Python's objects when Python has ended."""
-    server.files["/f.h5"] = made(tmp_path / "f.h5")
-    server.status = [200] * (blocks + 1) + [403] * 99
-    look = f"""{SMALL_SPANS}remote.BLOCK = 4096; kept = remote.peek(sys.argv[1])
-try:
-    file = kept.__enter__(); file["y"][:]
-except Exception as error:
-    print(error); kept = kept, error, error.__traceback__
-"""
-    done = subprocess.run([sys.executable, "-c", look, server.url()], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert ("403" in done.stdout) == (blocks < 99)
-
-
 def test_a_file_that_has_changed_is_fetched_anew(tmp_path: Path, server: Server, capsys: Any) -> None:
     server.files["/f.h5"] = made(tmp_path / "f.h5", 100)
     old = opened(server.url())
@@ -288,29 +248,6 @@ def test_a_file_that_changes_while_it_is_fetched(
     server.tags["/f.h5"] = '"2"'
     with refused(server.url(), "was changed while it was fetched"):
         opened(server.url())
-
-
-@pytest.mark.slow
-def test_one_that_was_killed_is_gone_on_from(
-    tmp_path: Path, cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.files["/f.h5"] = made(tmp_path / "f.h5", 3000)
-    size = len(server.files["/f.h5"])
-    server.hold = size // 2
-    server.gate.clear()
-    fetching = subprocess.Popen([sys.executable, "-c", FETCH, server.url()], stderr=subprocess.DEVNULL)
-    wait_for(lambda: sum(part.stat().st_size for part in cache.glob("*/*/*.part")) > size / 4)
-    fetching.kill()
-    fetching.wait()
-    (part,) = cache.glob("*/*/*.part")
-    there = part.stat().st_size
-    assert there < size
-    server.hold = 0
-    server.gate.set()
-    server.forget()
-    small_spans(monkeypatch)
-    assert_equal(opened(server.url()).gather(np.arange(9)), opened(str(tmp_path / "f.h5")).gather(np.arange(9)))
-    assert server.sent == size - there + 1
 
 
 def test_killed_at_any_write_the_next_one_has_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,8 +288,12 @@ def test_killed_at_any_write_the_next_one_has_the_whole_file(tmp_path: Path, mon
 def test_who_waits_for_a_file_may_stop(
     tmp_path: Path, cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked: list[None] = []
+
     def leave() -> None:
-        raise SystemExit(75)
+        asked.append(None)
+        if len(asked) % 5 == 0:
+            raise SystemExit(75)
 
     server.files["/f.h5"] = made(tmp_path / "f.h5")
     small_spans(monkeypatch)
@@ -363,8 +304,11 @@ def test_who_waits_for_a_file_may_stop(
             remote.fetched(server.url(), leave)
         (part,) = cache.glob("*/*/f.h5*")
         assert part.suffix == ".part"
-        assert part.stat().st_size < len(server.files["/f.h5"])
+        assert 0 < part.stat().st_size < len(server.files["/f.h5"])
+    server.forget()
+    there = part.stat().st_size
     assert len(opened(server.url())) == 1000
+    assert server.sent == len(server.files["/f.h5"]) - there  # it goes on from there
 
 
 @pytest.mark.slow
@@ -538,33 +482,8 @@ def test_https_passwords_stay_with_their_host(tmp_path: Path, server: Server, mo
         assert server.logins == {None}
 
 
-@pytest.mark.slow
-def test_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("s3fs")
-    moto, boto3 = pytest.importorskip("moto.server"), pytest.importorskip("boto3")
-    small_spans(monkeypatch)
-    server = moto.ThreadedMotoServer(port=0)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        for key in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
-            monkeypatch.setenv(f"AWS_{key}", "test")
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        bucket = boto3.client("s3")
-        bucket.create_bucket(Bucket="sets")
-        bucket.put_object(Bucket="sets", Key="f.h5", Body=made(tmp_path / "f.h5"))
-        assert composed("s3://sets/f.h5") == ([1000], 7)
-        rows = np.arange(1000)
-        assert_equal(opened("s3://sets/f.h5").gather(rows), opened(str(tmp_path / "f.h5")).gather(rows))
-        with refused("s3://sets/none.h5", "no such file"):
-            opened("s3://sets/none.h5")
-    finally:
-        server.stop()
-
-
 class Slow(AsyncFileSystem):
-    """Files whose bytes come from fsspec's own thread, in which Python then looks for garbage."""
+    """Files whose bytes come from fsspec's own thread."""
 
     protocol, content = "slow", b""
 
@@ -572,29 +491,7 @@ class Slow(AsyncFileSystem):
         return {"name": path, "size": len(self.content), "type": "file"}
 
     async def _cat_file(self, path: str, version_id: Any = None, start: int = 0, end: int = 0) -> bytes:  # as s3fs's
-        gc.set_threshold(10)
-        _ = [[] for _ in range(1000)]
-        gc.set_threshold(10**9)
         return self.content[start:end]
-
-
-@pytest.mark.slow
-def test_threads_of_fsspec_do_not_collect_what_h5py_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """h5py holds its lock while it waits for them, and an object of h5py's that is freed waits for that lock."""
-    small_spans(monkeypatch)
-    fsspec.register_implementation("slow", Slow, clobber=True)
-    Slow.content = made(tmp_path / "f.h5")
-    thresholds = gc.get_threshold()
-    with h5py.File(tmp_path / "f.h5") as file:
-        gc.collect()
-        gc.set_threshold(10**9)
-        try:
-            ring: list[Any] = [file["x"]]
-            ring.append(ring)
-            del ring
-            assert composed("slow://f.h5") == ([1000], 7)
-        finally:
-            gc.set_threshold(*thresholds)
 
 
 def test_a_process_that_is_forked_does_not_use_a_thread_of_its_parent(
@@ -613,10 +510,6 @@ def test_a_process_that_is_forked_does_not_use_a_thread_of_its_parent(
     assert len(list(remote.cache_dir().glob("*/*/f.h5"))) == 1
 
 
-def test_data_sets_that_read_addresses_themselves_are_left_alone() -> None:
-    assert fetch_remote({"_target_": "lab.datasets.synthetic.Synthetic", "path": "s3://theirs"}, list) == {}
-
-
 def test_what_is_fetched_is_not_taken_for_hung(tmp_path: Path, server: Server) -> None:
     watch = Watch(tmp_path, 0, 1, 600.0)
     server.files["/f.h5"] = made(tmp_path / "f.h5")
@@ -630,41 +523,10 @@ def test_what_is_fetched_is_not_taken_for_hung(tmp_path: Path, server: Server) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_signals_while_a_file_is_fetched(
-    number: signal.Signals, status: int, tmp_path: Path, cache: Path, server: Server
-) -> None:
-    """The run has not begun, and what has come stays."""
-    with h5py.File(tmp_path / "f.h5", "w") as file:
-        for split in ("train", "val", "test"):
-            file[f"{split}/image"] = np.zeros((300, 32, 32, 100), np.uint8)
-            file[f"{split}/label"] = np.arange(300) % 10
-    server.files["/f.h5"], server.hold = (tmp_path / "f.h5").read_bytes(), 40 << 20  # more than is asked for at once
-    server.gate.clear()
-    run = tmp_path / "run"
-    command = [*TRAIN, f"data.path={server.url()}", "logger=none", f"hydra.run.dir={run}"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    wait_for(lambda: sum(part.stat().st_size for part in cache.glob("*/*/*.part")) > 0, process)
-    process.send_signal(number)
-    server.delay_s = 0.2
-    server.gate.set()
-    process.communicate(timeout=limit(60))
-    assert process.returncode == status
-    assert not run.exists()
-    assert list(cache.glob("*/*/*.part"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", ["trainer=ddp hardware.num_procs=2", "torchrun"])
-def test_ranks(ranks: str, tmp_path: Path, server: Server, train_command: Any) -> None:
+def test_ranks(tmp_path: Path, server: Server, train_command: Any) -> None:
     server.files["/digits.h5"] = DIGITS
-    more = [*QUICK, "trainer=ddp", "trainer.max_steps=4", f"hydra.run.dir={tmp_path}/run"]
-    if ranks == "torchrun":
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-        command = [*torchrun, str(ROOT / "src/train.py"), *more, f"data.path={server.url('/digits.h5')}"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=limit(120))
-    else:
-        done = train_command(*more, "hardware.num_procs=2", f"data.path={server.url('/digits.h5')}")
+    more = [*QUICK, "trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=4", f"hydra.run.dir={tmp_path}/run"]
+    done = train_command(*more, f"data.path={server.url('/digits.h5')}")
     assert done.returncode == 0, done.stderr
     assert server.sent <= len(DIGITS) + 3  # fetched once; each process may ask whether it has changed
-    assert torch.isfinite(torch.tensor(result(tmp_path / "run")["val/loss"]))
+    assert np.isfinite(result(tmp_path / "run")["val/loss"])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,8 @@ import hdf5plugin
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, limit, slow, wait_for
+import warm
+from conftest import ROOT, limit
 from torch.utils.data import DataLoader
 
 from engine.errors import ConfigError
@@ -27,13 +26,6 @@ from h5rows.reading import filters
 
 SRC = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 ROOT = {"all": {"group": "/"}}
-CODECS: dict[str, Any] = {
-    "gzip": {"compression": "gzip", "shuffle": True},
-    "lz4": dict(hdf5plugin.LZ4()),
-    "zstd": dict(hdf5plugin.Zstd()),
-    "blosc": dict(hdf5plugin.Blosc()),
-    "lzf": {"compression": "lzf"},
-}
 FIELDS = {"mapped": "m", "chunks": "c", "h5py": "h", "label": "y"}
 
 
@@ -72,11 +64,10 @@ def send(data: Dataset, seed: int, queue: Any) -> None:
     queue.put(check(data, seed))
 
 
-@pytest.mark.parametrize("method", ["fork", slow("spawn"), slow("forkserver")])
-def test_processes(method: str, path: Path) -> None:
+def test_forked_processes(path: Path) -> None:
     data = opened(path)
     assert check(data, 0) == "ok"  # handles, maps and decoding threads are open in the parent
-    context = multiprocessing.get_context(method)
+    context = multiprocessing.get_context("fork")
     queue = context.Queue()
     children = [context.Process(target=send, args=(data, seed, queue)) for seed in range(2)]
     for child in children:
@@ -90,11 +81,12 @@ def test_processes(method: str, path: Path) -> None:
 @pytest.mark.slow
 def test_fork_while_other_threads_read(path: Path) -> None:
     data, stop = opened(path), threading.Event()
+    said = {"ok"}
 
     def read() -> None:
         k = 0
         while not stop.is_set():
-            check(data, k := k + 1)
+            said.add(check(data, k := k + 1))
 
     threads = [threading.Thread(target=read) for _ in range(2)]
     for thread in threads:
@@ -111,13 +103,7 @@ def test_fork_while_other_threads_read(path: Path) -> None:
         stop.set()
         for thread in threads:
             thread.join()
-
-
-@pytest.mark.slow
-def test_threads(path: Path) -> None:
-    data = opened(path)
-    with ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(lambda seed: check(data, seed), range(24))) == {"ok"}
+    assert said == {"ok"}
 
 
 def test_pickle_holds_no_handles_and_no_data(path: Path) -> None:
@@ -159,14 +145,6 @@ def test_rows_outside_and_wrong_buffers(path: Path) -> None:
     assert data.gather(np.arange(0))["mapped"].shape == (0, 50)
 
 
-def test_a_file_that_shrinks_while_open(path: Path) -> None:
-    data = Dataset(str(path), {"chunks": "c"}, "all", ROOT)
-    with open(path, "r+b") as file:
-        file.truncate(1000)
-    with pytest.raises(ConfigError, match="cut short"):
-        data.gather(np.arange(200))
-
-
 def test_damaged_files(path: Path) -> None:
     whole = path.read_bytes()
     with h5py.File(path) as file:
@@ -185,25 +163,6 @@ def test_damaged_files(path: Path) -> None:
     with pytest.raises(ConfigError, match=r"f.h5: /c is damaged in the chunk of row 80 .*fletcher32"):
         data.gather(np.arange(200))
     assert torch.equal(data.gather(np.arange(80))["chunks"], data.gather(np.arange(80))["mapped"])
-
-
-@pytest.mark.one_quick
-@pytest.mark.parametrize("codec", sorted(CODECS))
-def test_random_damage_of_chunks_is_never_a_crash(codec: str, tmp_path: Path) -> None:
-    """Flipped bytes in the data: an error or, without a checksum, other values; but this process lives."""
-    path, rng = tmp_path / "f.h5", np.random.default_rng(0)
-    with h5py.File(path, "w") as file:
-        file.create_dataset("x", data=rng.integers(0, 9, (64, 100)), chunks=(4, 100), **CODECS[codec])
-        extents = [file["x"].id.get_chunk_info(k) for k in range(16)]
-    whole = path.read_bytes()
-    for _ in range(40):
-        damaged = bytearray(whole)
-        for chunk in rng.choice(len(extents), 3):
-            at = extents[chunk].byte_offset + rng.integers(0, min(extents[chunk].size, rng.choice([16, 10**6])))
-            damaged[at] = rng.integers(0, 256)
-        path.write_bytes(damaged)
-        with contextlib.suppress(ConfigError):
-            Dataset(str(path), {"x": "x"}, "all", ROOT).gather(np.arange(64))
 
 
 def test_a_file_cut_short_anywhere(path: Path) -> None:
@@ -231,7 +190,7 @@ def test_errors_name_file_field_and_remedy(path: Path) -> None:
         "table": "name a member: /table/a",
         "table/c": r"members \['a', 'b'\], not 'c'",
         "m/deep": "no members",
-        "gone": "a link to /x of nowhere.h5,: cannot be read",
+        "gone": "'gone' .*cannot be read .*a file in which its values lie is missing",
         "sub": r"is a group of \['x'\]",
         "virtual": "source missing.h5 is missing",
         "long": "no tensor can hold",
@@ -251,9 +210,6 @@ def test_sources_that_would_read_as_fill_values(tmp_path: Path) -> None:
         layout = h5py.VirtualLayout((5,), "f4")
         layout[:] = h5py.VirtualSource(".", "nothing", (5,))
         file.create_virtual_dataset("v", layout)
-    raw.write_bytes(raw.read_bytes()[:300])
-    with pytest.raises(ConfigError, match=r"/x is stored in .*x.raw, which has 300 of its 800 bytes"):
-        Dataset(str(path), {"x": "x"}, "all", ROOT, external="allow")
     raw.unlink()
     with pytest.raises(ConfigError, match="/x: cannot be read"):
         Dataset(str(path), {"x": "x"}, "all", ROOT, external="allow")
@@ -269,16 +225,18 @@ def test_filters_of_hdf5plugin_are_found(tmp_path: Path) -> None:
         file.create_dataset("y", data=np.arange(64), chunks=(8,), **hdf5plugin.Zstd())
     code = """if True:
         import pickle, sys, numpy
+        assert "hdf5plugin" not in sys.modules
         from h5rows.dataset import Dataset
         data = Dataset(sys.argv[1], {"x": "x", "y": "y"}, "all", {"all": {"group": "/"}})
         assert all(value.tolist() == list(range(64)) for value in data.gather(numpy.arange(64)).values())
         sys.stdout.buffer.write(pickle.dumps(data))
     """
-    raw = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "f.h5"], stdout=subprocess.PIPE, env=SRC, check=True
-    ).stdout
+    options: Any = {"env": SRC, "stdout": subprocess.PIPE, "check": True}
+    raw = warm.run([sys.executable, "-c", code, str(tmp_path / "f.h5")], **options).stdout
     code = "import pickle, sys; data = pickle.load(sys.stdin.buffer); assert data[63]['x'] == 63"
-    subprocess.run([sys.executable, "-c", code], input=raw, env=SRC, check=True)
+    (tmp_path / "pickled").write_bytes(raw)
+    with open(tmp_path / "pickled", "rb") as pickled:
+        warm.run([sys.executable, "-c", code], stdin=pickled, **options)
 
 
 def test_without_the_libraries_h5py_reads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,30 +250,32 @@ def test_without_the_libraries_h5py_reads(path: Path, monkeypatch: pytest.Monkey
     assert data.gather(np.arange(200))["c"][:, 0].tolist() == list(range(200))
 
 
-@pytest.mark.parametrize("missing", [(), ("RWF_NOWAIT",), ("posix_fadvise", "RWF_NOWAIT")])
-def test_advice_changes_nothing(missing: tuple[str, ...], path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Linux, and on systems that lack some of its calls."""
+@pytest.mark.one_quick
+@pytest.mark.parametrize("missing", [(), ("posix_fadvise",), ("RWF_NOWAIT",)])
+def test_advice_brings_rows_into_memory(missing: tuple[str, ...], path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are not there; on systems that lack the call nothing happens."""
     for name in missing:
         monkeypatch.delattr(os, name)
+    asked: list[tuple[int, int]] = []
+    if "posix_fadvise" not in missing:
+        monkeypatch.setattr(os, "posix_fadvise", lambda fd, begin, size, advice: asked.append((begin, size)))
+    cached = [True]
+
+    def read(*_: object) -> int:
+        if not cached[0]:
+            raise BlockingIOError
+        return 1
+
+    monkeypatch.setattr(os, "preadv", read)
     data = opened(path)
+    asked.clear()
     data.advise(np.random.default_rng(0).permutation(200))
+    assert bool(asked) == (missing == ("RWF_NOWAIT",))
+    cached[0] = False
     data.advise(np.arange(0))
+    data.advise(np.arange(200))
+    assert sum(size for _, size in asked) > 200 * 50 or missing == ("posix_fadvise",)
     assert check(data, 0) == "ok"
-
-
-def test_advice_brings_rows_into_memory(tmp_path: Path) -> None:
-    path = tmp_path / "f.h5"
-    with h5py.File(path, "w") as file:
-        file["m"] = np.zeros((400, 1 << 16), "u1")
-    data = Dataset(str(path), {"m": "m"}, "all", ROOT)
-    file = data._fields["m"][0].reader.file
-    os.fsync(file.fd)
-    os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    row = np.array([300])
-    if data._fields["m"][0].cached_share(row):
-        pytest.skip("this file system keeps files in memory")
-    data.advise(row)
-    wait_for(lambda: data._fields["m"][0].cached_share(row))
 
 
 WRITER = """
@@ -366,23 +326,6 @@ def test_a_file_that_another_process_holds_locked(path: Path) -> None:
         holder.stdout.readline()
         with pytest.raises(OSError, match="lock"):
             h5py.File(path, "r")
+        path.chmod(0o444)  # which needs no more than to be read
         assert check(opened(path), 0) == "ok"
         holder.stdin.write("\n")
-
-
-def test_a_file_that_this_process_has_open(path: Path) -> None:
-    with h5py.File(path, "r") as mine:
-        assert check(opened(path), 0) == "ok"
-        assert len(mine["m"]) == 200
-    data = opened(path)
-    with h5py.File(path, "r"):
-        assert check(data, 1) == "ok"
-
-
-def test_a_read_only_file_and_folder(path: Path) -> None:
-    path.chmod(0o444)
-    path.parent.chmod(0o555)
-    try:
-        assert check(opened(path), 0) == "ok"
-    finally:
-        path.parent.chmod(0o755)

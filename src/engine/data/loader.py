@@ -45,9 +45,9 @@ _STARVED_SHARE = 0.03
 
 class BatchDataset(Protocol):
     """May also have: `advise(rows)`: these rows are gathered soon, ask the kernel for those not in memory;
-    `cached_share() -> float`: the share of probed rows that are in memory; `column(field) -> array`: all values of a
-    field, for orders that look at labels or lengths (of a field of variable length: the lengths); `chunk_rows`: samples
-    in a chunk. Its `gather` returns the batch, which may hold more than `spec`, and lists (of strings)."""
+    `column(field) -> array`: all values of a field, for orders that look at labels or lengths (of a field of variable
+    length: the lengths); `chunk_rows`: samples in a chunk. Its `gather` returns the batch, which may hold more than
+    `spec`, and lists (of strings)."""
 
     spec: dict[str, tuple[tuple[int, ...], torch.dtype]]  # field -> (shape of one sample, dtype); -1: varies
 

@@ -1,8 +1,8 @@
 """What an HDF5 file may lead to: external links, sources of virtual datasets, external raw storage. No torch.
 
 A file from elsewhere must not make other files of this machine its samples, nor hang or crash who reads it. With
-external="refuse" nothing is opened that leads out of the file. With "allow" (data.external) HDF5 reads what it finds;
-changes of the other files are not seen then, and neither is what is missing in files that those lead to.
+external="refuse" nothing is opened that leads out of the file. With "allow" (data.external) HDF5 reads what it finds,
+and fill values where the other files hold less than this one says; changes of the other files are not seen then.
 """
 
 from __future__ import annotations
@@ -51,14 +51,6 @@ def _check_there(dset: h5py.Dataset, where: str) -> None:
         near = (os.path.join(place, last) for place in places for last in (name, os.path.basename(name)))
         if "%" not in name and not any(map(os.path.exists, near)):  # of numbered ones some may be missing
             raise ConfigError(f"{where} is virtual and its source {name} is missing; put it beside the file")
-    parts = dset.external or []
-    if parts and all(os.path.exists(name) for name, _, _ in parts):  # else HDF5 itself says so
-        there = sum(min(size, max(0, os.path.getsize(name) - offset)) for name, offset, size in parts)
-        needed = dset.size * dset.id.get_type().get_size()  # numpy's bfloat16 is a float32
-        if there < needed:
-            raise ConfigError(
-                f"{where} is stored in {parts[0][0]}, which has {there} of its {needed} bytes; copy it again"
-            )
 
 
 def check_links(group: h5py.Group, path: str, external: str, where: str) -> None:

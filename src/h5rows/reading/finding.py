@@ -11,7 +11,7 @@ import numpy as np
 
 from h5rows.errors import ConfigError
 from h5rows.reading import filters
-from h5rows.reading.external import check_external, check_links, items_below, link_of
+from h5rows.reading.external import check_external, check_links, items_below
 from h5rows.reading.opening import named, unreadable
 
 
@@ -101,25 +101,13 @@ def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tu
                 raise ConfigError(
                     f"{file.filename}: {top.name} has no {name!r} ({key}); {_choices(top, name)}"
                 ) from None
-            raise _unreadable_link(item, part, file, key, error) from error
+            raise unreadable(f"{file.filename}: {name!r} ({key})", error) from error
     if isinstance(item, h5py.Dataset):
         filters.load_plugins(item)
         check_external(item, external)
     if not isinstance(item, (h5py.Dataset, h5py.Group)):
         raise ConfigError(f"{file.filename}: {item.name} ({key}) is a named type, not a dataset; {_choices(top, name)}")
     return item, member
-
-
-def _unreadable_link(group: h5py.Group, name: str, file: h5py.File, key: str, error: Exception) -> ConfigError:
-    """Of a name that is there."""
-    link, what = link_of(group, name), f"{file.filename}: {name!r} ({key})"
-    if isinstance(link, h5py.ExternalLink):
-        what += f", a link to {link.path} of {link.filename},"
-    elif isinstance(link, h5py.SoftLink):
-        what += f", a link to {link.path},"
-    elif link is None:
-        what += ", a link of a user's own class, which h5py does not know,"
-    return unreadable(what, error)
 
 
 def check_type(dset: h5py.Dataset, key: str) -> None:

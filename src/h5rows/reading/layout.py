@@ -179,10 +179,9 @@ def _damaged_index(dset: h5py.Dataset, corner: np.ndarray) -> str | None:
 
 
 def _axes_of_hdf5_2_0(dset: h5py.Dataset) -> str | None:
-    """HDF5 2.0 lists an extensible array by the wrong axes, unless the unlimited one is the first."""
+    """HDF5 2.0 lists the chunks of newer files by the wrong axes where just one axis, not the first, may grow."""
     axes = [axis for axis, most in enumerate(dset.maxshape) if most is None]
-    wrong = len(axes) == 1 and axes != [0] and not _of_old_format(dset)
-    return "chunks that HDF5 lists in wrong places" if wrong else None
+    return "chunks that HDF5 lists in wrong places" if len(axes) == 1 and axes != [0] else None
 
 
 def _outside_of_the_file(dset: h5py.Dataset, extent: np.ndarray) -> str | None:
@@ -200,13 +199,6 @@ def _unfiltered_edge(dset: h5py.Dataset, corner: np.ndarray, extent: np.ndarray)
     if (over & (size == _full_size(dset)) & (mask == 0)).any():
         return "chunks at the edge that may be stored without their filters"
     return None
-
-
-def _of_old_format(dset: h5py.Dataset) -> bool:
-    """Whether its chunks are in a B-tree of version 1, as of everything whose header has no signature."""
-    with open(dset.file.filename, "rb") as file:
-        file.seek(dset.file.userblock_size + h5py.h5o.get_info(dset.id).addr)
-        return file.read(4) != b"OHDR"
 
 
 def _layout(dset: h5py.Dataset, chunk: Any, offset: Any, size: Any, mask: Any, pipeline: Any) -> Layout:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from glob import glob
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import h5py
 from h5py._objects import phil  # its lock: a second one, held while h5py waits for its own, could deadlock
@@ -65,12 +66,15 @@ def check_same(path: str, was: Identity, now: Identity, growing: bool = False) -
 
 @contextmanager
 def open_h5(path: str | os.PathLike[str], swmr: bool = False) -> Iterator[h5py.File]:
-    held = acquire(path, swmr, pin=True)
+    """The file as it is now. ConfigError where it cannot be opened, or what h5py raises in the block."""
+    with phil:
+        _close_held(None if swmr else os.path.abspath(path))
+        file = _open(path, swmr)
     try:
         with named(path):
-            yield held.file
+            yield file
     finally:
-        release(held, pin=True)
+        file.close()
 
 
 @contextmanager
@@ -84,91 +88,58 @@ def named(what: object) -> Iterator[None]:
         raise unreadable(what, error) from error
 
 
-_Key = tuple[int, str, bool]
-
-
 class Held:
-    """An open file. holders: how many use it; pins: those among them who cannot open it anew if it is closed."""
+    """A handle of a file that this process keeps open, until nobody has this object any more."""
 
-    def __init__(self, key: _Key, file: h5py.File) -> None:
-        self.key, self.file, self.holders, self.pins = key, file, 0, 0
-        self.identity = identity(file)
+    def __init__(self, path: str, swmr: bool) -> None:
+        self.path, self.swmr = path, swmr
+        self.file = _open(path, swmr)
+        self.identity = identity(self.file)
+
+    def is_outdated(self) -> bool:
+        """It shows a file that was written anew."""
+        try:
+            return not self.swmr and self.identity != identity(self.path)
+        except OSError:  # removed: who holds it may read on
+            return False
 
 
-_held: dict[_Key, Held] = {}
+_held: WeakValueDictionary[tuple[int, str, bool], Held] = WeakValueDictionary()  # by process, path, swmr
 
 
-def acquire(path: str | os.PathLike[str], swmr: bool, pin: bool = False) -> Held:
-    """This process's handle of a file, opened if it is not yet; to be given back by release.
+def hold(path: str, swmr: bool) -> Held:
+    """This process's handle of a file: one for all that read it through h5py.
 
-    Only one: as long as any is open, HDF5 shows a file as it found it. So a handle of a file that was written anew is
-    closed, and so are, to see what a SWMR writer has added, all of this process; readers open theirs again.
+    As long as any handle is open, HDF5 shows the file as that one found it. So those of files that were written anew
+    are closed, and so are, where a SWMR writer's file is opened, all of this process; readers hold theirs again.
     """
     key = (os.getpid(), os.path.abspath(path), swmr)
     with phil:
-        if swmr and pin:
-            close_all()
+        _close_held(key[1])
         held = _held.get(key)
-        if held is not None and not held.pins and _outdated(held):
-            _close(held)
-            held = None
-        if held is None:
-            held = _held[key] = Held(key, _open(path, swmr))
-        held.holders += 1
-        held.pins += pin
+        if held is None or not held.file:
+            held = _held[key] = Held(path, swmr)
         return held
 
 
-def _outdated(held: Held) -> bool:
-    """It shows a file that was written anew."""
-    try:
-        return not held.key[2] and held.identity != identity(held.key[1])
-    except OSError:  # removed: who holds it may read on
-        return False
-
-
-def release(held: Held, pin: bool = False) -> None:
-    if held.key[0] == os.getpid():  # not, if it was acquired before a fork
-        with phil:
-            held.holders -= 1
-            held.pins -= pin
-            if not held.holders:
-                _close(held)
-
-
-def close_all() -> None:
-    """Handles of this process, for their readers to open them again."""
-    with phil:
-        for held in [held for key, held in _held.items() if key[0] == os.getpid() and not held.pins]:
-            _close(held)
-
-
-def _close(held: Held) -> None:
-    if _held.get(held.key) is held:
-        del _held[held.key]
-    if held.file:
-        held.file.close()
-
-
-_CLASH = "(degree|values) do(es)?n't match|not the same for"
-
-
-def is_clash(error: BaseException) -> bool:
-    """This process has the file open already, with other properties."""
-    return re.search(_CLASH, str(error)) is not None
+def _close_held(path: str | None) -> None:
+    """This process's handles of a file that was written anew; None: all of its handles."""
+    for (process, of, _), held in list(_held.items()):
+        if process == os.getpid() and (path is None or (of == path and held.is_outdated())):
+            held.file.close()
 
 
 def _open_alike(path: str | os.PathLike[str], swmr: bool) -> h5py.File:
     """With the properties of h5py.File, so that the program can open it too: HDF5 wants them alike, also those of files
-    that links and virtual datasets lead to. A file that cannot be locked, as on some network file systems, is read
-    without."""
+    that links and virtual datasets lead to. A file that cannot be locked, as on some network file systems, or that is
+    open without a lock, is read without."""
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_sieve_buf_size(0)  # the default reads 21 bytes for each byte wanted of 3 KB rows
     flags = h5py.h5f.ACC_RDONLY | (h5py.h5f.ACC_SWMR_READ if swmr else 0)
     try:
         return h5py.File(h5py.h5f.open(os.fsencode(path), flags, fapl=access))
     except OSError as error:
-        if "unable to lock" not in str(error):
+        if "lock" not in str(error):
             raise
     access.set_file_locking(False, True)
     return h5py.File(h5py.h5f.open(os.fsencode(path), flags, fapl=access))
@@ -200,8 +171,8 @@ def _open(path: str | os.PathLike[str], swmr: bool = False) -> h5py.File:
 
 
 _HINTS = {  # words of HDF5's: what they mean
-    _CLASH: "this program has it, or what leads to it, open in another way; open both alike "
-    "(locking, swmr), or close one",
+    "(degree|values) do(es)?n't match|not the same for": "this program has it, or what leads to it, open in another "
+    "way; open both alike (locking, swmr), or close one",
     "unable to lock": "another program has it open for writing; HDF5_USE_FILE_LOCKING=FALSE reads it nevertheless",
     "doesn't exist|component not found": "it leads to nothing",
     "too many links": "it leads to itself",

@@ -65,36 +65,22 @@ class RawFile:
 
     def advise(self, offset: np.ndarray, size: np.ndarray) -> None:
         """Ask the kernel to read these extents, unless a few of them show that they are in memory."""
-        if len(offset) == 0:
-            return
-        probe = slice(None, None, max(1, len(offset) // 8))
-        if self.cached_share(offset[probe], size[probe], unknown=False) == 1:
+        probed = (offset + size // 2)[:: max(1, len(offset) // 8)]
+        if not hasattr(os, "posix_fadvise") or all(map(self._in_memory, probed.tolist())):  # macOS has no such call
             return
         order = np.argsort(offset)
         begin, end = offset[order], (offset + size)[order]
         gap = np.flatnonzero(begin[1:] > end[:-1] + 65536) + 1  # nearer ones are cheaper together
         firsts, lasts = np.append(0, gap), np.append(gap, len(begin)) - 1
         for a, b in zip(begin[firsts].tolist(), np.maximum.accumulate(end)[lasts].tolist(), strict=True):
-            self._will_need(a, b)
+            os.posix_fadvise(self.fd, a, b - a, os.POSIX_FADV_WILLNEED)
 
-    def _will_need(self, begin: int, end: int) -> None:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self.fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
-        elif self._mapping is not None:  # macOS
-            page = begin // mmap.PAGESIZE * mmap.PAGESIZE
-            self._mapping.madvise(mmap.MADV_WILLNEED, page, end - page)
-
-    def cached_share(self, offset: np.ndarray, size: np.ndarray, unknown: bool = True) -> float:
-        """The share of these extents whose middle is in memory; unknown: what counts where the system cannot tell."""
-        return float(np.mean([self._cached(int(at), unknown) for at in offset + size // 2])) if len(offset) else 1.0
-
-    def _cached(self, at: int, unknown: bool) -> bool:
+    def _in_memory(self, at: int) -> bool:
+        """False where the system cannot tell."""
         try:
             return os.preadv(self.fd, [bytearray(1)], at, os.RWF_NOWAIT) == 1
-        except BlockingIOError:
-            return False
         except (AttributeError, OSError):
-            return unknown
+            return False
 
 
 _files: weakref.WeakValueDictionary[tuple[int, str, Identity], RawFile] = weakref.WeakValueDictionary()

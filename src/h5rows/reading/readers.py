@@ -3,15 +3,14 @@
 Each has `gather_into(rows, out, at=None)`: write row rows[k] to out[k], or to out[at[k]]. rows: (B,) int64, all within
 the dataset (the caller checks); out: C-contiguous, of the dataset's shape and type. Safe from several threads.
 `file`, if there is one, is to be checked after a use, whether it gave values or raised: a change of it is why.
-`advise(rows)` asks the kernel to fetch what is not in memory yet, `cached_share(rows)` is the share that is. Handles
-are this process's own: they are left out of a pickle, and a forked child opens what must not be shared.
+`advise(rows)` asks the kernel to fetch what is not in memory yet. Handles are this process's own: they are left out of
+a pickle, and a forked child opens what must not be shared.
 """
 
 from __future__ import annotations
 
 import os
-import weakref
-from typing import Any, Protocol
+from typing import Any
 
 import h5py
 import numpy as np
@@ -19,19 +18,8 @@ import numpy as np
 from h5rows.errors import ConfigError
 from h5rows.reading import filters
 from h5rows.reading.layout import Layout
-from h5rows.reading.opening import acquire, check_same, close_all, identity, is_clash, release, unreadable
-from h5rows.reading.raw import ChunkCache, RawFile, raw_file, spread
-
-
-class Way(Protocol):
-    @property
-    def file(self) -> RawFile | None: ...
-
-    def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None: ...
-
-    def advise(self, rows: np.ndarray) -> None: ...
-
-    def cached_share(self, rows: np.ndarray) -> float: ...
+from h5rows.reading.opening import Held, check_same, hold, identity, unreadable
+from h5rows.reading.raw import ChunkCache, raw_file, spread
 
 
 class Mapped:
@@ -95,9 +83,6 @@ class Mapped:
         """count: rows that follow each, itself included, where they lie together."""
         self.file.advise(self._addresses(rows), np.broadcast_to(count * self.layout.row_bytes, rows.shape))
 
-    def cached_share(self, rows: np.ndarray) -> float:
-        return self.file.cached_share(self._addresses(rows), np.broadcast_to(self.layout.row_bytes, rows.shape))
-
 
 class Chunks:
     """Chunks with filters: read by offset, decoded in threads, cropped."""
@@ -159,15 +144,9 @@ class Chunks:
         return np.frombuffer(data, dtype=layout.dtype).reshape(layout.chunk)
 
     def advise(self, rows: np.ndarray) -> None:
-        self.file.advise(*self._extents(rows))
-
-    def cached_share(self, rows: np.ndarray) -> float:
-        return self.file.cached_share(*self._extents(rows))
-
-    def _extents(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         chunk = np.unique(rows // self.layout.chunk[0])
         offset, size = self.layout.offset[chunk].reshape(-1), self.layout.size[chunk].reshape(-1)
-        return offset[size > 0], size[size > 0]
+        self.file.advise(offset[size > 0], size[size > 0])
 
 
 class ThroughH5py:
@@ -180,31 +159,18 @@ class ThroughH5py:
     file = None
 
     def __init__(self, dset: h5py.Dataset, member: str | None, swmr: bool) -> None:
-        self._by_row = not _is_whole(dset)
+        self._by_row = dset.is_virtual  # HDF5 2.0 may crash on several rows at once of what such a one shows
         self.path, self.name, self.member, self.swmr = dset.file.filename, _own_name(dset), member, swmr
         self.identity = identity(dset.file)
-        self._reset()
-
-    def _reset(self) -> None:
-        self._handles: dict[int, tuple[Any, Any]] = {}  # process -> dataset, what closes its file
-        self._close: Any = None
+        self._handles: dict[int, tuple[Held, Any]] = {}  # process -> its handle, the dataset
 
     def __getstate__(self) -> Any:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_handles", "_close")}
-
-    def __setstate__(self, state: Any) -> None:
-        self.__dict__.update(state)
-        self._reset()
+        return {**self.__dict__, "_handles": {}}
 
     def _dataset(self) -> Any:
-        dset, done = self._handles.get(os.getpid(), (None, None))
-        if dset is not None and not dset:  # closed, as acquire says
-            if self._handles.pop(os.getpid(), None) is not None and done is not None:
-                done()
-            dset = None
-        if dset is None:
-            held = acquire(self.path, self.swmr)
-            done = weakref.finalize(self, release, held)
+        held, dset = self._handles.get(os.getpid(), (None, None))
+        if not dset:  # not opened yet, or closed, as `hold` says
+            held = hold(self.path, self.swmr)
             check_same(self.path, self.identity, held.identity, self.swmr)
             dset = held.file[self.name]
             filters.load_plugins(dset)
@@ -212,12 +178,7 @@ class ThroughH5py:
                 access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
                 access.set_chunk_cache(521, 0, 0.75)  # doubles random reads where no chunk is worth keeping
                 dset = h5py.Dataset(h5py.h5d.open(held.file.id, self.name.encode(), access))
-            mine = (dset, done)
-            dset, kept = self._handles.setdefault(os.getpid(), mine)  # atomic: of two threads here, one's stays
-            if kept is done:
-                self._close = done
-            else:
-                done()
+            self._handles[os.getpid()] = held, dset
         return dset
 
     def _check(self, dset: Any) -> None:
@@ -238,9 +199,7 @@ class ThroughH5py:
             except (ConfigError, UnicodeDecodeError):
                 raise
             except (OSError, RuntimeError, KeyError, ValueError) as error:
-                if is_clash(error) and attempt < 2:  # of a file that this one leads to
-                    close_all()
-                elif attempt == 2 or dset is None or dset:  # not: closed by another thread
+                if attempt == 2 or dset is None or dset:  # else another thread has closed it
                     raise unreadable(f"{self.path}: {self.name}", error) from error
 
     def _read(self, dset: Any, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None) -> None:
@@ -262,14 +221,9 @@ class ThroughH5py:
     def close(self) -> None:
         """Until the next use."""
         self._handles.clear()
-        if self._close is not None:
-            self._close()
 
     def advise(self, rows: np.ndarray) -> None:
         """HDF5 reads when it is asked to."""
-
-    def cached_share(self, rows: np.ndarray) -> float:
-        return 1.0  # unknown
 
 
 def _own_name(dset: h5py.Dataset) -> str:
@@ -282,13 +236,3 @@ def _own_name(dset: h5py.Dataset) -> str:
     except (KeyError, ValueError, TypeError):
         pass
     return file[dset.ref].name
-
-
-def _is_whole(dset: h5py.Dataset) -> bool:
-    """Whether a virtual dataset shows plain ones of its file, as large as it says. Of others HDF5 2.0 may crash on
-    reading several rows at once, where single ones can be read."""
-    for source in dset.virtual_sources() if dset.is_virtual else ():
-        shown = dset.file.get(source.dset_name) if source.file_name == "." else None
-        if not isinstance(shown, h5py.Dataset) or shown.is_virtual or shown.shape != source.src_space.shape:
-            return False
-    return True

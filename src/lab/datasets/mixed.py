@@ -61,8 +61,8 @@ class Mixed:
         if all(hasattr(part, "gather") for part in self.parts.values()):  # else the loader takes sample by sample
             self.spec, self.gather = self.fields, self._gather
             self.nbytes = sum(getattr(part, "nbytes", _bytes(self.specs[n]) * len(part)) for n, part in self._items())
-        if all(hasattr(part, "advise") and hasattr(part, "cached_share") for part in self.parts.values()):
-            self.advise, self.cached_share = self._advise, self._cached_share
+        if all(hasattr(part, "advise") for part in self.parts.values()):
+            self.advise = self._advise
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -118,10 +118,6 @@ class Mixed:
     def _advise(self, rows: np.ndarray) -> None:
         for _, name, local, _ in self._places(rows):
             self.parts[name].advise(local)
-
-    def _cached_share(self) -> float:
-        sizes = [_bytes(self.specs[name]) * len(part) for name, part in self._items()]
-        return float(np.average([part.cached_share() for part in self.parts.values()], weights=sizes))
 
     def describe(self) -> list[str]:
         """One line a field of each part: in which way it is read, and why."""

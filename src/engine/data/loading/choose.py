@@ -21,8 +21,6 @@ KINDS = ("auto", "threads", "workers", "device")
 _RESIDENT_BYTES = 1 << 30  # larger sets are not loaded as a whole unless asked for: that would delay the start
 _RESIDENT_BATCH_BYTES = 1 << 20  # on a CPU, larger batches are better gathered beside the step, by threads
 _TRIAL_S = 0.02
-_COLD_SHARE = 0.5  # below this share of probed rows in memory, reading waits for the disk
-_COLD_THREADS = 8
 
 
 def is_batch_dataset(dataset: Any) -> bool:
@@ -84,9 +82,6 @@ def num_threads(dataset: Any, plan: Plan, num_workers: int | str, cores: int) ->
     cores: that this process may keep busy."""
     if isinstance(num_workers, int):
         return max(1, num_workers), f"{max(1, num_workers)} threads, as data.num_workers says"
-    cached = float(dataset.cached_share()) if hasattr(dataset, "cached_share") else 1.0
-    if cached < _COLD_SHARE:
-        return _COLD_THREADS, f"{_COLD_THREADS} threads, as only {cached:.0%} of the probed rows are in memory"
     if plan(0) is None:
         return 1, "1 thread, as there is nothing to read"
     rates: dict[int, float] = {}
