@@ -334,8 +334,8 @@ def test_the_wheel_and_the_library_need_what_the_project_needs() -> None:
     project, wheel, library = (
         (ROOT / name / "pyproject.toml").read_text() for name in (".", "tools/engine", "tools/h5rows")
     )
-    needs = [re.findall(r"^dependencies = \[(.*?)\n\]", text, re.MULTILINE | re.DOTALL)[0] for text in (project, wheel)]
-    named = [re.findall(r'"([a-z0-9-]+[<>=][^"]*)"', text) for text in needs]
+    needs = [re.search(r"^dependencies = \[(.*?)\]", text, re.MULTILINE | re.DOTALL) for text in (project, wheel)]
+    named = [re.findall(r'"([a-z0-9-]+[<>=][^"]*)"', found[1]) for found in needs]  # type: ignore[index]
     assert named[0] == named[1]
     assert len(named[0]) > 5
     extras = [dict(re.findall(r"^(\w+) = (\[\".*\"\])", text, re.MULTILINE)) for text in (library, project)]
