@@ -545,11 +545,13 @@ def test_a_save_is_what_all_ranks_agree_on(monkeypatch: pytest.MonkeyPatch) -> N
     assert around.named("warn", "best", "last") == [("best", 6, [])]
 
 
-def test_what_is_not_finite_is_not_saved() -> None:
+def test_what_is_not_finite_is_neither_scored_nor_saved() -> None:
     around = Surroundings()
-    with pytest.raises(RunFailed, match="not finite within the steps"):
-        loop.save(state_of(step=3, totals=totals(loss=NAN, grad_norm=NAN)), run_of(around), best=False)
-    assert around.named("last") == []
+    state, run = state_of(step=3, totals=totals(loss=NAN, grad_norm=NAN)), run_of(around)
+    for work in (lambda: loop.save(state, run, best=False), lambda: loop.score(state, lambda state: False, run)):
+        with pytest.raises(RunFailed, match="not finite within the steps"):
+            work()
+    assert around.named("last", "best") == []
 
 
 # ---- a step

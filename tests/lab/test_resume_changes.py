@@ -115,6 +115,7 @@ REFUSED = (
     ("foo=3", "foo: no such key"), ("callback.pictures.count=2", "callback.pictures.count: no such key"),
     ("model=mlp", "keeps its groups"),
     ("optim/schedule=linear", "keeps its groups"),
+    ("~optim.weight_decay", "keeps its groups"),
     ("process.stop_at_step=1", "process.stop_at_step=1: would have no effect: the run in"),
     ("process.stop_at_step=4", "is at step 4 already - give a later one"),
     ("process={stop_at_step: 2}", "process.stop_at_step=2: would have no effect"),
