@@ -39,8 +39,8 @@ def bare_python(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def clone_with_environment(folder: Path) -> Iterator[Path]:
-    """The project after `./run` has made .venv, whose python is here a fork of one that has imported torch. Its digits
-    are few."""
+    """The project after `./run` has made .venv, whose python is here a fork of one that has imported torch. It has half
+    of the digits."""
     copy = with_fewer_digits(copy_of_the_project(folder / "clone"))
     (copy / ".venv/bin").mkdir(parents=True)
     for extra in ("all", "dev"):
