@@ -3,13 +3,32 @@ in a copy of the project."""
 
 from __future__ import annotations
 
+import array
+import contextlib
+import json
 import os
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
+import warm
 from conftest import limit
-from fork import copy_of_the_project
+from fork import copy_of_the_project, with_fewer_digits
+
+# asks `served` for a process, and ends as that one ends
+CLIENT = """#!{python} -SsE
+import array, json, os, socket, sys
+channel = socket.socket(socket.AF_UNIX)
+channel.connect({address!r})
+fds = array.array("i", [0, 1, 2])
+channel.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+channel.sendall(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode())
+channel.shutdown(socket.SHUT_WR)
+sys.exit(int(channel.recv(9)))
+"""
 
 
 def bare_python(folder: Path) -> Path:
@@ -18,13 +37,43 @@ def bare_python(folder: Path) -> Path:
     return folder / "python/bin"
 
 
-def clone_with_environment(folder: Path) -> Path:
-    """The project after `./run` has made .venv, which is here the environment that runs the tests."""
-    copy = copy_of_the_project(folder)
-    executable(copy / ".venv/bin/python", f'exec env PYTHONPATH="{copy}/src" "{sys.executable}" "$@"')
+@contextlib.contextmanager
+def clone_with_environment(folder: Path) -> Iterator[Path]:
+    """The project after `./run` has made .venv, whose python is here a fork of one that has imported torch. It has half
+    of the digits."""
+    copy = with_fewer_digits(copy_of_the_project(folder / "clone"))
+    (copy / ".venv/bin").mkdir(parents=True)
     for extra in ("all", "dev"):
         (copy / f".venv/stamp.{extra}").write_text(stamp_of(copy))
-    return copy
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(address := str(folder / "door"))
+        door.listen()
+        (copy / ".venv/bin/python").write_text(CLIENT.format(python=sys.executable, address=address))
+        (copy / ".venv/bin/python").chmod(0o755)
+        warm.run([sys.executable, "-c", ""], env=environment_of(copy, {}))  # is started by this thread
+        threading.Thread(target=served, args=(door, copy), daemon=True).start()
+        yield copy
+        door.shutdown(socket.SHUT_RDWR)
+
+
+def served(door: socket.socket, copy: Path) -> None:
+    with contextlib.suppress(OSError):  # it has been closed
+        while True:
+            with door.accept()[0] as channel:
+                streams = array.array("i", channel.recvmsg(1, socket.CMSG_SPACE(12))[1][0][2])
+                arguments, folder, given = json.loads(channel.makefile().read())
+                process = warm.Popen(
+                    [sys.executable, *arguments], cwd=folder, env=environment_of(copy, given),
+                    stdin=streams[0], stdout=streams[1], stderr=streams[2],
+                )  # fmt: skip
+                for fd in streams:
+                    os.close(fd)
+                channel.sendall(str(process.wait()).encode())
+
+
+def environment_of(copy: Path, given: dict[str, str]) -> dict[str, str]:
+    free = {name: value for name, value in given.items() if not name.startswith(warm.ONCE)}
+    return {**free, **warm.read_once(warm.BEGAN), "PYTHONPATH": str(copy / "src")}
 
 
 def stamp_of(folder: Path) -> str:

@@ -16,7 +16,7 @@ from conftest import NEEDS_GPT, ROOT, limit, needs, sample_of, wait_for
 sys.path.append(str(ROOT / "benchmarks"))
 import bench
 from gpu_common import Figure, Setting, as_table, finished, processes_of
-from gpu_stages import busy_s, launches, outcomes
+from gpu_stages import busy_s, launches
 
 EXPECTED = {
     "cifar": {"CIFAR ResNet, eager", "time of ours / bare, eager", "launches a step, eager"},
@@ -35,7 +35,7 @@ EXPECTED = {
 @pytest.mark.slow
 @NEEDS_GPT
 @needs("conf/experiment/cifar10.yaml")
-@pytest.mark.parametrize("stage", sample_of(["cifar", "checkpoints", "faults"], [*EXPECTED]))
+@pytest.mark.parametrize("stage", sample_of(["cifar", "checkpoints"], [*EXPECTED]))
 def test_a_stage_works(tmp_path: Path, stage: str) -> None:
     command = [sys.executable, str(ROOT / "benchmarks/gpu.py"), stage, "--dry", "--out", str(tmp_path)]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}  # what it leaves running is found by it
@@ -88,16 +88,6 @@ def test_figures_are_written_as_they_come_and_a_command_is_ended_with_all_it_sta
     assert finished(["sh", "-c", "echo a; echo b >&2; exit 3"], os.environ) == (3, "a\n", "b\n")
 
 
-def test_tests_are_counted_with_xdist_and_without() -> None:
-    log = (
-        "tests/lab/test_gpu.py::test_a[fp32, x] PASSED                  [ 10%]\n"
-        "tests/lab/test_gpu.py::test_b SKIPPED (needs 2 CUDA devices)   [ 20%]\n"
-        "[gw0] [ 30%] FAILED tests/lab/test_gpu.py::test_c \n[gw12] [100%] PASSED tests/lab/test_gpu.py::test_d \n"
-        "tests/lab/test_gpu.py::test_e \nFAILED tests/lab/test_gpu.py::test_c - AssertionError\n"
-    )
-    assert outcomes(log) == {"PASSED": 2, "SKIPPED": 1, "FAILED": 1}
-
-
 def event(ts: float, dur: float, cat: str = "kernel", name: str = "k") -> dict[str, Any]:
     return {"ts": ts, "dur": dur, "cat": cat, "name": name}
 
@@ -125,7 +115,7 @@ def test_a_figure_says_whether_its_target_is_met() -> None:
 @pytest.mark.slow
 @NEEDS_GPT
 @needs("conf/model/resnet.yaml")
-@pytest.mark.parametrize("name", sample_of(["mlp", "ranks"], [*bench.CASES]))
+@pytest.mark.parametrize("name", sample_of(["ranks"], [*bench.CASES]))
 def test_a_case_is_measured(name: str) -> None:
     row = bench.row_of(name, blocks=1)
     assert row.ratio == pytest.approx(row.ours / row.bare)

@@ -12,7 +12,7 @@ from method import go_on
 
 from engine.errors import ConfigError
 from lab.callbacks import confusion, curves
-from lab.callbacks.curves import panels_of, running_median
+from lab.callbacks.curves import panels_of
 
 pytestmark = needs("conf/callback/curves.yaml", "conf/callback/confusion.yaml", "conf/task/classification.yaml")
 Image = pytest.importorskip("PIL.Image")
@@ -84,12 +84,6 @@ def test_what_a_curve_is() -> None:
         "train": [2.0, 1.0], "val": [1.5], "val_hard": [1.6],
     }  # fmt: skip
     assert found["loss"]["train"][0].tolist() == [1, 3]
-
-
-def test_the_running_median() -> None:
-    values = np.array([5.0, 1.0, 9.0, 2.0, 8.0])
-    assert running_median(values, 1).tolist() == values.tolist()
-    assert running_median(values, 3).tolist() == [3.0, 5.0, 2.0, 8.0, 5.0]
 
 
 def test_class_names_are_on_the_axes(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,28 +86,3 @@ def test_what_was_there_before_is_not_looked_through() -> None:
         assert count() == 1
         collect_garbage(100)
         assert count() == 0
-
-
-@pytest.mark.slow
-def test_nor_is_what_a_later_import_has_brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules that a callback imports are not gone through at each collection; garbage that comes later is found."""
-    (tmp_path / "heavy_one.py").write_text("held = [[i] for i in range(10000)]\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with no_garbage_collection():
-        collect_garbage(100)
-        before = gc.get_freeze_count()
-        import heavy_one  # type: ignore[import-not-found]
-
-        collect_garbage(200)
-        assert gc.get_freeze_count() > before + len(heavy_one.held)
-        assert not any(isinstance(one, list) and one and one is heavy_one.held[0] for one in gc.get_objects())
-        cycle: list[Any] = []
-        cycle.append(cycle)
-        del cycle
-        assert gc.collect() >= 1
-        now = gc.get_freeze_count()
-        collect_garbage(300)
-        assert gc.get_freeze_count() <= now
-    del sys.modules["heavy_one"]
-    collect_garbage(400)  # outside of the block nothing is frozen
-    assert gc.get_freeze_count() == 0

@@ -181,13 +181,6 @@ class Data:
 
 
 @pytest.mark.parametrize(
-    ("every", "steps"), [(None, []), (1, [0, 1, 2, 3, 4, 5, 6]), (2, [0, 2, 4, 6]), (3, [0, 3, 6]), (9, [0])]
-)
-def test_due(every: int | None, steps: list[int]) -> None:
-    assert [step for step in range(7) if owed.due(step, every)] == steps
-
-
-@pytest.mark.parametrize(
     ("step", "changed", "wanted"),
     [
         (1, {}, []), (2, {}, ["log"]), (3, {}, ["score"]), (4, {}, ["log", "save"]), (6, {}, ["log", "score"]),
@@ -204,39 +197,32 @@ def test_what_is_due_after_a_step(step: int, changed: dict[str, Any], wanted: li
 
 
 LEFT = {"owes": ["save"], "total_steps": 7}
+BOTH = {"step": 3, "owes": ["score", "save"], "total_steps": 7}
+IMPATIENT = {"step": 3, "stale": 2, "ended": "patience", **LEFT}
 
 
 @pytest.mark.parametrize(
     ("state", "changed", "owes", "ended"),
     [
         ({}, {}, [], ""),
-        ({"step": 6, **LEFT}, {}, ["save"], ""),
-        ({"step": 3, "owes": ["score", "save"], "total_steps": 7}, {}, ["score", "save"], ""),
+        (BOTH, {}, ["score", "save"], ""),
         # the resume says otherwise
-        ({"step": 3, "owes": ["score", "save"], "total_steps": 7}, {"eval": None}, ["save"], ""),
-        ({"step": 3, "owes": ["score", "save"], "total_steps": 7}, {"eval": 5}, ["score", "save"], ""),
+        (BOTH, {"eval": None}, ["save"], ""),
         ({"step": 7, **LEFT}, {"total_steps": 9}, ["save"], ""),
-        ({"step": 7, "total_steps": 7}, {"total_steps": 8}, [], ""),
         ({"step": 5, "logged_step": 4, "scored_step": 3, "total_steps": 7}, {"total_steps": 5},
          ["log", "score", "save"], ""),
         ({"step": 6, "logged_step": 6, "scored_step": 6, "total_steps": 7}, {"total_steps": 6}, ["save"], ""),
         # of an older version
         ({"step": 3}, {}, ["score"], ""),
-        ({"step": 3, "scored_step": 3}, {}, [], ""),
-        ({"step": 5, "logged_step": 4, "scored_step": 3}, {}, [], ""),
         ({"step": 7, "logged_step": 7}, {}, ["score", "save"], ""),
-        ({"step": 7, "logged_step": 7, "scored_step": 7}, {}, ["save"], ""),
         ({"step": 3, "scored_step": 3, "stale": 2}, {"early_stop_patience": 2}, [], "patience"),
         # why there are no more steps
-        ({"step": 3, "stale": 2, "ended": "patience", **LEFT}, {"early_stop_patience": 2}, ["save"], "patience"),
-        ({"step": 3, "stale": 2, "ended": "patience", **LEFT}, {"early_stop_patience": 3}, ["save"], ""),
-        ({"step": 3, "stale": 2, "ended": "patience", **LEFT}, {}, ["save"], ""),
-        ({"step": 3, "stale": 2, "ended": "patience", **LEFT}, {"early_stop_patience": 2, "total_steps": 9}, ["save"],
-         "patience"),
+        (IMPATIENT, {"early_stop_patience": 2}, ["save"], "patience"),
+        (IMPATIENT, {"early_stop_patience": 3}, ["save"], ""),
+        (IMPATIENT, {"early_stop_patience": 2, "total_steps": 9}, ["save"], "patience"),
         ({"step": 3, "stale": 2, "ended": "callback", **LEFT}, {"early_stop_patience": 3}, ["save"], "callback"),
         ({"step": 3, "ended": "callback", **LEFT}, {"total_steps": 6}, ["save"], "callback"),
         ({"step": 3, "ended": "callback", **LEFT}, {"total_steps": 8}, ["save"], ""),
-        ({"step": 3, "ended": "pruned", **LEFT}, {}, ["save"], "pruned"),
     ],
 )  # fmt: skip
 def test_what_a_run_takes_up(state: dict[str, Any], changed: dict[str, Any], owes: list[str], ended: str) -> None:
@@ -411,45 +397,31 @@ def test_a_log_without_a_step_that_counts_has_no_means() -> None:
 
 
 STOPS = r"^gradients were not finite within the steps 5 to 9; debug=nan names .*trainer\.clip_norm"
+SCALE = r"^fp16: the loss scale has fallen below 0\.001 by step 9,"
+GOOD, BAD = {"loss": 1.0, "grad_norm": 3.0}, {"loss": 1.0, "grad_norm": INF}
 
 
 @pytest.mark.parametrize(
-    ("non_finite", "skip", "scale", "says"),
+    ("held", "skip", "scale", "expected"),
     [
-        (0.0, False, None, None),
-        (2.0, True, None, None),
-        (2.0, False, 4.0, None),
-        (0.0, False, logging.SMALLEST_SCALE, None),
-        (2.0, False, None, STOPS),
-        (0.0, False, 0.0009, r"^fp16: the loss scale has fallen below 0\.001 by step 9,"),
-        (2.0, True, 0.0009, r"^fp16: the loss scale has fallen below 0\.001 by step 9,"),
+        ({}, False, None, {}),  # right after a log nothing is known of steps
+        (GOOD, False, None, {}),
+        (GOOD | {"non_finite": 2.0}, True, None, {"": 2}),
+        (GOOD | {"non_finite": 2.0}, False, 4.0, {"": 2}),
+        (GOOD | {"non_finite": 2.0}, False, None, {"": 2}),  # left out before a resume that has ended the skipping
+        (GOOD | {"non_finite": 0.0}, False, logging.SMALLEST_SCALE, {"": 0}),
+        (BAD, False, None, STOPS),
+        (BAD | {"non_finite": 2.0}, False, None, STOPS),
+        (GOOD | {"non_finite": 0.0}, False, 0.0009, SCALE),
+        (GOOD | {"non_finite": 2.0}, True, 0.0009, SCALE),
     ],
 )
-def test_steps_that_are_not_finite(non_finite: float, skip: bool, scale: float | None, says: str | None) -> None:
+def test_steps_that_are_not_finite(held: dict[str, float], skip: bool, scale: float | None, expected: Any) -> None:
     scaler = None if scale is None else SimpleNamespace(get_scale=lambda: scale)
-    may_skip = skip or scaler is not None
-    norms = {"grad_norm": 3.0} if may_skip or not non_finite else {"grad_norm": INF}
-    counts = {"non_finite": non_finite} if may_skip else {}
-    state = state_of(step=9, logged_step=4, scaler=scaler, totals=totals(loss=1.0, **norms, **counts))
+    state = state_of(step=9, logged_step=4, scaler=scaler, totals=totals(**held))
     run = run_of(Surroundings(), non_finite="skip" if skip else "stop")
-    if says is None:
-        assert logging.check_finite(state, run) == ({"": non_finite} if may_skip else {})
-    else:
-        with pytest.raises(RunFailed, match=says):
-            logging.check_finite(state, run)
-
-
-def test_steps_that_were_left_out_before_a_resume_are_counted() -> None:
-    """Which ended the skipping: fp16 to fp32. Means are over the steps that count."""
-    held = totals(loss=1.0, grad_norm=3.0, non_finite=2.0)
-    assert logging.check_finite(state_of(step=9, logged_step=4, totals=held), run_of(Surroundings())) == {"": 2}
-    held = totals(loss=1.0, grad_norm=INF, non_finite=2.0)
-    with pytest.raises(RunFailed, match=STOPS):
-        logging.check_finite(state_of(step=9, logged_step=4, totals=held), run_of(Surroundings()))
-
-
-def test_right_after_a_log_nothing_is_known_of_steps() -> None:
-    assert logging.check_finite(state_of(), run_of(Surroundings())) == {}
+    with pytest.raises(RunFailed, match=expected) if isinstance(expected, str) else contextlib.nullcontext():
+        assert logging.check_finite(state, run) == expected
 
 
 # ---- scores
@@ -473,48 +445,35 @@ def scoring(monkeypatch: pytest.MonkeyPatch, values: list[float], **changed: Any
     return around, state, told
 
 
-def test_scores_are_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Less is better; of equal ones the older stays before, and is the best."""
-    around, state, told = scoring(monkeypatch, [5.0, 7.0, 5.0, 4.0, 4.0, NAN, 4.5])
-    assert around.named("best") == [
-        ("best", 3, [[5.0, 3]]),
-        ("best", 6, [[5.0, 3], [7.0, 6]]),
-        ("best", 9, [[5.0, 3], [5.0, 9]]),
-        ("best", 12, [[4.0, 12], [5.0, 3]]),
-        ("best", 15, [[4.0, 12], [4.0, 15]]),
-    ]
-    assert (state.best_score, state.stale, state.scored_step) == (4.0, 3, 21)
-    assert told == [""] * 7
-    assert around.named("log")[1] == ("log", 6, {"val/loss": 7.0, "val/other": 0.0})
-    assert around.named("on_eval")[1] == ("on_eval", 6, {"val/loss": 7.0, "val/other": 0.0})
+MORE = {"monitor": MonitorConfig(mode="max")}
 
 
-def test_more_may_be_better(monkeypatch: pytest.MonkeyPatch) -> None:
-    around, state, _ = scoring(
-        monkeypatch, [0.25, 0.5, 0.5, 0.375, -1.0], monitor=MonitorConfig(mode="max"), keep_best=2
-    )
-    assert [event[2] for event in around.named("best")] == [
-        [[0.25, 3]], [[0.5, 6], [0.25, 3]], [[0.5, 6], [0.5, 9]],
-    ]  # fmt: skip
-    assert (state.best_score, state.stale) == (0.5, 3)
-
-
-def test_a_score_that_is_not_finite_is_no_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    around, state, told = scoring(monkeypatch, [NAN, -INF, 3.0], early_stop_patience=3)
-    assert around.named("best") == [("best", 9, [[3.0, 9]])]
-    assert (state.best_score, state.stale) == (3.0, 0)
-    assert told == [""] * 3
-
-
-def test_keep_best_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    around, state, _ = scoring(monkeypatch, [3.0, 2.0], keep_best=0)
-    assert around.named("best") == []
-    assert (state.best, state.best_score) == ([], 2.0)
-
-
-def test_patience_ends_at_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = scoring(monkeypatch, [1.0, 2.0, 1.0, 0.5, 0.5, 0.5], early_stop_patience=2)[2]
-    assert told == ["", "", "patience", "", "", "patience"]
+@pytest.mark.parametrize(
+    ("values", "changed", "best", "best_score", "stale", "ended"),
+    [
+        # less is better; of equal ones the older stays before, and is the best
+        ([5.0, 7.0, 5.0, 4.0, 4.0, NAN, 4.5], {},
+         {3: [[5.0, 3]], 6: [[5.0, 3], [7.0, 6]], 9: [[5.0, 3], [5.0, 9]], 12: [[4.0, 12], [5.0, 3]],
+          15: [[4.0, 12], [4.0, 15]]}, 4.0, 3, []),
+        ([0.25, 0.5, 0.5, 0.375, -1.0], MORE,
+         {3: [[0.25, 3]], 6: [[0.5, 6], [0.25, 3]], 9: [[0.5, 6], [0.5, 9]]}, 0.5, 3, []),
+        ([NAN, -INF, 3.0], {"early_stop_patience": 3}, {9: [[3.0, 9]]}, 3.0, 0, []),
+        ([3.0, 2.0], {"keep_best": 0}, {}, 2.0, 0, []),
+        ([1.0, 2.0, 1.0, 0.5, 0.5, 0.5], {"early_stop_patience": 2, "keep_best": 1}, {3: [[1.0, 3]], 12: [[0.5, 12]]},
+         0.5, 2, [9, 18]),
+    ],
+)  # fmt: skip
+def test_scores_are_ranked(
+    monkeypatch: pytest.MonkeyPatch, values: list[float], changed: Any, best: Any, best_score: float, stale: int,
+    ended: list[int],
+) -> None:  # fmt: skip
+    """best: what is kept after which step; ended: after which steps patience is at an end."""
+    around, state, told = scoring(monkeypatch, values, **changed)
+    assert {event[1]: event[2] for event in around.named("best")} == best
+    assert (state.best_score, state.stale, state.scored_step) == (best_score, stale, 3 * len(values))
+    assert told == ["patience" * (step in ended) for step in range(3, 3 * len(values) + 1, 3)]
+    scores = {"val/loss": values[1], "val/other": 0.0}
+    assert (around.named("log")[1], around.named("on_eval")[1]) == (("log", 6, scores), ("on_eval", 6, scores))
 
 
 def test_a_callback_may_end_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -586,11 +545,13 @@ def test_a_save_is_what_all_ranks_agree_on(monkeypatch: pytest.MonkeyPatch) -> N
     assert around.named("warn", "best", "last") == [("best", 6, [])]
 
 
-def test_what_is_not_finite_is_not_saved() -> None:
+def test_what_is_not_finite_is_neither_scored_nor_saved() -> None:
     around = Surroundings()
-    with pytest.raises(RunFailed, match="not finite within the steps"):
-        loop.save(state_of(step=3, totals=totals(loss=NAN, grad_norm=NAN)), run_of(around), best=False)
-    assert around.named("last") == []
+    state, run = state_of(step=3, totals=totals(loss=NAN, grad_norm=NAN)), run_of(around)
+    for work in (lambda: loop.save(state, run, best=False), lambda: loop.score(state, lambda state: False, run)):
+        with pytest.raises(RunFailed, match="not finite within the steps"):
+            work()
+    assert around.named("last", "best") == []
 
 
 # ---- a step
@@ -734,38 +695,24 @@ def test_the_average_moves_by_its_share() -> None:
     assert state.ema.weight.tolist() == [[5.0] * 3]  # type: ignore[union-attr, operator]
 
 
-def test_parameters_without_a_gradient_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    named: list[Any] = []
-    monkeypatch.setattr(descend, "name_unused", lambda net, unused, step: named.append((len(unused), step)))
-    state = state_of(step=4)
-    stepped(state)
-    assert named == []
+def test_parameters_without_a_gradient_are_named(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Linear(3, 1)
     model.idle = nn.Parameter(torch.ones(1))  # type: ignore[assignment]
-    stepped(state_of(model, step=4))
-    assert named == [(1, 4)]
-
-
-def test_losses_are_checked_in_each_micro_batch() -> None:
-    for wrong in (lambda output, batch: squared(output, batch).mean(), lambda output, batch: batch["y"]):
-        with pytest.raises(ConfigError, match=r"^task\.criterion: "):
-            stepped(state_of(task=task_of(wrong)))
-
-
-class Careless(Task):
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.way = way
-
-    def train_step(self, step: int, batches: Any, descend: Any) -> dict[str, Tensor]:
-        if self.way == "calls nothing":
-            return {}
-        return descend("critic", batches)
+    stepped(state_of())
+    assert caplog.text == ""
+    stepped(state_of(model))
+    assert "the loss does not depend on idle: these parameters are not trained" in caplog.text
 
 
 class Used(Supervised):
     def train_step(self, step: int, batches: Any, descend: Any) -> dict[str, Tensor]:
         return descend("", batches) | descend("", batches)
+
+
+class Skips(Supervised):
+    def train_step(self, step: int, batches: Any, descend: Any) -> dict[str, Tensor]:
+        first = next(batches)
+        return descend("", [first, {name: value[:2] for name, value in first.items()}])
 
 
 class Bare(Supervised):
@@ -779,39 +726,32 @@ class Silent(Supervised):
         return None  # type: ignore[return-value]
 
 
+class Idle(Supervised):
+    def train_step(self, step: int, batches: Any, descend: Any) -> dict[str, Tensor]:
+        return {}
+
+
+class Other(Supervised):
+    def train_step(self, step: int, batches: Any, descend: Any) -> dict[str, Tensor]:
+        return descend("critic", batches)
+
+
 @pytest.mark.parametrize(
     ("task", "says"),
     [
+        (task_of(lambda output, batch: squared(output, batch).mean()), r"^task\.criterion: "),
+        (task_of(lambda output, batch: batch["y"]), r"^task\.criterion: "),
         (Used, r"Used\.train_step has given descend fewer than the 2 micro-batches of a step: .*list\(batches\)"),
+        (Skips, r"Skips\.train_step has left micro-batches of its step over"),
         (Bare, r"^task: Bare\.losses returned a dict; it must return \(losses, output\)"),
         (Silent, r"Silent\.train_step must call descend, and return its values"),
+        (Idle, r"Idle\.train_step must call descend, and return its values"),
+        (Other, r"Other\.train_step asks for the objective 'critic'; its `trained` has ''$"),
     ],
 )
-def test_what_a_task_returns_is_checked(task: Any, says: str) -> None:
+def test_what_a_task_does_is_checked(task: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        stepped(state_of(task=task(squared, {})))
-
-
-@pytest.mark.parametrize(
-    ("way", "says"),
-    [
-        ("calls nothing", "Careless.train_step must call descend, and return its values"),
-        ("asks for another", r"Careless\.train_step asks for the objective 'critic'; its `trained` has ''$"),
-    ],
-)
-def test_a_train_step_of_a_task_is_checked(way: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        stepped(state_of(task=Careless(way)))
-
-
-def test_a_train_step_uses_all_its_micro_batches() -> None:
-    class Skips(Supervised):
-        def train_step(self, step: int, batches: Any, descend: Any) -> dict[str, Tensor]:
-            first = next(batches)
-            return descend("", [first, {name: value[:2] for name, value in first.items()}])
-
-    with pytest.raises(ConfigError, match=r"Skips\.train_step has left micro-batches of its step over"):
-        stepped(state_of(task=Skips(squared, {})))
+        stepped(state_of(task=task(squared, {}) if isinstance(task, type) else task))
 
 
 def test_clip() -> None:
@@ -877,18 +817,6 @@ def test_an_evaluation_counts_what_counts(monkeypatch: pytest.MonkeyPatch, train
     assert model.training is training
 
 
-def test_what_stays_in_evaluation_mode_stays_in_it() -> None:
-    """A part that somebody holds in evaluation mode while the rest trains; after an error, too."""
-    model, other = nn.Sequential(nn.BatchNorm1d(1), nn.Dropout()), nn.Linear(1, 1).eval()
-    model[0].eval()
-    for error in (None, Stopped):
-        with contextlib.suppress(Stopped), evaluation_mode(model, other):
-            assert not any(module.training for module in (*model.modules(), other))
-            if error:
-                raise error
-        assert [module.training for module in (*model.modules(), other)] == [True, False, True, False]
-
-
 class Merged(nn.Linear):
     """As LoRA's layers are merged for evaluations: `train` says in which form its weight is."""
 
@@ -897,25 +825,26 @@ class Merged(nn.Linear):
         return super().train(mode)
 
 
-def test_a_module_that_overrides_train_hears_of_each_change() -> None:
-    part, still = nn.Sequential(Merged(1, 1), nn.Dropout()), Merged(1, 1).eval()
-    model = nn.Sequential(part, still)
-    with evaluation_mode(model):
-        assert (part[0].merged, still.merged) == (True, True)
-    assert (part[0].merged, still.merged) == (False, True)
-    assert [module.training for module in model.modules()] == [True, True, True, True, False]
+@pytest.mark.parametrize("error", [None, Stopped])
+def test_an_evaluation_leaves_each_module_in_its_mode(error: Any) -> None:
+    """Those of the task too; a part that somebody holds in evaluation mode; after an error."""
+    model, task = nn.Sequential(Same(), nn.Dropout(), Merged(1, 1), Merged(1, 1).eval()), Supervised(first, {})
+    task.head = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout()).eval()
+    before = [module.training for module in (*model.modules(), *task.modules())]
+    with contextlib.suppress(Stopped), evaluation_mode(model, task):
+        assert not any(module.training for module in (*model.modules(), *task.modules()))
+        assert (model[2].merged, model[3].merged) == (True, True)
+        if error:
+            raise error
+    assert [module.training for module in (*model.modules(), *task.modules())] == before
+    assert (model[2].merged, model[3].merged) == (False, True)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_an_evaluation_leaves_each_module_in_its_mode(training: bool) -> None:
-    """Those of the task too, which train or do not by themselves."""
-    model, task = nn.Sequential(Same(), nn.Dropout()), Supervised(first, {})
-    task.head = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())
-    model.train(training), task.train(not training)
-    modules = [*model.modules(), *task.modules()]
-    before = [module.training for module in modules]
-    evaluated(task, model=model)
-    assert [module.training for module in modules] == before
+def test_modules_of_a_task_are_evaluated_too() -> None:
+    task = Supervised(lambda output, batch: output * (1 + task.head.training), {})
+    task.head = nn.Dropout()
+    assert evaluated(task) == evaluated(Supervised(first, {}))
+    assert task.head.training
 
 
 def test_sums_are_exact() -> None:
@@ -945,26 +874,20 @@ class Agreeing(Surroundings):
         return super().agreed(world)
 
 
-def test_the_batches_of_an_evaluation() -> None:
+@pytest.mark.parametrize(("at", "cause", "seen"), [(None, "", 3), (1, "", 1), (2, "", 2), (None, "SIGTERM", 3)])
+def test_the_batches_of_an_evaluation(at: int | None, cause: str, seen: int) -> None:
+    """Left together, after the batch at which the ranks agree, or at its end, where what was sent last says so."""
     around = Agreeing()
-    data = Data([2, 2, 2])
+    around.requested_at, around.cause = at, cause
+    data, got = Data([2, 2, 2]), []
     data.plan.common = 2  # the ranks have no third batch in common: nobody may wait for another there
-    got = list(evaluation.until_stopped(data, 6, run_of(around)))  # type: ignore[arg-type]
-    assert [batch["y"][0].item() for batch in got] == [0.0, 1.0, 2.0]
+    with pytest.raises(Stopped) if at or cause else contextlib.nullcontext():
+        for batch in evaluation.until_stopped(data, 6, run_of(around)):  # type: ignore[arg-type]
+            got.append(batch["y"][0].item())
+    assert got == [0.0, 1.0, 2.0][:seen]
     beat = ("beat", "evaluating", 6)
-    assert around.events == [("settle",), beat, beat, "agreed", beat, "agreed", beat, ("settle",)]
-
-
-@pytest.mark.parametrize("at", [1, 2, None])
-def test_an_evaluation_is_left_together(at: int | None) -> None:
-    """After the batch at which the ranks agree, or at its end, where what was sent last says so."""
-    around = Agreeing()
-    around.requested_at = at
-    around.cause = "" if at else "SIGTERM"
-    got: list[Any] = []
-    with pytest.raises(Stopped):
-        got.extend(evaluation.until_stopped(Data([2, 2, 2]), 6, run_of(around)))  # type: ignore[arg-type]
-    assert len(got) == (at or 3)
+    asked = [("settle",), beat, beat, "agreed", beat, "agreed", beat, ("settle",)]
+    assert around.events == (asked[: 2 * at + 2] if at else asked)
 
 
 # ---- the final scores
@@ -986,7 +909,3 @@ def test_the_best_weights_are_scored_with_the_task_of_then(monkeypatch: pytest.M
     around.close = lambda: None  # type: ignore[attr-defined]
     found = evaluation.final_scores(state, {"val": around}, run_of(around))  # type: ignore[dict-item]
     assert (found["val/weight"], found["val/task"], found["best_step"]) == (3.0, 3.0, 3)
-
-
-def test_a_run_s_directory_holds_its_checkpoints() -> None:
-    assert run_of(Surroundings()).directory == Path("run")

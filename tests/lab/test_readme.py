@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return clone_with_environment(tmp_path_factory.mktemp("clone"))
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with clone_with_environment(tmp_path_factory.mktemp("clone")) as folder:
+        yield folder
 
 
 def parts() -> list[Any]:

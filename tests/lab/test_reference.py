@@ -150,20 +150,6 @@ def test_the_score_of_ranks_is_that_of_the_weights_that_are_saved(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_ranks_draw_their_own_numbers(tmp_path: Path) -> None:
-    """Dropout on two ranks: each draws its own masks, from every generator."""
-    run = start_run(
-        tmp_path / "run", *QUICK, "trainer=ddp", "hardware.num_procs=2", "model.dropout=0.5", "trainer.max_steps=2",
-        "trainer.eval_every=null", "trainer.log_every=2",
-    )  # fmt: skip
-    states = [rank["rng"] for rank in last_checkpoint(run)["ranks"]]
-    assert len(states) == 2
-    assert not torch.equal(states[0]["torch"], states[1]["torch"])
-    assert states[0]["python"] != states[1]["python"]
-    assert not torch.equal(states[0]["numpy"][1], states[1]["numpy"][1])
-
-
-@pytest.mark.slow
 def test_early_stopping_counts_over_a_resume(tmp_path: Path) -> None:
     """Scores never get better after the first (the rate is too small to move a weight): stopped 4 evaluations later."""
     overrides = (

@@ -20,13 +20,11 @@ from conftest import (
     QUICK,
     ROOT,
     TRAIN,
-    compose,
     last_checkpoint,
     limit,
     metrics,
     processes_with,
     result,
-    slow,
     start_run,
     status,
     wait_for,
@@ -87,7 +85,7 @@ def test_torchrun_ranks_share_one_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "number"), [(2, signal.SIGINT), (2, signal.SIGTERM), (1, signal.SIGUSR1)])
+@pytest.mark.parametrize(("ranks", "number"), [(2, signal.SIGINT), (1, signal.SIGTERM)])
 def test_a_signal_saves_and_resume_goes_on(tmp_path: Path, ranks: int, number: signal.Signals) -> None:
     run = tmp_path / "run"
     more = ("trainer=ddp", f"hardware.num_procs={ranks}") if ranks > 1 else ("trainer=single",)
@@ -116,51 +114,6 @@ def test_a_signal_saves_and_resume_goes_on(tmp_path: Path, ranks: int, number: s
     assert not processes_with(str(run))
 
 
-def fail_on(rank: int, error: Exception, at_call: int = 3) -> Callable[..., Any]:
-    """A forward_loss that fails on one rank."""
-    original, calls = lab.objective.forward_loss, [0]
-
-    def forward_loss(*args: Any) -> Any:
-        calls[0] += 1
-        if int(os.environ.get("RANK", "0")) == rank and calls[0] == at_call:
-            raise error
-        return original(*args)
-
-    return forward_loss
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [slow(0), 1])
-def test_the_first_failure_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], rank: int
-) -> None:
-    monkeypatch.setattr(lab.objective, "forward_loss", fail_on(rank, ZeroDivisionError("the cause")))
-    with pytest.raises(RunFailed):
-        start_run(tmp_path / "run", *SHORT, "trainer=ddp", "hardware.num_procs=2")
-    shown = capfd.readouterr().err
-    assert shown.count("Traceback") == 1
-    assert "ZeroDivisionError: the cause" in shown
-    state = status(tmp_path / "run")
-    assert (state["status"], state["rank"]) == ("failed", rank)
-    assert "ZeroDivisionError: the cause" in state["traceback"]
-
-
-@pytest.mark.slow
-def test_a_killed_rank_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = lab.objective.forward_loss
-
-    def forward_loss(*args: Any) -> Any:
-        if os.environ.get("RANK") == "1":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(*args)
-
-    monkeypatch.setattr(lab.objective, "forward_loss", forward_loss)
-    with pytest.raises(RunFailed):
-        start_run(tmp_path / "run", *SHORT, "trainer=ddp", "hardware.num_procs=2")
-    assert status(tmp_path / "run")["status"] == "failed"
-    assert "rank 1 was killed by SIGKILL" in status(tmp_path / "run")["error"]
-
-
 def poisoned(at_call: int, rank: int) -> Callable[..., Any]:
     """A forward_loss whose loss is NaN once, on one rank."""
     original, calls = lab.objective.forward_loss, [0]
@@ -179,24 +132,18 @@ def spoiled(found: tuple[dict[str, Tensor], Any]) -> tuple[dict[str, Tensor], An
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_non_finite_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+def test_non_finite_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One NaN on one rank: skip leaves that step out on all, stop ends the run before a bad checkpoint is written."""
-    more = ("trainer=ddp", f"hardware.num_procs={ranks}") if ranks > 1 else ("trainer=single",)
     common = (
-        *QUICK,
-        *more,
-        "trainer.max_steps=6",
-        "trainer.log_every=3",
-        "trainer.eval_every=null",
-        "trainer.save_every=2",
-    )
-    monkeypatch.setattr(lab.objective, "forward_loss", poisoned(5, ranks - 1))
+        *QUICK, "trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=6", "trainer.log_every=3",
+        "trainer.eval_every=null", "trainer.save_every=2",
+    )  # fmt: skip
+    monkeypatch.setattr(lab.objective, "forward_loss", poisoned(5, 1))
     skipped = start_run(tmp_path / "skip", *common, "trainer.non_finite=skip")
     payload = last_checkpoint(skipped)
     assert all(torch.isfinite(v).all() for v in payload["model"].values())
     assert [m.get("train/skipped_steps") for m in metrics(skipped)] == [None, 1.0]
-    monkeypatch.setattr(lab.objective, "forward_loss", poisoned(5, ranks - 1) if ranks > 1 else poisoned(5, 0))
+    monkeypatch.setattr(lab.objective, "forward_loss", poisoned(5, 1))
     with pytest.raises(RunFailed, match=r"not finite within the steps 4 to 6.*debug=nan"):
         start_run(tmp_path / "stop", *common)
     kept = last_checkpoint(tmp_path / "stop")
@@ -221,31 +168,19 @@ def test_nan_hunter_names_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_overfit_reaches_zero(tmp_path: Path) -> None:
-    run = start_run(tmp_path / "run", "hardware=cpu", "debug=overfit")
-    assert [m["train/loss"] for m in metrics(run) if "train/loss" in m][-1] < 0.01
-
-
-@pytest.mark.slow
 def test_the_example_experiment_reaches_its_score(tmp_path: Path) -> None:
     run = start_run(tmp_path / "run", "experiment=digits", "logger=none", "hardware=cpu")
     assert result(run)["test/accuracy"] >= 0.97
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("debug", ["fast", "anomaly"])
-def test_debug_configs_run(tmp_path: Path, debug: str) -> None:
-    more = () if debug == "fast" else ("trainer.max_epochs=null", "trainer.max_steps=3")
-    assert status(start_run(tmp_path / "run", f"debug={debug}", *more))["status"] == "finished"
-
-
-@pytest.mark.slow
-def test_early_stop_and_keep_best(tmp_path: Path) -> None:
-    more = ("trainer.max_steps=200", "trainer.eval_every=5", "optim.lr=0", "trainer.early_stop_patience=3")
-    run = start_run(tmp_path / "run", *QUICK, *more, "trainer.keep_best=2", "optim/schedule=constant")
-    assert result(run)["step"] == 20  # the first is the best, three are no better
-    assert len(list((run / "checkpoints").glob("best_*.pt"))) == 2
-    assert result(run)["best_step"] == 5
+@pytest.mark.parametrize(
+    ("debug", "more"), [("fast", ()), ("anomaly", ("trainer.max_epochs=null", "trainer.max_steps=3")), ("overfit", ())]
+)
+def test_debug_configs_run(tmp_path: Path, debug: str, more: tuple[str, ...]) -> None:
+    run = start_run(tmp_path / "run", "hardware=cpu", f"debug={debug}", *more)
+    assert status(run)["status"] == "finished"
+    assert debug != "overfit" or [m["train/loss"] for m in metrics(run) if "train/loss" in m][-1] < 0.01
 
 
 def test_load_run_and_evaluate_agree_with_the_run(tmp_path: Path) -> None:
@@ -324,38 +259,9 @@ status = train.main(); assert status == 0; assert 'torch._dynamo' not in sys.mod
 
 
 @pytest.mark.slow
-def test_the_average_keeps_no_graph_and_follows_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    original = lab.loop.train_step
-
-    def train_step(net: Any, state: Any, *rest: Any) -> Any:
-        values = original(net, state, *rest)
-        seen.append((state.ema, [p.detach().clone() for p in state.model.parameters()]))
-        return values
-
-    monkeypatch.setattr(lab.loop, "train_step", train_step)
-    start_run(tmp_path / "run", *QUICK, "trainer.max_steps=5", "trainer.ema_decay=0.5")
-    ema = seen[-1][0]
-    assert not any(p.requires_grad or p.grad_fn for p in ema.parameters())
-    from engine.device.seed import seed_everything
-    from lab.config import Config  # the initial weights: drawn from the seed alone
-    from lab.network import make_model  # the initial weights: drawn from the seed alone
-
-    seed_everything(0)
-    expected = [p.detach().clone() for p in make_model(Config.of(compose(*QUICK, "trainer.max_steps=5"))).parameters()]
-    for _, weights in seen:
-        expected = [0.5 * mean + 0.5 * weight for mean, weight in zip(expected, weights)]
-    for mean, value in zip(expected, last_checkpoint(tmp_path / "run")["ema"].values()):
-        torch.testing.assert_close(mean, value)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optim", ["sgd", "adamw"])
-def test_fp16_survives_an_overflow_in_the_first_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optim: str
-) -> None:
+def test_fp16_survives_an_overflow_in_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab.objective, "forward_loss", poisoned(1, 0))
-    more = ("hardware.precision=fp16", f"optim={optim}", "trainer.max_steps=20", "trainer.log_every=4", "optim.lr=0.01")
+    more = ("hardware.precision=fp16", "trainer.max_steps=20", "trainer.log_every=4", "optim.lr=0.01")
     run = start_run(tmp_path / "run", *QUICK, *more)
     payload = last_checkpoint(run)
     assert sum(m.get("train/skipped_steps", 0) for m in metrics(run)) == 1
@@ -374,24 +280,20 @@ def test_fp16_that_never_recovers_ends(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_a_metric_that_returns_a_mean_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import lab.metrics.accuracy
-
-    original = lab.metrics.accuracy.Accuracy.__call__
-    monkeypatch.setattr(lab.metrics.accuracy.Accuracy, "__call__", lambda *a: original(*a).mean())
-    with pytest.raises(ConfigError, match=r"task\.metrics\.accuracy: must return one value a sample"):
-        start_run(tmp_path / "run", *SHORT)
-
-
-@pytest.mark.slow
-def test_a_damaged_best_checkpoint_does_not_cost_the_run(tmp_path: Path) -> None:
+def test_damaged_checkpoints(tmp_path: Path) -> None:
+    """The best ones do not cost the run; none that loads is an error, which leaves it as it was."""
     run = start_run(tmp_path / "run", *SHORT)
     for best in (run / "checkpoints").glob("best_*.pt"):
         os.truncate(best, 100)
     start_run_again(run)
     assert "best_step" not in result(run)
-    model, _ = load_run(run)
-    assert not model.training
+    assert not load_run(run).model.training
+    for file in (run / "checkpoints").glob("*.pt"):
+        os.truncate(file, 100)
+    before = (run / "metrics.jsonl").read_text()
+    with pytest.raises(ConfigError, match=r"none of its .* checkpoints loads"):
+        start_run_again(run)
+    assert (run / "metrics.jsonl").read_text() == before
 
 
 def start_run_again(run: Path) -> None:
@@ -403,24 +305,13 @@ def start_run_again(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_checkpoint_that_loads_is_an_error(tmp_path: Path) -> None:
-    run = start_run(tmp_path / "run", *SHORT)
-    for file in (run / "checkpoints").glob("*.pt"):
-        os.truncate(file, 100)
-    before = (run / "metrics.jsonl").read_text()
-    with pytest.raises(ConfigError, match=r"none of its .* checkpoints loads"):
-        start_run_again(run)
-    assert (run / "metrics.jsonl").read_text() == before
-
-
-@pytest.mark.slow
 def test_a_finished_run_and_what_resumes_it(train_command: Command, tmp_path: Path) -> None:
     """A mistake leaves it as it was. A value counts even where the run began with it: rates of 0.1, 0.01, 0.1."""
     run, began = tmp_path / "run", (*SHORT, "optim.lr=0.1", "hydra.run.dir=run", "resume=auto")
     assert train_command(*began).returncode == 0
     files = {name: (run / name).read_bytes() for name in ("config.yaml", "overrides.yaml", "status.json")}
-    # other weights; a step that it is past
-    for mistake, says in (("model.hidden=[7]", "does not fit the model"), ("trainer.max_steps=2", "trainer.max_steps")):
+    past = ("trainer.max_steps=2", "trainer.max_steps")
+    for mistake, says in (("model.hidden=[7]", "does not fit the model: of another shape: "), past):
         done = train_command("resume=run", mistake)
         assert done.returncode == 2, done.stderr
         assert says in done.stderr

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import warm
 from conftest import ROOT, limit, sample_of
-from fork import copy_of_the_project
+from fork import copy_of_the_project, run_python
 
 # As a build of torch with CUDA on a machine without NVML, where even counting starts CUDA. Children may: they end.
 CUDA_BUILD = """
@@ -30,8 +29,7 @@ torch.backends.cuda.is_built = lambda: True
 def pytest_collection_finish(session):
     import conftest
     skipped = [item for item in session.items if item.get_closest_marker("gpu") and item.get_closest_marker("skip")]
-    name = getattr(session.config, "workerinput", {"workerid": "alone"})["workerid"]
-    with open(os.environ["NOTES"] + "/" + name, "w") as notes:
+    with open(os.environ["NOTES"] + "/" + session.config.workerinput["workerid"], "w") as notes:
         print("GPUs:", conftest.NUM_GPUS, "skipped:", len(skipped), file=notes)
         print("tests of the CPU see:", repr(os.environ["CUDA_VISIBLE_DEVICES"]), file=notes)
         print("tests of GPUs see:", conftest.gpu_environment()["CUDA_VISIBLE_DEVICES"], file=notes)
@@ -52,25 +50,22 @@ def test_a_warm_process_ends_as_one_that_was_just_started(tmp_path: Path) -> Non
         assert ours.stderr.splitlines()[-1:] == real.stderr.splitlines()[-1:]
 
 
-@pytest.mark.parametrize(
-    ("given", "processes"),
-    [(("--collect-only", "-m", "", "tests"), ["alone"]), (("-n", "2", "tests/lab/test_gpu.py"), ["gw0", "gw1"])],
-)
 @pytest.mark.slow  # it imports all that any test needs
-def test_collecting_the_tests_starts_no_cuda(tmp_path: Path, given: Sequence[str], processes: list[str]) -> None:
-    """And workers of pytest-xdist see the GPUs, though they begin with the environment of the tests of the CPU."""
+def test_collecting_the_tests_starts_no_cuda(tmp_path: Path) -> None:
+    """And workers of pytest-xdist, which collect, see the GPUs, though they begin with the environment of the tests of
+    the CPU."""
     (tmp_path / "cuda_build.py").write_text(CUDA_BUILD)
     (notes := tmp_path / "notes").mkdir()
     path = os.pathsep.join([str(tmp_path), str(ROOT / "src"), str(ROOT / "tests")])
     environment = {key: value for key, value in os.environ.items() if key != "TESTS_GPUS"}  # counted by this pytest
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "cuda_build", *given],
+        [sys.executable, "-m", "pytest", "-q", "-p", "cuda_build", "-n", "1", "-m", "gpu", "tests"],
         cwd=ROOT, capture_output=True, text=True, timeout=limit(60),
         env={**environment, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "0,1", "NOTES": str(notes)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     lines = ["GPUs: 2 skipped: 0", "tests of the CPU see: ''", "tests of GPUs see: 0,1"]
-    assert {file.name: file.read_text().splitlines() for file in notes.iterdir()} == dict.fromkeys(processes, lines)
+    assert {file.name: file.read_text().splitlines() for file in notes.iterdir()} == {"gw0": lines}
 
 
 ADDED = {
@@ -125,11 +120,7 @@ def test_what_a_fork_adds_and_deletes_leaves_the_tests_green(tmp_path: Path) -> 
         (fork / name).write_text(text)
     for name in DELETED:
         (fork / name).unlink(missing_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-m", "not slow", "-rs", *ASKED],
-        cwd=fork, capture_output=True, text=True, timeout=limit(240),
-        env={**os.environ, "PYTHONPATH": str(fork / "src")},
-    )  # fmt: skip
+    done = run_python(fork, "-m", "pytest", "-m", "", "-k", "not slow or far]", "-rs", *ASKED, seconds=240)
     assert done.returncode == 0, done.stdout[-5000:]
     for reason in ("/on/another/machine/*.h5 is not on this machine", "this project has one of its own", "has no conf"):
         assert reason in done.stdout

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from omegaconf import DictConfig, OmegaConf
 import lab.trial
 from engine.config import flat
 from engine.schema import plain
-from engine.world import World
 from lab.trial import shape_of, try_out
 
 # what may differ between jobs that are timed once
@@ -46,29 +43,6 @@ def test_each_value_of_a_config_tells_jobs_apart_but_those_listed(overrides: tup
         changed = OmegaConf.create(plain(cfg))
         OmegaConf.update(changed, key, f"other than {leaves.get(key)}", force_add=True, merge=False)
         assert (shape_of(changed) == shape_of(cfg)) == same(key), key
-
-
-def test_the_second_batch_of_an_evaluation_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first waits for the loader; its samples are counted as they lie."""
-    clock = itertools.accumulate([0, 100, 0, 7, 0, 3])
-    monkeypatch.setattr(lab.trial.time, "perf_counter", lambda: next(clock))
-    seen: list[tuple[Any, Any]] = []
-    monkeypatch.setattr(lab.trial, "evaluate", lambda m, t, batches, w, h, lengths: seen.append((*batches, lengths(0))))
-    world = World(0, 1, 0, torch.device("cpu"))
-    state: Any = SimpleNamespace(model=None, task=None)
-
-    class Loader:
-        def __iter__(self) -> Any:
-            return iter("abc")
-
-        def lengths(self, k: int) -> Any:
-            return k
-
-    loader: Any = Loader()
-    assert lab.trial._eval_s(state, loader, None, world, 2) == 7  # type: ignore[arg-type]
-    assert seen == [("a", 0), ("b", 1)]
-    assert lab.trial._eval_s(state, loader, None, world, 1) == 3  # type: ignore[arg-type]
-    assert lab.trial._eval_s(state, loader, None, world, 0) == 0  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

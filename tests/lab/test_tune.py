@@ -17,16 +17,14 @@ import pytest
 import torch
 import warm
 from conftest import QUICK, ROOT, compose, limit, metrics, result, start_run
-from omegaconf import DictConfig, OmegaConf
-from torch.nn.parallel import DistributedDataParallel
+from omegaconf import OmegaConf
 
 import lab.descend
 from engine.device.hardware import Hardware
-from engine.device.threads import Threads
 from engine.errors import ConfigError
 from engine.host import cores, in_a_child
 from engine.profiling import memory
-from engine.world import World, environment
+from engine.world import World
 from lab import tune
 from lab.state import TrainState
 
@@ -76,20 +74,6 @@ def test_the_largest_micro_batch_is_between_one_that_fits_and_one_that_does_not(
     assert -(-720 // (parts - 1)) in bad  # the next size, which cuts the batch into fewer parts
 
 
-def test_a_gpu_is_named_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.cuda.set_per_process_memory_fraction refuses `cuda` alone."""
-    machine = Hardware("cuda", 1, "fp32", Threads(1, 1, ""), [4], 4)
-    monkeypatch.setattr(tune, "resolve_hardware", lambda *_: machine)
-    monkeypatch.setattr(Hardware, "apply", lambda *_: None)
-    monkeypatch.setattr(environment, "count_gpus", lambda: 1)
-    assert tune.Trial.of(compose(*QUICK, "trainer.max_steps=2")).one.device == torch.device("cuda", 0)
-
-
-@pytest.mark.slow
-def test_a_whole_share_is_tried_once(tried: Tried) -> None:
-    assert tried(10_000, "trainer.global_batch_size=64", "trainer.max_steps=2") == (64, {64: True})
-
-
 @pytest.mark.slow
 def test_a_search_that_takes_long_says_what_it_does(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -108,12 +92,9 @@ def test_no_memory_for_a_single_sample_is_one_line(tried: Tried) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["single", "ddp"])
-def test_auto_is_found_once_and_computes_what_its_number_does(fresh: Fresh, tmp_path: Path, strategy: str) -> None:
-    ranks = 1 if strategy == "single" else 2
-    given = (*QUICK, *WIDE, f"trainer={strategy}", f"trainer.global_batch_size={ranks * 720}")
-    given += (f"hardware.num_procs={ranks}",)
-    auto = fresh(ranks * 120, start_run, tmp_path / "auto", *given, "hardware.micro_batch_size=auto")
+def test_auto_is_found_once_and_computes_what_its_number_does(fresh: Fresh, tmp_path: Path) -> None:
+    given = (*QUICK, *WIDE, "trainer=ddp", "trainer.global_batch_size=1440", "hardware.num_procs=2")
+    auto = fresh(240, start_run, tmp_path / "auto", *given, "hardware.micro_batch_size=auto")
     found = OmegaConf.load(auto / "config.yaml").hardware.micro_batch_size
     assert isinstance(found, int)
     assert 1 <= found < 720
@@ -136,22 +117,10 @@ def test_a_resume_does_not_look_again(tmp_path: Path) -> None:
     assert result(run)["step"] == 4
 
 
-def ddp_wraps_a_rank(cfg: DictConfig) -> bool:
-    trial = tune.Trial.of(cfg)
-    with trial.group():
-        _, nets = trial.begin(trial.machine, trial.world)
-        return isinstance(nets[""], DistributedDataParallel)
-
-
 @pytest.mark.slow
-def test_a_trial_is_a_rank_of_the_run() -> None:
-    cfg = compose(*QUICK, "hardware.num_procs=2", "trainer.max_steps=2", "trainer=ddp")
-    assert in_a_child("trial", ddp_wraps_a_rank, cfg)  # its buckets stay between the steps
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["hardware.precision=fp16", "trainer.non_finite=skip"])
-@pytest.mark.parametrize("kernel", ["foreach", "fused"])
+@pytest.mark.parametrize(
+    ("option", "kernel"), [("hardware.precision=fp16", "foreach"), ("trainer.non_finite=skip", "fused")]
+)
 def test_a_trial_leaves_no_step_out(monkeypatch: pytest.MonkeyPatch, option: str, kernel: str) -> None:
     """One that is left out allocates no state of the optimizer, and what fits would be too much."""
     seen: list[TrainState] = []
@@ -168,15 +137,6 @@ def test_a_trial_leaves_no_step_out(monkeypatch: pytest.MonkeyPatch, option: str
     assert [state["step"] for state in seen[0].optimizer[""].state.values()] == [2, 2, 2, 2]
 
 
-@pytest.mark.slow
-def test_two_ranks_find_what_fits_into_half_of_the_memory(tried: Tried) -> None:
-    size, sizes = tried(250, *WIDE, "trainer.global_batch_size=1440", "trainer=ddp", "hardware.num_procs=2")
-    assert max(sizes) == 720  # a rank's share
-    bad = [n for n, fits in sizes.items() if not fits]
-    assert bad
-    assert size == max(n for n, fits in sizes.items() if fits) < min(bad)
-
-
 def test_the_fullest_of_the_ranks_gpus_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     free, shares = [60, 45, 9], []
     monkeypatch.setattr(memory, "count_gpus", lambda: 3)
@@ -188,18 +148,15 @@ def test_the_fullest_of_the_ranks_gpus_decides(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-def test_what_one_gpu_cannot_try_is_refused() -> None:
+def test_what_cannot_be_tried_is_refused(tried: Tried) -> None:
     with pytest.raises(ConfigError, match="trainer=dp uses several - use trainer=ddp, or give a number"):
         tune.check_can_try(compose(*QUICK, "trainer=dp", checked=False))
     with pytest.raises(ConfigError, match="trainer=fsdp shares the model among several - give a number"):
         tune.check_can_try(compose(*QUICK, "trainer=fsdp", "hardware.num_procs=2", "trainer.max_steps=2"))
     tune.check_can_try(compose(*QUICK, "trainer=fsdp", "hardware.num_procs=1", "trainer.max_steps=2"))
-
-
-@pytest.mark.slow
-def test_a_static_graph_has_no_smaller_micro_batches(tried: Tried) -> None:
+    static = ("trainer=ddp", "trainer.ddp.static_graph=true", "hardware.num_procs=2")
     with pytest.raises(ConfigError, match=r"trainer.ddp.static_graph=true takes no smaller micro-batches"):
-        tried(120, *WIDE, "trainer=ddp", "trainer.ddp.static_graph=true", "hardware.num_procs=2")
+        tried(120, *WIDE, *static)
 
 
 def test_the_ramp_goes_through_all_rates_and_keeps_the_factors() -> None:
@@ -273,24 +230,12 @@ def test_a_stage_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path) -> No
 def test_ranks_of_torchrun_do_not_tune(tmp_path: Path) -> None:
     rank = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
             "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "one"}  # fmt: skip
-    done = subprocess.run(
+    done = warm.run(
         [*TUNE, *QUICK, f"hydra.run.dir={tmp_path}/tune"], env=os.environ | rank, capture_output=True, text=True,
         timeout=limit(30),
     )  # fmt: skip
     assert done.stderr.startswith("error: tune: several processes were started, and it needs one - run it by the plain")
     assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
-
-
-@pytest.mark.slow
-def test_the_rates_of_many_ranks_need_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(trial: tune.Trial) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(tune, "rates_and_losses", full)
-    with pytest.raises(ConfigError, match="what 2 ranks compute, on one device, which finds no memory - a smaller"):
-        in_a_child(
-            "lr", tune.lr_range_test, compose(*QUICK, "trainer.max_steps=2", "trainer=fsdp", "hardware.num_procs=2")
-        )
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ def test_killed_at_a_write_of_its_end_it_ends_as_undisturbed(case: Case) -> None
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     ("case", "every"),
-    [(name, sample_of({"one rank": 8, "shards": 50, "shards, beside no loop": 50}.get(name, 30), 1)) for name in CASES],
+    [(name, sample_of({"one rank": 16}.get(name, 100 if name.startswith("shards") else 60), 1)) for name in CASES],
     indirect=["case"],
 )
 def test_killed_at_any_write_it_ends_as_undisturbed(case: Case, every: int) -> None:
