@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +231,14 @@ def test_without_optuna_it_says_how_to_install_it(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr == f"error: {missing('hydra/sweeper=optuna', 'optuna', 'optuna')}\n"
+
+
+@pytest.mark.slow
+def test_the_config_is_shown_without_importing_optuna() -> None:
+    code = (
+        "import sys, train\nsys.argv = ['train.py', 'hydra/sweeper=optuna', '--cfg', 'job']\ntrain.main()\n"
+        "print(sorted({'optuna', 'sqlalchemy', 'torch'} & set(sys.modules)), file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=limit(60), env=environment())
+    assert shown.stderr.strip() == "[]", shown.stderr
