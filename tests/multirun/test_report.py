@@ -283,8 +283,8 @@ def test_the_page_asks_no_network_and_holds_the_numbers(sweep: Path) -> None:
 @pytest.mark.slow
 def test_pictures_are_drawn(sweep: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="extra `report`")
-    columns = {"optim.lr": [0.1, 0.01] * 6, "width": [16] * 4 + [32] * 4 + [64] * 4}
-    study = made("grid", columns, [float(i) for i in range(12)], folder=tmp_path)
+    columns = {"optim.lr": [10**-i for i in (1, 2, 3, 4)] * 6, "width": [16] * 8 + [32] * 8 + [64] * 8}
+    study = made("grid", columns, [float(i) for i in range(24)], folder=tmp_path)
     write_study(study, print)
     pictures = {path.name: path.read_bytes() for path in (tmp_path / "report").iterdir()}
     names = ("scores", "parallel", *(["importance"] if find_spec("optuna") else []))  # nothing was logged: no curves
